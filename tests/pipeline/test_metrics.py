@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.metrics import Metrics, MetricsListener, PipelineState
 from ledgerlake.pipeline.progress import Behind, lags_of
@@ -61,7 +62,7 @@ def test_a_query_of_the_bare_source_shows_its_lag_until_it_ends() -> None:
 
 
 def test_a_pipeline_shows_what_its_batches_brought() -> None:
-    metrics = Metrics()
+    metrics = Metrics(clock=lambda: 2.0)
     first = BatchResult(
         0,
         100,
@@ -70,6 +71,7 @@ def test_a_pipeline_shows_what_its_batches_brought() -> None:
         stored_bytes=5000,
         delayed_counts={NAME: 3},
         next_due_ms={NAME: 2500},
+        due_spans={NAME: [DueSpan(2_500, 4), DueSpan(90_000, 1)]},
         incomplete_count=1,
         commit_s=0.2,
     )
@@ -90,6 +92,12 @@ def test_a_pipeline_shows_what_its_batches_brought() -> None:
         'ledgerlake_rejects_by_reason_total{query="orders",reason="no_table"}': "2.0",
         'ledgerlake_batches_total{query="orders"}': "2.0",
         'ledgerlake_last_batch_timestamp_seconds{query="orders"}': "2.0",
+        'ledgerlake_due_messages{query="orders",within="0"}': "0.0",
+        'ledgerlake_due_messages{query="orders",within="60"}': "4.0",
+        **{
+            f'ledgerlake_due_messages{{query="orders",within="{within}"}}': "5.0"
+            for within in ("600", "3600", "21600", "86400", "604800", "2592000", "+Inf")
+        },
         **{f'ledgerlake_commit_seconds_bucket{{le="{bound}",query="orders"}}': "0.0" for bound in ("0.05", "0.1")},
         **{
             f'ledgerlake_commit_seconds_bucket{{le="{bound}",query="orders"}}': "1.0"

@@ -16,6 +16,7 @@ from a pipeline's own batches.
 | ``ledgerlake_held_bytes`` | query | bytes kept of incomplete large messages |
 | ``ledgerlake_waiting_messages`` | query, topic_partition | delayed messages |
 | ``ledgerlake_next_due_timestamp_seconds`` | query, topic_partition | when the next delayed message is due |
+| ``ledgerlake_due_messages`` | query, within | delayed messages that are due within so many seconds, to the precision of a segment of the index |
 | ``ledgerlake_commit_seconds`` | query | histogram of what the commits of a micro-batch to all tables took together |
 | ``ledgerlake_last_batch_timestamp_seconds`` | query | when the last micro-batch was committed |
 | ``ledgerlake_is_owner`` | query | 1 if this process owns the stream, 0 if it has lost a subscription or its connection |
@@ -33,10 +34,12 @@ If the broker adds no entry metadata, the lag is unknown and not shown. ``deploy
 from __future__ import annotations
 
 import bisect
+import math
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from ledgerlake.delay.due_times import DueSpan
     from ledgerlake.pipeline.commit import BatchResult
     from ledgerlake.pipeline.upkeep import TableUpkeep, UpkeepReport
 
@@ -64,6 +68,10 @@ class PipelineState:
 
     is_owner: bool
     upkeep: UpkeepReport
+
+
+# The time until delayed messages are due, in seconds.
+HORIZON_S = (0.0, 60.0, 600.0, 3600.0, 6 * 3600.0, 86400.0, 7 * 86400.0, 30 * 86400.0, math.inf)
 
 
 class Histogram:
@@ -104,6 +112,7 @@ class _Query:
     held_bytes: int = 0
     delayed_counts: dict[str, int] = field(default_factory=dict)
     next_due_ms: dict[str, int | None] = field(default_factory=dict)
+    due_spans: dict[str, list[DueSpan]] = field(default_factory=dict)
     batch_ended_s: float | None = None
     last_batch_timestamp_seconds: float | None = None
     commits: Histogram = field(default_factory=Histogram)
@@ -112,11 +121,23 @@ class _Query:
     def bytes_per_message(self) -> float | None:
         return self.stored_bytes / self.messages if self.messages else None
 
+    def due_within(self, now_ms: int) -> list[int]:
+        """Return how many delayed messages are due within each time of ``HORIZON_S``."""
+        counts = [0] * len(HORIZON_S)
+        for span in chain.from_iterable(self.due_spans.values()):
+            counts[bisect.bisect_left(HORIZON_S, (span.first_ms - now_ms) / 1000)] += span.count
+        return list(accumulate(counts))
+
 
 class Metrics:
-    """The latest numbers of every query, as a collector of ``prometheus_client``."""
+    """The latest numbers of every query, as a collector of ``prometheus_client``.
 
-    def __init__(self) -> None:
+    Args:
+        clock: the time in seconds since 1970.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self._queries: dict[str, _Query] = {}
         self._pipelines: dict[str, Callable[[], PipelineState]] = {}
         self._lock = threading.Lock()
@@ -155,6 +176,7 @@ class Metrics:
             numbers.open_sets, numbers.held_bytes = result.incomplete_count, result.kept_bytes
             numbers.delayed_counts |= result.delayed_counts
             numbers.next_due_ms |= result.next_due_ms
+            numbers.due_spans |= result.due_spans
 
     def forget(self, query: str) -> None:
         """Remove a query that has ended."""
@@ -205,6 +227,13 @@ class Metrics:
             for reason, count in sorted(numbers.reasons.items()):
                 by_reason.add_metric([query, reason], count)
         yield by_reason
+        due = GaugeMetricFamily("ledgerlake_due_messages", _DUE, labels=["query", "within"])
+        now_ms = int(self._clock() * 1000)
+        for query, numbers in self._queries.items():
+            if numbers.batches:
+                for horizon_s, count in zip(HORIZON_S, numbers.due_within(now_ms), strict=True):
+                    due.add_metric([query, "+Inf" if horizon_s == math.inf else f"{horizon_s:.0f}"], count)
+        yield due
         commits = HistogramMetricFamily("ledgerlake_commit_seconds", _COMMITS, labels=["query"])
         for query, numbers in self._queries.items():
             if numbers.batches:
@@ -230,6 +259,7 @@ class Metrics:
             yield family
 
 
+_DUE = "Delayed messages that are due within so many seconds."
 _COMMITS = "What the commits of a micro-batch to all tables took together."
 _BY_REASON = "Rejects committed, by reason."
 _PARTITION_GAUGES = {
