@@ -31,7 +31,9 @@ def progress(taken: PartitionOffset, latest: PartitionOffset) -> SimpleNamespace
     source = SimpleNamespace(
         endOffset=json.dumps(to_json({NAME: taken})), latestOffset=json.dumps(to_json({NAME: latest}))
     )
-    return SimpleNamespace(sources=[source], name="orders", id="7", inputRowsPerSecond=12.5)
+    return SimpleNamespace(
+        sources=[source], name="orders", id="7", inputRowsPerSecond=12.5, durationMs={"addBatch": 80}
+    )
 
 
 def at(entry_id: int, time_ms: int | None, index: int | None) -> PartitionOffset:

@@ -40,15 +40,18 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from ledgerlake.options.config import MetricsConfig
+from ledgerlake.pipeline.history import History, Sample
 from ledgerlake.pipeline.http_server import HttpServer
 from ledgerlake.pipeline.progress import Behind, lags_of
+from ledgerlake.pipeline.status import Status
+from ledgerlake.pipeline.tables import REJECTS_TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,18 +59,32 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ledgerlake.delay.due_times import DueSpan
+    from ledgerlake.options.config import Config
     from ledgerlake.pipeline.commit import BatchResult
     from ledgerlake.pipeline.upkeep import TableUpkeep, UpkeepReport
+
+T = TypeVar("T")
 
 _Family = GaugeMetricFamily | CounterMetricFamily
 
 
 @dataclass(frozen=True)
 class PipelineState:
-    """What a pipeline says of itself when its metrics are fetched."""
+    """What a pipeline says of itself when its metrics are fetched; ``tables`` are the places of those
+    that its configuration names.
+    """
 
     is_owner: bool
     upkeep: UpkeepReport
+    broker: str = ""
+    tables: dict[str, str] = field(default_factory=dict)
+
+
+def state_of(config: Config, *, is_owner: bool, upkeep: UpkeepReport) -> PipelineState:
+    """Return the state of the pipeline of a configuration."""
+    tables = {table.name: str(table.place) for table in config.table_options if not table.is_template}
+    tables[REJECTS_TABLE] = str(config.rejects_place)
+    return PipelineState(is_owner, upkeep, config.source.client.service_url, tables)
 
 
 # The time until delayed messages are due, in seconds.
@@ -84,10 +101,16 @@ class Histogram:
     def __init__(self) -> None:
         self.counts = [0] * (len(self.BOUNDS_S) + 1)
         self.sum_s = 0.0
+        self.last_s: float | None = None
 
     def add(self, taken_s: float) -> None:
         self.counts[bisect.bisect_left(self.BOUNDS_S, taken_s)] += 1
         self.sum_s += taken_s
+        self.last_s = taken_s
+
+    @property
+    def mean_s(self) -> float | None:
+        return None if self.last_s is None else self.sum_s / sum(self.counts)
 
     @property
     def buckets(self) -> list[tuple[str, float]]:
@@ -97,11 +120,12 @@ class Histogram:
 
 
 @dataclass
-class _Query:
+class QueryNumbers:
     """The latest numbers of one query."""
 
     lags: dict[str, Behind] = field(default_factory=dict)
     rows_per_second: float | None = None
+    durations_ms: dict[str, int] = field(default_factory=dict)
     messages: int = 0
     rejects: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
@@ -116,10 +140,17 @@ class _Query:
     batch_ended_s: float | None = None
     last_batch_timestamp_seconds: float | None = None
     commits: Histogram = field(default_factory=Histogram)
+    history: History = field(default_factory=History)
 
     @property
     def bytes_per_message(self) -> float | None:
         return self.stored_bytes / self.messages if self.messages else None
+
+    def sample(self, now_ms: int) -> None:
+        """Add the numbers of this time to the history."""
+        lags = [lag.messages for lag in self.lags.values() if lag.messages is not None]
+        lag = sum(lags) if lags else None
+        self.history.add(Sample(now_ms, self.messages, self.rejects, lag, sum(self.delayed_counts.values())))
 
     def due_within(self, now_ms: int) -> list[int]:
         """Return how many delayed messages are due within each time of ``HORIZON_S``."""
@@ -138,15 +169,18 @@ class Metrics:
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._queries: dict[str, _Query] = {}
+        self._queries: dict[str, QueryNumbers] = {}
         self._pipelines: dict[str, Callable[[], PipelineState]] = {}
         self._lock = threading.Lock()
 
-    def add_progress(self, query: str, lags: dict[str, Behind], rows_per_second: float) -> None:
+    def add_progress(
+        self, query: str, lags: dict[str, Behind], rows_per_second: float, durations_ms: dict[str, int] | None = None
+    ) -> None:
         """Take Spark's numbers of a micro-batch."""
         with self._lock:
             numbers = self._of(query)
             numbers.lags, numbers.rows_per_second = lags, rows_per_second
+            numbers.durations_ms = durations_ms or {}
 
     def watch(self, query: str, state: Callable[[], PipelineState]) -> None:
         """Ask a pipeline for its state whenever metrics are fetched."""
@@ -173,10 +207,18 @@ class Metrics:
             numbers.batch_ended_s = now_s
             numbers.last_batch_timestamp_seconds = clock_ms / 1000
             numbers.commits.add(result.commit_s)
+            numbers.sample(clock_ms)
             numbers.open_sets, numbers.held_bytes = result.incomplete_count, result.kept_bytes
             numbers.delayed_counts |= result.delayed_counts
             numbers.next_due_ms |= result.next_due_ms
             numbers.due_spans |= result.due_spans
+
+    def read(self, read: Callable[[str, QueryNumbers, PipelineState | None], T]) -> list[T]:
+        """Return what a function makes of the numbers of each query, while they do not change."""
+        with self._lock:
+            states = {query: state() for query, state in self._pipelines.items()}
+            names = sorted({*self._queries, *states})
+            return [read(name, self._of(name), states.get(name)) for name in names]
 
     def forget(self, query: str) -> None:
         """Remove a query that has ended."""
@@ -191,8 +233,8 @@ class Metrics:
             yield from self._by_query()
             yield from self._of_pipelines()
 
-    def _of(self, query: str) -> _Query:
-        return self._queries.setdefault(query, _Query())
+    def _of(self, query: str) -> QueryNumbers:
+        return self._queries.setdefault(query, QueryNumbers())
 
     def _by_partition(self) -> Iterator[Metric]:
         samples: dict[str, list[tuple[str, str, float | None]]] = {name: [] for name in _PARTITION_GAUGES}
@@ -325,7 +367,8 @@ class MetricsListener(StreamingQueryListener):  # type: ignore[misc]
         lags = lags_of(progress)
         if lags:
             name = progress.name or str(progress.id)
-            self._metrics.add_progress(name, lags, progress.inputRowsPerSecond or 0.0)
+            durations_ms = {str(step): int(taken_ms) for step, taken_ms in progress.durationMs.items()}
+            self._metrics.add_progress(name, lags, progress.inputRowsPerSecond or 0.0, durations_ms)
 
     def onQueryIdle(self, event: Any) -> None:
         """Do nothing: there are no new numbers."""
@@ -335,8 +378,8 @@ class MetricsListener(StreamingQueryListener):  # type: ignore[misc]
 
 
 class ServedMetrics(Metrics):
-    """Metrics of a session's queries, served by HTTP (see ``pipeline.http_server``); port 0 is a free
-    one, and ``port`` says which.
+    """Metrics of a session's queries, and the status page (see ``pipeline.status``), served by HTTP;
+    port 0 is a free one, and ``port`` says which.
 
     Raises:
         UsageError, SetupError: as ``HttpServer``.
@@ -346,7 +389,12 @@ class ServedMetrics(Metrics):
         super().__init__()
         registry = CollectorRegistry()
         registry.register(self)
-        self._server = HttpServer(port, address, token, {"/metrics": make_wsgi_app(registry)})
+        self._status = Status(self)
+        try:
+            self._server = HttpServer(port, address, token, {"/metrics": make_wsgi_app(registry), **self._status.pages})
+        except BaseException:
+            self._status.problems.close()
+            raise
         self.port = self._server.port
         self._streams = spark.streams
         self._listener = MetricsListener(self)
@@ -354,4 +402,5 @@ class ServedMetrics(Metrics):
 
     def close(self) -> None:
         self._streams.removeListener(self._listener)
+        self._status.problems.close()
         self._server.close()

@@ -191,11 +191,13 @@ class Pipeline:
         )
 
     def _serve_metrics(self, config: MetricsConfig) -> None:
-        from ledgerlake.pipeline.metrics import PipelineState, ServedMetrics
+        from ledgerlake.pipeline.metrics import ServedMetrics, state_of
 
         self.metrics = ServedMetrics(self._spark, config.port, config.address, config.token)
         cursors, upkeep = self._components.cursors, self._upkeep
-        self.metrics.watch(self.config.stream.name, lambda: PipelineState(cursors.is_owner, upkeep.report))
+        self.metrics.watch(
+            self.config.stream.name, lambda: state_of(self.config, is_owner=cursors.is_owner, upkeep=upkeep.report)
+        )
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end; return False if ``timeout_s`` passed first.
