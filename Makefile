@@ -71,6 +71,7 @@ bench: setup ## side by side with pulsar-client, in one run
 	$(BIN)/python -m bench.throughput
 	$(BIN)/python -m bench.large
 	$(BIN)/python -m bench.delay
+	$(BIN)/python -m bench.schedules
 	$(BIN)/python -m bench.topics
 	$(BIN)/python -m bench.topics --peer 10000
 	$(BIN)/python -m bench.latency

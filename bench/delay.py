@@ -8,9 +8,13 @@ would hand them on; Spark keeps them in RocksDB. Then the clock is moved, and th
     released    messages a second out of it, when a stretch of the horizon is due at once
     worker      peak resident set of the largest Python worker
     state       the checkpoint's folder on disk when all wait
+    by hour     ``ledgerlake waiting --by hour`` while the query runs: from its start to its end, and the peak resident set of its
+                JVM and of its Python
     index       what the index of one topic partition takes in memory by itself, its bitmaps all loaded; the broker's own
                 tracker of delayed messages holds 24 bytes a message in its heap, for each
                 subscription
+
+With ``--ids`` each message has the id of a schedule of its own.
 
 Peers: what Pulsar's brokers and clients do is not the same thing (readers get delayed messages at
 once), so nothing is compared but the memory.
@@ -19,6 +23,7 @@ once), so nothing is compared but the memory.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import resource
 import subprocess
@@ -26,13 +31,16 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
+from tests.live.runtime import to_toml
 
 from bench.throughput import WorkerMemory
 from ledgerlake.assembly.rules import Limits
@@ -43,6 +51,7 @@ from ledgerlake.delay.segment import INDEX_SCHEMA, index_rows
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.operators.bucket_storage import FolderStorage
 from ledgerlake.operators.rows import STAGE_ROWS, RowKind, TaskReport, report_to_json, stage_row
+from ledgerlake.operators.schedule_events import Scheduled, ScheduleEvents
 from ledgerlake.operators.stateful import set_up_state, stateful
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -51,12 +60,14 @@ from ledgerlake.stored.places import Place
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.schedules import SCHEDULE_PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
 
 LATEST = Path(__file__).parent / "latest-delay.json"
 SOURCE = TopicPartition("persistent://public/default/bench", -1)
@@ -69,12 +80,14 @@ RELEASES = 5
 # Brokers begin another ledger after 50,000 entries unless told otherwise.
 _LEDGER_ENTRIES = 50_000
 _BUNDLE = 5000
+_ID = "visit-{:010}"
 _BROKER_BYTES = 24
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--messages", type=int, nargs="+", default=[1_000_000, 10_000_000])
+    parser.add_argument("--ids", action="store_true", help="each message has the id of a schedule")
     parser.add_argument("--open-index", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.open_index:
@@ -88,7 +101,7 @@ def main() -> None:
     spark.dataSource.register(_BenchSource)
     measures = []
     for messages in options.messages:
-        measure = _measure(spark, messages)
+        measure = _measure(spark, messages, options.ids)
         measures.append(measure | {"index_bytes_per_message": _index_bytes(messages)})
         _show(measures[-1])
     spark.stop()
@@ -108,50 +121,96 @@ def _show(measure: dict[str, Any]) -> None:
         f"{'state':<10}{measure['state_mb']:>14,.0f} MB on disk, {measure['state_mb'] * 1e6 / measure['messages']:,.0f} bytes a message"
     )
     print(
+        f"{'by hour':<10}{measure['by_hour_s']:>14.1f} s, {measure['by_hour_jvm_mb']:,.0f} MB of the JVM and "
+        f"{measure['by_hour_mb']:,.0f} MB of Python"
+    )
+    print(
         f"{'index':<10}{measure['index_bytes_per_message']:>14.2f} bytes a message in memory "
         f"(the broker's tracker: {_BROKER_BYTES} for each subscription)",
         flush=True,
     )
 
 
-def _measure(spark: SparkSession, messages: int) -> dict[str, Any]:
+def _measure(spark: SparkSession, messages: int, has_ids: bool) -> dict[str, Any]:
     batches = -(-messages // BATCH)
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder, WorkerMemory() as memory:
-        run = _Run(spark, f"{folder}/checkpoint", messages)
+        run = _Run(spark, f"{folder}/checkpoint", messages, has_ids)
         run.to(1)
         idle_mb, memory.peak_mb = memory.peak_mb, 0.0
         add_s = run.to(1 + batches)
         worker_mb = memory.peak_mb
         state_mb = _folder_mb(Path(folder) / "checkpoint" / "state")
+        by_hour_s, by_hour_jvm_mb, by_hour_mb = _by_hour(Path(folder), messages)
+        memory.peak_mb = 0.0
         release_s = run.to(1 + batches + RELEASES)
         run.stop()
         released = run.released
     return {
         "messages": messages,
-        "frame_bytes": len(_template()),
+        "frame_bytes": _frame_bytes(has_ids),
         "added_per_s": messages / add_s,
         "released_per_s": released / release_s,
         "released": released,
         "idle_worker_mb": idle_mb,
         "worker_mb": max(worker_mb, memory.peak_mb),
         "state_mb": state_mb,
+        "by_hour_s": by_hour_s,
+        "by_hour_jvm_mb": by_hour_jvm_mb,
+        "by_hour_mb": by_hour_mb,
     }
+
+
+def _by_hour(folder: Path, messages: int) -> tuple[float, float, float]:
+    """Run the command on the checkpoint; its seconds, and the peaks of its JVM and of its Python."""
+    data = {
+        "source": {"service_url": "pulsar://nowhere:1", "topics": [SOURCE.topic]},
+        "stream": {"name": "bench", "checkpoint": str(folder / "checkpoint")},
+        "delta": {"path": str(folder / "messages"), "rejects_path": str(folder / "rejects")},
+    }
+    config = folder / "pipeline.toml"
+    config.write_text(to_toml(data))
+    command = [sys.executable, "-m", "ledgerlake.cli", "waiting", str(config), "--by", "hour", "--json"]
+    began_s = time.monotonic()
+    peaks_mb = {"java": 0.0, "python": 0.0}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
+        assert running.stdout is not None
+        lines: list[str] = []
+        reading = threading.Thread(target=lines.extend, args=(running.stdout,))
+        reading.start()
+        while running.poll() is None:
+            for process in _tree(running.pid):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    kind = "java" if "java" in process.name() else "python"
+                    peaks_mb[kind] = max(peaks_mb[kind], process.memory_info().rss / 1e6)
+            time.sleep(0.05)
+        reading.join()
+    took_s = time.monotonic() - began_s
+    assert sum(json.loads(line)["messages"] for line in lines) == messages
+    return took_s, peaks_mb["java"], peaks_mb["python"]
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 class _Run:
     """The stage as a running query whose steps are let through one by one."""
 
-    def __init__(self, spark: SparkSession, checkpoint: str, messages: int) -> None:
+    def __init__(self, spark: SparkSession, checkpoint: str, messages: int, has_ids: bool) -> None:
         self.released = 0
         # Replaced whole: a planner that found it empty would begin again.
         self._steps = f"{checkpoint}-steps"
         save_json(Place(self._steps), 0)
         self._done = threading.Semaphore(0)
         self._at = 0
-        options = {"messages": str(messages), "steps": self._steps}
+        options = {"messages": str(messages), "steps": self._steps, "ids": str(int(has_ids))}
         flow = spark.readStream.format(_BenchSource.name()).options(**options).load()
         settled = stateful(flow, Limits(), DelayOptions(), ClientSettings("pulsar://nowhere:1"))
-        counted = settled.mapInArrow(_count, "released bigint")
+        counted = settled.mapInArrow(partial(_count, _frame_bytes(has_ids)), "released bigint")
         writer = counted.writeStream.option("checkpointLocation", checkpoint).foreachBatch(self._take)
         self._query = writer.trigger(processingTime="0 seconds").start()
 
@@ -185,7 +244,7 @@ class _BenchSource(DataSource):
         return from_arrow_schema(STAGE_ROWS)
 
     def streamReader(self, schema: StructType) -> _BenchReader:
-        return _BenchReader(int(self.options["messages"]), self.options["steps"])
+        return _BenchReader(int(self.options["messages"]), self.options["steps"], self.options["ids"] == "1")
 
 
 class _Step(InputPartition):
@@ -194,9 +253,10 @@ class _Step(InputPartition):
 
 
 class _BenchReader(DataSourceStreamReader):
-    def __init__(self, messages: int, steps: str) -> None:
+    def __init__(self, messages: int, steps: str, has_ids: bool) -> None:
         self._messages = messages
         self._steps = steps
+        self._has_ids = has_ids
 
     def initialOffset(self) -> dict[str, int]:
         return {"step": 0}
@@ -211,23 +271,29 @@ class _BenchReader(DataSourceStreamReader):
         batches = -(-self._messages // BATCH)
         number = partition.number - 2
         due_ms = FIRST_DUE_MS - 1
+        events = ScheduleEvents()
         if 0 <= number < batches:
             for start in range(number * BATCH, min((number + 1) * BATCH, self._messages), _BUNDLE):
                 count = min(_BUNDLE, self._messages - start)
-                yield stage_row(SOURCE, RowKind.DELAYED, entry=_frames(start, count))
+                yield stage_row(SOURCE, RowKind.DELAYED, entry=_frames(start, count, self._has_ids))
+                if self._has_ids:
+                    for event in _events(start, count):
+                        events.add(event)
+                    yield from events.rows(SOURCE)
         elif number >= batches:
             # A twentieth of the horizon at a time.
             due_ms += (number - batches + 1) * HORIZON_MS // 20
+        yield from events.rows(SOURCE, all_events=True)
         report = TaskReport(Position(partition.number, 0), due_ms, {}, [])
         yield stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))
 
 
-def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _count(frame_bytes: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     released = 0
     for batch in batches:
         for kind, entry in zip(batch["kind"].to_pylist(), batch["entry"], strict=True):
             if kind == RowKind.DUE:
-                released += len(entry.as_buffer()) // _frame_bytes()
+                released += len(entry.as_buffer()) // frame_bytes
     yield pa.RecordBatch.from_pydict({"released": pa.array([released], pa.int64())})
 
 
@@ -236,22 +302,31 @@ def _times_ms(first: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     return FIRST_DUE_MS + np.random.default_rng(first).integers(0, HORIZON_MS, count)
 
 
-def _template() -> bytes:
+def _template(has_ids: bool) -> bytes:
     metadata = pb.MessageMetadata(producer_name="bench", sequence_id=1, publish_time=FIRST_DUE_MS - HORIZON_MS)
     metadata.deliver_at_time = FIRST_DUE_MS
+    if has_ids:
+        metadata.properties.add(key=SCHEDULE_PROPERTY, value=_ID.format(0))
     broker = pb.BrokerEntryMetadata(broker_timestamp=FIRST_DUE_MS - HORIZON_MS, index=1)
     return commands.message(1, 2**21, 2**21, encode_entry(metadata, bytes(VALUE_BYTES), broker))
 
 
-def _frame_bytes() -> int:
-    return len(_template())
+def _frame_bytes(has_ids: bool) -> int:
+    return len(_template(has_ids))
 
 
-def _frames(first: int, count: int) -> bytes:
-    """MESSAGE frames of consecutive entries: one for all, with ledger, entry and delivery time
+def _events(first: int, count: int) -> Iterator[Scheduled]:
+    """The schedules of consecutive messages."""
+    for number, due_ms in enumerate(_times_ms(first, count).tolist(), first):
+        position = Position(2**21 + number // _LEDGER_ENTRIES, 2**21 + number % _LEDGER_ENTRIES)
+        yield Scheduled(_ID.format(number), position, FIRST_DUE_MS - HORIZON_MS, due_ms)
+
+
+def _frames(first: int, count: int, has_ids: bool) -> bytes:
+    """MESSAGE frames of consecutive entries: one for all, with ledger, entry, delivery time and id
     written over.
     """
-    template = _template()
+    template = _template(has_ids)
     frames = np.tile(np.frombuffer(template, dtype=np.uint8), (count, 1))
     numbers = np.arange(first, first + count)
     place = template.index(_varint(np.array([2**21]), 4).tobytes() + b"\x10")
@@ -260,6 +335,11 @@ def _frames(first: int, count: int) -> bytes:
     time_ms = _varint(np.array([FIRST_DUE_MS]), 6).tobytes()
     place = template.rindex(time_ms)
     frames[:, place : place + 6] = _varint(_times_ms(first, count), 6)
+    if has_ids:
+        place = template.index(_ID.format(0).encode())
+        ids = "".join(map(_ID.format, numbers.tolist())).encode()
+        size = len(_ID.format(0))
+        frames[:, place : place + size] = np.frombuffer(ids, dtype=np.uint8).reshape(count, size)
     # Values that no compression makes smaller.
     frames[:, -VALUE_BYTES:] = np.random.default_rng(first).integers(0, 256, (count, VALUE_BYTES), dtype=np.uint8)
     return frames.tobytes()

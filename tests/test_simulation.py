@@ -46,6 +46,8 @@ _FOUND_BY = {
     "new-topics-at-latest": 133,
     "outbox-before-ownership": 203,
     "one-table-for-all": 7,
+    "replaced-is-delivered": 6,
+    "repeats-after-a-cancel": 6,
 }
 
 

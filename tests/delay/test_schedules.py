@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -28,31 +29,40 @@ from ledgerlake.delay.schedules import (
 from ledgerlake.errors import OffsetError
 from ledgerlake.wire.message_id import Position
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 class Store:
-    """Messages by id and ids by position, in dicts."""
+    """Messages by id, in a dict."""
 
     def __init__(self) -> None:
         self.messages: dict[str, list[WaitingMessage]] = {}
-        self.ids: dict[Position, str] = {}
 
     def load(self, schedule_id: str) -> list[WaitingMessage]:
-        return self.messages.get(schedule_id, [])
+        return self.messages.setdefault(schedule_id, [])
 
     def store(self, schedule_id: str, messages: list[WaitingMessage]) -> None:
         self.messages[schedule_id] = messages
         if not messages:
             del self.messages[schedule_id]
 
-    def set_id(self, position: Position, schedule_id: str) -> None:
-        self.ids[position] = schedule_id
+    def load_repeating(self, schedule_id: str) -> list[WaitingMessage]:
+        return [message for message in self.messages[schedule_id] if message.repeating]
 
-    def take_id(self, position: Position) -> str | None:
-        return self.ids.pop(position, None)
+    def store_repeating(self, schedule_id: str, messages: list[WaitingMessage]) -> None:
+        others = [message for message in self.messages[schedule_id] if not message.repeating]
+        self.store(schedule_id, sorted([*others, *messages], key=lambda message: message.position))
 
 
 def waiting(entry_id: int, time_ms: int, deliver_ms: int) -> WaitingMessage:
     return WaitingMessage(Position(7, entry_id), time_ms, deliver_ms)
+
+
+def release(schedules: Schedules, *entry_ids: int) -> list[str | None]:
+    """Release messages together; why each is not to be delivered."""
+    withheld = schedules.release(np.full(len(entry_ids), 7), np.array(entry_ids))
+    return [withheld.get(row) for row in range(len(entry_ids))]
 
 
 @pytest.fixture
@@ -71,22 +81,61 @@ def test_the_last_message_of_an_id_waits_and_the_others_are_replaced(store: Stor
     schedules.put("a", waiting(3, 10, 50))
     schedules.put("a", waiting(4, 20, 500))
     assert store.messages == {"a": [waiting(4, 20, 500)], "b": [waiting(2, 0, 100)]}
-    assert [schedules.release(Position(7, entry)) for entry in (3, 1, 2, 4)] == [REPLACED, REPLACED, None, None]
-    assert (store.messages, store.ids, bool(schedules.marked)) == ({}, {}, False)
+    assert release(schedules, 3, 1, 2, 4) == [REPLACED, REPLACED, None, None]
+    assert not schedules.marked
+
+
+def test_a_message_that_has_left_is_neither_hit_nor_hits_another_though_the_store_has_it(
+    store: Store, schedules: Schedules
+) -> None:
+    schedules.put("a", waiting(5, 50, 200))
+    assert release(schedules, 5) == [None]
+    assert store.messages == {"a": [waiting(5, 50, 200)]}
+    schedules.end("a", Position(7, 6), 100, CANCELLED)
+    assert not schedules.marked
+    schedules.put("a", waiting(3, 30, 300))
+    assert release(schedules, 3) == [None]
 
 
 def test_a_message_that_was_due_when_the_next_one_was_stored_is_delivered(schedules: Schedules) -> None:
     schedules.put("a", waiting(1, 0, 100))
     schedules.put("a", waiting(2, 100, 200))
     schedules.end("a", Position(7, 3), 199, CANCELLED)
-    assert schedules.release(Position(7, 1)) is None
-    assert schedules.release(Position(7, 2)) == CANCELLED
+    assert release(schedules, 1) == [None]
+    assert release(schedules, 2) == [CANCELLED]
 
 
 def test_a_message_that_comes_after_one_that_stands_behind_it_is_replaced_by_it(schedules: Schedules) -> None:
     schedules.put("a", waiting(5, 50, 200))
     schedules.put("a", waiting(3, 30, 300))
-    assert [schedules.release(Position(7, entry)) for entry in (5, 3)] == [None, REPLACED]
+    assert release(schedules, 5, 3) == [None, REPLACED]
+
+
+class ReadList(list[WaitingMessage]):
+    """A list that counts the messages that are read."""
+
+    reads = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        self.reads += len(found) if isinstance(place, slice) else 1
+        return found
+
+    def __iter__(self) -> Iterator[WaitingMessage]:
+        for message in super().__iter__():
+            self.reads += 1
+            yield message
+
+
+def test_each_of_many_messages_of_an_id_that_do_not_hit_each_other_reads_a_few(store: Store, schedules: Schedules) -> None:  # fmt: skip
+    store.messages["a"] = messages = ReadList()
+    for number in range(1, 1000):
+        schedules.put("a", waiting(number, 10 * number, 10 * number + 10))
+        schedules.pause("a", Position(7, number), 10 * number)
+    schedules.end("a", Position(7, 1000), 10_000, CANCELLED)
+    assert len(messages) == 999
+    assert release(schedules, *range(1, 1000)) == [None] * 999
+    assert messages.reads < 10 * 1000
 
 
 def test_marks_are_found_among_positions_of_many_ledgers() -> None:
@@ -96,6 +145,13 @@ def test_marks_are_found_among_positions_of_many_ledgers() -> None:
     ledger_ids, entry_ids = np.array([1, 2, 2, 5]), np.array([5, 5, 2**32 - 1, 1])
     assert marked.are_marked(ledger_ids, entry_ids).tolist() == [True, False, True, False]
     assert marked.are_marked(ledger_ids, entry_ids, [REPLACED]).tolist() == [False, False, True, False]
+
+
+def test_the_marks_of_neighbours_are_small_in_state() -> None:
+    marked = MarkedPositions()
+    for entry_id in range(50_000):
+        marked.mark(Position(7, entry_id), SCHEDULED)
+    assert len(cancels_to_json([], marked)) < 200
 
 
 def test_what_waits_under_an_id_is_readable_by_later_releases_and_newer_ones_are_refused() -> None:
@@ -175,7 +231,7 @@ def test_what_was_due_before_a_replacement_is_delivered_and_the_next_one_is_a_re
     schedules.end("a", Position(7, 9), 6_500, REPLACED)
     schedules.end("a", Position(7, 10), 6_600, CANCELLED)
     assert numbers(schedules, position, every_second(), 10_000) == [1, 2]
-    assert schedules.release(position) == REPLACED
+    assert release(schedules, position.entry_id) == [REPLACED]
     assert (store.messages, bool(schedules.marked)) == ({}, False)
 
 
@@ -184,7 +240,7 @@ def test_a_replacement_before_the_next_occurrence_hits_that_one() -> None:
     position = repeating(schedules)
     schedules.put("a", waiting(9, 4_000, 9_000))
     assert not schedules.repeats(position)
-    assert schedules.release(position) == REPLACED
+    assert release(schedules, position.entry_id) == [REPLACED]
 
 
 def test_a_pause_holds_back_what_is_due_while_it_lasts() -> None:

@@ -18,7 +18,6 @@ from ledgerlake.delay.schedules import (
     MarkedPositions,
     WaitingMessage,
     waiting_from_json,
-    waiting_to_json,
 )
 from ledgerlake.delay.segment import index_rows
 from ledgerlake.delay.snapshot import metadata_from_bytes, metadata_to_bytes, segment_from_bytes, segment_to_bytes
@@ -36,8 +35,10 @@ from ledgerlake.operators.rows import (
     summary_from_json,
     summary_to_json,
 )
+from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules, block_to_bytes
 from ledgerlake.operators.separately_stored import separately_stored_from_json, separately_stored_to_json
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
+from ledgerlake.pb import delay_pb2 as pb
 from ledgerlake.pipeline import checkpoint, cursors, row_settings
 from ledgerlake.publish import outbox
 from ledgerlake.source import wakeup_files
@@ -158,9 +159,29 @@ def _marked() -> MarkedPositions:
 
 
 def _judge_waiting(data: bytes) -> int:
-    messages = waiting_from_json(_text(data))
-    assert waiting_from_json(waiting_to_json(messages)) == messages
-    return len(messages)
+    return len(waiting_from_json(_text(data)))
+
+
+def _schedule_block() -> list[bytes]:
+    messages = [WaitingMessage(Position(7, entry_id), 5, 9) for entry_id in (3, 4)]
+    return [block_to_bytes((f"visit-{message.position}", message) for message in messages)]
+
+
+def _judge_schedule_block(data: bytes) -> int:
+    """A block is read in a table of two blocks, which a third one makes larger."""
+    state = ScheduleState(_Handle())
+    state.blocks.updateValue((-1,), (pb.ScheduleTable(blocks=2, messages=2, version=1).SerializeToString(),))
+    state.blocks.updateValue((0,), (data,))
+    store = StoredSchedules(state, _marked())
+    store.begin(90)
+    store.load("visit-7:3")
+    store.save()
+    return 1
+
+
+class _Handle:
+    def getMapState(self, *_: str) -> DictState:
+        return DictState()
 
 
 def _judge_large(data: bytes) -> int:
@@ -332,7 +353,8 @@ TARGETS = [
     Target("report", "rows to the stateful stage: reports", _json_of(report_to_json(_REPORT)), _judge_report, _REFUSED),
     Target("summary", "rows from the stateful stage: state summaries", _json_of(summary_to_json(_SUMMARY)), _judge_summary, _REFUSED),
     Target("cancels", "cancels in state", _json_of(cancels_to_json([event for event in _REPORT.events if isinstance(event, Cancel)], _marked())), _judge_cancels, _REFUSED),
-    Target("schedules", "messages that wait under the id of a schedule, in state", _json_of(waiting_to_json([WaitingMessage(Position(7, 3), 5, 9)])), _judge_waiting, _REFUSED),
+    Target("schedules", "messages that wait under the id of a schedule, in state", _json_of('{"version": 1, "messages": [{"position": {"ledger_id": 7, "entry_id": 4}, "time_ms": 20, "deliver_ms": 500}]}'), _judge_waiting, _REFUSED),
+    Target("schedule-block", "a block of the table of schedules", _any_of(_schedule_block), _judge_schedule_block, _REFUSED),
     Target("delayed-large", "delayed large messages in state", _json_of(*_LARGE), _judge_large, _REFUSED),
     Target("cursor-ends", "pipeline.cursors: what is to be acknowledged", _json_of(_ENDS), _reads(cursors._read, 1), _REFUSED),
     Target("row-settings", "pipeline.row_settings", _json_of('{"version": 1, "settings": {"[delay] enabled": true, "[chunks] max_pending": 5, "[delay] storage": "state"}}'), _reads(row_settings.read_settings, 1), _REFUSED),

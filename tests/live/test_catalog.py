@@ -8,6 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from ledgerlake.errors import SetupError
+from tests.live.object_store import hadoop_version, start_object_store
 from tests.live.pipelines import config_file, ledgerlake_process, publish_numbers, run_once, sentence
 
 if TYPE_CHECKING:
@@ -82,3 +83,25 @@ def test_a_table_at_a_path_gets_its_name_and_keeps_its_place(runtime: Runtime, t
     moved = ledgerlake_process("run", config_file(tmp_path, data), "--once")
     assert "the table default.orders is at" in sentence(moved, 3)
     assert "correct [delta] path" in moved.stderr
+
+
+@pytest.mark.long
+def test_a_table_in_a_store_gets_its_name_if_spark_has_the_connector_of_the_store(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    with start_object_store() as store:
+        root = f"s3://{store.bucket()}/lake"
+        data = in_catalog(runtime, tmp_path, topic, path=f"{root}/orders")
+        data["spark"]["packages"] = [f"org.apache.hadoop:hadoop-aws:{hadoop_version()}"]
+        data["storage"] = store.settings
+        config = config_file(tmp_path, data)
+        for numbers_of_run in (range(50), range(50, 70)):
+            publish_numbers(runtime, topic, numbers_of_run)
+            result = ledgerlake_process("run", config, "--once")
+            assert result.returncode == 0, result.stderr
+        table = DeltaTable(f"{root}/orders", storage_options=store.delta_options).to_pyarrow_table(columns=["value"])
+        assert sorted(map(int, table["value"].to_pylist())) == list(range(70))
+        verified = ledgerlake_process("verify", config)
+        assert verified.returncode == 0, verified.stderr
+    assert not (tmp_path / "warehouse" / "orders").exists()

@@ -229,7 +229,8 @@ def expected(batches: list[Batch]) -> tuple[list[list[bytes]], list[tuple[bytes,
             elif message.expires_ms is not None and batch.clock_ms > message.expires_ms:
                 rejected.append((message.value, "expired"))
             else:
-                values.append(message.value + (b"" if lapse.number is None else b"#%d" % lapse.number))
+                number = 1 if lapse.number is None and message.schedule_id is not None else lapse.number
+                values.append(message.value + (b"" if number is None else b"#%d" % number))
         delivered.append(values)
     assert not lapses
     return delivered, rejected
@@ -364,7 +365,7 @@ def play(seed: int) -> Results:
     assert {reason: sorted(places) for reason, places in results.rejected.items()} == {
         reason: sorted(places) for reason, places in expected_rejects.items()
     }, seed
-    for name in ("schedules", "schedule_ids", "large", "parts"):
+    for name in ("schedule_blocks", "schedules", "large", "parts"):
         assert not stage.states[name].values, (seed, name)
     assert set(stage.states["cancels"].values) == ({()} if is_paused(batches) else set()), seed
     return results

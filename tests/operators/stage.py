@@ -50,6 +50,9 @@ class DictState:
     def removeKey(self, key: tuple[Any, ...]) -> None:
         self.values.pop(key, None)
 
+    def clear(self) -> None:
+        self.values.clear()
+
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         return iter(list(self.values.items()))
 
@@ -80,6 +83,7 @@ class Stage:
     delay: DelayOptions = field(default_factory=DelayOptions)
     client: ClientSettings = field(default_factory=lambda: ClientSettings("pulsar://nowhere:1"))
     states: dict[str, DictState | DictValue] = field(default_factory=dict)
+    frames: int = 0
 
     def getMapState(self, name: str, _key_schema: str, _value_schema: str) -> DictState:
         return self.states.setdefault(name, DictState())  # type: ignore[return-value]
@@ -93,7 +97,7 @@ class Stage:
     def run(
         self, rows: list[pa.RecordBatch], rng: random.Random | None = None, topic_partition: TopicPartition = SOURCE
     ) -> list[Any]:
-        """One batch; the rows that come out. With ``rng`` the rows come in shuffled, in frames of
+        """One batch; the rows that come out, in so many ``frames``. With ``rng`` the rows come in shuffled, in frames of
         any size.
         """
         processor = Processor(self.limits, self.delay, self.client)
@@ -104,7 +108,9 @@ class Stage:
             count = rng.randint(1, len(rows)) if rng else len(rows)
             frames.append(pa.Table.from_batches(rows[:count]).to_pandas())
             rows = rows[count:]
-        frames_out = processor.handleInputRows((topic_partition.topic, topic_partition.partition), iter(frames), None)
+        key = (topic_partition.topic, topic_partition.partition)
+        frames_out = list(processor.handleInputRows(key, iter(frames), None))
+        self.frames = len(frames_out)
         return [row for frame in frames_out for row in frame.itertuples(index=False)]
 
 

@@ -26,6 +26,7 @@ from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.rows import (
     STAGE_ROWS,
     DelayedLargeMessage,
+    Released,
     RowKind,
     StateSummary,
     TaskReport,
@@ -34,6 +35,7 @@ from ledgerlake.operators.rows import (
     stage_row,
     summary_from_json,
 )
+from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvents
 from ledgerlake.operators.stage_output import read_stage_rows
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
@@ -90,13 +92,21 @@ class Play:
         self,
         *frames: bytes,
         at_s: int | None = None,
-        events: list[TaskEvent] | None = None,
+        events: list[Any] | None = None,
         parts: Any = (),
         rows: Any = (),
     ) -> list[bytes]:
         """One batch; the values that were let go."""
         due_ms = None if at_s is None else STORED_MS + 1000 * at_s
-        report = TaskReport(Position(9, 9), due_ms, {}, events or [])
+        schedules = ScheduleEvents()
+        others: list[TaskEvent] = []
+        for event in events or []:
+            if isinstance(event, Scheduled | PauseChanged) or (isinstance(event, Cancel) and event.by == "schedule"):
+                schedules.add(event)
+            else:
+                others.append(event)
+        report = TaskReport(Position(9, 9), due_ms, {}, others)
+        rows = [*rows, *schedules.rows(SOURCE, all_events=True)]
         rows = [*rows, *(stage_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in parts)]
         rows += [stage_row(SOURCE, RowKind.DELAYED, entry=b"".join(frames))] if frames else []
         rows.append(stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report)))
@@ -143,7 +153,9 @@ def test_messages_wait_and_come_out_in_order_when_they_are_due() -> None:
     assert play(at_s=30) == [b"1:0"]
     assert play.summary.due_spans == []
     assert (play.summary.delayed_count, play.summary.next_due_ms) == (0, None)
+    assert play.summary.released == Released(1, STORED_MS + 30_000, STORED_MS + 30_000)
     play(at_s=31)
+    assert play.summary.released == Released()
     assert play.state("snapshots") == {}
 
 

@@ -12,10 +12,13 @@ from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.delay.cancels import Cancel, Cancels
 from ledgerlake.operators.outcomes import OutcomeDecoder
+from ledgerlake.operators.rows import RowKind, stage_row
+from ledgerlake.operators.stage_output import read_stage_rows
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.entries import single
+from tests.operators.stage import SOURCE
 from tests.peer import TOPIC, Peer
 
 ENTRIES = chunk_entries(b"large message", 3)
@@ -67,6 +70,24 @@ def test_chunks_without_bytes_are_read_again_to_be_rejected_whole() -> None:
         written = rows(judge.reject_tables(rejects))
         assert [(row["entry_id"], row["entry"]) for row in written] == [(1, b"held"), (2, ENTRIES[1]), (4, ENTRIES[2])]
         assert written[1]["detail"] == "chunk 1 of 3 of p-1"
+
+
+def test_rejects_that_follow_each_other_are_read_and_written_together() -> None:
+    entries = [single(b"x" * size) for size in (10, 10, 2_000_000, 10)]
+    stage_rows = [
+        stage_row(SOURCE, RowKind.REJECT, Position(7, number), "replaced" if number else "cancelled", entry)
+        for number, entry in enumerate(entries)
+    ]
+    outcomes: list[Any] = [outcome for _, outcome in read_stage_rows(stage_rows)]
+    assert [(outcome.reason, len(outcome.entries)) for outcome in outcomes] == [
+        ("cancelled", 1),
+        ("replaced", 2),
+        ("replaced", 1),
+    ]
+    with Peer() as peer:
+        judge = decoder(peer)
+        rejected = [reject for outcome in outcomes for decoded in judge.decode(outcome) for reject in decoded]
+        assert [table["entry_id"].to_pylist() for table in judge.reject_tables(rejected)] == [[0, 1, 2], [3]]
 
 
 def cancels() -> Cancels:

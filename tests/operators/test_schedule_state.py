@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-NEW = ("schedules", "schedule_ids")
+NEW = ("schedule_blocks", "schedules", "schedule_ids")
 
 
 class _Handle:

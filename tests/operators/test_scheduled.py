@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
+from ledgerlake.assembly.rules import ChunkedMessageKey
+from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange, decode_bundle
 from ledgerlake.decode.split import entries_of
-from ledgerlake.operators import in_task
-from ledgerlake.operators.in_task import EventBudget
-from ledgerlake.operators.rows import DelayedLargeMessage, PauseChanged, Scheduled, TaskEvent
-from ledgerlake.operators.scheduled import find_in_due, find_in_frames, find_in_messages
+from ledgerlake.delay.cancel_messages import TaskCancels
+from ledgerlake.delay.cancels import Cancel
+from ledgerlake.delay.tracker import DelaySettings
+from ledgerlake.operators.rows import DelayedLargeMessage
+from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvent, ScheduleEvents
+from ledgerlake.operators.scheduled import (
+    DelayedFrames,
+    find_in_due,
+    find_in_frames,
+    find_in_messages,
+    with_occurrences,
+)
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import Position
+from tests.chunks import chunk_entries
 from tests.operators.stage import SOURCE
 from tests.operators.test_delayed import Play
 from tests.operators.test_delayed import frame as delayed_frame
+from tests.peer import Peer
 
 STORED_MS = 1_700_000_000_000
 
@@ -47,6 +60,20 @@ def frame(entry_id: int, deliver_ms: int | None = None, batch: list[dict[str, st
     return commands.message(1, 7, entry_id, encode_entry(metadata, value, broker))
 
 
+def in_frames(frames: bytes | memoryview, first: BatchRange = WHOLE_BATCH) -> tuple[DelayedFrames, list[ScheduleEvent]]:
+    """What a task finds in delayed entries: the piece that is left, and the events."""
+    schedules = ScheduleEvents()
+    found = find_in_frames(memoryview(frames), first, schedules)
+    return found, list(schedules.in_order(lambda _: 0))
+
+
+def in_messages(frames: bytes, *, delays_messages: bool = True) -> tuple[Any, list[ScheduleEvent], list[Any]]:
+    """What a task finds in messages: those that are kept, the events, and the rejects."""
+    schedules = ScheduleEvents()
+    kept, rejects = find_in_messages(decoded(frames), frames, schedules, delays_messages=delays_messages)
+    return kept, list(schedules.in_order(lambda _: 0)), rejects
+
+
 def decoded(frames: bytes) -> Any:
     (bundle,) = decode_bundle(frames, SOURCE)
     return bundle.messages.select(schema.MESSAGES.names)
@@ -56,9 +83,9 @@ def test_ids_of_delayed_entries_are_found_without_touching_the_frames() -> None:
     frames = memoryview(
         frame(0, STORED_MS + 9_000) + frame(1, STORED_MS + 9_000, schedule="a") + frame(2, 1, schedule="b", expires="9")
     )
-    found = find_in_frames(frames, WHOLE_BATCH, EventBudget())
-    assert found.frames is frames
-    assert found.events == [
+    found, events = in_frames(frames)
+    assert found.frames.obj is frames.obj
+    assert events == [
         Scheduled("a", Position(7, 1), STORED_MS + 1, STORED_MS + 9_000),
         Scheduled("b", Position(7, 2), STORED_MS + 2, STORED_MS + 2),
     ]
@@ -68,10 +95,10 @@ def test_ids_of_delayed_entries_are_found_without_touching_the_frames() -> None:
 def test_a_delayed_entry_with_a_bad_id_or_expiry_is_rejected_at_once_and_the_others_stay() -> None:
     bad = [frame(0, 9, schedule=""), frame(2, 9, schedule="ok", expires="tomorrow")]
     frames = memoryview(bad[0] + frame(1, 9, schedule="a") + bad[1] + frame(3, 9))
-    found = find_in_frames(frames, BatchRange(0, None), EventBudget())
+    found, events = in_frames(frames, BatchRange(0, None))
     assert [position.entry_id for position in entries_of(found.frames)] == [1, 3]
     assert found.first_entry == WHOLE_BATCH
-    assert [event.schedule_id for event in found.events] == ["a"]
+    assert events == [Scheduled("a", Position(7, 1), STORED_MS + 1, STORED_MS + 1)]
     assert [(reject.position.entry_id, reject.reason) for reject in found.rejects] == [
         (0, "bad_schedule"),
         (2, "bad_schedule"),
@@ -84,13 +111,13 @@ def test_a_delayed_entry_with_a_bad_id_or_expiry_is_rejected_at_once_and_the_oth
 def test_the_names_in_a_value_mean_nothing() -> None:
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=5, deliver_at_time=9)
     frames = memoryview(commands.message(1, 7, 0, encode_entry(metadata, b"ledgerlake.schedule ledgerlake.expires")))
-    found = find_in_frames(frames, WHOLE_BATCH, EventBudget())
-    assert (found.events, found.rejects) == ([], [])
+    found, events = in_frames(frames)
+    assert (events, found.rejects) == ([], [])
 
 
 def test_messages_that_are_delivered_at_once_have_schedules_too_also_in_a_batch() -> None:
     frames = frame(0) + frame(1, schedule="a") + frame(2, batch=[{}, {"schedule": "b"}, {"schedule": "x" * 201}])
-    messages, events, rejects = find_in_messages(decoded(frames), frames, EventBudget(), delays_messages=True)
+    messages, events, rejects = in_messages(frames)
     assert messages["message_id"].to_pylist() == ["7:0", "7:1", "7:2:0", "7:2:1"]
     assert events == [
         Scheduled("a", Position(7, 1), STORED_MS + 1),
@@ -103,10 +130,11 @@ def test_messages_that_are_delivered_at_once_have_schedules_too_also_in_a_batch(
 
 def test_a_delayed_batch_is_opened_when_it_is_due_and_its_messages_with_an_id_are_rejected() -> None:
     frames = frame(0, 9, batch=[{}, {"schedule": "a"}, {"expires": "5"}])
-    assert find_in_frames(memoryview(frames), WHOLE_BATCH, EventBudget()).events == []
-    messages, rejects = find_in_due(decoded(frames), frames, 10)
+    assert in_frames(frames)[1] == []
+    messages, (reject,) = find_in_due(decoded(frames), frames, 10)
     assert messages["message_id"].to_pylist() == ["7:0:0"]
-    assert [(reject.reason, reject.batch_index) for reject in rejects] == [("bad_schedule", 1), ("bad_schedule", 2)]
+    assert (reject.reason, reject.batch_index) == ("bad_schedule", -1)
+    assert reject.detail.startswith("messages 1, 2 of the batch: a delayed message")
 
 
 @pytest.mark.parametrize(("clock_ms", "delivered"), [(None, 2), (99, 2), (100, 2), (101, 1)])
@@ -117,27 +145,53 @@ def test_a_message_expires_by_the_time_of_the_micro_batch_that_releases_it(clock
     assert [reject.reason for reject in rejects] == ["expired"] * (2 - delivered)
 
 
-def test_schedules_beyond_the_room_in_a_report_are_rejected_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_task, "MAX_TASK_EVENT_BYTES", 700)
-    budget = EventBudget()
+def test_schedules_beyond_the_room_in_a_task_are_rejected_in_words() -> None:
+    schedules = ScheduleEvents(max_bytes=100)
     frames = b"".join(frame(number, 9, schedule="a") for number in range(3))
-    found = find_in_frames(memoryview(frames), WHOLE_BATCH, budget)
-    assert len(found.events) == 2
+    found = find_in_frames(memoryview(frames), WHOLE_BATCH, schedules)
+    assert [event.position.entry_id for event in schedules.in_order(lambda _: 0)] == [0, 1]
     assert [(reject.position.entry_id, reject.reason) for reject in found.rejects] == [(2, "schedule_refused")]
     frames = frame(0, schedule="a")
-    messages, events, (reject,) = find_in_messages(decoded(frames), frames, budget, delays_messages=True)
-    assert (messages.num_rows, events, reject.reason) == (0, [], "schedule_refused")
+    messages, (reject,) = find_in_messages(decoded(frames), frames, schedules, delays_messages=True)
+    assert (messages.num_rows, reject.reason) == (0, "schedule_refused")
     assert "more schedules" in reject.detail
+
+
+def test_without_delays_the_properties_mean_nothing() -> None:
+    frames = frame(0, schedule="a", cron="never") + frame(1, schedule="", cancel="schedule=a")
+    messages, events, rejects = in_messages(frames, delays_messages=False)
+    assert (messages.num_rows, events, rejects) == (2, [], [])
+
+
+def test_a_bad_property_in_many_messages_of_a_batch_is_one_reject_that_lists_them() -> None:
+    frames = frame(3, batch=[{"schedule": ""}, {}, {"schedule": "x" * 201}, {"pause": "now"}])
+    messages, _, (reject,) = in_messages(frames)
+    assert messages["batch_index"].to_pylist() == [1]
+    assert (reject.position, reject.batch_index, reject.reason) == (Position(7, 3), -1, "bad_schedule")
+    assert reject.entry == entries_of(frames)[Position(7, 3)]
+    assert reject.detail.startswith("messages 0, 2, 3 of the batch: ")
+    assert "has 0 characters" in reject.detail
+
+
+def test_cancels_of_schedules_are_found_beside_the_schedules_and_have_no_limit_of_their_own() -> None:
+    frames = frame(0, batch=[{"cancel": "schedule=a"}, {"cancel": "key=a"}, {"schedule": "b", "cancel": "schedule=c"}])
+    messages, events, rejects = in_messages(frames)
+    assert (messages.num_rows, rejects) == (3, [])
+    assert events == [
+        Cancel("schedule", "a", Position(7, 0), STORED_MS),
+        Scheduled("b", Position(7, 0), STORED_MS),
+        Cancel("schedule", "c", Position(7, 0), STORED_MS),
+    ]
+    assert [cancel.by for cancel in TaskCancels().take(decoded(frames))[0]] == ["key"]
 
 
 def test_a_replaced_message_of_which_only_the_topic_has_the_bytes_is_rejected_by_its_position() -> None:
     play = Play(reread=True)
     chunks = (Position(1, 1), Position(1, 2))
-    large = DelayedLargeMessage(chunks, STORED_MS + 10_000, bytes_kept=True)
-    events: list[TaskEvent] = [
+    large = DelayedLargeMessage(chunks, STORED_MS + 10_000, bytes_kept=True, schedule_id="large", stored_ms=STORED_MS)
+    events: list[Any] = [
         large,
         Scheduled("small", Position(1, 0), STORED_MS, STORED_MS + 10_000),
-        Scheduled("large", Position(1, 2), STORED_MS, STORED_MS + 10_000),
     ]
     play(delayed_frame(0, 10), at_s=0, events=events, parts=[(position, b"chunk") for position in chunks])
     play(at_s=5, events=[Scheduled("small", Position(1, 5), STORED_MS), Scheduled("large", Position(1, 6), STORED_MS)])
@@ -147,24 +201,48 @@ def test_a_replaced_message_of_which_only_the_topic_has_the_bytes_is_rejected_by
         ("replaced", position, None) for position in (Position(1, 0), *chunks)
     ]
     assert play.values == []
-    assert not any(play.state(name) for name in ("schedules", "schedule_ids", "cancels", "large", "parts"))
+    assert not any(play.state(name) for name in ("schedule_blocks", "cancels", "large", "parts"))
+
+
+def test_messages_that_were_replaced_leave_the_stage_together_in_frames_of_bounded_size() -> None:
+    play = Play(settings=DelaySettings())
+    large = commands.message(1, 1, 999, encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=5, deliver_at_time=STORED_MS + 10_000), b"x" * 2_000_000))  # fmt: skip
+    ids: list[Any] = [Scheduled(f"{number}", Position(1, number), STORED_MS, STORED_MS + 10_000) for number in [*range(500), 999]]  # fmt: skip
+    play(*(delayed_frame(number, 10) for number in range(500)), large, at_s=0, events=ids)
+    play(at_s=5, events=[Scheduled(f"{number}", Position(2, 0), STORED_MS) for number in [*range(500), 999]])
+    play(at_s=10)
+    assert Counter(reject.reason for reject in play.rejects) == {"replaced": 501}
+    assert play.stage.frames <= 4
 
 
 def test_a_message_that_was_not_added_to_the_index_replaces_nothing_and_leaves_nothing() -> None:
     play = Play()
     play(delayed_frame(0, 10), at_s=0, events=[Scheduled("a", Position(1, 0), STORED_MS, STORED_MS + 10_000)])
-    known: list[TaskEvent] = [Scheduled("a", Position(1, 0), STORED_MS + 1, STORED_MS + 10_000)]
+    known: list[Any] = [Scheduled("a", Position(1, 0), STORED_MS + 1, STORED_MS + 10_000)]
     assert play(delayed_frame(0, 10), at_s=5, events=known) == []
     assert [reject.reason for reject in play.rejects] == ["delayed_known"]
     assert play(at_s=10) == [b"1:0"]
-    assert not any(play.state(name) for name in ("schedules", "schedule_ids", "cancels"))
+    assert not any(play.state(name) for name in ("schedule_blocks", "cancels"))
+
+
+@pytest.mark.parametrize("is_forged", [False, True])
+def test_a_marker_that_lists_the_entry_of_another_sender_changes_nothing_for_its_schedule(is_forged: bool) -> None:
+    play = Play()
+    play(delayed_frame(0, 100), at_s=0, events=[Scheduled("visit", Position(1, 0), STORED_MS, STORED_MS + 100_000)])
+    chunks = (Position(1, 1), Position(1, 2))
+    forged = DelayedLargeMessage(chunks, STORED_MS + 50_000, False, ChunkedMessageKey("evil", "evil-1"), chunks[:1], "visit", STORED_MS)  # fmt: skip
+    with Peer([(Position(1, 1), chunk_entries(b"large message", 3)[0]), (Position(1, 2), b"x")]) as peer:
+        play.stage.client = ClientSettings(peer.url)
+        moved = Scheduled("visit", Position(1, 2), STORED_MS + 1000, STORED_MS + 60_000)
+        play(delayed_frame(2, 60), at_s=2, events=[*([forged] if is_forged else []), moved])
+    assert (play(at_s=60), play(at_s=100)) == ([b"1:2"], [])
 
 
 def test_a_delayed_message_with_a_rule_is_the_schedule_of_a_message_that_repeats() -> None:
     frames = memoryview(frame(0, STORED_MS + 9_000, schedule="a", cron="0 9 * * *"))
-    found = find_in_frames(frames, WHOLE_BATCH, EventBudget())
-    assert found.frames is frames
-    assert found.events == [Scheduled("a", Position(7, 0), STORED_MS, STORED_MS + 9_000, repeats=True)]
+    found, events = in_frames(frames)
+    assert found.frames.obj is frames.obj
+    assert events == [Scheduled("a", Position(7, 0), STORED_MS, STORED_MS + 9_000, repeats=True)]
 
 
 @pytest.mark.parametrize(
@@ -178,8 +256,8 @@ def test_a_delayed_message_with_a_rule_is_the_schedule_of_a_message_that_repeats
     ],
 )
 def test_a_delayed_message_with_a_rule_that_cannot_be_used_is_a_reject(names: dict[str, str], why: str) -> None:
-    found = find_in_frames(memoryview(scheduled_frame(STORED_MS + 9_000, names)), WHOLE_BATCH, EventBudget())
-    ((reject,), events) = (found.rejects, found.events)
+    found, events = in_frames(scheduled_frame(STORED_MS + 9_000, names))
+    (reject,) = found.rejects
     assert (reject.reason, events) == ("bad_schedule", [])
     assert why in reject.detail
 
@@ -187,25 +265,61 @@ def test_a_delayed_message_with_a_rule_that_cannot_be_used_is_a_reject(names: di
 @pytest.mark.parametrize("deliver_ms", [None, -5])
 def test_a_message_with_a_rule_and_without_a_delivery_time_is_a_reject(deliver_ms: int | None) -> None:
     frames = frame(0, deliver_ms, schedule="a", cron="0 9 * * *")
-    kept, events, (reject,) = find_in_messages(decoded(frames), memoryview(frames), EventBudget(), delays_messages=True)
+    kept, events, (reject,) = in_messages(frames)
     assert (kept.num_rows, events, reject.reason) == (0, [], "bad_schedule")
     assert "needs a delivery time" in reject.detail
 
 
+def test_a_delayed_message_that_cannot_be_delivered_replaces_nothing() -> None:
+    # Properties are UTF-8 text.
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=5, deliver_at_time=STORED_MS + 9_000)
+    metadata.properties.add(key="ledgerlake.schedule", value="a")
+    metadata.properties.add(key="x", value="yy")
+    raw = metadata.SerializeToString().replace(b"yy", b"\xff\xfe")
+    entry = len(raw).to_bytes(4, "big") + raw + b"v"
+    found, events = in_frames(commands.message(1, 7, 0, entry))
+    assert (len(entries_of(found.frames)), events, found.rejects) == (1, [], [])
+
+
 def test_pauses_are_found_in_the_order_of_their_messages_and_stay_rows() -> None:
     frames = frame(0, batch=[{"pause": "schedule=a"}, {"resume": "all"}, {}]) + frame(1, pause="all")
-    kept, events, rejects = find_in_messages(decoded(frames), memoryview(frames), EventBudget(), delays_messages=True)
+    kept, events, rejects = in_messages(frames)
     assert (kept.num_rows, rejects) == (4, [])
     assert events == [
-        PauseChanged("a", Position(7, 0), STORED_MS, resumes=False),
         PauseChanged(None, Position(7, 0), STORED_MS, resumes=True),
         PauseChanged(None, Position(7, 1), STORED_MS + 1, resumes=False),
+        PauseChanged("a", Position(7, 0), STORED_MS, resumes=False),
     ]
+
+
+def test_a_message_that_was_due_says_that_it_was_delivered_if_a_copy_could_be_a_schedule_or_a_cancel() -> None:
+    frames = frame(0, STORED_MS + 9_001, schedule="a") + frame(1, STORED_MS, cancel="key=a") + frame(2, 9, expires="10")
+    due = with_occurrences(decoded(frames + frame(3, 9, schedule="a", occurrence="7")))
+    assert [dict(pairs) for pairs in due["properties"].to_pylist()] == [
+        {
+            "ledgerlake.schedule": "a",
+            "ledgerlake.occurrence": "1",
+            "ledgerlake.occurrence_time": "2023-11-14T22:13:29.001Z",
+        },
+        {
+            "ledgerlake.cancel": "key=a",
+            "ledgerlake.occurrence": "1",
+            "ledgerlake.occurrence_time": "2023-11-14T22:13:20.000Z",
+        },
+        {"ledgerlake.expires": "10"},
+        {"ledgerlake.schedule": "a", "ledgerlake.occurrence": "7"},
+    ]
+
+
+def test_the_copy_of_a_message_that_was_delivered_cancels_nothing() -> None:
+    frames = frame(0, batch=[{"cancel": "schedule=a", "occurrence": "1"}, {"cancel": "key=a", "occurrence": "1"}])
+    assert in_messages(frames)[1:] == ([], [])
+    assert TaskCancels().take(decoded(frames)) == ([], [])
 
 
 def test_a_repetition_that_is_sent_to_a_topic_is_an_ordinary_message_there() -> None:
     names = {"schedule": "a", "cron": "0 9 * * *", "occurrence": "3"}
     frames = scheduled_frame(None, names)
-    kept, events, rejects = find_in_messages(decoded(frames), memoryview(frames), EventBudget(), delays_messages=True)
+    kept, events, rejects = in_messages(frames)
     assert (kept.num_rows, events, rejects) == (1, [], [])
-    assert find_in_frames(memoryview(scheduled_frame(STORED_MS + 1, names)), WHOLE_BATCH, EventBudget()).events == []
+    assert in_frames(scheduled_frame(STORED_MS + 1, names))[1] == []

@@ -107,6 +107,7 @@ def test_a_bound_of_a_topic_is_that_of_its_partitions_unless_they_have_their_own
     ("options", "message"),
     [
         ({"startingTime": "2026-05-01T09:00:00"}, "has no zone; write for example 2026-05-01T09:00:00Z"),
+        ({"startingTime": "2026-05-01"}, "has no zone; write for example 2026-05-01T00:00:00Z"),
         ({"startingTime": "yesterday"}, "'yesterday' is no time"),
         ({"startingTime": "5", "startingOffsets": "latest"}, "exclude each other"),
         ({"endingTime": "5", "endingIndex": "5"}, "exclude each other"),

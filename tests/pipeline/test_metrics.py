@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from prometheus_client import CollectorRegistry, generate_latest
 
 from ledgerlake.delay.due_times import DueSpan
+from ledgerlake.operators.rows import Released
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.metrics import Metrics, MetricsListener, PipelineState
 from ledgerlake.pipeline.progress import Behind, lags_of
@@ -75,11 +76,15 @@ def test_a_pipeline_shows_what_its_batches_brought() -> None:
         next_due_ms={NAME: 2500},
         due_spans={NAME: [DueSpan(2_500, 4), DueSpan(90_000, 1)]},
         incomplete_count=1,
+        released=Released(3, 1_200, 1_000),
         commit_s=0.2,
     )
     metrics.add_batch("orders", first, 10.0, 1_500)
-    repeated = BatchResult(1, 50, repeated=True, kept_bytes=7, next_due_ms={NAME: None}, commit_s=100)
+    repeated = BatchResult(
+        1, 50, repeated=True, kept_bytes=7, next_due_ms={NAME: None}, released=Released(9, 1, 1), commit_s=100
+    )
     metrics.add_batch("orders", repeated, 10.5, 2_000)
+    metrics.add_batch("orders", BatchResult(2, kept_bytes=7), 11.0, 2_500)
     metrics.add_progress("orders", {NAME: Behind(20, 1500)}, 3.0)
     samples = dict(line.rsplit(" ", 1) for line in text(metrics))
     labels = f'{{query="orders",topic_partition="{NAME}"}}'
@@ -88,25 +93,28 @@ def test_a_pipeline_shows_what_its_batches_brought() -> None:
         f"ledgerlake_lag_seconds{labels}": "1.5",
         f"ledgerlake_lag_bytes{labels}": "1000.0",
         f"ledgerlake_waiting_messages{labels}": "3.0",
-        'ledgerlake_messages_per_second{query="orders"}': "100.0",
+        'ledgerlake_messages_per_second{query="orders"}': "0.0",
         'ledgerlake_messages_total{query="orders"}': "100.0",
+        'ledgerlake_released_messages_total{query="orders"}': "3.0",
+        'ledgerlake_late_seconds_total{query="orders"}': "0.9",
+        'ledgerlake_most_late_seconds{query="orders"}': "0.5",
         'ledgerlake_rejects_total{query="orders"}': "2.0",
         'ledgerlake_rejects_by_reason_total{query="orders",reason="no_table"}': "2.0",
-        'ledgerlake_batches_total{query="orders"}': "2.0",
-        'ledgerlake_last_batch_timestamp_seconds{query="orders"}': "2.0",
+        'ledgerlake_batches_total{query="orders"}': "3.0",
+        'ledgerlake_last_batch_timestamp_seconds{query="orders"}': "2.5",
         'ledgerlake_due_messages{query="orders",within="0"}': "0.0",
         'ledgerlake_due_messages{query="orders",within="60"}': "4.0",
         **{
             f'ledgerlake_due_messages{{query="orders",within="{within}"}}': "5.0"
             for within in ("600", "3600", "21600", "86400", "604800", "2592000", "+Inf")
         },
-        **{f'ledgerlake_commit_seconds_bucket{{le="{bound}",query="orders"}}': "0.0" for bound in ("0.05", "0.1")},
+        **{f'ledgerlake_commit_seconds_bucket{{le="{bound}",query="orders"}}': "1.0" for bound in ("0.05", "0.1")},
         **{
-            f'ledgerlake_commit_seconds_bucket{{le="{bound}",query="orders"}}': "1.0"
+            f'ledgerlake_commit_seconds_bucket{{le="{bound}",query="orders"}}': "2.0"
             for bound in ("0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "30.0", "60.0")
         },
-        'ledgerlake_commit_seconds_bucket{le="+Inf",query="orders"}': "2.0",
-        'ledgerlake_commit_seconds_count{query="orders"}': "2.0",
+        'ledgerlake_commit_seconds_bucket{le="+Inf",query="orders"}': "3.0",
+        'ledgerlake_commit_seconds_count{query="orders"}': "3.0",
         'ledgerlake_commit_seconds_sum{query="orders"}': "100.2",
         'ledgerlake_open_sets{query="orders"}': "0.0",
         'ledgerlake_held_bytes{query="orders"}': "7.0",

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 import time
+from collections import defaultdict
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ledgerlake.api import Schedules
 from ledgerlake.errors import UsageError
+from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.publish.cancel import cancel
 from ledgerlake.publish.schedules import moved
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.limits import MAX_TIME_MS
 from tests.live.pipelines import ledgerlake
-from tests.peer import TOPIC, Peer
+from tests.peer import TOPIC, Peer, _encode
 
 
 def sent(peer: Peer) -> list[tuple[bytes, int, dict[str, str]]]:
@@ -35,12 +41,12 @@ def sent(peer: Peer) -> list[tuple[bytes, int, dict[str, str]]]:
 def test_a_schedule_is_a_delayed_message_with_its_id_and_a_cancel_names_it() -> None:
     noon = datetime(2026, 5, 2, 12, tzinfo=timezone.utc)
     with Peer() as peer, Schedules(peer.url, TOPIC) as schedules:
-        schedules.put("a", b"one", at=1_800_000_000_000, key="k", properties={"x": "y"}, expires=noon)
+        schedules.put("a", b"one", at=1_777_000_000_000, key="k", properties={"x": "y"}, expires=noon)
         schedules.put("a", b"two", at=noon)
         schedules.put("a", b"now")
         schedules.cancel("a")
         assert sent(peer) == [
-            (b"one", 1_800_000_000_000, {"x": "y", "ledgerlake.schedule": "a", "ledgerlake.expires": "1777723200000"}),
+            (b"one", 1_777_000_000_000, {"x": "y", "ledgerlake.schedule": "a", "ledgerlake.expires": "1777723200000"}),
             (b"two", 1_777_723_200_000, {"ledgerlake.schedule": "a"}),
             (b"now", 0, {"ledgerlake.schedule": "a"}),
             (b"", 0, {"ledgerlake.cancel": "schedule=a"}),
@@ -53,8 +59,14 @@ def test_a_schedule_is_a_delayed_message_with_its_id_and_a_cancel_names_it() -> 
         ("", {}, "1 to 200"),
         ("x" * 201, {}, "1 to 200"),
         ("a", {"at": datetime(2026, 5, 2)}, "at has no zone"),
-        ("a", {"at": 0}, "at must be from 1"),
-        ("a", {"expires": MAX_TIME_MS + 1}, "expires must be from 1"),
+        ("a", {"at": 0}, "at must be a datetime, or whole milliseconds"),
+        ("a", {"at": 1_777_723_200}, "the year 2000"),
+        ("a", {"at": 1_777_723_200_000.0}, "whole milliseconds .* not 1777723200000.0"),
+        ("a", {"at": "2026-05-02T12:00:00Z"}, "must be a datetime"),
+        ("a", {"expires": MAX_TIME_MS + 1}, "expires must be"),
+        ("a", {"expires": 1_777_723_200_000.5}, "expires must be"),
+        ("a", {"cron": "* * * * *", "until": 1_777_723_200}, "until must be"),
+        ("a", {"at": 1_777_723_200_001, "expires": 1_777_723_200_000}, "expires is before the message is due"),
         ("a", {"properties": {"ledgerlake.schedule": "b"}}, "set by its own argument"),
     ],
 )
@@ -65,6 +77,40 @@ def test_what_cannot_be_a_schedule_is_refused_before_it_is_sent(
         with pytest.raises(UsageError, match=why):
             schedules.put(schedule_id, b"", **arguments)
         assert peer.received == []
+
+
+def test_text_that_is_no_unicode_is_refused_in_words() -> None:
+    with Peer() as peer, Schedules(peer.url, TOPIC) as schedules:
+        with pytest.raises(UsageError, match="no Unicode text"):
+            schedules.put("\ud800", b"")
+        with pytest.raises(UsageError, match="no Unicode text"):
+            schedules.put("a", b"", key="\udce9")
+        with pytest.raises(UsageError, match="no Unicode text"):
+            schedules.cancel("\ud800")
+        assert peer.received == []
+        said = ledgerlake("schedule", TOPIC, "--service-url", peer.url, "--id", "a", "--in", "1 hour", "\udce9")
+    assert (said.returncode, "VALUE is not UTF-8 text" in said.stderr) == (2, True)
+
+
+def test_threads_share_schedules() -> None:
+    failed: list[Exception] = []
+    with Peer() as peer, Schedules(peer.url, TOPIC) as schedules:
+
+        def put(name: int) -> None:
+            try:
+                for number in range(20):
+                    schedules.put(f"{name}-{number}", b"x")
+            except Exception as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=put, args=(name,), daemon=True) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert not any(thread.is_alive() for thread in threads)
+        ids = {properties["ledgerlake.schedule"] for _, _, properties in sent(peer)}
+    assert (failed, len(ids)) == ([], 80)
 
 
 def test_an_id_decides_the_topic_partition_as_javas_hash_of_it_does() -> None:
@@ -90,6 +136,8 @@ def test_the_command_schedules_by_time_or_by_span() -> None:
         )
         assert [value for value, *_ in sent(peer)] == [b"x", b"y"]
         assert ledgerlake("schedule", *where, "--in", "soon", "z").returncode == 2
+        assert ledgerlake("schedule", *where, "--at", "1777723200", "z").returncode == 2
+        assert ledgerlake("schedule", *where, "--in", "1 hour", "--expires", "1777723200000", "z").returncode == 2
         assert len(peer.received) == 2
 
 
@@ -143,6 +191,66 @@ def test_a_rule_that_cannot_be_used_is_refused_before_it_is_sent(arguments: dict
         with pytest.raises(UsageError, match=why):
             schedules.put("a", b"", **arguments)
         assert peer.received == []
+
+
+class PartitionedPeer(Peer):
+    """A peer whose topic has three partitions, which notes to which one each id was sent."""
+
+    def __enter__(self) -> Peer:
+        self.routes: dict[str, list[str]] = defaultdict(list)
+        self._topics_of: dict[tuple[int, int], str] = {}
+        return super().__enter__()
+
+    def _answer(self, connection: Any, consumers: Any, event: Any) -> None:
+        if isinstance(event, pb.CommandPartitionedTopicMetadata):
+            answer: dict[str, Any] = {"request_id": event.request_id, "partitions": 3, "response": 0}
+            connection.send(_encode("PARTITIONED_METADATA_RESPONSE", **answer))
+            return
+        if isinstance(event, pb.CommandProducer):
+            self._topics_of[id(connection), event.producer_id] = event.topic
+            event.producer_name = event.producer_name or "named"
+        if isinstance(event, pb.CommandSend):
+            properties = {pair.key: pair.value for pair in parse_entry(connection.payload).metadata.properties}
+            partition = self._topics_of[id(connection), event.producer_id].rpartition("-")[2]
+            self.routes[properties.get("ledgerlake.schedule", "other")].append(partition)
+        super()._answer(connection, consumers, event)
+
+
+def test_the_documents_python_client_sends_an_id_where_put_sends_it_and_a_cancel_goes_everywhere() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
+    (example,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "import pulsar" in code]
+    names = ["visit-17", *(f"call-{number}" for number in range(20)), "rendez-vous-é", "\U0001f600"]
+    partitioned = PartitionedPeer()
+    with partitioned as peer, Schedules(peer.url, TOPIC) as schedules:
+        example = example.replace("pulsar://localhost:6650", peer.url).replace('"reminders"', f'"{TOPIC}"')
+        found: dict[str, Any] = {"due_ms": 2**40}
+        exec(example, found)
+        for name in names[1:]:
+            found["producer"].send(b"", partition_key=name, properties={"ledgerlake.schedule": name})
+        found["client"].close()
+        for name in names:
+            schedules.put(name, b"")
+        assert {name: len(set(routes)) for name, routes in partitioned.routes.items()} == dict.fromkeys(names, 1)
+        assert {len(routes) for routes in partitioned.routes.values()} == {2}
+        assert len(schedules.cancel("a")) == 3
+        assert partitioned.routes["other"] == ["0", "1", "2"]
+
+
+def test_a_cancel_goes_to_all_topics_of_a_configuration_or_to_one() -> None:
+    other = "persistent://public/default/other"
+    with Peer() as peer:
+        config = parse_config(
+            {
+                "source": {"service_url": peer.url, "topics": [TOPIC, other]},
+                "stream": {"name": "s", "checkpoint": "c"},
+                "delta": {"path": "d"},
+            }
+        )
+        assert cancel(config, "schedule", "a") == [TOPIC, other]
+        assert cancel(config, "schedule", "a", "other") == [other]
+        assert len(peer.received) == 3
+        with pytest.raises(UsageError, match="does not read the topic third"):
+            cancel(config, "schedule", "a", "third")
 
 
 def test_all_schedules_are_paused_on_each_topic_partition() -> None:

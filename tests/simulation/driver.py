@@ -305,7 +305,7 @@ def _mistake(error: BaseException | None) -> str:
 class DueTopic:
     """The topic of due messages: a broker with deduplication."""
 
-    def __init__(self, world: World, stored: Callable[[bytes], None]) -> None:
+    def __init__(self, world: World, stored: Callable[[bytes, dict[str, str]], None]) -> None:
         self.world = world
         self.stored = stored
         self.sequences: dict[str, int] = {}
@@ -341,7 +341,7 @@ class _Producer:
             raise ConnectionError("the broker is away")
         if sequence_id > self._due.sequences.get(self._name, -1):
             self._due.sequences[self._name] = sequence_id
-            self._due.stored(content)
+            self._due.stored(content, {entry.key: entry.value for entry in metadata.properties})
         on_receipt(Receipt("DeadlineError" if verdict == "fail" else "Ok"))
         self._due.world.access("published")
 

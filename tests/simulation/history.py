@@ -150,9 +150,11 @@ def write_script(seed: int) -> Script:
         args = {"kind": kind, "count": rng.randint(1, 5), "partition": rng.randrange(6)}
         steps.append(Step(round(rng.uniform(0.0, duration_s), 3), "produce", args))
     steps += [one for _ in range(rng.randint(1, 4)) for one in _disturbance(rng, duration_s)]
-    has_tables = seed % 5 == 2
+    has_tables, has_schedules = seed % 5 == 2, seed % 6 == 0
     if has_tables:
         steps += _between_tables(random.Random(seed), duration_s)
+    if has_schedules:
+        steps += _schedules(random.Random(seed), duration_s)
     return Script(
         seed,
         partitions,
@@ -180,6 +182,16 @@ def _between_tables(rng: random.Random, duration_s: float) -> list[Step]:
         if do == "verdict":
             args = {"says": "fail"}
         steps.append(Step(round(rng.uniform(0.5, duration_s), 3), do, args, label, rng.randint(1, 3)))
+    return steps
+
+
+def _schedules(rng: random.Random, duration_s: float) -> list[Step]:
+    """Messages with the ids of schedules, some of which repeat, and their cancels."""
+    steps = []
+    for _ in range(rng.randint(4, 12)):
+        kind = rng.choices(["schedule", "repeating", "end"], [4, 2, 2])[0]
+        args = {"kind": kind, "count": rng.randint(1, 3), "partition": rng.randrange(6)}
+        steps.append(Step(round(rng.uniform(0.0, duration_s), 3), "produce", args))
     return steps
 
 
@@ -323,9 +335,10 @@ class History:
         if self._is_over():
             return
         if not self._is_done():
-            missing = self.oracle.unsettled or self.oracle.unpublished or self.oracle.differs_from_copy
+            unpublished = {payload for payload, _ in self.oracle.unpublished}
+            missing = self.oracle.unsettled or unpublished or self.oracle.differs_from_copy
             some = ", ".join(map(str, map(self.oracle.sent.__getitem__, sorted(missing)[:3])))
-            where = "" if self.oracle.unsettled else " to the topic" if self.oracle.unpublished else " to all tables"
+            where = "" if self.oracle.unsettled else " to the topic" if unpublished else " to all tables"
             self.oracle.complain(f"nothing missing: {len(missing)} messages never came{where}, among them {some}")
             return
         self.world.sleep(3.0)
@@ -716,16 +729,78 @@ class History:
     def _send_cancel(self, topic: Topic) -> None:
         payload, key = self._payload(), self.world.rng.choice(["a", "b", "c"])
         metadata = self._metadata(properties=[pb.KeyValue(key="ledgerlake.cancel", value=f"key={key}")])
-        time_ms = self.brokers.clock_ms if self.script.has_metadata else metadata.publish_time
+        time_ms = self._stored_ms(metadata)
         position = self._store(topic, metadata, payload)
-        for one in self.oracle.waiting_before(topic.name, position, time_ms - _CLOCKS_AGREE_MS, key):
-            # What is due by our own clock may go before a cancel that is still unread: without the
-            # broker's time, and where the broker's clock was set back.
-            own_ms = max(time_ms + max(0, -self.brokers.skew_ms), self.oracle.latest_ms)
+        self._hit(topic, position, time_ms, "cancelled", key=key)
+        self._confirm(topic, payload, position)
+
+    def _hit(self, topic: Topic, position: Position, time_ms: int, reason: str, **target: str) -> None:
+        """What waits under a key, or an id, is cancelled or replaced by a message that stands there."""
+        # What is due by our own clock may go before a cancel that is still unread: without the
+        # broker's time, and where the broker's clock was set back.
+        own_ms = max(time_ms + max(0, -self.brokers.skew_ms), self.oracle.latest_ms)
+        for one in self.oracle.waiting_before(topic.name, position, time_ms - _CLOCKS_AGREE_MS, **target):
+            if one.repeats:
+                if "schedule" in target:
+                    self._end_repetition(one, time_ms, own_ms, reason)
+                continue
             is_sure = self.script.has_metadata and one.deliver_ms > own_ms
             if one.deliver_ms > time_ms or not is_sure:
                 one.is_cancelled |= is_sure
-                one.may_be_cancelled = True
+                one.may_be_cancelled.add(reason)
+
+    def _end_repetition(self, one: Sent, time_ms: int, own_ms: int, reason: str) -> None:
+        """The first message that hits one that repeats ends it."""
+        later = {number for number, due_ms in one.may.items() if due_ms > own_ms}
+        if self.script.has_metadata and not one.is_ended:
+            one.is_cut = bool(later)
+            for number in later:
+                del one.may[number]
+        one.is_ended = True
+        one.must -= {number for number, due_ms in one.may.items() if due_ms > time_ms - _CLOCKS_AGREE_MS} | later
+        one.may_be_cancelled.add(reason)
+        self.oracle.settle(one)
+
+    def _stored_ms(self, metadata: pb.MessageMetadata) -> int:
+        return self.brokers.clock_ms if self.script.has_metadata else metadata.publish_time
+
+    def _send_schedule(self, topic: Topic) -> None:
+        payload, name = self._payload(), self.world.rng.choice(["a", "b", "c"])
+        deliver_ms = self.brokers.clock_ms + self.world.rng.choice([0, 1, 500, 2000, 5000, 9000])
+        metadata = self._metadata(properties=[pb.KeyValue(key="ledgerlake.schedule", value=name)])
+        # Without a time it is delivered at once.
+        deliver_ms = 0 if self.world.rng.random() < 0.1 else deliver_ms
+        if deliver_ms:
+            metadata.deliver_at_time = deliver_ms
+        time_ms = self._stored_ms(metadata)
+        position = self._store(topic, metadata, payload)
+        self._hit(topic, position, time_ms, "replaced", schedule=name)
+        self._confirm(topic, payload, position, deliver_ms=deliver_ms, schedule=name)
+
+    def _send_repeating(self, topic: Topic) -> None:
+        payload, name = self._payload(), self.world.rng.choice(["a", "b", "c"])
+        deliver_ms = self.brokers.clock_ms + self.world.rng.choice([1000, 2000, 5000])
+        seconds, count = self.world.rng.randint(1, 3), self.world.rng.randint(1, 5)
+        properties = {"schedule": name, "every": f"PT{seconds}S", "count": str(count)}
+        metadata = self._metadata(
+            deliver_at_time=deliver_ms,
+            properties=[pb.KeyValue(key=f"ledgerlake.{key}", value=value) for key, value in properties.items()],
+        )
+        time_ms = self._stored_ms(metadata)
+        position = self._store(topic, metadata, payload)
+        self._hit(topic, position, time_ms, "replaced", schedule=name)
+        may = {number + 1: deliver_ms + number * seconds * 1000 for number in range(count)}
+        self._confirm(
+            topic, payload, position, deliver_ms=deliver_ms, schedule=name, repeats=True, must=set(may), may=may
+        )
+
+    def _send_end(self, topic: Topic) -> None:
+        """The cancel of a schedule."""
+        payload, name = self._payload(), self.world.rng.choice(["a", "b", "c"])
+        metadata = self._metadata(properties=[pb.KeyValue(key="ledgerlake.cancel", value=f"schedule={name}")])
+        time_ms = self._stored_ms(metadata)
+        position = self._store(topic, metadata, payload)
+        self._hit(topic, position, time_ms, "cancelled", schedule=name)
         self._confirm(topic, payload, position)
 
     # Cursors

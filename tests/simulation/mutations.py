@@ -6,9 +6,11 @@ finds them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cursor import DurableCursor
+from ledgerlake.delay.schedules import REPLACED, Schedules
 from ledgerlake.pipeline import wakeups
 from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.pipeline.cursors import CursorKeeper
@@ -135,6 +137,32 @@ def _one_table_for_all(edges: Edges) -> None:
     edges.replace(DeltaSink, "_with_batch", all_or_none)
 
 
+def _replaced_is_delivered(edges: Edges) -> None:
+    """A message with an id does not replace the one that waits."""
+    hit = Schedules._hit
+
+    def without_replacing(self: Schedules, schedule_id: str, position: Any, time_ms: int, reason: str) -> Any:
+        if reason == REPLACED:
+            return self._store.load(schedule_id)
+        return hit(self, schedule_id, position, time_ms, reason)
+
+    edges.replace(Schedules, "_hit", without_replacing)
+
+
+def _repeats_after_a_cancel(edges: Edges) -> None:
+    """The end of a message that repeats is forgotten with its next occurrence."""
+    advance = Schedules.advance
+
+    def without_end(self: Schedules, schedule_id: str, position: Any, *args: Any) -> Any:
+        for message in self._store.load(schedule_id):
+            if message.position == position and message.repeating is not None:
+                endless = replace(message.repeating, ends_ms=None, ends_by=None)
+                self._change(schedule_id, message, replace(message, repeating=endless))
+        return advance(self, schedule_id, position, *args)
+
+    edges.replace(Schedules, "advance", without_end)
+
+
 MUTATIONS: dict[str, Callable[[Edges], None]] = {
     "cursors-before-spark": _cursors_before_spark,
     "batches-by-number": _batches_by_number,
@@ -146,4 +174,6 @@ MUTATIONS: dict[str, Callable[[Edges], None]] = {
     "batches-run-again-without-their-entries": _batches_run_again_without_their_entries,
     "state-files-of-version-1": _state_files_of_version_1,
     "one-table-for-all": _one_table_for_all,
+    "replaced-is-delivered": _replaced_is_delivered,
+    "repeats-after-a-cancel": _repeats_after_a_cancel,
 }

@@ -1,8 +1,9 @@
 """What must hold, judged by what producers had confirmed and what stands in the table; it knows
 nothing of the product.
 
-once              no message twice in the table, by payload and by (topic partition, message id)
-nothing missing   what was confirmed is in the table at the end; what was cancelled in time is in ``rejects``
+once              no message twice in the table, by payload and by (topic partition, message id); of one that repeats,
+                  no occurrence twice
+nothing missing   what was confirmed is in the table at the end; what was cancelled or replaced in time is in ``rejects``
                   if one table gets all messages and others get parts, they have the same
 in order          within a topic partition every commit holds a later stretch than the one before, except for what is
                   marked late
@@ -19,7 +20,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
@@ -32,11 +33,14 @@ if TYPE_CHECKING:
     from tests.simulation.disk import Disk
     from tests.simulation.lake import Commit, StoredTable
 
-_COLUMNS = ["topic", "partition", "message_id", "ledger_id", "entry_id", "batch_index"]
+_COLUMNS = ["topic", "partition", "message_id", "ledger_id", "entry_id", "batch_index", "properties"]
 # Effective time, ledger, entry, batch index.
 Key = tuple[int, int, int, int]
 
 _TIMES = ["broker_timestamp", "publish_time", "deliver_at", "delivered_at"]
+
+# A payload and the number of its occurrence, 0 of a message that does not repeat.
+Delivery = tuple[bytes, int]
 
 
 @dataclass(eq=False)
@@ -51,11 +55,19 @@ class Sent:
     stored_ms: int
     deliver_ms: int = 0
     key: str | None = None
+    schedule: str | None = None
+    # Of a message that repeats, the occurrences that have to be delivered, and the times of those
+    # that may be.
+    repeats: bool = False
+    must: set[int] = field(default_factory=set)
+    may: dict[int, int] = field(default_factory=dict)
+    delivered: set[int] = field(default_factory=set)
+    is_ended: bool = False
     is_cancelled: bool = False
-    may_be_cancelled: bool = False
-    settled: str = ""
-    in_table: bool = False
-    is_published: bool = False
+    may_be_cancelled: set[str] = field(default_factory=set)
+    # It repeats and was hit, so that it must become a reject.
+    is_cut: bool = False
+    is_rejected: bool = False
     is_held: bool = False
     is_excused: bool = False
 
@@ -73,15 +85,17 @@ class Oracle:
     unsettled: set[bytes] = field(default_factory=set)
     violations: list[str] = field(default_factory=list)
     awaits_publishing: bool = False
-    unpublished: set[bytes] = field(default_factory=set)
+    unpublished: set[Delivery] = field(default_factory=set)
     has_copy: bool = False
 
     def __post_init__(self) -> None:
         self._not_owed: set[tuple[str, Position]] = set()
         self._by_position: dict[tuple[str, Position], list[Sent]] = {}
-        self._ids: set[tuple[str, str, int]] = set()
+        self._ids: set[tuple[str, str, int, int]] = set()
         self._reached: dict[tuple[str, str], int] = {}
-        self._copied: set[bytes] = set()
+        self._copied: set[Delivery] = set()
+        self._in_table: set[Delivery] = set()
+        self._published: set[Delivery] = set()
         self.commits = 0
         # A broker's clock may be set back; what was due stays due.
         self.latest_ms = 0
@@ -102,12 +116,15 @@ class Oracle:
             one.is_excused = True
             self.unsettled.discard(one.payload)
 
-    def waiting_before(self, topic: str, position: Position, time_ms: int, key: str) -> list[Sent]:
-        """What a cancel by key that is stored there hits."""
+    def waiting_before(self, topic: str, position: Position, time_ms: int, **target: str) -> list[Sent]:
+        """What a cancel by key, or a message with the id of a schedule, that is stored there hits."""
         return [
             one
             for one in self.sent.values()
-            if one.topic == topic and one.key == key and one.positions[-1] < position and one.deliver_ms > time_ms
+            if one.topic == topic
+            and all(getattr(one, name) == value for name, value in target.items())
+            and one.positions[-1] < position
+            and (one.deliver_ms > time_ms or any(due_ms > time_ms for due_ms in one.may.values()))
         ]
 
     def complain(self, words: str) -> None:
@@ -147,13 +164,13 @@ class Oracle:
     @property
     def differs_from_copy(self) -> set[bytes]:
         """What is in one of the routed tables and not in the copy, or the other way round."""
-        in_table = {payload for payload, one in self.sent.items() if one.in_table}
-        return in_table ^ self._copied if self.has_copy else set()
+        return {payload for payload, _ in self._in_table ^ self._copied} if self.has_copy else set()
 
-    def _take_copy(self, payload: bytes) -> None:
-        if payload in self._copied:
-            self.complain(f"once: {payload[:30]!r} is in the copy twice")
-        self._copied.add(payload)
+    def _take_copy(self, row: dict[str, Any]) -> None:
+        delivery = row["value"], _occurrence(row)
+        if delivery in self._copied:
+            self.complain(f"once: {delivery} is in the copy twice")
+        self._copied.add(delivery)
 
     def _take_messages(self, data: bytes, path: str) -> None:
         table = pq.ParquetFile(io.BytesIO(data)).read([*_COLUMNS, *_TIMES, "late", "value"], use_threads=False)
@@ -164,7 +181,7 @@ class Oracle:
         for row in table.to_pylist():
             topic = row["topic"] if row["partition"] < 0 else f"{row['topic']}-partition-{row['partition']}"
             if path == COPY:
-                self._take_copy(row["value"])
+                self._take_copy(row)
             else:
                 self._take_row(topic, row)
             time_us = row["broker_timestamp"] or row["publish_time"]
@@ -181,14 +198,16 @@ class Oracle:
         for topic, stretch in stretches.items():
             self._files.setdefault(topic, []).append(stretch)
 
-    def _take_row(self, topic: str, row: dict[str, object]) -> None:
-        payload = row["value"]
+    def _take_row(self, topic: str, row: dict[str, Any]) -> None:
+        payload, occurrence = row["value"], _occurrence(row)
         assert isinstance(payload, bytes)
         one = self.sent.get(payload)
         if one is None:
             return self.complain(f"once: {payload[:30]!r} was never confirmed")
-        own = (topic, str(row["message_id"]), -1 if row["batch_index"] is None else int(str(row["batch_index"])))
-        if one.in_table or own in self._ids:
+        batch_index = -1 if row["batch_index"] is None else int(str(row["batch_index"]))
+        own = (topic, str(row["message_id"]), batch_index, occurrence)
+        delivery = payload, occurrence
+        if delivery in self._in_table or own in self._ids:
             self.complain(f"once: {one} is in the table twice")
         if topic != one.topic or (row["ledger_id"], row["entry_id"]) != (
             one.positions[-1].ledger_id,
@@ -196,17 +215,21 @@ class Oracle:
         ):
             self.complain(f"once: {one} stands in the table as {own}")
         if one.is_cancelled:
-            self.complain(f"nothing early: {one} was cancelled and is in the table")
+            self.complain(f"nothing early: {one} was cancelled or replaced and is in the table")
+        if one.repeats and occurrence not in one.may:
+            self.complain(f"once: the occurrence {occurrence} of {one} must not be, it has {one.may}")
+        due_ms = one.may.get(occurrence, one.deliver_ms)
         if one.deliver_ms:
-            if row["delivered_at"] is None or int(str(row["delivered_at"])) // 1000 < one.deliver_ms:
-                self.complain(f"never early: {one}, due at {one.deliver_ms}, says {row['delivered_at']}")
-            if max(self.clock_ms(), self.latest_ms) < one.deliver_ms:
-                self.complain(f"never early: {one}, due at {one.deliver_ms}, came at {self.clock_ms()}")
-        one.in_table = True
+            if row["delivered_at"] is None or int(str(row["delivered_at"])) // 1000 < due_ms:
+                self.complain(f"never early: {one}, due at {due_ms}, says {row['delivered_at']}")
+            if max(self.clock_ms(), self.latest_ms) < due_ms:
+                self.complain(f"never early: {one}, due at {due_ms}, came at {self.clock_ms()}")
+        self._in_table.add(delivery)
         if self.awaits_publishing and one.deliver_ms:
-            self.unpublished.add(one.payload)
+            self.unpublished.add(delivery)
         self._ids.add(own)
-        self._settle(one, "table")
+        one.delivered.add(occurrence)
+        self.settle(one)
         return None
 
     def _take_rejects(self, data: bytes) -> None:
@@ -216,29 +239,35 @@ class Oracle:
             topic = row["topic"] if row["partition"] < 0 else f"{row['topic']}-partition-{row['partition']}"
             position = Position(row["ledger_id"], row["entry_id"])
             for one in self._by_position.get((topic, position), ()):
-                if row["reason"] == "cancelled" and one.may_be_cancelled:
-                    if one.settled:
-                        self.complain(f"once: {one} is in rejects twice")
-                    self._settle(one, "rejects")
+                if row["reason"] in one.may_be_cancelled:
+                    if one.is_rejected or (one.delivered and not one.repeats):
+                        self.complain(f"once: {one} is in rejects twice, or in both")
+                    one.is_rejected = True
+                    self.settle(one)
                 elif position == one.positions[-1] and not one.is_excused:
                     self.complain(f"nothing missing: {one} is rejected: {row['reason']}")
 
-    def published(self, payload: bytes) -> None:
+    def published(self, payload: bytes, properties: dict[str, str]) -> None:
         """The topic of due messages has stored one."""
+        delivery = payload, int(properties.get("ledgerlake.occurrence", 0))
         one = self.sent.get(payload)
         if one is None:
             return self.complain(f"once: {payload[:30]!r} on the topic was never confirmed")
-        if one.is_published:
-            self.complain(f"once: {one} is on the topic twice")
-        if not one.in_table:
-            self.complain(f"once: {one} is on the topic and not in the table")
-        one.is_published = True
-        self.unpublished.discard(payload)
+        if delivery in self._published:
+            self.complain(f"once: {delivery} is on the topic twice")
+        if delivery not in self._in_table:
+            self.complain(f"once: {delivery} is on the topic and not in the table")
+        self._published.add(delivery)
+        self.unpublished.discard(delivery)
         return None
 
-    def _settle(self, one: Sent, where: str) -> None:
-        one.settled = where
-        self.unsettled.discard(one.payload)
+    def settle(self, one: Sent) -> None:
+        """Nothing is owed of a message any more if it is in rejects, or has been delivered: of one that
+        repeats, all occurrences that must be, and the reject if it has to be one.
+        """
+        is_done = one.is_rejected or (not one.is_cut and (one.repeats or bool(one.delivered)))
+        if is_done and one.must <= one.delivered:
+            self.unsettled.discard(one.payload)
 
     def passed(self, topic: str, before: Position, to: Position, committed_to: Position | None) -> None:
         """A cursor has moved; ``committed_to`` is how far the batches reach that Spark has
@@ -265,3 +294,7 @@ class Oracle:
             for one in map(self.sent.__getitem__, sorted(self.unsettled))
             if not one.is_held and not all(still_there(one.topic, position) for position in one.positions)
         ]
+
+
+def _occurrence(row: dict[str, Any]) -> int:
+    return int(dict(row["properties"] or ()).get("ledgerlake.occurrence", 0))

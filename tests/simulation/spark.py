@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from tests.simulation.lake import Lake
     from tests.simulation.world import Process, World
 
+# The pause before Spark asks for new data again.
+_POLLING_DELAY_S = 0.01
+
 TASK_TRIES = 4
 
 # By topic partition: the state variables by name, each with its kind and its values.
@@ -271,6 +274,8 @@ class Query:
                     self._run_batch()
                 elif self._interval_s is None:
                     break
+                else:
+                    self._wait_until(self._world.now_s + _POLLING_DELAY_S)
                 if self._interval_s is not None:
                     self._wait_until(began_s + self._interval_s)
         except Interrupted:

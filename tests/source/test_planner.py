@@ -5,6 +5,7 @@ tells no time.
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,11 +43,20 @@ class Planning:
 
     def __init__(self, peer: Peer, wakes: str, monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
         self.clock_ms = NOW_MS
+        self.peer = peer
+        # Entries that come while the planner waits.
+        self.arriving: list[bytes] = []
         monkeypatch.setattr(planner, "_clock_ms", lambda: self.clock_ms)
+        monkeypatch.setattr(planner, "time", SimpleNamespace(sleep=self._sleep))
         options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", "wakes": wakes} | more
         self.reader = LedgerlakeStreamReader(parse_options(options))
         _readers.append(self.reader)
         self.offset: dict[str, Any] = self.reader.initialOffset()
+
+    def _sleep(self, seconds: float) -> None:
+        self.clock_ms += round(seconds * 1000)
+        if self.arriving:
+            self.peer.add(self.arriving.pop(0), first=len(self.peer.entries))
 
     def plan(self) -> int | None:
         """Plan a batch; the clock that it carries, if there is anything to do."""
@@ -89,9 +99,40 @@ def test_while_entries_come_the_broker_tells_the_time(
     planning.plan()
     save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS - 1})
     peer.add(single(b"b"), first=1)
-    before = planning.offset
+    planning.arriving = [single(b"c"), single(b"d", index=100_000)]
     assert planning.plan() is None
-    assert planning.offset != before, "the new entry is taken, although the last question was just now"
+    assert from_json(planning.offset)[TOPIC].position == peer.entries[3][0], "the first entry that is late enough"
+
+
+def test_a_topic_to_which_nothing_comes_when_a_message_is_due_is_idle(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.add(single(b"a"))
+    path = str(tmp_path / "wakes")
+    planning = Planning(peer, path, monkeypatch)
+    planning.plan()
+    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS - 1})
+    peer.add(single(b"b"), first=1)
+    assert planning.plan() == NOW_MS
+    assert from_json(planning.offset)[TOPIC].position == peer.entries[1][0]
+
+
+def test_a_message_whose_time_the_broker_has_not_reached_cuts_the_trigger_short_once(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.add(single(b"a"))
+    path = str(tmp_path / "wakes")
+    planning = Planning(peer, path, monkeypatch, trigger="10 s")
+    planning.plan()
+    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS - 1})
+    before = planning.offset
+    peer.add(single(b"b"), first=1)
+    planning.arriving = [single(b"c") for _ in range(20)]
+    assert planning.plan() is None
+    assert planning.offset != before, "the entries are read"
+    before, begun_ms = planning.offset, planning.clock_ms
+    assert planning.plan() is None
+    assert (planning.offset, planning.clock_ms) == (before, begun_ms + 1000), "the next batch waits for the trigger"
 
 
 def test_where_the_broker_tells_no_time_the_clock_does_also_while_entries_come(
@@ -421,6 +462,46 @@ def test_what_is_due_does_not_wait_for_more(peer: Peer, tmp_path: Path, monkeypa
     planning.clock_ms += 5001
     planning.plan()
     assert from_json(planning.offset)[TOPIC].position > from_json(before)[TOPIC].position
+
+
+def test_what_is_due_does_not_wait_for_the_trigger(peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer.add(single(b"a"))
+    path = str(tmp_path / "wakes")
+    planning = Planning(peer, path, monkeypatch, trigger="10 s")
+    planning.plan()
+    assert planning.clock_ms == NOW_MS, "the first batch is planned at once"
+    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS + 2500})
+    assert [planning.plan() for _ in range(3)] == [None, None, NOW_MS + 2501]
+
+
+def test_messages_that_are_not_delayed_wait_for_the_trigger_but_no_call_waits_for_long(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.add(single(b"a"))
+    planning = Planning(peer, str(tmp_path / "wakes"), monkeypatch, trigger="2500 ms")
+    planning.plan()
+    peer.add(single(b"b", index=1), first=1)
+    clocks_ms, before = [], planning.offset
+    while planning.offset == before:
+        time.sleep(0.1)
+        planning.plan()
+        clocks_ms.append(planning.clock_ms)
+    assert clocks_ms == [NOW_MS + 1000, NOW_MS + 2000, NOW_MS + 2500]
+
+
+def test_a_run_with_a_fixed_end_waits_for_no_trigger(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.add(single(b"a"))
+    planning = Planning(peer, str(tmp_path / "wakes"), monkeypatch, trigger="10 s")
+    planning.plan()
+    peer.add(single(b"b", index=1), first=1)
+    time.sleep(0.15)
+    planning.reader.prepareForTriggerAvailableNow()
+    before = planning.offset
+    planning.plan()
+    assert planning.offset != before
+    assert planning.clock_ms == NOW_MS
 
 
 def pin_of(peer: Peer, start: Position, index: int | None = None, **options: str) -> Position | None:

@@ -12,7 +12,7 @@ from ledgerlake.decode.messages import BatchRange
 from ledgerlake.delay.bucket import Bucket, Record, record_from_json, record_to_json
 from ledgerlake.delay.cancels import Cancel, cancels_from_json, cancels_to_json
 from ledgerlake.delay.due_times import DueSpan
-from ledgerlake.delay.schedules import WaitingMessage, waiting_from_json, waiting_to_json
+from ledgerlake.delay.schedules import waiting_from_json
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators.rows import (
     MessageStarted,
@@ -44,7 +44,10 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
         record_to_json(Record([Bucket(1, *PLACES, 2, 5, 10, 20, True)], 7, PLACES[1], {"table": PLACES[0]}, [3])),
     ),
     "cancels": (cancels_from_json, cancels_to_json([Cancel("key", "k", PLACES[0], 5)])),
-    "schedules": (waiting_from_json, waiting_to_json([WaitingMessage(PLACES[0], 5, 9)])),
+    "schedules": (
+        waiting_from_json,
+        '{"version": 1, "messages": [{"position": {"ledger_id": 7, "entry_id": 4}, "time_ms": 20, "deliver_ms": 500}]}',
+    ),
     "open set": (
         incomplete_from_json,
         incomplete_to_json(IncompleteMessage(KEY, 3, 900, 5, 4, PLACES, 600)),

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19ledgerlake/pb/delay.proto\x12\x10ledgerlake.delay\"F\n\x0c\x44\x65layedIndex\x12\x11\n\ttimestamp\x18\x01 \x02(\x04\x12\x11\n\tledger_id\x18\x02 \x02(\x04\x12\x10\n\x08\x65ntry_id\x18\x03 \x02(\x04\"k\n\x0fSnapshotSegment\x12/\n\x07indexes\x18\x01 \x03(\x0b\x32\x1e.ledgerlake.delay.DelayedIndex\x12\x0e\n\x06\x66rames\x18\n \x01(\x0c\x12\x17\n\x0b\x66rame_sizes\x18\x0b \x03(\rB\x02\x10\x01\"\xf6\x01\n\x17SnapshotSegmentMetadata\x12`\n\x15\x64\x65layed_index_bit_map\x18\x01 \x03(\x0b\x32\x41.ledgerlake.delay.SnapshotSegmentMetadata.DelayedIndexBitMapEntry\x12\x1e\n\x16max_schedule_timestamp\x18\x02 \x02(\x04\x12\x1e\n\x16min_schedule_timestamp\x18\x03 \x02(\x04\x1a\x39\n\x17\x44\x65layedIndexBitMapEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"e\n\x10SnapshotMetadata\x12@\n\rmetadata_list\x18\x01 \x03(\x0b\x32).ledgerlake.delay.SnapshotSegmentMetadata\x12\x0f\n\x07version\x18\n \x01(\r\" \n\x0cSegmentBlock\x12\x10\n\x08segments\x18\x01 \x03(\x0c\"=\n\x0e\x42lockDirectory\x12\x1a\n\x0e\x66irst_segments\x18\x01 \x03(\rB\x02\x10\x01\x12\x0f\n\x07version\x18\n \x01(\r')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19ledgerlake/pb/delay.proto\x12\x10ledgerlake.delay\"F\n\x0c\x44\x65layedIndex\x12\x11\n\ttimestamp\x18\x01 \x02(\x04\x12\x11\n\tledger_id\x18\x02 \x02(\x04\x12\x10\n\x08\x65ntry_id\x18\x03 \x02(\x04\"k\n\x0fSnapshotSegment\x12/\n\x07indexes\x18\x01 \x03(\x0b\x32\x1e.ledgerlake.delay.DelayedIndex\x12\x0e\n\x06\x66rames\x18\n \x01(\x0c\x12\x17\n\x0b\x66rame_sizes\x18\x0b \x03(\rB\x02\x10\x01\"\xf6\x01\n\x17SnapshotSegmentMetadata\x12`\n\x15\x64\x65layed_index_bit_map\x18\x01 \x03(\x0b\x32\x41.ledgerlake.delay.SnapshotSegmentMetadata.DelayedIndexBitMapEntry\x12\x1e\n\x16max_schedule_timestamp\x18\x02 \x02(\x04\x12\x1e\n\x16min_schedule_timestamp\x18\x03 \x02(\x04\x1a\x39\n\x17\x44\x65layedIndexBitMapEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"e\n\x10SnapshotMetadata\x12@\n\rmetadata_list\x18\x01 \x03(\x0b\x32).ledgerlake.delay.SnapshotSegmentMetadata\x12\x0f\n\x07version\x18\n \x01(\r\" \n\x0cSegmentBlock\x12\x10\n\x08segments\x18\x01 \x03(\x0c\"=\n\x0e\x42lockDirectory\x12\x1a\n\x0e\x66irst_segments\x18\x01 \x03(\rB\x02\x10\x01\x12\x0f\n\x07version\x18\n \x01(\r\"\x82\x01\n\x10ScheduledMessage\x12\x13\n\x0bschedule_id\x18\x01 \x02(\t\x12\x11\n\tledger_id\x18\x02 \x02(\x04\x12\x10\n\x08\x65ntry_id\x18\x03 \x02(\x04\x12\x0f\n\x07time_ms\x18\x04 \x02(\x04\x12\x12\n\ndeliver_ms\x18\x05 \x02(\x04\x12\x0f\n\x07repeats\x18\x06 \x01(\x08\"V\n\rScheduleBlock\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".ledgerlake.delay.ScheduledMessage\x12\x0f\n\x07version\x18\n \x01(\r\"B\n\rScheduleTable\x12\x0e\n\x06\x62locks\x18\x01 \x02(\x04\x12\x10\n\x08messages\x18\x02 \x02(\x04\x12\x0f\n\x07version\x18\n \x01(\r')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,4 +51,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SEGMENTBLOCK']._serialized_end=612
   _globals['_BLOCKDIRECTORY']._serialized_start=614
   _globals['_BLOCKDIRECTORY']._serialized_end=675
+  _globals['_SCHEDULEDMESSAGE']._serialized_start=678
+  _globals['_SCHEDULEDMESSAGE']._serialized_end=808
+  _globals['_SCHEDULEBLOCK']._serialized_start=810
+  _globals['_SCHEDULEBLOCK']._serialized_end=896
+  _globals['_SCHEDULETABLE']._serialized_start=898
+  _globals['_SCHEDULETABLE']._serialized_end=964
 # @@protoc_insertion_point(module_scope)

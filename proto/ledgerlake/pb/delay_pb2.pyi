@@ -64,3 +64,37 @@ class BlockDirectory(_message.Message):
     first_segments: _containers.RepeatedScalarFieldContainer[int]
     version: int
     def __init__(self, first_segments: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class ScheduledMessage(_message.Message):
+    __slots__ = ("schedule_id", "ledger_id", "entry_id", "time_ms", "deliver_ms", "repeats")
+    SCHEDULE_ID_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_MS_FIELD_NUMBER: _ClassVar[int]
+    REPEATS_FIELD_NUMBER: _ClassVar[int]
+    schedule_id: str
+    ledger_id: int
+    entry_id: int
+    time_ms: int
+    deliver_ms: int
+    repeats: bool
+    def __init__(self, schedule_id: _Optional[str] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., time_ms: _Optional[int] = ..., deliver_ms: _Optional[int] = ..., repeats: bool = ...) -> None: ...
+
+class ScheduleBlock(_message.Message):
+    __slots__ = ("messages", "version")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ScheduledMessage]
+    version: int
+    def __init__(self, messages: _Optional[_Iterable[_Union[ScheduledMessage, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class ScheduleTable(_message.Message):
+    __slots__ = ("blocks", "messages", "version")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    messages: int
+    version: int
+    def __init__(self, blocks: _Optional[int] = ..., messages: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...

@@ -48,7 +48,12 @@ MAX_CHUNK_NAME_BYTES = 1024
 # beyond it become rejects.
 MAX_TASK_EVENT_BYTES = 256 * 1024 * 1024
 
-# The limit of cancels that one task passes on, and of the bytes of the ids and keys in them.
+# The limit of the events of schedules that one task passes on: 48 bytes and the id for each message.
+# Messages beyond it become rejects.
+MAX_TASK_SCHEDULE_BYTES = 256 * 1024 * 1024
+
+# The limit of cancels by key or message id that one task passes on, and of the bytes of the ids and
+# keys in them.
 # The entries of cancels beyond it become rejects.
 MAX_TASK_CANCELS = 20_000
 MAX_TASK_CANCEL_BYTES = 4 * 1024 * 1024

@@ -9,8 +9,8 @@
                           ``schedule=ID`` or ``all``: from the time of the message on, repetitions are not delivered, or
                           delivered again
 
-A repetition that is delivered has the number of its occurrence in ``ledgerlake.occurrence``. Such a
-message is no schedule, wherever it is sent to.
+A message with an id that is delivered when it is due has the number of its occurrence in
+``ledgerlake.occurrence``. Such a message is no schedule and no cancel, wherever it is sent to.
 
 A value that cannot be understood makes the message a reject; no value stands for another one.
 """
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from ledgerlake.errors import CorruptEntryError
@@ -40,7 +40,7 @@ CATCH_UP_PROPERTY = "ledgerlake.catchup"
 PAUSE_PROPERTY = "ledgerlake.pause"
 RESUME_PROPERTY = "ledgerlake.resume"
 
-# Of a delivered repetition.
+# Of a delivered message.
 OCCURRENCE_PROPERTY = "ledgerlake.occurrence"
 NOMINAL_PROPERTY = "ledgerlake.occurrence_time"
 TIMEZONE_DATA_PROPERTY = "ledgerlake.timezone_data"
@@ -103,6 +103,16 @@ def parse_schedule(properties: Mapping[str, object]) -> ScheduleProperties:
         any(name in properties for name in REPETITION_PROPERTIES),
         _pause(properties),
     )
+
+
+def occurrence_properties(number: int, time_ms: int) -> dict[str, str]:
+    """Return the properties that a message gets when it is delivered.
+
+    Args:
+        time_ms: when the occurrence is, by the message or its rule.
+    """
+    time = datetime.fromtimestamp(time_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
+    return {OCCURRENCE_PROPERTY: str(number), NOMINAL_PROPERTY: time.replace("+00:00", "Z")}
 
 
 def properties_of(metadata: pb.MessageMetadata) -> dict[str, object]:

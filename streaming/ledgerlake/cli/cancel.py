@@ -27,6 +27,7 @@ def add(commands: Commands) -> None:
     target.add_argument("--id", help="the message's id, such as 12:345")
     target.add_argument("--key", help="every waiting message with this key")
     target.add_argument("--schedule", metavar="ID", help="the waiting message of the schedule with this id")
+    command.add_argument("--topic", help="only in this topic; default: all topics of the configuration")
 
 
 def _cancel(options: argparse.Namespace) -> int:
@@ -38,7 +39,7 @@ def _cancel(options: argparse.Namespace) -> int:
         name for name in ("id", "key", "schedule") if getattr(options, name) is not None
     )
     target = getattr(options, by)
-    names = cancel(config, by, target)
+    names = cancel(config, by, target, options.topic)
     result = {"by": by, "target": target, "topics": names}
     print(json.dumps(result) if options.json else f"cancel of {by} {target} stored in {', '.join(names)}")
     return 0

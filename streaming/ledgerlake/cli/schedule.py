@@ -121,12 +121,17 @@ def _schedule(options: argparse.Namespace) -> int:
     from ledgerlake.publish.schedules import Schedules
 
     repeats = options.cron is not None or options.every is not None
+    try:
+        value = options.value.encode()
+    except UnicodeEncodeError:
+        # Python keeps a byte that is not UTF-8 as half of a surrogate pair.
+        raise UsageError("VALUE is not UTF-8 text") from None
     at_ms = _at_ms(options)
     expires_ms, until_ms = _optional_ms(options.expires, "--expires"), _optional_ms(options.until, "--until")
     with Schedules(client_settings(options), options.topic) as schedules:
         message_id = schedules.put(
             options.id,
-            options.value.encode(),
+            value,
             at=at_ms,
             key=options.key,
             expires=expires_ms,

@@ -75,7 +75,12 @@ def _print_row(row: dict[str, Any], as_json: bool) -> None:
         return
     properties = " ".join(f"{name}={value}" for name, value in (row["properties"] or {}).items())
     key = "" if row["key"] is None else f"  key {row['key']}"
-    print(f"{due}  {topic} {row['message_id']}{key}  {properties}".rstrip())
+    print(_printable(f"{due}  {topic} {row['message_id']}{key}  {properties}".rstrip()))
+
+
+def _printable(text: str) -> str:
+    """Return a text that came from a sender as one line, without control characters."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _print_counts(counts: dict[int, int], as_json: bool) -> None:

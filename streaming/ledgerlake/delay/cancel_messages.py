@@ -1,5 +1,5 @@
-"""Finds cancels among decoded messages (see ``delay.cancels``). The messages that hold them are
-written like any other.
+"""Finds cancels by key and message id among decoded messages (see ``delay.cancels``). The messages
+that hold them are written like any other. ``operators.scheduled`` finds those of schedules.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.delay.cancels import CANCEL_PROPERTY, Cancel, parse_cancel
+from ledgerlake.delay.cancels import CANCEL_PROPERTY, Cancel, cancel_of
 from ledgerlake.wire.limits import MAX_TASK_CANCEL_BYTES, MAX_TASK_CANCELS
 from ledgerlake.wire.message_id import Position
 
@@ -22,15 +22,15 @@ CANCEL_REFUSED = "cancel_refused"
 
 
 def find_cancels(messages: pa.RecordBatch) -> Iterator[Cancel]:
-    """Yield the cancels that messages ask for; a property that names no target is an ordinary
-    property.
+    """Yield the cancels by key and message id that messages ask for; a property that names no target
+    is an ordinary property.
 
     The cancel of a message without a known time has the time 0 (1970).
     """
     properties = messages["properties"]
     for row in rows_with_property(properties, [CANCEL_PROPERTY]):
         cancel = _cancel(messages, row, dict(properties[row].as_py()))
-        if cancel is not None:
+        if cancel is not None and cancel.by != "schedule":
             yield cancel
 
 
@@ -67,7 +67,7 @@ def key_text(key: str | None, key_bytes: bytes | None) -> str | None:
 
 def _cancel(messages: pa.RecordBatch, row: int, properties: dict[str, str]) -> Cancel | None:
     position = Position(messages["ledger_id"][row].as_py(), messages["entry_id"][row].as_py())
-    return parse_cancel(properties[CANCEL_PROPERTY], position, stored_ms(messages, row))
+    return cancel_of(properties, position, stored_ms(messages, row))
 
 
 class TaskCancels:

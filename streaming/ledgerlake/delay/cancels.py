@@ -29,9 +29,10 @@ from ledgerlake.errors import UsageError
 from ledgerlake.stored.fields import parse_stored, stored
 from ledgerlake.wire.limits import MAX_SCHEDULE_CHARACTERS
 from ledgerlake.wire.message_id import ChunkMessageId, MessageId, Position, parse_message_id
+from ledgerlake.wire.schedules import OCCURRENCE_PROPERTY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 VERSION = 4
 CANCEL_PROPERTY = "ledgerlake.cancel"
@@ -55,6 +56,15 @@ class Cancel:
 
     def hits(self, position: Position, deliver_ms: int) -> bool:
         return position < self.position and deliver_ms > self.time_ms
+
+
+def cancel_of(properties: Mapping[str, str], position: Position, time_ms: int) -> Cancel | None:
+    """Return the cancel that a message with some properties is; None if it is none, or is the copy of
+    a message that was delivered.
+    """
+    if CANCEL_PROPERTY not in properties or OCCURRENCE_PROPERTY in properties:
+        return None
+    return parse_cancel(properties[CANCEL_PROPERTY], position, time_ms)
 
 
 def parse_cancel(text: str, position: Position, time_ms: int) -> Cancel | None:

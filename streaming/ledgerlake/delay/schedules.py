@@ -8,7 +8,8 @@ Rules kept here:
   - A message that was hit stays in the index. Its position is marked with the reason, and it becomes
     a reject when it would have been due.
   - A position has one mark: ``SCHEDULED`` or ``REPEATING`` while its message waits under its id, or
-    the reason. ``release`` removes the mark, and the id if nothing waits under it any more.
+    the reason. ``release`` removes the mark. The store may still have the message then: a message
+    without such a mark does not wait any more, and a release costs no call into the state store.
   - A message that repeats waits in the index for its start, and then for one occurrence at a time.
     ``advance`` says what becomes of that one, and which one follows.
   - If a message that repeats is hit while an occurrence waits that was due before, that occurrence is
@@ -18,6 +19,10 @@ Rules kept here:
 
 A large message that its marker completes may come after a message that stands behind its chunks.
 ``put`` compares both ways, so the later one still replaces it.
+
+The messages of an id are in the order of the topic. Of two that wait, neither hits the other: the
+earlier one is due when the later one was stored, or before. So an event that goes back from the end
+can stop at the first message that was stored before it, however many wait.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ from ledgerlake.stored.fields import parse_stored, stored
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -51,7 +56,8 @@ REPEATING = "repeating"
 REPLACED = "replaced"
 CANCELLED = "cancelled"
 
-_MARKS = (SCHEDULED, REPEATING, REPLACED, CANCELLED)
+_REASONS = (REPLACED, CANCELLED)
+_MARKS = (SCHEDULED, REPEATING, *_REASONS)
 
 # An occurrence that is released later than this after it was due was missed (``CatchUp``).
 MISSED_AFTER_MS = 60_000
@@ -94,19 +100,21 @@ class Step:
 
 
 class ScheduleStore(Protocol):
-    """The messages that wait, by id, and the ids by position."""
+    """The messages that wait, by id."""
 
     def load(self, schedule_id: str) -> list[WaitingMessage]:
-        """Return the messages that wait under an id."""
+        """Return the messages that wait under an id, and maybe some that have left, as a list that may
+        be changed.
+        """
 
     def store(self, schedule_id: str, messages: list[WaitingMessage]) -> None:
         """Keep the messages that wait under an id; if there are none, forget the id."""
 
-    def set_id(self, position: Position, schedule_id: str) -> None:
-        """Keep the id of a message."""
+    def load_repeating(self, schedule_id: str) -> list[WaitingMessage]:
+        """Return those messages of an id that repeat, as a list that may be changed."""
 
-    def take_id(self, position: Position) -> str | None:
-        """Remove the id of a message, and return it."""
+    def store_repeating(self, schedule_id: str, messages: list[WaitingMessage]) -> None:
+        """Keep those messages of an id that repeat."""
 
 
 class MarkedPositions:
@@ -127,6 +135,10 @@ class MarkedPositions:
         """Return whether a position has a mark."""
         return position.entry_id in self._bitmaps.get(mark, {}).get(position.ledger_id, ())
 
+    def is_waiting(self, position: Position) -> bool:
+        """Return whether a message waits under its id."""
+        return self.has(position, SCHEDULED) or self.has(position, REPEATING)
+
     def take(self, position: Position) -> str | None:
         """Remove the mark of a position, and return it."""
         for mark, ledgers in self._bitmaps.items():
@@ -140,6 +152,16 @@ class MarkedPositions:
                 del self._bitmaps[mark]
             return mark
         return None
+
+    def discard(self, mark: str, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> None:
+        """Remove a mark of many positions."""
+        ledgers = self._bitmaps.get(mark, {})
+        for ledger_id in list(ledgers):
+            ledgers[ledger_id] -= BitMap(entry_ids[ledger_ids == ledger_id].astype(np.uint32))
+            if not ledgers[ledger_id]:
+                del ledgers[ledger_id]
+        if not ledgers:
+            self._bitmaps.pop(mark, None)
 
     def are_marked(
         self,
@@ -160,7 +182,7 @@ class MarkedPositions:
     def to_fields(self) -> dict[str, dict[str, str]]:
         """Return the bitmaps for JSON."""
         return {
-            mark: {str(ledger): base64.b64encode(entries.serialize()).decode() for ledger, entries in ledgers.items()}
+            mark: {str(ledger): _text(entries) for ledger, entries in ledgers.items()}
             for mark, ledgers in self._bitmaps.items()
         }
 
@@ -177,6 +199,12 @@ class MarkedPositions:
                 raise ValueError(f"the mark {mark}")
             marked._bitmaps[mark] = {int(ledger): _bitmap(text) for ledger, text in ledgers.items()}
         return marked
+
+
+def _text(entries: BitMap) -> str:
+    # Neighbours often have an id each.
+    entries.run_optimize()
+    return base64.b64encode(entries.serialize()).decode()
 
 
 def _bitmap(text: str) -> BitMap:
@@ -222,15 +250,15 @@ class Schedules:
     def put(self, schedule_id: str, message: WaitingMessage) -> None:
         """Add a delayed message: it replaces those that wait under its id."""
         waiting = self._hit(schedule_id, message.position, message.time_ms, REPLACED)
-        if any(message.position < later.position and message.deliver_ms > later.time_ms for later in waiting):
+        place = len(waiting)
+        while place and waiting[place - 1].position >= message.position:
+            place -= 1
+        behind = (later for later in waiting[place:] if self.marked.is_waiting(later.position))
+        if any(message.deliver_ms > later.time_ms for later in behind):
             self.marked.mark(message.position, REPLACED)
-        elif message.repeating is not None:
-            waiting.append(message)
-            self.marked.mark(message.position, REPEATING)
         else:
-            waiting.append(message)
-            self.marked.mark(message.position, SCHEDULED)
-            self._store.set_id(message.position, schedule_id)
+            waiting.insert(place, message)
+            self.marked.mark(message.position, SCHEDULED if message.repeating is None else REPEATING)
         self._store.store(schedule_id, waiting)
 
     def end(self, schedule_id: str, position: Position, time_ms: int, reason: str) -> None:
@@ -239,15 +267,18 @@ class Schedules:
 
     def pause(self, schedule_id: str | None, position: Position, time_ms: int) -> None:
         """Pause the message that repeats under an id, or all that repeat."""
-        self._change_pause(schedule_id, position, lambda pause: pause.begin(time_ms))
+        self._change_pause(schedule_id, position, time_ms, Pause.begin)
 
     def resume(self, schedule_id: str | None, position: Position, time_ms: int) -> None:
         """End a pause."""
-        self._change_pause(schedule_id, position, lambda pause: pause.end(time_ms))
+        self._change_pause(schedule_id, position, time_ms, Pause.end)
 
     def advance(self, schedule_id: str, position: Position, rule: Repetition, cutoff_ms: int) -> Step:
         """Return what becomes of a message that repeats and is due."""
-        message = next(message for message in self._store.load(schedule_id) if message.position == position)
+        waiting = self._store.load_repeating(schedule_id)
+        place = _place(waiting, position)
+        assert place is not None
+        message = waiting[place]
         repeating = message.repeating
         assert repeating is not None
         current = repeating.occurrence
@@ -267,10 +298,11 @@ class Schedules:
             self.marked.take(position)
             if following is not None and repeating.ends_by is not None:
                 self.marked.mark(position, repeating.ends_by)
-            self._change(schedule_id, message, None)
+            del waiting[place]
         else:
             later = replace(repeating, occurrence=following)
-            self._change(schedule_id, message, replace(message, deliver_ms=following.due_ms, repeating=later))
+            waiting[place] = replace(message, deliver_ms=following.due_ms, repeating=later)
+        self._store.store_repeating(schedule_id, waiting)
         return Step(current if is_delivered else None, None if following is None else following.due_ms)
 
     def repeats(self, position: Position) -> bool:
@@ -280,61 +312,72 @@ class Schedules:
     def end_repetition(self, schedule_id: str, position: Position) -> None:
         """Forget a message whose rule can no longer be used."""
         self.marked.take(position)
-        for message in self._store.load(schedule_id):
-            if message.position == position:
-                self._change(schedule_id, message, None)
+        waiting = [message for message in self._store.load_repeating(schedule_id) if message.position != position]
+        self._store.store_repeating(schedule_id, waiting)
 
-    def release(self, position: Position) -> str | None:
-        """Forget a message that is due; return the reason if it is not to be delivered."""
-        mark = self.marked.take(position)
-        if mark != SCHEDULED:
-            return mark
-        schedule_id = self._store.take_id(position)
-        if schedule_id is not None:
-            waiting = [message for message in self._store.load(schedule_id) if message.position != position]
-            self._store.store(schedule_id, waiting)
-        return None
+    def release(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> dict[int, str]:
+        """Forget messages that are due and do not repeat; return the numbers of those that are not to
+        be delivered, each with the reason.
+        """
+        self.marked.discard(SCHEDULED, ledger_ids, entry_ids)
+        withheld: dict[int, str] = {}
+        for row in np.flatnonzero(self.marked.are_marked(ledger_ids, entry_ids, _REASONS)).tolist():
+            reason = self.marked.take(Position(int(ledger_ids[row]), int(entry_ids[row])))
+            assert reason is not None
+            withheld[row] = reason
+        return withheld
 
     def _hit(self, schedule_id: str, position: Position, time_ms: int, reason: str) -> list[WaitingMessage]:
         """Mark the messages of an id that are hit; return the others."""
-        others: list[WaitingMessage] = []
-        for message in self._store.load(schedule_id):
-            if message.position >= position:
-                others.append(message)
+        waiting = self._store.load(schedule_id)
+        for place, message in _within_reach(waiting, position, time_ms):
+            if not self.marked.is_waiting(message.position):
+                del waiting[place]
             elif message.deliver_ms > time_ms:
+                del waiting[place]
                 self.marked.mark(message.position, reason)
-                if message.repeating is None:
-                    self._store.take_id(message.position)
             elif message.repeating is not None and message.repeating.ends_ms is None:
                 ended = replace(message.repeating, ends_ms=time_ms, ends_by=reason)
-                others.append(replace(message, repeating=ended))
-            else:
-                others.append(message)
-        return others
+                waiting[place] = replace(message, repeating=ended)
+        return waiting
 
-    def _change_pause(self, schedule_id: str | None, position: Position, change: Callable[[Pause], None]) -> None:
+    def _change_pause(
+        self, schedule_id: str | None, position: Position, time_ms: int, change: Callable[[Pause, int], None]
+    ) -> None:
         if schedule_id is None:
-            change(self.all_paused)
+            change(self.all_paused, time_ms)
             return
-        messages: list[WaitingMessage] = []
-        for message in self._store.load(schedule_id):
-            if message.repeating is None or message.position >= position:
-                messages.append(message)
-                continue
-            pause = self._paused.setdefault(message.position, Pause(message.repeating.paused_ms))
-            change(pause)
-            messages.append(replace(message, repeating=replace(message.repeating, paused_ms=pause.since_ms)))
-        self._store.store(schedule_id, messages)
+        waiting = self._store.load(schedule_id)
+        for place, message in _within_reach(waiting, position, time_ms):
+            if message.repeating is not None:
+                pause = self._paused.setdefault(message.position, Pause(message.repeating.paused_ms))
+                change(pause, time_ms)
+                waiting[place] = replace(message, repeating=replace(message.repeating, paused_ms=pause.since_ms))
+        self._store.store(schedule_id, waiting)
 
     def _is_paused(self, message: WaitingMessage, due_ms: int) -> bool:
         assert message.repeating is not None
         own = self._paused.get(message.position, Pause(message.repeating.paused_ms))
         return self.all_paused.holds_back(due_ms) or own.holds_back(due_ms)
 
-    def _change(self, schedule_id: str, old: WaitingMessage, new: WaitingMessage | None) -> None:
-        """Put a message that waits in the place of another; None: forget it."""
-        messages = [message for message in self._store.load(schedule_id) if message != old]
-        self._store.store(schedule_id, messages if new is None else [*messages, new])
+
+def _within_reach(
+    waiting: list[WaitingMessage], position: Position, time_ms: int
+) -> Iterator[tuple[int, WaitingMessage]]:
+    """Yield the messages that an event may change, with their places, the last first; each may be
+    deleted or replaced.
+    """
+    for place in range(len(waiting) - 1, -1, -1):
+        message = waiting[place]
+        if message.position < position:
+            yield place, message
+            if message.time_ms <= time_ms:
+                return
+
+
+def _place(waiting: list[WaitingMessage], position: Position) -> int | None:
+    """Return the place of a message; the first ones are due first."""
+    return next((place for place, message in enumerate(waiting) if message.position == position), None)
 
 
 def _is_skipped(occurrence: Occurrence, catch_up: CatchUp, next_due_ms: int | None, cutoff_ms: int) -> bool:
@@ -345,11 +388,12 @@ def _is_skipped(occurrence: Occurrence, catch_up: CatchUp, next_due_ms: int | No
 
 
 def waiting_to_json(messages: list[WaitingMessage]) -> str:
+    """Write messages that repeat."""
     return json.dumps({"version": VERSION, "messages": [asdict(message) for message in messages]})
 
 
 def waiting_from_json(text: str) -> list[WaitingMessage]:
-    """Read the messages that wait under an id.
+    """Read messages that repeat, or, as earlier builds stored them, all that wait under an id.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.

@@ -64,10 +64,11 @@ def cancelled_entries(messages: pa.RecordBatch, frames: Entry | None) -> list[Re
     for ledger_id, entry_id, batch_index in zip(*columns, strict=True):
         batch_indexes.setdefault(Position(ledger_id, entry_id), []).append(batch_index)
     return [
-        RejectedEntry(position, entries.get(position), CANCELLED, _of_batch(indexes))
+        RejectedEntry(position, entries.get(position), CANCELLED, of_batch(indexes))
         for position, indexes in batch_indexes.items()
     ]
 
 
-def _of_batch(indexes: list[int]) -> str:
+def of_batch(indexes: list[int]) -> str:
+    """Return a text that lists messages of a batch; none if the entry is a message."""
     return "" if indexes == [-1] else f"messages {', '.join(map(str, indexes))} of the batch"

@@ -24,6 +24,7 @@ long its producer delays it.
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -61,7 +62,8 @@ from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.bucket_folders import open_folder, query_id_of_task
 from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
 from ledgerlake.operators.repeating import Repeated, RepeatingMessages
-from ledgerlake.operators.rows import PauseChanged, Scheduled
+from ledgerlake.operators.rows import Released
+from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvents
 from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules
 from ledgerlake.operators.scheduled import may_repeat
 from ledgerlake.operators.separately_stored import (
@@ -75,6 +77,7 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from numpy.typing import NDArray
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle, ValueState
 
     from ledgerlake.assembly.assembler import Entry, Outcome
@@ -109,6 +112,7 @@ class DelayedSummary:
     next_due_ms: int | None = None
     oldest_to_reread: Position | None = None
     due_spans: list[DueSpan] = field(default_factory=list)
+    released: Released = field(default_factory=Released)
 
 
 @dataclass(frozen=True)
@@ -163,14 +167,15 @@ class DelayedMessages:
         self._options = options
         self._kept_entries = kept_entries
         self._read_chunks = read_chunks
+        self.schedules = ScheduleEvents(sys.maxsize)
         self._tracker: DelayedTracker | None = None
         self._new_cancels: list[Cancel] = []
-        self._schedule_events: list[Scheduled | Cancel | PauseChanged] = []
         self._due_partial: list[tuple[Position, BatchRange]] = []
         self._repeated: list[tuple[Position, Entry | None]] = []
         self._large_to_read: list[DelayedLargeMessage] = []
         self._rejected: list[RejectedPositions] = []
         self._not_added: set[Position] = set()
+        self._released = Released()
 
     @cached_property
     def _stored_record(self) -> str | None:
@@ -205,8 +210,9 @@ class DelayedMessages:
         is_known = self._load_separate(last.ledger_id, last.entry_id) is not None
         if is_known or self._open().add(index_rows([(message.deliver_ms, last.ledger_id, last.entry_id)])).num_rows:
             self._repeated += [(position, self._kept_entries.take(position)) for position in message.positions]
-            self._not_added.add(last)
             return
+        if message.schedule_id is not None:
+            self.schedules.add(Scheduled(message.schedule_id, last, message.stored_ms, message.deliver_ms))
         if self._options.reread:
             for position in message.positions:
                 self._kept_entries.drop(position)
@@ -246,7 +252,6 @@ class DelayedMessages:
 
     def reject_large(self, message: DelayedLargeMessage, reason: str) -> None:
         """Reject a complete large message whose chunks must be read again."""
-        self._not_added.add(message.positions[-1])
         self._rejected.append(RejectedPositions(reason, message.known))
 
     def add_partial(self, position: Position, frame: bytes, batch_range: BatchRange) -> None:
@@ -272,16 +277,7 @@ class DelayedMessages:
         self._store_separate(position, SeparatelyStored((position,), True, joined))
 
     def cancel(self, cancel: Cancel) -> None:
-        if cancel.by == "schedule":
-            self._schedule_events.append(cancel)
-        else:
-            self._new_cancels.append(cancel)
-
-    def schedule(self, event: Scheduled | PauseChanged) -> None:
-        """Add the schedule of a message, which was delivered at once or is added to the index, or a
-        pause.
-        """
-        self._schedule_events.append(event)
+        self._new_cancels.append(cancel)
 
     def release(self, due_ms: int | None) -> Iterator[Outcome | Cancels]:
         """Yield the messages that are due by ``due_ms``, in order. If something is due and cancels
@@ -293,10 +289,7 @@ class DelayedMessages:
         cutoff_ms = due_ms or 0
         self._add_large_to_read(cutoff_ms)
         yield from self._rejected
-        pauses_all = any(
-            isinstance(event, PauseChanged) and event.schedule_id is None for event in self._schedule_events
-        )
-        if self._tracker is None and self._stored_record is None and not pauses_all:
+        if self._tracker is None and self._stored_record is None and not self.schedules.pauses_all:
             return
         tracker = self._open()
         if self._repeated:
@@ -305,9 +298,9 @@ class DelayedMessages:
         cancels, marked, paused_ms = (
             cancels_from_json(stored_cancels) if stored_cancels else (Cancels(), MarkedPositions(), None)
         )
-        store = StoredSchedules(self._state.schedules)
+        store = StoredSchedules(self._state.schedules, marked)
         schedules = Schedules(store, marked, paused_ms)
-        self._apply_schedule_events(schedules)
+        has_schedules = self._apply_schedule_events(store, schedules)
         refused = self._add_cancels(cancels, tracker.last_due_ms)
         if refused:
             positions = dict.fromkeys(cancel.position for cancel in refused)
@@ -321,7 +314,10 @@ class DelayedMessages:
             for position, batch_range in self._due_partial:
                 yield from self._take_partial(position, batch_range, release)
             yield from self._due_outcomes(tracker, schedules, cutoff_ms, release)
-        store.save()
+        if has_schedules and not marked:
+            self._state.schedules.clear()
+        elif has_schedules:
+            store.save_repeating()
         self._store_cancels(cancels.needed_after(cutoff_ms), schedules, stored_cancels)
 
     def _due_outcomes(
@@ -335,12 +331,14 @@ class DelayedMessages:
                 yield from _repeated_entries(repeated, release)
                 repeated, size = {}, 0
             if isinstance(part, Repeated):
+                self._released = self._released.and_more(_released(np.array([part.repetition.due_ms])))
                 repeated[part.position] = part
                 size += len(part.frame)
             elif isinstance(part, Rejected):
                 yield part
             else:
                 messages, rejects = self._without_withheld(part, schedules)
+                self._released = self._released.and_more(_released(key_columns(messages)[0]))
                 yield from rejects
                 yield from self._outcomes(messages, release)
         yield from _repeated_entries(repeated, release)
@@ -359,6 +357,7 @@ class DelayedMessages:
             self._tracker.next_due_ms,
             self._oldest_to_reread(self._tracker),
             due_spans=self._due_spans(self._tracker),
+            released=self._released,
         )
 
     @staticmethod
@@ -411,14 +410,21 @@ class DelayedMessages:
                 cancels.add(replace(cancel, until_ms=until_ms))
         return refused
 
-    def _apply_schedule_events(self, schedules: Schedules) -> None:
-        """Apply the events in the order of their messages: a piece has its delayed entries apart from
-        the others.
+    def _apply_schedule_events(self, store: StoredSchedules, schedules: Schedules) -> bool:
+        """Apply the events: those of an id in the order of their messages; and block by block, so that
+        each is loaded once. Return whether a message waits under an id, or did so before.
         """
-        for event in sorted(self._schedule_events, key=lambda event: event.position):
+        added = self.schedules.delayed_ids
+        has_schedules = added > 0 or bool(schedules.marked)
+        if has_schedules:
+            store.begin(added)
+        for event in self.schedules.in_order(store.block_of):
             if isinstance(event, PauseChanged):
-                change = schedules.resume if event.resumes else schedules.pause
-                change(event.schedule_id, event.position, event.time_ms)
+                if has_schedules or event.schedule_id is None:
+                    change = schedules.resume if event.resumes else schedules.pause
+                    change(event.schedule_id, event.position, event.time_ms)
+            elif not has_schedules:
+                continue
             elif isinstance(event, Cancel):
                 schedules.end(event.target, event.position, event.time_ms, CANCELLED)
             elif event.deliver_ms is None:
@@ -427,25 +433,29 @@ class DelayedMessages:
                 repeating = Repeating(event.deliver_ms) if event.repeats else None
                 message = WaitingMessage(event.position, event.time_ms, event.deliver_ms, repeating)
                 schedules.put(event.schedule_id, message)
+        if has_schedules:
+            store.save()
+        return has_schedules
 
     def _without_withheld(self, batch: pa.RecordBatch, schedules: Schedules) -> tuple[pa.RecordBatch, list[Outcome]]:
         """Return due messages without those that are not to be delivered, and the rejects of these."""
         _, ledger_ids, entry_ids = key_columns(batch)
-        marked = np.flatnonzero(schedules.marked.are_marked(ledger_ids, entry_ids)).tolist()
         is_kept = np.ones(batch.num_rows, dtype=bool)
         rejects: list[Outcome] = []
-        for row in marked:
-            position = Position(int(ledger_ids[row]), int(entry_ids[row]))
-            reason = schedules.release(position)
-            if reason is not None:
-                is_kept[row] = False
-                rejects.append(self._reject_due(reason, position, batch.column(3)[row].as_py()))
+        frames: dict[str, list[bytes]] = {}
+        for row, reason in schedules.release(ledger_ids, entry_ids).items():
+            is_kept[row] = False
+            frame = batch.column(3)[row].as_py()
+            if frame is None:
+                position = Position(int(ledger_ids[row]), int(entry_ids[row]))
+                rejects.append(self._reject_separate(reason, position))
+            else:
+                frames.setdefault(reason, []).append(frame)
+        rejects += [Rejected(reason, list(entries_of(b"".join(group)).items())) for reason, group in frames.items()]
         return batch.filter(pa.array(is_kept)) if rejects else batch, rejects
 
-    def _reject_due(self, reason: str, position: Position, frame: bytes | None) -> Outcome:
-        """Return the reject of a due message; ``frame`` is None if it is not in its segment."""
-        if frame is not None:
-            return Rejected(reason, list(entries_of(frame).items()))
+    def _reject_separate(self, reason: str, position: Position) -> Outcome:
+        """Return the reject of a due message whose bytes are not in its segment."""
         message = self._load_separate(position.ledger_id, position.entry_id)
         if message is None:
             return Rejected(reason, [(position, None)])
@@ -526,6 +536,10 @@ class DelayedMessages:
 
     def _store_separate(self, position: Position, message: SeparatelyStored) -> None:
         self._state.large.updateValue((position.ledger_id, position.entry_id), (separately_stored_to_json(message),))
+
+
+def _released(due_ms: NDArray[np.int64]) -> Released:
+    return Released(len(due_ms), int(due_ms.mean()), int(due_ms[0])) if len(due_ms) else Released()
 
 
 def _read_value(state: ValueState) -> str | None:

@@ -31,9 +31,6 @@ _ALWAYS_REJECTED = (ChunkEvent.INVALID, ChunkEvent.TOO_LARGE)
 _EVENT_BYTES = 512
 _POSITION_BYTES = 96
 
-# The most bytes of a schedule's event as JSON without its id.
-_SCHEDULE_BYTES = 256
-
 
 class EventBudget:
     """The bytes that are left in a task's report, which is one value of Arrow."""
@@ -50,10 +47,6 @@ class EventBudget:
         key = ChunkedMessageKey(event.producer_name, event.uuid)
         return self.take(key, len(event.positions), event.schedule_id)
 
-    def take_schedule(self, schedule_id: str) -> bool:
-        """Reserve the bytes of a schedule's event; return False if there are too few left."""
-        return self._take_bytes(_SCHEDULE_BYTES + _text_bytes(schedule_id))
-
     def take(self, key: ChunkedMessageKey | None, positions: int, schedule_id: str | None = None) -> bool:
         """Reserve the bytes of an event with that many positions; return False if there are too few
         left.
@@ -64,19 +57,12 @@ class EventBudget:
         """
         # JSON escapes a character with six bytes at most.
         name_bytes = 0 if key is None else _EVENT_BYTES + 6 * (len(key.producer_name) + len(key.uuid))
-        id_bytes = 0 if schedule_id is None else _text_bytes(schedule_id)
-        return self._take_bytes(name_bytes + id_bytes + _POSITION_BYTES * positions)
-
-    def _take_bytes(self, count: int) -> bool:
-        used_bytes = self._used_bytes + count
+        id_bytes = 0 if schedule_id is None else len(json.dumps(schedule_id))
+        used_bytes = self._used_bytes + name_bytes + id_bytes + _POSITION_BYTES * positions
         if used_bytes > MAX_TASK_EVENT_BYTES:
             return False
         self._used_bytes = used_bytes
         return True
-
-
-def _text_bytes(text: str) -> int:
-    return len(json.dumps(text))
 
 
 class MemoryEntries:
@@ -139,10 +125,9 @@ class LocalAssembly:
         bytes left for it.
         """
         assert message.deliver_ms is not None
-        if not self.budget.take(message.key, len(message.positions) + len(message.known)):
+        if not self.budget.take(message.key, len(message.positions) + len(message.known), message.schedule_id):
             return None
-        bytes_kept = message.entries is not None
-        return DelayedLargeMessage(message.positions, message.deliver_ms, bytes_kept, message.key, message.known)
+        return DelayedLargeMessage.of(message, message.deliver_ms)
 
     def drain_pending(self) -> Iterator[tuple[Position, Entry]]:
         """At the end, make events of the incomplete messages, and yield their chunks."""

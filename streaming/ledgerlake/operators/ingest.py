@@ -32,7 +32,8 @@ from ledgerlake.operators.rows import (
     stage_row,
     summary_to_json,
 )
-from ledgerlake.operators.scheduled import REFUSED_DETAIL, SCHEDULE_REFUSED, find_in_frames, schedule_of_large
+from ledgerlake.operators.schedule_events import ScheduleEvents
+from ledgerlake.operators.scheduled import REFUSED_DETAIL, SCHEDULE_REFUSED, find_in_frames, schedule_at_once
 from ledgerlake.runtime.memory import give_back, keep_freed_blocks
 from ledgerlake.source.pieces import read_single
 from ledgerlake.source.range_reader import BUNDLE_BYTES
@@ -85,6 +86,7 @@ class _IngestedRange:
         self._may_have_state = batch.may_have_state(self.topic_partition)
         self._delays_messages = settings.delay.enabled
         self._local = LocalAssembly(settings.limits, delays_messages=settings.delay.enabled)
+        self._schedules = ScheduleEvents()
         self._end = span.through
         self._now_ms = latest((span.clock_ms, span.end_ms))
         self._stored_bytes = 0
@@ -95,14 +97,15 @@ class _IngestedRange:
         self._now_ms = latest((self._now_ms, piece.broker_ms))
         if piece.kind == PieceKind.DELAYED and self._delays_messages:
             self._saw_delayed = True
-            delayed = find_in_frames(piece.frames, piece.first_entry, self._local.budget)
-            self._local.events += delayed.events
+            delayed = find_in_frames(piece.frames, piece.first_entry, self._schedules)
             self._writer.write_rejects(delayed.rejects)
             if len(delayed.frames):
                 yield from delayed_rows(self.topic_partition, delayed.frames, delayed.first_entry)
+            yield from self._schedules.rows(self.topic_partition)
             return
         if piece.kind in (PieceKind.ENTRIES, PieceKind.DELAYED):
-            self._local.events += self._writer.write_entries(piece.frames, piece.first_entry, self._local.budget)
+            self._local.events += self._writer.write_entries(piece.frames, piece.first_entry, self._schedules)
+            yield from self._schedules.rows(self.topic_partition)
             return
         single = read_single(piece)
         if isinstance(single, RejectedEntry):
@@ -116,7 +119,8 @@ class _IngestedRange:
             yield from self._settle(self._local.apply_marker(single.content))
 
     def drain(self) -> Iterator[pa.RecordBatch]:
-        """Yield the chunks of incomplete messages, at the end of the range."""
+        """Yield the chunks of incomplete messages, and the last schedules, at the end of the range."""
+        yield from self._schedules.rows(self.topic_partition, all_events=True)
         for position, entry in self._local.drain_pending():
             yield stage_row(self.topic_partition, RowKind.CHUNK, position, entry=entry)
 
@@ -125,7 +129,7 @@ class _IngestedRange:
         """Return whether the last stage writes nothing that must fit between the rows of this
         task.
         """
-        return not (self._may_have_state or self._saw_delayed or self._local.events)
+        return not (self._may_have_state or self._saw_delayed or self._local.events or self._schedules.is_any)
 
     def finish(self, shared: SharedFiles | None = None) -> TaskResult:
         result = self._writer.finish(self._end, shared)
@@ -159,20 +163,18 @@ class _IngestedRange:
         stage.
         """
         for outcome in outcomes:
-            scheduled = schedule_of_large(outcome) if isinstance(outcome, Assembled) else None
-            if scheduled is not None and not self._local.budget.take_schedule(scheduled.schedule_id):
-                assert isinstance(outcome, Assembled)
+            scheduled = schedule_at_once(outcome) if self._delays_messages else None
+            if isinstance(outcome, Assembled) and scheduled is not None and not self._schedules.add(scheduled):
                 self._writer.write_rejects(_rejected_large(outcome, SCHEDULE_REFUSED, REFUSED_DETAIL))
                 continue
             if not isinstance(outcome, Assembled) or outcome.deliver_ms is None:
                 _use_up(self._writer.write_outcome(outcome))
-                self._local.events += [] if scheduled is None else [scheduled]
                 continue
             delayed = self._local.delayed_event(outcome)
             if delayed is None:
                 self._writer.write_rejects(_rejected_large(outcome, "chunk_evicted"))
                 continue
-            self._local.events += [delayed] if scheduled is None else [delayed, scheduled]
+            self._local.events.append(delayed)
             for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
                 yield stage_row(self.topic_partition, RowKind.CHUNK, position, entry=entry)
 

@@ -30,7 +30,8 @@ from ledgerlake.delay.cancels import Cancels
 from ledgerlake.delay.schedules import CANCELLED
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.cancelled import cancelled_entries, cancelled_rows, is_chunk_cancelled
-from ledgerlake.operators.scheduled import expired_chunk, find_in_due
+from ledgerlake.operators.rows import in_groups
+from ledgerlake.operators.scheduled import expired_chunk, find_in_due, with_occurrences, with_properties
 from ledgerlake.operators.stage_output import pop_each
 from ledgerlake.source.range_reader import BUNDLE_BYTES
 from ledgerlake.source.reread import read_again
@@ -111,7 +112,7 @@ class OutcomeDecoder:
             # any number of missing ones. Those are not rejected.
             positions = message.known if message.entries is None else message.positions
             return [RejectedEntry(position, None, error.reason, error.message) for position in positions]
-        return row if message.delivered_ms is None else _with_delivery(row, message.delivered_ms)
+        return row if message.delivered_ms is None else with_occurrences(_with_delivery(row, message.delivered_ms))
 
     def _check_delivery(self, row: pa.RecordBatch, delivered_ms: int | None) -> None:
         """Check that a large message is not delivered before the time in its chunks. The stateful
@@ -139,7 +140,7 @@ class OutcomeDecoder:
             messages, rejects = find_in_due(messages, frames, outcome.clock_ms)
             if rejects:
                 yield rejects
-            yield _repeated(messages, repetitions) if repetitions else messages
+            yield _repeated(messages, repetitions) if repetitions else with_occurrences(messages)
             if decoded.rejects.num_rows:
                 yield [_rejected(row) for row in decoded.rejects.to_pylist()]
 
@@ -169,17 +170,19 @@ class OutcomeDecoder:
         return decode_entries(raw, ledger_ids, entry_ids, self._topic_partition, **self._options.decoding)
 
     def reject_tables(self, rejected: list[RejectedEntry]) -> Iterator[pa.Table]:
-        """Yield rows of ``schema.REJECTS`` one by one, in the order of positions. Entries without
-        bytes are read from the topic.
+        """Yield rows of ``schema.REJECTS``, in the order of positions. Entries without bytes are read
+        from the topic.
 
         Raises:
             As ``decode``.
         """
         in_order = sorted(rejected, key=lambda reject: reject.position)
         reread_entries = self._read_again([reject.position for reject in in_order if reject.entry is None])
-        for reject in in_order:
-            complete = replace(reject, entry=next(reread_entries)) if reject.entry is None else reject
-            yield reject_rows([complete], self._topic_partition)
+        complete = (
+            replace(reject, entry=next(reread_entries)) if reject.entry is None else reject for reject in in_order
+        )
+        for group in in_groups(complete, lambda reject: reject.entry):
+            yield reject_rows(group, self._topic_partition)
 
     def _read_again(self, positions: Iterable[Position]) -> Iterator[bytes | None]:
         return read_again(
@@ -213,22 +216,13 @@ def _repetitions(outcome: DueEntries | DuePositions) -> dict[Position, Repetitio
 
 
 def _repeated(messages: pa.RecordBatch, repetitions: dict[Position, Repetition]) -> pa.RecordBatch:
-    """Return messages with the time at which each was due this time, and with the properties of the
-    repetition in place of their own of the same name.
-    """
+    """Return messages with the properties of each repetition, and with the time when it was due."""
     places = zip(messages["ledger_id"].to_pylist(), messages["entry_id"].to_pylist(), strict=True)
     of_rows = [repetitions[Position(*place)] for place in places]
-    own = messages["properties"].to_pylist()
-    properties = [
-        list({**dict(pairs), **repetition.properties}.items()) for pairs, repetition in zip(own, of_rows, strict=True)
-    ]
+    messages = with_properties(messages, {row: repetition.properties for row, repetition in enumerate(of_rows)})
     due_us = pa.array([repetition.due_ms * 1000 for repetition in of_rows], pa.int64())
-    for name, values in (
-        ("deliver_at", due_us.cast(schema.TIMESTAMP)),
-        ("properties", pa.array(properties, schema.PROPERTIES)),
-    ):
-        messages = messages.set_column(messages.schema.get_field_index(name), name, values)
-    return messages
+    place = messages.schema.get_field_index("deliver_at")
+    return messages.set_column(place, "deliver_at", due_us.cast(schema.TIMESTAMP))
 
 
 def _rejected(row: dict[str, Any]) -> RejectedEntry:

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     from ledgerlake.decode.messages import BatchRange
     from ledgerlake.delay.cancels import Cancel
-    from ledgerlake.operators.in_task import EventBudget
-    from ledgerlake.operators.rows import PauseChanged, Scheduled
+    from ledgerlake.operators.schedule_events import ScheduleEvents
 
 
 _MAX_TO_REREAD = 10_000
@@ -100,11 +99,11 @@ class PartitionWriter:
         self._reasons: Counter[str] = Counter()
         self._rejects = BufferedWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
 
-    def write_entries(
-        self, frames: memoryview, first_entry: BatchRange, budget: EventBudget
-    ) -> list[Cancel | Scheduled | PauseChanged]:
-        """Write plain entries; return the cancels and schedules among them that the task accepts."""
-        events: list[Cancel | Scheduled | PauseChanged] = []
+    def write_entries(self, frames: memoryview, first_entry: BatchRange, schedules: ScheduleEvents) -> list[Cancel]:
+        """Write plain entries; return the cancels among them that the task accepts, and add the
+        schedules.
+        """
+        cancels: list[Cancel] = []
         decoded_bundles = decode_bundle(
             frames,
             self.topic_partition,
@@ -112,17 +111,18 @@ class PartitionWriter:
             **self._options.decoding,
         )
         for decoded in decoded_bundles:
-            messages, scheduled, rejects = find_in_messages(
-                decoded.messages.select(schema.MESSAGES.names), frames, budget, delays_messages=self._delays_messages
+            messages, rejects = find_in_messages(
+                decoded.messages.select(schema.MESSAGES.names), frames, schedules, delays_messages=self._delays_messages
             )
             self._write_messages(messages)
             self.write_rejects(rejects)
-            accepted, refused = self._cancels.take(messages)
-            events += [*accepted, *scheduled]
-            self.write_rejects([RejectedEntry(position, None, CANCEL_REFUSED) for position in refused])
+            if self._delays_messages:
+                accepted, refused = self._cancels.take(messages)
+                cancels += accepted
+                self.write_rejects([RejectedEntry(position, None, CANCEL_REFUSED) for position in refused])
             if decoded.rejects.num_rows:
                 self._write_table(pa.Table.from_batches([decoded.rejects]))
-        return events
+        return cancels
 
     def write_outcome(self, outcome: Outcome) -> Iterator[pa.RecordBatch]:
         """Write an outcome; yield the messages that were written."""

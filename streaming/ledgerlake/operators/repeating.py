@@ -15,7 +15,6 @@ Rules kept here:
 from __future__ import annotations
 
 import heapq
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -29,10 +28,9 @@ from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.schedules import (
-    NOMINAL_PROPERTY,
-    OCCURRENCE_PROPERTY,
     SCHEDULE_PROPERTY,
     TIMEZONE_DATA_PROPERTY,
+    occurrence_properties,
     properties_of,
 )
 
@@ -133,7 +131,7 @@ class RepeatingMessages:
         """
         ((_, entry),) = entries_of(row.frame).items()
         if not self._schedules.repeats(row.position):
-            yield Rejected(str(self._schedules.release(row.position)), [(row.position, entry)])
+            yield Rejected(str(self._schedules.marked.take(row.position)), [(row.position, entry)])
             return
         properties = properties_of(peek_metadata(memoryview(entry)))
         schedule_id = str(properties[SCHEDULE_PROPERTY])
@@ -171,10 +169,5 @@ def _key(batch: pa.RecordBatch, row: int) -> tuple[int, Position]:
 
 
 def _repetition(occurrence: Occurrence) -> Repetition:
-    nominal = datetime.fromtimestamp(occurrence.nominal_ms / 1000, timezone.utc)
-    properties = {
-        OCCURRENCE_PROPERTY: str(occurrence.number),
-        NOMINAL_PROPERTY: nominal.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        TIMEZONE_DATA_PROPERTY: TIMEZONE_DATA_VERSION,
-    }
-    return Repetition(occurrence.due_ms, properties)
+    properties = occurrence_properties(occurrence.number, occurrence.nominal_ms)
+    return Repetition(occurrence.due_ms, properties | {TIMEZONE_DATA_PROPERTY: TIMEZONE_DATA_VERSION})

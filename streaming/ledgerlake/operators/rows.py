@@ -9,6 +9,8 @@ To the stage, of each task and topic partition, in any order (a shuffle lies bet
     delayed  entries to deliver later (see ``decode.split``); if only   the entry's ``BatchRange``, if it is alone
              some messages of an entry belong to the range, it is
              alone in its row, by position
+    schedules events of schedules, many in one row, as Arrow            none
+             (``operators.schedule_events``)
     report   once: the task's result, and the events that need the      ``TaskReport``
              incomplete messages, in order
     summary  instead of a report, if the topic partition has nothing    ``StateSummary``
@@ -42,7 +44,7 @@ from __future__ import annotations
 import json
 from dataclasses import astuple, dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import pyarrow as pa
 
@@ -56,8 +58,9 @@ from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+    from ledgerlake.assembly.assembler import Assembled
     from ledgerlake.decode.messages import BatchRange, TopicPartition
 
 
@@ -67,6 +70,7 @@ class RowKind(str, Enum):
     ROWS = "rows"
     CHUNK = "chunk"
     DELAYED = "delayed"
+    SCHEDULES = "schedules"
     REPORT = "report"
     MESSAGE = "message"
     MESSAGE_CHUNK = "message_chunk"
@@ -97,6 +101,13 @@ STAGE_ROWS_DDL = (
 )
 
 
+# The most bytes, and the most rows, of rejects that pass together.
+_GROUP_BYTES = 1024 * 1024
+_GROUP_ROWS = 10_000
+
+_Item = TypeVar("_Item")
+
+
 @dataclass(frozen=True)
 class MessageStarted:
     """The event of a message that began in the task's range. It supersedes an incomplete message of
@@ -111,7 +122,8 @@ class DelayedLargeMessage:
     """The event of a complete large message that is to be delivered later.
 
     ``positions`` are its chunks in order, ``key`` the key that they must have. If ``bytes_kept``,
-    the stage has their bytes; if not, they are read from the topic. ``known``: see ``Assembled``.
+    the stage has their bytes; if not, they are read from the topic. ``known``, ``schedule_id``,
+    ``stored_ms``: see ``Assembled``.
     """
 
     positions: tuple[Position, ...]
@@ -119,36 +131,24 @@ class DelayedLargeMessage:
     bytes_kept: bool
     key: ChunkedMessageKey | None = None
     known: tuple[Position, ...] = ()
+    schedule_id: str | None = None
+    stored_ms: int = 0
+
+    @classmethod
+    def of(cls, message: Assembled, deliver_ms: int) -> DelayedLargeMessage:
+        """Return the event of a message that is to be delivered at ``deliver_ms``."""
+        return cls(
+            message.positions,
+            deliver_ms,
+            message.entries is not None,
+            message.key,
+            message.known,
+            message.schedule_id,
+            message.stored_ms,
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """The event of a message with the id of a schedule, stored at ``time_ms``; ``deliver_ms`` is when
-    it is due, or when it starts to repeat, None if it was delivered at once.
-    """
-
-    schedule_id: str
-    position: Position
-    time_ms: int
-    deliver_ms: int | None = None
-    repeats: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PauseChanged:
-    """The event of a message, stored at ``time_ms``, that pauses the repetitions of a schedule, or of
-    all if there is no id, or that resumes them.
-    """
-
-    schedule_id: str | None
-    position: Position
-    time_ms: int
-    resumes: bool
-
-
-TaskEvent = (
-    Chunk | MessageStarted | IncompleteMessage | Marker | DelayedLargeMessage | Cancel | Scheduled | PauseChanged
-)
+TaskEvent = Chunk | MessageStarted | IncompleteMessage | Marker | DelayedLargeMessage | Cancel
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,24 @@ class TaskReport:
     now_ms: int | None
     result: dict[str, Any]
     events: list[TaskEvent] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Released:
+    """When the delayed messages were due that a micro-batch has released: on average, and the first
+    of them.
+    """
+
+    count: int = 0
+    mean_due_ms: int = 0
+    first_due_ms: int | None = None
+
+    def and_more(self, other: Released) -> Released:
+        """Return both together."""
+        firsts_ms = [time_ms for time_ms in (self.first_due_ms, other.first_due_ms) if time_ms is not None]
+        count = self.count + other.count
+        due_ms = self.count * self.mean_due_ms + other.count * other.mean_due_ms
+        return Released(count, due_ms // max(count, 1), min(firsts_ms, default=None))
 
 
 @dataclass(frozen=True)
@@ -185,6 +203,7 @@ class StateSummary:
     next_due_ms: int | None = None
     oldest_to_reread: Position | None = None
     due_spans: list[DueSpan] = field(default_factory=list)
+    released: Released = field(default_factory=Released)
 
 
 def report_to_json(report: TaskReport) -> str:
@@ -246,6 +265,20 @@ def latest(times_ms: Iterable[int | None]) -> int | None:
 def positions_to_json(positions: Iterable[Position]) -> list[list[int]]:
     """Return positions as lists of ledger id and entry id, for JSON."""
     return [[position.ledger_id, position.entry_id] for position in positions]
+
+
+def in_groups(items: Iterable[_Item], entry_of: Callable[[_Item], bytes | memoryview | None]) -> Iterator[list[_Item]]:
+    """Yield items in lists of bounded size, by the entry that each has."""
+    group: list[_Item] = []
+    size = 0
+    for item in items:
+        group.append(item)
+        size += len(entry_of(item) or b"")
+        if size >= _GROUP_BYTES or len(group) >= _GROUP_ROWS:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def delayed_rows(

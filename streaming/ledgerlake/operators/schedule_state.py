@@ -1,75 +1,278 @@
-"""The state variables of schedules by id (see ``delay.schedules``):
+"""The state of schedules by id (see ``delay.schedules``): a hash table of the messages that wait.
 
-    schedules    id -> the messages that wait under it, JSON with a version
-    schedule_ids (ledger, entry) -> the id of a message that waits
+    schedule_blocks  block -> the messages of the ids of one hash, some thirty (``ScheduleBlock`` of ``pb/delay.proto``);
+                     -1 -> the size of the table (``ScheduleTable``)
+    schedules        id -> those messages that repeat, with what waits of them, JSON with a version; by earlier builds, all that
+                     wait
+    schedule_ids     (ledger, entry) -> the id of a message that waits: by earlier builds
 
-The marks of positions are stored with the cancels (``delay.cancels``), so that an earlier release
-refuses the checkpoint, and does not deliver what was replaced.
+A call into the state store costs far more than a message in it, so messages share a value. The
+table grows by linear hashing: of N blocks, an id is in the one that the last bits of its hash name,
+one bit less if there is no such block yet. So a larger table splits some blocks and leaves the
+others as they are.
 
-Changes are kept in memory until the micro-batch has been processed: a call into the state store
-costs far more than the change.
+A message that repeats is in its block too, but what changes when it is delivered is in a value of its
+own: a block has the messages of other ids, and would be written again for each occurrence.
+
+A message that is released stays in its block until the block is changed again, and the whole table
+is removed when nothing waits under an id. So a release costs no call. The marks of positions, which
+say what waits, are stored with the cancels (``delay.cancels``).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from hashlib import blake2b
+from typing import TYPE_CHECKING, TypeVar
 
-from ledgerlake.delay.schedules import waiting_from_json, waiting_to_json
+from google.protobuf.message import DecodeError
+
+from ledgerlake.decode.split import MAX_DELAYED_ENTRY_ID
+from ledgerlake.delay.schedules import Repeating, WaitingMessage, waiting_from_json, waiting_to_json
+from ledgerlake.errors import OffsetError, refuse_newer
+from ledgerlake.pb import delay_pb2 as pb
+from ledgerlake.stored.fields import ADVICE
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
 
-    from ledgerlake.delay.schedules import WaitingMessage
+    from ledgerlake.delay.schedules import MarkedPositions
+
+VERSION = 1
+
+# A small block costs as much as one message; a large one takes time to parse for each message.
+BLOCK_MESSAGES = 32
+
+_TABLE_KEY = (-1,)
+
+_Stored = TypeVar("_Stored", pb.ScheduleBlock, pb.ScheduleTable)
+_Value = TypeVar("_Value")
+
+# Messages by id.
+Block = dict[str, list[WaitingMessage]]
 
 
 class ScheduleState:
-    """The state variables, and the changes of this micro-batch."""
+    """The state variables."""
 
     def __init__(self, handle: StatefulProcessorHandle) -> None:
+        self.blocks: MapState = handle.getMapState("schedule_blocks", "block bigint", "messages binary")
         self.schedules: MapState = handle.getMapState("schedules", "schedule_id string", "messages string")
         self.ids: MapState = handle.getMapState(
             "schedule_ids", "ledger_id bigint, entry_id bigint", "schedule_id string"
         )
 
+    def clear(self) -> None:
+        """Remove everything: nothing waits under an id."""
+        for variable in (self.blocks, self.schedules, self.ids):
+            variable.clear()
+
 
 class StoredSchedules:
-    """The schedules of one topic partition in one micro-batch; ``save`` stores what has changed."""
+    """The schedules of one topic partition in one micro-batch; ``begin`` comes first.
 
-    def __init__(self, state: ScheduleState) -> None:
+    One block is in memory, so ask for the ids in the order of ``block_of``.
+    """
+
+    def __init__(self, state: ScheduleState, marked: MarkedPositions) -> None:
         self._state = state
-        self._messages: dict[str, list[WaitingMessage]] = {}
-        self._stored: dict[str, list[WaitingMessage]] = {}
-        self._new_ids: dict[Position, str] = {}
+        self._marked = marked
+        self._stored_size = b""
+        self._blocks = self._messages = 0
+        self._number: int | None = None
+        self._block: Block = {}
+        self._stored = b""
+        self._repeating: dict[str, list[WaitingMessage]] = {}
+        self._stored_repeating: dict[str, str | None] = {}
+
+    def begin(self, added: int) -> None:
+        """Open the table, and make it large enough for so many more ids."""
+        row = self._state.blocks.getValue(_TABLE_KEY)
+        if row is not None:
+            self._stored_size = bytes(row[0])
+            self._blocks, self._messages = size_from_bytes(self._stored_size)
+        elif self._marked:
+            self._take_over()
+        self._grow(added)
+
+    def block_of(self, schedule_id: str) -> int:
+        """Return the block that an id is in."""
+        return block_of(schedule_id, self._blocks)
 
     def load(self, schedule_id: str) -> list[WaitingMessage]:
-        if schedule_id not in self._messages:
-            row = self._state.schedules.getValue((schedule_id,))
-            self._stored[schedule_id] = [] if row is None else waiting_from_json(row[0])
-            self._messages[schedule_id] = self._stored[schedule_id]
-        return self._messages[schedule_id]
+        self._open(self.block_of(schedule_id))
+        messages = self._block.get(schedule_id, [])
+        if not any(message.repeating for message in messages):
+            return messages
+        repeating = {message.position: message for message in self.load_repeating(schedule_id)}
+        current = [repeating.get(message.position) if message.repeating else message for message in messages]
+        return [message for message in current if message is not None]
 
     def store(self, schedule_id: str, messages: list[WaitingMessage]) -> None:
-        self._messages[schedule_id] = messages
+        self._open(self.block_of(schedule_id))
+        self._block[schedule_id] = messages
+        repeating = [message for message in messages if message.repeating]
+        if repeating or self._repeating.get(schedule_id):
+            self.store_repeating(schedule_id, repeating)
 
-    def set_id(self, position: Position, schedule_id: str) -> None:
-        self._new_ids[position] = schedule_id
+    def load_repeating(self, schedule_id: str) -> list[WaitingMessage]:
+        if schedule_id not in self._repeating:
+            row = self._state.schedules.getValue((schedule_id,))
+            self._stored_repeating[schedule_id] = None if row is None else row[0]
+            self._repeating[schedule_id] = [] if row is None else waiting_from_json(row[0])
+        return self._repeating[schedule_id]
 
-    def take_id(self, position: Position) -> str | None:
-        if position in self._new_ids:
-            return self._new_ids.pop(position)
-        key = (position.ledger_id, position.entry_id)
-        row = self._state.ids.getValue(key)
-        if row is None:
-            return None
-        self._state.ids.removeKey(key)
-        return str(row[0])
+    def store_repeating(self, schedule_id: str, messages: list[WaitingMessage]) -> None:
+        self._repeating[schedule_id] = messages
+
+    def save_repeating(self) -> None:
+        """Store the messages that repeat and have changed."""
+        for schedule_id, messages in self._repeating.items():
+            before = self._stored_repeating.get(schedule_id)
+            text = waiting_to_json(messages) if messages else None
+            if text is None and before is not None:
+                self._state.schedules.removeKey((schedule_id,))
+            elif text is not None and text != before:
+                self._state.schedules.updateValue((schedule_id,), (text,))
 
     def save(self) -> None:
-        for schedule_id, messages in self._messages.items():
-            if messages and messages != self._stored[schedule_id]:
-                self._state.schedules.updateValue((schedule_id,), (waiting_to_json(messages),))
-            elif not messages and self._stored[schedule_id]:
-                self._state.schedules.removeKey((schedule_id,))
-        for position, schedule_id in self._new_ids.items():
-            self._state.ids.updateValue((position.ledger_id, position.entry_id), (schedule_id,))
+        """Store the blocks that have changed, if ``begin`` was called."""
+        self._close()
+        if not self._blocks:
+            return
+        size = pb.ScheduleTable(blocks=self._blocks, messages=self._messages, version=VERSION).SerializeToString()
+        if size != self._stored_size:
+            self._state.blocks.updateValue(_TABLE_KEY, (size,))
+
+    def _take_over(self) -> None:
+        """Move the messages that an earlier build has stored."""
+        earlier = {key[0]: waiting_from_json(value[0]) for key, value in self._state.schedules.iterator()}
+        self._state.clear()
+        self._grow(len(earlier))
+        for schedule_id in sorted(earlier, key=self.block_of):
+            self.store(schedule_id, earlier[schedule_id])
+        self._close()
+
+    def _grow(self, added: int) -> None:
+        """Make the table large enough for so many more messages."""
+        before = self._blocks
+        self._blocks = max(before, -(-(self._messages + added) // BLOCK_MESSAGES))
+        for number in sorted({_masked(block, before) for block in range(before, self._blocks)} if before else ()):
+            self._split(number)
+
+    def _split(self, number: int) -> None:
+        self._open(number)
+        blocks: dict[int, Block] = defaultdict(dict)
+        for schedule_id, messages in self._block.items():
+            blocks[self.block_of(schedule_id)][schedule_id] = messages
+        self._block = blocks.pop(number, {})
+        for other, block in blocks.items():
+            self._close()
+            self._number, self._block, self._stored = other, block, b""
+        self._close()
+
+    def _open(self, number: int) -> None:
+        if number == self._number:
+            return
+        self._close()
+        row = self._state.blocks.getValue((number,))
+        self._stored = b"" if row is None else bytes(row[0])
+        self._number, self._block = number, block_from_bytes(self._stored)
+        # The number decides how large the table is, and nothing else.
+        self._messages = max(0, self._messages - sum(map(len, self._block.values())))
+
+    def _close(self) -> None:
+        """Store the block that is in memory, without the messages that have left."""
+        if self._number is None:
+            return
+        waiting = [
+            (schedule_id, message)
+            for schedule_id, messages in self._block.items()
+            for message in messages
+            if self._marked.is_waiting(message.position)
+        ]
+        self._messages += len(waiting)
+        data = block_to_bytes(waiting)
+        if data != self._stored:
+            if waiting:
+                self._state.blocks.updateValue((self._number,), (data,))
+            else:
+                self._state.blocks.removeKey((self._number,))
+        self._number, self._block = None, {}
+
+
+def block_of(schedule_id: str, blocks: int) -> int:
+    """Return the block of an id in a table of so many blocks."""
+    digest = blake2b(schedule_id.encode(), digest_size=8).digest()
+    return _masked(int.from_bytes(digest, "little"), blocks)
+
+
+def _masked(number: int, blocks: int) -> int:
+    bits = max(blocks - 1, 0).bit_length()
+    block = number & ((1 << bits) - 1)
+    return block if block < blocks else block & ((1 << bits >> 1) - 1)
+
+
+def block_to_bytes(messages: Iterable[tuple[str, WaitingMessage]]) -> bytes:
+    """Return messages, each with its id, as bytes; nothing if there are none."""
+    block = pb.ScheduleBlock()
+    for schedule_id, message in messages:
+        position = message.position
+        block.messages.add(
+            schedule_id=schedule_id,
+            ledger_id=position.ledger_id,
+            entry_id=position.entry_id,
+            time_ms=message.time_ms,
+            deliver_ms=message.deliver_ms if message.repeating is None else message.repeating.start_ms,
+            repeats=True if message.repeating else None,
+        )
+    if not block.messages:
+        return b""
+    block.version = VERSION
+    return block.SerializeToString()
+
+
+def block_from_bytes(data: bytes) -> Block:
+    """Read a block.
+
+    Raises:
+        OffsetError: a newer release wrote it, or it is damaged.
+    """
+    return _read(pb.ScheduleBlock, data, _messages)
+
+
+def _messages(block: pb.ScheduleBlock) -> Block:
+    messages: Block = {}
+    for message in block.messages:
+        position = Position(message.ledger_id, message.entry_id)
+        # Protobuf's C parser gives the bytes of a text that is not UTF-8.
+        if not isinstance(message.schedule_id, str) or message.entry_id > MAX_DELAYED_ENTRY_ID:
+            raise ValueError(f"the message {position}")
+        repeating = Repeating(message.deliver_ms) if message.repeats else None
+        waiting = WaitingMessage(position, message.time_ms, message.deliver_ms, repeating)
+        messages.setdefault(message.schedule_id, []).append(waiting)
+    return messages
+
+
+def size_from_bytes(data: bytes) -> tuple[int, int]:
+    """Read how many blocks the table has, and how many messages.
+
+    Raises:
+        OffsetError: a newer release wrote it, or it is damaged.
+    """
+    return _read(pb.ScheduleTable, data, lambda table: (table.blocks, table.messages))
+
+
+def _read(kind: type[_Stored], data: bytes, read: Callable[[_Stored], _Value]) -> _Value:
+    try:
+        value = kind.FromString(data)
+        refuse_newer("the checkpoint", value.version, VERSION, "schedules of version")
+        # Protobuf's C parser does not check for required fields.
+        if not value.IsInitialized():
+            raise ValueError("a required field is missing")
+        return read(value)
+    except (DecodeError, ValueError) as error:
+        raise OffsetError(f"the checkpoint holds damaged schedules ({error}); {ADVICE}") from None

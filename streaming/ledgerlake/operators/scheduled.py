@@ -16,33 +16,38 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from ledgerlake.assembly.assembler import Assembled
 from ledgerlake.decode.messages import WHOLE_BATCH
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.single_entry import single_entries
 from ledgerlake.decode.split import entries_of, read_delayed
 from ledgerlake.delay.cancel_messages import rows_with_property, stored_ms
+from ledgerlake.delay.cancels import CANCEL_PROPERTY, cancel_of
 from ledgerlake.delay.repetition import parse_repetition
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.operators.rows import PauseChanged, Scheduled
+from ledgerlake.operators.cancelled import of_batch
+from ledgerlake.operators.schedule_events import PauseChanged, Scheduled
 from ledgerlake.wire.entry import peek_metadata, read_stamp
 from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.schedules import (
     BAD_SCHEDULE,
     CRON_PROPERTY,
     EVERY_PROPERTY,
+    OCCURRENCE_PROPERTY,
     SCHEDULE_PROPERTY,
     SENDER_PROPERTIES,
     bad_schedule,
+    occurrence_properties,
     parse_schedule,
     properties_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from ledgerlake.assembly.assembler import Assembled, Entry
+    from ledgerlake.assembly.assembler import Entry, Outcome
     from ledgerlake.decode.messages import BatchRange
-    from ledgerlake.operators.in_task import EventBudget
+    from ledgerlake.operators.schedule_events import ScheduleEvent, ScheduleEvents
     from ledgerlake.pb import pulsar_pb2 as pb
 
 # The reason of a message with an id for which the task's report has no room.
@@ -54,7 +59,7 @@ EXPIRED = "expired"
 
 _NAMES = re.compile(b"|".join(re.escape(name.encode()) for name in SENDER_PROPERTIES))
 _RULES = re.compile(b"|".join(re.escape(name.encode()) for name in (CRON_PROPERTY, EVERY_PROPERTY)))
-_PROPERTIES = list(SENDER_PROPERTIES)
+_PROPERTIES = [*SENDER_PROPERTIES, CANCEL_PROPERTY]
 _BATCHED = "a delayed message with a property of schedules must be sent alone, and this one is part of a batch"
 _NO_START = "a message that repeats needs a delivery time: the time from which it counts, for example now"
 _DELAYED_PAUSE = "a message that pauses or resumes is sent without a delivery time"
@@ -67,16 +72,15 @@ def may_repeat(frames: bytes | memoryview | pa.Buffer) -> bool:
 
 @dataclass(frozen=True)
 class DelayedFrames:
-    """A ``delayed`` piece without the entries that were rejected, and the schedules in it."""
+    """A ``delayed`` piece without the entries that were rejected."""
 
     frames: memoryview
     first_entry: BatchRange
-    events: list[Scheduled] = field(default_factory=list)
     rejects: list[RejectedEntry] = field(default_factory=list)
 
 
-def find_in_frames(frames: memoryview, first_entry: BatchRange, budget: EventBudget) -> DelayedFrames:
-    """Return a ``delayed`` piece with its schedules."""
+def find_in_frames(frames: memoryview, first_entry: BatchRange, schedules: ScheduleEvents) -> DelayedFrames:
+    """Return a ``delayed`` piece, and add its schedules."""
     if _NAMES.search(frames) is None:
         return DelayedFrames(frames, first_entry)
     found = DelayedFrames(frames, first_entry)
@@ -95,45 +99,53 @@ def find_in_frames(frames: memoryview, first_entry: BatchRange, budget: EventBud
             continue
         if schedule_id is None:
             continue
-        if not budget.take_schedule(schedule_id):
+        if not schedules.add(Scheduled(schedule_id, position, time_ms, due_ms[row], repeats)):
             refused.add(row)
             found.rejects.append(RejectedEntry(position, entry, SCHEDULE_REFUSED, REFUSED_DETAIL))
-            continue
-        found.events.append(Scheduled(schedule_id, position, time_ms, due_ms[row], repeats))
     if not refused:
         return found
     spans = zip([0, *ends], ends, strict=False)
     kept = b"".join(frames[start:end] for row, (start, end) in enumerate(spans) if row not in refused)
     first = WHOLE_BATCH if 0 in refused else first_entry
-    return DelayedFrames(memoryview(kept), first, found.events, found.rejects)
+    return DelayedFrames(memoryview(kept), first, found.rejects)
 
 
 def find_in_messages(
-    messages: pa.RecordBatch, frames: Entry, budget: EventBudget, *, delays_messages: bool
-) -> tuple[pa.RecordBatch, list[Scheduled | PauseChanged], list[RejectedEntry]]:
-    """Return messages that are delivered at once, without those that were rejected, and their
-    schedules. Without ``delays_messages`` those that repeat are among them.
+    messages: pa.RecordBatch, frames: Entry, schedules: ScheduleEvents, *, delays_messages: bool
+) -> tuple[pa.RecordBatch, list[RejectedEntry]]:
+    """Return messages that are delivered at once, without those that were rejected, and add their
+    schedules. Without ``delays_messages`` nothing waits, so the properties mean nothing.
     """
-    events: list[Scheduled | PauseChanged] = []
+    if not delays_messages:
+        return messages, []
 
     def take(row: int, properties: dict[str, str]) -> tuple[str, str] | None:
-        schedule = parse_schedule(properties)
-        if schedule.repeats and delays_messages:
-            return BAD_SCHEDULE, _NO_START
-        if schedule.schedule_id is None and schedule.pause is None:
-            return None
-        target = schedule.schedule_id if schedule.pause is None else schedule.pause.schedule_id
-        if not budget.take_schedule(target or ""):
-            return SCHEDULE_REFUSED, REFUSED_DETAIL
-        position, time_ms = _position(messages, row), stored_ms(messages, row)
-        if schedule.pause is not None:
-            events.append(PauseChanged(target, position, time_ms, schedule.pause.resumes))
-        elif schedule.schedule_id is not None:
-            events.append(Scheduled(schedule.schedule_id, position, time_ms))
-        return None
+        events = _events(properties, _position(messages, row), stored_ms(messages, row))
+        batch_index = messages["batch_index"][row].as_py()
+        is_full = any(not schedules.add(event, batch_index) for event in events)
+        return (SCHEDULE_REFUSED, REFUSED_DETAIL) if is_full else None
 
-    kept, rejects = _without_rejects(messages, frames, take)
-    return kept, events, rejects
+    return _without_rejects(messages, frames, take)
+
+
+def _events(properties: dict[str, str], position: Position, time_ms: int) -> list[ScheduleEvent]:
+    """Return the events of a message that is delivered at once.
+
+    Raises:
+        CorruptEntryError: ``bad_schedule``, and why.
+    """
+    schedule = parse_schedule(properties)
+    if schedule.repeats:
+        raise bad_schedule(_NO_START)
+    events: list[ScheduleEvent] = []
+    if schedule.pause is not None:
+        events.append(PauseChanged(schedule.pause.schedule_id, position, time_ms, schedule.pause.resumes))
+    if schedule.schedule_id is not None:
+        events.append(Scheduled(schedule.schedule_id, position, time_ms))
+    cancel = cancel_of(properties, position, time_ms)
+    if cancel is not None and cancel.by == "schedule":
+        events.append(cancel)
+    return events
 
 
 def find_in_due(
@@ -165,11 +177,38 @@ def expired_chunk(chunk: Entry | None, clock_ms: int | None) -> tuple[str, str] 
     return _expired(parse_schedule(properties_of(peek_metadata(memoryview(chunk)))).expires_ms, clock_ms)
 
 
-def schedule_of_large(message: Assembled) -> Scheduled | None:
-    """Return the schedule of a complete large message; None if it has no id."""
-    if message.schedule_id is None:
+def with_occurrences(messages: pa.RecordBatch) -> pa.RecordBatch:
+    """Return messages that were due, those with an id or a cancel with the properties of a delivered
+    message: a copy of one on another topic must not be a schedule or a cancel there.
+    """
+    added: dict[int, dict[str, str]] = {}
+    for row in rows_with_property(messages["properties"], [SCHEDULE_PROPERTY, CANCEL_PROPERTY]):
+        deliver_at = messages["deliver_at"][row]
+        time_ms = deliver_at.value // 1000 if deliver_at.is_valid else stored_ms(messages, row)
+        if OCCURRENCE_PROPERTY not in dict(messages["properties"][row].as_py()):
+            added[row] = occurrence_properties(1, time_ms)
+    return with_properties(messages, added) if added else messages
+
+
+def with_properties(messages: pa.RecordBatch, added: Mapping[int, Mapping[str, str]]) -> pa.RecordBatch:
+    """Return messages with more properties.
+
+    Args:
+        added: by row, properties in place of the message's own of the same name.
+    """
+    number = messages.schema.get_field_index("properties")
+    properties = messages["properties"].to_pylist()
+    for row, more in added.items():
+        properties[row] = list((dict(properties[row]) | dict(more)).items())
+    column = pa.array(properties, messages.schema.field(number).type)
+    return messages.set_column(number, messages.schema.field(number), column)
+
+
+def schedule_at_once(outcome: Outcome) -> Scheduled | None:
+    """Return the schedule of a large message with an id that is delivered at once; None for others."""
+    if not isinstance(outcome, Assembled) or outcome.schedule_id is None or outcome.deliver_ms is not None:
         return None
-    return Scheduled(message.schedule_id, message.positions[-1], message.stored_ms, message.deliver_ms)
+    return Scheduled(outcome.schedule_id, outcome.positions[-1], outcome.stored_ms)
 
 
 def _schedule_of_delayed(metadata: pb.MessageMetadata) -> tuple[str | None, bool]:
@@ -180,6 +219,9 @@ def _schedule_of_delayed(metadata: pb.MessageMetadata) -> tuple[str | None, bool
     """
     properties = properties_of(metadata)
     schedule = parse_schedule(properties)
+    if any(not isinstance(text, str) for pair in properties.items() for text in pair):
+        # It will be a reject when it is due, so it must not replace a message that can be delivered.
+        return None, False
     if schedule.pause is not None:
         raise bad_schedule(_DELAYED_PAUSE)
     if not schedule.repeats:
@@ -214,15 +256,36 @@ def _without_rejects(
             refused[row] = refusal
     if not refused:
         return messages, []
-    stored = {} if frames is None else entries_of(frames)
-    rejects: list[RejectedEntry] = []
-    for row, (reason, detail) in refused.items():
-        position, batch_index = _position(messages, row), messages["batch_index"][row].as_py()
-        entry = stored.get(position) if batch_index < 0 else single_entries(messages.slice(row, 1))[0]
-        rejects.append(RejectedEntry(position, entry, reason, detail, batch_index))
     is_kept = np.ones(messages.num_rows, dtype=bool)
     is_kept[list(refused)] = False
-    return messages.filter(pa.array(is_kept)), rejects
+    return messages.filter(pa.array(is_kept)), _rejects(messages, frames, refused)
+
+
+def _rejects(
+    messages: pa.RecordBatch, frames: Entry | None, refused: dict[int, tuple[str, str]]
+) -> list[RejectedEntry]:
+    """Return the rejects of messages, one for each entry and reason. If that is one message of a batch, the
+    reject has it alone; else it lists them.
+
+    Args:
+        refused: by row, the reason and the detail.
+    """
+    rows_of: dict[tuple[Position, str], list[int]] = {}
+    for row, (reason, _) in refused.items():
+        rows_of.setdefault((_position(messages, row), reason), []).append(row)
+    batch_indexes = messages["batch_index"].to_pylist()
+    stored = {} if frames is None else entries_of(frames)
+    rejects: list[RejectedEntry] = []
+    for (position, reason), rows in rows_of.items():
+        detail, indexes = refused[rows[0]][1], [batch_indexes[row] for row in rows]
+        if len(rows) > 1:
+            rejects.append(RejectedEntry(position, stored.get(position), reason, f"{of_batch(indexes)}: {detail}"))
+        elif indexes[0] >= 0:
+            (entry,) = single_entries(messages.slice(rows[0], 1))
+            rejects.append(RejectedEntry(position, entry, reason, detail, indexes[0]))
+        else:
+            rejects.append(RejectedEntry(position, stored.get(position), reason, detail))
+    return rejects
 
 
 def _position(messages: pa.RecordBatch, row: int) -> Position:

@@ -18,6 +18,7 @@ from ledgerlake.decode.split import PieceKind
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
 from ledgerlake.operators.in_task import EventBudget
 from ledgerlake.operators.rows import RowKind, TaskEvent, TaskReport, delayed_rows, latest, report_to_json, stage_row
+from ledgerlake.operators.schedule_events import ScheduleEvents
 from ledgerlake.operators.scheduled import find_in_frames, find_in_messages
 from ledgerlake.source.pieces import Piece, read_single
 from ledgerlake.source.views import piece_as_view
@@ -47,7 +48,7 @@ def forward_bundles(
             piece = Piece(PieceKind(row["kind"]), frames, first_entry, row["broker_ms"])
             yield from ranges[topic_partition].take(piece)
     for decoded_range in ranges.values():
-        yield decoded_range.report()
+        yield from decoded_range.report()
 
 
 class _DecodedRange:
@@ -64,12 +65,12 @@ class _DecodedRange:
         self._events: list[TaskEvent] = []
         self._cancels = TaskCancels()
         self._budget = EventBudget()
+        self._schedules = ScheduleEvents()
 
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._now_ms = latest((self._now_ms, piece.broker_ms))
         if piece.kind == PieceKind.DELAYED and self._delays_messages:
-            delayed = find_in_frames(piece.frames, piece.first_entry, self._budget)
-            self._events += delayed.events
+            delayed = find_in_frames(piece.frames, piece.first_entry, self._schedules)
             yield from map(self._reject, delayed.rejects)
             if len(delayed.frames):
                 yield from delayed_rows(self._topic_partition, delayed.frames, delayed.first_entry)
@@ -77,22 +78,24 @@ class _DecodedRange:
             yield from self._decode(piece)
         else:
             yield from self._take_single(piece)
+        yield from self._schedules.rows(self._topic_partition)
 
-    def report(self) -> pa.RecordBatch:
+    def report(self) -> Iterator[pa.RecordBatch]:
+        yield from self._schedules.rows(self._topic_partition, all_events=True)
         report = TaskReport(self._end, self._now_ms, {}, self._events)
-        return stage_row(self._topic_partition, RowKind.REPORT, header=report_to_json(report))
+        yield stage_row(self._topic_partition, RowKind.REPORT, header=report_to_json(report))
 
     def _decode(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         for decoded in piece_as_view(piece, self._topic_partition, self._options):
-            messages, scheduled, rejects = find_in_messages(
-                decoded, piece.frames, self._budget, delays_messages=self._delays_messages
+            messages, rejects = find_in_messages(
+                decoded, piece.frames, self._schedules, delays_messages=self._delays_messages
             )
-            self._events += scheduled
             yield from map(self._reject, rejects)
-            accepted, refused = self._cancels.take(messages)
-            self._events += accepted
-            for position in refused:
-                yield stage_row(self._topic_partition, RowKind.REJECT, position, CANCEL_REFUSED)
+            if self._delays_messages:
+                accepted, refused = self._cancels.take(messages)
+                self._events += accepted
+                for position in refused:
+                    yield stage_row(self._topic_partition, RowKind.REJECT, position, CANCEL_REFUSED)
             with pa.BufferOutputStream() as out, pa.ipc.new_stream(out, messages.schema) as writer:
                 writer.write_batch(messages)
             yield stage_row(self._topic_partition, RowKind.ROWS, entry=out.getvalue())

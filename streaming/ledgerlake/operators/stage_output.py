@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,19 +24,37 @@ from ledgerlake.assembly.assembler import (
 from ledgerlake.assembly.rules import ChunkedMessageKey
 from ledgerlake.decode.messages import BatchRange, TopicPartition
 from ledgerlake.delay.cancels import Cancels, cancels_from_json
-from ledgerlake.operators.rows import RowKind, StateSummary, summary_from_json
+from ledgerlake.operators.rows import RowKind, StateSummary, in_groups, summary_from_json
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+_Output = tuple[TopicPartition, Outcome | pa.RecordBatch | StateSummary | Cancels]
+
 
 def read_stage_rows(
     batches: Iterable[pa.RecordBatch],
-) -> Iterator[tuple[TopicPartition, Outcome | pa.RecordBatch | StateSummary | Cancels]]:
+) -> Iterator[_Output]:
     """Yield the content of rows of ``STAGE_ROWS``, in their order, each with its topic partition.
-    Use up the entries of an outcome before you ask for the next one.
+    Rejects that follow each other come together. Use up the entries of an outcome before you ask for
+    the next one.
     """
+    for (topic_partition, reason), outputs in groupby(_outputs_of(batches), _reject_key):
+        if reason is None:
+            yield from outputs
+            continue
+        entries = (entry for _, output in outputs if isinstance(output, Rejected) for entry in output.entries)
+        for group in in_groups(entries, lambda entry: entry[1]):
+            yield topic_partition, Rejected(reason, group)
+
+
+def _reject_key(output: _Output) -> tuple[TopicPartition, str | None]:
+    topic_partition, content = output
+    return topic_partition, content.reason if isinstance(content, Rejected) else None
+
+
+def _outputs_of(batches: Iterable[pa.RecordBatch]) -> Iterator[_Output]:
     rows = (row for batch in batches for number in range(batch.num_rows) for row in batch.slice(number, 1).to_pylist())
     for row in rows:
         topic_partition = TopicPartition(row["topic"], row["partition"])

@@ -45,11 +45,10 @@ from ledgerlake.operators.rows import (
     STAGE_ROWS_DDL,
     DelayedLargeMessage,
     MessageStarted,
-    PauseChanged,
     RowKind,
-    Scheduled,
     StateSummary,
     TaskReport,
+    in_groups,
     incomplete_from_dict,
     latest,
     positions_to_json,
@@ -57,7 +56,7 @@ from ledgerlake.operators.rows import (
     stage_values,
     summary_to_json,
 )
-from ledgerlake.operators.scheduled import schedule_of_large
+from ledgerlake.operators.scheduled import schedule_at_once
 from ledgerlake.source.reread import read_again
 from ledgerlake.stored.fields import fields_of, parse_stored
 from ledgerlake.wire.chunks import Marker
@@ -144,6 +143,8 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
                     delayed.add_partial(position, row.entry, BatchRange(*json.loads(row.header)))
                 elif row.kind == RowKind.DELAYED:
                     delayed.add(row.entry)
+                elif row.kind == RowKind.SCHEDULES:
+                    delayed.schedules.add_row(row.entry)
                 elif row.kind == RowKind.REPORT:
                     reports.append(report_from_json(row.header))
                 else:
@@ -277,8 +278,6 @@ def _apply_reports(assembly: Assembly, delayed: DelayedMessages, reports: list[T
                 _add_large(assembly, delayed, event)
             elif isinstance(event, Cancel):
                 delayed.cancel(event)
-            elif isinstance(event, Scheduled | PauseChanged):
-                delayed.schedule(event)
             else:
                 yield from _delay_large_messages(_apply(assembly, event), delayed)
     now_ms = latest(report.now_ms for report in reports)
@@ -303,14 +302,11 @@ def _delay_large_messages(outcomes: Iterator[Outcome], delayed: DelayedMessages)
     entries.
     """
     for outcome in outcomes:
-        scheduled = schedule_of_large(outcome) if isinstance(outcome, Assembled) else None
+        scheduled = schedule_at_once(outcome)
         if scheduled is not None:
-            delayed.schedule(scheduled)
+            delayed.schedules.add(scheduled)
         if isinstance(outcome, Assembled) and outcome.deliver_ms is not None:
-            bytes_kept = outcome.entries is not None
-            delayed.add_large(
-                DelayedLargeMessage(outcome.positions, outcome.deliver_ms, bytes_kept, outcome.key, outcome.known)
-            )
+            delayed.add_large(DelayedLargeMessage.of(outcome, outcome.deliver_ms))
         else:
             yield outcome
 
@@ -337,6 +333,7 @@ def _summary(assembly: Assembly, delayed: DelayedSummary, reports: list[TaskRepo
         next_due_ms=delayed.next_due_ms,
         oldest_to_reread=delayed.oldest_to_reread,
         due_spans=delayed.due_spans,
+        released=delayed.released,
     )
 
 
@@ -369,8 +366,13 @@ def _outcome_rows(topic_partition: TopicPartition, outcome: Outcome | Cancels) -
         header = json.dumps({"reason": outcome.reason, "positions": positions_to_json(outcome.positions)})
         yield _row(topic_partition, RowKind.REREAD_REJECTS, None, header, None)
     else:
-        for position, entry in outcome.entries:
-            yield _row(topic_partition, RowKind.REJECT, position, outcome.reason, entry)
+        for group in in_groups(outcome.entries, lambda entry: entry[1]):
+            yield _frame(
+                *(
+                    stage_values(topic_partition, RowKind.REJECT, position, outcome.reason, entry)
+                    for position, entry in group
+                )
+            )
 
 
 def _due_header(outcome: DueEntries | DuePositions | Assembled, **more: Any) -> str:
@@ -392,9 +394,9 @@ def _row(
     return _frame(stage_values(topic_partition, kind, position, header, entry))
 
 
-def _frame(row: Sequence[Any]) -> pd.DataFrame:
+def _frame(*rows: Sequence[Any]) -> pd.DataFrame:
     # Spark starts a query with a process that only asks for the names of the state variables. That
     # process needs no pandas.
     import pandas as pd
 
-    return pd.DataFrame([row], columns=STAGE_ROWS.names)
+    return pd.DataFrame(rows, columns=STAGE_ROWS.names)

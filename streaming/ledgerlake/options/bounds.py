@@ -131,7 +131,8 @@ def parse_time_ms(text: str, where: str) -> int:
     except ValueError:
         raise UsageError(f"{where}: '{word}' is no time; write for example 2026-05-01T08:00:00+02:00") from None
     if moment.tzinfo is None:
-        raise UsageError(f"{where}: '{word}' has no zone; write for example {word}Z or {word}+02:00")
+        example = moment.isoformat()
+        raise UsageError(f"{where}: '{word}' has no zone; write for example {example}Z or {example}+02:00")
     return round(moment.timestamp() * 1000)
 
 

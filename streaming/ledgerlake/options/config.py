@@ -110,7 +110,11 @@ class StreamConfig:
         TEXT, MISSING, "The name of the stream: letters, digits, dot, dash and underscore.", toml="stream.name"
     )
     trigger_ms: int = option(
-        DURATION, 1000, "The time between two micro-batches.", toml="stream.trigger", shown_default="`1 second`"
+        DURATION,
+        1000,
+        "The time between two micro-batches; messages that are due do not wait for it.",
+        toml="stream.trigger",
+        shown_default="`1 second`",
     )
     checkpoint: str = option(
         PATH, "", "The folder of the checkpoint.", toml="stream.checkpoint", shown_default="`checkpoints/NAME`"

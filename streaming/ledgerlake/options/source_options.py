@@ -266,6 +266,13 @@ class SourceOptions(ClientOptions):
         spark="wakes",
         is_internal=True,
     )
+    trigger_ms: int | None = option(
+        DURATION,
+        None,
+        "The pipeline's trigger, whose times the planner keeps (see `source.trigger_times`).",
+        spark="trigger",
+        is_internal=True,
+    )
     pinned_by: str | None = option(
         TEXT,
         None,

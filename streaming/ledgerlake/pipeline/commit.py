@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ledgerlake.client.topics import split_partition
 from ledgerlake.operators.results import BATCH_PROPERTY, BatchSettings, PartitionResult, result_from_json
+from ledgerlake.operators.rows import Released
 from ledgerlake.pipeline.tables import REJECTS_TABLE
 from ledgerlake.table.additions import add_losses, add_missing
 from ledgerlake.table.batch_record import SeenBatch
@@ -72,6 +73,8 @@ class BatchResult:
     ``delayed_counts`` counts the delayed messages, ``next_due_ms`` is when the next of them is due,
     and ``due_spans`` counts them by when they are due.
 
+    ``released`` has the times of the delayed messages that were released (see ``operators.rows``).
+
     ``incomplete_count`` and ``kept_bytes`` are the incomplete large messages and the bytes kept of
     them. ``tables`` has the tables that contain the batch, by name. ``commit_s`` is what the
     commits to all tables took together.
@@ -91,6 +94,7 @@ class BatchResult:
     due_spans: dict[str, list[DueSpan]] = field(default_factory=dict)
     stored_bytes: int = 0
     commit_s: float = 0.0
+    released: Released = field(default_factory=Released)
     tables: dict[str, SeenBatch] = field(default_factory=dict)
 
 
@@ -186,6 +190,7 @@ class DeltaSink:
             result.next_due_ms[partition.topic_partition] = partition.summary.next_due_ms
             result.due_spans[partition.topic_partition] = partition.summary.due_spans
             result.stored_bytes += partition.written.stored_bytes
+            result.released = result.released.and_more(partition.summary.released)
             result.reasons.update(partition.written.reasons)
         return result
 

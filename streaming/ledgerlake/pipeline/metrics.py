@@ -14,6 +14,9 @@ from a pipeline's own batches.
 | ``ledgerlake_batches_total`` | query | micro-batches committed since the start |
 | ``ledgerlake_open_sets`` | query | incomplete large messages after the last micro-batch |
 | ``ledgerlake_held_bytes`` | query | bytes kept of incomplete large messages |
+| ``ledgerlake_released_messages_total`` | query | delayed messages that were due and committed since the start |
+| ``ledgerlake_late_seconds_total`` | query | the time from due to committed of those, together |
+| ``ledgerlake_most_late_seconds`` | query | the longest such time in the last micro-batch that released some |
 | ``ledgerlake_waiting_messages`` | query, topic_partition | delayed messages |
 | ``ledgerlake_next_due_timestamp_seconds`` | query, topic_partition | when the next delayed message is due |
 | ``ledgerlake_due_messages`` | query, within | delayed messages that are due within so many seconds, to the precision of a segment of the index |
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ledgerlake.delay.due_times import DueSpan
+    from ledgerlake.operators.rows import Released
     from ledgerlake.options.config import Config
     from ledgerlake.pipeline.commit import BatchResult
     from ledgerlake.pipeline.upkeep import TableUpkeep, UpkeepReport
@@ -137,10 +141,20 @@ class QueryNumbers:
     delayed_counts: dict[str, int] = field(default_factory=dict)
     next_due_ms: dict[str, int | None] = field(default_factory=dict)
     due_spans: dict[str, list[DueSpan]] = field(default_factory=dict)
+    released_messages: int = 0
+    late_seconds: float = 0.0
+    most_late_seconds: float | None = None
     batch_ended_s: float | None = None
     last_batch_timestamp_seconds: float | None = None
     commits: Histogram = field(default_factory=Histogram)
     history: History = field(default_factory=History)
+
+    def add_released(self, released: Released, clock_ms: int) -> None:
+        """Count the delayed messages of a micro-batch."""
+        self.released_messages += released.count
+        self.late_seconds += released.count * (clock_ms - released.mean_due_ms) / 1000
+        if released.first_due_ms is not None:
+            self.most_late_seconds = (clock_ms - released.first_due_ms) / 1000
 
     @property
     def bytes_per_message(self) -> float | None:
@@ -202,6 +216,7 @@ class Metrics:
                 numbers.rejects += result.rejects
                 numbers.reasons.update(result.reasons)
                 numbers.stored_bytes += result.stored_bytes
+                numbers.add_released(result.released, clock_ms)
             if numbers.batch_ended_s is not None:
                 numbers.messages_per_second = result.messages / max(now_s - numbers.batch_ended_s, 0.001)
             numbers.batch_ended_s = now_s
@@ -318,6 +333,9 @@ _QUERY_METRICS: dict[str, tuple[str, type[_Family]]] = {
     "rejects": ("Rejects committed.", CounterMetricFamily),
     "batches": ("Micro-batches committed.", CounterMetricFamily),
     "last_batch_timestamp_seconds": ("When the last micro-batch was committed.", GaugeMetricFamily),
+    "released_messages": ("Delayed messages released and committed.", CounterMetricFamily),
+    "late_seconds": ("Time from due to committed of the released messages, together.", CounterMetricFamily),
+    "most_late_seconds": ("Longest time from due to committed in the last release.", GaugeMetricFamily),
     "open_sets": ("Large messages that are not whole.", GaugeMetricFamily),
     "held_bytes": ("Bytes held for large messages that are not whole.", GaugeMetricFamily),
 }

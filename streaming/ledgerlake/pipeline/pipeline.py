@@ -157,7 +157,8 @@ class Pipeline:
             .option("checkpointLocation", checkpoint.hadoop_uri)
             .foreachBatch(self._batches.write)
         )
-        trigger = {"availableNow": True} if once else {"processingTime": f"{settings.trigger_ms} milliseconds"}
+        # The planner keeps the times of the configured trigger.
+        trigger = {"availableNow": True} if once else {"processingTime": "0 milliseconds"}
         # Topics that match a pattern come and go.
         most_keys = max(1, topic_partitions) if self.config.source.topics.pattern is None else None
         with settings_of(self._spark, checkpoint, most_keys):
@@ -169,6 +170,7 @@ class Pipeline:
         pipeline_options = {
             "startingOffsets": as_option(start),
             "wakes": to_text(self._components.wakeups.folder),
+            "trigger": f"{self.config.stream.trigger_ms} ms",
             "pinnedBy": self.config.subscription,
         }
         return plan(self._spark, self.config.source_options() | pipeline_options, self._components.task_settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from ledgerlake.client.cluster import Cluster
+from ledgerlake.client.topics import full_name, split_partition
 from ledgerlake.delay.cancels import CANCEL_PROPERTY, parse_cancel
 from ledgerlake.errors import UsageError
 from ledgerlake.publish.large_messages import LargeMessageProducer
@@ -16,12 +17,16 @@ if TYPE_CHECKING:
 _TARGETS = {"id": "message id", "key": "key", "schedule": "id of a schedule; one has 1 to 200 characters"}
 
 
-def cancel(config: Config, by: Literal["id", "key", "schedule"], target: str) -> list[str]:
+def cancel(config: Config, by: Literal["id", "key", "schedule"], target: str, topic: str | None = None) -> list[str]:
     """Cancel delayed messages. The cancel is sent to each topic partition, because a message's id does
     not name its topic partition, and any client may have sent a schedule.
 
+    Args:
+        topic: one of the configuration's topics; by default all of them.
+
     Raises:
-        UsageError: the target is no message id, or no id of a schedule.
+        UsageError: the target is no message id, or no id of a schedule; or the configuration does not
+            read the topic.
         BrokerError, TransportError, TopicNotFoundError: it was not stored on all topic
             partitions; sending it again is harmless.
     """
@@ -32,6 +37,10 @@ def cancel(config: Config, by: Literal["id", "key", "schedule"], target: str) ->
     cluster = Cluster(options.client)
     try:
         names = cluster.all_partitions(options.topics)
+        if topic is not None:
+            names = [name for name in names if full_name(topic) in (name, split_partition(name)[0])]
+        if topic is not None and not names:
+            raise UsageError(f"the configuration does not read the topic {topic}")
         for name in names:
             producer = LargeMessageProducer(cluster, name)
             producer.send(b"", properties={CANCEL_PROPERTY: value})

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.decode.codecs import compress
+from ledgerlake.errors import UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.chunks import chunk_limit_bytes, encode_chunks, encode_marker, promise
 from ledgerlake.wire.entry import encode_entry
@@ -64,20 +65,23 @@ class LargeMessageProducer:
                 default.
 
         Raises:
-            UsageError: the key and properties alone are too large for the broker.
+            UsageError: the key and properties alone are too large for the broker, or are no Unicode
+                text.
             BrokerError: the broker refused it.
             TransportError, DeadlineError: it may or may not be stored.
         """
-        metadata = pb.MessageMetadata(
-            producer_name=self._producer.name,
-            sequence_id=self._next_sequence_id(),
-            publish_time=int(time.time() * 1000),
-            compression=self._codec,
-            uncompressed_size=len(value),
-            properties=[pb.KeyValue(key=name, value=text) for name, text in (properties or {}).items()],
-        )
-        if key is not None:
-            metadata.partition_key = key
+        try:
+            metadata = pb.MessageMetadata(
+                properties=[pb.KeyValue(key=name, value=text) for name, text in (properties or {}).items()],
+                partition_key=key,
+            )
+        except UnicodeEncodeError:
+            raise UsageError("the key or a property is no Unicode text: it has half of a surrogate pair") from None
+        metadata.producer_name = self._producer.name
+        metadata.sequence_id = self._next_sequence_id()
+        metadata.publish_time = int(time.time() * 1000)
+        metadata.compression = self._codec
+        metadata.uncompressed_size = len(value)
         if deliver_at_ms is not None:
             metadata.deliver_at_time = deliver_at_ms
         packed = compress(self._codec, value)

@@ -1,14 +1,17 @@
 """Publishes schedules by id (``docs/schedules.md``): messages with a time or a rule, of which the last
 one with an id counts.
 
-An id goes to one topic partition always: the one that Java's string hash of the id selects, as
-Pulsar's clients route a message with that key. So the id decides, and the message's own key may be
-any other. If the topic gets more partitions, an id may go to another one, and a message that was
+A schedule goes to one topic partition always: the one that Java's string hash of the id selects, as
+Pulsar's Java client routes a message with that key. So the id decides, and the message's own key may
+be any other. If the topic gets more partitions, an id may go to another one, and a message that was
 sent before is not replaced any more.
+
+Other clients route by other hashes. So cancels and pauses go to all topic partitions.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -48,6 +51,9 @@ if TYPE_CHECKING:
 
     from ledgerlake.decode.messages import TopicPartition
     from ledgerlake.wire.message_id import AnyMessageId
+
+# Earlier times are seconds that were taken for milliseconds.
+_FIRST_MS = 946_684_800_000
 
 _RESERVED = (CANCEL_PROPERTY, *SENDER_PROPERTIES)
 
@@ -90,9 +96,12 @@ def move(settings: ClientSettings, waiting: TopicPartition, entry: bytes, at_ms:
 
 
 class Schedules:
-    """The schedules of one topic. Times are datetimes with a zone, or milliseconds since 1970.
+    """The schedules of one topic. Times are datetimes with a zone, or milliseconds since 1970. Threads
+    may share it; they send one after another.
 
-    If a method raises an error, the message may or may not be stored; calling it again is harmless.
+    If a method raises an error, the message may or may not be stored. Calling it again is harmless as
+    long as the message waits: it takes its own place. A message that is delivered at once, or is due
+    meanwhile, may be delivered twice.
 
     Raises:
         TopicNotFoundError, BrokerError, TransportError: the broker does not know the topic, or cannot
@@ -102,6 +111,7 @@ class Schedules:
     def __init__(self, settings: ClientSettings | str, topic: str) -> None:
         self._cluster = Cluster(ClientSettings(settings) if isinstance(settings, str) else settings)
         self._producers: dict[str, LargeMessageProducer] = {}
+        self._lock = threading.Lock()
         try:
             self._partitions = self._cluster.topic_partitions(full_name(topic))
         except LedgerlakeError:
@@ -143,8 +153,9 @@ class Schedules:
         if taken:
             raise UsageError(f"the property {taken[0]} is set by its own argument")
         own = {SCHEDULE_PROPERTY: _checked(schedule_id)}
-        if expires is not None:
-            own[EXPIRES_PROPERTY] = str(_time_ms(expires, "expires"))
+        expires_ms = None if expires is None else _time_ms(expires, "expires")
+        if expires_ms is not None:
+            own[EXPIRES_PROPERTY] = str(expires_ms)
         rule = {
             CRON_PROPERTY: cron,
             EVERY_PROPERTY: _span(every),
@@ -161,20 +172,21 @@ class Schedules:
             raise UsageError(error.message) from None
         at = int(time.time() * 1000) if at is None and repeats else at
         deliver_at_ms = None if at is None else _time_ms(at, "at")
+        if deliver_at_ms is not None and expires_ms is not None and expires_ms < deliver_at_ms:
+            raise UsageError("expires is before the message is due, so it would never be delivered")
         return self._send(self.partition_of(schedule_id), value, {**(properties or {}), **own}, key, deliver_at_ms)
 
-    def cancel(self, schedule_id: str) -> AnyMessageId:
-        """Cancel the message that waits under an id.
+    def cancel(self, schedule_id: str) -> list[AnyMessageId]:
+        """Cancel the message that waits under an id; return one message id for each topic partition.
 
         Raises:
             As ``put``.
         """
-        topic_partition = self.partition_of(_checked(schedule_id))
-        return self._send(topic_partition, b"", {CANCEL_PROPERTY: f"schedule={schedule_id}"})
+        return self._tell(CANCEL_PROPERTY, schedule_id)
 
     def pause(self, schedule_id: str | None = None) -> list[AnyMessageId]:
         """Hold back the repetitions of a schedule, or of all schedules of the topic; return one message
-        id for each topic partition that was told so.
+        id for each topic partition.
 
         Raises:
             As ``put``.
@@ -190,16 +202,17 @@ class Schedules:
         return self._tell(RESUME_PROPERTY, schedule_id)
 
     def partition_of(self, schedule_id: str) -> str:
-        """Return the topic partition of an id."""
+        """Return the topic partition to which ``put`` sends an id."""
         return self._partitions[java_hash(schedule_id) % len(self._partitions)]
 
     def close(self) -> None:
-        producers, self._producers = self._producers, {}
-        try:
-            for producer in producers.values():
-                producer.close()
-        finally:
-            self._cluster.close()
+        with self._lock:
+            producers, self._producers = self._producers, {}
+            try:
+                for producer in producers.values():
+                    producer.close()
+            finally:
+                self._cluster.close()
 
     def __enter__(self) -> Schedules:
         return self
@@ -208,10 +221,8 @@ class Schedules:
         self.close()
 
     def _tell(self, name: str, schedule_id: str | None) -> list[AnyMessageId]:
-        if schedule_id is not None:
-            topic_partition = self.partition_of(_checked(schedule_id))
-            return [self._send(topic_partition, b"", {name: f"schedule={schedule_id}"})]
-        return [self._send(topic_partition, b"", {name: "all"}) for topic_partition in self._partitions]
+        target = "all" if schedule_id is None else f"schedule={_checked(schedule_id)}"
+        return [self._send(topic_partition, b"", {name: target}) for topic_partition in self._partitions]
 
     def _send(
         self,
@@ -221,16 +232,17 @@ class Schedules:
         key: str | None = None,
         deliver_at_ms: int | None = None,
     ) -> AnyMessageId:
-        if name not in self._producers:
-            self._producers[name] = LargeMessageProducer(self._cluster, name)
-        try:
-            return self._producers[name].send(value, key=key, properties=properties, deliver_at_ms=deliver_at_ms)
-        except UsageError:
-            raise
-        except LedgerlakeError:
-            # The next call opens another producer: this one may have lost its connection.
-            del self._producers[name]
-            raise
+        with self._lock:
+            if name not in self._producers:
+                self._producers[name] = LargeMessageProducer(self._cluster, name)
+            try:
+                return self._producers[name].send(value, key=key, properties=properties, deliver_at_ms=deliver_at_ms)
+            except UsageError:
+                raise
+            except LedgerlakeError:
+                # The next call opens another producer: this one may have lost its connection.
+                del self._producers[name]
+                raise
 
 
 def _checked(schedule_id: str) -> str:
@@ -250,6 +262,9 @@ def _time_ms(moment: datetime | int, name: str) -> int:
         if moment.tzinfo is None:
             raise UsageError(f"{name} has no zone; pass for example datetime.now(timezone.utc)")
         moment = round(moment.timestamp() * 1000)
-    if not 0 < moment <= MAX_TIME_MS:
-        raise UsageError(f"{name} must be from 1 to {MAX_TIME_MS} milliseconds since 1970, not {moment}")
+    if not isinstance(moment, int) or not _FIRST_MS <= moment <= MAX_TIME_MS:
+        raise UsageError(
+            f"{name} must be a datetime, or whole milliseconds since 1970 from {_FIRST_MS} (the year 2000) to "
+            f"{MAX_TIME_MS}, not {moment!r}"
+        )
     return moment

@@ -6,9 +6,13 @@ Rules kept here:
     end never reads past it.
   - If a topic partition's wake-up time has passed, a batch is planned also without new entries
     (``wakeup_files``). The clock of a batch is the broker's time of its entries; if the broker
-    gives none, or there are no entries, it is the planner's clock, in the offset.
+    gives none, or there are no entries, it is the planner's clock, in the offset. If the last entry
+    is older than a message that is due, the planner waits for a later one for a moment; if none
+    comes, the topic partition is quiet, and the planner's clock counts.
   - A batch of fewer messages than the minimum may be deferred (``admission``), unless messages are
     due.
+  - The planner of a pipeline keeps the times of the trigger itself, and does not wait for them if
+    messages are due (``trigger_times``).
   - A topic partition that comes later is read from its beginning. While it is empty, the offset has
     the position of its beginning, so that a removal before its first read is noticed.
   - A position that did not move keeps its JSON unchanged, because Spark takes a changed offset for
@@ -32,6 +36,7 @@ from ledgerlake.source.planning import share
 from ledgerlake.source.positions import BacklogCounts, LatestOffset, LimitPlanner, refresh_all
 from ledgerlake.source.source_cursors import SourceCursors
 from ledgerlake.source.topic_list import TopicList
+from ledgerlake.source.trigger_times import TriggerTimes
 from ledgerlake.source.wakeup_files import load_wakeup_times
 from ledgerlake.stored.offsets import Offset, PartitionOffset
 from ledgerlake.wire.message_id import BEFORE_ALL
@@ -45,6 +50,14 @@ if TYPE_CHECKING:
 
 # The pause before a broker that seems to have another topic is asked again.
 _ASK_AGAIN_S = 0.5
+
+# The longest wait for a trigger in one call: Spark ends a query between two calls.
+_MOST_WAIT_MS = 1000
+
+# How often, and after which pause, the end of a topic partition is asked for again whose last entry
+# is older than a message that is due.
+_LATER_TRIES = 5
+_LATER_PAUSE_S = 0.01
 
 # How often a batch of an idle topic is planned if no wake-up times are known.
 _TICK_MS = 1000
@@ -70,6 +83,9 @@ class Planner:
         self._cursors = SourceCursors(self._cluster, options)
         self._fixed_end: Offset | None = None
         self._fixed_clock_ms: int | None = None
+        self._trigger = None if options.trigger_ms is None else TriggerTimes(options.trigger_ms)
+        self._awaited_ms: dict[str, int] | None = None
+        self._woken_ms: dict[str, int] = {}
         self._admission: BatchAdmission | None = None
         if options.min_rows_per_trigger:
             self._admission = BatchAdmission(options.min_rows_per_trigger, options.max_trigger_delay_ms)
@@ -209,7 +225,7 @@ class Planner:
 
     def plan_end(self, start: Offset, limited: bool) -> Offset:
         """Return the end of the micro-batch that begins at ``start``; ``start`` itself if no batch
-        is needed.
+        is needed. Wait for the trigger, or until messages are due.
 
         Raises:
             DataLossError: another topic has taken the name of one that was read.
@@ -224,9 +240,15 @@ class Planner:
         # Spark asks for the next batch only after a batch was committed, and calls ``commit`` only
         # with the next one.
         self._cursors.advance(start)
-        wakeup_times_ms = self._wakeup_times_ms(start)
+        wakeup_times_ms = self._wakeup_times_ms(start) if self._awaited_ms is None else self._awaited_ms
+        is_time = self._await_trigger(start, wakeup_times_ms)
+        # The times stay as they are until a batch has been planned.
+        self._awaited_ms = None if is_time else wakeup_times_ms
+        if not is_time:
+            return start
         clock_ms, to_wake = self._to_wake(start, wakeup_times_ms)
         ends = dict(self._fixed_end or self.latest_offsets())
+        quiet = self._await_later(start, ends, {name: wakeup_times_ms[name] for name in to_wake})
         start = self._restart_replaced(self._forget_deleted(start, ends, wakeup_times_ms), ends)
         start = self._with_empty(start, ends)
         unread = PartitionOffset(BEFORE_ALL)
@@ -241,12 +263,13 @@ class Planner:
                 result[name] = self._limited(name, start.get(name, unread), ends[name], max_rows, max_bytes)
             else:
                 result[name] = ends[name]
-        # The offset carries the planner's clock if a wake-up is due and no entry came, the broker
-        # gives no index, or a fixed end is reached. Without an index, every batch of a pipeline
-        # carries it.
+        # The offset carries the planner's clock if a wake-up is due and no entry came lately, the
+        # broker gives no index, or a fixed end is reached. Without an index, every batch of a
+        # pipeline carries it.
         for name in to_wake:
             is_at_fixed_end = self._fixed_end is not None and result[name] == ends.get(name)
-            if name not in moved or result[name].index is None or is_at_fixed_end:
+            is_quiet = name in quiet and result[name] == ends.get(name)
+            if name not in moved or result[name].index is None or is_at_fixed_end or is_quiet:
                 result[name] = replace(result[name], clock_ms=clock_ms)
         if self._options.needs_wakeups:
             for name in moved:
@@ -295,6 +318,34 @@ class Planner:
             return False
         return self._admission.should_defer(self._backlog.total(start, ends), _clock_ms())
 
+    def _await_trigger(self, start: Offset, wakeup_times_ms: dict[str, int]) -> bool:
+        """Wait for the trigger, or until messages are due, for ``_MOST_WAIT_MS`` at most; return
+        whether it is time to plan.
+
+        A message cuts a wait short once. If the batch does not release it, the broker's time of the
+        entries is behind the planner's clock, as in a backlog, and further batches keep the trigger.
+        """
+        if self._trigger is None or self._fixed_end is not None:
+            return True
+        ahead_ms = {
+            name: time_ms
+            for name, time_ms in wakeup_times_ms.items()
+            if self._needs_batch(start, name, time_ms) and self._woken_ms.get(name) != time_ms
+        }
+        pause_ms = self._trigger.pause_ms(_clock_ms(), min(ahead_ms.values(), default=None))
+        time.sleep(min(pause_ms, _MOST_WAIT_MS) / 1000)
+        if pause_ms > _MOST_WAIT_MS:
+            return False
+        clock_ms = _clock_ms()
+        self._trigger.plan(clock_ms)
+        self._woken_ms |= {name: time_ms for name, time_ms in ahead_ms.items() if time_ms < clock_ms}
+        return True
+
+    @staticmethod
+    def _needs_batch(start: Offset, name: str, wakeup_time_ms: int) -> bool:
+        """Return whether a topic partition has had no micro-batch at its wake-up time or later."""
+        return name in start and wakeup_time_ms > (start[name].clock_ms or 0)
+
     def _wakeup_times_ms(self, start: Offset) -> dict[str, int]:
         """Return when topic partitions need a batch without new entries."""
         if self._options.wakes_always:
@@ -310,12 +361,41 @@ class Planner:
         """
         clock_ms = self._fixed_clock_ms or _clock_ms()
         to_wake = [
-            name for name in start if clock_ms > wakeup_times_ms.get(name, clock_ms) > (start[name].clock_ms or 0)
+            name
+            for name, time_ms in wakeup_times_ms.items()
+            if clock_ms > time_ms and self._needs_batch(start, name, time_ms)
         ]
         for name in to_wake:
             if name in self._latest:
                 self._latest[name].expire()
         return clock_ms, to_wake
+
+    def _await_later(self, start: Offset, ends: Offset, due_ms: dict[str, int]) -> list[str]:
+        """Wait a moment for entries that are later than the messages that are due: without one, a
+        batch would read the earlier entries and release nothing. Return the topic partitions to
+        which no entry came meanwhile.
+
+        Args:
+            ends: the ends of the topic partitions; those that have moved are replaced.
+        """
+        if self._fixed_end is not None or self._options.wakes_always:
+            return []
+        asked: Offset = {}
+        for _ in range(_LATER_TRIES):
+            behind = [name for name, time_ms in due_ms.items() if self._is_behind(start[name], ends.get(name), time_ms)]
+            if not behind:
+                break
+            asked = {name: asked.get(name, ends[name]) for name in behind}
+            time.sleep(_LATER_PAUSE_S)
+            for name in behind:
+                self._latest[name].expire()
+            ends |= self.latest_offsets()
+        return [name for name, end in asked.items() if ends.get(name) == end]
+
+    @staticmethod
+    def _is_behind(begin: PartitionOffset, end: PartitionOffset | None, due_ms: int) -> bool:
+        """Return whether there are new entries, and all are older than a message that is due."""
+        return end is not None and end.is_beyond(begin) and end.time_ms is not None and end.time_ms < due_ms
 
     def with_pins(self, spans: list[EntryRange]) -> list[EntryRange]:
         """Return the ranges, each with the position from which a durable cursor has retained its

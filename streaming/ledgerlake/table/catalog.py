@@ -46,6 +46,10 @@ def locate_tables(spark: SparkSession, config: Config, *, makes: bool) -> Config
     if not delta.table:
         return config
     _check_keeps_names(spark, delta.table)
+    # The catalog looks into the place of a table that it knows.
+    for path, place in ((delta.path, config.messages_place), (delta.rejects_path, config.rejects_place)):
+        if path:
+            connect_store(spark, place)
     tables = ((delta.table, delta.path, schema.MESSAGES), (delta.rejects_table, delta.rejects_path, schema.REJECTS))
     try:
         return config.with_table_paths(*(_locate(spark, *table, makes=makes) for table in tables))

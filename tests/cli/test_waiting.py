@@ -1,0 +1,30 @@
+"""What ``ledgerlake waiting`` prints."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from ledgerlake.cli.waiting import _print_row
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_what_senders_wrote_is_printed_on_one_line_without_control_characters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    properties = {"ledgerlake.schedule": "a\n2030-01-01T00:00:00Z  t-partition-0 1:2\x1b[2J é"}
+    row = {
+        "deliver_at": datetime(2026, 5, 2, tzinfo=timezone.utc),
+        "topic": "t",
+        "partition": 0,
+        "message_id": "1:1",
+        "key": "k\r",
+        "properties": properties,
+    }
+    _print_row(row, as_json=False)
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == 1
+    assert "key k\\r  ledgerlake.schedule=a\\n2030-01-01" in printed
+    assert "\\x1b[2J é" in printed

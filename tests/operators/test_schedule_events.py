@@ -1,0 +1,78 @@
+"""Events of schedules on their way from the tasks to the stateful stage."""
+
+from __future__ import annotations
+
+import random
+
+from ledgerlake.delay.cancels import Cancel
+from ledgerlake.operators.rows import RowKind
+from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvent, ScheduleEvents
+from ledgerlake.wire.limits import MAX_TASK_SCHEDULE_BYTES
+from ledgerlake.wire.message_id import Position
+from tests.operators.stage import SOURCE
+
+
+def at(entry_id: int) -> Position:
+    return Position(7, entry_id)
+
+
+EVENTS: list[ScheduleEvent] = [
+    Scheduled("a", Position(3, 2**32 - 1), 5),
+    Scheduled("ü\0\U0001f600" * 66, at(1), 5, 2**40),
+    Scheduled("b", at(2), 6, 9, repeats=True),
+    Cancel("schedule", "a", at(3), 7),
+    PauseChanged(None, at(4), 8, resumes=False),
+    PauseChanged("a", at(5), 9, resumes=True),
+]
+
+
+def test_events_pass_in_rows_of_many_and_are_applied_in_the_order_of_their_messages() -> None:
+    rng = random.Random(1)
+    tasks = [ScheduleEvents(), ScheduleEvents()]
+    for event in rng.sample(EVENTS, len(EVENTS)):
+        assert rng.choice(tasks).add(event)
+    rows = [row for task in tasks for row in task.rows(SOURCE, all_events=True)]
+    assert [row["kind"][0].as_py() for row in rows] == [RowKind.SCHEDULES] * 2
+    stage = ScheduleEvents()
+    for row in rng.sample(rows, len(rows)):
+        stage.add_row(row["entry"][0].as_py())
+    # What is of all ids comes first, for it is in no block.
+    of_all = [event for event in EVENTS if isinstance(event, PauseChanged) and event.schedule_id is None]
+    assert list(stage.in_order(lambda _: 0)) == [*of_all, *(event for event in EVENTS if event not in of_all)]
+
+
+def test_a_task_passes_on_full_rows_while_it_reads_and_the_rest_at_its_end() -> None:
+    task = ScheduleEvents()
+    for number in range(25_000):
+        assert task.add(Scheduled(f"visit-{number}", at(number), 5, 9))
+    assert len(list(task.rows(SOURCE))) == 2
+    assert len(list(task.rows(SOURCE))) == 0
+    assert len(list(task.rows(SOURCE, all_events=True))) == 1
+    assert task.is_any
+
+
+def test_a_task_has_room_for_a_backlog_of_millions() -> None:
+    task, accepted = ScheduleEvents(MAX_TASK_SCHEDULE_BYTES // 1000), 0
+    while task.add(Scheduled(f"visit-{accepted:07}", at(accepted), 5, 9)):
+        accepted += 1
+    assert 1000 * accepted > 4_000_000
+
+
+def test_messages_of_a_batch_that_say_the_same_pass_once_and_pauses_in_the_order_of_the_batch() -> None:
+    task = ScheduleEvents(max_bytes=1000)
+    for number in range(0, 3000, 3):
+        assert task.add(Scheduled("a" * 100, at(1), 5), number)
+        assert task.add(Cancel("schedule", "b" * 100, at(1), 5), number + 1)
+    pauses = [PauseChanged("a", at(2), 6, resumes) for resumes in (False, True, False)]
+    for number, pause in enumerate(pauses):
+        assert task.add(pause, number)
+    first = [Scheduled("a" * 100, at(1), 5), Cancel("schedule", "b" * 100, at(1), 5)]
+    assert list(task.in_order(lambda _: 0)) == [*first, *pauses]
+
+
+def test_a_pause_of_all_is_seen_without_the_events_in_order() -> None:
+    stage = ScheduleEvents()
+    stage.add(PauseChanged("a", at(1), 5, resumes=False))
+    assert not stage.pauses_all
+    stage.add(PauseChanged(None, at(2), 5, resumes=True))
+    assert stage.pauses_all
