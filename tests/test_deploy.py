@@ -17,6 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from ledgerlake.operators.rows import Released
 from ledgerlake.options.config import load_config
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.metrics import Metrics, PipelineState
@@ -89,7 +90,15 @@ def exported() -> dict[str, set[str]]:
     metrics.add_progress("q", {"t": Behind(1, 1)}, 1.0)
     metrics.add_batch(
         "p",
-        BatchResult(0, 1, reasons=Counter(r=1), delayed_counts={"t": 1}, next_due_ms={"t": 1}, stored_bytes=1),
+        BatchResult(
+            0,
+            1,
+            reasons=Counter(r=1),
+            delayed_counts={"t": 1},
+            next_due_ms={"t": 1},
+            stored_bytes=1,
+            released=Released(1, 1, 1),
+        ),
         1,
         1,
     )

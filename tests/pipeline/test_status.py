@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ledgerlake.delay.due_times import DueSpan
+from ledgerlake.operators.rows import Released
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.history import History, Sample
@@ -125,6 +126,7 @@ def test_the_document_shows_a_pipeline(metrics: ServedMetrics) -> None:
         incomplete_count=1,
         kept_bytes=7,
         commit_s=0.25,
+        released=Released(2, 1_800, 1_500),
     )
     metrics.add_batch("orders", batch, 1.0, 2_000)
     metrics.add_progress("orders", {"t": Behind(20, 1500), "u": Behind(50, None)}, 1.0, {"addBatch": 80})
@@ -144,7 +146,7 @@ def test_the_document_shows_a_pipeline(metrics: ServedMetrics) -> None:
     assert (pipeline["messages"], pipeline["rejects"], pipeline["batches"]) == (100, 3, 1)
     assert (pipeline["last_batch_ms"], pipeline["commit_ms"], pipeline["mean_commit_ms"]) == (2_000, 250, 250)
     assert (pipeline["incomplete_messages"], pipeline["kept_bytes"]) == (1, 7)
-    assert (pipeline["waiting"], pipeline["next_due_ms"]) == (5, 7_000)
+    assert (pipeline["waiting"], pipeline["next_due_ms"], pipeline["most_late_ms"]) == (5, 7_000, 500)
     assert [row for row in pipeline["due"] if row["messages"]] == [{"within": "overdue", "messages": 5}]
     assert pipeline["rejects_by_reason"] == {"no_table": 2, "checksum": 1}
     assert pipeline["tables"] == [

@@ -159,6 +159,7 @@ def _pipeline(numbers: QueryNumbers, state: PipelineState, now_ms: int) -> dict[
         "incomplete_messages": numbers.open_sets,
         "kept_bytes": numbers.held_bytes,
         "waiting": sum(numbers.delayed_counts.values()),
+        "most_late_ms": _ms(numbers.most_late_seconds),
         "next_due_ms": min((due_ms for due_ms in numbers.next_due_ms.values() if due_ms is not None), default=None),
         "due": [{"within": label, "messages": count} for label, count in zip(_DUE, counts, strict=True)],
         "rejects_by_reason": dict(numbers.reasons.most_common(_MOST_ROWS)),
