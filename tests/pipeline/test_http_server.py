@@ -95,6 +95,8 @@ def test_a_token_that_is_renewed_in_its_file_counts_at_once(closed_server: HttpS
 def test_a_port_that_is_taken_and_a_token_that_is_not_there_are_one_sentence(open_server: HttpServer) -> None:
     with pytest.raises(SetupError, match=f"metrics cannot be served on port {open_server.port} of 127.0.0.1"):
         HttpServer(open_server.port, "127.0.0.1", "", _PAGES)
+    with pytest.raises(SetupError, match="metrics cannot be served on port 0 of xxx"):
+        HttpServer(0, "x" * 70, "token", _PAGES)
     with pytest.raises(SetupError, match="the variable NO_SUCH_TOKEN"):
         HttpServer(0, "127.0.0.1", "env:NO_SUCH_TOKEN", _PAGES)
 

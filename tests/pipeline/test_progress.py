@@ -87,6 +87,14 @@ def test_the_live_screen_is_no_higher_and_no_wider_than_the_terminal() -> None:
     assert any("492 more" in line for line in lines)
 
 
+def test_a_topic_is_shown_by_its_name_alone_whatever_characters_it_has() -> None:
+    name = "persistent://public/default/[bold]x[/red]\x1b[2J"
+    latest = json.dumps(to_json({name: PartitionOffset(Position(1, 900), None, _HOUR_MS, 5_000)}))
+    source = SimpleNamespace(endOffset="{}", latestOffset=latest)
+    lines = shown(screen_after_a_batch(), SimpleNamespace(lastProgress=SimpleNamespace(sources=[source])))
+    assert "public/default/[bold]x[/red]\\x1b[2J" in lines[2]
+
+
 def test_before_the_first_micro_batch_the_live_screen_has_nothing_to_show() -> None:
     screen = ProgressScreen(io.StringIO(), name="orders")
     lines = shown(screen, SimpleNamespace(lastProgress=None))

@@ -247,7 +247,7 @@ def test_no_secret_of_the_configuration_is_in_the_document(metrics: ServedMetric
 
 
 def sample(time_s: float, messages: int) -> Sample:
-    return Sample(int(time_s * 1000), messages, 0, None, 0)
+    return Sample(int(time_s * 1000), messages, None, 0)
 
 
 def test_the_history_has_a_sample_for_each_five_seconds_and_what_held_through_a_pause() -> None:

@@ -11,11 +11,10 @@ _SAMPLES = 180
 
 @dataclass(frozen=True)
 class Sample:
-    """The numbers at a time; messages and rejects since the start. None: not known."""
+    """The numbers at a time; ``messages`` since the start. None: not known."""
 
     time_ms: int
     messages: int
-    rejects: int
     lag_messages: int | None
     waiting: int
 

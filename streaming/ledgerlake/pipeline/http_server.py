@@ -55,9 +55,10 @@ class HttpServer:
         kind = _ServerOfVersion6 if ":" in address else _Server
         try:
             self._server = make_server(address, port, _Gate(token, pages), kind, _Handler)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "no name of a host"
             raise SetupError(
-                f"metrics cannot be served on port {port} of {address} ({error.strerror}); choose another"
+                f"metrics cannot be served on port {port} of {address} ({reason}); choose another"
             ) from None
         self.port: int = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="ledgerlake-http", daemon=True)
@@ -115,7 +116,7 @@ class _Gate:
             token = resolve_secret(self._token)
         except SetupError:
             return False
-        return hmac.compare_digest(given.strip().encode(errors="replace"), token.encode())
+        return hmac.compare_digest(given.strip().encode(errors="replace"), token.strip().encode())
 
 
 def _names_this_machine(host: str) -> bool:

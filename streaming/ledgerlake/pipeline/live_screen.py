@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ledgerlake.client.topics import split_partition
-from ledgerlake.pipeline.progress import behind, broker_time
+from ledgerlake.pipeline.progress import behind, broker_time, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +82,7 @@ def _lag_row(name: str, lag: Behind, greatest: int, progress: Progress, blocks: 
     bar = blocks[-1] * round(_BAR * (lag.messages or 0) / greatest)
     delayed = progress.totals.delayed_counts.get(name, 0)
     return [
-        _short(name),
+        Text(printable(_short(name))),
         "?" if lag.messages is None else f"{lag.messages:,}",
         "?" if lag.time_ms is None else _span(lag.time_ms),
         f"{delayed:,}",

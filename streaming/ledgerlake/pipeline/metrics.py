@@ -164,7 +164,7 @@ class QueryNumbers:
         """Add the numbers of this time to the history."""
         lags = [lag.messages for lag in self.lags.values() if lag.messages is not None]
         lag = sum(lags) if lags else None
-        self.history.add(Sample(now_ms, self.messages, self.rejects, lag, sum(self.delayed_counts.values())))
+        self.history.add(Sample(now_ms, self.messages, lag, sum(self.delayed_counts.values())))
 
     def due_within(self, now_ms: int) -> list[int]:
         """Return how many delayed messages are due within each time of ``HORIZON_S``."""

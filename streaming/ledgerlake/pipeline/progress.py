@@ -126,6 +126,11 @@ def progress_line(totals: Totals, rate: float, taken: Offset, latest: Offset) ->
     return f"{line}  waiting {delayed_count:,}" if delayed_count else line
 
 
+def printable(text: str) -> str:
+    """Return a text that came from outside as one line, without control characters."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def broker_time(taken: Offset) -> str:
     """Return the broker's time up to which messages are taken, as a clock shows it."""
     reached_ms = _reached_ms(taken)
