@@ -17,7 +17,7 @@ FIRST ?= 1
 KILLS ?= 200
 STOPS ?= 50
 
-.PHONY: archive constraints coverage help setup demo test test-all test-fast test-campaign campaign fuzz mutations simulate simulate-faults bench check proto reference wheel clean
+.PHONY: alerts archive constraints coverage help setup demo test test-all test-fast test-campaign campaign fuzz mutations simulate simulate-faults bench check proto reference wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -89,6 +89,10 @@ check: setup ## style, types, walls between rooms, generated code, duplicates of
 	$(BIN)/mypy
 	sh tools/check_walls.sh $(BIN)
 	sh tools/make_proto.sh $(BIN) --check
+
+alerts: ## check the alerts of deploy/ by promtool (Debian's package prometheus)
+	promtool check rules deploy/alerts.yaml
+	promtool test rules deploy/alerts_test.yaml
 
 constraints: ## the versions that are installed now become those that CI installs
 	{ sed -n '/^#/p' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable; } > constraints.new && mv constraints.new constraints.txt

@@ -47,7 +47,8 @@ def test_the_wheel_holds_every_module_and_the_package_itself(wheel: Path) -> Non
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {"ledgerlake/__init__.py", "pyspark_ledgerlake.py", "ledgerlake/runtime/log4j2.properties"} <= names
-    sources = [path for root in ("proto", "udfs", "streaming") for path in (ROOT / root / "ledgerlake").rglob("*.py")]
+    folders = [ROOT / root / "ledgerlake" for root in ("proto", "udfs", "streaming")]
+    sources = [path for folder in folders for kind in ("*.py", "*.html") for path in folder.rglob(kind)]
     missing = [str(path) for path in sources if f"ledgerlake/{str(path).split('/ledgerlake/', 1)[1]}" not in names]
     assert missing == []
 

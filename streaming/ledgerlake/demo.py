@@ -115,10 +115,10 @@ def _config(service_url: str, topic: str, folder: Path) -> Config:
 
 def _stream_while_producing(spark: SparkSession, config: Config, service_url: str, topic: str, messages: int) -> None:
     from ledgerlake.pipeline.pipeline import Pipeline
-    from ledgerlake.pipeline.progress import ProgressScreen
+    from ledgerlake.pipeline.progress_screen import ProgressScreen
 
-    screen = ProgressScreen()
-    pipeline = Pipeline(spark, config, screen.totals.add)
+    screen = ProgressScreen(name=config.stream.name)
+    pipeline = Pipeline(spark, config, screen.add)
     try:
         pipeline.start(once=False)
         assert pipeline.query is not None

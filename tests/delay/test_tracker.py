@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
+from ledgerlake.delay.due_times import DueSpan, DueTimes
 from ledgerlake.delay.segment import Key, index_rows, key_at
 from ledgerlake.delay.storage import MemoryStorage
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
@@ -52,6 +53,25 @@ def test_test() -> None:
     assert take(tracker, 15) == [(10, 2, 1)]
     assert take(tracker, 60) == [(20, 1, 2), (30, 3, 3), (40, 5, 4), (50, 4, 5)]
     assert (tracker.count, tracker.next_due_ms) == (0, None)
+
+
+def test_what_is_due_when_is_counted_to_the_precision_of_a_segment() -> None:
+    storage = MemoryStorage()
+    known: dict[int, DueTimes] = {}
+    tracker = DelayedTracker(storage, SMALL)
+    assert tracker.due_spans(known) == []
+    times_ms = [1_000 * second for second in (5, 6, 9, 65, 3_605, 90_005)]
+    add(tracker, *((time_ms, 1, time_ms) for time_ms in times_ms))
+    record = tracker.save()
+    assert sum(span.count for span in tracker.due_spans(known)) == 6
+    assert tracker.due_spans(known)[0].first_ms == 5_000
+    tracker = DelayedTracker(storage, SMALL, record)
+    assert take(tracker, 65_000) == [(time_ms, 1, time_ms) for time_ms in times_ms[:4]]
+    tracker.save()
+    assert tracker.due_spans(known) == [DueSpan(3_605_000, 1), DueSpan(90_005_000, 1)]
+    assert take(tracker, 90_005_000)
+    tracker.save()
+    assert tracker.due_spans(known) == []
 
 
 def test_with_timer() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessage, IncompleteMessages, Limits
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.delay.cancels import Cancel, cancels_from_json, cancels_to_json
+from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.delay.schedules import (
     REPLACED,
     SCHEDULED,
@@ -113,7 +114,7 @@ _LARGE = [
     '{"version": 1, "positions": [[7, 1], [7, 4]], "held": true}',
     '{"version": 2, "positions": [[7, 1]], "held": true, "part": {"after": null, "until": 3}, "delivered": false}',
 ]
-_SUMMARY = StateSummary([{"f": 1}], Position(7, 1), 5, 1, 600, 2, 7, Position(7, 2))
+_SUMMARY = StateSummary([{"f": 1}], Position(7, 1), 5, 1, 600, 2, 7, Position(7, 2), [DueSpan(7, 2)])
 
 
 def _judge_set(data: bytes) -> int:

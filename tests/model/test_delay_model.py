@@ -155,6 +155,9 @@ class Life:
     def end(self) -> None:
         """The micro-batch ends: what it did counts."""
         record = record_to_json(self.tracker.save())
+        spans = self.tracker.due_spans({})
+        assert sum(span.count for span in spans) == len(self.now.waits)
+        assert [span.first_ms for span in spans[:1]] == sorted(wait[0] for wait in self.now.waits)[:1]
         self.ended, self.record = self.now, record
         self.restart()
 

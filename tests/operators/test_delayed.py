@@ -18,6 +18,7 @@ from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.cancels import Cancel, Cancels, cancels_from_json, cancels_to_json, parse_cancel
+from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators import bucket_folders, bucket_storage, delayed
@@ -148,7 +149,9 @@ def test_messages_wait_and_come_out_in_order_when_they_are_due() -> None:
     assert play(frame(0, 5, ledger_id=2), at_s=9) == [b"2:0"]
     assert play(at_s=20) == [b"1:1", b"1:2"]
     assert play(at_s=29) == []
+    assert play.summary.due_spans == [DueSpan(STORED_MS + 30_000, 1)]
     assert play(at_s=30) == [b"1:0"]
+    assert play.summary.due_spans == []
     assert (play.summary.delayed_count, play.summary.next_due_ms) == (0, None)
     assert play.summary.released == Released(1, STORED_MS + 30_000, STORED_MS + 30_000)
     play(at_s=31)

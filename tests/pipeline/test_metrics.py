@@ -8,11 +8,14 @@ from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.operators.rows import Released
 from ledgerlake.pipeline.commit import BatchResult
-from ledgerlake.pipeline.metrics import Metrics, MetricsListener
+from ledgerlake.pipeline.metrics import Metrics, MetricsListener, PipelineState
 from ledgerlake.pipeline.progress import Behind, lags_of
+from ledgerlake.pipeline.upkeep import TableUpkeep, UpkeepReport
 from ledgerlake.stored.offsets import PartitionOffset, to_json
+from ledgerlake.table.delta_table import TableSize
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 NAME = "persistent://public/default/t"
@@ -29,7 +32,9 @@ def progress(taken: PartitionOffset, latest: PartitionOffset) -> SimpleNamespace
     source = SimpleNamespace(
         endOffset=json.dumps(to_json({NAME: taken})), latestOffset=json.dumps(to_json({NAME: latest}))
     )
-    return SimpleNamespace(sources=[source], name="orders", id="7", inputRowsPerSecond=12.5)
+    return SimpleNamespace(
+        sources=[source], name="orders", id="7", inputRowsPerSecond=12.5, durationMs={"addBatch": 80}
+    )
 
 
 def at(entry_id: int, time_ms: int | None, index: int | None) -> PartitionOffset:
@@ -60,7 +65,7 @@ def test_a_query_of_the_bare_source_shows_its_lag_until_it_ends() -> None:
 
 
 def test_a_pipeline_shows_what_its_batches_brought() -> None:
-    metrics = Metrics()
+    metrics = Metrics(clock=lambda: 2.0)
     first = BatchResult(
         0,
         100,
@@ -69,11 +74,15 @@ def test_a_pipeline_shows_what_its_batches_brought() -> None:
         stored_bytes=5000,
         delayed_counts={NAME: 3},
         next_due_ms={NAME: 2500},
+        due_spans={NAME: [DueSpan(2_500, 4), DueSpan(90_000, 1)]},
         incomplete_count=1,
         released=Released(3, 1_200, 1_000),
+        commit_s=0.2,
     )
     metrics.add_batch("orders", first, 10.0, 1_500)
-    repeated = BatchResult(1, 50, repeated=True, kept_bytes=7, next_due_ms={NAME: None}, released=Released(9, 1, 1))
+    repeated = BatchResult(
+        1, 50, repeated=True, kept_bytes=7, next_due_ms={NAME: None}, released=Released(9, 1, 1), commit_s=100
+    )
     metrics.add_batch("orders", repeated, 10.5, 2_000)
     metrics.add_batch("orders", BatchResult(2, kept_bytes=7), 11.0, 2_500)
     metrics.add_progress("orders", {NAME: Behind(20, 1500)}, 3.0)
@@ -92,6 +101,45 @@ def test_a_pipeline_shows_what_its_batches_brought() -> None:
         'ledgerlake_rejects_total{query="orders"}': "2.0",
         'ledgerlake_rejects_by_reason_total{query="orders",reason="no_table"}': "2.0",
         'ledgerlake_batches_total{query="orders"}': "3.0",
+        'ledgerlake_last_batch_timestamp_seconds{query="orders"}': "2.5",
+        'ledgerlake_due_messages{query="orders",within="0"}': "0.0",
+        'ledgerlake_due_messages{query="orders",within="60"}': "4.0",
+        **{
+            f'ledgerlake_due_messages{{query="orders",within="{within}"}}': "5.0"
+            for within in ("600", "3600", "21600", "86400", "604800", "2592000", "+Inf")
+        },
+        **{f'ledgerlake_commit_seconds_bucket{{le="{bound}",query="orders"}}': "1.0" for bound in ("0.05", "0.1")},
+        **{
+            f'ledgerlake_commit_seconds_bucket{{le="{bound}",query="orders"}}': "2.0"
+            for bound in ("0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "30.0", "60.0")
+        },
+        'ledgerlake_commit_seconds_bucket{le="+Inf",query="orders"}': "3.0",
+        'ledgerlake_commit_seconds_count{query="orders"}': "3.0",
+        'ledgerlake_commit_seconds_sum{query="orders"}': "100.2",
         'ledgerlake_open_sets{query="orders"}': "0.0",
         'ledgerlake_held_bytes{query="orders"}': "7.0",
     }
+
+
+def test_a_pipeline_shows_whether_it_owns_the_stream_and_what_upkeep_did() -> None:
+    metrics = Metrics()
+    tables = [TableUpkeep("messages", "lake/orders", TableSize(7, 900), 24, 3), TableUpkeep("rejects", "lake/rejects")]
+    reports = iter([UpkeepReport(), UpkeepReport(tables, 2, 5_000)])
+    metrics.watch("orders", lambda: PipelineState(True, next(reports)))
+    assert text(metrics) == [
+        'ledgerlake_is_owner{query="orders"} 1.0',
+        'ledgerlake_upkeep_failures_total{query="orders"} 0.0',
+    ]
+    assert text(metrics) == [
+        'ledgerlake_is_owner{query="orders"} 1.0',
+        'ledgerlake_upkeep_failures_total{query="orders"} 2.0',
+        'ledgerlake_upkeep_last_success_timestamp_seconds{query="orders"} 5.0',
+        'ledgerlake_table_files{query="orders",table="messages"} 7.0',
+        'ledgerlake_table_bytes{query="orders",table="messages"} 900.0',
+        'ledgerlake_upkeep_merged_files_total{query="orders",table="messages"} 24.0',
+        'ledgerlake_upkeep_merged_files_total{query="orders",table="rejects"} 0.0',
+        'ledgerlake_upkeep_removed_files_total{query="orders",table="messages"} 3.0',
+        'ledgerlake_upkeep_removed_files_total{query="orders",table="rejects"} 0.0',
+    ]
+    metrics.forget("orders")
+    assert text(metrics) == []

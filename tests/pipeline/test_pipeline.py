@@ -29,7 +29,8 @@ from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.failures import cause_of
 from ledgerlake.pipeline.pipeline import Pipeline
-from ledgerlake.pipeline.progress import ProgressScreen, Totals, progress_line
+from ledgerlake.pipeline.progress import Totals, progress_line
+from ledgerlake.pipeline.progress_screen import ProgressScreen
 from ledgerlake.pipeline.start import check_reachable
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place

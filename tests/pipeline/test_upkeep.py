@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,10 +14,10 @@ from deltalake import DeltaTable
 
 from ledgerlake.errors import UsageError
 from ledgerlake.options.config import parse_config
-from ledgerlake.pipeline.upkeep import Upkeep, keep_up
+from ledgerlake.pipeline.upkeep import Upkeep, UpkeepReport, keep_up
 from ledgerlake.stored.places import Place
 from ledgerlake.table.compaction import Compaction
-from ledgerlake.table.delta_table import Table, open_delta
+from ledgerlake.table.delta_table import Table, TableSize, open_delta
 from tests.table.test_compaction import Writer, files_of
 
 if TYPE_CHECKING:
@@ -71,6 +72,37 @@ def test_small_files_are_merged_while_the_thread_runs_and_stay_merged_after_its_
     running.end()
     running.wait()
     assert not [thread for thread in threading.enumerate() if thread.name == "ledgerlake-upkeep"]
+
+
+def test_the_report_has_the_size_of_each_table_and_what_was_done(
+    tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = Upkeep(with_rejects(config_of(tmp_path)))
+    assert running.report == UpkeepReport()
+    running.start()
+    wait_until(lambda: running.report.last_round_ms is not None)
+    running.end()
+    running.wait()
+    (merged,) = files_of(writer.table.path)
+    messages, rejects = running.report.tables
+    assert (messages.table, messages.path, messages.merged_files) == ("messages", str(tmp_path / "messages"), 12)
+    assert messages.size == TableSize(1, (tmp_path / "messages" / merged).stat().st_size)
+    assert (rejects.table, rejects.size, rejects.merged_files) == ("rejects", TableSize(0, 0), 0)
+    assert running.report.failed_attempts == 0
+
+
+def test_a_table_of_the_latest_messages_is_measured_and_not_merged(tmp_path: Path, writer: Writer) -> None:
+    config = with_rejects(config_of(tmp_path))
+    before = files_of(writer.table.path)
+    running = Upkeep(replace(config, delta=replace(config.delta, mode="latest")))
+    running.start()
+    wait_until(lambda: running.report.last_round_ms is not None)
+    running.end()
+    running.wait()
+    (messages,) = (table for table in running.report.tables if table.table == "messages")
+    size_bytes = sum((tmp_path / "messages" / name).stat().st_size for name in before)
+    assert (messages.size, messages.merged_files) == (TableSize(len(before), size_bytes), 0)
+    assert files_of(writer.table.path) == before
 
 
 def test_a_failure_is_logged_once_and_the_next_round_tries_again(

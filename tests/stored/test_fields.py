@@ -11,6 +11,7 @@ from ledgerlake.assembly.rules import ChunkedMessageKey, IncompleteMessage
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.delay.bucket import Bucket, Record, record_from_json, record_to_json
 from ledgerlake.delay.cancels import Cancel, cancels_from_json, cancels_to_json
+from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.delay.schedules import waiting_from_json
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators.rows import (
@@ -60,7 +61,7 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
         separately_stored_to_json(SeparatelyStored(PLACES[:1], True, BatchRange(1, 2), is_delivered=True)),
     ),
     "report": (report_from_json, report_to_json(TaskReport(PLACES[0], 5, {}, [MessageStarted(KEY)]))),
-    "summary": (summary_from_json, summary_to_json(StateSummary([{}], PLACES[0], 5))),
+    "summary": (summary_from_json, summary_to_json(StateSummary([{}], PLACES[0], 5, due_spans=[DueSpan(5, 1)]))),
     "offset": (
         lambda text: from_json(json.loads(text)),
         json.dumps(to_json({"t": PartitionOffset(PLACES[0], 1, 1_700_000_000_000, 3, 1_700_000_000_000)})),

@@ -38,19 +38,19 @@ def add(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     from ledgerlake.decode.warm_up import warm_up
     from ledgerlake.options.config import load_config
-    from ledgerlake.pipeline.metrics import check_port
+    from ledgerlake.pipeline.http_server import check_port
     from ledgerlake.pipeline.pipeline import Pipeline
-    from ledgerlake.pipeline.progress import ProgressScreen
+    from ledgerlake.pipeline.progress_screen import ProgressScreen
     from ledgerlake.pipeline.start import check_reachable
     from ledgerlake.runtime.session import end_and_archive
 
     config = load_config(options.config)
     check_reachable(config)
     if config.metrics is not None:
-        check_port(config.metrics.port)
+        check_port(config.metrics.port, config.metrics.address, config.metrics.token)
     # Where nothing was ever compiled this takes many seconds; the first batch finds it done.
     threading.Thread(target=warm_up, daemon=True).start()
-    screen = ProgressScreen()
+    screen = ProgressScreen(name=config.stream.name, as_json=options.json)
     stop = threading.Event()
     _stop_on_signals(stop, ends_at_second=False)
     name = f"ledgerlake {config.stream.name}"
@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> int:
     if stop.is_set():
         spark.stop()
         return 0
-    pipeline = Pipeline(spark, config, screen.totals.add)
+    pipeline = Pipeline(spark, config, screen.add)
     try:
         pipeline.start(options.once)
         assert pipeline.query is not None

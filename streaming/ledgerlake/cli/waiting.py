@@ -65,6 +65,7 @@ def _waiting(options: argparse.Namespace) -> int:
 
 def _print_row(row: dict[str, Any], as_json: bool) -> None:
     from ledgerlake.client.topics import join_partition
+    from ledgerlake.pipeline.progress import printable
     from ledgerlake.stored.offsets import time_text
 
     due = time_text(round(row["deliver_at"].timestamp() * 1000))
@@ -75,12 +76,7 @@ def _print_row(row: dict[str, Any], as_json: bool) -> None:
         return
     properties = " ".join(f"{name}={value}" for name, value in (row["properties"] or {}).items())
     key = "" if row["key"] is None else f"  key {row['key']}"
-    print(_printable(f"{due}  {topic} {row['message_id']}{key}  {properties}".rstrip()))
-
-
-def _printable(text: str) -> str:
-    """Return a text that came from a sender as one line, without control characters."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    print(printable(f"{due}  {topic} {row['message_id']}{key}  {properties}".rstrip()))
 
 
 def _print_counts(counts: dict[int, int], as_json: bool) -> None:

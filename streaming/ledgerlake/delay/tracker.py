@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from ledgerlake.delay.bucket import Bucket, Record
+from ledgerlake.delay.due_times import DueTimes, due_spans
 from ledgerlake.delay.merge import shared_queue, smallest_neighbours
 from ledgerlake.delay.segment import (
     DEFAULT_MAX_INDEXES,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ledgerlake.delay.due_times import DueSpan
     from ledgerlake.delay.storage import SnapshotStorage
 
 # Fresh messages in memory; beyond, they are stored before the micro-batch ends.
@@ -128,6 +130,19 @@ class DelayedTracker:
         """Return when the last message is due; None if no message is delayed."""
         times_ms = [bucket.last_ms for bucket in self._buckets if bucket.waiting]
         return max(times_ms + [pc.max(batch.column(0)).as_py() for batch in self._fresh], default=None)
+
+    def due_spans(self, known: dict[int, DueTimes]) -> list[DueSpan]:
+        """Return how many messages are due when; for after ``save``.
+
+        Args:
+            known: the times of buckets' segments, so that the metadata of a bucket is read once. Those
+                that are missing are added.
+        """
+        buckets = [bucket for bucket in self._buckets if bucket.waiting]
+        for bucket in buckets:
+            if bucket.bucket_id not in known:
+                known[bucket.bucket_id] = DueTimes.of(self._load_metadata(bucket))
+        return due_spans([known[bucket.bucket_id].unfinished(bucket) for bucket in buckets])
 
     @property
     def oldest(self) -> Position | None:

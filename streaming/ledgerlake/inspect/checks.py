@@ -417,10 +417,10 @@ def _load(functions: list[str]) -> str:
 
 
 def _metrics_port(config: Config) -> str:
-    from ledgerlake.pipeline.metrics import check_port
+    from ledgerlake.pipeline.http_server import check_port
 
     assert config.metrics is not None
-    check_port(config.metrics.port)
+    check_port(config.metrics.port, config.metrics.address, config.metrics.token)
     return f"port {config.metrics.port} is free"
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.delay.bucket import Bucket, Record, record_from_json
+from ledgerlake.delay.bucket import Record, record_from_json
 from ledgerlake.delay.cancels import cancels_from_json
+from ledgerlake.delay.due_times import DueTimes
 from ledgerlake.delay.snapshot import SegmentMetadata, metadata_from_bytes
 from ledgerlake.delay.storage import METADATA
 from ledgerlake.inspect.open_messages import last_batch, read_state
@@ -105,7 +106,8 @@ def due_counts(spark: SparkSession, config: Config, span_ms: int) -> dict[int, i
     for row in read_state(spark, config, "index", batch_id).collect():
         source, record = _source(row), record_from_json(row.value["record"])
         for bucket in (bucket for bucket in record.buckets if bucket.waiting):
-            for time_ms, count in _unfinished(bucket, metadata(source, bucket.bucket_id)):
+            times = DueTimes.of(metadata(source, bucket.bucket_id)).unfinished(bucket)
+            for time_ms, count in zip(times.first_ms.tolist(), times.counts.tolist(), strict=True):
                 counts[time_ms - time_ms % span_ms] += count
     return dict(counts)
 
@@ -138,7 +140,8 @@ def _describe(
     buckets = [bucket for bucket in record.buckets if bucket.waiting]
     horizon = dict.fromkeys([*_HORIZON_MS, _BEYOND], 0)
     for bucket in buckets:
-        for time_ms, count in _unfinished(bucket, metadata(bucket.bucket_id)):
+        times = DueTimes.of(metadata(bucket.bucket_id)).unfinished(bucket)
+        for time_ms, count in zip(times.first_ms.tolist(), times.counts.tolist(), strict=True):
             horizon[_step(time_ms - now_ms)] += count
     return WaitingMessages(
         topic_partition=join_partition(source.topic, source.partition),
@@ -151,12 +154,6 @@ def _describe(
         horizon=horizon,
         outputs={name: str(position) for name, position in record.outputs.items()},
     )
-
-
-def _unfinished(bucket: Bucket, segments: list[SegmentMetadata]) -> list[tuple[int, int]]:
-    """Return time and number of messages of each unfinished segment."""
-    unfinished = [(segment.min_ms, segment.count) for segment in segments[bucket.segment - 1 :]]
-    return [(bucket.next_ms, unfinished[0][1] - bucket.offset), *unfinished[1:]]
 
 
 def _step(ahead_ms: int) -> str:

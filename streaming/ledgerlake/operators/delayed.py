@@ -54,6 +54,7 @@ from ledgerlake.delay.cancels import (
     cancels_from_json,
     cancels_to_json,
 )
+from ledgerlake.delay.due_times import DueSpan, DueTimes
 from ledgerlake.delay.schedules import CANCELLED, REPLACED, MarkedPositions, Repeating, Schedules, WaitingMessage
 from ledgerlake.delay.segment import INDEX_SCHEMA, frame_sizes, index_rows, key_columns
 from ledgerlake.delay.tracker import DelayedTracker
@@ -91,6 +92,11 @@ TOPIC = "topic"
 _ROW_BYTES = 1024 * 1024
 _ROW_POSITIONS = 1000
 
+# When the messages of buckets are due, so that a worker process reads the metadata of a bucket once.
+# Buckets never change, and their ids are random.
+_due_times: dict[int, DueTimes] = {}
+_MOST_KNOWN_BUCKETS = 1000
+
 # The reason of an entry whose position was added before: the topic was deleted and created again,
 # and delayed messages of the former topic have the same ids.
 DELAYED_KNOWN = "delayed_known"
@@ -105,6 +111,7 @@ class DelayedSummary:
     count: int = 0
     next_due_ms: int | None = None
     oldest_to_reread: Position | None = None
+    due_spans: list[DueSpan] = field(default_factory=list)
     released: Released = field(default_factory=Released)
 
 
@@ -345,8 +352,19 @@ class DelayedMessages:
         record = record_to_json(self._tracker.save())
         if record != self._stored_record:
             self._state.index.update((record,))
-        oldest_to_reread = self._oldest_to_reread(self._tracker)
-        return DelayedSummary(self._tracker.count, self._tracker.next_due_ms, oldest_to_reread, self._released)
+        return DelayedSummary(
+            self._tracker.count,
+            self._tracker.next_due_ms,
+            self._oldest_to_reread(self._tracker),
+            due_spans=self._due_spans(self._tracker),
+            released=self._released,
+        )
+
+    @staticmethod
+    def _due_spans(tracker: DelayedTracker) -> list[DueSpan]:
+        if len(_due_times) > _MOST_KNOWN_BUCKETS:
+            _due_times.clear()
+        return tracker.due_spans(_due_times)
 
     def _oldest_to_reread(self, tracker: DelayedTracker) -> Position | None:
         """Return the first entry that must be read again when it is due; of a large message, that

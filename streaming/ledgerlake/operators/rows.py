@@ -52,6 +52,7 @@ from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessag
 from ledgerlake.decode.messages import WHOLE_BATCH
 from ledgerlake.decode.split import read_delayed
 from ledgerlake.delay.cancels import Cancel
+from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.stored.fields import fields_of, parse_stored, stored
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
@@ -190,7 +191,7 @@ class StateSummary:
     ``oldest_incomplete`` is the position of the first chunk of an incomplete message, and
     ``expires_ms`` is when the first of those messages expires. ``kept_bytes`` are the bytes kept of
     incomplete messages. ``oldest_to_reread`` is the position of the first delayed message whose
-    bytes only the topic has.
+    bytes only the topic has. ``due_spans`` counts the delayed messages by when they are due.
     """
 
     results: list[dict[str, Any]]
@@ -201,6 +202,7 @@ class StateSummary:
     delayed_count: int = 0
     next_due_ms: int | None = None
     oldest_to_reread: Position | None = None
+    due_spans: list[DueSpan] = field(default_factory=list)
     released: Released = field(default_factory=Released)
 
 

@@ -332,6 +332,7 @@ def _summary(assembly: Assembly, delayed: DelayedSummary, reports: list[TaskRepo
         delayed_count=delayed.count,
         next_due_ms=delayed.next_due_ms,
         oldest_to_reread=delayed.oldest_to_reread,
+        due_spans=delayed.due_spans,
         released=delayed.released,
     )
 

@@ -7,6 +7,7 @@ too. ``docs/options.md`` lists all keys.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import sys
@@ -444,9 +445,29 @@ class IcebergConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsConfig:
-    """``[metrics]``: the port for Prometheus, see ``pipeline.metrics``."""
+    """``[metrics]``: where Prometheus and the status page are served, see ``pipeline.metrics``."""
 
-    port: int = option(COUNT, 9464, "The port on which Prometheus finds metrics.", toml="metrics.port")
+    port: int = option(
+        COUNT,
+        9464,
+        "The port on which Prometheus finds `/metrics`, and a browser the status page.",
+        toml="metrics.port",
+    )
+    address: str = option(
+        TEXT,
+        "127.0.0.1",
+        "The address to listen on; `0.0.0.0` for all of this machine. Other machines need the token.",
+        toml="metrics.address",
+    )
+    token: str = option(
+        TEXT,
+        "",
+        "What a request must bring, as a bearer token or as the password of any user: `file:PATH`, `env:NAME`, or the token itself. "
+        "Required unless the address is of this machine alone.",
+        toml="metrics.token",
+        is_secret=True,
+        shown_default="none",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -814,7 +835,28 @@ def _metrics(data: dict[str, Any]) -> MetricsConfig:
     metrics = from_toml(MetricsConfig, "metrics", data)
     if metrics.port > 65535:
         raise UsageError("[metrics] port is above 65535")
+    check_reachable_by(metrics.address, metrics.token)
     return metrics
+
+
+def check_reachable_by(address: str, token: str) -> None:
+    """Check that metrics need a token if other machines can ask for them.
+
+    Raises:
+        UsageError: they need none.
+    """
+    if not token and not is_of_this_machine(address):
+        raise UsageError(
+            f"other machines can reach the [metrics] address {address}; set [metrics] token, or leave the address out"
+        )
+
+
+def is_of_this_machine(address: str) -> bool:
+    """Return whether an address or a host's name is of this machine alone."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address.lower() == "localhost"
 
 
 def _check_apart(config: Config) -> None:

@@ -26,6 +26,7 @@ class Attempts:
     def __init__(self, name: str) -> None:
         self._name = name
         self._failures: dict[str, str] = {}
+        self.failed_attempts = 0
 
     @property
     def has_failed(self) -> bool:
@@ -42,5 +43,6 @@ class Attempts:
             if self._failures.get(part) != reason:
                 _log.warning("%s failed, and will be tried again: %s", self._name, reason)
             self._failures[part] = reason
+            self.failed_attempts += 1
         else:
             self._failures.pop(part, None)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from ledgerlake.delay.due_times import DueSpan
     from ledgerlake.operators.results import TopicSchemas
     from ledgerlake.pipeline.tables import MessagesTable, Tables
     from ledgerlake.publish.outbox import Outbox
@@ -69,13 +70,14 @@ class BatchResult:
 
     By topic partition, for those in the batch: ``ends`` is the last position that is safe to
     acknowledge; ``wakeup_times_ms`` is when a batch is needed without new entries;
-    ``delayed_counts`` counts the delayed messages, and ``next_due_ms`` is when the next of them is
-    due.
+    ``delayed_counts`` counts the delayed messages, ``next_due_ms`` is when the next of them is due,
+    and ``due_spans`` counts them by when they are due.
 
     ``released`` has the times of the delayed messages that were released (see ``operators.rows``).
 
     ``incomplete_count`` and ``kept_bytes`` are the incomplete large messages and the bytes kept of
-    them. ``tables`` has the tables that contain the batch, by name.
+    them. ``tables`` has the tables that contain the batch, by name. ``commit_s`` is what the
+    commits to all tables took together.
     """
 
     batch_id: int
@@ -89,7 +91,9 @@ class BatchResult:
     kept_bytes: int = 0
     delayed_counts: dict[str, int] = field(default_factory=dict)
     next_due_ms: dict[str, int | None] = field(default_factory=dict)
+    due_spans: dict[str, list[DueSpan]] = field(default_factory=dict)
     stored_bytes: int = 0
+    commit_s: float = 0.0
     released: Released = field(default_factory=Released)
     tables: dict[str, SeenBatch] = field(default_factory=dict)
 
@@ -132,7 +136,10 @@ class DeltaSink:
         partitions = [result_from_json(row.result) for row in written.collect()]
         refreshing.join()
         check_owner()
-        return self.commit(batch, partitions)
+        begun_s = time.monotonic()
+        result = self.commit(batch, partitions)
+        result.commit_s = time.monotonic() - begun_s
+        return result
 
     def commit(self, batch: BatchRecord, partitions: list[PartitionResult]) -> BatchResult:
         """Commit what the tasks of a micro-batch wrote; see ``write``."""
@@ -181,6 +188,7 @@ class DeltaSink:
             result.kept_bytes += partition.summary.kept_bytes
             result.delayed_counts[partition.topic_partition] = partition.summary.delayed_count
             result.next_due_ms[partition.topic_partition] = partition.summary.next_due_ms
+            result.due_spans[partition.topic_partition] = partition.summary.due_spans
             result.stored_bytes += partition.written.stored_bytes
             result.released = result.released.and_more(partition.summary.released)
             result.reasons.update(partition.written.reasons)

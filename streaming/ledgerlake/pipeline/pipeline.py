@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+    from ledgerlake.options.config import MetricsConfig
     from ledgerlake.pipeline.metrics import ServedMetrics
     from ledgerlake.publish.outbox import Outbox
     from ledgerlake.stored.offsets import Offset
@@ -140,7 +141,7 @@ class Pipeline:
         tables.begin(components.start.previous_writers, names)
         components.cursors.begin(self._end_with)
         if self.config.metrics is not None:
-            self._serve_metrics(self.config.metrics.port)
+            self._serve_metrics(self.config.metrics)
         self._start_query(stream, once, len(names))
         components.checkpoint.end_forgetting()
         if self._republisher is not None:
@@ -191,10 +192,14 @@ class Pipeline:
             self._end_with,
         )
 
-    def _serve_metrics(self, port: int) -> None:
-        from ledgerlake.pipeline.metrics import ServedMetrics
+    def _serve_metrics(self, config: MetricsConfig) -> None:
+        from ledgerlake.pipeline.metrics import ServedMetrics, state_of
 
-        self.metrics = ServedMetrics(self._spark, port)
+        self.metrics = ServedMetrics(self._spark, config.port, config.address, config.token)
+        cursors, upkeep = self._components.cursors, self._upkeep
+        self.metrics.watch(
+            self.config.stream.name, lambda: state_of(self.config, is_owner=cursors.is_owner, upkeep=upkeep.report)
+        )
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end; return False if ``timeout_s`` passed first.

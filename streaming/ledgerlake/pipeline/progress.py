@@ -1,24 +1,24 @@
-"""The progress screen of a running pipeline: rate, lag per topic partition, the broker's time
-reached, rejects.
+"""The progress of a running pipeline in numbers: rate, lag by topic partition, the broker's time reached,
+rejects. ``progress_screen`` shows them.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import OffsetError
 from ledgerlake.stored.offsets import Offset, PartitionOffset, from_json
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming import StreamingQuery
-
     from ledgerlake.pipeline.commit import BatchResult
+
+
+_SHOWN_COMMITS = 5
 
 
 @dataclass
@@ -33,64 +33,112 @@ class Totals:
     delayed_counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, result: BatchResult) -> None:
-        self.delayed_counts |= result.delayed_counts
+        self.delayed_counts = self.delayed_counts | result.delayed_counts
         if not result.repeated:
             self.messages += result.messages
             self.rejects += result.rejects
         self.batches += 1
 
 
-class ProgressScreen:
-    """Prints a line every second on a terminal (over the last one), every ten seconds elsewhere."""
+@dataclass(frozen=True)
+class Commit:
+    """A committed micro-batch: what it brought, what its commits took, and when they had landed."""
 
-    def __init__(self, out: TextIO | None = None) -> None:
-        self.totals = Totals()
-        self._out = out or sys.stderr
-        self._terminal = self._out.isatty()
-        self._end = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._before = (time.monotonic(), 0)
+    batch_id: int
+    messages: int
+    rejects: int
+    taken_ms: int
+    time_ms: int
 
-    def start(self, query: StreamingQuery) -> None:
-        self._thread = threading.Thread(target=self._loop, args=(query,), daemon=True)
-        self._thread.start()
 
-    def stop(self) -> None:
-        self._end.set()
-        if self._thread is not None:
-            self._thread.join(timeout=5)
-        totals = self.totals
-        line = f"{totals.messages:,} messages and {totals.rejects:,} rejects in {totals.batches} batches"
-        self._out.write(f"\r{line}\033[K\n" if self._terminal else line + "\n")
-        self._out.flush()
+@dataclass
+class Details:
+    """What the live screen shows beside the totals: rejects by reason, incomplete large messages, when
+    delayed messages are due, and the last commits. Its thread reads while micro-batches are added, so
+    collections are replaced and never changed.
+    """
 
-    def _loop(self, query: StreamingQuery) -> None:
-        while not self._end.wait(1.0 if self._terminal else 10.0):
-            progress = query.lastProgress
-            source = progress.sources[0] if progress is not None and progress.sources else None
-            line = progress_line(
-                self.totals, self._rate(), _offset(source, "endOffset"), _offset(source, "latestOffset")
-            )
-            self._out.write(f"\r{line}\033[K" if self._terminal else line + "\n")
-            self._out.flush()
+    reasons: Counter[str] = field(default_factory=Counter)
+    incomplete_count: int = 0
+    kept_bytes: int = 0
+    next_due_ms: dict[str, int | None] = field(default_factory=dict)
+    commits: list[Commit] = field(default_factory=list)
 
-    def _rate(self) -> float:
-        now_s, count = time.monotonic(), self.totals.messages
-        before_s, before_count = self._before
-        self._before = (now_s, count)
-        return (count - before_count) / max(now_s - before_s, 0.001)
+    def add(self, result: BatchResult, now_ms: int) -> None:
+        if not result.repeated:
+            self.reasons = self.reasons + result.reasons
+        self.incomplete_count, self.kept_bytes = result.incomplete_count, result.kept_bytes
+        self.next_due_ms = self.next_due_ms | result.next_due_ms
+        commit = Commit(result.batch_id, result.messages, result.rejects, round(result.commit_s * 1000), now_ms)
+        self.commits = [*self.commits, commit][-_SHOWN_COMMITS:]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a pipeline at a time: the totals, the messages a second now and before, and how far
+    it has come.
+    """
+
+    name: str
+    totals: Totals
+    details: Details
+    rates: list[float]
+    taken: Offset
+    latest: Offset
+    now_ms: int
+
+    @property
+    def rate(self) -> float:
+        return self.rates[-1] if self.rates else 0.0
+
+    def as_json(self) -> str:
+        """Return the progress as one line of JSON."""
+        lags = {name: behind(self.taken.get(name), latest).messages for name, latest in self.latest.items()}
+        due_ms = [time_ms for time_ms in self.details.next_due_ms.values() if time_ms is not None]
+        return json.dumps(
+            {
+                "time_ms": self.now_ms,
+                "stream": self.name,
+                "messages": self.totals.messages,
+                "messages_per_second": round(self.rate, 1),
+                "rejects": self.totals.rejects,
+                "rejects_by_reason": self.details.reasons,
+                "batches": self.totals.batches,
+                "broker_time_ms": _reached_ms(self.taken),
+                "lag_messages": lags,
+                "waiting": sum(self.totals.delayed_counts.values()),
+                "next_due_ms": min(due_ms, default=None),
+                "incomplete_messages": self.details.incomplete_count,
+            }
+        )
 
 
 def progress_line(totals: Totals, rate: float, taken: Offset, latest: Offset) -> str:
     """Return the progress as one line; lag is in messages by the broker's index, ``?`` if there is
     no index.
     """
-    times = [offset.time_ms for offset in taken.values() if offset.time_ms is not None]
-    reached = time.strftime("%H:%M:%S", time.gmtime(max(times) / 1000)) if times else "-"
     lags = " ".join(_lag(name, taken, latest) for name in sorted(latest))
-    line = f"{totals.messages:,} messages  {rate:,.0f}/s  broker time {reached}  lag {lags or '-'}  rejects {totals.rejects:,}"
+    line = (
+        f"{totals.messages:,} messages  {rate:,.0f}/s  broker time {broker_time(taken)}  lag {lags or '-'}  "
+        f"rejects {totals.rejects:,}"
+    )
     delayed_count = sum(totals.delayed_counts.values())
     return f"{line}  waiting {delayed_count:,}" if delayed_count else line
+
+
+def printable(text: str) -> str:
+    """Return a text that came from outside as one line, without control characters."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def broker_time(taken: Offset) -> str:
+    """Return the broker's time up to which messages are taken, as a clock shows it."""
+    reached_ms = _reached_ms(taken)
+    return "-" if reached_ms is None else time.strftime("%H:%M:%S", time.gmtime(reached_ms / 1000))
+
+
+def _reached_ms(taken: Offset) -> int | None:
+    return max((offset.time_ms for offset in taken.values() if offset.time_ms is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -107,12 +155,13 @@ def lags_of(progress: Any) -> dict[str, Behind]:
     """
     lags: dict[str, Behind] = {}
     for source in progress.sources:
-        taken, latest = _offset(source, "endOffset"), _offset(source, "latestOffset")
-        lags |= {name: _behind(taken.get(name), offset) for name, offset in latest.items()}
+        taken, latest = offset_of(source, "endOffset"), offset_of(source, "latestOffset")
+        lags |= {name: behind(taken.get(name), offset) for name, offset in latest.items()}
     return lags
 
 
-def _behind(taken: PartitionOffset | None, latest: PartitionOffset) -> Behind:
+def behind(taken: PartitionOffset | None, latest: PartitionOffset) -> Behind:
+    """Return the lag of a topic partition."""
     if taken is not None and taken.position >= latest.position:
         return Behind(0, 0)
     time_ms = None
@@ -127,11 +176,12 @@ def _behind(taken: PartitionOffset | None, latest: PartitionOffset) -> Behind:
 def _lag(name: str, taken: Offset, latest: Offset) -> str:
     partition = split_partition(name)[1]
     label = f"p{partition}:" if partition >= 0 else ""
-    messages = _behind(taken.get(name), latest[name]).messages
+    messages = behind(taken.get(name), latest[name]).messages
     return f"{label}?" if messages is None else f"{label}{messages:,}"
 
 
-def _offset(source: Any, name: str) -> Offset:
+def offset_of(source: Any, name: str) -> Offset:
+    """Return an offset from the progress of a query's source; empty if it is not Ledgerlake's."""
     text = getattr(source, name, None)
     if not text or text == "null":
         return {}

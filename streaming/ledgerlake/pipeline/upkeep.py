@@ -12,19 +12,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ledgerlake.pipeline.attempts import Attempts
 from ledgerlake.pipeline.known_tables import known_tables
 from ledgerlake.runtime.memory import give_back
 from ledgerlake.table.compaction import Compaction
+from ledgerlake.table.delta_table import size_of
 from ledgerlake.table.vacuum import vacuum
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ledgerlake.options.config import Config
+    from ledgerlake.stored.places import Place
+    from ledgerlake.table.delta_table import TableSize
     from ledgerlake.table.vacuum import Vacuumed
 
 _log = logging.getLogger(__name__)
@@ -49,14 +53,42 @@ class Kept:
     removed: int
 
 
+@dataclass(frozen=True)
+class TableUpkeep:
+    """What the thread has done to a table since its start, and the table's size when it was last
+    looked at.
+    """
+
+    table: str
+    path: str
+    size: TableSize | None = None
+    merged_files: int = 0
+    removed_files: int = 0
+    obstacles: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class UpkeepReport:
+    """What the thread has done since its start. ``last_round_ms`` is when it last went through all
+    tables without a failure.
+    """
+
+    tables: list[TableUpkeep] = field(default_factory=list)
+    failed_attempts: int = 0
+    last_round_ms: int | None = None
+
+
 def keep_up(config: Config) -> list[Kept]:
     """Merge all small files of a configuration's tables, and remove unused ones.
 
     Raises:
         TableError: a table cannot be read or written.
     """
-    compactions = _Compactions(config).find()
-    merged = {str(compaction.path): (compaction.run(), compaction.obstacles) for compaction in compactions}
+    compactions = _Compactions(config)
+    compactions.find()
+    merged = {
+        str(compaction.path): (compaction.run(), compaction.obstacles) for compaction in compactions.by_name.values()
+    }
     # A table with the latest messages has none.
     return [
         Kept(table.table, *merged.get(table.table, (0, [])), removed=len(table.files))
@@ -74,6 +106,13 @@ class Upkeep:
         self._began_s = 0.0
         self._attempts = Attempts("upkeep")
         self._obstacles: dict[str, list[str]] = {}
+        self._tables: dict[str, TableUpkeep] = {}
+        self._last_round_ms: int | None = None
+
+    @property
+    def report(self) -> UpkeepReport:
+        """Return what the thread has done."""
+        return UpkeepReport(list(self._tables.values()), self._attempts.failed_attempts, self._last_round_ms)
 
     def start(self) -> None:
         """Start the thread. Python waits for it at its end: a library's native code must not run on
@@ -98,15 +137,37 @@ class Upkeep:
         pause_s = interval_s
         while not self._stopping.wait(pause_s):
             self._attempts.attempt("tables", compactions.find)
-            for compaction in compactions.known:
+            for name, compaction in compactions.by_name.items():
                 self._began_s = time.monotonic()
-                self._attempts.attempt(str(compaction.path), compaction.run)
+                self._attempts.attempt(str(compaction.path), partial(self._merge, name, compaction))
                 self._report_obstacles(compaction)
+                self._rest()
+            for name, place in compactions.latest.items():
+                self._began_s = time.monotonic()
+                self._attempts.attempt(str(place), partial(self._measure, name, place))
                 self._rest()
             if time.monotonic() >= vacuum_at_s:
                 vacuum_at_s = time.monotonic() + _VACUUM_INTERVAL_S
-                self._attempts.attempt("unused files", lambda: _remove_unused(self._config))
+                self._attempts.attempt("unused files", self._remove_unused)
+            if not self._attempts.has_failed:
+                self._last_round_ms = int(time.time() * 1000)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S) if self._attempts.has_failed else interval_s
+
+    def _merge(self, name: str, compaction: Compaction) -> None:
+        before = self._tables.get(name) or TableUpkeep(name, str(compaction.path))
+        merged_files = before.merged_files + compaction.run()
+        self._tables[name] = replace(
+            before, size=compaction.size, merged_files=merged_files, obstacles=tuple(compaction.obstacles)
+        )
+
+    def _measure(self, name: str, place: Place) -> None:
+        before = self._tables.get(name) or TableUpkeep(name, str(place))
+        self._tables[name] = replace(before, size=size_of(place))
+
+    def _remove_unused(self) -> None:
+        removed = {table.table: len(table.files) for table in _remove_unused(self._config)}
+        for name, table in self._tables.items():
+            self._tables[name] = replace(table, removed_files=table.removed_files + removed.get(table.path, 0))
 
     def _rest(self) -> None:
         """Rest after a piece of work."""
@@ -132,7 +193,9 @@ def _remove_unused(config: Config) -> list[Vacuumed]:
 
 
 class _Compactions:
-    """The compactions of a configuration's tables, which may become more."""
+    """The compactions of a configuration's tables by their names, which may become more. ``latest``
+    has the tables that need none.
+    """
 
     def __init__(
         self, config: Config, rest: Callable[[], object] = lambda: None, is_stopped: Callable[[], bool] = lambda: False
@@ -140,20 +203,17 @@ class _Compactions:
         self._config = config
         self._rest = rest
         self._is_stopped = is_stopped
-        self._by_name: dict[str, Compaction] = {}
+        self.by_name: dict[str, Compaction] = {}
+        self.latest: dict[str, Place] = {}
 
-    @property
-    def known(self) -> list[Compaction]:
-        """Return those that were found."""
-        return list(self._by_name.values())
-
-    def find(self) -> list[Compaction]:
-        """Find the tables that there are now; return the compaction of each.
+    def find(self) -> None:
+        """Find the tables that there are now.
 
         Raises:
             OffsetError, TableError: they cannot be found.
         """
         for table in known_tables(self._config):
-            if table.name not in self._by_name and not table.keeps_latest:
-                self._by_name[table.name] = Compaction(table.place, table.schema, self._rest, self._is_stopped)
-        return self.known
+            if table.keeps_latest:
+                self.latest[table.name] = table.place
+            elif table.name not in self.by_name:
+                self.by_name[table.name] = Compaction(table.place, table.schema, self._rest, self._is_stopped)

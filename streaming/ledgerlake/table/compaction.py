@@ -40,6 +40,7 @@ from ledgerlake.table.clusters import part_numbers, parts_of, split_of
 from ledgerlake.table.delta_table import (
     CLUSTERED,
     PARTITIONED,
+    TableSize,
     column_differences,
     data_folder,
     open_delta,
@@ -114,7 +115,8 @@ class _Plan:
 class Compaction:
     """The compaction of one table.
 
-    ``obstacles`` says why the last run left the table's files as they are.
+    ``obstacles`` says why the last run left the table's files as they are. ``size`` is that of the
+    table when it was last looked at, None before.
 
     Args:
         schema: the columns of the table's rows; None for a table of records, whose columns its log
@@ -132,6 +134,7 @@ class Compaction:
     ) -> None:
         self.path = path
         self.obstacles: list[str] = []
+        self.size: TableSize | None = None
         self._schema = schema
         self._rest = rest
         self._is_stopped = is_stopped
@@ -188,6 +191,7 @@ class Compaction:
         if time.time() * 1000 - self._rival_ms < _RIVAL_MS:
             self.obstacles.append(f"another writer that merges its files ({self._rival})")
         files = list(_files_of(table, self._unfit))
+        self.size = TableSize(len(files), sum(file.size_bytes for file in files))
         self._unfit &= {file.name for file in files}
         groups = [
             group

@@ -28,6 +28,7 @@ import json
 import secrets
 import time
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import deltalake
@@ -701,6 +702,27 @@ def open_delta(path: Place, version: int | None = None) -> DeltaTable:
         DeltaError, OSError: it does not exist, or cannot be read.
     """
     return DeltaTable(path.uri, version=version, storage_options=path.delta_options())
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """The files of a table that are in use, and their bytes."""
+
+    files: int
+    size_bytes: int
+
+
+def size_of(path: Place) -> TableSize | None:
+    """Return the size of a table, None if there is none.
+
+    Raises:
+        TableError: it cannot be opened.
+    """
+    table = existing_table(path)
+    if table is None:
+        return None
+    sizes = pa.table(table.get_add_actions())["size_bytes"]
+    return TableSize(len(sizes), sum(sizes.to_pylist()))
 
 
 def transactions_of(path: Place, version: int) -> dict[str, int]:

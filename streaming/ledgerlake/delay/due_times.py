@@ -1,0 +1,66 @@
+"""How many delayed messages are due when, in a few dozen numbers: the sooner, the more precise.
+
+A span begins with its first message. Two spans begin within each doubling of the time since the
+first of all messages, and the first second is one span. A message counts to the precision of its
+segment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ledgerlake.delay.bucket import Bucket
+    from ledgerlake.delay.snapshot import SegmentMetadata
+
+_SPANS_IN_DOUBLING = 2
+
+
+@dataclass(frozen=True)
+class DueSpan:
+    """So many messages, of which the first is due at ``first_ms``."""
+
+    first_ms: int
+    count: int
+
+
+@dataclass(frozen=True)
+class DueTimes:
+    """When the first messages of some segments are due, and how many messages each segment has."""
+
+    first_ms: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, segments: Sequence[SegmentMetadata]) -> DueTimes:
+        first_ms = [segment.min_ms for segment in segments]
+        return cls(np.array(first_ms, np.int64), np.array([segment.count for segment in segments], np.int64))
+
+    def unfinished(self, bucket: Bucket) -> DueTimes:
+        """Return the same of the messages that have not left a bucket, given those of all its
+        segments.
+        """
+        first_ms, counts = self.first_ms[bucket.segment - 1 :].copy(), self.counts[bucket.segment - 1 :].copy()
+        first_ms[0], counts[0] = bucket.next_ms, counts[0] - bucket.offset
+        return DueTimes(first_ms, counts)
+
+
+def due_spans(times: Sequence[DueTimes]) -> list[DueSpan]:
+    """Return the spans of all messages."""
+    if not times:
+        return []
+    first_ms = np.concatenate([part.first_ms for part in times])
+    counts = np.concatenate([part.counts for part in times])
+    seconds = np.maximum((first_ms - first_ms.min()) / 1000, 1.0)
+    numbers = np.floor(_SPANS_IN_DOUBLING * np.log2(seconds)).astype(np.int64)
+    firsts_ms, totals = np.full(numbers.max() + 1, first_ms.max()), np.zeros(numbers.max() + 1, np.int64)
+    np.minimum.at(firsts_ms, numbers, first_ms)
+    np.add.at(totals, numbers, counts)
+    return [DueSpan(int(firsts_ms[number]), int(totals[number])) for number in np.flatnonzero(totals)]

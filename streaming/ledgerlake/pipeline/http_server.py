@@ -1,0 +1,160 @@
+"""The HTTP server of the metrics and of the status page, in threads of the driver.
+
+Rules kept here:
+  - A request changes nothing, and nothing in it names a file: a page is found by its whole path.
+  - If there is a token, every request needs it, as ``Authorization: Bearer TOKEN`` or as the password
+    of any user, for which a browser asks. ``/health`` needs none, so that probes have none; it says
+    only that the process answers.
+  - If there is no token, the address is of this machine alone, and so is the host that a request
+    names. Else a page of another site could read the answers, by a name that leads to this machine.
+  - A connection that is silent for ten seconds is closed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import socket
+import threading
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from ledgerlake.errors import SetupError
+from ledgerlake.options.config import check_reachable_by, is_of_this_machine
+from ledgerlake.stored.secrets import resolve_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+_SILENT_S = 10.0
+_TEXT = "text/plain; charset=utf-8"
+
+
+class HttpServer:
+    """Serves pages until it is closed.
+
+    Args:
+        port: 0 for a free one; ``port`` says which.
+        token: as the configuration has it; empty for none. A file is read at each request.
+        pages: by path.
+
+    Raises:
+        UsageError: other machines reach the address, and there is no token.
+        SetupError: the port is taken, the address is not of this machine, or the token cannot be
+            read.
+    """
+
+    def __init__(self, port: int, address: str, token: str, pages: Mapping[str, WSGIApplication]) -> None:
+        check_reachable_by(address, token)
+        resolve_secret(token)
+        kind = _ServerOfVersion6 if ":" in address else _Server
+        try:
+            self._server = make_server(address, port, _Gate(token, pages), kind, _Handler)
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "no name of a host"
+            raise SetupError(
+                f"metrics cannot be served on port {port} of {address} ({reason}); choose another"
+            ) from None
+        self.port: int = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, name="ledgerlake-http", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the server; a request in work is finished by its own thread."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def page(content_type: str, content: Callable[[], bytes], headers: Mapping[str, str] | None = None) -> WSGIApplication:
+    """Return a page whose content is made anew for each request."""
+
+    def answer(_environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        always = {"Content-Type": content_type, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        start_response("200 OK", list((always | dict(headers or {})).items()))
+        return [content()]
+
+    return answer
+
+
+def check_port(port: int, address: str, token: str) -> None:
+    """Check that pages can be served.
+
+    Raises:
+        As ``HttpServer``.
+    """
+    HttpServer(port, address, token, {}).close()
+
+
+class _Gate:
+    """Finds the page of a request that may be answered."""
+
+    def __init__(self, token: str, pages: Mapping[str, WSGIApplication]) -> None:
+        self._token = token
+        self._pages = {"/health": page(_TEXT, lambda: b"ok\n"), **pages}
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "") or "/"
+        if self._token and path != "/health" and not self._has_token(environ.get("HTTP_AUTHORIZATION", "")):
+            challenges = [
+                ("WWW-Authenticate", kind + ' realm="ledgerlake", charset="UTF-8"') for kind in ("Basic", "Bearer")
+            ]
+            return _refuse(start_response, "401 Unauthorized", "the token of [metrics] is missing or wrong", challenges)
+        if not self._token and not _names_this_machine(environ.get("HTTP_HOST", "")):
+            return _refuse(start_response, "403 Forbidden", "without a [metrics] token, only localhost is answered")
+        if environ["REQUEST_METHOD"] != "GET":
+            return _refuse(start_response, "405 Method Not Allowed", "only GET is answered", [("Allow", "GET")])
+        if path not in self._pages:
+            return _refuse(start_response, "404 Not Found", f"there are {', '.join(sorted(self._pages))}")
+        return self._pages[path](environ, start_response)
+
+    def _has_token(self, authorization: str) -> bool:
+        kind, _, given = authorization.partition(" ")
+        if kind.lower() == "basic":
+            try:
+                given = base64.b64decode(given, validate=True).decode().partition(":")[2]
+            except (binascii.Error, UnicodeDecodeError):
+                return False
+        elif kind.lower() != "bearer":
+            return False
+        try:
+            token = resolve_secret(self._token)
+        except SetupError:
+            return False
+        return hmac.compare_digest(given.strip().encode(errors="replace"), token.strip().encode())
+
+
+def _names_this_machine(host: str) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        return False
+    return not host or (name is not None and is_of_this_machine(name))
+
+
+def _refuse(
+    start_response: StartResponse, status: str, sentence: str, headers: list[tuple[str, str]] | None = None
+) -> Iterable[bytes]:
+    start_response(status, [("Content-Type", _TEXT), *(headers or [])])
+    return [sentence.encode() + b"\n"]
+
+
+class _Handler(WSGIRequestHandler):
+    """Logs no request."""
+
+    timeout = _SILENT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _ServerOfVersion6(_Server):
+    address_family = socket.AF_INET6

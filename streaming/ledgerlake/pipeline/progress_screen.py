@@ -1,0 +1,107 @@
+"""Shows the progress of a running pipeline: on a terminal a live screen, elsewhere lines."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, TextIO
+
+from ledgerlake.pipeline.progress import Details, Progress, Totals, offset_of, progress_line
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming import StreamingQuery
+
+    from ledgerlake.pipeline.commit import BatchResult
+
+# How often the live screen changes, and a line is written.
+_LIVE_S, _LINES_S = 1.0, 10.0
+_SHOWN_RATES = 30
+
+
+class ProgressScreen:
+    """Shows the progress each second on a terminal (see ``live_screen``), and writes a line every ten
+    seconds elsewhere.
+
+    Args:
+        name: of the stream.
+        as_json: the lines are JSON, also on a terminal.
+    """
+
+    def __init__(self, out: TextIO | None = None, *, name: str = "", as_json: bool = False) -> None:
+        self.totals = Totals()
+        self._details = Details()
+        self._name = name
+        self._out = out or sys.stderr
+        self._as_json = as_json
+        self._is_live = self._out.isatty() and not as_json
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._before = (time.monotonic(), 0)
+        self._rates: deque[float] = deque(maxlen=_SHOWN_RATES)
+
+    def add(self, result: BatchResult) -> None:
+        """Count a committed micro-batch."""
+        self.totals.add(result)
+        self._details.add(result, int(time.time() * 1000))
+
+    def start(self, query: StreamingQuery) -> None:
+        show = self._show_live if self._is_live else self._write_lines
+        self._thread = threading.Thread(target=show, args=(query,), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+        if not self._as_json:
+            totals = self.totals
+            line = f"{totals.messages:,} messages and {totals.rejects:,} rejects in {totals.batches} batches"
+            self._out.write(line + "\n")
+        self._out.flush()
+
+    def progress(self, query: StreamingQuery) -> Progress:
+        """Return the progress now."""
+        last = query.lastProgress
+        source = last.sources[0] if last is not None and last.sources else None
+        self._rates.append(self._rate())
+        return Progress(
+            self._name,
+            self.totals,
+            self._details,
+            list(self._rates),
+            offset_of(source, "endOffset"),
+            offset_of(source, "latestOffset"),
+            int(time.time() * 1000),
+        )
+
+    def _write_lines(self, query: StreamingQuery) -> None:
+        while not self._end.wait(_LINES_S):
+            progress = self.progress(query)
+            line = (
+                progress.as_json()
+                if self._as_json
+                else progress_line(self.totals, progress.rate, progress.taken, progress.latest)
+            )
+            self._out.write(line + "\n")
+            self._out.flush()
+
+    def _show_live(self, query: StreamingQuery) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        from ledgerlake.pipeline.live_screen import live_screen
+
+        console = Console(file=self._out)
+        # What is logged meanwhile appears above the screen.
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            while not self._end.wait(_LIVE_S):
+                ascii_only = console.options.ascii_only
+                live.update(live_screen(self.progress(query), console.size.height, ascii_only=ascii_only), refresh=True)
+
+    def _rate(self) -> float:
+        now_s, count = time.monotonic(), self.totals.messages
+        before_s, before_count = self._before
+        self._before = (now_s, count)
+        return (count - before_count) / max(now_s - before_s, 0.001)

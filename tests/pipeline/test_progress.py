@@ -1,0 +1,153 @@
+"""The progress of a running pipeline on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+from ledgerlake.pipeline import progress_screen
+from ledgerlake.pipeline.commit import BatchResult
+from ledgerlake.pipeline.live_screen import live_screen, sparkline
+from ledgerlake.pipeline.progress_screen import ProgressScreen
+from ledgerlake.stored.offsets import PartitionOffset, to_json
+from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_HOUR_MS = 3_600_000
+
+
+def query(topic_partitions: int = 2) -> Any:
+    """A query that has read each topic partition up to an index, and the last one to its end."""
+    names = [f"persistent://public/default/orders-partition-{number}" for number in range(topic_partitions)]
+    latest = {name: PartitionOffset(Position(1, 900), None, 2 * _HOUR_MS, 5_000) for name in names}
+    taken = {
+        name: PartitionOffset(Position(1, number), None, 2 * _HOUR_MS - 1_500, 4_000 + number)
+        for number, name in enumerate(names[:-1])
+    }
+    source = SimpleNamespace(
+        endOffset=json.dumps(to_json(taken | {names[-1]: latest[names[-1]]})), latestOffset=json.dumps(to_json(latest))
+    )
+    return SimpleNamespace(lastProgress=SimpleNamespace(sources=[source]))
+
+
+def screen_after_a_batch(out: io.StringIO | None = None, **options: Any) -> ProgressScreen:
+    screen = ProgressScreen(out or io.StringIO(), name="orders", **options)
+    name = "persistent://public/default/orders-partition-0"
+    result = BatchResult(
+        17,
+        1_200,
+        3,
+        Counter(no_table=2, checksum=1),
+        delayed_counts={name: 40},
+        next_due_ms={name: int(time.time() * 1000) + 90_500},
+        incomplete_count=2,
+        kept_bytes=7_000_000,
+        commit_s=0.25,
+    )
+    screen.add(result)
+    return screen
+
+
+def shown(screen: ProgressScreen, query: Any, height: int = 40, width: int = 140, **options: Any) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height)
+    console.print(live_screen(screen.progress(query), height, **options))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_the_live_screen_has_rate_lag_what_waits_rejects_and_commits() -> None:
+    head, titles, *lines = shown(screen_after_a_batch(), query())
+    assert head.startswith("orders  1,200 messages  ")
+    assert "broker time 02:00:00" in head
+    assert head.endswith("rejects 3")
+    assert titles.split() == ["topic", "partition", "lag", "in", "time", "delayed"]
+    assert lines[0].split() == ["public/default/orders", "0", "1,000", "1.5", "s", "40", "█" * 24]
+    assert lines[1].split() == ["public/default/orders", "1", "0", "0", "ms", "0"]
+    assert lines[2] == "delayed 40, next due in 1.5 min   incomplete large messages 2 (7.0 MB kept)"
+    assert lines[3] == "rejects by reason: no_table 2   checksum 1"
+    assert lines[5].split()[1:] == ["#17", "1,200", "3", "250", "ms"]
+
+
+def test_the_live_screen_is_no_higher_and_no_wider_than_the_terminal() -> None:
+    screen = screen_after_a_batch()
+    for _ in range(20):
+        screen.add(BatchResult(18, 1, 1, Counter({f"reason-{number}": 1 for number in range(50)})))
+    lines = shown(screen, query(topic_partitions=500), height=24, width=60)
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 60
+    assert any("492 more" in line for line in lines)
+
+
+def test_a_topic_is_shown_by_its_name_alone_whatever_characters_it_has() -> None:
+    name = "persistent://public/default/[bold]x[/red]\x1b[2J"
+    latest = json.dumps(to_json({name: PartitionOffset(Position(1, 900), None, _HOUR_MS, 5_000)}))
+    source = SimpleNamespace(endOffset="{}", latestOffset=latest)
+    lines = shown(screen_after_a_batch(), SimpleNamespace(lastProgress=SimpleNamespace(sources=[source])))
+    assert "public/default/[bold]x[/red]\\x1b[2J" in lines[2]
+
+
+def test_before_the_first_micro_batch_the_live_screen_has_nothing_to_show() -> None:
+    screen = ProgressScreen(io.StringIO(), name="orders")
+    lines = shown(screen, SimpleNamespace(lastProgress=None))
+    assert lines[0].startswith("orders  0 messages  0/s")
+    assert "broker time -" in lines[0]
+
+
+def test_a_terminal_without_unicode_gets_letters() -> None:
+    assert "\n".join(shown(screen_after_a_batch(), query(), ascii_only=True)).isascii()
+
+
+@pytest.mark.parametrize(("values", "line"), [([], ""), ([0.0, 0.0], "▁▁"), ([0, 50, 100], "▁▅█"), ([7], "█")], ids=str)
+def test_a_sparkline_is_relative_to_the_greatest_value(values: list[float], line: str) -> None:
+    assert sparkline(values) == line
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_on_a_terminal_the_screen_is_live_and_one_line_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_screen, "_LIVE_S", 0.01)
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    screen = screen_after_a_batch(out)
+    screen.start(query())
+    wait_until(lambda: out.getvalue().count("rejects by reason") > 2)
+    screen.stop()
+    assert out.getvalue().endswith("1,200 messages and 3 rejects in 1 batches\n")
+
+
+def test_elsewhere_there_are_lines_of_text_or_of_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_screen, "_LINES_S", 0.01)
+    for out, as_json in ((io.StringIO(), False), (io.StringIO(), True), (Terminal(), True)):
+        screen = screen_after_a_batch(out, as_json=as_json)
+        screen.start(query())
+        wait_until(lambda out=out: out.getvalue().count("\n") > 2)  # type: ignore[misc]
+        screen.stop()
+        lines = out.getvalue().splitlines()
+        if not as_json:
+            assert lines[1].endswith("broker time 02:00:00  lag p0:1,000 p1:0  rejects 3  waiting 40")
+            assert lines[-1] == "1,200 messages and 3 rejects in 1 batches"
+            continue
+        line = json.loads(lines[-1])
+        assert (line["stream"], line["messages"], line["rejects"], line["batches"]) == ("orders", 1_200, 3, 1)
+        assert list(line["lag_messages"].values()) == [1_000, 0]
+        assert (line["broker_time_ms"], line["waiting"], line["incomplete_messages"]) == (2 * _HOUR_MS, 40, 2)
+        assert line["rejects_by_reason"] == {"no_table": 2, "checksum": 1}
