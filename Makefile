@@ -92,8 +92,8 @@ check: setup ## style, types, walls between rooms, generated code, duplicates of
 constraints: ## the versions that are installed now become those that CI installs
 	{ sed -n '/^#/p' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable; } > constraints.new && mv constraints.new constraints.txt
 
-reference: setup ## docs/options.md anew, from the declarations of the options
-	$(BIN)/python -m ledgerlake.options.reference > docs/options.md
+reference: setup ## the pages of the reference anew, from the code
+	$(BIN)/python -m tools.reference
 
 proto: setup ## write the generated protocol code anew
 	sh tools/make_proto.sh $(BIN)

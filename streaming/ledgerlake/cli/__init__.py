@@ -60,7 +60,7 @@ _COMMANDS = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; its exit code."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         return int(options.command(options))
     except LedgerlakeError as error:
@@ -93,9 +93,10 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="ledgerlake", description="Apache Pulsar ledgers in, ordered Delta tables out.")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    whole = _Parser(prog="ledgerlake", description="Apache Pulsar ledgers in, ordered Delta tables out.")
+    commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
     for command in _COMMANDS:
         command.add(commands)
-    return parser
+    return whole
