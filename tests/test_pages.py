@@ -43,7 +43,7 @@ _BLOCKS_BY_LANGUAGE = {
 }
 
 
-def of_language(*languages: str) -> Any:
+def of_language(*languages: str) -> pytest.MarkDecorator:
     blocks = [block for language in languages for block in _BLOCKS_BY_LANGUAGE.get(language, [])]
     return pytest.mark.parametrize("block", blocks, ids=[block.place for block in blocks])
 

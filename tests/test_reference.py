@@ -18,6 +18,7 @@ from ledgerlake.options.config import SECTION_CLASSES
 from ledgerlake.options.declared import declared
 from ledgerlake.options.sink_options import SinkOptions
 from ledgerlake.options.source_options import SourceOptions
+from ledgerlake.publish.topic_writer import COLUMN_TYPES
 
 _DOCS = Path(__file__).parents[1] / "docs"
 _PAGES = reference.pages()
@@ -62,6 +63,10 @@ def test_every_key_of_the_configuration_is_there_in_its_section() -> None:
 @pytest.mark.parametrize("title", _SCHEMAS)
 def test_every_column_is_there_in_its_order(title: str) -> None:
     assert first_cells("columns.md", title) == _SCHEMAS[title].names
+
+
+def test_every_column_of_written_rows_is_there() -> None:
+    assert first_cells("columns.md", "Rows that are written to topics") == list(COLUMN_TYPES)
 
 
 def test_no_text_is_of_a_column_that_is_not_there() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from tools.reference_texts import COLUMNS, ERRORS, METRICS, REASONS
+from tools.reference_texts import COLUMNS, ERRORS, METRICS, REASONS, WRITTEN_COLUMNS
 
 from ledgerlake import api, cli, errors
 from ledgerlake.assembly.rules import ChunkEvent
@@ -25,6 +25,7 @@ from ledgerlake.decode import compat, schema
 from ledgerlake.options.reference import reference as options_page
 from ledgerlake.pipeline.metrics import Metrics
 from ledgerlake.pipeline.replay import REPLAYABLE
+from ledgerlake.publish.topic_writer import COLUMN_TYPES, CONNECTOR_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -129,11 +130,26 @@ def columns_page() -> str:
     for title, text, columns in arrow:
         rows = [(f"`{field.name}`", f"`{_sql_type(field.type)}`", COLUMNS[field.name]) for field in columns]
         parts += [f"## {title}\n", f"{text}\n", _table(("column", "type", "meaning"), rows)]
+    connectors = {ours: f"`{theirs}`" for theirs, ours in CONNECTOR_COLUMNS.items()}
     compat_rows = [(f"`{field.name}`", f"`{_sql_type(field.type)}`") for field in compat.compat_columns(schema.VIEW)]
     parts += [
         "## The view `compat`\n",
         "The columns of the JVM connectors, with `view = compat`: see [compatibility](compatibility.md#columns).\n",
         _table(("column", "type"), compat_rows),
+        "## Rows that are written to topics\n",
+        'The columns that `writeStream.format("ledgerlake")` takes. Other columns are an error.\n',
+        _table(
+            ("column", "type", "name in the JVM connectors", "meaning"),
+            [
+                (
+                    f"`{name}`",
+                    " or ".join(f"`{kind}`" for kind in kinds),
+                    connectors.get(name, ""),
+                    WRITTEN_COLUMNS[name],
+                )
+                for name, kinds in COLUMN_TYPES.items()
+            ],
+        ),
     ]
     return "\n".join(parts)
 

@@ -49,6 +49,17 @@ COLUMNS = {
     "encryption_keys": "The names of the keys for which the entry is encrypted.",
 }
 
+# Of rows that are written to topics.
+WRITTEN_COLUMNS = {
+    "value": "The content: bytes or text. Null is a message without a value. Required.",
+    "key": "The key. It selects the partition. Messages without a key go to each partition in turn, a batch at a time.",
+    "ordering_key": "The ordering key for key-shared subscriptions.",
+    "properties": "The properties.",
+    "event_time": "The application's time.",
+    "deliver_at": "When the message is to be delivered.",
+    "topic": "The topic of the row. If it is missing or null, the option `topic` counts.",
+}
+
 # Reason: its cause and the cure.
 REASONS: dict[str, tuple[str, str]] = {
     "bad_checksum": (
