@@ -194,12 +194,12 @@ REASONS: dict[str, tuple[str, str]] = {
         "Correct the producer, and send the message again.",
     ),
     "schedule_refused": (
-        "The range that a task read had more schedules than its report can hold (256 MiB of events).",
-        "Set `max_rows_per_trigger`, and send the messages again.",
+        "The range that a task read had more messages with an id than it can pass on: 256 MiB, of which each takes 48 bytes and its id.",
+        "Read fewer bytes in a micro-batch (`max_bytes_per_trigger`), and send the messages again.",
     ),
     "cancel_refused": (
         "There are too many cancels: a topic partition has at most 100,000 pending cancels with 16 MiB of targets, and a "
-        "task passes on at most 20,000 cancels with 4 MiB of targets.",
+        "task passes on at most 20,000 cancels with 4 MiB of targets. Cancels of schedules have no such limit.",
         "Send the cancel again later, or set `max_rows_per_trigger`.",
     ),
     "data_loss": (
