@@ -17,7 +17,7 @@ FIRST ?= 1
 KILLS ?= 200
 STOPS ?= 50
 
-.PHONY: alerts archive constraints coverage help setup demo test test-all test-fast test-campaign campaign fuzz mutations simulate simulate-faults bench check proto reference wheel clean
+.PHONY: alerts archive constraints coverage docs help setup demo test test-all test-fast test-campaign campaign fuzz mutations simulate simulate-faults bench check proto reference wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -97,8 +97,12 @@ alerts: ## check the alerts of deploy/ by promtool (Debian's package prometheus)
 constraints: ## the versions that are installed now become those that CI installs
 	{ sed -n '/^#/p' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable; } > constraints.new && mv constraints.new constraints.txt
 
-reference: setup ## docs/options.md anew, from the declarations of the options
-	$(BIN)/python -m ledgerlake.options.reference > docs/options.md
+reference: setup ## the pages of the reference anew, from the code
+	$(BIN)/python -m tools.reference
+
+docs: setup ## the documentation as a site in site/, with its prose, links and anchors checked
+	$(BIN)/python -m tools.prose
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 proto: setup ## write the generated protocol code anew
 	sh tools/make_proto.sh $(BIN)
@@ -107,4 +111,4 @@ wheel: setup ## build dist/*.whl
 	$(BIN)/python -m build --wheel --outdir dist .
 
 clean: ## remove what was built
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) dist build site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -45,9 +45,32 @@ def test_the_way_of_an_entry_never_returns_to_a_module() -> None:
 @pytest.mark.parametrize("page", _PAGES, ids=[page.name for page in _PAGES])
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+    for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", text):
         if "://" not in link:
-            assert (page.parent / link).exists(), link
+            linked = page.parent / link if link else page
+            assert linked.exists(), link
+            assert not anchor or anchor in anchors_of(linked), f"{link}#{anchor}"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that a code host makes of the headings, and that the site has too."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_pages_that_the_code_names_are_there() -> None:
+    for room in ("proto", "udfs", "streaming", "bench", "tools", "deploy"):
+        for file in (_ROOT / room).rglob("*.*"):
+            if file.suffix in (".py", ".yaml", ".sh"):
+                for named in re.findall(r"\bdocs/[\w/-]+\.(?:md|svg)", file.read_text()):
+                    assert (_ROOT / named).exists(), f"{file}: {named}"
+
+
+def test_every_page_is_in_the_site() -> None:
+    navigation = (_ROOT / "mkdocs.yml").read_text()
+    for page in (_ROOT / "docs").glob("*.md"):
+        assert f"- {page.name}\n" in navigation
 
 
 def test_the_picture_of_imports_is_that_of_the_code() -> None:

@@ -1,11 +1,8 @@
-"""The table of options: one declaration gives the parser of Spark's options, that of TOML, and the
-reference.
-"""
+"""The table of options: one declaration gives the parser of Spark's options and that of TOML."""
 
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,6 @@ from ledgerlake.errors import UsageError
 from ledgerlake.options.config import parse_config
 from ledgerlake.options.declared import from_spark, from_toml, option, to_spark
 from ledgerlake.options.kinds import COUNT, LIST, MILLISECONDS, TEXT
-from ledgerlake.options.reference import reference
 from ledgerlake.options.source_options import parse_options
 
 
@@ -26,11 +22,6 @@ class Declared:
     timeout_ms: int = option(MILLISECONDS, 5000, "A timeout.", spark="timeoutMs", toml="section.timeout_s")
     count: int | None = option(COUNT, None, "A count.", spark="count")
     token: str = option(TEXT, "", "A secret.", spark="token", is_secret=True)
-
-
-def test_the_reference_is_what_the_declarations_say() -> None:
-    page = Path(__file__).parents[2] / "docs" / "options.md"
-    assert page.read_text() == reference(), "run: python -m ledgerlake.options.reference > docs/options.md"
 
 
 def test_a_declaration_parses_options_of_spark_and_of_toml_to_the_same_values() -> None:

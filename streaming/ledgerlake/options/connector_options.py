@@ -10,7 +10,7 @@ from __future__ import annotations
 from ledgerlake.errors import UsageError
 
 # They tune the Java client, which is not used here. The admin address is not needed for anything.
-_WITHOUT_EFFECT = frozenset(
+WITHOUT_EFFECT = frozenset(
     {
         "admin.url",
         "pulsar.client.usetls",
@@ -34,10 +34,10 @@ _WITHOUT_EFFECT = frozenset(
         "pulsar.reader.poolmessages",
     }
 )
-_PREFIX_WITHOUT_EFFECT = "pulsar.admin."
+PREFIX_WITHOUT_EFFECT = "pulsar.admin."
 
 # Options without a counterpart, and the advice for each.
-_INSTEAD = {
+INSTEAD = {
     "subscriptionPrefix": "nothing is left on the broker unless 'subscription' names a durable cursor",
     "pulsar.client.serviceUrl": "write 'service.url'",
     "pulsar.client.authParamMap": "write 'pulsar.client.authParams'",
@@ -51,7 +51,7 @@ _INSTEAD = {
     "maxOffsetsPerTrigger": "write 'maxRowsPerTrigger'",
     "minOffsetsPerTrigger": "write 'minRowsPerTrigger'",
 }
-_INSTEAD_OF_PREFIX = {
+INSTEAD_OF_PREFIX = {
     "pulsar.failover.": "name several brokers in 'service.url'",
     "pulsar.producer.": "it is for writing",
     "kafka.": "this is no Kafka source: write 'service.url' and 'topic'",
@@ -67,13 +67,13 @@ def is_ours(name: str) -> bool:
             one of ours.
     """
     word = name.lower()
-    if word in _WITHOUT_EFFECT or word.startswith(_PREFIX_WITHOUT_EFFECT):
+    if word in WITHOUT_EFFECT or word.startswith(PREFIX_WITHOUT_EFFECT):
         return False
     # Spark hands over names in lower case.
-    for option, advice in _INSTEAD.items():
+    for option, advice in INSTEAD.items():
         if word == option.lower():
             raise UsageError(f"the source has no option '{option}': {advice}")
-    for prefix, advice in _INSTEAD_OF_PREFIX.items():
+    for prefix, advice in INSTEAD_OF_PREFIX.items():
         if word.startswith(prefix):
             raise UsageError(f"the source has no option '{name}': {advice}")
     return True

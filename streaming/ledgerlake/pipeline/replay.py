@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from ledgerlake.options.table_options import TableOptions
 
 # The reasons of rejects that may fit later.
-_REASONS = (
+REPLAYABLE = (
     "chunk_expired",
     "chunk_evicted",
     "encrypted",
@@ -141,12 +141,12 @@ def replay(config: Config, reasons: Sequence[str] = ()) -> Replayed:
         TableError: a table cannot be read or written.
         BrokerError, TransportError: the registry of schemas cannot be asked.
     """
-    unknown = [reason for reason in reasons if reason not in _REASONS]
+    unknown = [reason for reason in reasons if reason not in REPLAYABLE]
     if unknown:
-        raise SetupError(f"rejects of {unknown[0]} cannot be replayed; those of {', '.join(_REASONS)} can")
+        raise SetupError(f"rejects of {unknown[0]} cannot be replayed; those of {', '.join(REPLAYABLE)} can")
     cluster = Cluster(config.source.client)
     try:
-        return _Replay(config, cluster).run(tuple(reasons) or _REASONS)
+        return _Replay(config, cluster).run(tuple(reasons) or REPLAYABLE)
     finally:
         cluster.close()
 

@@ -61,13 +61,15 @@ if TYPE_CHECKING:
 
     from ledgerlake.client.cluster import ClientSettings
 
-_CONNECTOR_COLUMNS = {
+# The columns of the JVM connectors, and ours for each.
+CONNECTOR_COLUMNS = {
     "__key": "key",
     "__topic": "topic",
     "__eventTime": "event_time",
     "__messageProperties": "properties",
 }
-_KINDS = {
+# The columns of rows, and the types that each may have.
+COLUMN_TYPES = {
     "value": ("string", "binary"),
     "key": ("string", "binary"),
     "ordering_key": ("binary",),
@@ -106,15 +108,15 @@ def check_columns(columns: dict[str, str], topic: str | None) -> None:
             it.
     """
     for name, kind in columns.items():
-        ours = _CONNECTOR_COLUMNS.get(name, name)
-        if ours not in _KINDS:
+        ours = CONNECTOR_COLUMNS.get(name, name)
+        if ours not in COLUMN_TYPES:
             raise UsageError(
-                f"there is nothing that the column '{name}' could become; select {', '.join(_KINDS)} only, and put the rest "
+                f"there is nothing that the column '{name}' could become; select {', '.join(COLUMN_TYPES)} only, and put the rest "
                 "into value, for example with to_json"
             )
-        if kind not in _KINDS[ours]:
-            raise UsageError(f"the column '{name}' is {kind}; it must be {' or '.join(_KINDS[ours])}")
-    names = [_CONNECTOR_COLUMNS.get(name, name) for name in columns]
+        if kind not in COLUMN_TYPES[ours]:
+            raise UsageError(f"the column '{name}' is {kind}; it must be {' or '.join(COLUMN_TYPES[ours])}")
+    names = [CONNECTOR_COLUMNS.get(name, name) for name in columns]
     if "value" not in names:
         raise UsageError("the column 'value' is missing")
     if len(set(names)) != len(names):
@@ -319,7 +321,7 @@ class _TargetPartition:
 
 
 def _rows(rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    names = [_CONNECTOR_COLUMNS.get(name, name) for name in rows.schema.names]
+    names = [CONNECTOR_COLUMNS.get(name, name) for name in rows.schema.names]
     columns: Iterable[list[Any]] = (column.to_pylist() for column in rows.columns)
     for values in zip(*columns, strict=True):
         yield dict(zip(names, values, strict=True))

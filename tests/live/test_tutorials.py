@@ -1,0 +1,129 @@
+"""The tutorials run as they are written, one after the other: their files, their commands and their
+Python, with a topic and folders of the test.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.live.pipelines import ledgerlake, run_once, running
+from tests.live.runtime import wait_until
+from tests.pages import DOCS, Block, blocks_of
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.live.runtime import Runtime
+
+pytestmark = [pytest.mark.live, pytest.mark.spark]
+
+
+@dataclass
+class Reader:
+    """Somebody who does what a tutorial says.
+
+    Args:
+        until: what a run that does not end by itself is waited for.
+    """
+
+    runtime: Runtime
+    spark: SparkSession
+    folder: Path
+    topic: str
+    until: Callable[[], bool]
+    printed: list[str] = field(default_factory=list)
+    names: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def follow(self, page: str) -> None:
+        """Do the steps of a page."""
+        for block in blocks_of(DOCS / page):
+            self._step(block)
+
+    def run_python(self, page: str) -> None:
+        """Run the Python of a page, one block after the other."""
+        for block in blocks_of(DOCS / page):
+            if block.language == "python":
+                self._run_python(block)
+
+    def _step(self, block: Block) -> None:
+        if block.language == "toml":
+            (self.folder / "orders.toml").write_text(self._of_the_test(block.text))
+        elif block.language == "python":
+            self._run_python(block)
+        elif block.language == "sh":
+            for line in block.text.splitlines():
+                self._command(shlex.split(line))
+
+    def _run_python(self, block: Block) -> None:
+        names = self.names.setdefault(
+            block.page, {"print": lambda *words: self.printed.append(" ".join(map(str, words)))}
+        )
+        exec(compile(self._of_the_test(block.text), block.place, "exec"), names)
+
+    def _of_the_test(self, text: str) -> str:
+        for word, instead in (
+            ("pulsar://localhost:6650", self.runtime.service_url),
+            ("persistent://public/default/orders", self.topic),
+            ("lake/orders", f"{self.folder}/lake/orders"),
+            ("checkpoints/orders", f"{self.folder}/checkpoints/orders"),
+            ("orders.toml", f"{self.folder}/orders.toml"),
+            ('"topic", "orders"', f'"topic", "{self.topic}"'),
+            ("persistent://public/default/scans", self.topic),
+            ("scan.tiff", f"{self.folder}/orders.toml"),
+        ):
+            text = text.replace(word, instead)
+        return text
+
+    def _command(self, words: list[str]) -> None:
+        # The broker and the environment are there.
+        if words[0] != "ledgerlake" or words[1] == "broker":
+            return
+        if words[1] == "run":
+            self._run(once="--once" in words)
+            return
+        here = {"orders": self.topic, "orders.toml": str(self.folder / "orders.toml"), "10 seconds": "2 seconds"}
+        done = ledgerlake(
+            *(here.get(word, word) for word in words[1:]), LEDGERLAKE_SERVICE_URL=self.runtime.service_url
+        )
+        assert done.returncode == 0, (words, done.stderr)
+        self.printed.append(done.stdout)
+
+    def _run(self, once: bool) -> None:
+        data: dict[str, Any] = tomllib.loads((self.folder / "orders.toml").read_text())
+        if once:
+            run_once(self.spark, data)
+            return
+        with running(self.spark, data):
+            wait_until(self.until)
+
+
+def test_the_first_table_and_the_first_schedule(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    def is_delivered() -> bool:
+        rows = DeltaTable(str(tmp_path / "lake" / "orders")).to_pyarrow_table(columns=["value"])
+        return b"Your visit is soon" in rows["value"].to_pylist()
+
+    reader = Reader(runtime, spark, tmp_path, runtime.topic(), is_delivered)
+    reader.follow("first-table.md")
+    assert "100 messages" in reader.printed
+    reader.printed.clear()
+    reader.follow("first-schedule.md")
+    assert any("visit-17" in text for text in reader.printed)
+    (delivered,) = [text for text in reader.printed if "Your visit is soon" in text]
+    assert "Your visit is today" not in delivered
+    # Pages with Python that needs no more than this.
+    for page in ("pipeline.md", "python.md", "large-messages.md"):
+        reader.run_python(page)

@@ -1,0 +1,339 @@
+"""What the reference says of columns, reasons and errors. The names come from the code; a test fails
+if a name has no text here, or a text has no name there.
+"""
+
+from __future__ import annotations
+
+# Of the table of messages, the table of rejects, and the two views of the bare source.
+COLUMNS = {
+    "topic": "The topic, without the number of the partition.",
+    "partition": "The number of the partition; -1 for a topic without partitions.",
+    "message_id": "`ledger:entry`, or `ledger:entry:batch` for a message of a batch.",
+    "ledger_id": "The ledger as a number.",
+    "entry_id": "The entry in the ledger as a number.",
+    "batch_index": "The place in the batch; -1 for a message that was not batched.",
+    "broker_timestamp": "The time at which the broker stored the entry (PIP-70). Null if the broker adds no entry "
+    "metadata.",
+    "broker_index": "The number of the message in the topic partition (PIP-70). Null if the broker adds no entry metadata.",
+    "publish_time": "The producer's clock. Null if it is out of range (the years 1970 to 9999); the number is then in "
+    "the property `ledgerlake.publish_time`.",
+    "event_time": "The application's time. Null if there is none, or if it is out of range; the number is then in the "
+    "property `ledgerlake.event_time`.",
+    "deliver_at": "The requested delivery time. Null for a message without one.",
+    "delivered_at": "The time of release. Null for a message without a delivery time.",
+    "producer_name": "The sender.",
+    "sequence_id": "The sender's number of the message. Null if it is 2^63 or more; the number is then in the property "
+    "`ledgerlake.sequence_id`.",
+    "key": "The key, if it is text.",
+    "key_bytes": "The key, if it is not text.",
+    "ordering_key": "The ordering key of a key-shared subscription.",
+    "properties": "The properties.",
+    "schema_version": "The version of the schema that wrote the value.",
+    "is_null": "`true` for a message without a value (a tombstone); `value` is null.",
+    "late": "`true` if the effective time lies before the watermark of the topic partition: see "
+    "[ordering](ordering.md).",
+    "chunk_count": "The number of chunks of a large message. Null for others.",
+    "first_chunk_id": "The id of the first chunk of a large message; `message_id` is that of the last one.",
+    "value": "The bytes of the message.",
+    "reason": "Why the entry could not become a message: see [reasons of rejects](reject-reasons.md).",
+    "detail": "What was found, in words.",
+    "entry": "The complete entry as the broker stored it, or, in a table of records, the single message. Null if "
+    "neither the state nor the topic has the bytes any more.",
+    "chunk_uuid": "The name that all chunks of a large message have. Null for others.",
+    "chunk_id": "The number of the chunk, from 0.",
+    "chunk_total_bytes": "The size of the large message.",
+    "reject_reason": "Null for a message; else the reason, with the bytes of the entry in `value`.",
+    "compression": "The codec of the entry.",
+    "uncompressed_size": "The size that the entry claims to have without compression.",
+    "num_messages_in_batch": "The number of messages in the entry.",
+    "encryption_keys": "The names of the keys for which the entry is encrypted.",
+}
+
+# Of rows that are written to topics.
+WRITTEN_COLUMNS = {
+    "value": "The content: bytes or text. Null is a message without a value. Required.",
+    "key": "The key. It selects the partition. Messages without a key go to each partition in turn, a batch at a time.",
+    "ordering_key": "The ordering key for key-shared subscriptions.",
+    "properties": "The properties.",
+    "event_time": "The application's time.",
+    "deliver_at": "When the message is to be delivered.",
+    "topic": "The topic of the row. If it is missing or null, the option `topic` counts.",
+}
+
+# Reason: its cause and the cure.
+REASONS: dict[str, tuple[str, str]] = {
+    "bad_checksum": (
+        "The stored checksum differs from the bytes. The entry was damaged.",
+        "Publish the message again. If it happens often, check the disks and the network of the brokers.",
+    ),
+    "malformed_entry": (
+        "The entry or its metadata does not parse, or has a field that no message can have.",
+        "Correct the producer: `entry` has the bytes, `detail` names the field.",
+    ),
+    "truncated_batch": ("A batch ends inside a message.", "Correct the producer."),
+    "batch_count": (
+        "A batch claims another number of messages than it has, or more than a batch can have.",
+        "Correct the producer.",
+    ),
+    "unknown_codec": (
+        "The compression is not none, LZ4, zlib, zstd or Snappy.",
+        "Change the compression of the producer. After an upgrade of Ledgerlake that knows it, replay.",
+    ),
+    "bad_compression": (
+        "The payload does not decompress, or to another size than it claims.",
+        "Correct the producer. If a newer Ledgerlake reads it, replay.",
+    ),
+    "too_large": (
+        "The entry expands to more than `max_uncompressed_bytes`, or a large message has more than `max_message_bytes`, "
+        "or the copies of its properties are too large.",
+        "Raise the limit, then replay.",
+    ),
+    "encrypted": (
+        "The entry is encrypted, and no keys are configured.",
+        "Set `crypto_key_folder` or `crypto_key_reader`, then replay.",
+    ),
+    "undecryptable": (
+        "No configured key opens the entry, or it is damaged.",
+        "Add the private key that `detail` names, then replay.",
+    ),
+    "payload_processor": (
+        "Your `message_payload_processor` raised an error; `detail` has its words.",
+        "Correct the function, then replay.",
+    ),
+    "chunk_orphan": (
+        "The first chunk of the large message was not read: the read began behind it, or the topic has lost it.",
+        "Start at an earlier position, if the topic still has it: see [large messages](large-messages.md#start-at-a-large-message).",
+    ),
+    "chunk_gap": (
+        "A chunk is missing between two others. The producer gave up, or the topic has lost it.",
+        "Publish the message again.",
+    ),
+    "chunk_resent": (
+        "The first chunk came again at another position. The producer began the message again.",
+        "Nothing: the message that began again is delivered.",
+    ),
+    "chunk_duplicate": (
+        "A chunk that has arrived came again at another position.",
+        "Nothing: the message has the chunk once.",
+    ),
+    "chunk_mismatch": (
+        "A chunk says another count, total size or publish time than the others of its message.",
+        "Give each producer a name of its own, and let restarted producers continue their sequence ids.",
+    ),
+    "chunk_size": ("The chunks have more or fewer bytes than the message claims.", "Correct the producer."),
+    "chunk_invalid": (
+        "A chunk has an id, a count or a size that no message can have; for example more than 10,000 chunks.",
+        "Correct the producer, or make its chunks larger.",
+    ),
+    "chunk_part": (
+        "A single chunk was decoded by `ledgerlake.decode.as_udf`, which assembles nothing.",
+        "Use the pipeline or `ledgerlake.api.messages`.",
+    ),
+    "chunk_expired": (
+        "The message was incomplete for longer than `[chunks] expire_after`.",
+        "Raise `expire_after`, then replay. If the producer died, publish the message again.",
+    ),
+    "chunk_evicted": (
+        "More than ten thousand incomplete messages of a topic partition were spilled; this was the oldest.",
+        "Find the producers that begin messages and do not end them; then replay.",
+    ),
+    "chunk_trimmed": (
+        "The message was spilled or completed by its marker, and the topic no longer has all its chunks.",
+        "Let the topic retain its messages for longer than `expire_after`, or raise `[chunks] max_pending` and "
+        "`max_pending_bytes`.",
+    ),
+    "malformed_marker": (
+        "The marker of a large message does not parse, or lists chunks that cannot be its own.",
+        "Correct the producer.",
+    ),
+    "cancelled": ("The delayed message was cancelled.", "Nothing: this is what a cancel does."),
+    "replaced": (
+        "A later message with the same `ledgerlake.schedule` took its place.",
+        "Nothing: this is what a schedule does.",
+    ),
+    "expired": (
+        "The message was released later than its `ledgerlake.expires`.",
+        "Nothing, or find out why the pipeline was behind: see [troubleshooting](troubleshooting.md#delayed-messages-are-late).",
+    ),
+    "entry_trimmed": (
+        'The topic no longer has the entry of a delayed message; only with `payloads = "reread"`.',
+        'Use `payloads = "kept"`, or let the topic retain messages for longer than their delay.',
+    ),
+    "delayed_trimmed": (
+        "The topic no longer had all chunks of a large message when the message arrived to be delayed.",
+        "Let the topic retain its messages for longer.",
+    ),
+    "delayed_known": (
+        "A message with that id is delayed already, because the topic was created again in another cluster.",
+        "Publish the message again: it gets another id.",
+    ),
+    "schema_mismatch": (
+        "The value does not fit the columns of a table of records without loss.",
+        "Correct the producer, or the declared fields (`json_fields`); then replay.",
+    ),
+    "unknown_schema": (
+        "The registry does not have the version of the schema that wrote the value.",
+        "Restore the version in the registry, then replay.",
+    ),
+    "undecodable_value": (
+        "A typed read (`schema = auto`, `typed`) cannot decode the value by its schema. It is a `reject_reason`, and in no table.",
+        "Read the topic with `schema = bytes`; the bytes are in `value_bytes`.",
+    ),
+    "transform_failed": (
+        "The query, the condition or the function cannot compute a value for the message, or the message has too many "
+        "or impossible partition values.",
+        "Correct the query (`try_cast` gives null), then replay.",
+    ),
+    "no_table": ("No table takes the message.", "Add a table, or `[delta] path` for the others; then replay."),
+    "no_key": (
+        "The table keeps the latest message of each key, and the message has no key.",
+        "Give the message a key, or the table a condition.",
+    ),
+    "bad_schedule": (
+        "A property of a schedule has a value that it cannot have; `detail` says which. See [schedules](schedules.md).",
+        "Correct the producer, and send the message again.",
+    ),
+    "schedule_refused": (
+        "The range that a task read had more messages with an id than it can pass on: 256 MiB, of which each takes 48 bytes and its id.",
+        "Read fewer bytes in a micro-batch (`max_bytes_per_trigger`), and send the messages again.",
+    ),
+    "cancel_refused": (
+        "There are too many cancels: a topic partition has at most 100,000 pending cancels with 16 MiB of targets, and a "
+        "task passes on at most 20,000 cancels with 4 MiB of targets. Cancels of schedules have no such limit.",
+        "Send the cancel again later, or set `max_rows_per_trigger`.",
+    ),
+    "data_loss": (
+        "The topic no longer has entries that were not read, and `fail_on_data_loss` is `false`. See [loss](loss.md).",
+        "Find out what removed them: retention, message TTL, truncation, a deleted topic or subscription.",
+    ),
+    "replayed": (
+        "A replay has put the reject into its tables; `detail` has the former reason.",
+        "Nothing: see [replay rejects](replay.md).",
+    ),
+}
+
+# Error: whose fault it is, its cause, and the cure.
+ERRORS: dict[str, tuple[str, str, str]] = {
+    "UsageError": (
+        "the caller's",
+        "An option, a key of the configuration or an argument is wrong. Nothing was started.",
+        "Correct what the message names; it has the nearest known name.",
+    ),
+    "SetupError": (
+        "this machine's",
+        "Java, a package, a file or a right is missing, or something else on this machine does not fit.",
+        "Install or change what the message names.",
+    ),
+    "TransportError": (
+        "the network's or the broker's",
+        "The broker cannot be reached, or went away. It was tried again for `retry_timeout_s`.",
+        "Check the address and the broker, then start again.",
+    ),
+    "DeadlineError": (
+        "the broker's",
+        "The broker is there, but did not answer in time.",
+        "Look at the load of the broker, then start again.",
+    ),
+    "ProtocolError": (
+        "the peer's",
+        "The peer sent bytes that break the protocol.",
+        "Check that the port is the one of Pulsar's binary protocol, and not of HTTP or another service.",
+    ),
+    "FrameTooLargeError": (
+        "the peer's",
+        "A frame is longer than the limit on which both sides agreed.",
+        "Check the port. If the peer is a broker, report it.",
+    ),
+    "MalformedFrameError": (
+        "the peer's",
+        "A frame, or the command in it, does not parse.",
+        "Check the port. If the peer is a broker, report it.",
+    ),
+    "BrokerError": (
+        "the broker's answer",
+        "The broker understood the request and refused it; `code` is the protocol's name of the reason.",
+        "Act on the code: for example `AuthorizationError` asks for a right of the role.",
+    ),
+    "TopicNotFoundError": (
+        "the caller's",
+        "The topic does not exist. Ledgerlake never creates one.",
+        "Create the topic, or correct its name.",
+    ),
+    "ConsumerBusyError": (
+        "another process's",
+        "Another consumer holds the exclusive subscription.",
+        "Stop the other process of the stream, or give this stream another name.",
+    ),
+    "CorruptEntryError": (
+        "the producer's",
+        "A stored entry cannot become messages. A pipeline makes a row of `rejects` of it and goes on; other reads may "
+        "end with it.",
+        "See [reasons of rejects](reject-reasons.md) for `reason`.",
+    ),
+    "DecryptionError": (
+        "the caller's",
+        "No key opens an entry, and `crypto_failure_action` is `fail`.",
+        "Add the key, or choose `reject`.",
+    ),
+    "DataLossError": (
+        "the topic's",
+        "The topic no longer has entries that were to be read next, and `fail_on_data_loss` is `true`.",
+        "Find out what removed them. To go on without them, set `fail_on_data_loss = false`. See [loss](loss.md).",
+    ),
+    "OffsetError": (
+        "the caller's",
+        "An offset or a checkpoint is of a newer release, or is damaged.",
+        "Upgrade Ledgerlake, or restore the checkpoint. See [upgrade](upgrade.md).",
+    ),
+    "CheckpointError": (
+        "the caller's",
+        "The checkpoint is incomplete, older than the table, or of another stream. The table was not changed.",
+        "See [recover a checkpoint](recover.md).",
+    ),
+    "OwnershipError": (
+        "another process's",
+        "Another process has taken over the stream. This one must not write any more.",
+        "Run one process for each stream.",
+    ),
+    "ProcessLostError": (
+        "outside",
+        "A process of Spark's was ended from outside: by hand, or because memory ran out.",
+        "Start again. If it comes back, give the machine or `[spark] memory` more memory.",
+    ),
+    "TableError": (
+        "the table's or the store's",
+        "The table has another schema, or cannot be reached or written.",
+        "Act on the message; then start again.",
+    ),
+}
+
+# Metric: when it is there, and what it is for, beyond its help text.
+METRICS = {
+    "ledgerlake_lag_messages": "By the broker's index. Unknown, and not shown, if the broker adds no entry metadata.",
+    "ledgerlake_lag_seconds": "By the broker's time. Unknown, and not shown, if the broker adds no entry metadata.",
+    "ledgerlake_lag_bytes": "By the average size of the messages so far. Pipelines only.",
+    "ledgerlake_waiting_messages": "Pipelines only.",
+    "ledgerlake_next_due_timestamp_seconds": "Seconds since 1970. Pipelines only.",
+    "ledgerlake_rows_per_second": "By Spark's count of rows. Queries on the bare source only.",
+    "ledgerlake_messages_per_second": "Pipelines only.",
+    "ledgerlake_messages_total": "Since the start of the process. Pipelines only.",
+    "ledgerlake_rejects_total": "Since the start of the process. Pipelines only.",
+    "ledgerlake_batches_total": "Since the start of the process. Pipelines only.",
+    "ledgerlake_open_sets": "After the last micro-batch. Pipelines only.",
+    "ledgerlake_held_bytes": "After the last micro-batch. Pipelines only.",
+    "ledgerlake_rejects_by_reason_total": "Since the start of the process. The reasons: [reasons of rejects](reject-reasons.md). "
+    "Pipelines only.",
+    "ledgerlake_last_batch_timestamp_seconds": "Seconds since 1970. Pipelines only.",
+    "ledgerlake_released_messages_total": "Since the start of the process. Pipelines only.",
+    "ledgerlake_late_seconds_total": "Divided by the number of messages, it is the mean lateness. Pipelines only.",
+    "ledgerlake_most_late_seconds": "Pipelines only.",
+    "ledgerlake_due_messages": "After the last micro-batch; a label says how many seconds. Pipelines only.",
+    "ledgerlake_commit_seconds": "Since the start of the process. Pipelines only.",
+    "ledgerlake_is_owner": "1 if it does, 0 if it waits for another one to end. Pipelines only.",
+    "ledgerlake_upkeep_failures_total": "Since the start of the process. Pipelines only.",
+    "ledgerlake_upkeep_last_success_timestamp_seconds": "Seconds since 1970. Pipelines only.",
+    "ledgerlake_table_files": "Pipelines only.",
+    "ledgerlake_table_bytes": "Pipelines only.",
+    "ledgerlake_upkeep_merged_files_total": "Since the start of the process. Pipelines only.",
+    "ledgerlake_upkeep_removed_files_total": "Since the start of the process. Pipelines only.",
+}
