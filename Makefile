@@ -9,15 +9,16 @@ CONSTRAINTS ?=
 # In how many processes the tests run, each with a broker and a Spark session of its own (3 GB); most of them wait for those.
 JOBS ?= 4
 
-# What `make fuzz`, `make simulate` and `make campaign` take.
+# What `make fuzz`, `make simulate` and the campaigns take.
 COUNT ?= 100000
 SEED ?= 1
 SEEDS ?= 100000
 FIRST ?= 1
 KILLS ?= 200
 STOPS ?= 50
+SCHEDULES ?= 100000
 
-.PHONY: alerts archive constraints coverage docs help setup demo test test-all test-fast test-campaign campaign fuzz mutations simulate simulate-faults bench check proto reference wheel clean
+.PHONY: alerts archive constraints coverage docs help setup demo test test-all test-fast test-campaign campaign campaign-schedules fuzz mutations simulate simulate-faults bench check proto reference wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -54,6 +55,9 @@ test-campaign: setup ## the long versions of the kill campaign and of the random
 
 campaign: setup ## kills and stops of the pipeline on a broker that trims, judged by an oracle: make campaign KILLS=20 STOPS=5
 	$(BIN)/python -m tests.live.campaign --kills $(KILLS) --stops $(STOPS)
+
+campaign-schedules: setup ## schedules of two clients over kills of the pipeline, judged by an oracle: make campaign-schedules SCHEDULES=10000 SEED=2
+	$(BIN)/python -m tests.live.schedules_campaign --schedules $(SCHEDULES) --seed $(SEED)
 
 fuzz: setup ## mutated input for every parser and kernel: COUNT= inputs of SEED=
 	$(BIN)/python -m tests.fuzz --count $(COUNT) --seed $(SEED)

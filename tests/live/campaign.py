@@ -191,70 +191,23 @@ class Unloader(threading.Thread):
 
 
 @dataclass
-class Campaign:
-    """One topic of two partitions and one without, a stream over both, everything that is done to
-    it.
-    """
+class PipelineProcess:
+    """A pipeline in a process of its own, which is killed and started again."""
 
     runtime: Runtime
     folder: Path
     rng: random.Random
     name: str = "campaign"
-    kinds: tuple[Callable[..., Any], ...] = (batched, single, delayed, chunked)
-    confirmed: Confirmed = field(default_factory=Confirmed)
-    received: list[tuple[bytes, int]] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
-    copies: list[Path] = field(default_factory=list)
     look_every_s: float = 0.002
+    topics: list[str] = field(default_factory=list)
     _running: subprocess.Popen[bytes] | None = None
     _undisturbed: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.single = f"persistent://public/default/{self.name}-one"
-        self.parted = f"persistent://public/default/{self.name}-two"
-        self.due = f"persistent://public/default/{self.name}-due"
-        self.runtime.admin("PUT", self.single)
-        self.runtime.admin("PUT", self.parted, "/partitions", 2)
-        self.runtime.admin("PUT", self.due)
-        self.topics = [self.single, *(f"{self.parted}-partition-{number}" for number in range(2))]
-        self.data = self.runtime.config(self.folder, self.single, self.parted, name=self.name)
-        self.data["deliver"] = {"topic": self.due}
-        self.data["upkeep"] = {"interval": "1 second", "busy_percent": 30}
         self.folder.mkdir(parents=True, exist_ok=True)
         self.config = str(self.folder / "pipeline.toml")
-        Path(self.config).write_text(to_toml(self.data))
         self.table = self.folder / "messages"
-        # Retention 0 would take due messages before anybody has read them.
-        self._due_consumer = self.runtime.client().subscribe(
-            self.due, "oracle", initial_position=pulsar.InitialPosition.Earliest
-        )
-
-    @contextlib.contextmanager
-    def fed(self) -> Iterator[None]:
-        """Publish and unload while the block runs."""
-        feeders = [
-            Feeder(self.runtime, topic, f"{kind.__name__}-{number}", self.confirmed, kind, self._undisturbed)
-            for number, topic in enumerate((self.single, self.parted))
-            for kind in self.kinds
-        ]
-        unloader = Unloader(self.runtime, self.topics, random.Random(self.rng.random()), self._undisturbed)
-        for feeder in feeders:
-            feeder.start()
-        for feeder in feeders:
-            assert feeder.begun.wait(timeout=60), f"{feeder.name} publishes nothing"
-        unloader.start()
-        try:
-            yield
-        finally:
-            for feeder in feeders:
-                feeder.end()
-            unloader.end()
-            for feeder in feeders:
-                # A broker that was killed can take minutes until it loads a topic's last ledger
-                # again.
-                feeder.join(timeout=400)
-                assert not feeder.is_alive(), f"{feeder.name} is still publishing"
-            self.trimmed = unloader.trimmed
 
     @contextlib.contextmanager
     def process(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -308,6 +261,109 @@ class Campaign:
     def last_log(self, characters: int = 3000) -> str:
         return sorted(self.folder.glob("run-*.log"))[-1].read_text()[-characters:]
 
+    def restart_broker(self) -> None:
+        """Kill the broker, and start it again."""
+        assert self.runtime.broker is not None
+        with self._undisturbed:
+            self.runtime.broker.kill()
+        time.sleep(self.rng.uniform(0, 2))
+        self.runtime.broker.start()
+
+    def open_cursors(self) -> None:
+        """Start the pipeline, and return when it has its cursors: retention 0 keeps nothing that was
+        published before.
+        """
+        with self.process() as running:
+            wait_until(lambda: running.poll() is not None or all(self._has_cursor(topic) for topic in self.topics))
+            assert running.poll() is None, self.last_log()
+
+    def _has_cursor(self, topic: str) -> bool:
+        return f"ledgerlake-{self.name}" in self.runtime.admin("GET", topic, "/stats")["subscriptions"]
+
+    def settle(self, due_ms: int) -> None:
+        """Run to the end of what is there, when the last delayed message is due."""
+        time.sleep(max(0, due_ms / 1000 - time.time()))
+        code = self._run_once()
+        for _ in range(_TRIES):
+            # A broker that was killed can take minutes until it loads a topic's last ledger again.
+            if code != _START_AGAIN:
+                break
+            code = self._run_once()
+        assert code == 0, self.last_log()
+
+    def _run_once(self) -> int:
+        running = self.start("--once", "--json")
+        try:
+            return running.wait(timeout=600)
+        finally:
+            end_group(running)
+
+    def backlog(self) -> dict[str, int]:
+        """What the broker says is unread."""
+        return {
+            topic: self.runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"][
+                f"ledgerlake-{self.name}"
+            ]["msgBacklog"]
+            for topic in self.topics
+        }
+
+
+@dataclass
+class Campaign(PipelineProcess):
+    """One topic of two partitions and one without, a stream over both, everything that is done to
+    it.
+    """
+
+    kinds: tuple[Callable[..., Any], ...] = (batched, single, delayed, chunked)
+    confirmed: Confirmed = field(default_factory=Confirmed)
+    received: list[tuple[bytes, int]] = field(default_factory=list)
+    copies: list[Path] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.single = f"persistent://public/default/{self.name}-one"
+        self.parted = f"persistent://public/default/{self.name}-two"
+        self.due = f"persistent://public/default/{self.name}-due"
+        self.runtime.admin("PUT", self.single)
+        self.runtime.admin("PUT", self.parted, "/partitions", 2)
+        self.runtime.admin("PUT", self.due)
+        self.topics = [self.single, *(f"{self.parted}-partition-{number}" for number in range(2))]
+        self.data = self.runtime.config(self.folder, self.single, self.parted, name=self.name)
+        self.data["deliver"] = {"topic": self.due}
+        self.data["upkeep"] = {"interval": "1 second", "busy_percent": 30}
+        Path(self.config).write_text(to_toml(self.data))
+        # Retention 0 would take due messages before anybody has read them.
+        self._due_consumer = self.runtime.client().subscribe(
+            self.due, "oracle", initial_position=pulsar.InitialPosition.Earliest
+        )
+
+    @contextlib.contextmanager
+    def fed(self) -> Iterator[None]:
+        """Publish and unload while the block runs."""
+        feeders = [
+            Feeder(self.runtime, topic, f"{kind.__name__}-{number}", self.confirmed, kind, self._undisturbed)
+            for number, topic in enumerate((self.single, self.parted))
+            for kind in self.kinds
+        ]
+        unloader = Unloader(self.runtime, self.topics, random.Random(self.rng.random()), self._undisturbed)
+        for feeder in feeders:
+            feeder.start()
+        for feeder in feeders:
+            assert feeder.begun.wait(timeout=60), f"{feeder.name} publishes nothing"
+        unloader.start()
+        try:
+            yield
+        finally:
+            for feeder in feeders:
+                feeder.end()
+            unloader.end()
+            for feeder in feeders:
+                # A broker that was killed can take minutes until it loads a topic's last ledger
+                # again.
+                feeder.join(timeout=400)
+                assert not feeder.is_alive(), f"{feeder.name} is still publishing"
+            self.trimmed = unloader.trimmed
+
     def kill(self, kind: str, *, behind_commit: bool) -> None:
         """Let the pipeline run for a while and end it, or a part of it, by force; a broker or a
         worker comes back beneath it.
@@ -333,14 +389,6 @@ class Campaign:
                 if kind == "jvm":
                     _kill_one(running.pid, self.rng, _is_jvm)
                 self.end()
-
-    def restart_broker(self) -> None:
-        """Kill the broker, and start it again."""
-        assert self.runtime.broker is not None
-        with self._undisturbed:
-            self.runtime.broker.kill()
-        time.sleep(self.rng.uniform(0, 2))
-        self.runtime.broker.start()
 
     def _kill_start(self) -> None:
         """End the pipeline while it starts, or soon after that."""
@@ -417,37 +465,6 @@ class Campaign:
         assert len(sentences) == 1, self.last_log()
         return sentences[0]
 
-    def open_cursors(self) -> None:
-        """Start the pipeline, and return when it has its cursors: retention 0 keeps nothing that was
-        published before.
-        """
-        with self.process() as running:
-            wait_until(lambda: running.poll() is not None or all(self._has_cursor(topic) for topic in self.topics))
-            assert running.poll() is None, self.last_log()
-
-    def _has_cursor(self, topic: str) -> bool:
-        return f"ledgerlake-{self.name}" in self.runtime.admin("GET", topic, "/stats")["subscriptions"]
-
-    def settle(self) -> None:
-        """Run to the end of what is there, until the last delayed message is due."""
-        time.sleep(
-            max(0, max((sent.due_ms for sent in self.confirmed.messages.values()), default=0) / 1000 - time.time())
-        )
-        code = self._run_once()
-        for _ in range(_TRIES):
-            # A broker that was killed can take minutes until it loads a topic's last ledger again.
-            if code != _START_AGAIN:
-                break
-            code = self._run_once()
-        assert code == 0, self.last_log()
-
-    def _run_once(self) -> int:
-        running = self.start("--once", "--json")
-        try:
-            return running.wait(timeout=600)
-        finally:
-            end_group(running)
-
     def judge_table(self) -> Verdict:
         """What the oracle says of the table."""
         return judge(self.confirmed, self.table, self.folder / "rejects")
@@ -461,15 +478,6 @@ class Campaign:
                 self._due_consumer.acknowledge(message)
         return judge_topic(self.confirmed, self.received)
 
-    def backlog(self) -> dict[str, int]:
-        """What the broker says is unread."""
-        return {
-            topic: self.runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"][
-                f"ledgerlake-{self.name}"
-            ]["msgBacklog"]
-            for topic in self.topics
-        }
-
     def play(self, actions: list[Callable[[], None]], say: Callable[[str], None]) -> None:
         """Carry out the actions one after another while messages come, and run to the end of them."""
         self.open_cursors()
@@ -482,7 +490,7 @@ class Campaign:
                     say(f"{time.monotonic() - began_s:.0f} s: {done}")
             finally:
                 self.end()
-        self.settle()
+        self.settle(max((sent.due_ms for sent in self.confirmed.messages.values()), default=0))
 
     def faults(self, say: Callable[[str], None]) -> list[str]:
         """What must not be, of the table, the topic of due messages, and what the broker has kept."""
