@@ -76,6 +76,8 @@ def test_commands_are_what_the_command_line_takes(block: Block) -> None:
         words = shlex.split(line, comments=True)
         if not words:
             continue
+        if words[0] == "eval":
+            words = shlex.split(words[1].removeprefix("$(").removesuffix(")"))
         if words[0] == "ledgerlake":
             cli.parser().parse_args(words[1:])
         elif words[0] == "make":
