@@ -329,7 +329,7 @@ METRICS = {
     "ledgerlake_most_late_seconds": "Pipelines only.",
     "ledgerlake_due_messages": "After the last micro-batch; a label says how many seconds. Pipelines only.",
     "ledgerlake_commit_seconds": "Since the start of the process. Pipelines only.",
-    "ledgerlake_is_owner": "1 if it does, 0 if it waits for another one to end. Pipelines only.",
+    "ledgerlake_is_owner": "0 if its subscription or the connection was lost. Pipelines only.",
     "ledgerlake_upkeep_failures_total": "Since the start of the process. Pipelines only.",
     "ledgerlake_upkeep_last_success_timestamp_seconds": "Seconds since 1970. Pipelines only.",
     "ledgerlake_table_files": "Pipelines only.",

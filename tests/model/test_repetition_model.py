@@ -168,7 +168,7 @@ def offset_s(zone: str, second: int) -> int:
 
 
 def walk(zone: str, begin_s: int, end_s: int, step_s: int = 60) -> Walk:
-    """A walk through a time that begins hours after a change of the clock, or in no change."""
+    """Walk from begin to before end; the begin must not be in local times that are repeated."""
     offsets = []
     for part_s in range(begin_s, end_s, 6 * 3600):
         seconds = range(part_s, min(part_s + 6 * 3600, end_s), step_s)
