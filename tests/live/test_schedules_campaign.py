@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.live.runtime import Runtime
 
-pytestmark = [pytest.mark.live, pytest.mark.slow]
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.long]
 
 _NOTHING = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
 
