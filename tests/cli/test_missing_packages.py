@@ -34,7 +34,7 @@ def test_a_run_without_pyspark_says_how_to_install_it(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("check", ["metrics", "tables", "checkpoint", "schema"])
+@pytest.mark.parametrize("check", ["tables", "checkpoint", "schema"])
 def test_check_goes_on_without_pyspark(tmp_path: Path, check: str) -> None:
     result = without_pyspark("check", config_file(tmp_path, DATA))
     assert (result.returncode, result.stderr) == (1, "")

@@ -70,7 +70,7 @@ class Reader:
 
     def _run_python(self, block: Block) -> None:
         names = self.names.setdefault(
-            block.page, {"print": lambda *words: self.printed.append(" ".join(map(str, words)))}
+            block.page, {"__name__": "page", "print": lambda *words: self.printed.append(" ".join(map(str, words)))}
         )
         exec(compile(self._of_the_test(block.text), block.place, "exec"), names)
 

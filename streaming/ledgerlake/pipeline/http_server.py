@@ -58,7 +58,7 @@ class HttpServer:
         except (OSError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "no name of a host"
             raise SetupError(
-                f"metrics cannot be served on port {port} of {address} ({reason}); choose another"
+                f"metrics cannot be served on port {port} of {address} ({reason}); set another [metrics] port"
             ) from None
         self.port: int = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="ledgerlake-http", daemon=True)
