@@ -311,7 +311,8 @@ class Sender(threading.Thread):
         assert self._go.stdout is not None
         for line in self._go.stdout:
             stored = json.loads(line)
-            self._confirm(stored["value"], (stored["ledger_id"], stored["entry_id"], stored["batch_index"]))
+            # The client sends delayed messages alone, and says 0 of one that is in no batch.
+            self._confirm(stored["value"], (stored["ledger_id"], stored["entry_id"], -1))
 
     def _confirm(self, value: str, place: tuple[int, int, int]) -> None:
         with self._lock:
