@@ -23,7 +23,7 @@ from ledgerlake.assembly.assembler import Rejected, Repetition
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.repetition import TIMEZONE_DATA_VERSION, parse_repetition
 from ledgerlake.delay.schedules import REPEATING
-from ledgerlake.delay.segment import index_rows, key_columns
+from ledgerlake.delay.segment import index_rows, key_at, key_columns
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
@@ -164,7 +164,7 @@ class RepeatingMessages:
 
 
 def _key(batch: pa.RecordBatch, row: int) -> tuple[int, Position]:
-    due_ms, ledger_id, entry_id = (batch.column(number)[row].as_py() for number in range(3))
+    due_ms, ledger_id, entry_id = key_at(batch, row)
     return due_ms, Position(ledger_id, entry_id)
 
 
