@@ -286,9 +286,7 @@ class Schedules:
     def advance(self, schedule_id: str, position: Position, rule: Repetition, cutoff_ms: int) -> Step:
         """Return what becomes of a message that repeats and is due."""
         waiting = self._store.load_repeating(schedule_id)
-        place = _place(waiting, position)
-        assert place is not None
-        message = waiting[place]
+        place, message = next(found for found in enumerate(waiting) if found[1].position == position)
         repeating = message.repeating
         assert repeating is not None
         current = repeating.occurrence
@@ -383,11 +381,6 @@ def _within_reach(
             yield place, message
             if message.time_ms <= time_ms:
                 return
-
-
-def _place(waiting: list[WaitingMessage], position: Position) -> int | None:
-    """Return the place of a message; the first ones are due first."""
-    return next((place for place, message in enumerate(waiting) if message.position == position), None)
 
 
 def _is_skipped(occurrence: Occurrence, catch_up: CatchUp, next_due_ms: int | None, cutoff_ms: int) -> bool:
