@@ -1,5 +1,5 @@
-"""Quiet topics with 850 messages a second together, trigger 1 second: what the pipeline costs, and
-how many files it makes.
+"""Quiet topics with 850 messages a second together, trigger 1 second: what the pipeline costs, how
+many files it writes an hour, and how many the table has with upkeep.
 
     python -m bench.quiet [--topics 10] [--seconds 60]
 """
@@ -7,6 +7,7 @@ how many files it makes.
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import threading
 import time
@@ -48,28 +49,40 @@ def measure(runtime: Runtime, folder: Path, count: int, seconds: int) -> None:
         time.sleep(_WARM_UP_S)
         process = psutil.Process(running.pid)
         processes = [process, *process.children(recursive=True)]
-        before_s, files, rows = cpu_s(*processes), *_table(folder)
+        before_s, before = cpu_s(*processes), DeltaTable(str(folder / "messages"))
+        rows = before.count()
         time.sleep(seconds)
         spent_s = cpu_s(*processes) - before_s
-        files_later, rows_later = _table(folder)
+        after = DeltaTable(str(folder / "messages"))
         memory_mb = pss_mb(*processes)
     finally:
         ended.set()
         publisher.join()
         running.terminate()
         running.wait()
-    print(
-        f"{count} topics, {(rows_later - rows) / seconds:,.0f} messages/s together, trigger 1 second, for {seconds} s"
-    )
-    print(f"{'files':<40}{files_later - files:>10,}")
+    rate = (after.count() - rows) / seconds
+    by_stream, by_upkeep = _files_written(folder, before.version(), after.version())
+    print(f"{count} topics, {rate:,.0f} messages/s together, trigger 1 second, for {seconds} s")
+    print(f"{'files that the stream writes an hour':<40}{by_stream * 3600 / seconds:>10,.0f}")
+    print(f"{'files that upkeep writes an hour':<40}{by_upkeep * 3600 / seconds:>10,.0f}")
+    print(f"{'files of the table, before and after':<40}{len(before.file_uris()):>10,}{len(after.file_uris()):>8,}")
     print(f"{'CPU of a core':<40}{spent_s / seconds:>10.2f}")
     print(f"{'memory of all processes (PSS), MB':<40}{memory_mb:>10,.0f}")
 
 
-def _table(folder: Path) -> tuple[int, int]:
-    """How many files and rows the table has."""
-    table = DeltaTable(str(folder / "messages"))
-    return len(table.file_uris()), table.count()
+def _files_written(folder: Path, after: int, through: int) -> tuple[int, int]:
+    """How many files the commits of these versions added: those of the stream, and those that put files
+    in the place of others.
+    """
+    by_stream = by_upkeep = 0
+    for version in range(after + 1, through + 1):
+        lines = (folder / "messages" / "_delta_log" / f"{version:020}.json").read_text().splitlines()
+        actions = [next(iter(json.loads(line))) for line in lines]
+        if "remove" in actions:
+            by_upkeep += actions.count("add")
+        else:
+            by_stream += actions.count("add")
+    return by_stream, by_upkeep
 
 
 if __name__ == "__main__":

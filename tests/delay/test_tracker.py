@@ -31,9 +31,9 @@ def add(tracker: DelayedTracker, *keys: Key) -> None:
         tracker.add(index_rows([key], [frame_of(key)]))
 
 
-def take(tracker: DelayedTracker, cutoff_ms: int) -> list[Key]:
+def take(tracker: DelayedTracker, cutoff_ms: int, most_messages: int = 1_000_000) -> list[Key]:
     taken_keys: list[Key] = []
-    for batch in tracker.take_due(cutoff_ms):
+    for batch in tracker.take_due(cutoff_ms, most_messages):
         keys = [key_at(batch, row) for row in range(batch.num_rows)]
         assert batch["frame"].to_pylist() == [frame_of(key) for key in keys]
         taken_keys += keys
@@ -316,6 +316,22 @@ def test_a_message_that_was_taken_may_be_added_with_another_time_and_is_taken_ag
     tracker = DelayedTracker(storage, SMALL, record)
     assert take(tracker, 100) == [(15, 1, 1), (25, 1, 2), (90, 1, 3)]
     assert tracker.save().buckets == []
+
+
+def test_due_messages_beyond_the_limit_stay_due_in_stored_buckets_and_among_fresh_messages() -> None:
+    storage = MemoryStorage()
+    tracker = DelayedTracker(storage, SMALL)
+    add(tracker, *[(10, 1, number) for number in range(0, 30, 2)])
+    tracker = DelayedTracker(storage, SMALL, tracker.save())
+    add(tracker, *[(10, 2, number) for number in range(15)], (99, 2, 15))
+    keys = [(10, 1, number) for number in range(0, 30, 2)] + [(10, 2, number) for number in range(15)]
+    taken: list[Key] = []
+    while more := take(tracker, 50, 4):
+        taken += more
+        assert (tracker.count, tracker.next_due_ms) == (31 - len(taken), 10 if len(taken) < 30 else 99)
+        tracker = DelayedTracker(storage, SMALL, tracker.save())
+    assert taken == keys
+    assert take(tracker, 99) == [(99, 2, 15)]
 
 
 def test_many_messages_that_are_added_again_are_stored_before_the_next_save(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake import DeltaTable
 
 from ledgerlake.api import messages, run
 from ledgerlake.inspect.verify import verify
@@ -139,6 +140,33 @@ def test_an_idle_topic_releases_on_time_whatever_keeps_the_messages(
     verdict = verify(parse_config(data))
     assert verdict.clean, verdict.sentence()
     assert (verdict.messages, verdict.waiting, verdict.late) == (101, 0, 0)
+
+
+def test_messages_that_are_due_in_one_millisecond_leave_in_order_over_several_micro_batches(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ledgerlake.options.config.MOST_DUE", 20)
+    topic = runtime.topic()
+    data = small_buckets(runtime, tmp_path, topic)
+    due_ms = now_ms() + 15_000
+    values = [b"%d" % number for number in range(200)]
+    publish_delayed(runtime, topic, [(value, due_ms + 20_000 * (number // 100)) for number, value in enumerate(values)])
+    run_once(spark, data)
+    time.sleep(max(0, due_ms + 100 - now_ms()) / 1000)
+    before = commits(tmp_path)
+    verdict = run_and_verify(spark, data)
+    assert verdict.clean, verdict.sentence()
+    assert (verdict.messages, verdict.waiting) == (100, 100), "a run to the end leaves nothing due"
+    assert commits(tmp_path) - before > 2
+    with running(spark, data):
+        wait_for_rows(tmp_path, 200)
+    assert [row["value"] for row in table_rows(tmp_path)] == values
+    verdict = verify(parse_config(data))
+    assert verdict.clean, verdict.sentence()
+
+
+def commits(folder: Path) -> int:
+    return DeltaTable(str(folder / "messages")).version()
 
 
 def waits(pipeline: Any) -> int:

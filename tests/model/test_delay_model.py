@@ -111,7 +111,8 @@ class Life:
         self.end()
         self.check_storage()
         self.clock_ms = 10_000
-        self.take()
+        while self.now.waits:
+            self.take()
         assert self.tracker.count == 0
         self.end()
         self.end()
@@ -135,14 +136,18 @@ class Life:
 
     def take(self) -> None:
         self.clock_ms += self.rng.choice([0, 1, 10, 100])
-        taken_keys = []
-        for batch in self.tracker.take_due(self.clock_ms):
+        most = self.rng.choice([1, 3, 20, 1_000_000])
+        taken_keys: list[Key] = []
+        for batch in self.tracker.take_due(self.clock_ms, most):
+            assert len(taken_keys) < most
             keys = [key_at(batch, row) for row in range(batch.num_rows)]
             assert batch["frame"].to_pylist() == [frame_of(key) for key in keys]
             taken_keys += keys
         due = sorted(wait for wait in self.now.waits if wait[0] <= self.clock_ms)
-        assert taken_keys == due
-        self.now.waits -= set(due)
+        assert taken_keys == due[: len(taken_keys)]
+        assert len(taken_keys) >= min(most, len(due))
+        self.now.waits -= set(taken_keys)
+        assert self.tracker.count == len(self.now.waits)
 
     def look(self) -> None:
         waits = self.now.waits

@@ -326,6 +326,16 @@ class Results:
 
 
 def run_batch(stage: Stage, batch: Batch, rng: random.Random, results: Results) -> None:
+    """Run a micro-batch, and those that release what it has left."""
+    values, has_left_some = run_one(stage, batch, rng, results)
+    while has_left_some:
+        more, has_left_some = run_one(stage, Batch([], batch.clock_ms), rng, results)
+        values += more
+    results.delivered.append(values)
+
+
+def run_one(stage: Stage, batch: Batch, rng: random.Random, results: Results) -> tuple[list[bytes], bool]:
+    """Run a micro-batch; return what it delivered, and whether messages are due that it has left."""
     cuts = sorted(rng.randrange(len(batch.messages) + 1) for _ in range(rng.randint(0, 2)))
     parts = [batch.messages[a:b] for a, b in zip([0, *cuts], [*cuts, len(batch.messages)], strict=True)]
     tasks = [part for part in parts if part] or [[]]
@@ -335,10 +345,11 @@ def run_batch(stage: Stage, batch: Batch, rng: random.Random, results: Results) 
     decoder = OutcomeDecoder(SOURCE, OPTIONS, 10**6, delays_messages=True)
     plain: list[bytes] = []
     values: list[bytes] = []
+    has_left_some = False
     for _, outcome in read_stage_rows([pa_row(row) for row in stage.run(rows, rng)]):
         if isinstance(outcome, StateSummary):
-            continue
-        if isinstance(outcome, Cancels):
+            has_left_some = outcome.more_due
+        elif isinstance(outcome, Cancels):
             decoder.cancels = outcome
         elif isinstance(outcome, pa.RecordBatch):
             plain += outcome["value"].to_pylist()
@@ -350,13 +361,13 @@ def run_batch(stage: Stage, batch: Batch, rng: random.Random, results: Results) 
                         assert reject.entry is not None
                 else:
                     values += map(_numbered, decoded["value"].to_pylist(), decoded["properties"].to_pylist())
-    results.delivered.append(sorted(plain) + values)
+    return sorted(plain) + values, has_left_some
 
 
 def play(seed: int) -> Results:
     rng = random.Random(seed)
     batches = cut(rng, life(rng))
-    stage = Stage(Limits(), DelayOptions(settings=SMALL))
+    stage = Stage(Limits(), DelayOptions(settings=SMALL, most_due=rng.choice([1, 3, 1_000])))
     results = Results()
     for batch in batches:
         if rng.random() < 0.3:

@@ -159,6 +159,22 @@ def test_messages_wait_and_come_out_in_order_when_they_are_due() -> None:
     assert play.state("snapshots") == {}
 
 
+def test_what_is_due_beyond_the_limit_leaves_in_the_next_batches_and_cancels_still_hit_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A row of due messages may go beyond the limit.
+    monkeypatch.setattr(delayed, "_ROW_BYTES", 1)
+    play = Play(most_due=2)
+    play(*(frame(number, 10, key="b" if number == 4 else "a") for number in range(6)), at_s=0)
+    by_key = Cancel("key", "b", Position(1, 5), STORED_MS)
+    assert play(at_s=10, events=[by_key]) == [b"1:0", b"1:1"]
+    assert (play.summary.more_due, play.summary.next_due_ms) == (True, STORED_MS + 10_000)
+    assert play(at_s=11) == [b"1:2", b"1:3"]
+    assert play(at_s=11) == [b"1:5"]
+    assert [reject.reason for reject in play.rejects] == ["cancelled"]
+    assert (play.summary.more_due, play.summary.next_due_ms) == (False, None)
+
+
 def test_without_a_time_by_the_broker_nothing_is_let_go() -> None:
     play = Play()
     assert play(frame(0, -5), at_s=None) == []

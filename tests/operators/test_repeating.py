@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 
 
 class Index:
-    """Schedules of two messages that repeat, and the rows that are added to the index."""
+    """Schedules of two messages that repeat, and the rows that are added to the index. ``next_due_ms`` is
+    that of the rows that are left.
+    """
 
     def __init__(self, **rules: str) -> None:
         self.schedules = Schedules(Store(), MarkedPositions())
         self.frames: dict[Position, bytes] = {}
         self.again: list[Key] = []
+        self.next_due_ms: int | None = None
         for entry_id, (schedule_id, every) in enumerate(rules.items(), 100):
             position = Position(7, entry_id)
             self.schedules.put(schedule_id, WaitingMessage(position, 1_000, 1_000, Repeating(1_000)))
@@ -47,7 +50,7 @@ class Index:
 
     def released(self, cutoff_ms: int, *batches: pa.RecordBatch) -> list[tuple[int, str]]:
         """What leaves, in order: entry, and the number of the occurrence, or the reason of a reject."""
-        messages = RepeatingMessages(self.schedules, cutoff_ms, self.add_again)
+        messages = RepeatingMessages(self.schedules, cutoff_ms, self)
         return [entry for part in messages.in_order(batches) for entry in shown(part)]
 
 
@@ -98,6 +101,17 @@ def test_a_micro_batch_delivers_a_limited_number_of_overdue_occurrences_and_the_
         assert [number for entry, number in delivered if entry == entry_id] == [str(number) for number in range(1, 11)]
 
 
+def test_occurrences_behind_the_last_row_wait_with_the_rows_that_are_left() -> None:
+    index = Index(a="PT1S", b="PT2S")
+    index.next_due_ms = 2_100
+    assert index.released(9_000, index.rows((1_000, 100), (1_000, 101), (2_000, 99))) == [
+        (100, "1"),
+        (101, "1"),
+        (99, ""),
+    ]
+    assert sorted(index.again) == [(2_000, 7, 100), (3_000, 7, 101)]
+
+
 def test_a_message_that_was_cancelled_among_overdue_occurrences_leaves_as_a_reject() -> None:
     index = Index(a="PT1S")
     index.schedules.advance("a", Position(7, 100), every_second(), 1_000)
@@ -116,7 +130,7 @@ def test_a_rule_that_this_release_refuses_makes_the_message_a_reject() -> None:
 
 def test_an_occurrence_says_its_time_and_which_time_zones_decided_it() -> None:
     index = Index(a="PT1.5S")
-    (part,) = RepeatingMessages(index.schedules, 1_000, index.add_again).in_order([index.rows((1_000, 100))])
+    (part,) = RepeatingMessages(index.schedules, 1_000, index).in_order([index.rows((1_000, 100))])
     assert isinstance(part, Repeated)
     assert part.repetition.properties["ledgerlake.occurrence_time"] == "1970-01-01T00:00:01.000Z"
     assert part.repetition.properties["ledgerlake.timezone_data"] == TIMEZONE_DATA_VERSION

@@ -474,6 +474,39 @@ def test_what_is_due_does_not_wait_for_the_trigger(peer: Peer, tmp_path: Path, m
     assert [planning.plan() for _ in range(3)] == [None, None, NOW_MS + 2501]
 
 
+def test_messages_that_a_batch_has_left_due_are_planned_for_at_once_and_each_time(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.add(single(b"a"))
+    path = str(tmp_path / "wakes")
+    planning = Planning(peer, path, monkeypatch, trigger="10 s")
+    planning.plan()
+    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS + 100})
+    assert planning.plan() == NOW_MS + 101
+    save_wakeup_times(Place(path), 2, {TOPIC: -(NOW_MS + 100)})
+    assert [planning.plan() for _ in range(3)] == [NOW_MS + 102, NOW_MS + 103, NOW_MS + 104]
+    assert planning.clock_ms == NOW_MS + 101, "no trigger is waited for"
+    save_wakeup_times(Place(path), 3, {})
+    assert planning.plan() is None
+
+
+def test_a_run_with_a_fixed_end_goes_on_while_messages_are_left_due(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.add(single(b"a"))
+    path = str(tmp_path / "wakes")
+    planning = Planning(peer, path, monkeypatch)
+    planning.plan()
+    planning.clock_ms += 5000
+    planning.reader.prepareForTriggerAvailableNow()
+    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS + 100})
+    assert planning.plan() == NOW_MS + 5000
+    save_wakeup_times(Place(path), 2, {TOPIC: -(NOW_MS + 100)})
+    assert planning.plan() == NOW_MS + 5001
+    save_wakeup_times(Place(path), 3, {TOPIC: NOW_MS + 5001})
+    assert planning.plan() is None
+
+
 def test_messages_that_are_not_delayed_wait_for_the_trigger_but_no_call_waits_for_long(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

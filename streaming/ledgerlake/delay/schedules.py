@@ -313,6 +313,11 @@ class Schedules:
         self._store.store_repeating(schedule_id, waiting)
         return Step(current if is_delivered else None, None if following is None else following.due_ms)
 
+    @property
+    def has_resumed(self) -> bool:
+        """Return whether a pause has ended in this micro-batch."""
+        return any(pause.ended for pause in (self.all_paused, *self._paused.values()))
+
     def repeats(self, position: Position) -> bool:
         """Return whether a message repeats, and was not hit."""
         return self.marked.has(position, REPEATING)

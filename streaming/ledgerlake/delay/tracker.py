@@ -10,8 +10,8 @@
     deleted      when the last message of a bucket was taken
 
 Rules kept here:
-  - All messages that are due by the time that the caller gives are taken, and none that is due
-    later.
+  - All messages that are due by the time that the caller gives are taken, or the first of them up to
+    the caller's limit, and none that is due later.
   - Stored buckets never change. ``save`` returns the record of the buckets in use. Until the caller
     has stored it, no bucket that an older record uses is deleted. After a failure, the index is
     opened again from the last saved record.
@@ -22,6 +22,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
+from ledgerlake.decode.sorted_runs import count_through
 from ledgerlake.delay.bucket import Bucket, Record
 from ledgerlake.delay.due_times import DueTimes, due_spans
 from ledgerlake.delay.merge import shared_queue, smallest_neighbours
@@ -39,6 +41,7 @@ from ledgerlake.delay.segment import (
     DEFAULT_MIN_INDEXES,
     DEFAULT_TIME_STEP_MS,
     cut_segments,
+    key_at,
     key_columns,
     sort_rows,
 )
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ledgerlake.delay.due_times import DueSpan
+    from ledgerlake.delay.segment import Key
     from ledgerlake.delay.storage import SnapshotStorage
 
 # Fresh messages in memory; beyond, they are stored before the micro-batch ends.
@@ -169,13 +173,27 @@ class DelayedTracker:
             self._store_fresh()
         return batch.filter(pa.array(is_repeated))
 
-    def take_due(self, cutoff_ms: int) -> Iterator[pa.RecordBatch]:
-        """Yield all messages due at a time or before, in order. Use them up before you call another
+    def take_due(self, cutoff_ms: int, most_messages: int = sys.maxsize) -> Iterator[pa.RecordBatch]:
+        """Yield the messages due at a time or before, in order. Use them up before you call another
         method but ``add_again``.
+
+        Args:
+            most_messages: after so many no further batch is yielded, and the rest stays due.
         """
         due = [bucket for bucket in self._buckets if bucket.waiting and bucket.next_ms <= cutoff_ms]
-        sources = (self._take_from(bucket, cutoff_ms) for bucket in due)
-        yield from shared_queue([self._take_fresh(cutoff_ms), *sources])
+        heads: dict[int, tuple[Bucket, pa.RecordBatch]] = {}
+        fresh = self._take_fresh(cutoff_ms)
+        sources = [self._take_from(bucket, cutoff_ms, heads) for bucket in due]
+        count = 0
+        for batch in shared_queue([iter(fresh), *sources]):
+            yield batch
+            count += batch.num_rows
+            if count >= most_messages:
+                last = key_at(batch, batch.num_rows - 1)
+                self._fresh += [rest for rows in fresh if (rest := rows.slice(_count_through(rows, last))).num_rows]
+                for bucket, messages in heads.values():
+                    self._advance(bucket, messages, _count_through(messages, last))
+                return
 
     def add_again(self, batch: pa.RecordBatch) -> None:
         """Add messages that were taken, with another time; ``take_due`` yields them after the next
@@ -265,21 +283,28 @@ class DelayedTracker:
             raise missing(bucket.bucket_id, number)
         return segment
 
-    def _take_fresh(self, cutoff_ms: int) -> Iterator[pa.RecordBatch]:
+    def _take_fresh(self, cutoff_ms: int) -> list[pa.RecordBatch]:
+        """Return the fresh messages that are due, in order; no batch is empty."""
         if not self._fresh:
-            return
+            return []
         fresh = sort_rows(self._fresh)
         count = _due_count(fresh, cutoff_ms)
         self._fresh = [fresh.slice(count)] if count < fresh.num_rows else []
-        if count:
-            yield fresh.slice(0, count)
+        return [fresh.slice(0, count)] if count else []
 
-    def _take_from(self, bucket: Bucket, cutoff_ms: int) -> Iterator[pa.RecordBatch]:
+    def _take_from(
+        self, bucket: Bucket, cutoff_ms: int, heads: dict[int, tuple[Bucket, pa.RecordBatch]]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the due messages of a bucket. While a segment is in use, ``heads`` has it with the
+        bucket before it.
+        """
         while bucket.waiting and bucket.next_ms <= cutoff_ms:
             messages = self._load_next(bucket)
             count = _due_count(messages, cutoff_ms)
-            bucket = self._advance(bucket, messages, count)
+            heads[bucket.bucket_id] = (bucket, messages)
             yield messages.slice(0, count)
+            bucket = self._advance(bucket, messages, count)
+        heads.pop(bucket.bucket_id, None)
 
     def _advance(self, bucket: Bucket, messages: pa.RecordBatch, count: int) -> Bucket:
         """Count messages of a bucket's first unfinished segment as taken; return the changed bucket.
@@ -329,7 +354,7 @@ class DelayedTracker:
 
     def _merge_mutable(self, buckets: list[Bucket], *, sealed: bool) -> None:
         """Write mutable buckets, and all fresh messages, as one bucket."""
-        sources = [self._take_fresh(AFTER_ALL.ledger_id)]
+        sources = [iter(self._take_fresh(AFTER_ALL.ledger_id))]
         sources += [self._read_delayed(bucket) for bucket in buckets if bucket.waiting]
         self._replace(buckets, self._write(sources, sealed=sealed))
 
@@ -382,6 +407,10 @@ class _BucketContent:
 
 def _due_count(batch: pa.RecordBatch, cutoff_ms: int) -> int:
     return int(np.searchsorted(batch.column(0).to_numpy(), cutoff_ms, "right"))
+
+
+def _count_through(batch: pa.RecordBatch, last: Key) -> int:
+    return count_through(key_columns(batch), last)
 
 
 def _extent(batch: pa.RecordBatch) -> tuple[Position, Position]:

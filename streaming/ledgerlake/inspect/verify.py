@@ -48,8 +48,10 @@ from ledgerlake.inspect.table_rows import Keys, TableRows, entries_of, keys_of, 
 from ledgerlake.inspect.topic_content import read_topic
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.start import query_name
+from ledgerlake.pipeline.wakeups import wakeup_folder
 from ledgerlake.source.bounds import resolve_end
 from ledgerlake.source.planning import EntryRange, entry_range
+from ledgerlake.source.wakeup_files import load_wakeup_times
 from ledgerlake.stored.offsets import Offset, PartitionOffset
 from ledgerlake.table.delta_table import existing_table
 from ledgerlake.table.ordered_files import packed
@@ -123,12 +125,12 @@ def verify(config: Config) -> Verdict:
     options = config.source
     cluster = Cluster(options.client)
     try:
-        tables, start, end = _open(config, cluster)
+        tables, start, end, wakeup_times_ms = _open(config, cluster)
         verdict = Verdict()
         for name in sorted(end):
             begin = start.get(name, PartitionOffset(BEFORE_ALL))
             span = entry_range(name, begin, end[name])
-            reached_ms = _reached_ms(end[name]) if config.delay.enabled else None
+            reached_ms = _reached_ms(end[name], wakeup_times_ms.get(name)) if config.delay.enabled else None
             verdict.add(_verify_partition(options, span, reached_ms, tables))
         for table in tables.latest:
             verdict.add(_verify_keys(table))
@@ -137,27 +139,31 @@ def verify(config: Config) -> Verdict:
         cluster.close()
 
 
-def _reached_ms(end: PartitionOffset) -> int:
-    """Return the time up to which delayed messages are due: the broker's time of the last entry, or
-    the planner's clock.
+def _reached_ms(end: PartitionOffset, wakeup_time_ms: int | None) -> int:
+    """Return the time up to which delayed messages have left: the broker's time of the last entry, or
+    the planner's clock; less if the last micro-batch has left messages that were due.
     """
     broker_ms = end.time_ms if end.index is not None else None
-    return max(broker_ms or 0, end.clock_ms or 0)
+    reached_ms = max(broker_ms or 0, end.clock_ms or 0)
+    if wakeup_time_ms is not None and wakeup_time_ms < 0:
+        return min(reached_ms, -wakeup_time_ms - 1)
+    return reached_ms
 
 
-def _open(config: Config, cluster: Cluster) -> tuple[_Tables, Offset, Offset]:
-    """Open the tables; return them with the query's first offset and that of its last committed
-    batch.
+def _open(config: Config, cluster: Cluster) -> tuple[_Tables, Offset, Offset, dict[str, int]]:
+    """Open the tables; return them with the query's first offset, that of its last committed batch,
+    and the wake-up times, which are not newer than the tables.
     """
     checkpoint = Checkpoint(config.checkpoint_place)
     for _ in range(_TRIES):
+        wakeup_times_ms = load_wakeup_times(wakeup_folder(checkpoint)) or {}
         start, end = _committed_range(checkpoint, cluster, config.source.topics)
         tables = _Tables(config, cluster, end)
         if not tables.are_ahead(checkpoint):
             break
         # A micro-batch is in the tables, and Spark is about to record it.
         time.sleep(_POLL_S)
-    return tables, start, end
+    return tables, start, end, wakeup_times_ms
 
 
 class _Tables:

@@ -20,6 +20,11 @@ entry of which a range begins or ends inside keeps its bytes in ``parts`` all th
 A large message that was spilled or completed by its marker has no chunks in ``parts``. It is read
 from the topic when it arrives. So without ``reread`` no delayed message needs the topic, however
 long its producer delays it.
+
+A micro-batch of a pipeline releases the first ``MOST_DUE`` messages of a topic partition, and up to a
+row more. The others stay due, and the next micro-batch takes them: so plain messages do not wait
+until a million delayed ones are written. If a pause of messages that repeat ends, all leave at once:
+what it held back is known in that micro-batch alone.
 """
 
 from __future__ import annotations
@@ -105,7 +110,7 @@ DELAYED_KNOWN = "delayed_known"
 @dataclass(frozen=True)
 class DelayedSummary:
     """The delayed messages of a topic partition in numbers. ``oldest_to_reread`` is the first entry
-    whose bytes only the topic has.
+    whose bytes only the topic has; ``more_due`` tells that the next micro-batch is to release more.
     """
 
     count: int = 0
@@ -113,6 +118,7 @@ class DelayedSummary:
     oldest_to_reread: Position | None = None
     due_spans: list[DueSpan] = field(default_factory=list)
     released: Released = field(default_factory=Released)
+    more_due: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,6 +182,7 @@ class DelayedMessages:
         self._rejected: list[RejectedPositions] = []
         self._not_added: set[Position] = set()
         self._released = Released()
+        self._cutoff_ms = 0
 
     @cached_property
     def _stored_record(self) -> str | None:
@@ -280,13 +287,13 @@ class DelayedMessages:
         self._new_cancels.append(cancel)
 
     def release(self, due_ms: int | None) -> Iterator[Outcome | Cancels]:
-        """Yield the messages that are due by ``due_ms``, in order. If something is due and cancels
-        are in force, they come before the messages.
+        """Yield the messages that are due by ``due_ms``, in order, or the first of them (see the module).
+        If something is due and cancels are in force, they come before the messages.
 
         Raises:
             BrokerError, TransportError: chunks had to be read again and could not.
         """
-        cutoff_ms = due_ms or 0
+        cutoff_ms = self._cutoff_ms = due_ms or 0
         self._add_large_to_read(cutoff_ms)
         yield from self._rejected
         if self._tracker is None and self._stored_record is None and not self.schedules.pauses_all:
@@ -314,19 +321,22 @@ class DelayedMessages:
             for position, batch_range in self._due_partial:
                 yield from self._take_partial(position, batch_range, release)
             yield from self._due_outcomes(tracker, schedules, cutoff_ms, release)
+            next_due_ms = tracker.next_due_ms
         if has_schedules and not marked:
             self._state.schedules.clear()
         elif has_schedules:
             store.save_repeating()
-        self._store_cancels(cancels.needed_after(cutoff_ms), schedules, stored_cancels)
+        released_ms = cutoff_ms if next_due_ms is None else min(cutoff_ms, next_due_ms - 1)
+        self._store_cancels(cancels.needed_after(released_ms), schedules, stored_cancels)
 
     def _due_outcomes(
         self, tracker: DelayedTracker, schedules: Schedules, cutoff_ms: int, release: _Release
     ) -> Iterator[Outcome]:
-        repeating = RepeatingMessages(schedules, cutoff_ms, tracker.add_again)
+        repeating = RepeatingMessages(schedules, cutoff_ms, tracker)
+        most = sys.maxsize if schedules.has_resumed else self._options.most_due
         repeated: dict[Position, Repeated] = {}
         size = 0
-        for part in repeating.in_order(_combine(tracker.take_due(cutoff_ms))):
+        for part in repeating.in_order(_combine(tracker.take_due(cutoff_ms, most))):
             if not isinstance(part, Repeated) or part.position in repeated or size >= _ROW_BYTES:
                 yield from _repeated_entries(repeated, release)
                 repeated, size = {}, 0
@@ -352,12 +362,14 @@ class DelayedMessages:
         record = record_to_json(self._tracker.save())
         if record != self._stored_record:
             self._state.index.update((record,))
+        next_due_ms = self._tracker.next_due_ms
         return DelayedSummary(
             self._tracker.count,
-            self._tracker.next_due_ms,
+            next_due_ms,
             self._oldest_to_reread(self._tracker),
             due_spans=self._due_spans(self._tracker),
             released=self._released,
+            more_due=next_due_ms is not None and next_due_ms <= self._cutoff_ms,
         )
 
     @staticmethod

@@ -7,7 +7,8 @@ Rules kept here:
     the index, or, if it is due in this micro-batch already, comes again.
   - Messages and occurrences leave in the order of (time, ledger, entry).
   - A micro-batch delivers or skips at most ``MOST_OVERDUE`` occurrences of messages that are due more
-    than once in it. The others stay due, and the next micro-batches take them.
+    than once in it. The others stay due, and the next micro-batches take them; as do those that come
+    after the last row, if the index has kept further rows for the next micro-batch.
   - Only the metadata of a message is read: it holds the properties, and is neither compressed nor
     encrypted.
 """
@@ -15,7 +16,8 @@ Rules kept here:
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, NamedTuple
+import sys
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,7 +37,7 @@ from ledgerlake.wire.schedules import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
 
@@ -65,25 +67,40 @@ class _Row(NamedTuple):
     frame: bytes
 
 
+class DueIndex(Protocol):
+    """The part of ``delay.tracker.DelayedTracker`` that messages need when they are due."""
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """Return when the next message is due that was not taken."""
+
+    def add_again(self, batch: pa.RecordBatch) -> None:
+        """Add rows of ``INDEX_SCHEMA`` for the next micro-batch."""
+
+
 class RepeatingMessages:
     """The messages that repeat; see the module.
 
     Args:
-        add_again: adds rows of ``INDEX_SCHEMA`` to the index.
+        index: the rows come from it, and messages that are due again are added to it.
     """
 
-    def __init__(self, schedules: Schedules, cutoff_ms: int, add_again: Callable[[pa.RecordBatch], None]) -> None:
+    def __init__(self, schedules: Schedules, cutoff_ms: int, index: DueIndex) -> None:
         self._schedules = schedules
         self._cutoff_ms = cutoff_ms
-        self._add_again = add_again
+        self._index = index
         self._overdue: list[_Row] = []
-        self._left = MOST_OVERDUE
+        self._left = sys.maxsize if schedules.has_resumed else MOST_OVERDUE
         self._later: list[_Row] = []
 
     def in_order(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch | Repeated | Rejected]:
         """Yield the rows of other messages, and occurrences, in order. Use it up."""
         for batch in batches:
             yield from self._merge(batch)
+        next_due_ms = self._index.next_due_ms
+        if next_due_ms is not None and next_due_ms <= self._cutoff_ms:
+            self._later += self._overdue
+            self._overdue = []
         while self._overdue:
             yield from self._take_overdue()
         self._pass_on()
@@ -159,7 +176,7 @@ class RepeatingMessages:
     def _pass_on(self) -> None:
         if self._later:
             keys = [(row.due_ms, row.position.ledger_id, row.position.entry_id) for row in self._later]
-            self._add_again(index_rows(keys, [row.frame for row in self._later]))
+            self._index.add_again(index_rows(keys, [row.frame for row in self._later]))
         self._later = []
 
 

@@ -220,7 +220,11 @@ class PartitionResult:
 
     @property
     def wakeup_time_ms(self) -> int | None:
-        """Return when the topic partition needs a micro-batch even without new entries."""
+        """Return when the topic partition needs a micro-batch even without new entries (see
+        ``source.wakeup_files``).
+        """
+        if self.summary.more_due and self.summary.next_due_ms is not None:
+            return -self.summary.next_due_ms
         times_ms = (self.summary.expires_ms, self.summary.next_due_ms)
         return min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
 

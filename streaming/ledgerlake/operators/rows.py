@@ -191,7 +191,8 @@ class StateSummary:
     ``oldest_incomplete`` is the position of the first chunk of an incomplete message, and
     ``expires_ms`` is when the first of those messages expires. ``kept_bytes`` are the bytes kept of
     incomplete messages. ``oldest_to_reread`` is the position of the first delayed message whose
-    bytes only the topic has. ``due_spans`` counts the delayed messages by when they are due.
+    bytes only the topic has. ``due_spans`` counts the delayed messages by when they are due;
+    ``more_due`` tells that some of them are due already.
     """
 
     results: list[dict[str, Any]]
@@ -204,6 +205,7 @@ class StateSummary:
     oldest_to_reread: Position | None = None
     due_spans: list[DueSpan] = field(default_factory=list)
     released: Released = field(default_factory=Released)
+    more_due: bool = False
 
 
 def report_to_json(report: TaskReport) -> str:

@@ -331,6 +331,7 @@ def _summary(assembly: Assembly, delayed: DelayedSummary, reports: list[TaskRepo
         kept_bytes=assembly.pending.kept_bytes,
         delayed_count=delayed.count,
         next_due_ms=delayed.next_due_ms,
+        more_due=delayed.more_due,
         oldest_to_reread=delayed.oldest_to_reread,
         due_spans=delayed.due_spans,
         released=delayed.released,

@@ -22,7 +22,7 @@ from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import UsageError
 from ledgerlake.options.bounds import Bound, parse_end, parse_start
 from ledgerlake.options.declared import declared, from_toml, nearest, option, to_spark, toml_values
-from ledgerlake.options.delay_options import DelayOptions
+from ledgerlake.options.delay_options import MOST_DUE, DelayOptions
 from ledgerlake.options.json_fields import JSON_FIELDS
 from ledgerlake.options.kinds import COUNT, DURATION, FLAG, FUNCTION, LIST, PATH, SETTINGS, TEXT, URL, choice
 from ledgerlake.options.source_options import SourceOptions
@@ -499,7 +499,7 @@ class Config:
         """Return the options of delayed messages, and whether due messages are published."""
         folder = None if self.delay.storage == "state" else self._place(self.delay.storage, "[delay] storage")
         republish = self.deliver.starting if self.deliver else None
-        return replace(self.delay.options, folder=folder, republish=republish)
+        return replace(self.delay.options, folder=folder, republish=republish, most_due=MOST_DUE)
 
     @property
     def messages_place(self) -> Place:

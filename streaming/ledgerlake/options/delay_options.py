@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.stored.places import Place
+
+# A micro-batch that is run again must release the same messages: a release with another number has to
+# run unfinished micro-batches with this one.
+MOST_DUE = 50_000
 
 
 @dataclass(frozen=True)
@@ -19,10 +24,12 @@ class DelayOptions:
         reread: keep positions only.
         republish: whether there is an output beside the table, and where it begins: ``earliest``
             (everything that waits) or ``latest`` (what is published from now on).
+        most_due: after so many due messages a micro-batch releases no more of a topic partition.
     """
 
     enabled: bool = True
     folder: Place | None = None
     reread: bool = False
     republish: str | None = None
+    most_due: int = sys.maxsize
     settings: DelaySettings = field(default_factory=DelaySettings)

@@ -278,7 +278,8 @@ class Planner:
             is_at_fixed_end = self._fixed_end is not None and result[name] == ends.get(name)
             is_quiet = name in quiet and result[name] == ends.get(name)
             if name not in moved or result[name].index is None or is_at_fixed_end or is_quiet:
-                result[name] = replace(result[name], clock_ms=clock_ms)
+                # Time goes on also if the clock is fixed, or Spark would see no new offset.
+                result[name] = replace(result[name], clock_ms=max(clock_ms, (start[name].clock_ms or 0) + 1))
         if self._options.needs_wakeups:
             for name in moved:
                 if result[name].index is None and result[name].time_ms is not None:
@@ -338,7 +339,7 @@ class Planner:
         ahead_ms = {
             name: time_ms
             for name, time_ms in wakeup_times_ms.items()
-            if self._needs_batch(start, name, time_ms) and self._woken_ms.get(name) != time_ms
+            if self._needs_batch(start, name, time_ms) and (time_ms < 0 or self._woken_ms.get(name) != time_ms)
         }
         pause_ms = self._trigger.pause_ms(_clock_ms(), min(ahead_ms.values(), default=None))
         time.sleep(min(pause_ms, _MOST_WAIT_MS) / 1000)
@@ -351,8 +352,10 @@ class Planner:
 
     @staticmethod
     def _needs_batch(start: Offset, name: str, wakeup_time_ms: int) -> bool:
-        """Return whether a topic partition has had no micro-batch at its wake-up time or later."""
-        return name in start and wakeup_time_ms > (start[name].clock_ms or 0)
+        """Return whether a topic partition has had no micro-batch at its wake-up time or later, or the
+        last one has left messages that are due.
+        """
+        return name in start and (wakeup_time_ms < 0 or wakeup_time_ms > (start[name].clock_ms or 0))
 
     def _wakeup_times_ms(self, start: Offset) -> dict[str, int]:
         """Return when topic partitions need a batch without new entries."""

@@ -6,7 +6,8 @@ process has replaced the file, the pipeline writes, in a folder of the checkpoin
 
     <batch>.json    {"version": 1, "wakes": {"persistent://public/default/orders-partition-0": 1777626000123}}
 
-(milliseconds since 1970); the file of the newest micro-batch counts. So a process that was suspended
+(milliseconds since 1970); the file of the newest micro-batch counts. A negative time says that
+messages have been due since then and were left to the next micro-batch. So a process that was suspended
 and continues beside its successor cannot replace the successor's file. A planned micro-batch carries
 the clock in its offset, so that it does the same when it is run again; these files only decide when
 one is planned.
