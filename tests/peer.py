@@ -12,6 +12,7 @@ import socket
 import ssl
 import threading
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, cast
 
 from ledgerlake.errors import ProtocolError
@@ -35,6 +36,7 @@ class _Consumer:
     permits: int = 0
     durable: bool = False
     subscription: str = ""
+    connected_since: str = ""
     read_compacted: bool = False
 
 
@@ -77,7 +79,8 @@ class Peer:
         namespace, and are told by ``tell_of_topics``. unloads_at: commands of consumers that the
         broker answers by ending the consumer, each once, as while it unloads the topic. missing_topics:
         the broker knows no topics of these names. subscriptions: the durable ones, whether a consumer holds each
-        of them or not. schema: the only version of the topics' schema.
+        of them or not. schema: the only version of the topics' schema. clock_ms: the clock that it tells; None: it
+        tells none.
     """
 
     entries: list[tuple[Position, bytes]] = field(default_factory=list)
@@ -117,6 +120,7 @@ class Peer:
     missing_topics: set[str] = field(default_factory=set)
     subscriptions: dict[str, bool] = field(default_factory=dict)
     schema: pb.Schema | None = None
+    clock_ms: Callable[[], int] | None = None
 
     def __enter__(self) -> Peer:
         self._listener = socket.create_server((self.host, 0))
@@ -260,6 +264,11 @@ class Peer:
             consumers[event.consumer_id].permits += event.message_permits
         elif isinstance(event, pb.CommandGetLastMessageId):
             self._tell_last(connection, consumers[event.consumer_id], event.request_id)
+        elif isinstance(event, pb.CommandConsumerStats):
+            told: dict[str, Any] = (
+                {"connected_since": consumers[event.consumer_id].connected_since} if self.clock_ms else {}
+            )
+            connection.send(_encode("CONSUMER_STATS_RESPONSE", request_id=event.request_id, **told))
         elif isinstance(event, pb.CommandAck) and self.drop_acknowledgements:
             self.drop_acknowledgements -= 1
             self.disconnect()
@@ -358,6 +367,9 @@ class Peer:
         consumers[event.consumer_id] = _Consumer(
             after, durable=event.durable, subscription=event.subscription, read_compacted=event.read_compacted
         )
+        if self.clock_ms is not None:
+            moment = datetime.fromtimestamp(self.clock_ms() / 1000, timezone.utc)
+            consumers[event.consumer_id].connected_since = moment.isoformat(timespec="milliseconds")
         connection.send(commands.success(event.request_id))
 
     def _deliver(self, accepted: socket.socket, consumer_id: int, consumer: _Consumer) -> None:

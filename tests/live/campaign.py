@@ -271,11 +271,14 @@ class PipelineProcess:
 
     def open_cursors(self) -> None:
         """Start the pipeline, and return when it has its cursors: retention 0 keeps nothing that was
-        published before.
+        published before. The broker deletes a topic after a minute without producers and cursors.
         """
+        producers = [self.runtime.client().create_producer(topic) for topic in self.topics]
         with self.process() as running:
             wait_until(lambda: running.poll() is not None or all(self._has_cursor(topic) for topic in self.topics))
             assert running.poll() is None, self.last_log()
+        for producer in producers:
+            producer.close()
 
     def _has_cursor(self, topic: str) -> bool:
         return f"ledgerlake-{self.name}" in self.runtime.admin("GET", topic, "/stats")["subscriptions"]

@@ -62,7 +62,7 @@ def test_a_restart_knows_the_times(checkpoint: Checkpoint) -> None:
 def test_times_that_were_copied_before_the_commit_log_wake_everything(checkpoint: Checkpoint, tmp_path: Path) -> None:
     commit(tmp_path, 5)
     wakeups = started(checkpoint)
-    assert (load_wakeup_times(wakeups.folder) or {}).get(TOPIC, 0) > 9000
+    assert load_wakeup_times(wakeups.folder) == {TOPIC: 1}
 
 
 def test_a_time_that_wakes_everything_is_beyond_the_clock_of_the_last_micro_batch(tmp_path: Path) -> None:
@@ -82,13 +82,13 @@ def test_times_that_were_copied_before_or_after_what_is_beside_them_wake_everyth
     checkpoint: Checkpoint, counted: int | None
 ) -> None:
     keeper(checkpoint).add(LastRun(4, counted), {})
-    assert (load_wakeup_times(started(checkpoint).folder) or {}).get(TOPIC, 0) > 9000
+    assert load_wakeup_times(started(checkpoint).folder) == {TOPIC: 1}
 
 
 def test_a_checkpoint_of_an_earlier_release_wakes_everything_once(checkpoint: Checkpoint, tmp_path: Path) -> None:
     (tmp_path / "ledgerlake" / "ends.json").write_text('{"version": 1, "batches": {}, "tables": {}}')
     wakeups = started(checkpoint)
-    assert (load_wakeup_times(wakeups.folder) or {}).get(TOPIC, 0) > 9000
+    assert load_wakeup_times(wakeups.folder) == {TOPIC: 1}
     run(checkpoint, 5, wakeups, {TOPIC: None})
     commit(tmp_path, 5)
     assert load_wakeup_times(started(checkpoint).folder) == {}

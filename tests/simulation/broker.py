@@ -11,6 +11,7 @@ restart      cuts all connections of a broker; its cursors may fall back to wher
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, cast
 
 from ledgerlake.errors import ProtocolError, TransportError
@@ -106,6 +107,7 @@ class Consumer:
     consumer_id: int
     topic: Topic
     read: Position
+    connected_ms: int
     cursor: Cursor | None = None
     permits: int = 0
 
@@ -372,7 +374,7 @@ class Cluster:
         else:
             start = from_wire(event.start_message_id).position
             read = topic.first if start == BEFORE_ALL else topic.last if start == AFTER_ALL else topic.before(start)
-        consumer = Consumer(link, event.consumer_id, topic, read, cursor)
+        consumer = Consumer(link, event.consumer_id, topic, read, self.clock_ms, cursor)
         if cursor is not None:
             cursor.holder = consumer
         topic.consumers.append(consumer)
@@ -385,6 +387,14 @@ class Cluster:
         if consumer is not None:
             consumer.permits += event.message_permits
             self._deliver(consumer)
+
+    def _on_consumerstats(self, link: Link, event: pb.CommandConsumerStats) -> None:
+        consumer = link.consumers.get(event.consumer_id)
+        if consumer is None:
+            return self._error(link, event.request_id, pb.MetadataError, "Consumer not found")
+        since = datetime.fromtimestamp(consumer.connected_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
+        self._encode(link, "CONSUMER_STATS_RESPONSE", request_id=event.request_id, connected_since=since)
+        return None
 
     def _on_getlastmessageid(self, link: Link, event: pb.CommandGetLastMessageId) -> None:
         consumer = link.consumers.get(event.consumer_id)

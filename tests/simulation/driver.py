@@ -367,6 +367,8 @@ class Application:
         self.world = world
         self.exits: Callable[[], None] = lambda: None
         self.process = world.process(name)
+        # The broker's clock counts, not that of the machine.
+        self.process.skew_s = world.names.choice([0.0, -3600.0, 3600.0])
         self.session = Session(world, self.process, disk, lake)
         self.process.session = self.session  # type: ignore[attr-defined]
         self.settings = settings

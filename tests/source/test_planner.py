@@ -474,6 +474,30 @@ def test_what_is_due_does_not_wait_for_the_trigger(peer: Peer, tmp_path: Path, m
     assert [planning.plan() for _ in range(3)] == [None, None, NOW_MS + 2501]
 
 
+@pytest.mark.parametrize("machine_is_ahead_ms", [-3_600_000, 3_600_000])
+def test_the_clock_of_the_broker_decides_what_is_due_and_not_that_of_the_machine(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine_is_ahead_ms: int
+) -> None:
+    def broker_ms() -> int:
+        return int(time.time() * 1000) + machine_is_ahead_ms
+
+    peer.clock_ms = broker_ms
+    peer.add(single(b"a"))
+    path = str(tmp_path / "wakes")
+    options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", "wakes": path, "trigger": "10 s"}
+    reader = LedgerlakeStreamReader(parse_options(options))
+    _readers.append(reader)
+    offset = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    due_ms = broker_ms() + 600
+    save_wakeup_times(Place(path), 1, {TOPIC: due_ms})
+    clock_ms = None
+    while clock_ms is None and broker_ms() < due_ms + 5_000:
+        offset = reader.latestOffset(offset, ReadAllAvailable())
+        clock_ms = from_json(offset)[TOPIC].clock_ms
+    assert clock_ms is not None
+    assert due_ms < clock_ms <= broker_ms()
+
+
 def test_messages_that_a_batch_has_left_due_are_planned_for_at_once_and_each_time(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,6 +178,11 @@ def get_last_message_id(consumer_id: int, request_id: int) -> bytes:
     return encode(pb.BaseCommand(type=_Type.GET_LAST_MESSAGE_ID, get_last_message_id=body))
 
 
+def consumer_stats(consumer_id: int, request_id: int) -> bytes:
+    body = pb.CommandConsumerStats(consumer_id=consumer_id, request_id=request_id)
+    return encode(pb.BaseCommand(type=_Type.CONSUMER_STATS, consumer_stats=body))
+
+
 def ping() -> bytes:
     return encode(pb.BaseCommand(type=_Type.PING, ping=pb.CommandPing()))
 

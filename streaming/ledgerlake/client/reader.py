@@ -28,6 +28,7 @@ from ledgerlake.client.consumers import (
 )
 from ledgerlake.client.session import Session
 from ledgerlake.errors import BrokerError, LedgerlakeError, TransportError, is_retryable
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.connection import LastMessageIdReceived
 from ledgerlake.wire.consumer import MOST_PERMITS, Permits
@@ -135,6 +136,15 @@ class EntryReader:
         """
         return self._retrying(self._last_message_once)
 
+    def connected_since(self) -> str:
+        """Return when the broker opened this reader, by its clock and as it writes times; empty if it
+        does not tell.
+
+        Raises:
+            As ``next``.
+        """
+        return self._retrying(self._connected_since_once)
+
     def mark_delete_position(self) -> Position | None:
         """Return the mark-delete position; of a reader from ``BEFORE_ALL``, the first ledger with
         entry -1.
@@ -235,6 +245,12 @@ class EntryReader:
             if new_entries is not None:
                 self.after = new_entries.last
                 return new_entries
+
+    def _connected_since_once(self) -> str:
+        session, consumer = self._opened()
+        build = partial(commands.consumer_stats, consumer.consumer_id)
+        attempt = f"tell its time for {self.topic_partition}"
+        return str(session.request(pb.CommandConsumerStatsResponse, attempt, build, consumer).connected_since)
 
     def _last_message_once(self) -> LastMessageIdReceived | None:
         try:

@@ -4,7 +4,6 @@ entries (see ``source.wakeup_files``).
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from ledgerlake.source.wakeup_files import load_wakeup_times, newest_wakeup_batch, save_wakeup_times
@@ -43,8 +42,7 @@ class Wakeups:
         committed = self._checkpoint.log.committed_offset()
         if self._wakeup_times_ms is None and committed is not None:
             # A time that is not after the clock of the last micro-batch would wake up nothing.
-            now_ms = int(time.time() * 1000)
-            self._save(0, {name: max(now_ms, (offset.clock_ms or 0) + 1) for name, offset in committed.items()})
+            self._save(0, {name: (offset.clock_ms or 0) + 1 for name, offset in committed.items()})
 
     def update(self, batch_id: int, changed_ms: dict[str, int | None]) -> None:
         """Take the wake-up times after a micro-batch, and write them unless the planner reads the

@@ -6,9 +6,10 @@ Rules kept here:
     end never reads past it.
   - If a topic partition's wake-up time has passed, a batch is planned also without new entries
     (``wakeup_files``). The clock of a batch is the broker's time of its entries; if the broker
-    gives none, or there are no entries, it is the planner's clock, in the offset. If the last entry
-    is older than a message that is due, the planner waits for a later one for a moment; if none
-    comes, the topic partition is quiet, and the planner's clock counts.
+    gives none, or there are no entries, it is the broker's present time as the planner knows it
+    (``client.broker_clocks``), in the offset. If the last entry is older than a message that is due,
+    the planner waits for a later one for a moment; if none comes, the topic partition is quiet, and
+    the present time counts.
   - A batch of fewer messages than the minimum may be deferred (``admission``), unless messages are
     due.
   - The planner of a pipeline keeps the times of the trigger itself, and does not wait for them if
@@ -27,6 +28,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ledgerlake.client.broker_clocks import BrokerClocks
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.errors import DataLossError, TopicNotFoundError
 from ledgerlake.source.admission import BatchAdmission
@@ -82,7 +84,8 @@ class Planner:
         self._empty_starts: dict[str, PartitionOffset] = {}
         self._cursors = SourceCursors(self._cluster, options)
         self._fixed_end: Offset | None = None
-        self._fixed_clock_ms: int | None = None
+        self._fixed_clocks_ms: dict[str, int] | None = None
+        self._clocks = BrokerClocks(self._cluster)
         self._trigger = None if options.trigger_ms is None else TriggerTimes(options.trigger_ms)
         self._awaited_ms: dict[str, int] | None = None
         self._woken_ms: dict[str, int] = {}
@@ -228,7 +231,11 @@ class Planner:
 
     def fix_end(self) -> None:
         """Fix the end of the stream at the current ends of the topic partitions."""
-        self._fixed_clock_ms = _clock_ms()
+        if self._options.needs_wakeups:
+            self.latest_offsets()
+            self._fixed_clocks_ms = {name: self._now_ms(name) for name in self._latest}
+            for latest in self._latest.values():
+                latest.expire()
         self._fixed_end = self.latest_offsets()
 
     def plan_end(self, start: Offset, limited: bool) -> Offset:
@@ -249,12 +256,15 @@ class Planner:
         # with the next one.
         self._cursors.advance(start)
         wakeup_times_ms = self._wakeup_times_ms(start) if self._awaited_ms is None else self._awaited_ms
+        if wakeup_times_ms and not self._answered:
+            # The brokers are asked for their time.
+            self.latest_offsets()
         is_time = self._await_trigger(start, wakeup_times_ms)
         # The times stay as they are until a batch has been planned.
         self._awaited_ms = None if is_time else wakeup_times_ms
         if not is_time:
             return start
-        clock_ms, to_wake = self._to_wake(start, wakeup_times_ms)
+        to_wake = self._to_wake(start, wakeup_times_ms)
         ends = dict(self._fixed_end or self.latest_offsets())
         quiet = self._await_later(start, ends, {name: wakeup_times_ms[name] for name in to_wake})
         start = self._restart_replaced(self._forget_deleted(start, ends, wakeup_times_ms), ends)
@@ -271,10 +281,9 @@ class Planner:
                 result[name] = self._limited(name, start.get(name, unread), ends[name], max_rows, max_bytes)
             else:
                 result[name] = ends[name]
-        # The offset carries the planner's clock if a wake-up is due and no entry came lately, the
-        # broker gives no index, or a fixed end is reached. Without an index, every batch of a
-        # pipeline carries it.
-        for name in to_wake:
+        # The offset carries the clock if a wake-up is due and no entry came lately, the broker gives no
+        # index, or a fixed end is reached. Without an index, every batch of a pipeline carries it.
+        for name, clock_ms in to_wake.items():
             is_at_fixed_end = self._fixed_end is not None and result[name] == ends.get(name)
             is_quiet = name in quiet and result[name] == ends.get(name)
             if name not in moved or result[name].index is None or is_at_fixed_end or is_quiet:
@@ -283,7 +292,7 @@ class Planner:
         if self._options.needs_wakeups:
             for name in moved:
                 if result[name].index is None and result[name].time_ms is not None:
-                    result[name] = replace(result[name], clock_ms=clock_ms)
+                    result[name] = replace(result[name], clock_ms=to_wake.get(name) or self._now_ms(name))
         return result
 
     def _with_empty(self, start: Offset, ends: Offset) -> Offset:
@@ -318,7 +327,7 @@ class Planner:
         except TopicNotFoundError:
             return end
 
-    def _should_defer(self, start: Offset, ends: Offset, to_wake: list[str]) -> bool:
+    def _should_defer(self, start: Offset, ends: Offset, to_wake: dict[str, int]) -> bool:
         """Return whether to wait for more messages before a micro-batch. A batch with due messages
         is not deferred, nor is a run whose end is fixed.
         """
@@ -341,13 +350,14 @@ class Planner:
             for name, time_ms in wakeup_times_ms.items()
             if self._needs_batch(start, name, time_ms) and (time_ms < 0 or self._woken_ms.get(name) != time_ms)
         }
-        pause_ms = self._trigger.pause_ms(_clock_ms(), min(ahead_ms.values(), default=None))
+        wait_ms = min((time_ms - self._now_ms(name) for name, time_ms in ahead_ms.items()), default=None)
+        clock_ms = _clock_ms()
+        pause_ms = self._trigger.pause_ms(clock_ms, None if wait_ms is None else clock_ms + wait_ms)
         time.sleep(min(pause_ms, _MOST_WAIT_MS) / 1000)
         if pause_ms > _MOST_WAIT_MS:
             return False
-        clock_ms = _clock_ms()
-        self._trigger.plan(clock_ms)
-        self._woken_ms |= {name: time_ms for name, time_ms in ahead_ms.items() if time_ms < clock_ms}
+        self._trigger.plan(_clock_ms())
+        self._woken_ms |= {name: time_ms for name, time_ms in ahead_ms.items() if time_ms < self._now_ms(name)}
         return True
 
     @staticmethod
@@ -364,22 +374,32 @@ class Planner:
         folder = self._options.wakeup_folder
         return (load_wakeup_times(folder) or {}) if folder is not None else {}
 
-    def _to_wake(self, start: Offset, wakeup_times_ms: dict[str, int]) -> tuple[int, list[str]]:
-        """Return the time, and the topic partitions whose wake-up time has passed.
+    def _to_wake(self, start: Offset, wakeup_times_ms: dict[str, int]) -> dict[str, int]:
+        """Return the topic partitions whose wake-up time has passed, each with the time by its broker's
+        clock.
 
-        The clock is read before the broker is asked for the ends, so that no entry that was stored
-        before that time is missed.
+        The clock is read before the broker is asked for the ends, so that no entry is missed of which
+        a producer knew before that time that it was stored.
         """
-        clock_ms = self._fixed_clock_ms or _clock_ms()
-        to_wake = [
-            name
-            for name, time_ms in wakeup_times_ms.items()
-            if clock_ms > time_ms and self._needs_batch(start, name, time_ms)
-        ]
+        waiting = {name for name, time_ms in wakeup_times_ms.items() if self._needs_batch(start, name, time_ms)}
+        clocks_ms = {name: self._fixed_or_now_ms(name) for name in waiting}
+        to_wake = {name: clock_ms for name, clock_ms in clocks_ms.items() if clock_ms > wakeup_times_ms[name]}
         for name in to_wake:
             if name in self._latest:
                 self._latest[name].expire()
-        return clock_ms, to_wake
+        return to_wake
+
+    def _fixed_or_now_ms(self, name: str) -> int:
+        fixed_ms = (self._fixed_clocks_ms or {}).get(name)
+        return self._now_ms(name) if fixed_ms is None else fixed_ms
+
+    def _now_ms(self, name: str) -> int:
+        """Return the time by the clock of a topic partition's broker; by this machine's, if the broker
+        does not tell.
+        """
+        latest = self._latest.get(name)
+        now_ms = self._clocks.now_ms(name, None if latest is None else latest.session)
+        return _clock_ms() if now_ms is None else now_ms
 
     def _await_later(self, start: Offset, ends: Offset, due_ms: dict[str, int]) -> list[str]:
         """Wait a moment for entries that are later than the messages that are due: without one, a

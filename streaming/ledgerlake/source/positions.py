@@ -97,6 +97,11 @@ class LatestOffset:
         self._asked_s = float("-inf")
         self._pause_s = _POLL_FIRST_S
 
+    @property
+    def session(self) -> Session | None:
+        """Return the open session with the broker; None if there is none."""
+        return self._reader.session
+
     def get(self) -> PartitionOffset:
         """Return the last entry with the broker's time and index of it; BEFORE_ALL for an empty
         topic.
