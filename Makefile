@@ -82,7 +82,7 @@ bench: setup ## side by side with pulsar-client, in one run
 	$(BIN)/python -m bench.quiet
 	$(BIN)/python -m bench.growth
 	$(BIN)/python -m bench.commits
-	$(BIN)/python -m bench.upkeep 4000
+	$(BIN)/python -m bench.upkeep 10000
 	$(BIN)/python -m bench.records
 	$(BIN)/python -m bench.latest
 	$(BIN)/python -m bench.plot

@@ -1,5 +1,6 @@
 """The last runs of ``bench.throughput``, ``growth``, ``large`` and ``latency`` as pictures in
-``docs/``: bars, one block a workload; and that of ``bench.upkeep``: lines over the commits.
+``docs/``: bars, one block a workload; and that of ``bench.upkeep``: lines over the commits. Pictures of
+benches that were not run stay as they are.
 
 python -m bench.plot
 """
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bench import growth, large, latency, throughput, upkeep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -52,24 +53,36 @@ _UPKEEP_LINES = {
 _COLOURS = ("#c05621", "#2b6cb0")
 _WIDTH, _HEIGHT, _MARGIN = 420, 150, 60
 
+_BYTES_OF_GROWTH = {"value bytes": (_BYTE_RATE, _BYTE_CPU)}
+_LATENCY = {"from publishing": (_P50, _P99)}
+
 Block = tuple[str, list[tuple[str, dict[str, Any]]], tuple[Measure, ...]]
 
 
 def main() -> None:
-    _draw("throughput.svg", _throughput_blocks(json.loads(throughput.LATEST.read_text())))
-    _draw("growth.svg", _blocks(growth.LATEST, {"value bytes": (_BYTE_RATE, _BYTE_CPU)}, (_RATE, _CPU)))
-    _draw("large.svg", _blocks(large.LATEST, {}, (_BYTE_RATE, _BYTE_CPU, _PEAK)))
-    _draw("latency.svg", _blocks(latency.LATEST, {"from publishing": (_P50, _P99)}, (_SECONDS, _CPU_SECONDS)))
-    _draw_lines("upkeep.svg", json.loads(upkeep.LATEST.read_text()), "commits", _UPKEEP_LINES)
+    drawings: list[tuple[Path, Callable[[Path], None]]] = [
+        (throughput.LATEST, lambda latest: _draw("throughput.svg", _throughput_blocks(latest))),
+        (growth.LATEST, lambda latest: _draw("growth.svg", _blocks(latest, _BYTES_OF_GROWTH, (_RATE, _CPU)))),
+        (large.LATEST, lambda latest: _draw("large.svg", _blocks(latest, {}, (_BYTE_RATE, _BYTE_CPU, _PEAK)))),
+        (latency.LATEST, lambda latest: _draw("latency.svg", _blocks(latest, _LATENCY, (_SECONDS, _CPU_SECONDS)))),
+        (upkeep.LATEST, lambda latest: _draw_lines("upkeep.svg", _rows(latest), "commits", _UPKEEP_LINES)),
+    ]
+    for latest, draw in drawings:
+        if latest.exists():
+            draw(latest)
 
 
-def _throughput_blocks(rows: list[dict[str, Any]]) -> Iterable[Block]:
-    for workload, block in groupby(rows, key=lambda row: row["name"].partition(" (")[2].rstrip(")")):
+def _rows(latest: Path) -> Any:
+    return json.loads(latest.read_text())
+
+
+def _throughput_blocks(latest: Path) -> Iterable[Block]:
+    for workload, block in groupby(_rows(latest), key=lambda row: row["name"].partition(" (")[2].rstrip(")")):
         yield workload, [(row["name"].partition(" (")[0], row) for row in block], (_RATE, _CPU)
 
 
 def _blocks(latest: Path, special: dict[str, tuple[Measure, ...]], others: tuple[Measure, ...]) -> Iterable[Block]:
-    for name, block in groupby(json.loads(latest.read_text()), key=lambda row: row["block"]):
+    for name, block in groupby(_rows(latest), key=lambda row: row["block"]):
         yield name, [(row["label"], row) for row in block], special.get(name, others)
 
 
