@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bench import growth, large, latency, throughput, upkeep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -81,7 +81,7 @@ def _throughput_blocks(latest: Path) -> Iterable[Block]:
         yield workload, [(row["name"].partition(" (")[0], row) for row in block], (_RATE, _CPU)
 
 
-def _blocks(latest: Path, special: dict[str, tuple[Measure, ...]], others: tuple[Measure, ...]) -> Iterable[Block]:
+def _blocks(latest: Path, special: Mapping[str, tuple[Measure, ...]], others: tuple[Measure, ...]) -> Iterable[Block]:
     for name, block in groupby(_rows(latest), key=lambda row: row["block"]):
         yield name, [(row["label"], row) for row in block], special.get(name, others)
 
