@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 # How often the live screen changes, and a line is written.
 _LIVE_S, _LINES_S = 1.0, 10.0
-_SHOWN_RATES = 30
+# As many as a wide terminal has columns for.
+_SHOWN_RATES = 120
 
 
 class ProgressScreen:
@@ -96,9 +97,14 @@ class ProgressScreen:
         console = Console(file=self._out)
         # What is logged meanwhile appears above the screen.
         with Live(console=console, auto_refresh=False, transient=True) as live:
+            size = console.size
             while not self._end.wait(_LIVE_S):
+                if console.size != size:
+                    # The terminal has broken the lines of the last screen anew, so that their number is unknown.
+                    size = console.size
+                    console.clear()
                 ascii_only = console.options.ascii_only
-                live.update(live_screen(self.progress(query), console.size.height, ascii_only=ascii_only), refresh=True)
+                live.update(live_screen(self.progress(query), *size, ascii_only=ascii_only), refresh=True)
 
     def _rate(self) -> float:
         now_s, count = time.monotonic(), self.totals.messages
