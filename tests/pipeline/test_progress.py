@@ -86,7 +86,7 @@ def test_the_live_screen_has_rate_lag_what_waits_rejects_and_commits() -> None:
         "2 incomplete messages, 7.0 MB kept",
     ]
     assert lines[8].split() == ["topic", "partition", "lag", "lag", "in", "time", "delayed"]
-    assert lines[9].split() == ["public/default/orders", "0", "1,000", "1.5", "s", "40", "█" * 60]
+    assert lines[9].split() == ["public/default/orders", "0", "1,000", "1.5", "s", "40", "▇" * 60]
     assert lines[10].split() == ["public/default/orders", "1", "0", "0", "ms", "0"]
     assert lines[13].split()[1:] == ["UTC", "#17", "1,200", "3", "250", "ms"]
 

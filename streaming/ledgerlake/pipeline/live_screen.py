@@ -66,8 +66,8 @@ def sparkline(values: Sequence[float], blocks: str = _BLOCKS) -> str:
 
 
 def _line(label: str, text: str, style: str = "") -> Text:
-    line = Text(label.ljust(_LABEL), "dim", no_wrap=True, overflow="ellipsis")
-    return line.append(text, style or "not dim")
+    line = Text(no_wrap=True, overflow="ellipsis")
+    return line.append(label.ljust(_LABEL), "dim").append(text, style)
 
 
 def _messages(progress: Progress) -> str:
@@ -79,7 +79,7 @@ def _messages(progress: Progress) -> str:
 def _rate(progress: Progress, width: int, blocks: str) -> Text:
     line = _line("rate", f"{progress.rate:,.0f} messages/s".ljust(20), "bold")
     shown = progress.rates[-max(width - len(line), 0) :]
-    return line.append(sparkline(shown, blocks), "not dim cyan")
+    return line.append(sparkline(shown, blocks), "cyan")
 
 
 def _lag(lags: dict[str, Behind]) -> str:
@@ -128,7 +128,8 @@ def _partitions(progress: Progress, lags: dict[str, Behind], most_rows: int, wid
     table.add_column("", no_wrap=True, width=bar_width)
     for short, name in rows:
         lag = lags[name]
-        bar = blocks[-1] * round(bar_width * (lag.messages or 0) / greatest)
+        # Lower than the line, so that bars of two lines do not touch.
+        bar = blocks[-2] * round(bar_width * (lag.messages or 0) / greatest)
         table.add_row(
             Text(_end_of(short, name_width, ".." if blocks is _ASCII else "…")),
             "?" if lag.messages is None else f"{lag.messages:,}",
