@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -182,6 +189,73 @@ def test_on_a_terminal_the_screen_is_live_and_one_line_stays(monkeypatch: pytest
     wait_until(lambda: out.getvalue().count("no_table 2, checksum 1") > 2)
     screen.stop()
     assert out.getvalue().endswith("1,200 messages and 3 rejects in 1 batches\n")
+
+
+_PROGRAM = """
+import subprocess, sys, threading, types
+from ledgerlake.pipeline import progress_screen
+from ledgerlake.pipeline.progress_screen import ProgressScreen
+from ledgerlake.pipeline.shared_terminal import shared_terminal
+
+progress_screen._LIVE_S = 0.05
+with shared_terminal() as terminal:
+    screens = threading.Semaphore(0)
+    screen = ProgressScreen(name="orders", terminal=terminal)
+    progress = screen.progress
+    screen.progress = lambda query: (screens.release(), progress(query))[1]
+    screen.start(types.SimpleNamespace(lastProgress=None))
+    for _ in range(3):
+        for _ in range(5):
+            screens.acquire()
+        subprocess.run(["sh", "-c", "echo of another process >&2; echo >&2"], check=True)
+        print("of this process", file=sys.stderr)
+    for _ in range(5):
+        screens.acquire()
+    screen.stop()
+print("afterwards", file=sys.stderr)
+"""
+
+
+def lines_of_terminal(output: str) -> list[str]:
+    """What a terminal shows in the end that prints text and obeys what the screen uses."""
+    lines, row, column = [""], 0, 0
+    for code, argument, kind, char in re.findall(r"(\x1b\[([0-9;?]*)([A-Za-z]))|(.)", output, re.DOTALL):
+        if code and kind == "A":
+            row = max(row - int(argument or 1), 0)
+        elif code and kind == "K":
+            lines[row] = ""
+        elif char == "\r":
+            column = 0
+        elif char == "\n":
+            row += 1
+            lines += [""] * (row - len(lines) + 1)
+        elif char:
+            lines[row] = lines[row][:column].ljust(column) + char + lines[row][column + 1 :]
+            column += 1
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def test_what_other_processes_write_stays_above_the_live_screen_and_leaves_it_whole() -> None:
+    leader, terminal = pty.openpty()
+    output: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            while content := os.read(leader, 65536):
+                output.append(content)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", _PROGRAM], stderr=terminal, env=environment, check=True, timeout=60)
+    os.close(terminal)
+    reader.join()
+    os.close(leader)
+    assert lines_of_terminal(b"".join(output).decode()) == [
+        *["of another process", "of this process"] * 3,
+        "0 messages and 0 rejects in 0 batches",
+        "afterwards",
+    ]
 
 
 def test_elsewhere_there_are_lines_of_text_or_of_json(monkeypatch: pytest.MonkeyPatch) -> None:
