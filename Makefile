@@ -87,7 +87,7 @@ bench: setup ## side by side with pulsar-client, in one run
 	$(BIN)/python -m bench.latest
 	$(BIN)/python -m bench.plot
 
-screens: setup ## pictures of the status page on a live pipeline, for docs/; needs Debian's chromium and npm
+screens: setup ## pictures of the status page and of the live screen, from live pipelines, for docs/; needs Debian's chromium, npm and tmux
 	npm install --prefix tools/screens --no-package-lock --no-audit --no-fund --silent
 	$(BIN)/python -m bench.screens
 

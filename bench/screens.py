@@ -1,20 +1,23 @@
-"""The status page, the dashboard and the alerts on a live pipeline with traffic: pictures for the docs, and
-what the page costs.
+"""The status page, the dashboard and the live screen on live pipelines with traffic: pictures for the
+docs, and what the page costs.
 
-Ten topics get 850 messages a second together. Some messages are delayed, by seconds up to weeks, and some
-go into no table. Then:
+Four topic partitions get 850 messages a second, and each minute 30,000 at once. Some messages are
+delayed, by seconds up to weeks, some replace each other by their id, and some go into no table. Then:
 
-    requests       the CPU of the driver for a request of the document, and its share of a core while one
-                   page is open
+    driver         the share of a core that the driver's Python spends more while a page is open, in rounds
+                   with and without; and the same by the CPU of two thousand requests in a row
     page           the bytes of the page, and the share of a core that Chromium's own thread of it takes
-    axe            what axe-core finds, at the sizes of a desk and of a phone, dark and light
+    axe            what axe-core finds, at the sizes of a desk and of a phone, light and dark
     queries        which queries of ``deploy/grafana.json`` give no value, asked of a Prometheus that fetches
                    the metrics; left out if there is no ``prometheus``
+    live screen    in terminals of tmux with 80 and 200 columns, with 4 and then with 400 topic partitions:
+                   lines that the terminal had to break, and screens that were not erased
 
-    python -m bench.screens [--seconds 120] [--pictures docs]
+    python -m bench.screens [--rounds 4] [--seconds 20] [--pictures docs]
 
-Needs Chromium and Node (Debian's packages chromium and nodejs), and ``npm install`` in ``tools/screens``;
-``make screens`` does the latter. Ends with 1 if something is not as it should be.
+The pictures for the docs are ``status-*.png`` and ``live-screen.svg``; what the terminals showed is also in
+``artifacts/screens`` as text. Needs Debian's packages chromium, nodejs and tmux, and ``npm install`` in
+``tools/screens``; ``make screens`` does the latter. Ends with 1 if something is not as it should be.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import random
 import re
 import shutil
@@ -33,112 +37,228 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from tests.live.runtime import Runtime, start_runtime, to_toml, wait_until
 
-from bench.latency import run_pipeline
+from bench.terminal import Terminal, terminal
 from bench.throughput import cpu_s
-from ledgerlake.runtime.java import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ROOT = Path(__file__).parents[1]
-_RATE, _TOPICS = 850, 10
+_TEXTS = _ROOT / "artifacts" / "screens"
+_RATE = 850
+# The first micro-batches of a pipeline take long.
+_WARM_BATCHES = 4
+# A burst takes several micro-batches, so that there is a lag for a while.
+_BURST, _EACH_S, _MOST_ROWS_A_BATCH = 30_000, 60, 12_000
+_FEW, _MANY = 4, 400
+_TERMINALS = ((200, 50), (80, 24))
+# The live screen changes each second.
+_DRAWN_S = 4
 _REQUESTS = 2000
 # How often an open page asks.
 _POLL_S = 5.0
 _MOST_BYTES = 200_000
 _MOST_PERCENT = 1.0
+_MOST_PICTURE_BYTES = 150_000
 # Queries about what this pipeline does not have.
 _OF_OTHERS = ("ledgerlake_rows_per_second",)
 
 
+@dataclass(frozen=True)
+class _Line:
+    """A line of the result, and whether it is as it should be."""
+
+    name: str
+    value: str
+    is_right: bool = True
+    details: tuple[str, ...] = ()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=int, default=120, help="of traffic before the pictures")
+    parser.add_argument("--rounds", type=int, default=4, help="with and without an open page")
+    parser.add_argument("--seconds", type=int, default=20, help="of each half of a round")
     parser.add_argument("--pictures", type=Path, default=_ROOT / "docs", help="the folder for the pictures")
     options = parser.parse_args()
-    chromium, node = shutil.which("chromium"), shutil.which("node")
-    if chromium is None or node is None:
-        sys.exit("chromium and nodejs are needed; they are Debian's packages")
-    options.pictures.mkdir(parents=True, exist_ok=True)
-    with start_runtime() as runtime, tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
-        with _pipeline(runtime, Path(folder)) as (url, process), _prometheus(Path(folder), url) as prometheus:
+    missing = [program for program in ("chromium", "node", "tmux") if shutil.which(program) is None]
+    if missing:
+        sys.exit(f"{', '.join(missing)} missing; they are of Debian's packages chromium, nodejs and tmux")
+    for folder in (options.pictures, _TEXTS):
+        folder.mkdir(parents=True, exist_ok=True)
+    lines: list[_Line] = []
+    with start_runtime() as runtime, tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as name:
+        folder = Path(name)
+        with (
+            _pipeline(runtime, folder / "orders", _FEW) as (url, shown, traffic),
+            _prometheus(folder, url) as prometheus,
+        ):
+            lines += _page(url, shown.pid, options)
+            lines += _silent_queries(prometheus) if prometheus else []
+            lines += _screens(shown, traffic, "orders", _FEW)
+            picture = shown.svg("ledgerlake run orders.toml", _TERMINALS[-1][0])
+            (options.pictures / "live-screen.svg").write_text(picture)
+        with _pipeline(runtime, folder / "sensors", _MANY) as (_, shown, traffic):
             time.sleep(options.seconds)
-            costs_ms, percent = _requests(url, process)
-            page_bytes = len(_fetch(url))
-            command = [node, str(_ROOT / "tools" / "screens" / "screens.mjs"), chromium, url, str(options.pictures)]
-            seen = json.loads(subprocess.run([*command, "30"], check=True, capture_output=True, text=True).stdout)
-            silent = None if prometheus is None else _silent_queries(prometheus)
-    print(f"{'document, CPU of a request, ms':<50}{costs_ms:>10.2f}")
-    print(f"{'driver while a page is open, % of a core':<50}{percent:>10.3f}")
-    print(f"{'page, bytes':<50}{page_bytes:>10,}")
-    print(f"{'page in Chromium, % of a core':<50}{seen['busy_percent']:>10.2f}")
-    for picture, violations in seen["violations"].items():
-        print(f"{'axe, ' + picture:<50}{len(violations):>10}", *violations, sep="\n  ")
-    print(f"{'requests to other addresses':<50}{len(seen['requests']):>10}", *seen["requests"], sep="\n  ")
-    print(f"{'errors of the page':<50}{len(seen['errors']):>10}", *seen["errors"], sep="\n  ")
-    if silent is not None:
-        print(f"{'queries of the dashboard without a value':<50}{len(silent):>10}", *silent, sep="\n  ")
-    serious = [
-        text for texts in seen["violations"].values() for text in texts if text.startswith(("serious", "critical"))
+            lines += _screens(shown, traffic, "sensors", _MANY)
+    lines += [_size(picture) for picture in sorted(options.pictures.glob("status-*.png"))]
+    for line in lines:
+        print(f"{line.name:<60}{line.value:>12}{'' if line.is_right else '   wrong'}", *line.details, sep="\n  ")
+    return int(not all(line.is_right for line in lines))
+
+
+def _page(url: str, pid: int, options: argparse.Namespace) -> list[_Line]:
+    """What the status page shows and costs."""
+    script = [
+        str(shutil.which("node")),
+        str(_ROOT / "tools" / "screens" / "screens.mjs"),
+        str(shutil.which("chromium")),
     ]
-    is_small = page_bytes < _MOST_BYTES and max(percent, seen["busy_percent"]) < _MOST_PERCENT
-    return int(bool(serious or seen["requests"] or seen["errors"] or silent or not is_small))
+    numbers = [str(number) for number in (pid, options.rounds, options.seconds)]
+    done = subprocess.run([*script, url, str(options.pictures), *numbers], check=True, capture_output=True, text=True)
+    seen: dict[str, Any] = json.loads(done.stdout)
+    percents = [
+        100 * (open_s - closed_s) / options.seconds
+        for open_s, closed_s in zip(seen["open_s"], seen["closed_s"], strict=True)
+    ]
+    closed_percent = 100 * mean(seen["closed_s"]) / options.seconds
+    error = stdev(percents) / math.sqrt(len(percents)) if len(percents) > 1 else 0.0
+    cost_ms = _cost_of_a_request_ms(url, psutil.Process(pid))
+    cost_percent = cost_ms / _POLL_S / 10
+    size_bytes = len(_fetch(url))
+    return [
+        _Line("driver without a page, % of a core", f"{closed_percent:.2f}"),
+        _Line(
+            "driver, more while a page is open, % of a core",
+            f"{mean(percents):.2f}",
+            mean(percents) - error < _MOST_PERCENT,
+            (f"standard error {error:.2f} over {options.rounds} rounds of {options.seconds} s each",),
+        ),
+        _Line("document, CPU of a request, ms", f"{cost_ms:.2f}"),
+        _Line("driver for a request each 5 s, % of a core", f"{cost_percent:.3f}", cost_percent < _MOST_PERCENT),
+        _Line("page, kB", f"{size_bytes / 1000:.1f}", size_bytes < _MOST_BYTES),
+        _Line("page in Chromium, % of a core", f"{seen['page_percent']:.2f}", seen["page_percent"] < _MOST_PERCENT),
+        *(
+            _Line(
+                f"axe, {picture}, findings ({seen['checked'][picture]} rules)",
+                str(len(found)),
+                not any(text.startswith(("serious", "critical")) for text in found),
+                tuple(found),
+            )
+            for picture, found in seen["violations"].items()
+        ),
+        _Line("requests to other addresses", str(len(seen["requests"])), not seen["requests"], tuple(seen["requests"])),
+        _Line("errors of the page", str(len(seen["errors"])), not seen["errors"], tuple(seen["errors"])),
+    ]
+
+
+def _screens(shown: Terminal, traffic: _Traffic, name: str, topic_partitions: int) -> Iterator[_Line]:
+    """What the live screen shows in terminals of each size."""
+    for columns, height in _TERMINALS:
+        shown.resize(columns, height)
+        time.sleep(_DRAWN_S)
+        traffic.burst()
+        wait_until(lambda: _shows_lag(shown))
+        lines = shown.lines()
+        (_TEXTS / f"live-{topic_partitions}-{columns}.txt").write_text("\n".join(lines) + "\n")
+        words = f"live screen, {topic_partitions} topic partitions, {columns} columns"
+        broken = len(lines) - len(shown.lines(joined=True))
+        screens = sum(line.split() == ["Ledgerlake", name] for line in lines)
+        yield _Line(f"{words}, broken lines", str(broken), broken == 0)
+        yield _Line(f"{words}, screens", str(screens), screens == 1)
+
+
+def _shows_lag(shown: Terminal) -> bool:
+    (lag,) = [line.split()[1] for line in shown.lines() if line.startswith("lag ")][:1] or ["0"]
+    return lag != "0"
+
+
+def _size(picture: Path) -> _Line:
+    size_bytes = picture.stat().st_size
+    return _Line(f"{picture.name}, kB", f"{size_bytes / 1000:.1f}", size_bytes < _MOST_PICTURE_BYTES)
 
 
 @contextlib.contextmanager
-def _pipeline(runtime: Runtime, folder: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """A pipeline with traffic; its status page, and the process of its driver."""
-    topics = [f"{runtime.topic()}-{number}" for number in range(_TOPICS)]
+def _pipeline(runtime: Runtime, folder: Path, partitions: int) -> Iterator[tuple[str, Terminal, _Traffic]]:
+    """A pipeline with traffic, named as its folder; its status page, and the terminal that it runs in."""
+    folder.mkdir()
+    topic = f"persistent://public/default/{folder.name}"
+    runtime.admin("PUT", topic, "/partitions", partitions)
     port = _free_port()
-    data = runtime.config(folder, *topics, name="orders")
+    data = runtime.config(folder, topic, name=folder.name, max_rows_per_trigger=_MOST_ROWS_A_BATCH)
     del data["delta"]["path"]
     data["stream"]["trigger"] = "1 second"
     kinds = ("orders", "payments", "returns")
     data["tables"] = [{"path": str(folder / kind), "where": f"properties['kind'] = '{kind}'"} for kind in kinds]
     data["upkeep"] = {"interval": "10 seconds"}
     data["metrics"] = {"port": port}
-    (folder / "pipeline.toml").write_text(to_toml(data))
-    ended = threading.Event()
-    publisher = threading.Thread(target=_publish, args=(runtime, topics, ended))
-    publisher.start()
-    running = run_pipeline(folder / "pipeline.toml", cache_folder())
+    config = folder / "pipeline.toml"
+    config.write_text(to_toml(data))
+    command = [sys.executable, "-m", "ledgerlake.cli", "run", str(config)]
     url = f"http://127.0.0.1:{port}/"
-    try:
-        wait_until(lambda: _has_messages(url))
-        yield url, psutil.Process(running.pid)
-    finally:
-        ended.set()
-        publisher.join()
-        running.terminate()
-        running.wait()
+    traffic = _Traffic(runtime, topic)
+    with terminal(folder / "tmux", command, *_TERMINALS[0]) as shown:
+        wait_until(lambda: traffic.publish(1) and _batches(url) >= _WARM_BATCHES)
+        traffic.start()
+        try:
+            yield url, shown, traffic
+        finally:
+            traffic.stop()
 
 
-def _publish(runtime: Runtime, topics: list[str], ended: threading.Event) -> None:
-    """Publish orders, payments and returns; some of them delayed, and some other messages."""
-    client, choice = runtime.client(), random.Random(1)
-    producers = [
-        client.create_producer(topic, batching_max_publish_delay_ms=5, block_if_queue_full=True) for topic in topics
-    ]
-    began_s = time.monotonic()
-    number = 0
-    while not ended.is_set():
-        ahead_s = began_s + number / _RATE - time.monotonic()
-        if ahead_s > 0.01:
-            time.sleep(ahead_s)
-        number += 1
-        kind = choice.choices(["orders", "payments", "returns", "unknown"], [80, 15, 5, 0.1])[0]
-        delay_s = 10 ** choice.uniform(0.5, 6.5) if choice.random() < 0.02 else 0.0
-        deliver_at = int((time.time() + delay_s) * 1000) if delay_s else None
-        producer = producers[number % len(producers)]
-        producer.send_async(b"x" * 100, lambda *_: None, properties={"kind": kind}, deliver_at=deliver_at)
-    for producer in producers:
-        producer.flush()
+class _Traffic:
+    """Publishes orders, payments and returns; some of them delayed, and some other messages."""
+
+    def __init__(self, runtime: Runtime, topic: str) -> None:
+        self._choice = random.Random(1)
+        self._producer = runtime.client().create_producer(
+            topic, batching_max_publish_delay_ms=5, block_if_queue_full=True
+        )
+        self._ended = threading.Event()
+        self._burst = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def burst(self) -> None:
+        """Publish many messages at once, soon."""
+        self._burst.set()
+
+    def publish(self, count: int) -> bool:
+        """Publish so many messages, and wait until they are stored."""
+        choice = self._choice
+        for _ in range(count):
+            kind = choice.choices(["orders", "payments", "returns", "unknown"], [80, 15, 5, 0.1])[0]
+            properties, deliver_at = {"kind": kind}, None
+            if choice.random() < 0.02:
+                deliver_at = int(1000 * (time.time() + 10 ** choice.uniform(0.5, 6.5)))
+                properties |= {"ledgerlake.schedule": f"visit-{choice.randrange(20)}"} if choice.random() < 0.1 else {}
+                properties |= {"ledgerlake.timezone": "Mars/Phobos"} if choice.random() < 0.01 else {}
+            self._producer.send_async(b"x" * 100, lambda *_: None, properties=properties, deliver_at=deliver_at)
+        self._producer.flush()
+        return True
+
+    def _run(self) -> None:
+        next_s, burst_s = time.monotonic(), time.monotonic() + _EACH_S / 2
+        while not self._ended.wait(max(next_s - time.monotonic(), 0)):
+            self.publish(_RATE // 10)
+            next_s += 0.1
+            if self._burst.is_set() or time.monotonic() > burst_s:
+                self.publish(_BURST)
+                self._burst.clear()
+                next_s, burst_s = time.monotonic(), time.monotonic() + _EACH_S
 
 
 @contextlib.contextmanager
@@ -173,8 +293,8 @@ def _prometheus(folder: Path, url: str) -> Iterator[str | None]:
         running.wait()
 
 
-def _silent_queries(prometheus: str) -> list[str]:
-    """The queries of the dashboard that give no value."""
+def _silent_queries(prometheus: str) -> list[_Line]:
+    """Which queries of the dashboard give no value."""
     panels = json.loads((_ROOT / "deploy" / "grafana.json").read_text())["panels"]
     queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     silent = []
@@ -183,28 +303,25 @@ def _silent_queries(prometheus: str) -> list[str]:
         answer = json.loads(_fetch(f"{prometheus}/api/v1/query?{urllib.parse.urlencode({'query': text})}"))
         if not answer["data"]["result"] and not query.startswith(_OF_OTHERS):
             silent.append(query)
-    return silent
+    return [_Line("queries of the dashboard without a value", str(len(silent)), not silent, tuple(silent))]
 
 
-def _requests(url: str, process: psutil.Process) -> tuple[float, float]:
-    """The milliseconds of CPU that a request of the document costs the driver's process, beyond what it spends
-    anyway, and the share of a core that one page takes.
-    """
+def _cost_of_a_request_ms(url: str, process: psutil.Process) -> float:
+    """The CPU that a request of the document costs the driver's process, beyond what it spends anyway."""
     begun_s, before_s = time.monotonic(), cpu_s(process)
     for _ in range(_REQUESTS):
         _fetch(f"{url}status.json")
     taken_s, between_s = time.monotonic() - begun_s, cpu_s(process)
     time.sleep(taken_s)
     idle_s = cpu_s(process) - between_s
-    cost_s = max(between_s - before_s - idle_s, 0.0) / _REQUESTS
-    return 1000 * cost_s, 100 * cost_s / _POLL_S
+    return 1000 * max(between_s - before_s - idle_s, 0.0) / _REQUESTS
 
 
-def _has_messages(url: str) -> bool:
+def _batches(url: str) -> int:
     with contextlib.suppress(OSError):
         queries = json.loads(_fetch(f"{url}status.json"))["queries"]
-        return any(query["pipeline"] and query["pipeline"]["messages"] for query in queries)
-    return False
+        return sum(query["pipeline"]["batches"] for query in queries if query["pipeline"])
+    return 0
 
 
 def _fetch(url: str) -> bytes:

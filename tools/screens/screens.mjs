@@ -16,7 +16,7 @@ const [chromium, url, folder, pid, rounds, seconds] = process.argv.slice(2);
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const SIZES = {
   desktop: {width: 1280, height: 1010},
-  phone: {width: 390, height: 844, deviceScaleFactor: 2, isMobile: true, hasTouch: true},
+  phone: {width: 390, height: 844, isMobile: true, hasTouch: true},
 };
 const TICKS_A_SECOND = 100, COLOURS = 64;
 
