@@ -55,11 +55,11 @@ class DueTimes:
 
     def of_last(self, count: int, next_ms: int) -> DueTimes:
         """Return those of the last messages, of which the next one is due at ``next_ms``."""
-        # The messages from each part on.
-        left = np.cumsum(self.counts[::-1])[::-1]
-        part = int(np.flatnonzero(left >= count)[-1])
+        # The messages after each part.
+        later = self.counts.sum() - np.cumsum(self.counts)
+        part = int(np.argmax(later < count))
         first_ms, counts = self.first_ms[part:].copy(), self.counts[part:].copy()
-        first_ms[0], counts[0] = next_ms, counts[0] - (left[part] - count)
+        first_ms[0], counts[0] = next_ms, count - later[part]
         return DueTimes(first_ms, counts)
 
 

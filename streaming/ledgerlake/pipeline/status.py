@@ -110,7 +110,9 @@ class Status:
 
 
 def policy_of(content: bytes) -> str:
-    """Return the policy by which a browser loads nothing else, and runs only what the page has; its icon is in it."""
+    """Return the policy by which a browser loads nothing else, and runs only what the page has. Its icon
+    is data of the page.
+    """
     hashes = {}
     for kind in ("script", "style"):
         (text,) = re.findall(f"<{kind}>(.*?)</{kind}>".encode(), content, re.DOTALL)
