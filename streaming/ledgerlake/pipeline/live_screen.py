@@ -116,7 +116,7 @@ def _partitions(progress: Progress, lags: dict[str, Behind], most_rows: int, wid
     left = max(width - 3 * (_NUMBER + _GAP) - _GAP, 0)
     names = sorted(lags, key=split_partition)
     if len(names) > most_rows:
-        names.sort(key=lambda name: -(lags[name].messages or 0))
+        names.sort(key=lambda name: (-(lags[name].messages or 0), -(lags[name].time_ms or 0)))
     rows = [(_short(printable(name)), name) for name in names[:most_rows]]
     name_width = min(max([cell_len(short) for short, _ in rows] + [16]), _NAME, left)
     bar_width = max(min(left - name_width - _GAP, _BAR), 0)
