@@ -18,7 +18,7 @@ KILLS ?= 200
 STOPS ?= 50
 SCHEDULES ?= 100000
 
-.PHONY: alerts archive constraints coverage docs help setup demo test test-all test-fast test-campaign campaign campaign-schedules fuzz mutations simulate simulate-faults bench check proto reference wheel clean
+.PHONY: alerts archive constraints coverage docs help setup demo test test-all test-fast test-campaign campaign campaign-schedules fuzz mutations simulate simulate-faults bench check screens proto reference wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -86,6 +86,10 @@ bench: setup ## side by side with pulsar-client, in one run
 	$(BIN)/python -m bench.records
 	$(BIN)/python -m bench.latest
 	$(BIN)/python -m bench.plot
+
+screens: setup ## pictures of the status page and of the live screen, from live pipelines, for docs/; needs Debian's chromium, npm and tmux
+	npm install --prefix tools/screens --no-package-lock --no-audit --no-fund --silent
+	$(BIN)/python -m bench.screens
 
 check: setup ## style, types, walls between rooms, generated code, duplicates of truth
 	$(BIN)/ruff check .

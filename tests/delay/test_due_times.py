@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ledgerlake.delay.due_times import DueSpan, DueTimes, due_spans
+from ledgerlake.delay.due_times import MOST_PARTS, DueSpan, DueTimes, due_spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,6 +27,18 @@ def test_a_span_begins_with_its_first_message_and_every_message_counts_once() ->
     assert due_spans([]) == []
     parts = [times((9_000, 3)), times((5_000, 1), (5_900, 2), (6_000, 4))]
     assert due_spans(parts) == [DueSpan(5_000, 7), DueSpan(9_000, 3)]
+
+
+def test_the_messages_of_a_few_segments_count_to_the_precision_of_a_part() -> None:
+    times_ms = np.array(sorted(range(0, 30 * _DAY_MS, _HOUR_MS)))
+    parts = DueTimes.of_messages(times_ms)
+    assert len(parts.counts) <= MOST_PARTS
+    assert parts.counts.sum() == len(times_ms)
+    for count in (1, 2, 100, len(times_ms)):
+        last = parts.of_last(count, int(times_ms[-count]))
+        assert (last.counts.sum(), last.first_ms[0]) == (count, times_ms[-count])
+        assert all(last.counts > 0)
+    assert DueTimes.of_messages(np.array([7])).of_last(1, 7).counts.tolist() == [1]
 
 
 def test_spans_get_longer_with_the_time_until_they_are_due() -> None:

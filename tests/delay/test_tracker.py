@@ -74,6 +74,26 @@ def test_what_is_due_when_is_counted_to_the_precision_of_a_segment() -> None:
     assert tracker.due_spans(known) == []
 
 
+def test_messages_of_one_segment_are_counted_each_by_its_own_time() -> None:
+    storage = MemoryStorage()
+    tracker = DelayedTracker(storage, DelaySettings())
+    minutes = (1, 2, 100, 10_000)
+    add(tracker, *((60_000 * minute, 1, minute) for minute in minutes))
+    record = tracker.save()
+    (bucket,) = tracker.buckets
+    assert bucket.segments == 1
+    known: dict[int, DueTimes] = {}
+    assert [span.first_ms // 60_000 for span in tracker.due_spans(known)] == list(minutes)
+    later = DelayedTracker(storage, DelaySettings(), record)
+    take(later, 120_000)
+    later.save()
+    assert [span.first_ms // 60_000 for span in later.due_spans(known)] == [100, 10_000]
+    # The micro-batch is run again by the same process.
+    again = DelayedTracker(storage, DelaySettings(), record)
+    for times in (known, {}):
+        assert sum(span.count for span in again.due_spans(times)) == 4
+
+
 def test_with_timer() -> None:
     tracker = DelayedTracker(MemoryStorage(), SMALL)
     next_due_times_ms = []

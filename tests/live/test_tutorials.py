@@ -4,6 +4,7 @@ Python, with a topic and folders of the test.
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from dataclasses import dataclass, field
@@ -38,13 +39,17 @@ class Reader:
 
     Args:
         until: what a run that does not end by itself is waited for.
+        config: the file of the configuration.
+        words: of the page, and what the test has instead; by default those of the first table.
     """
 
     runtime: Runtime
     spark: SparkSession
     folder: Path
     topic: str
-    until: Callable[[], bool]
+    until: Callable[[], bool] = lambda: True
+    config: str = "orders.toml"
+    words: dict[str, str] = field(default_factory=dict)
     printed: list[str] = field(default_factory=list)
     names: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -61,7 +66,7 @@ class Reader:
 
     def _step(self, block: Block) -> None:
         if block.language == "toml":
-            (self.folder / "orders.toml").write_text(self._of_the_test(block.text))
+            (self.folder / self.config).write_text(self._of_the_test(block.text))
         elif block.language == "python":
             self._run_python(block)
         elif block.language == "sh":
@@ -75,16 +80,16 @@ class Reader:
         exec(compile(self._of_the_test(block.text), block.place, "exec"), names)
 
     def _of_the_test(self, text: str) -> str:
-        for word, instead in (
-            ("pulsar://localhost:6650", self.runtime.service_url),
-            ("persistent://public/default/orders", self.topic),
-            ("lake/orders", f"{self.folder}/lake/orders"),
-            ("checkpoints/orders", f"{self.folder}/checkpoints/orders"),
-            ("orders.toml", f"{self.folder}/orders.toml"),
-            ('"topic", "orders"', f'"topic", "{self.topic}"'),
-            ("persistent://public/default/scans", self.topic),
-            ("scan.tiff", f"{self.folder}/orders.toml"),
-        ):
+        words = self.words or {
+            "persistent://public/default/orders": self.topic,
+            "lake/orders": f"{self.folder}/lake/orders",
+            "checkpoints/orders": f"{self.folder}/checkpoints/orders",
+            "orders.toml": f"{self.folder}/orders.toml",
+            '"topic", "orders"': f'"topic", "{self.topic}"',
+            "persistent://public/default/scans": self.topic,
+            "scan.tiff": f"{self.folder}/orders.toml",
+        }
+        for word, instead in {"pulsar://localhost:6650": self.runtime.service_url, **words}.items():
             text = text.replace(word, instead)
         return text
 
@@ -95,7 +100,7 @@ class Reader:
         if words[1] == "run":
             self._run(once="--once" in words)
             return
-        here = {"orders": self.topic, "orders.toml": str(self.folder / "orders.toml"), "10 seconds": "2 seconds"}
+        here = {"orders": self.topic, self.config: str(self.folder / self.config), "10 seconds": "2 seconds"}
         done = ledgerlake(
             *(here.get(word, word) for word in words[1:]), LEDGERLAKE_SERVICE_URL=self.runtime.service_url
         )
@@ -103,7 +108,7 @@ class Reader:
         self.printed.append(done.stdout)
 
     def _run(self, once: bool) -> None:
-        data: dict[str, Any] = tomllib.loads((self.folder / "orders.toml").read_text())
+        data: dict[str, Any] = tomllib.loads((self.folder / self.config).read_text())
         if once:
             run_once(self.spark, data)
             return
@@ -127,3 +132,36 @@ def test_the_first_table_and_the_first_schedule(runtime: Runtime, spark: SparkSe
     # Pages with Python that needs no more than this.
     for page in ("pipeline.md", "python.md", "large-messages.md"):
         reader.run_python(page)
+
+
+def test_the_tour_ends_with_a_chart_of_late_payments(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    runtime = runtime.in_namespace("tour")
+    words = {name: f"{tmp_path}/{name}" for name in ("lake/", "checkpoints/", "late.svg")}
+    words |= {
+        "persistent://public/default/": f"persistent://{runtime.namespace}/",
+        'topics_pattern = "': f'topics_pattern = "persistent://{runtime.namespace}/',
+    }
+    reader = Reader(runtime, spark, tmp_path, "", config="shop.toml", words=words)
+    reader.follow("tour.md")
+    rows = {
+        name: DeltaTable(str(tmp_path / "lake" / name)).to_pyarrow_table().to_pylist()
+        for name in ("orders", "payments", "reminders", "rejects")
+    }
+    assert len(rows["orders"]) == 200
+    ids = [row["order_id"] for row in rows["reminders"]]
+    cancelled = [row for row in rows["rejects"] if row["reason"] == "cancelled"]
+    assert len(set(ids)) == len(ids)
+    assert len(ids) + len(cancelled) == 200
+    assert 0 < len(ids) < 200
+    # Orders without a reminder are those that were paid in time.
+    paid = {row["order_id"]: row["pulsar"]["broker_timestamp"] for row in rows["payments"]}
+    assert set(range(200)) - set(ids) <= paid.keys()
+    for row in rows["reminders"]:
+        assert row["order_id"] not in paid or paid[row["order_id"]] > row["pulsar"]["deliver_at"]
+    chart = (tmp_path / "late.svg").read_text()
+    assert sum(map(int, re.findall(r'>([0-9]+)</text><text x="[0-9]+" y="180"', chart))) == len(ids)
+
+
+def test_the_tour_takes_less_than_fifty_lines_of_python() -> None:
+    blocks = [block.text for block in blocks_of(DOCS / "tour.md") if block.language == "python"]
+    assert sum(bool(line.strip()) for text in blocks for line in text.splitlines()) < 50

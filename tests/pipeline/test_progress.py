@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -60,31 +67,82 @@ def screen_after_a_batch(out: io.StringIO | None = None, **options: Any) -> Prog
 def shown(screen: ProgressScreen, query: Any, height: int = 40, width: int = 140, **options: Any) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height)
-    console.print(live_screen(screen.progress(query), height, **options))
+    console.print(live_screen(screen.progress(query), width, height, **options))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
 def test_the_live_screen_has_rate_lag_what_waits_rejects_and_commits() -> None:
-    head, titles, *lines = shown(screen_after_a_batch(), query())
-    assert head.startswith("orders  1,200 messages  ")
-    assert "broker time 02:00:00" in head
-    assert head.endswith("rejects 3")
-    assert titles.split() == ["topic", "partition", "lag", "in", "time", "delayed"]
-    assert lines[0].split() == ["public/default/orders", "0", "1,000", "1.5", "s", "40", "█" * 24]
-    assert lines[1].split() == ["public/default/orders", "1", "0", "0", "ms", "0"]
-    assert lines[2] == "delayed 40, next due in 1.5 min   incomplete large messages 2 (7.0 MB kept)"
-    assert lines[3] == "rejects by reason: no_table 2   checksum 1"
-    assert lines[5].split()[1:] == ["#17", "1,200", "3", "250", "ms"]
+    lines = shown(screen_after_a_batch(), query())
+    assert [line.split(maxsplit=1)[0] for line in lines[:7]] == [
+        "Ledgerlake",
+        "messages",
+        "rate",
+        "lag",
+        "delayed",
+        "rejects",
+        "large",
+    ]
+    assert [line[12:] for line in lines[:2]] == [
+        "orders",
+        "1,200, up to 02:00:00 UTC by the broker's clock",
+    ]
+    assert [line[12:] for line in lines[3:7]] == [
+        "1,000 messages, at most 1.5 s",
+        "40 messages, the next is due in 1.5 min",
+        "3: no_table 2, checksum 1",
+        "2 incomplete messages, 7.0 MB kept",
+    ]
+    assert lines[8].split() == ["topic", "partition", "lag", "lag", "in", "time", "delayed"]
+    assert lines[9].split() == ["public/default/orders", "0", "1,000", "1.5", "s", "40", "▇" * 60]
+    assert lines[10].split() == ["public/default/orders", "1", "0", "0", "ms", "0"]
+    assert lines[13].split()[1:] == ["UTC", "#17", "1,200", "3", "250", "ms"]
 
 
-def test_the_live_screen_is_no_higher_and_no_wider_than_the_terminal() -> None:
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 24), (200, 50)])
+def test_the_live_screen_is_no_higher_and_no_wider_than_the_terminal(width: int, height: int) -> None:
     screen = screen_after_a_batch()
     for _ in range(20):
         screen.add(BatchResult(18, 1, 1, Counter({f"reason-{number}": 1 for number in range(50)})))
-    lines = shown(screen, query(topic_partitions=500), height=24, width=60)
-    assert len(lines) <= 24
-    assert max(map(len, lines)) <= 60
-    assert any("492 more" in line for line in lines)
+    lines = shown(screen, query(topic_partitions=500), height=height, width=width)
+    assert len(lines) == height
+    assert max(map(len, lines)) <= width
+    assert any(f"{500 - (height - 17)} more" in line for line in lines)
+
+
+def test_topic_partitions_keep_their_order_if_all_are_shown_else_those_with_the_most_lag_are() -> None:
+    few = shown(screen_after_a_batch(), query(topic_partitions=12))
+    assert [line.split()[:3] for line in few[9:13]] == [
+        ["public/default/orders", str(number), f"{1_000 - number:,}"] for number in range(4)
+    ]
+    assert few[19].split()[1] == "10"
+    many = shown(screen_after_a_batch(), query(topic_partitions=13), height=17 + 12)
+    assert "1 more" in many[21]
+    assert not any(line.startswith("public/default/orders 12") for line in many)
+
+
+def test_of_a_long_name_the_end_is_shown() -> None:
+    name = f"persistent://public/default/{'long-' * 40}orders-partition-399"
+    latest = json.dumps(to_json({name: PartitionOffset(Position(1, 900), None, _HOUR_MS, 5_000)}))
+    source = SimpleNamespace(endOffset="{}", latestOffset=latest)
+    for ascii_only, mark in ((False, "…"), (True, "..")):
+        lines = shown(
+            screen_after_a_batch(),
+            SimpleNamespace(lastProgress=SimpleNamespace(sources=[source])),
+            width=80,
+            ascii_only=ascii_only,
+        )
+        assert lines[9].startswith(mark)
+        assert "-orders 399 " in lines[9]
+
+
+def test_columns_keep_their_places_while_numbers_change() -> None:
+    screen = screen_after_a_batch()
+    before = shown(screen, query())
+    for number in range(5):
+        screen.add(BatchResult(number, 1_234_567_890, 1_000_000, Counter(), commit_s=3_000.0))
+    after = shown(screen, query())
+    for line, title in ((8, "lag in time"), (8, "delayed"), (12, "took")):
+        assert after[line].index(title) == before[line].index(title)
 
 
 def test_a_topic_is_shown_by_its_name_alone_whatever_characters_it_has() -> None:
@@ -92,14 +150,13 @@ def test_a_topic_is_shown_by_its_name_alone_whatever_characters_it_has() -> None
     latest = json.dumps(to_json({name: PartitionOffset(Position(1, 900), None, _HOUR_MS, 5_000)}))
     source = SimpleNamespace(endOffset="{}", latestOffset=latest)
     lines = shown(screen_after_a_batch(), SimpleNamespace(lastProgress=SimpleNamespace(sources=[source])))
-    assert "public/default/[bold]x[/red]\\x1b[2J" in lines[2]
+    assert "public/default/[bold]x[/red]\\x1b[2J" in lines[9]
 
 
 def test_before_the_first_micro_batch_the_live_screen_has_nothing_to_show() -> None:
     screen = ProgressScreen(io.StringIO(), name="orders")
     lines = shown(screen, SimpleNamespace(lastProgress=None))
-    assert lines[0].startswith("orders  0 messages  0/s")
-    assert "broker time -" in lines[0]
+    assert [line[12:32].strip() for line in lines[:4]] == ["orders", "0", "0 messages/s", "not known"]
 
 
 def test_a_terminal_without_unicode_gets_letters() -> None:
@@ -129,9 +186,76 @@ def test_on_a_terminal_the_screen_is_live_and_one_line_stays(monkeypatch: pytest
     out = Terminal()
     screen = screen_after_a_batch(out)
     screen.start(query())
-    wait_until(lambda: out.getvalue().count("rejects by reason") > 2)
+    wait_until(lambda: out.getvalue().count("no_table 2, checksum 1") > 2)
     screen.stop()
     assert out.getvalue().endswith("1,200 messages and 3 rejects in 1 batches\n")
+
+
+_PROGRAM = """
+import subprocess, sys, threading, types
+from ledgerlake.pipeline import progress_screen
+from ledgerlake.pipeline.progress_screen import ProgressScreen
+from ledgerlake.pipeline.shared_terminal import shared_terminal
+
+progress_screen._LIVE_S = 0.05
+with shared_terminal() as terminal:
+    screens = threading.Semaphore(0)
+    screen = ProgressScreen(name="orders", terminal=terminal)
+    progress = screen.progress
+    screen.progress = lambda query: (screens.release(), progress(query))[1]
+    screen.start(types.SimpleNamespace(lastProgress=None))
+    for _ in range(3):
+        for _ in range(5):
+            screens.acquire()
+        subprocess.run(["sh", "-c", "echo of another process >&2; echo >&2"], check=True)
+        print("of this process", file=sys.stderr)
+    for _ in range(5):
+        screens.acquire()
+    screen.stop()
+print("afterwards", file=sys.stderr)
+"""
+
+
+def lines_of_terminal(output: str) -> list[str]:
+    """What a terminal shows in the end that prints text and obeys what the screen uses."""
+    lines, row, column = [""], 0, 0
+    for code, argument, kind, char in re.findall(r"(\x1b\[([0-9;?]*)([A-Za-z]))|(.)", output, re.DOTALL):
+        if code and kind == "A":
+            row = max(row - int(argument or 1), 0)
+        elif code and kind == "K":
+            lines[row] = ""
+        elif char == "\r":
+            column = 0
+        elif char == "\n":
+            row += 1
+            lines += [""] * (row - len(lines) + 1)
+        elif char:
+            lines[row] = lines[row][:column].ljust(column) + char + lines[row][column + 1 :]
+            column += 1
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def test_what_other_processes_write_stays_above_the_live_screen_and_leaves_it_whole() -> None:
+    leader, terminal = pty.openpty()
+    output: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            while content := os.read(leader, 65536):
+                output.append(content)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", _PROGRAM], stderr=terminal, env=environment, check=True, timeout=60)
+    os.close(terminal)
+    reader.join()
+    os.close(leader)
+    assert lines_of_terminal(b"".join(output).decode()) == [
+        *["of another process", "of this process"] * 3,
+        "0 messages and 0 rejects in 0 batches",
+        "afterwards",
+    ]
 
 
 def test_elsewhere_there_are_lines_of_text_or_of_json(monkeypatch: pytest.MonkeyPatch) -> None:

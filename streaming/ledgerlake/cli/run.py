@@ -41,6 +41,7 @@ def _run(options: argparse.Namespace) -> int:
     from ledgerlake.pipeline.http_server import check_port
     from ledgerlake.pipeline.pipeline import Pipeline
     from ledgerlake.pipeline.progress_screen import ProgressScreen
+    from ledgerlake.pipeline.shared_terminal import shared_terminal
     from ledgerlake.pipeline.start import check_reachable
     from ledgerlake.runtime.session import end_and_archive
 
@@ -48,32 +49,33 @@ def _run(options: argparse.Namespace) -> int:
     check_reachable(config)
     if config.metrics is not None:
         check_port(config.metrics.port, config.metrics.address, config.metrics.token)
-    # Where nothing was ever compiled this takes many seconds; the first batch finds it done.
-    threading.Thread(target=warm_up, daemon=True).start()
-    screen = ProgressScreen(name=config.stream.name, as_json=options.json)
-    stop = threading.Event()
-    _stop_on_signals(stop, ends_at_second=False)
-    name = f"ledgerlake {config.stream.name}"
-    spark = start_spark(name, config, options, archives_classes=options.archive_classes)
-    # Spark installs a handler of its own that ends the process in the middle of a batch.
-    _stop_on_signals(stop, ends_at_second=False)
-    if stop.is_set():
-        spark.stop()
-        return 0
-    pipeline = Pipeline(spark, config, screen.add)
-    try:
-        pipeline.start(options.once)
-        assert pipeline.query is not None
-        _stop_on_signals(stop, ends_at_second=True)
-        screen.start(pipeline.query)
+    with shared_terminal() as terminal:
+        # Where nothing was ever compiled this takes many seconds; the first batch finds it done.
+        threading.Thread(target=warm_up, daemon=True).start()
+        screen = ProgressScreen(name=config.stream.name, as_json=options.json, terminal=terminal)
+        stop = threading.Event()
+        _stop_on_signals(stop, ends_at_second=False)
+        name = f"ledgerlake {config.stream.name}"
+        spark = start_spark(name, config, options, archives_classes=options.archive_classes)
+        # Spark installs a handler of its own that ends the process in the middle of a batch.
+        _stop_on_signals(stop, ends_at_second=False)
+        if stop.is_set():
+            spark.stop()
+            return 0
+        pipeline = Pipeline(spark, config, screen.add)
         try:
-            while not stop.is_set() and not pipeline.wait(0.5):
-                pass
-            pipeline.stop()
+            pipeline.start(options.once)
+            assert pipeline.query is not None
+            _stop_on_signals(stop, ends_at_second=True)
+            screen.start(pipeline.query)
+            try:
+                while not stop.is_set() and not pipeline.wait(0.5):
+                    pass
+                pipeline.stop()
+            finally:
+                screen.stop()
         finally:
-            screen.stop()
-    finally:
-        pipeline.close()
+            pipeline.close()
     if screen.totals.rejects:
         print(f"to see why entries were rejected: ledgerlake rejects {options.config}", file=sys.stderr)
     if options.archive_classes:

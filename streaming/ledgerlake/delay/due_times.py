@@ -1,8 +1,8 @@
 """How many delayed messages are due when, in a few dozen numbers: the sooner, the more precise.
 
 A span begins with its first message. Two spans begin within each doubling of the time since the
-first of all messages, and the first second is one span. A message counts to the precision of its
-segment.
+first of all messages, and the first second is one span. In a bucket of many segments, a message
+counts to the precision of its segment; in one of few, to that of a part of the segment.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ledgerlake.delay.bucket import Bucket
     from ledgerlake.delay.snapshot import SegmentMetadata
 
 _SPANS_IN_DOUBLING = 2
+MOST_PARTS = 256
 
 
 @dataclass(frozen=True)
@@ -33,22 +33,33 @@ class DueSpan:
 
 @dataclass(frozen=True)
 class DueTimes:
-    """When the first messages of some segments are due, and how many messages each segment has."""
+    """When the first messages of the parts of a bucket are due, in order, and how many messages each
+    part has.
+    """
 
     first_ms: NDArray[np.int64]
     counts: NDArray[np.int64]
 
     @classmethod
     def of(cls, segments: Sequence[SegmentMetadata]) -> DueTimes:
+        """Return those of segments, each as one part."""
         first_ms = [segment.min_ms for segment in segments]
         return cls(np.array(first_ms, np.int64), np.array([segment.count for segment in segments], np.int64))
 
-    def unfinished(self, bucket: Bucket) -> DueTimes:
-        """Return the same of the messages that have not left a bucket, given those of all its
-        segments.
-        """
-        first_ms, counts = self.first_ms[bucket.segment - 1 :].copy(), self.counts[bucket.segment - 1 :].copy()
-        first_ms[0], counts[0] = bucket.next_ms, counts[0] - bucket.offset
+    @classmethod
+    def of_messages(cls, times_ms: NDArray[np.int64]) -> DueTimes:
+        """Return those of messages in order, in a limited number of parts."""
+        size = -(-len(times_ms) // MOST_PARTS) or 1
+        starts = np.arange(0, len(times_ms), size)
+        return cls(times_ms[starts], np.diff(np.append(starts, len(times_ms))))
+
+    def of_last(self, count: int, next_ms: int) -> DueTimes:
+        """Return those of the last messages, of which the next one is due at ``next_ms``."""
+        # The messages after each part.
+        later = self.counts.sum() - np.cumsum(self.counts)
+        part = int(np.argmax(later < count))
+        first_ms, counts = self.first_ms[part:].copy(), self.counts[part:].copy()
+        first_ms[0], counts[0] = next_ms, count - later[part]
         return DueTimes(first_ms, counts)
 
 

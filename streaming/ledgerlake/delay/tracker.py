@@ -72,6 +72,10 @@ FRESH_MESSAGES = 200_000
 # The mutable buckets are sealed within a ledger range at this many times the least size.
 _OVERFULL = 10
 
+# The messages of a bucket with so many segments are read to count them by when they are due, since the
+# first message of a segment says little about the others. A bucket with more is a matter of percents.
+_FEW_SEGMENTS = 4
+
 
 @dataclass(frozen=True)
 class DelaySettings:
@@ -139,14 +143,14 @@ class DelayedTracker:
         """Return how many messages are due when; for after ``save``.
 
         Args:
-            known: the times of buckets' segments, so that the metadata of a bucket is read once. Those
-                that are missing are added.
+            known: the times of buckets, so that each bucket is read once. Those that are missing are
+                added.
         """
         buckets = [bucket for bucket in self._buckets if bucket.waiting]
         for bucket in buckets:
             if bucket.bucket_id not in known:
-                known[bucket.bucket_id] = DueTimes.of(self._load_metadata(bucket))
-        return due_spans([known[bucket.bucket_id].unfinished(bucket) for bucket in buckets])
+                known[bucket.bucket_id] = self._due_times(bucket)
+        return due_spans([known[bucket.bucket_id].of_last(bucket.waiting, bucket.next_ms) for bucket in buckets])
 
     @property
     def oldest(self) -> Position | None:
@@ -265,6 +269,14 @@ class DelayedTracker:
             data = self._storage.get_segment(bucket.bucket_id, METADATA)
             self._metadata[bucket.bucket_id] = metadata_from_bytes(data)
         return self._metadata[bucket.bucket_id]
+
+    def _due_times(self, bucket: Bucket) -> DueTimes:
+        """Return when the messages of a bucket are due; those of a few segments more precisely."""
+        if bucket.segments > _FEW_SEGMENTS:
+            return DueTimes.of(self._load_metadata(bucket))
+        # Also those that have left: a micro-batch that is run again has them again.
+        segments = [self._read(bucket, number) for number in range(1, bucket.segments + 1)]
+        return DueTimes.of_messages(np.concatenate([key_columns(segment)[0] for segment in segments]))
 
     def _load_next(self, bucket: Bucket) -> pa.RecordBatch:
         """Return the delayed messages of a bucket's first unfinished segment."""

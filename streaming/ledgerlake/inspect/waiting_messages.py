@@ -106,7 +106,7 @@ def due_counts(spark: SparkSession, config: Config, span_ms: int) -> dict[int, i
     for row in read_state(spark, config, "index", batch_id).collect():
         source, record = _source(row), record_from_json(row.value["record"])
         for bucket in (bucket for bucket in record.buckets if bucket.waiting):
-            times = DueTimes.of(metadata(source, bucket.bucket_id)).unfinished(bucket)
+            times = DueTimes.of(metadata(source, bucket.bucket_id)).of_last(bucket.waiting, bucket.next_ms)
             for time_ms, count in zip(times.first_ms.tolist(), times.counts.tolist(), strict=True):
                 counts[time_ms - time_ms % span_ms] += count
     return dict(counts)
@@ -140,7 +140,7 @@ def _describe(
     buckets = [bucket for bucket in record.buckets if bucket.waiting]
     horizon = dict.fromkeys([*_HORIZON_MS, _BEYOND], 0)
     for bucket in buckets:
-        times = DueTimes.of(metadata(bucket.bucket_id)).unfinished(bucket)
+        times = DueTimes.of(metadata(bucket.bucket_id)).of_last(bucket.waiting, bucket.next_ms)
         for time_ms, count in zip(times.first_ms.tolist(), times.counts.tolist(), strict=True):
             horizon[_step(time_ms - now_ms)] += count
     return WaitingMessages(

@@ -1,5 +1,12 @@
 """The live screen of a running pipeline on a terminal: rate, lag by topic partition, what waits and what
 was rejected, and the last commits. Pure: the numbers in, what rich prints out.
+
+Rules kept here:
+  - The screen is no wider and no higher than the terminal. A name that is too long loses its beginning,
+    because its end tells topic partitions apart.
+  - Lines and columns keep their places while numbers change. If all topic partitions fit, they keep
+    their order too; else those with the most lag are shown, and the number of the others.
+  - Times of day are UTC.
 """
 
 from __future__ import annotations
@@ -7,6 +14,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -22,25 +30,32 @@ if TYPE_CHECKING:
     from ledgerlake.pipeline.progress import Behind, Commit, Progress
 
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.:-=+*#"
-_BAR = 24
 _MOST_REASONS = 5
 # The lines of everything but the topic partitions.
-_OTHER_LINES = 16
+_OTHER_LINES = 17
 _FEWEST_ROWS = 3
+# The columns of the terminal: those of a number, of the longest name, of the longest bar, and between two.
+_NUMBER, _NAME, _BAR, _GAP = 11, 60, 60, 2
+_LABEL = 12
 
 
-def live_screen(progress: Progress, height: int, *, ascii_only: bool = False) -> RenderableType:
-    """Return the screen for a terminal of so many lines."""
+def live_screen(progress: Progress, width: int, height: int, *, ascii_only: bool = False) -> RenderableType:
+    """Return the screen for a terminal of so many columns and lines."""
     blocks = _ASCII if ascii_only else _BLOCKS
+    lags = {name: behind(progress.taken.get(name), latest) for name, latest in progress.latest.items()}
     parts: list[RenderableType] = [
-        _head(progress, blocks),
-        _lags(progress, max(height - _OTHER_LINES, _FEWEST_ROWS), blocks),
+        _line("Ledgerlake", progress.name, "bold"),
+        _line("messages", _messages(progress)),
+        _rate(progress, width, blocks),
+        _line("lag", _lag(lags)),
+        _line("delayed", _delayed(progress)),
+        _line("rejects", _rejects(progress), "red" if progress.totals.rejects else ""),
+        _line("large", _large(progress)),
+        "",
+        _partitions(progress, lags, max(height - _OTHER_LINES, _FEWEST_ROWS), width, blocks),
     ]
-    parts.append(_state(progress))
-    if progress.details.reasons:
-        parts.append(_reasons(progress))
     if progress.details.commits:
-        parts.append(_commits(progress.details.commits))
+        parts += ["", _commits(progress.details.commits)]
     return Group(*parts)
 
 
@@ -50,74 +65,102 @@ def sparkline(values: Sequence[float], blocks: str = _BLOCKS) -> str:
     return "".join(blocks[round(value / most * (len(blocks) - 1))] for value in values)
 
 
-def _head(progress: Progress, blocks: str) -> Text:
-    totals = progress.totals
-    text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(f"{progress.name}  ", "bold")
-    text.append(f"{totals.messages:,} messages  ")
-    text.append(f"{progress.rate:,.0f}/s ", "bold")
-    text.append(sparkline(progress.rates, blocks), "cyan")
-    text.append(f"  broker time {broker_time(progress.taken)}  ")
-    text.append(f"rejects {totals.rejects:,}", "bold red" if totals.rejects else "")
-    return text
+def _line(label: str, text: str, style: str = "") -> Text:
+    line = Text(no_wrap=True, overflow="ellipsis")
+    return line.append(label.ljust(_LABEL), "dim").append(text, style)
 
 
-def _lags(progress: Progress, most_rows: int, blocks: str) -> Table:
-    lags = {name: behind(progress.taken.get(name), latest) for name, latest in progress.latest.items()}
-    greatest = max((lag.messages or 0 for lag in lags.values()), default=0) or 1
-    names = sorted(lags, key=lambda name: (-(lags[name].messages or 0), name))
-    table = Table(box=None, pad_edge=False, title_justify="left", expand=False)
-    table.add_column("topic partition", overflow="ellipsis", no_wrap=True, max_width=48)
-    for title in ("lag", "in time", "delayed"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for name in names[:most_rows]:
-        table.add_row(*_lag_row(name, lags[name], greatest, progress, blocks))
-    if len(names) > most_rows:
-        table.add_row(f"{len(names) - most_rows:,} more", "", "", "", "")
-    return table
+def _messages(progress: Progress) -> str:
+    reached = broker_time(progress.taken)
+    until = "" if reached == "-" else f", up to {reached} UTC by the broker's clock"
+    return f"{progress.totals.messages:,}{until}"
 
 
-def _lag_row(name: str, lag: Behind, greatest: int, progress: Progress, blocks: str) -> list[RenderableType]:
-    bar = blocks[-1] * round(_BAR * (lag.messages or 0) / greatest)
-    delayed = progress.totals.delayed_counts.get(name, 0)
-    return [
-        Text(printable(_short(name))),
-        "?" if lag.messages is None else f"{lag.messages:,}",
-        "?" if lag.time_ms is None else _span(lag.time_ms),
-        f"{delayed:,}",
-        Text(bar, "yellow"),
-    ]
+def _rate(progress: Progress, width: int, blocks: str) -> Text:
+    line = _line("rate", f"{progress.rate:,.0f} messages/s".ljust(20), "bold")
+    shown = progress.rates[-max(width - len(line), 0) :]
+    return line.append(sparkline(shown, blocks), "cyan")
 
 
-def _state(progress: Progress) -> Text:
-    details = progress.details
-    due_ms = min((time_ms for time_ms in details.next_due_ms.values() if time_ms is not None), default=None)
-    next_due = "" if due_ms is None else f", next due in {_span(due_ms - progress.now_ms)}"
-    return Text(
-        f"delayed {sum(progress.totals.delayed_counts.values()):,}{next_due}   "
-        f"incomplete large messages {details.incomplete_count:,} ({details.kept_bytes / 1e6:,.1f} MB kept)",
-        no_wrap=True,
-        overflow="ellipsis",
+def _lag(lags: dict[str, Behind]) -> str:
+    messages = [lag.messages for lag in lags.values() if lag.messages is not None]
+    times_ms = [lag.time_ms for lag in lags.values() if lag.time_ms is not None]
+    if not messages:
+        return "not known"
+    return f"{sum(messages):,} messages" + (f", at most {_span(max(times_ms))}" if times_ms else "")
+
+
+def _delayed(progress: Progress) -> str:
+    due_ms = min((time_ms for time_ms in progress.details.next_due_ms.values() if time_ms is not None), default=None)
+    count = sum(progress.totals.delayed_counts.values())
+    if due_ms is None:
+        return f"{count:,} messages"
+    left_ms = due_ms - progress.now_ms
+    return f"{count:,} messages, the next " + (
+        f"is due in {_span(left_ms)}" if left_ms > 0 else f"was due {_span(-left_ms)} ago"
     )
 
 
-def _reasons(progress: Progress) -> Text:
+def _rejects(progress: Progress) -> str:
     common = progress.details.reasons.most_common(_MOST_REASONS)
-    text = "   ".join(f"{reason} {count:,}" for reason, count in common)
-    return Text(f"rejects by reason: {text}", "red", no_wrap=True, overflow="ellipsis")
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in common)
+    return f"{progress.totals.rejects:,}" + (f": {reasons}" if reasons else "")
+
+
+def _large(progress: Progress) -> str:
+    details = progress.details
+    return f"{details.incomplete_count:,} incomplete messages, {details.kept_bytes / 1e6:,.1f} MB kept"
+
+
+def _partitions(progress: Progress, lags: dict[str, Behind], most_rows: int, width: int, blocks: str) -> Table:
+    left = max(width - 3 * (_NUMBER + _GAP) - _GAP, 0)
+    names = sorted(lags, key=split_partition)
+    if len(names) > most_rows:
+        names.sort(key=lambda name: (-(lags[name].messages or 0), -(lags[name].time_ms or 0)))
+    rows = [(_short(printable(name)), name) for name in names[:most_rows]]
+    name_width = min(max([cell_len(short) for short, _ in rows] + [16]), _NAME, left)
+    bar_width = max(min(left - name_width - _GAP, _BAR), 0)
+    greatest = max((lag.messages or 0 for lag in lags.values()), default=0) or 1
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
+    table.add_column("topic partition", no_wrap=True, width=name_width)
+    for title in ("lag", "lag in time", "delayed"):
+        table.add_column(title, justify="right", no_wrap=True, width=_NUMBER)
+    table.add_column("", no_wrap=True, width=bar_width)
+    for short, name in rows:
+        lag = lags[name]
+        # Lower than the line, so that bars of two lines do not touch.
+        bar = blocks[-2] * round(bar_width * (lag.messages or 0) / greatest)
+        table.add_row(
+            Text(_end_of(short, name_width, ".." if blocks is _ASCII else "…")),
+            "?" if lag.messages is None else f"{lag.messages:,}",
+            "?" if lag.time_ms is None else _span(lag.time_ms),
+            f"{progress.totals.delayed_counts.get(name, 0):,}",
+            Text(bar, "yellow"),
+        )
+    if len(lags) > most_rows:
+        table.add_row(Text(f"{len(lags) - most_rows:,} more", "dim"))
+    return table
 
 
 def _commits(commits: list[Commit]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for title in ("last commits", "messages", "rejects", "took"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
+    table.add_column("last commits", no_wrap=True, width=20)
+    for title in ("messages", "rejects", "took"):
+        table.add_column(title, justify="right", no_wrap=True, width=_NUMBER)
     for commit in reversed(commits):
-        at = time.strftime("%H:%M:%S", time.localtime(commit.time_ms / 1000))
+        at = time.strftime("%H:%M:%S", time.gmtime(commit.time_ms / 1000))
         table.add_row(
-            f"{at}  #{commit.batch_id}", f"{commit.messages:,}", f"{commit.rejects:,}", _span(commit.taken_ms)
+            f"{at} UTC  #{commit.batch_id}", f"{commit.messages:,}", f"{commit.rejects:,}", _span(commit.taken_ms)
         )
     return table
+
+
+def _end_of(text: str, width: int, mark: str) -> str:
+    """Return the end of a text, with a mark if the beginning is cut."""
+    if cell_len(text) <= width:
+        return text
+    kept = set_cell_size(text[::-1], max(width - len(mark), 0))[::-1]
+    return mark + kept
 
 
 def _short(name: str) -> str:

@@ -8,16 +8,20 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, TextIO
 
-from ledgerlake.pipeline.progress import Details, Progress, Totals, offset_of, progress_line
+from ledgerlake.pipeline.progress import Details, Progress, Totals, offset_of, printable, progress_line
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
     from ledgerlake.pipeline.commit import BatchResult
+    from ledgerlake.pipeline.shared_terminal import SharedTerminal
 
 # How often the live screen changes, and a line is written.
 _LIVE_S, _LINES_S = 1.0, 10.0
-_SHOWN_RATES = 30
+# The rate is that of so long, since a micro-batch may take longer than the live screen stays.
+_RATE_S = 10.0
+# As many as a wide terminal has columns for.
+_SHOWN_RATES = 120
 
 
 class ProgressScreen:
@@ -27,18 +31,27 @@ class ProgressScreen:
     Args:
         name: of the stream.
         as_json: the lines are JSON, also on a terminal.
+        terminal: in which other processes write too.
     """
 
-    def __init__(self, out: TextIO | None = None, *, name: str = "", as_json: bool = False) -> None:
+    def __init__(
+        self,
+        out: TextIO | None = None,
+        *,
+        name: str = "",
+        as_json: bool = False,
+        terminal: SharedTerminal | None = None,
+    ) -> None:
         self.totals = Totals()
         self._details = Details()
         self._name = name
-        self._out = out or sys.stderr
+        self._terminal = terminal
+        self._out = terminal.out if terminal is not None else out or sys.stderr
         self._as_json = as_json
         self._is_live = self._out.isatty() and not as_json
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
-        self._before = (time.monotonic(), 0)
+        self._counts = deque([(time.monotonic(), 0)])
         self._rates: deque[float] = deque(maxlen=_SHOWN_RATES)
 
     def add(self, result: BatchResult) -> None:
@@ -88,20 +101,34 @@ class ProgressScreen:
             self._out.flush()
 
     def _show_live(self, query: StreamingQuery) -> None:
-        from rich.console import Console
+        from rich.console import Console, ConsoleDimensions
         from rich.live import Live
+        from rich.text import Text
 
         from ledgerlake.pipeline.live_screen import live_screen
 
-        console = Console(file=self._out)
+        console, terminal = Console(file=self._out), self._terminal
         # What is logged meanwhile appears above the screen.
-        with Live(console=console, auto_refresh=False, transient=True) as live:
+        with Live(console=console, auto_refresh=False, transient=True, redirect_stderr=terminal is None) as live:
+            if terminal is not None:
+                terminal.show_lines(lambda line: console.print(Text(printable(line.expandtabs()))))
+            size = console.size
             while not self._end.wait(_LIVE_S):
+                if terminal is not None:
+                    console.size = ConsoleDimensions(*terminal.size)
+                if console.size != size:
+                    # The terminal has broken the lines of the last screen anew, so that their number is unknown.
+                    size = console.size
+                    console.clear()
                 ascii_only = console.options.ascii_only
-                live.update(live_screen(self.progress(query), console.size.height, ascii_only=ascii_only), refresh=True)
+                live.update(live_screen(self.progress(query), *size, ascii_only=ascii_only), refresh=True)
+        if terminal is not None:
+            terminal.show_lines(None)
 
     def _rate(self) -> float:
         now_s, count = time.monotonic(), self.totals.messages
-        before_s, before_count = self._before
-        self._before = (now_s, count)
+        self._counts.append((now_s, count))
+        while len(self._counts) > 2 and now_s - self._counts[1][0] >= _RATE_S:
+            self._counts.popleft()
+        before_s, before_count = self._counts[0]
         return (count - before_count) / max(now_s - before_s, 0.001)

@@ -110,14 +110,17 @@ class Status:
 
 
 def policy_of(content: bytes) -> str:
-    """Return the policy by which a browser loads nothing else, and runs only what the page has."""
+    """Return the policy by which a browser loads nothing else, and runs only what the page has. Its icon
+    is data of the page.
+    """
     hashes = {}
     for kind in ("script", "style"):
         (text,) = re.findall(f"<{kind}>(.*?)</{kind}>".encode(), content, re.DOTALL)
         hashes[kind] = base64.b64encode(hashlib.sha256(text).digest()).decode()
     sources = " ".join(f"{kind}-src 'sha256-{digest}';" for kind, digest in hashes.items())
     return (
-        f"default-src 'none'; {sources} connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; {sources} img-src data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
 
