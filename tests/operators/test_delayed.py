@@ -21,7 +21,7 @@ from ledgerlake.delay.cancels import Cancel, Cancels, cancels_from_json, cancels
 from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import OffsetError
-from ledgerlake.operators import bucket_folders, bucket_storage, delayed
+from ledgerlake.operators import bucket_folders, bucket_storage, delayed, repeating
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.rows import (
     STAGE_ROWS,
@@ -186,6 +186,24 @@ def test_many_messages_leave_in_few_rows() -> None:
     play(*(frame(number, 30 + number % 3) for number in range(500)), at_s=0)
     assert len(play(at_s=40)) == 500
     assert play.kinds == ["due", "summary"]
+
+
+def test_occurrences_beyond_the_limit_of_a_micro_batch_need_another_one_though_nothing_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The planner makes a micro-batch for a time that is later than that of the last one."""
+    monkeypatch.setattr(repeating, "MOST_OVERDUE", 3)
+    names = {"ledgerlake.schedule": "a", "ledgerlake.every": "PT1S", "ledgerlake.count": "9"}
+    properties = [pb.KeyValue(key=name, value=value) for name, value in names.items()]
+    play = Play()
+    play(frame(1, 1, properties=properties), events=[Scheduled("a", Position(1, 1), STORED_MS, STORED_MS + 1000, True)])
+    values: list[bytes] = []
+    at_s = 60
+    while play.summary.next_due_ms is not None:
+        values += play(at_s=at_s)
+        assert play.summary.next_due_ms in (None, STORED_MS + 1000 * at_s + 1)
+        at_s += 1
+    assert values == [b"1:1"] * 9
 
 
 def test_a_large_message_waits_with_its_chunks_and_leaves_nothing() -> None:

@@ -176,6 +176,7 @@ class DelayedMessages:
         self._rejected: list[RejectedPositions] = []
         self._not_added: set[Position] = set()
         self._released = Released()
+        self._cutoff_ms = 0
 
     @cached_property
     def _stored_record(self) -> str | None:
@@ -286,7 +287,7 @@ class DelayedMessages:
         Raises:
             BrokerError, TransportError: chunks had to be read again and could not.
         """
-        cutoff_ms = due_ms or 0
+        self._cutoff_ms = cutoff_ms = due_ms or 0
         self._add_large_to_read(cutoff_ms)
         yield from self._rejected
         if self._tracker is None and self._stored_record is None and not self.schedules.pauses_all:
@@ -354,11 +355,18 @@ class DelayedMessages:
             self._state.index.update((record,))
         return DelayedSummary(
             self._tracker.count,
-            self._tracker.next_due_ms,
+            self._next_due_ms(self._tracker),
             self._oldest_to_reread(self._tracker),
             due_spans=self._due_spans(self._tracker),
             released=self._released,
         )
+
+    def _next_due_ms(self, tracker: DelayedTracker) -> int | None:
+        """Return when the next message is due. Of messages that repeat, some may be due already, and
+        the planner makes a micro-batch only for a time that is later than that of the last one.
+        """
+        next_due_ms = tracker.next_due_ms
+        return None if next_due_ms is None else max(next_due_ms, self._cutoff_ms + 1)
 
     @staticmethod
     def _due_spans(tracker: DelayedTracker) -> list[DueSpan]:
