@@ -55,7 +55,15 @@ from ledgerlake.delay.cancels import (
     cancels_to_json,
 )
 from ledgerlake.delay.due_times import DueSpan, DueTimes
-from ledgerlake.delay.schedules import CANCELLED, REPLACED, MarkedPositions, Repeating, Schedules, WaitingMessage
+from ledgerlake.delay.schedules import (
+    CANCELLED,
+    REPLACED,
+    MarkedPositions,
+    Pauses,
+    Repeating,
+    Schedules,
+    WaitingMessage,
+)
 from ledgerlake.delay.segment import INDEX_SCHEMA, frame_sizes, index_rows, key_columns
 from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.errors import CorruptEntryError
@@ -296,11 +304,11 @@ class DelayedMessages:
         if self._repeated:
             yield Rejected(DELAYED_KNOWN, self._repeated)
         stored_cancels = _read_value(self._state.cancels)
-        cancels, marked, paused_ms = (
-            cancels_from_json(stored_cancels) if stored_cancels else (Cancels(), MarkedPositions(), None)
+        cancels, marked, pauses = (
+            cancels_from_json(stored_cancels) if stored_cancels else (Cancels(), MarkedPositions(), Pauses())
         )
         store = StoredSchedules(self._state.schedules, marked)
-        schedules = Schedules(store, marked, paused_ms)
+        schedules = Schedules(store, marked, pauses)
         has_schedules = self._apply_schedule_events(store, schedules)
         refused = self._add_cancels(cancels, tracker.last_due_ms)
         if refused:
@@ -315,6 +323,8 @@ class DelayedMessages:
             for position, batch_range in self._due_partial:
                 yield from self._take_partial(position, batch_range, release)
             yield from self._due_outcomes(tracker, schedules, cutoff_ms, release)
+        left_ms = tracker.next_due_ms
+        pauses.forget_before(sys.maxsize if left_ms is None else left_ms)
         if has_schedules and not marked:
             self._state.schedules.clear()
         elif has_schedules:
@@ -476,9 +486,9 @@ class DelayedMessages:
         return Rejected(reason, [(chunk, self._kept_entries.take(chunk)) for chunk in message.positions])
 
     def _store_cancels(self, cancels: list[Cancel], schedules: Schedules, stored: str | None) -> None:
-        marked, paused_ms = schedules.marked, schedules.all_paused.since_ms
-        is_needed = cancels or marked or paused_ms is not None
-        text = cancels_to_json(cancels, marked, paused_ms) if is_needed else None
+        marked, pauses = schedules.marked, schedules.pauses
+        is_needed = cancels or marked or pauses.since_ms is not None
+        text = cancels_to_json(cancels, marked, pauses) if is_needed else None
         if text == stored:
             return
         if text is None:
