@@ -98,6 +98,28 @@ def test_a_micro_batch_delivers_a_limited_number_of_overdue_occurrences_and_the_
         assert [number for entry, number in delivered if entry == entry_id] == [str(number) for number in range(1, 11)]
 
 
+def test_a_micro_batch_keeps_a_limited_number_of_bytes_of_overdue_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeating, "OVERDUE_BYTES", 1)
+    index = Index(a="PT1S", b="PT1S")
+    rows = [(1_000, 100), (1_000, 101)]
+    assert index.released(3_000, index.rows(*rows)) == [(100, "1"), (100, "2"), (100, "3")]
+    assert sorted(index.again) == [(1_000, 7, 101), (4_000, 7, 100)]
+    assert index.released(3_000, index.rows((1_000, 101))) == [(101, "1"), (101, "2"), (101, "3")]
+
+
+def test_large_messages_go_back_into_the_index_one_by_one() -> None:
+    index = Index()
+    groups: list[int] = []
+    for entry_id in range(100, 110):
+        schedule_id = f"s{entry_id}"
+        waits = WaitingMessage(Position(7, entry_id), 1_000, 1_000, Repeating(1_000))
+        index.schedules.put(schedule_id, waits)
+        index.frames[waits.position] = frame(entry_id, 1_000, schedule=schedule_id, every="PT1S", more="x" * 2**20)
+    messages = RepeatingMessages(index.schedules, 1_000, lambda batch: groups.append(batch.num_rows))
+    parts = [*messages.in_order([index.rows(*[(1_000, entry_id) for entry_id in range(100, 110)])])]
+    assert (len(parts), groups) == (10, [1] * 10)
+
+
 def test_a_message_that_was_cancelled_among_overdue_occurrences_leaves_as_a_reject() -> None:
     index = Index(a="PT1S")
     index.schedules.advance("a", Position(7, 100), every_second(), 1_000)
