@@ -259,8 +259,11 @@ def lapses_of(message: Message, messages: list[Message]) -> list[Lapse]:
     end_ms, reason = ends[0] if ends else (10**18, "")
     if start_ms > end_ms:
         return [Lapse(message, start_ms, None, reason)]
+    times_ms = message.occurrences_ms()
+    if not times_ms:
+        return [Lapse(message, start_ms, None, "no_occurrence")]
     lapses: list[Lapse] = []
-    for number, due_ms in enumerate(message.occurrences_ms(), 1):
+    for number, due_ms in enumerate(times_ms, 1):
         if due_ms > end_ms:
             return [*lapses, Lapse(message, due_ms, None, reason)]
         lapses.append(Lapse(message, due_ms, number))
@@ -402,7 +405,7 @@ def _numbered(value: bytes, properties: list[tuple[str, str]]) -> bytes:
 def test_no_cut_into_batches_and_no_kill_changes_what_becomes_of_schedules(start: int) -> None:
     plays = [play(seed) for seed in range(start, start + _AT_ONCE)]
     reasons = {reason for results in plays for reason in results.rejected}
-    assert reasons == {"replaced", "cancelled", "expired"}
+    assert reasons == {"replaced", "cancelled", "expired", "no_occurrence"}
 
 
 def test_no_limit_of_occurrences_changes_what_becomes_of_schedules(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,21 @@ def test_a_message_that_was_cancelled_among_overdue_occurrences_leaves_as_a_reje
     assert index.again == []
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"every": "PT1S", "until": "999"},
+        {"every": "R1/500/PT1S"},
+        {"every": "R/9000-12-31T23:00:00Z/PT1H", "until": "2000"},
+    ],
+)
+def test_a_message_without_any_occurrence_is_a_reject_when_it_starts(names: dict[str, str]) -> None:
+    index = Index(a="PT1S")
+    index.frames[Position(7, 100)] = frame(100, 1_000, None, schedule="a", **names)
+    assert index.released(1_000, index.rows((1_000, 100))) == [(100, "no_occurrence")]
+    assert (index.again, bool(index.schedules.marked)) == ([], False)
+
+
 def test_a_rule_that_this_release_refuses_makes_the_message_a_reject() -> None:
     index = Index(a="PT1S", b="PT1S")
     index.frames[Position(7, 100)] = frame(100, 1_000, schedule="a", cron="not any more")

@@ -61,6 +61,7 @@ REPEATING = "repeating"
 # Reasons of rejects.
 REPLACED = "replaced"
 CANCELLED = "cancelled"
+NO_OCCURRENCE = "no_occurrence"
 
 _REASONS = (REPLACED, CANCELLED)
 _MARKS = (SCHEDULED, REPEATING, *_REASONS)
@@ -136,11 +137,12 @@ class WaitingMessage:
 @dataclass(frozen=True, slots=True)
 class Step:
     """What becomes of a message that repeats when it is due: the occurrence to deliver, if any, and
-    when the message is due again, None if it has ended.
+    when the message is due again, None if it has ended. ``is_empty``: it never had an occurrence.
     """
 
     delivered: Occurrence | None
     next_ms: int | None
+    is_empty: bool = False
 
 
 class ScheduleStore(Protocol):
@@ -326,7 +328,8 @@ class Schedules:
             later = replace(repeating, occurrence=following)
             waiting[place] = replace(message, deliver_ms=following.due_ms, repeating=later)
         self._store.store_repeating(schedule_id, waiting)
-        return Step(current if is_delivered else None, None if following is None else following.due_ms)
+        next_ms = None if following is None else following.due_ms
+        return Step(current if is_delivered else None, next_ms, current is None and following is None)
 
     def repeats(self, position: Position) -> bool:
         """Return whether a message repeats, and was not hit."""

@@ -23,7 +23,7 @@ import numpy as np
 from ledgerlake.assembly.assembler import Rejected, Repetition
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.repetition import TIMEZONE_DATA_VERSION, parse_repetition
-from ledgerlake.delay.schedules import REPEATING
+from ledgerlake.delay.schedules import NO_OCCURRENCE, REPEATING
 from ledgerlake.delay.segment import index_rows, key_at, key_columns
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.entry import peek_metadata
@@ -153,6 +153,8 @@ class RepeatingMessages:
             return
         assert rule is not None
         step = self._schedules.advance(schedule_id, row.position, rule, self._cutoff_ms)
+        if step.is_empty:
+            yield Rejected(NO_OCCURRENCE, [(row.position, entry)])
         if step.delivered is not None:
             yield Repeated(row.position, row.frame, _repetition(step.delivered))
         if step.next_ms is None:
