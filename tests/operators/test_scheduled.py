@@ -262,6 +262,19 @@ def test_a_delayed_message_with_a_rule_that_cannot_be_used_is_a_reject(names: di
     assert why in reject.detail
 
 
+@pytest.mark.parametrize(
+    ("batch_range", "is_taken"),
+    [(BatchRange(until=0), True), (BatchRange(after=0), False), (BatchRange(after=0, until=3), False)],
+)
+def test_a_message_that_repeats_has_no_parts(batch_range: BatchRange, is_taken: bool) -> None:
+    """Some clients say the index 0 of a message that was sent alone."""
+    frames = frame(0, STORED_MS + 9_000, schedule="a", cron="0 9 * * *") + frame(1, STORED_MS + 9_000)
+    found, events = in_frames(frames, batch_range)
+    kept = [position.entry_id for position in entries_of(found.frames)]
+    assert (kept, found.first_entry, found.rejects) == ([0, 1] if is_taken else [1], WHOLE_BATCH, [])
+    assert bool(events) == is_taken
+
+
 @pytest.mark.parametrize("deliver_ms", [None, -5])
 def test_a_message_with_a_rule_and_without_a_delivery_time_is_a_reject(deliver_ms: int | None) -> None:
     frames = frame(0, deliver_ms, schedule="a", cron="0 9 * * *")
