@@ -335,15 +335,15 @@ class DelayedMessages:
         self, tracker: DelayedTracker, schedules: Schedules, cutoff_ms: int, release: _Release
     ) -> Iterator[Outcome]:
         repeating = RepeatingMessages(schedules, cutoff_ms, tracker.add_again)
-        repeated: dict[Position, Repeated] = {}
+        repeated: list[Repeated] = []
         size = 0
         for part in repeating.in_order(_combine(tracker.take_due(cutoff_ms))):
-            if not isinstance(part, Repeated) or part.position in repeated or size >= _ROW_BYTES:
+            if not isinstance(part, Repeated) or size >= _ROW_BYTES:
                 yield from _repeated_entries(repeated, release)
-                repeated, size = {}, 0
+                repeated, size = [], 0
             if isinstance(part, Repeated):
                 self._released = self._released.and_more(_released(np.array([part.repetition.due_ms])))
-                repeated[part.position] = part
+                repeated.append(part)
                 size += len(part.frame)
             elif isinstance(part, Rejected):
                 yield part
@@ -584,14 +584,14 @@ def _of_repeating(frames: pa.Array) -> pa.Array:
     return pa.array([frame if may_repeat(frame) else None for frame in frames.to_pylist()], pa.binary())
 
 
-def _repeated_entries(repeated: dict[Position, Repeated], release: _Release) -> Iterator[DueEntries]:
+def _repeated_entries(repeated: list[Repeated], release: _Release) -> Iterator[DueEntries]:
     if repeated:
         yield DueEntries(
-            b"".join(message.frame for message in repeated.values()),
+            b"".join(message.frame for message in repeated),
             release.delivered_ms,
             release.outputs,
             clock_ms=release.clock_ms,
-            repetitions=[message.repetition for message in repeated.values()],
+            repetitions=[message.repetition for message in repeated],
         )
 
 
