@@ -245,6 +245,15 @@ def test_a_delayed_message_with_a_rule_is_the_schedule_of_a_message_that_repeats
     assert events == [Scheduled("a", Position(7, 0), STORED_MS, STORED_MS + 9_000, repeats=True)]
 
 
+def test_a_message_that_repeats_counts_from_its_publish_time_if_the_broker_adds_none() -> None:
+    names = {"schedule": "a", "every": "PT1S"}
+    metadata = pb.MessageMetadata(
+        producer_name="p", sequence_id=1, publish_time=STORED_MS, deliver_at_time=9, properties=properties(names)
+    )
+    _, events = in_frames(commands.message(1, 7, 0, encode_entry(metadata, b"v")))
+    assert events == [Scheduled("a", Position(7, 0), STORED_MS, STORED_MS, repeats=True)]
+
+
 @pytest.mark.parametrize(
     ("names", "why"),
     [

@@ -115,7 +115,9 @@ def find_in_frames(frames: memoryview, first_entry: BatchRange, schedules: Sched
             first_entry = WHOLE_BATCH
         if schedule_id is None:
             continue
-        if not schedules.add(Scheduled(schedule_id, position, time_ms, due_ms[row], repeats)):
+        # A time that is long past would have any number of occurrences up to now.
+        start_ms = max(due_ms[row], time_ms) if repeats else due_ms[row]
+        if not schedules.add(Scheduled(schedule_id, position, time_ms, start_ms, repeats)):
             refused.add(row)
             rejects.append(RejectedEntry(position, entry, SCHEDULE_REFUSED, REFUSED_DETAIL))
     if not refused:
