@@ -48,6 +48,7 @@ _FOUND_BY = {
     "one-table-for-all": 7,
     "replaced-is-delivered": 6,
     "repeats-after-a-cancel": 120,
+    "rest-waits-for-a-message": 18,
 }
 
 

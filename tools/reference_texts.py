@@ -151,6 +151,11 @@ REASONS: dict[str, tuple[str, str]] = {
         "A later message with the same `ledgerlake.schedule` took its place.",
         "Nothing: this is what a schedule does.",
     ),
+    "no_occurrence": (
+        "The message repeats, but its rule has no occurrence from its start on: `ledgerlake.until` or the times of its "
+        "`ledgerlake.every` are past, or the clock of its zone never shows its times.",
+        "Correct the rule, and publish the message again.",
+    ),
     "expired": (
         "The message was released later than its `ledgerlake.expires`.",
         "Nothing, or find out why the pipeline was behind: see [troubleshooting](troubleshooting.md#delayed-messages-are-late).",

@@ -19,6 +19,7 @@ from ledgerlake.delay.schedules import (
     REPLACED,
     SCHEDULED,
     MarkedPositions,
+    Pauses,
     Repeating,
     Schedules,
     Step,
@@ -173,29 +174,37 @@ def test_what_waits_under_an_id_is_readable_by_later_releases_and_newer_ones_are
     first = '{"version": 1, "messages": [{"position": {"ledger_id": 7, "entry_id": 4}, "time_ms": 20, "deliver_ms": 500}]}'  # fmt: skip
     assert waiting_from_json(first) == [waiting(4, 20, 500)]
     golden = (
-        '{"version": 2, "messages": [{"position": {"ledger_id": 7, "entry_id": 4}, "time_ms": 20, "deliver_ms": 500,'
+        '{"version": 3, "messages": [{"position": {"ledger_id": 7, "entry_id": 4}, "time_ms": 20, "deliver_ms": 500,'
         ' "repeating": {"start_ms": 30, "occurrence": {"number": 3, "nominal_ms": 499, "due_ms": 500}, "ends_ms": 800,'
-        ' "ends_by": "replaced", "paused_ms": 70}}]}'
+        ' "ends_by": "replaced", "pauses": {"since_ms": 70, "ended_ms": [40, 60]}}}]}'
     )
-    repeating = Repeating(30, Occurrence(3, 499, 500), 800, REPLACED, 70)
+    repeating = Repeating(30, Occurrence(3, 499, 500), 800, REPLACED, Pauses(70, [40, 60]))
     assert waiting_from_json(golden) == [replace(waiting(4, 20, 500), repeating=repeating)]
     assert json.loads(waiting_to_json(waiting_from_json(golden))) == json.loads(golden)
+    second = golden.replace('"version": 3', '"version": 2')
+    second = second.replace('"pauses": {"since_ms": 70, "ended_ms": [40, 60]}', '"paused_ms": 70')
+    repeating = replace(repeating, pauses=Pauses(70))
+    assert waiting_from_json(second) == [replace(waiting(4, 20, 500), repeating=repeating)]
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
-        waiting_from_json('{"version": 3}')
+        waiting_from_json('{"version": 4}')
 
 
 def test_marks_in_state_are_readable_by_later_releases() -> None:
     golden = '{"version": 3, "cancels": [], "marked": {"replaced": {"7": "OjAAAAEAAAAAAAEAEAAAAAQACQA="}}}'
-    cancels, marked, paused_ms = cancels_from_json(golden)
-    assert (len(cancels), paused_ms) == (0, None)
+    cancels, marked, pauses = cancels_from_json(golden)
+    assert (len(cancels), pauses) == (0, Pauses())
     assert marked.take(Position(7, 9)) == REPLACED
     assert marked.take(Position(7, 9)) is None
     assert marked.take(Position(7, 4)) == REPLACED
     assert not marked
     marked.mark(Position(7, 4), REPLACED)
     marked.mark(Position(7, 9), REPLACED)
-    assert json.loads(cancels_to_json([], marked, 70)) == json.loads(golden) | {"version": 4, "paused_ms": 70}
-    assert cancels_from_json(cancels_to_json([], marked, 70))[2] == 70
+    pauses = Pauses(70, [40, 60])
+    fields = {"version": 5, "pauses": {"since_ms": 70, "ended_ms": [40, 60]}}
+    assert json.loads(cancels_to_json([], marked, pauses)) == json.loads(golden) | fields
+    assert cancels_from_json(cancels_to_json([], marked, pauses))[2] == pauses
+    fourth = json.loads(golden) | {"version": 4, "paused_ms": 70}
+    assert cancels_from_json(json.dumps(fourth))[2] == Pauses(70)
 
 
 def every_second(**more: str) -> Repetition:
@@ -278,12 +287,52 @@ def test_a_pause_lasts_over_micro_batches_and_is_of_the_messages_before_it() -> 
     schedules.pause("a", Position(7, 8), 6_500)
     later = Schedules(store, schedules.marked)
     assert numbers(later, position, every_second(), 8_000) == []
-    all_paused = Schedules(store, schedules.marked, 8_100)
+    all_paused = Schedules(store, schedules.marked, Pauses(8_100))
     all_paused.resume("a", Position(7, 9), 8_200)
     assert numbers(all_paused, position, every_second(), 9_000) == []
     all_paused.resume(None, Position(7, 10), 9_500)
-    assert all_paused.all_paused.since_ms is None
+    assert all_paused.pauses.since_ms is None
     assert numbers(all_paused, position, every_second(), 10_000) == [6]
+
+
+def test_a_pause_that_has_ended_is_kept_while_an_occurrence_waits_that_was_due_in_it() -> None:
+    store = Store()
+    schedules = Schedules(store, MarkedPositions())
+    position = repeating(schedules)
+    schedules.pause("a", Position(7, 5), 5_500)
+    schedules.resume("a", Position(7, 6), 7_000)
+    schedules.pause("a", Position(7, 7), 8_500)
+    assert schedules.advance("a", position, every_second(), 10_000) == Step(Occurrence(1, 5_000, 5_000), 6_000)
+    (left,) = store.messages["a"]
+    assert left.repeating is not None
+    assert left.repeating.pauses == Pauses(8_500, [5_500, 7_000])
+    later = Schedules(store, schedules.marked)
+    later.resume("a", Position(7, 8), 9_500)
+    assert numbers(later, position, every_second(), 10_000) == [4, 6]
+    (left,) = store.messages["a"]
+    assert left.repeating is not None
+    assert left.repeating.pauses == Pauses()
+
+
+def test_a_pause_in_which_nothing_can_be_due_is_not_kept() -> None:
+    store = Store()
+    schedules = Schedules(store, MarkedPositions())
+    repeating(schedules)
+    for entry_id in range(5, 2_000, 2):
+        schedules.pause("a", Position(7, entry_id), 1_000 + entry_id)
+        schedules.resume("a", Position(7, entry_id + 1), 1_001 + entry_id)
+    (waits,) = store.messages["a"]
+    assert waits.repeating is not None
+    assert waits.repeating.pauses == Pauses()
+
+
+def test_pauses_that_follow_each_other_are_one_and_a_clock_that_goes_back_makes_none() -> None:
+    pauses = Pauses()
+    for begin_ms, end_ms in ((10, 20), (20, 30), (40, 35), (25, 50)):
+        pauses.begin(begin_ms)
+        pauses.end(end_ms)
+    assert pauses == Pauses(None, [10, 50])
+    assert [due_ms for due_ms in (10, 11, 30, 50, 51) if pauses.holds_back(due_ms)] == [11, 30, 50]
 
 
 @pytest.mark.parametrize(

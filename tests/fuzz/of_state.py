@@ -139,9 +139,9 @@ def _judge_summary(data: bytes) -> int:
 
 
 def _judge_cancels(data: bytes) -> int:
-    cancels, marked, paused_ms = cancels_from_json(_text(data))
-    again, marked_again, paused_again_ms = cancels_from_json(cancels_to_json(cancels.all, marked, paused_ms))
-    assert paused_again_ms == paused_ms
+    cancels, marked, pauses = cancels_from_json(_text(data))
+    again, marked_again, pauses_again = cancels_from_json(cancels_to_json(cancels.all, marked, pauses))
+    assert pauses_again == pauses
     assert again.all == cancels.all
     assert marked_again.to_fields() == marked.to_fields()
     cancels.is_cancelled(Position(7, 3), -1, "k", 1_800_000_000_000)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ledgerlake.inspect import latest_rule
-from ledgerlake.inspect.latest_rule import MESSAGE, Finding, LatestMessages, Span, judge
+from ledgerlake.inspect.latest_rule import MESSAGE, REPEATS_US, Finding, LatestMessages, Span, judge
 
 SPANS = {0: Span((1, 10), (1, 99)), 1: Span((2, 0), (2, 99))}
 
@@ -139,3 +139,10 @@ def test_many_messages_of_few_keys_are_compared_as_plain_python_does(monkeypatch
     kept = latest.last_of_each()
     assert len(kept) == len(expected)
     assert judge(kept, np.concatenate(rows), SPANS) == Counter({Finding.RIGHT: len(expected)})
+
+
+def test_of_a_key_with_a_message_that_repeats_nothing_is_known() -> None:
+    repeats = message("a", 10, was_delayed=True, is_uncertain=True, time_us=REPEATS_US)
+    for sent in ([repeats], [repeats, message("a", 20)], [repeats, message("a", 20, was_delayed=True)]):
+        for rows in ([], [message("a", 10, time_us=30)], [message("a", 20)]):
+            assert found([*sent, message("b", 11)], [*rows, message("b", 11)]) == ["right", "undecided"]

@@ -8,7 +8,7 @@ from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.bucket import Bucket, Record
 from ledgerlake.delay.cancels import Cancel, Cancels
-from ledgerlake.delay.schedules import REPEATING, REPLACED, MarkedPositions
+from ledgerlake.delay.schedules import REPEATING, REPLACED, MarkedPositions, Pauses
 from ledgerlake.delay.segment import INDEX_SCHEMA, index_rows
 from ledgerlake.delay.snapshot import segment_to_bytes
 from ledgerlake.inspect.waiting_rows import _Decoder
@@ -25,7 +25,7 @@ def test_of_messages_whose_bytes_are_elsewhere_the_positions_are_listed_but_for_
     segment = segment_to_bytes(pa.RecordBatch.from_arrays(columns, schema=INDEX_SCHEMA))
     cancels = Cancels([Cancel("id", "1:1", Position(1, 9), 100, 10**9)])
     decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
-    decoder = _Decoder({SOURCE: Record([bucket])}, {SOURCE: (cancels, MarkedPositions(), None)}, decoding, 7000)
+    decoder = _Decoder({SOURCE: Record([bucket])}, {SOURCE: (cancels, MarkedPositions(), Pauses())}, decoding, 7000)
     rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
     listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
     assert [row["message_id"] for row in listed] == ["1:2"]
@@ -39,7 +39,7 @@ def test_a_message_that_was_replaced_is_left_out() -> None:
     marked = MarkedPositions()
     marked.mark(Position(1, 1), REPLACED)
     decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
-    decoder = _Decoder({SOURCE: Record([bucket])}, {SOURCE: (Cancels(), marked, None)}, decoding, 7000)
+    decoder = _Decoder({SOURCE: Record([bucket])}, {SOURCE: (Cancels(), marked, Pauses())}, decoding, 7000)
     rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
     listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
     assert [row["message_id"] for row in listed] == ["1:2"]
@@ -54,7 +54,7 @@ def test_of_a_message_that_repeats_the_next_occurrence_is_listed_and_its_entry_i
     # A cancel by the message id does not end it.
     cancels = Cancels([Cancel("id", "7:1", Position(7, 9), 100, 10**9)])
     decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
-    decoder = _Decoder({SOURCE: Record([bucket])}, {SOURCE: (cancels, marked, None)}, decoding, 7000)
+    decoder = _Decoder({SOURCE: Record([bucket])}, {SOURCE: (cancels, marked, Pauses())}, decoding, 7000)
     rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
     listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
     assert sorted((row["deliver_at"].timestamp(), row["value"]) for row in listed) == [(4.0, b"2"), (5.0, b"1")]

@@ -176,6 +176,8 @@ def _expect_repeating(one: Stored, rule: Rule, hit: Stored | None, pauses: list[
     expected = Expected()
     if hit is not None and end_ms is not None and start_ms > end_ms:
         return Expected(reject=_reason(hit))
+    if next(rule.occurrences(start_ms), None) is None:
+        return Expected(reject="no_occurrence")
     for number, nominal_ms in rule.occurrences(start_ms):
         if end_ms is not None and nominal_ms + rule.jitter_ms > end_ms and hit is not None:
             expected.reject = _reason(hit)

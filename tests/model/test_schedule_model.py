@@ -10,9 +10,10 @@ micro-batches: on the time of the one that releases the message.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from ledgerlake.decode.messages import WHOLE_BATCH
 from ledgerlake.decode.split import split_bundle
 from ledgerlake.delay.cancels import Cancels
 from ledgerlake.delay.tracker import DelaySettings
+from ledgerlake.operators import repeating
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.rows import StateSummary
 from ledgerlake.operators.stage_input import forward_bundles
@@ -257,8 +259,11 @@ def lapses_of(message: Message, messages: list[Message]) -> list[Lapse]:
     end_ms, reason = ends[0] if ends else (10**18, "")
     if start_ms > end_ms:
         return [Lapse(message, start_ms, None, reason)]
+    times_ms = message.occurrences_ms()
+    if not times_ms:
+        return [Lapse(message, start_ms, None, "no_occurrence")]
     lapses: list[Lapse] = []
-    for number, due_ms in enumerate(message.occurrences_ms(), 1):
+    for number, due_ms in enumerate(times_ms, 1):
         if due_ms > end_ms:
             return [*lapses, Lapse(message, due_ms, None, reason)]
         lapses.append(Lapse(message, due_ms, number))
@@ -411,4 +416,25 @@ def _numbered(value: bytes, properties: list[tuple[str, str]]) -> bytes:
 def test_no_cut_into_batches_and_no_kill_changes_what_becomes_of_schedules(start: int) -> None:
     plays = [play(seed) for seed in range(start, start + _AT_ONCE)]
     reasons = {reason for results in plays for reason in results.rejected}
-    assert reasons == {"replaced", "cancelled", "expired"}
+    assert reasons == {"replaced", "cancelled", "expired", "no_occurrence"}
+
+
+def test_no_limit_of_occurrences_changes_what_becomes_of_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a limit the last micro-batch is made again until nothing is left. So the micro-batch of a
+    release is not compared, nor what depends on it.
+    """
+    for seed in range(SEEDS // 5):
+        rng = random.Random(seed)
+        monkeypatch.setattr(repeating, "MOST_OVERDUE", rng.choice([1, 3]))
+        batches = cut(rng, [replace(message, catch_up=None, expires_ms=None) for message in life(rng)])
+        stage = Stage(Limits(), DelayOptions(settings=SMALL))
+        results = Results()
+        for batch in batches:
+            run_batch(stage, batch, rng, results)
+        while stage.states["schedule_blocks"].values:
+            run_batch(stage, batches[-1], rng, results)
+        delivered, rejected = expected(batches)
+        assert sorted(itertools.chain(*results.delivered)) == sorted(itertools.chain(*delivered)), seed
+        places = {message.value: message for batch in batches for message in batch.messages}
+        counts = Counter(reason for value, reason in rejected for _ in range(places[value].chunks))
+        assert {reason: len(places) for reason, places in results.rejected.items()} == counts, seed

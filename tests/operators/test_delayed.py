@@ -21,7 +21,7 @@ from ledgerlake.delay.cancels import Cancel, Cancels, cancels_from_json, cancels
 from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import OffsetError
-from ledgerlake.operators import bucket_folders, bucket_storage, delayed
+from ledgerlake.operators import bucket_folders, bucket_storage, delayed, repeating
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.rows import (
     STAGE_ROWS,
@@ -202,6 +202,41 @@ def test_many_messages_leave_in_few_rows() -> None:
     play(*(frame(number, 30 + number % 3) for number in range(500)), at_s=0)
     assert len(play(at_s=40)) == 500
     assert play.kinds == ["due", "summary"]
+
+
+def test_occurrences_beyond_the_limit_of_a_micro_batch_need_another_one_though_nothing_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(repeating, "MOST_OVERDUE", 3)
+    names = {"ledgerlake.schedule": "a", "ledgerlake.every": "PT1S", "ledgerlake.count": "9"}
+    properties = [pb.KeyValue(key=name, value=value) for name, value in names.items()]
+    play = Play()
+    play(frame(1, 1, properties=properties), events=[Scheduled("a", Position(1, 1), STORED_MS, STORED_MS + 1000, True)])
+    values: list[bytes] = []
+    at_s = 60
+    while play.summary.next_due_ms is not None:
+        values += play(at_s=at_s)
+        assert play.summary.more_due == (play.summary.next_due_ms is not None)
+        at_s += 1
+    assert values == [b"1:1"] * 9
+
+
+@pytest.mark.parametrize("paused", ["a", None])
+def test_the_limit_of_a_micro_batch_ends_no_pause(paused: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeating, "MOST_OVERDUE", 2)
+    names = {"ledgerlake.schedule": "a", "ledgerlake.every": "PT1S", "ledgerlake.count": "9"}
+    properties = [pb.KeyValue(key=name, value=value) for name, value in names.items()]
+    play = Play()
+    events = [
+        Scheduled("a", Position(1, 1), STORED_MS, STORED_MS + 1000, True),
+        PauseChanged(paused, Position(1, 2), STORED_MS + 4500, resumes=False),
+        PauseChanged(paused, Position(1, 3), STORED_MS + 7500, resumes=True),
+    ]
+    values = play(frame(1, 1, properties=properties), at_s=60, events=events)
+    while play.summary.next_due_ms is not None:
+        values += play(at_s=60)
+    assert len(values) == 6
+    assert not play.state("cancels")
 
 
 def test_a_large_message_waits_with_its_chunks_and_leaves_nothing() -> None:
@@ -534,16 +569,16 @@ def test_cancels_in_state_are_readable_by_later_releases_and_newer_ones_are_refu
     assert cancels.is_cancelled(Position(1, 4), -1, "a", 8)
     written = cancels_to_json([Cancel("id", "1:2:3", Position(1, 5), 7, 9)])
     assert json.loads(written) == {
-        "version": 4,
+        "version": 5,
         "cancels": [
             {"by": "id", "target": "1:2:3", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": 7, "until_ms": 9}
         ],
         "marked": {},
-        "paused_ms": None,
+        "pauses": {"since_ms": None, "ended_ms": []},
     }
     assert cancels_from_json(written)[0].is_cancelled(Position(1, 2), 3, None, 8)
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
-        cancels_from_json('{"version": 5}')
+        cancels_from_json('{"version": 6}')
 
 
 @pytest.fixture

@@ -10,11 +10,15 @@ from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, R
 from ledgerlake.assembly.rules import ChunkedMessageKey
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.delay.cancels import Cancel, Cancels
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.rows import RowKind, stage_row
 from ledgerlake.operators.stage_output import read_stage_rows
 from ledgerlake.options.source_options import parse_options
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire import commands
+from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.entries import single
@@ -144,6 +148,31 @@ def test_an_entry_that_is_read_again_and_is_not_delayed_any_more_is_delivered_an
         (decoded,) = judge.decode(DuePositions([Position(7, 0)], 10**12, {}))
         assert not isinstance(decoded, list)
         assert decoded["value"].to_pylist() == [b"of a topic that was created anew"]
+
+
+def test_occurrences_of_several_messages_come_together_in_their_order() -> None:
+    """One of the messages cannot be decoded."""
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=3, publish_time=5, deliver_at_time=1_000)
+    metadata.compression = pb.ZSTD
+    bad = commands.message(1, 7, 3, encode_entry(metadata, b"not compressed"))
+    frames = [frame(1, 1_000, schedule="a", every="PT1S"), frame(2, 1_000, schedule="b", every="PT1S"), bad]
+    order = [0, 1, 0, 2, 2, 1, 0]
+    repetitions = [Repetition(1_000 * number, {"ledgerlake.occurrence": str(number)}) for number in range(len(order))]
+    due = DueEntries(b"".join(frames[place] for place in order), 9_000, {}, repetitions=repetitions)
+    found: list[tuple[str, str]] = []
+    rejects: list[RejectedEntry] = []
+    with Peer() as peer:
+        for decoded in decoder(peer).decode(due):
+            if isinstance(decoded, list):
+                rejects += decoded
+                continue
+            for row in decoded.to_pylist(maps_as_pydicts="strict"):
+                assert row["message_id"] == f"{row['ledger_id']}:{row['entry_id']}"
+                assert row["deliver_at"].timestamp() == int(row["properties"]["ledgerlake.occurrence"])
+                found.append((row["message_id"], row["properties"]["ledgerlake.occurrence"]))
+    assert found == [("7:1", "0"), ("7:2", "1"), ("7:1", "2"), ("7:2", "5"), ("7:1", "6")]
+    assert [(str(reject.position), reject.reason) for reject in rejects] == [("7:3", "bad_compression")] * 2
+    assert all(reject.entry is not None for reject in rejects)
 
 
 def test_an_occurrence_has_the_time_when_it_was_due_and_the_properties_of_its_number() -> None:

@@ -112,12 +112,50 @@ def test_occurrences_behind_the_last_row_wait_with_the_rows_that_are_left() -> N
     assert sorted(index.again) == [(2_000, 7, 100), (3_000, 7, 101)]
 
 
+def test_a_micro_batch_keeps_a_limited_number_of_bytes_of_overdue_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeating, "OVERDUE_BYTES", 1)
+    index = Index(a="PT1S", b="PT1S")
+    rows = [(1_000, 100), (1_000, 101)]
+    assert index.released(3_000, index.rows(*rows)) == [(100, "1"), (100, "2"), (100, "3")]
+    assert sorted(index.again) == [(1_000, 7, 101), (4_000, 7, 100)]
+    assert index.released(3_000, index.rows((1_000, 101))) == [(101, "1"), (101, "2"), (101, "3")]
+
+
+def test_large_messages_go_back_into_the_index_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = Index()
+    groups: list[int] = []
+    for entry_id in range(100, 110):
+        schedule_id = f"s{entry_id}"
+        waits = WaitingMessage(Position(7, entry_id), 1_000, 1_000, Repeating(1_000))
+        index.schedules.put(schedule_id, waits)
+        index.frames[waits.position] = frame(entry_id, 1_000, schedule=schedule_id, every="PT1S", more="x" * 2**20)
+    monkeypatch.setattr(index, "add_again", lambda batch: groups.append(batch.num_rows))
+    messages = RepeatingMessages(index.schedules, 1_000, index)
+    parts = [*messages.in_order([index.rows(*[(1_000, entry_id) for entry_id in range(100, 110)])])]
+    assert (len(parts), groups) == (10, [1] * 10)
+
+
 def test_a_message_that_was_cancelled_among_overdue_occurrences_leaves_as_a_reject() -> None:
     index = Index(a="PT1S")
     index.schedules.advance("a", Position(7, 100), every_second(), 1_000)
     index.schedules.end("a", Position(7, 500), 2_400, "cancelled")
     assert index.released(9_000, index.rows((1_000, 100))) == [(100, "1"), (100, "2"), (100, "cancelled")]
     assert index.again == []
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"every": "PT1S", "until": "999"},
+        {"every": "R1/500/PT1S"},
+        {"every": "R/9000-12-31T23:00:00Z/PT1H", "until": "2000"},
+    ],
+)
+def test_a_message_without_any_occurrence_is_a_reject_when_it_starts(names: dict[str, str]) -> None:
+    index = Index(a="PT1S")
+    index.frames[Position(7, 100)] = frame(100, 1_000, None, schedule="a", **names)
+    assert index.released(1_000, index.rows((1_000, 100))) == [(100, "no_occurrence")]
+    assert (index.again, bool(index.schedules.marked)) == ([], False)
 
 
 def test_a_rule_that_this_release_refuses_makes_the_message_a_reject() -> None:

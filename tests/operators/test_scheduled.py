@@ -245,6 +245,15 @@ def test_a_delayed_message_with_a_rule_is_the_schedule_of_a_message_that_repeats
     assert events == [Scheduled("a", Position(7, 0), STORED_MS, STORED_MS + 9_000, repeats=True)]
 
 
+def test_a_message_that_repeats_counts_from_its_publish_time_if_the_broker_adds_none() -> None:
+    names = {"schedule": "a", "every": "PT1S"}
+    metadata = pb.MessageMetadata(
+        producer_name="p", sequence_id=1, publish_time=STORED_MS, deliver_at_time=9, properties=properties(names)
+    )
+    _, events = in_frames(commands.message(1, 7, 0, encode_entry(metadata, b"v")))
+    assert events == [Scheduled("a", Position(7, 0), STORED_MS, STORED_MS, repeats=True)]
+
+
 @pytest.mark.parametrize(
     ("names", "why"),
     [
@@ -260,6 +269,19 @@ def test_a_delayed_message_with_a_rule_that_cannot_be_used_is_a_reject(names: di
     (reject,) = found.rejects
     assert (reject.reason, events) == ("bad_schedule", [])
     assert why in reject.detail
+
+
+@pytest.mark.parametrize(
+    ("batch_range", "is_taken"),
+    [(BatchRange(until=0), True), (BatchRange(after=0), False), (BatchRange(after=0, until=3), False)],
+)
+def test_a_message_that_repeats_has_no_parts(batch_range: BatchRange, is_taken: bool) -> None:
+    """Some clients say the index 0 of a message that was sent alone."""
+    frames = frame(0, STORED_MS + 9_000, schedule="a", cron="0 9 * * *") + frame(1, STORED_MS + 9_000)
+    found, events = in_frames(frames, batch_range)
+    kept = [position.entry_id for position in entries_of(found.frames)]
+    assert (kept, found.first_entry, found.rejects) == ([0, 1] if is_taken else [1], WHOLE_BATCH, [])
+    assert bool(events) == is_taken
 
 
 @pytest.mark.parametrize("deliver_ms", [None, -5])

@@ -212,6 +212,21 @@ def test_a_message_that_was_rejected_twice_comes_once(tmp_path: Path) -> None:
     assert replay(settings).replayed == {}
 
 
+def test_occurrences_of_a_message_that_repeats_stay(tmp_path: Path) -> None:
+    """They have one position, by which a replay knows what a table has."""
+    settings = config(tmp_path, {"path": "t"})
+    for number, name in ((1, "every"), (2, "cron")):
+        for occurrence in ("1", "2"):
+            properties = [(f"ledgerlake.{name}", "PT1S"), ("ledgerlake.occurrence", occurrence)]
+            reject(settings, number, deliver_at=1_700_000_000_000_000, properties=properties)
+    reject(settings, 3, deliver_at=1_700_000_000_000_000, properties=[("ledgerlake.schedule", "a")])
+    reject(settings, 4, properties=[("ledgerlake.every", "PT1S"), ("ledgerlake.occurrence", "1")])
+    result = replay(settings)
+    assert (result.replayed, result.left) == ({"no_table": 2}, {"no_table": 4})
+    assert "repeats" in result.why["no_table"]
+    assert values(tmp_path, "t") == [b"3", b"4"]
+
+
 def test_rejects_of_topics_that_are_not_read_stay(tmp_path: Path) -> None:
     settings = config(tmp_path, {"path": "t"})
     reject(settings, 1)

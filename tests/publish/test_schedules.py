@@ -184,6 +184,8 @@ def test_a_schedule_that_repeats_has_its_rule_and_a_start_and_is_paused_by_its_i
         ({"count": 3}, "neither"),
         ({"cron": "* * * * *", "catch_up": "some"}, "all, last"),
         ({"cron": "* * * * *", "timezone": "Mars/Base"}, "time zone"),
+        ({"every": "R5/2020-01-01T00:00:00Z/P1D"}, "no occurrence"),
+        ({"every": "PT1H", "until": 1_700_000_000_000, "at": 1_699_000_000_000}, "no occurrence"),
     ],
 )
 def test_a_rule_that_cannot_be_used_is_refused_before_it_is_sent(arguments: dict[str, Any], why: str) -> None:
@@ -302,3 +304,13 @@ def test_a_message_is_not_moved_behind_its_expiry() -> None:
     metadata.properties.add(key="ledgerlake.expires", value="100")
     with pytest.raises(UsageError, match="expires before"):
         moved(encode_entry(metadata, b""), 101, 2, "q")
+
+
+def test_a_message_is_not_moved_behind_its_last_occurrence() -> None:
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, deliver_at_time=50)
+    names = {"schedule": "a", "every": "PT1H", "until": "4000000000000"}
+    for name, value in names.items():
+        metadata.properties.add(key=f"ledgerlake.{name}", value=value)
+    moved(encode_entry(metadata, b""), 4_000_000_000_000, 2, "q")
+    with pytest.raises(UsageError, match="no occurrence"):
+        moved(encode_entry(metadata, b""), 4_000_000_000_001, 2, "q")

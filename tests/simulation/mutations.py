@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.delay.schedules import REPLACED, Schedules
+from ledgerlake.operators.delayed import DelayedMessages
 from ledgerlake.pipeline import wakeups
 from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.pipeline.cursors import CursorKeeper
@@ -165,6 +166,11 @@ def _repeats_after_a_cancel(edges: Edges) -> None:
     edges.replace(Schedules, "advance", without_end)
 
 
+def _rest_waits_for_a_message(edges: Edges) -> None:
+    """No micro-batch is planned for occurrences that the last one has left."""
+    edges.replace(DelayedMessages, "_next_due_ms", lambda _, tracker: tracker.next_due_ms)
+
+
 MUTATIONS: dict[str, Callable[[Edges], None]] = {
     "cursors-before-spark": _cursors_before_spark,
     "batches-by-number": _batches_by_number,
@@ -178,4 +184,5 @@ MUTATIONS: dict[str, Callable[[Edges], None]] = {
     "one-table-for-all": _one_table_for_all,
     "replaced-is-delivered": _replaced_is_delivered,
     "repeats-after-a-cancel": _repeats_after_a_cancel,
+    "rest-waits-for-a-message": _rest_waits_for_a_message,
 }

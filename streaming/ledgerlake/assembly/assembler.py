@@ -106,8 +106,8 @@ class DueEntries:
     ``outputs`` are the outputs beside the table, with their mark-delete positions: an output does
     not get messages up to its position. ``first_entry`` says which messages of the first entry are
     due. ``clock_ms`` is the time of the micro-batch, None if it has none. ``repetitions`` has
-    one for each entry if the messages repeat, and their positions are distinct then; else it is
-    empty.
+    one for each entry if the messages repeat, and several entries may be of one message then; else it
+    is empty.
     """
 
     frames: Entry

@@ -14,8 +14,8 @@ Rules kept here:
     several have one target, those are kept that hit a message that the others do not; if the broker
     gives the time, that is the last one.
 
-Version 1 had no ``BATCH``, version 2 no marked positions (``delay.schedules``), version 3 no time when
-all schedules were paused.
+Version 1 had no ``BATCH``, version 2 no marked positions (``delay.schedules``), version 3 no pauses of
+all schedules, version 4 only the time of one that had not ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ledgerlake.delay.schedules import MarkedPositions
+from ledgerlake.delay.schedules import MarkedPositions, Pauses
 from ledgerlake.errors import UsageError
 from ledgerlake.stored.fields import parse_stored, stored
 from ledgerlake.wire.limits import MAX_SCHEDULE_CHARACTERS
@@ -34,7 +34,7 @@ from ledgerlake.wire.schedules import OCCURRENCE_PROPERTY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-VERSION = 4
+VERSION = 5
 CANCEL_PROPERTY = "ledgerlake.cancel"
 
 # Of one topic partition: the number of cancels, and the bytes of their targets.
@@ -150,16 +150,17 @@ def _needed(cancels: list[Cancel], now_ms: int) -> list[Cancel]:
 
 
 def cancels_to_json(
-    cancels: Iterable[Cancel], marked: MarkedPositions | None = None, paused_ms: int | None = None
+    cancels: Iterable[Cancel], marked: MarkedPositions | None = None, pauses: Pauses | None = None
 ) -> str:
     fields = {} if marked is None else marked.to_fields()
     listed = [asdict(cancel) for cancel in cancels]
-    return json.dumps({"version": VERSION, "cancels": listed, "marked": fields, "paused_ms": paused_ms})
+    stored_pauses = asdict(pauses or Pauses())
+    return json.dumps({"version": VERSION, "cancels": listed, "marked": fields, "pauses": stored_pauses})
 
 
-def cancels_from_json(text: str) -> tuple[Cancels, MarkedPositions, int | None]:
-    """Read cancels, and what is stored with them: marked positions, and when all schedules were
-    paused.
+def cancels_from_json(text: str) -> tuple[Cancels, MarkedPositions, Pauses]:
+    """Read cancels, and what is stored with them: marked positions, and the pauses of all
+    schedules.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.
@@ -167,7 +168,9 @@ def cancels_from_json(text: str) -> tuple[Cancels, MarkedPositions, int | None]:
     return parse_stored(text, "cancels", _from_fields, VERSION)
 
 
-def _from_fields(fields: dict[str, Any], version: int) -> tuple[Cancels, MarkedPositions, int | None]:
+def _from_fields(fields: dict[str, Any], version: int) -> tuple[Cancels, MarkedPositions, Pauses]:
     marked = MarkedPositions.from_fields(fields["marked"]) if version > 2 else MarkedPositions()
-    paused_ms = stored(int | None, fields["paused_ms"]) if version > 3 else None
-    return Cancels(stored(list[Cancel], fields["cancels"])), marked, paused_ms
+    pauses = stored(Pauses, fields["pauses"]) if version > 4 else Pauses()
+    if version == 4:
+        pauses = Pauses(stored(int | None, fields["paused_ms"]))
+    return Cancels(stored(list[Cancel], fields["cancels"])), marked, pauses

@@ -15,7 +15,8 @@ Rules kept here:
   - If a message that repeats is hit while an occurrence waits that was due before, that occurrence is
     delivered, with all others up to the time of the hit.
   - A pause holds back the occurrences that are due after the time when it was stored, up to the time
-    when its end was stored. They are not delivered later.
+    when its end was stored. They are not delivered later. A pause that has ended is kept while an
+    occurrence waits that was due before its end.
 
 A large message that its marker completes may come after a message that stands behind its chunks.
 ``put`` compares both ways, so the later one still replaces it.
@@ -33,6 +34,7 @@ from __future__ import annotations
 
 import base64
 import json
+from bisect import bisect_left
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,8 +52,8 @@ if TYPE_CHECKING:
 
     from ledgerlake.delay.repetition import Repetition
 
-# Version 1 had no ``repeating``.
-VERSION = 2
+# Version 1 had no ``repeating``, and version 2 only the time of a pause that had not ended.
+VERSION = 3
 
 SCHEDULED = "scheduled"
 REPEATING = "repeating"
@@ -59,6 +61,7 @@ REPEATING = "repeating"
 # Reasons of rejects.
 REPLACED = "replaced"
 CANCELLED = "cancelled"
+NO_OCCURRENCE = "no_occurrence"
 
 _REASONS = (REPLACED, CANCELLED)
 _MARKS = (SCHEDULED, REPEATING, *_REASONS)
@@ -67,20 +70,52 @@ _MARKS = (SCHEDULED, REPEATING, *_REASONS)
 MISSED_AFTER_MS = 60_000
 
 
+@dataclass(slots=True)
+class Pauses:
+    """The pauses of a message that repeats, or of all: when the one began that has not ended, and
+    begins and ends of earlier ones, in order, as long as an occurrence waits that was due within.
+    """
+
+    since_ms: int | None = None
+    ended_ms: list[int] = field(default_factory=list)
+
+    def begin(self, time_ms: int) -> None:
+        if self.since_ms is None:
+            self.since_ms = max([time_ms, *self.ended_ms[-1:]])
+
+    def end(self, time_ms: int) -> None:
+        since_ms, self.since_ms = self.since_ms, None
+        if since_ms is None or time_ms <= since_ms:
+            return
+        if self.ended_ms[-1:] == [since_ms]:
+            self.ended_ms[-1] = time_ms
+        else:
+            self.ended_ms += [since_ms, time_ms]
+
+    def holds_back(self, due_ms: int) -> bool:
+        """Return whether a time is after the begin of a pause, and not after its end."""
+        is_within = bisect_left(self.ended_ms, due_ms) % 2 == 1
+        return is_within or (self.since_ms is not None and self.since_ms < due_ms)
+
+    def forget_before(self, due_ms: int) -> None:
+        """Forget the pauses that ended before a time."""
+        del self.ended_ms[: bisect_left(self.ended_ms, due_ms) // 2 * 2]
+
+
 @dataclass(frozen=True, slots=True)
 class Repeating:
     """How far a message that repeats has come.
 
     ``start_ms`` is the time from which its rule counts, ``occurrence`` the one that waits in the
     index, None until the start. Occurrences that are due after ``ends_ms`` are not delivered, for
-    the reason ``ends_by``; those due after ``paused_ms`` neither, until the pause ends.
+    the reason ``ends_by``; those due in ``pauses`` neither.
     """
 
     start_ms: int
     occurrence: Occurrence | None = None
     ends_ms: int | None = None
     ends_by: str | None = None
-    paused_ms: int | None = None
+    pauses: Pauses = field(default_factory=Pauses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +137,12 @@ class WaitingMessage:
 @dataclass(frozen=True, slots=True)
 class Step:
     """What becomes of a message that repeats when it is due: the occurrence to deliver, if any, and
-    when the message is due again, None if it has ended.
+    when the message is due again, None if it has ended. ``is_empty``: it never had an occurrence.
     """
 
     delivered: Occurrence | None
     next_ms: int | None
+    is_empty: bool = False
 
 
 class ScheduleStore(Protocol):
@@ -224,37 +260,16 @@ def _bitmap(text: str) -> BitMap:
         raise ValueError("a damaged bitmap") from None
 
 
-@dataclass
-class Pause:
-    """The pauses of a micro-batch: those that have ended, and when the one began that has not."""
-
-    since_ms: int | None = None
-    ended: list[tuple[int, int]] = field(default_factory=list)
-
-    def begin(self, time_ms: int) -> None:
-        self.since_ms = time_ms if self.since_ms is None else self.since_ms
-
-    def end(self, time_ms: int) -> None:
-        if self.since_ms is not None:
-            self.ended.append((self.since_ms, time_ms))
-        self.since_ms = None
-
-    def holds_back(self, due_ms: int) -> bool:
-        is_within = any(since_ms < due_ms <= until_ms for since_ms, until_ms in self.ended)
-        return is_within or (self.since_ms is not None and self.since_ms < due_ms)
-
-
 class Schedules:
     """The schedules of one topic partition in one micro-batch.
 
     Args:
-        paused_ms: when all schedules were paused, None if they are not.
+        pauses: those of all schedules.
     """
 
-    def __init__(self, store: ScheduleStore, marked: MarkedPositions, paused_ms: int | None = None) -> None:
+    def __init__(self, store: ScheduleStore, marked: MarkedPositions, pauses: Pauses | None = None) -> None:
         self.marked = marked
-        self.all_paused = Pause(paused_ms)
-        self._paused: dict[Position, Pause] = {}
+        self.pauses = pauses or Pauses()
         self._store = store
 
     def put(self, schedule_id: str, message: WaitingMessage) -> None:
@@ -277,11 +292,11 @@ class Schedules:
 
     def pause(self, schedule_id: str | None, position: Position, time_ms: int) -> None:
         """Pause the message that repeats under an id, or all that repeat."""
-        self._change_pause(schedule_id, position, time_ms, Pause.begin)
+        self._change_pause(schedule_id, position, time_ms, Pauses.begin)
 
     def resume(self, schedule_id: str | None, position: Position, time_ms: int) -> None:
         """End a pause."""
-        self._change_pause(schedule_id, position, time_ms, Pause.end)
+        self._change_pause(schedule_id, position, time_ms, Pauses.end)
 
     def advance(self, schedule_id: str, position: Position, rule: Repetition, cutoff_ms: int) -> Step:
         """Return what becomes of a message that repeats and is due."""
@@ -299,7 +314,8 @@ class Schedules:
         next_due_ms = None if following is None or is_over else following.due_ms
         is_delivered = (
             current is not None
-            and not self._is_paused(message, current.due_ms)
+            and not self.pauses.holds_back(current.due_ms)
+            and not repeating.pauses.holds_back(current.due_ms)
             and not _is_skipped(current, rule.catch_up, next_due_ms, cutoff_ms)
         )
         if following is None or is_over:
@@ -308,15 +324,12 @@ class Schedules:
                 self.marked.mark(position, repeating.ends_by)
             del waiting[place]
         else:
+            repeating.pauses.forget_before(following.due_ms)
             later = replace(repeating, occurrence=following)
             waiting[place] = replace(message, deliver_ms=following.due_ms, repeating=later)
         self._store.store_repeating(schedule_id, waiting)
-        return Step(current if is_delivered else None, None if following is None else following.due_ms)
-
-    @property
-    def has_resumed(self) -> bool:
-        """Return whether a pause has ended in this micro-batch."""
-        return any(pause.ended for pause in (self.all_paused, *self._paused.values()))
+        next_ms = None if following is None else following.due_ms
+        return Step(current if is_delivered else None, next_ms, current is None and following is None)
 
     def repeats(self, position: Position) -> bool:
         """Return whether a message repeats, and was not hit."""
@@ -355,23 +368,17 @@ class Schedules:
         return waiting
 
     def _change_pause(
-        self, schedule_id: str | None, position: Position, time_ms: int, change: Callable[[Pause, int], None]
+        self, schedule_id: str | None, position: Position, time_ms: int, change: Callable[[Pauses, int], None]
     ) -> None:
         if schedule_id is None:
-            change(self.all_paused, time_ms)
+            change(self.pauses, time_ms)
             return
         waiting = self._store.load(schedule_id)
-        for place, message in _within_reach(waiting, position, time_ms):
+        for _, message in _within_reach(waiting, position, time_ms):
             if message.repeating is not None:
-                pause = self._paused.setdefault(message.position, Pause(message.repeating.paused_ms))
-                change(pause, time_ms)
-                waiting[place] = replace(message, repeating=replace(message.repeating, paused_ms=pause.since_ms))
+                change(message.repeating.pauses, time_ms)
+                message.repeating.pauses.forget_before(message.deliver_ms)
         self._store.store(schedule_id, waiting)
-
-    def _is_paused(self, message: WaitingMessage, due_ms: int) -> bool:
-        assert message.repeating is not None
-        own = self._paused.get(message.position, Pause(message.repeating.paused_ms))
-        return self.all_paused.holds_back(due_ms) or own.holds_back(due_ms)
 
 
 def _within_reach(
@@ -411,7 +418,15 @@ def waiting_from_json(text: str) -> list[WaitingMessage]:
 
 def _from_fields(fields: dict[str, Any], version: int) -> list[WaitingMessage]:
     messages = stored(list[dict[str, Any]], fields["messages"])
-    if version == 1:
-        messages = [message | {"repeating": None} for message in messages]
+    if version < 3:
+        messages = [message | {"repeating": _with_pauses(message.get("repeating"))} for message in messages]
     waiting: list[WaitingMessage] = stored(list[WaitingMessage], messages)
     return waiting
+
+
+def _with_pauses(repeating: Any) -> Any:
+    """Return the fields of ``Repeating`` that version 2 stored as they are now."""
+    if not isinstance(repeating, dict):
+        return repeating
+    others = {name: value for name, value in repeating.items() if name != "paused_ms"}
+    return others | {"pauses": {"since_ms": repeating["paused_ms"], "ended_ms": []}}

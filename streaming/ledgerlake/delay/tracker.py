@@ -131,7 +131,8 @@ class DelayedTracker:
     def next_due_ms(self) -> int | None:
         """Return when the next message is due; None if no message is delayed."""
         times_ms = [bucket.next_ms for bucket in self._buckets if bucket.waiting]
-        return min(times_ms + [pc.min(batch.column(0)).as_py() for batch in self._fresh], default=None)
+        added = [*self._fresh, *self._again]
+        return min(times_ms + [pc.min(batch.column(0)).as_py() for batch in added], default=None)
 
     @property
     def last_due_ms(self) -> int | None:

@@ -19,7 +19,7 @@ from ledgerlake.client.backoff import with_retries
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import TableError
-from ledgerlake.inspect.latest_rule import MESSAGE, NO_MESSAGES, LatestMessages, Span, judge
+from ledgerlake.inspect.latest_rule import MESSAGE, NO_MESSAGES, REPEATS_US, LatestMessages, Span, judge
 from ledgerlake.inspect.table_rows import entries_of
 from ledgerlake.operators.results import BatchSettings, TopicSchemas
 from ledgerlake.operators.table_writer import RowMaker
@@ -135,11 +135,12 @@ class CountingMessages:
         self._maker = maker
         self._rejected = packed(reject_entries)
 
-    def take(self, messages: pa.RecordBatch, *, were_delayed: bool) -> None:
+    def take(self, messages: pa.RecordBatch, *, were_delayed: bool, repeat: bool = False) -> None:
         """Take messages that are due.
 
         Args:
             were_delayed: they were held back until they were due.
+            repeat: they are due again and again.
 
         Raises:
             BrokerError, TransportError: a version of the schema cannot be read.
@@ -148,7 +149,9 @@ class CountingMessages:
             counting = _packed(rows, np.full(rows.num_rows, were_delayed))
             counting["partition"] = self.number
             counting["is_deletion"] = rows["is_null"].to_numpy(zero_copy_only=False)
-            counting["is_uncertain"] = np.isin(packed(entries_of(rows)), self._rejected)
+            counting["is_uncertain"] = repeat | np.isin(packed(entries_of(rows)), self._rejected)
+            if repeat:
+                counting["time_us"] = REPEATS_US
             self.latest.add(counting)
 
     def take_large(self, message: pa.RecordBatch, *, was_delayed: bool) -> None:

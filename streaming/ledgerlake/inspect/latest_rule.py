@@ -5,7 +5,8 @@ later than a plain one if it was due at or after that one's time. Between topic 
 decides. But a message of a later micro-batch is later whatever its time, and nothing tells the
 micro-batch of a message afterwards. So of several topic partitions the last message of each may be
 the latest, and so may a plain one beside a delayed one that was due later. A table that has another
-one of these than the time says is undecided, not wrong.
+one of these than the time says is undecided, not wrong. So is a key with a message that repeats:
+nothing tells when its last occurrence was delivered.
 
 Keys are known by hashes, topic partitions by numbers.
 """
@@ -41,6 +42,8 @@ MESSAGE = np.dtype(
         ("is_uncertain", bool),
     ]
 )
+# The time of a message that repeats: none is later.
+REPEATS_US = 2**62
 NO_MESSAGES: Messages = np.empty(0, dtype=MESSAGE)
 
 _POSITION = ["ledger_id", "entry_id", "batch_index"]

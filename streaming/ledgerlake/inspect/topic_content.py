@@ -102,11 +102,16 @@ def read_topic(
             were_delayed = piece.kind == PieceKind.DELAYED and reached_ms is not None
             if reached_ms is not None and were_delayed:
                 is_delayed = decoded.messages["deliver_at"].cast(pa.int64()).to_numpy() > reached_ms * 1000
-            for table in counting:
-                table.take(decoded.messages.filter(pa.array(~is_delayed)), were_delayed=were_delayed)
+            repeats = np.zeros(decoded.messages.num_rows, dtype=bool)
             if were_delayed:
-                # When they are due is known to their rule alone.
-                is_delayed[rows_with_property(decoded.messages["properties"], [CRON_PROPERTY, EVERY_PROPERTY])] = True
+                repeats[rows_with_property(decoded.messages["properties"], [CRON_PROPERTY, EVERY_PROPERTY])] = True
+            for table in counting:
+                table.take(decoded.messages.filter(pa.array(~is_delayed & ~repeats)), were_delayed=were_delayed)
+                if repeats.any():
+                    is_due = pa.array(~is_delayed & repeats)
+                    table.take(decoded.messages.filter(is_due), were_delayed=True, repeat=True)
+            # When they are due is known to their rule alone.
+            is_delayed |= repeats
             message_keys = keys_of(decoded.messages)
             keys.append(message_keys[~is_delayed])
             delayed.append(message_keys[is_delayed])

@@ -26,8 +26,8 @@ of a key are ``duplicate``, and rows of keys that the topic does not have are ``
                    which no occurrence is in the table
     early          rows that were delivered before they were due
     outdated       rows of a table with the latest messages that are not the latest of their key, or whose key was deleted
-    undecided      keys of such a table that nothing can decide: a large message, or one of an entry in rejects, may be the
-                   latest, or the micro-batches decided between two topic partitions
+    undecided      keys of such a table that nothing can decide: a large message, one of an entry in rejects, or one that
+                   repeats, may be the latest, or the micro-batches decided between two topic partitions
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.bucket import Record, record_from_json
 from ledgerlake.delay.cancels import Cancels, cancels_from_json
-from ledgerlake.delay.schedules import CANCELLED, REPEATING, REPLACED, MarkedPositions
+from ledgerlake.delay.schedules import CANCELLED, REPEATING, REPLACED, MarkedPositions, Pauses
 from ledgerlake.delay.segment import key_columns
 from ledgerlake.delay.snapshot import segment_from_bytes
 from ledgerlake.delay.storage import METADATA
@@ -153,7 +153,7 @@ class _Decoder:
     """
 
     records: dict[TopicPartition, Record]
-    cancels: dict[TopicPartition, tuple[Cancels, MarkedPositions, int | None]]
+    cancels: dict[TopicPartition, tuple[Cancels, MarkedPositions, Pauses]]
     decoding: Decoding
     until_ms: int
 

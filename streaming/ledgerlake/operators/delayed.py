@@ -23,8 +23,7 @@ long its producer delays it.
 
 A micro-batch of a pipeline releases the first ``MOST_DUE`` messages of a topic partition, and up to a
 row more. The others stay due, and the next micro-batch takes them: so plain messages do not wait
-until a million delayed ones are written. If a pause of messages that repeat ends, all leave at once:
-what it held back is known in that micro-batch alone.
+until a million delayed ones are written.
 """
 
 from __future__ import annotations
@@ -60,7 +59,15 @@ from ledgerlake.delay.cancels import (
     cancels_to_json,
 )
 from ledgerlake.delay.due_times import DueSpan, DueTimes
-from ledgerlake.delay.schedules import CANCELLED, REPLACED, MarkedPositions, Repeating, Schedules, WaitingMessage
+from ledgerlake.delay.schedules import (
+    CANCELLED,
+    REPLACED,
+    MarkedPositions,
+    Pauses,
+    Repeating,
+    Schedules,
+    WaitingMessage,
+)
 from ledgerlake.delay.segment import INDEX_SCHEMA, frame_sizes, index_rows, key_columns
 from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.errors import CorruptEntryError
@@ -302,11 +309,11 @@ class DelayedMessages:
         if self._repeated:
             yield Rejected(DELAYED_KNOWN, self._repeated)
         stored_cancels = _read_value(self._state.cancels)
-        cancels, marked, paused_ms = (
-            cancels_from_json(stored_cancels) if stored_cancels else (Cancels(), MarkedPositions(), None)
+        cancels, marked, pauses = (
+            cancels_from_json(stored_cancels) if stored_cancels else (Cancels(), MarkedPositions(), Pauses())
         )
         store = StoredSchedules(self._state.schedules, marked)
-        schedules = Schedules(store, marked, paused_ms)
+        schedules = Schedules(store, marked, pauses)
         has_schedules = self._apply_schedule_events(store, schedules)
         refused = self._add_cancels(cancels, tracker.last_due_ms)
         if refused:
@@ -321,28 +328,28 @@ class DelayedMessages:
             for position, batch_range in self._due_partial:
                 yield from self._take_partial(position, batch_range, release)
             yield from self._due_outcomes(tracker, schedules, cutoff_ms, release)
-            next_due_ms = tracker.next_due_ms
+        left_ms = tracker.next_due_ms
+        pauses.forget_before(sys.maxsize if left_ms is None else left_ms)
         if has_schedules and not marked:
             self._state.schedules.clear()
         elif has_schedules:
             store.save_repeating()
-        released_ms = cutoff_ms if next_due_ms is None else min(cutoff_ms, next_due_ms - 1)
+        released_ms = cutoff_ms if left_ms is None else min(cutoff_ms, left_ms - 1)
         self._store_cancels(cancels.needed_after(released_ms), schedules, stored_cancels)
 
     def _due_outcomes(
         self, tracker: DelayedTracker, schedules: Schedules, cutoff_ms: int, release: _Release
     ) -> Iterator[Outcome]:
         repeating = RepeatingMessages(schedules, cutoff_ms, tracker)
-        most = sys.maxsize if schedules.has_resumed else self._options.most_due
-        repeated: dict[Position, Repeated] = {}
+        repeated: list[Repeated] = []
         size = 0
-        for part in repeating.in_order(_combine(tracker.take_due(cutoff_ms, most))):
-            if not isinstance(part, Repeated) or part.position in repeated or size >= _ROW_BYTES:
+        for part in repeating.in_order(_combine(tracker.take_due(cutoff_ms, self._options.most_due))):
+            if not isinstance(part, Repeated) or size >= _ROW_BYTES:
                 yield from _repeated_entries(repeated, release)
-                repeated, size = {}, 0
+                repeated, size = [], 0
             if isinstance(part, Repeated):
                 self._released = self._released.and_more(_released(np.array([part.repetition.due_ms])))
-                repeated[part.position] = part
+                repeated.append(part)
                 size += len(part.frame)
             elif isinstance(part, Rejected):
                 yield part
@@ -480,9 +487,9 @@ class DelayedMessages:
         return Rejected(reason, [(chunk, self._kept_entries.take(chunk)) for chunk in message.positions])
 
     def _store_cancels(self, cancels: list[Cancel], schedules: Schedules, stored: str | None) -> None:
-        marked, paused_ms = schedules.marked, schedules.all_paused.since_ms
-        is_needed = cancels or marked or paused_ms is not None
-        text = cancels_to_json(cancels, marked, paused_ms) if is_needed else None
+        marked, pauses = schedules.marked, schedules.pauses
+        is_needed = cancels or marked or pauses.since_ms is not None
+        text = cancels_to_json(cancels, marked, pauses) if is_needed else None
         if text == stored:
             return
         if text is None:
@@ -578,14 +585,14 @@ def _of_repeating(frames: pa.Array) -> pa.Array:
     return pa.array([frame if may_repeat(frame) else None for frame in frames.to_pylist()], pa.binary())
 
 
-def _repeated_entries(repeated: dict[Position, Repeated], release: _Release) -> Iterator[DueEntries]:
+def _repeated_entries(repeated: list[Repeated], release: _Release) -> Iterator[DueEntries]:
     if repeated:
         yield DueEntries(
-            b"".join(message.frame for message in repeated.values()),
+            b"".join(message.frame for message in repeated),
             release.delivered_ms,
             release.outputs,
             clock_ms=release.clock_ms,
-            repetitions=[message.repetition for message in repeated.values()],
+            repetitions=[message.repetition for message in repeated],
         )
 
 

@@ -25,7 +25,7 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.large import decode_large, read_chunks
 from ledgerlake.decode.messages import Decoded, TopicPartition, decode_bundle, decode_entries
 from ledgerlake.decode.rejects import RejectedEntry, reject_rows
-from ledgerlake.decode.split import entries_of
+from ledgerlake.decode.split import placed_entries
 from ledgerlake.delay.cancels import Cancels
 from ledgerlake.delay.schedules import CANCELLED
 from ledgerlake.errors import CorruptEntryError
@@ -38,7 +38,7 @@ from ledgerlake.source.reread import read_again
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ledgerlake.options.source_options import SourceOptions
 
@@ -66,7 +66,9 @@ class OutcomeDecoder:
         Raises:
             BrokerError, TransportError: entries had to be read again and could not.
         """
-        if isinstance(outcome, DueEntries):
+        if isinstance(outcome, DueEntries) and outcome.repetitions:
+            yield from self._repeated(outcome)
+        elif isinstance(outcome, DueEntries):
             bundles = decode_bundle(
                 outcome.frames, self._topic_partition, first_entry=outcome.first_entry, **self._options.decoding
             )
@@ -127,22 +129,37 @@ class OutcomeDecoder:
     def _due(
         self, bundles: Iterable[Decoded], outcome: DueEntries | DuePositions
     ) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
-        repetitions = _repetitions(outcome)
         for decoded in bundles:
             messages = _with_delivery(decoded.messages.select(schema.MESSAGES.names), outcome.delivered_ms)
             frames = outcome.frames if isinstance(outcome, DueEntries) else None
-            # Only its id ends a message that repeats.
-            if not repetitions:
-                is_cancelled = cancelled_rows(messages, self.cancels)
-                if is_cancelled.any():
-                    yield cancelled_entries(messages.filter(pa.array(is_cancelled)), frames)
-                    messages = messages.filter(pa.array(~is_cancelled))
+            is_cancelled = cancelled_rows(messages, self.cancels)
+            if is_cancelled.any():
+                yield cancelled_entries(messages.filter(pa.array(is_cancelled)), frames)
+                messages = messages.filter(pa.array(~is_cancelled))
             messages, rejects = find_in_due(messages, frames, outcome.clock_ms)
             if rejects:
                 yield rejects
-            yield _repeated(messages, repetitions) if repetitions else with_occurrences(messages)
+            yield with_occurrences(messages)
             if decoded.rejects.num_rows:
                 yield [_rejected(row) for row in decoded.rejects.to_pylist()]
+
+    def _repeated(self, outcome: DueEntries) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
+        """Decode messages that repeat. Only its id ends one, so no cancel is asked for.
+
+        Several entries may have one position, so each has its number in place of it meanwhile.
+        """
+        placed = placed_entries(outcome.frames)
+        for decoded in self._decode_entries([(Position(0, number), entry) for number, (_, entry) in enumerate(placed)]):
+            messages = _with_delivery(decoded.messages.select(schema.MESSAGES.names), outcome.delivered_ms)
+            messages, rejects = find_in_due(messages, None, outcome.clock_ms)
+            rejects += [_rejected(row) for row in decoded.rejects.to_pylist()]
+            if rejects:
+                entries = [placed[reject.position.entry_id] for reject in rejects]
+                yield [
+                    replace(reject, position=position, entry=entry)
+                    for reject, (position, entry) in zip(rejects, entries, strict=True)
+                ]
+            yield _with_repetitions(messages, [position for position, _ in placed], outcome.repetitions)
 
     def _due_positions(self, outcome: DuePositions) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
         """Read due entries from the topic, and decode them a bundle at a time."""
@@ -209,20 +226,26 @@ def _with_delivery(messages: pa.RecordBatch, delivered_ms: int) -> pa.RecordBatc
     return messages.set_column(messages.schema.get_field_index("delivered_at"), "delivered_at", delivered_at)
 
 
-def _repetitions(outcome: DueEntries | DuePositions) -> dict[Position, Repetition]:
-    if isinstance(outcome, DuePositions) or not outcome.repetitions:
-        return {}
-    return dict(zip(entries_of(outcome.frames), outcome.repetitions, strict=True))
+def _with_repetitions(
+    messages: pa.RecordBatch, positions: Sequence[Position], repetitions: Sequence[Repetition]
+) -> pa.RecordBatch:
+    """Return messages with the properties of each repetition, and with the time when it was due.
 
-
-def _repeated(messages: pa.RecordBatch, repetitions: dict[Position, Repetition]) -> pa.RecordBatch:
-    """Return messages with the properties of each repetition, and with the time when it was due."""
-    places = zip(messages["ledger_id"].to_pylist(), messages["entry_id"].to_pylist(), strict=True)
-    of_rows = [repetitions[Position(*place)] for place in places]
-    messages = with_properties(messages, {row: repetition.properties for row, repetition in enumerate(of_rows)})
-    due_us = pa.array([repetition.due_ms * 1000 for repetition in of_rows], pa.int64())
-    place = messages.schema.get_field_index("deliver_at")
-    return messages.set_column(place, "deliver_at", due_us.cast(schema.TIMESTAMP))
+    Args:
+        positions, repetitions: of each message, by the number that it has as its entry id.
+    """
+    numbers = messages["entry_id"].to_pylist()
+    messages = with_properties(messages, {row: repetitions[number].properties for row, number in enumerate(numbers)})
+    columns = {
+        "message_id": [str(positions[number]) for number in numbers],
+        "ledger_id": [positions[number].ledger_id for number in numbers],
+        "entry_id": [positions[number].entry_id for number in numbers],
+        "deliver_at": [repetitions[number].due_ms * 1000 for number in numbers],
+    }
+    for name, values in columns.items():
+        place = messages.schema.get_field_index(name)
+        messages = messages.set_column(place, name, pa.array(values, schema.MESSAGES.field(name).type))
+    return messages
 
 
 def _rejected(row: dict[str, Any]) -> RejectedEntry:

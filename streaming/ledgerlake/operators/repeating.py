@@ -7,8 +7,9 @@ Rules kept here:
     the index, or, if it is due in this micro-batch already, comes again.
   - Messages and occurrences leave in the order of (time, ledger, entry).
   - A micro-batch delivers or skips at most ``MOST_OVERDUE`` occurrences of messages that are due more
-    than once in it. The others stay due, and the next micro-batches take them; as do those that come
-    after the last row, if the index has kept further rows for the next micro-batch.
+    than once in it, and keeps ``OVERDUE_BYTES`` of those messages. The others stay due, and the next
+    micro-batches take them; as do those that come after the last row, if the index has kept further
+    rows for the next micro-batch.
   - Only the metadata of a message is read: it holds the properties, and is neither compressed nor
     encrypted.
 """
@@ -16,7 +17,6 @@ Rules kept here:
 from __future__ import annotations
 
 import heapq
-import sys
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -24,7 +24,7 @@ import numpy as np
 from ledgerlake.assembly.assembler import Rejected, Repetition
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.repetition import TIMEZONE_DATA_VERSION, parse_repetition
-from ledgerlake.delay.schedules import REPEATING
+from ledgerlake.delay.schedules import NO_OCCURRENCE, REPEATING
 from ledgerlake.delay.segment import index_rows, key_at, key_columns
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.entry import peek_metadata
@@ -47,8 +47,12 @@ if TYPE_CHECKING:
 # The most occurrences of a micro-batch beyond the first one of each message.
 MOST_OVERDUE = 100_000
 
-# Rows for the index are passed on in groups of this many.
+# The most bytes of messages that are kept to be delivered again in the micro-batch.
+OVERDUE_BYTES = 32 * 1024 * 1024
+
+# Rows for the index are passed on in groups of this many, or of this many bytes.
 _GROUP_ROWS = 1_000
+_GROUP_BYTES = 1024 * 1024
 
 
 class Repeated(NamedTuple):
@@ -90,8 +94,10 @@ class RepeatingMessages:
         self._cutoff_ms = cutoff_ms
         self._index = index
         self._overdue: list[_Row] = []
-        self._left = sys.maxsize if schedules.has_resumed else MOST_OVERDUE
+        self._overdue_bytes = 0
+        self._left = MOST_OVERDUE
         self._later: list[_Row] = []
+        self._later_bytes = 0
 
     def in_order(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch | Repeated | Rejected]:
         """Yield the rows of other messages, and occurrences, in order. Use it up."""
@@ -140,7 +146,9 @@ class RepeatingMessages:
 
     def _take_overdue(self) -> Iterator[Repeated | Rejected]:
         self._left -= 1
-        yield from self._take(heapq.heappop(self._overdue))
+        row = heapq.heappop(self._overdue)
+        self._overdue_bytes -= len(row.frame)
+        yield from self._take(row)
 
     def _take(self, row: _Row) -> Iterator[Repeated | Rejected]:
         """Yield the occurrence of a row, if it is delivered, and keep the row for the next one. If the
@@ -161,23 +169,32 @@ class RepeatingMessages:
             return
         assert rule is not None
         step = self._schedules.advance(schedule_id, row.position, rule, self._cutoff_ms)
+        if step.is_empty:
+            yield Rejected(NO_OCCURRENCE, [(row.position, entry)])
         if step.delivered is not None:
             yield Repeated(row.position, row.frame, _repetition(step.delivered))
         if step.next_ms is None:
             return
         again = row._replace(due_ms=step.next_ms)
-        if step.next_ms <= self._cutoff_ms and len(self._overdue) < self._left:
+        if step.next_ms <= self._cutoff_ms and self._has_room(row.frame):
             heapq.heappush(self._overdue, again)
+            self._overdue_bytes += len(row.frame)
             return
         self._later.append(again)
-        if len(self._later) >= _GROUP_ROWS:
+        self._later_bytes += len(row.frame)
+        if len(self._later) >= _GROUP_ROWS or self._later_bytes >= _GROUP_BYTES:
             self._pass_on()
+
+    def _has_room(self, frame: bytes) -> bool:
+        """Return whether a message may be kept to be delivered again; one may, however large it is."""
+        has_bytes = not self._overdue or self._overdue_bytes + len(frame) <= OVERDUE_BYTES
+        return len(self._overdue) < self._left and has_bytes
 
     def _pass_on(self) -> None:
         if self._later:
             keys = [(row.due_ms, row.position.ledger_id, row.position.entry_id) for row in self._later]
             self._index.add_again(index_rows(keys, [row.frame for row in self._later]))
-        self._later = []
+        self._later, self._later_bytes = [], 0
 
 
 def _key(batch: pa.RecordBatch, row: int) -> tuple[int, Position]:

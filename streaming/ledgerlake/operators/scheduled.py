@@ -93,7 +93,7 @@ def find_in_frames(frames: memoryview, first_entry: BatchRange, schedules: Sched
     """Return a ``delayed`` piece, and add its schedules."""
     if _NAMES.search(frames) is None:
         return DelayedFrames(frames, first_entry)
-    found = DelayedFrames(frames, first_entry)
+    rejects: list[RejectedEntry] = []
     delayed = read_delayed(frames)
     due_ms, ends = delayed.due_ms.tolist(), delayed.frame_ends.tolist()
     refused: set[int] = set()
@@ -105,19 +105,27 @@ def find_in_frames(frames: memoryview, first_entry: BatchRange, schedules: Sched
             time_ms = read_stamp(memoryview(entry)).time_ms
         except CorruptEntryError as error:
             refused.add(row)
-            found.rejects.append(RejectedEntry(position, entry, error.reason, error.message))
+            rejects.append(RejectedEntry(position, entry, error.reason, error.message))
             continue
+        if repeats and row == 0 and first_entry.after is not None:
+            # It was sent alone, so it is the message that was read before.
+            refused.add(row)
+            continue
+        if repeats and row == 0:
+            first_entry = WHOLE_BATCH
         if schedule_id is None:
             continue
-        if not schedules.add(Scheduled(schedule_id, position, time_ms, due_ms[row], repeats)):
+        # A time that is long past would have any number of occurrences up to now.
+        start_ms = max(due_ms[row], time_ms) if repeats else due_ms[row]
+        if not schedules.add(Scheduled(schedule_id, position, time_ms, start_ms, repeats)):
             refused.add(row)
-            found.rejects.append(RejectedEntry(position, entry, SCHEDULE_REFUSED, REFUSED_DETAIL))
+            rejects.append(RejectedEntry(position, entry, SCHEDULE_REFUSED, REFUSED_DETAIL))
     if not refused:
-        return found
+        return DelayedFrames(frames, first_entry)
     spans = zip([0, *ends], ends, strict=False)
     kept = b"".join(frames[start:end] for row, (start, end) in enumerate(spans) if row not in refused)
     first = WHOLE_BATCH if 0 in refused else first_entry
-    return DelayedFrames(memoryview(kept), first, found.rejects)
+    return DelayedFrames(memoryview(kept), first, rejects)
 
 
 def find_in_messages(

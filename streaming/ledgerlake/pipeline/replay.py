@@ -44,6 +44,7 @@ from ledgerlake.decode.large import decode_large
 from ledgerlake.decode.messages import TopicPartition, decode_entries
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.decode.rejects import reject_rows
+from ledgerlake.delay.cancel_messages import rows_with_property
 from ledgerlake.errors import CheckpointError, CorruptEntryError, DecryptionError, SetupError, TableError
 from ledgerlake.operators.partition_writer import misfit_rejects
 from ledgerlake.operators.results import BatchSettings, data_file_from_dict
@@ -59,6 +60,7 @@ from ledgerlake.table.ordered_files import BufferedWriter, DataFile, packed
 from ledgerlake.table.spark_table import SparkTable
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.schedules import CRON_PROPERTY, EVERY_PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -333,8 +335,8 @@ class _Replay:
     def _entries(
         self, rejects: list[dict[str, Any]], source: TopicPartition
     ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """Return the messages of entries that can be decoded and are due, and for each message
-        which of the rejects it comes from.
+        """Return the messages of entries that can be decoded, are due and do not repeat, and for each
+        message which of the rejects it comes from.
         """
         raw = pa.array([reject["entry"] for reject in rejects], pa.binary())
         # Several rejects may be of one entry, so each gets a number of its own for a while.
@@ -346,8 +348,9 @@ class _Replay:
             bad.update(part.rejects["entry_id"].to_pylist())
         messages = pa.concat_tables(parts)
         numbers = messages["entry_id"].to_numpy()
-        early = _early(messages) if self._config.delay.enabled else np.zeros(len(numbers), dtype=bool)
-        is_whole = ~np.isin(numbers, [*bad, *numbers[early].tolist()])
+        if self._config.delay.enabled:
+            bad.update(numbers[_early(messages) | _repeat(messages)].tolist())
+        is_whole = ~np.isin(numbers, [*bad])
         messages, numbers = messages.filter(pa.array(is_whole)), numbers[is_whole]
         messages = self._delivered(_in_place(messages, [rejects[number] for number in numbers.tolist()]))
         (batch,) = messages.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema.MESSAGES)]
@@ -453,7 +456,7 @@ class _Replay:
 
 def _why(misfits: Sequence[Misfit]) -> str:
     if not misfits:
-        return "it cannot be decoded, is not due yet, or no table gets it anew"
+        return "it cannot be decoded, is not due yet, repeats, or no table gets it anew"
     return f"{misfits[0].reason}: {misfits[0].detail}"
 
 
@@ -487,6 +490,16 @@ def _early(messages: pa.Table) -> NDArray[np.bool_]:
     """Return a mask of the messages that are not due yet."""
     is_early: NDArray[np.bool_] = pc.fill_null(messages["deliver_at"].cast(pa.int64()), 0).to_numpy() > _now_us()
     return is_early
+
+
+def _repeat(messages: pa.Table) -> NDArray[np.bool_]:
+    """Return a mask of the messages that repeat. Their occurrences have one position, by which a
+    replay knows messages.
+    """
+    repeats = np.zeros(messages.num_rows, dtype=bool)
+    repeats[rows_with_property(messages["properties"].combine_chunks(), [CRON_PROPERTY, EVERY_PROPERTY])] = True
+    is_delayed: NDArray[np.bool_] = messages["deliver_at"].is_valid().to_numpy()
+    return repeats & is_delayed
 
 
 def _now_us() -> int:

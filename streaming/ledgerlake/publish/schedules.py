@@ -20,7 +20,7 @@ from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.client.topics import full_name, join_partition
 from ledgerlake.delay.cancels import CANCEL_PROPERTY
-from ledgerlake.delay.repetition import parse_repetition
+from ledgerlake.delay.repetition import occurrences, parse_repetition
 from ledgerlake.errors import CorruptEntryError, LedgerlakeError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.large_messages import LargeMessageProducer
@@ -63,12 +63,14 @@ def moved(entry: bytes, at_ms: int, sequence_id: int, producer_name: str) -> byt
     is compressed or encrypted.
 
     Raises:
-        UsageError: it expires before it would be due.
+        UsageError: it expires before it would be due, or does not repeat any more then.
     """
     parsed = parse_entry(entry)
-    expires_ms = parse_schedule(properties_of(parsed.metadata)).expires_ms
+    properties = properties_of(parsed.metadata)
+    expires_ms = parse_schedule(properties).expires_ms
     if expires_ms is not None and expires_ms < at_ms:
         raise UsageError("it expires before that time; schedule it anew, with another expiry")
+    _check_occurs(properties, at_ms)
     metadata = pb.MessageMetadata()
     metadata.CopyFrom(parsed.metadata)
     metadata.deliver_at_time = at_ms
@@ -172,6 +174,8 @@ class Schedules:
             raise UsageError(error.message) from None
         at = int(time.time() * 1000) if at is None and repeats else at
         deliver_at_ms = None if at is None else _time_ms(at, "at")
+        if deliver_at_ms is not None:
+            _check_occurs(own, deliver_at_ms)
         if deliver_at_ms is not None and expires_ms is not None and expires_ms < deliver_at_ms:
             raise UsageError("expires is before the message is due, so it would never be delivered")
         return self._send(self.partition_of(schedule_id), value, {**(properties or {}), **own}, key, deliver_at_ms)
@@ -250,6 +254,17 @@ def _checked(schedule_id: str) -> str:
         return checked_schedule_id(schedule_id)
     except CorruptEntryError as error:
         raise UsageError(error.message) from None
+
+
+def _check_occurs(properties: Mapping[str, object], start_ms: int) -> None:
+    """Check that a message has an occurrence from a time on, if it repeats."""
+    rule = parse_repetition(properties)
+    if rule is None:
+        return
+    # A broker that stores it later than its start counts from then.
+    start_ms = max(start_ms, int(time.time() * 1000))
+    if next(occurrences(rule, str(properties[SCHEDULE_PROPERTY]), start_ms), None) is None:
+        raise UsageError("its rule has no occurrence from its start on, so it would never be delivered")
 
 
 def _span(span: str | timedelta | None) -> str | None:

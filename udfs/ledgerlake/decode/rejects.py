@@ -48,6 +48,7 @@ REASONS = (
     "malformed_marker",
     "cancelled",
     "replaced",
+    "no_occurrence",
     "expired",
     "entry_trimmed",
     "delayed_trimmed",

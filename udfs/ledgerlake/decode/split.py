@@ -130,9 +130,14 @@ def only_entry(frames: pa.Buffer | memoryview) -> tuple[Position, memoryview]:
 
 def entries_of(frames: bytes | memoryview) -> dict[Position, bytes]:
     """Return the stored entries of a piece by position."""
+    return dict(placed_entries(frames))
+
+
+def placed_entries(frames: bytes | memoryview) -> list[tuple[Position, bytes]]:
+    """Return the stored entries of a piece, each with its position, which several may have."""
     buffer, entries = read_entry_table(frames)
     rows = entries[:, [k.E_LEDGER, k.E_ENTRY, k.E_START, k.E_END]].tolist()
-    return {Position(ledger_id, entry_id): bytes(buffer.data[start:end]) for ledger_id, entry_id, start, end in rows}
+    return [(Position(ledger_id, entry_id), bytes(buffer.data[start:end])) for ledger_id, entry_id, start, end in rows]
 
 
 def _broker_ms(raw: memoryview) -> int | None:
