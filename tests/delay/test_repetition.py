@@ -261,6 +261,7 @@ def test_nothing_begins_after_the_year_9000(properties: dict[str, str], start_ms
         ({"cron": "* * * * *", "every": "P1D"}, "cron and ledgerlake.every"),
         ({"count": "5"}, "ledgerlake.count is on a message with neither"),
         ({"timezone": UTC}, "ledgerlake.timezone is on a message with neither"),
+        ({"every": "P1D", "expires": "5"}, "ledgerlake.until ends a repetition"),
         ({"every": "R5/P1D", "count": "5"}, "number after R"),
         ({"cron": b"\xff"}, "ledgerlake.cron is not UTF-8"),
         ({"every": "P1D", "count": 5}, "ledgerlake.count is not UTF-8"),

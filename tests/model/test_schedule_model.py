@@ -176,7 +176,7 @@ def _repeating(rng: random.Random, message: Message) -> Message:
         until_ms=message.time_ms + rng.choice([-1, 4_000, 9_999]) if has_end else None,
         jitter_ms=rng.choice([0, 0, 700, 9_000]),
         catch_up=rng.choice([None, "all", "last", "none"]),
-        expires_ms=message.time_ms + rng.choice([2_000, 20_000]) if rng.random() < 0.1 else None,
+        expires_ms=None,
     )
 
 

@@ -10,7 +10,7 @@
     ledgerlake.jitter     a duration up to one day: an occurrence is due up to so much later
     ledgerlake.catchup    all, last or none of the occurrences that a stop delayed are delivered; all if it is missing
 
-A message has ``cron`` or ``every``, and the others only with one of them. A value that cannot be
+A message has ``cron`` or ``every``, the others only with one of them, and no ``expires``. A value that cannot be
 understood makes the message a reject; no value stands for another one.
 
 Rules kept here:
@@ -46,6 +46,7 @@ from ledgerlake.wire.schedules import (
     COUNT_PROPERTY,
     CRON_PROPERTY,
     EVERY_PROPERTY,
+    EXPIRES_PROPERTY,
     JITTER_PROPERTY,
     REPETITION_PROPERTIES,
     TIMEZONE_PROPERTY,
@@ -118,6 +119,11 @@ def parse_repetition(properties: Mapping[str, object]) -> Repetition | None:
             raise bad_schedule(f"{name} is not UTF-8 text")
     if not texts:
         return None
+    if EXPIRES_PROPERTY in properties:
+        raise bad_schedule(
+            f"{EXPIRES_PROPERTY} is on a message that repeats; {UNTIL_PROPERTY} ends a repetition, and {CATCH_UP_PROPERTY} says "
+            "what is delivered late"
+        )
     if CRON_PROPERTY in texts and EVERY_PROPERTY in texts:
         raise bad_schedule(f"{CRON_PROPERTY} and {EVERY_PROPERTY} are on one message; it may have one of them")
     if CRON_PROPERTY not in texts and EVERY_PROPERTY not in texts:
