@@ -14,7 +14,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-import yaml
 from tools import prose, reference
 
 from ledgerlake import cli
@@ -161,15 +160,6 @@ def _spark_options() -> set[str]:
         if name
     }
     return ours | set(INSTEAD) | set(WITHOUT_EFFECT) | {"checkpointLocation"}
-
-
-@of_language("yaml")
-def test_alerts_name_metrics_that_are_served(block: Block) -> None:
-    served = {name for name, *_ in reference.metrics()}
-    rules = [rule for group in yaml.safe_load(block.text)["groups"] for rule in group["rules"]]
-    assert rules
-    for rule in rules:
-        assert set(re.findall(r"ledgerlake_\w+", rule["expr"])) <= served
 
 
 @pytest.mark.spark
