@@ -21,12 +21,12 @@ all schedules, version 4 only the time of one that had not ended.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ledgerlake.delay.schedules import MarkedPositions, Pauses
 from ledgerlake.errors import UsageError
-from ledgerlake.stored.fields import parse_stored, stored
+from ledgerlake.stored.fields import fields_of, parse_stored, stored
 from ledgerlake.wire.limits import MAX_SCHEDULE_CHARACTERS
 from ledgerlake.wire.message_id import ChunkMessageId, MessageId, Position, parse_message_id
 from ledgerlake.wire.schedules import OCCURRENCE_PROPERTY
@@ -152,10 +152,9 @@ def _needed(cancels: list[Cancel], now_ms: int) -> list[Cancel]:
 def cancels_to_json(
     cancels: Iterable[Cancel], marked: MarkedPositions | None = None, pauses: Pauses | None = None
 ) -> str:
-    fields = {} if marked is None else marked.to_fields()
-    listed = [asdict(cancel) for cancel in cancels]
-    stored_pauses = asdict(pauses or Pauses())
-    return json.dumps({"version": VERSION, "cancels": listed, "marked": fields, "pauses": stored_pauses})
+    marks = {} if marked is None else marked.to_fields()
+    data = {"version": VERSION, "cancels": list(cancels), "marked": marks, "pauses": pauses or Pauses()}
+    return json.dumps(data, default=fields_of)
 
 
 def cancels_from_json(text: str) -> tuple[Cancels, MarkedPositions, Pauses]:

@@ -35,14 +35,14 @@ from __future__ import annotations
 import base64
 import json
 from bisect import bisect_left
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from pyroaring import BitMap
 
 from ledgerlake.delay.repetition import CatchUp, Occurrence, occurrences
-from ledgerlake.stored.fields import parse_stored, stored
+from ledgerlake.stored.fields import fields_of, parse_stored, stored
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -404,7 +404,7 @@ def _is_skipped(occurrence: Occurrence, catch_up: CatchUp, next_due_ms: int | No
 
 def waiting_to_json(messages: list[WaitingMessage]) -> str:
     """Write messages that repeat."""
-    return json.dumps({"version": VERSION, "messages": [asdict(message) for message in messages]})
+    return json.dumps({"version": VERSION, "messages": messages}, default=fields_of)
 
 
 def waiting_from_json(text: str) -> list[WaitingMessage]:
