@@ -12,14 +12,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ledgerlake.delay.snapshot import metadata_from_bytes, segment_from_bytes
+from ledgerlake.delay.storage import METADATA
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
+    from ledgerlake.delay.bucket import Bucket
     from ledgerlake.delay.snapshot import SegmentMetadata
 
 _SPANS_IN_DOUBLING = 2
+
+# The messages of a bucket with so many segments are read to count them by when they are due, since the
+# first message of a segment says little about the others. A bucket with more is a matter of percents.
+_FEW_SEGMENTS = 4
 MOST_PARTS = 256
 
 
@@ -53,6 +61,11 @@ class DueTimes:
         starts = np.arange(0, len(times_ms), size)
         return cls(times_ms[starts], np.diff(np.append(starts, len(times_ms))))
 
+    @property
+    def count(self) -> int:
+        """Return how many messages these are."""
+        return int(self.counts.sum())
+
     def of_last(self, count: int, next_ms: int) -> DueTimes:
         """Return those of the last messages, of which the next one is due at ``next_ms``."""
         # The messages after each part.
@@ -61,6 +74,23 @@ class DueTimes:
         first_ms, counts = self.first_ms[part:].copy(), self.counts[part:].copy()
         first_ms[0], counts[0] = next_ms, count - later[part]
         return DueTimes(first_ms, counts)
+
+
+def due_times(bucket: Bucket, get_segment: Callable[[int, int], bytes]) -> DueTimes:
+    """Return when the messages of a bucket are due, at least of the segments with messages that wait.
+
+    Args:
+        get_segment: as ``delay.storage.SnapshotStorage.get_segment``; asked for what ``needed`` says.
+    """
+    snapshots = [get_segment(bucket.bucket_id, number) for number in needed(bucket)]
+    if bucket.segments > _FEW_SEGMENTS:
+        return DueTimes.of(metadata_from_bytes(snapshots[0]))
+    return DueTimes.of_messages(np.concatenate([segment_from_bytes(data).column(0).to_numpy() for data in snapshots]))
+
+
+def needed(bucket: Bucket) -> Sequence[int]:
+    """Return the numbers of the snapshots that ``due_times`` reads."""
+    return [METADATA] if bucket.segments > _FEW_SEGMENTS else range(bucket.segment, bucket.segments + 1)
 
 
 def due_spans(times: Sequence[DueTimes]) -> list[DueSpan]:

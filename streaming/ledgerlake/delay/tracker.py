@@ -34,7 +34,7 @@ from pyroaring import BitMap
 
 from ledgerlake.decode.sorted_runs import count_through
 from ledgerlake.delay.bucket import Bucket, Record
-from ledgerlake.delay.due_times import DueTimes, due_spans
+from ledgerlake.delay.due_times import due_spans, due_times
 from ledgerlake.delay.merge import shared_queue, smallest_neighbours
 from ledgerlake.delay.segment import (
     DEFAULT_MAX_INDEXES,
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ledgerlake.delay.due_times import DueSpan
+    from ledgerlake.delay.due_times import DueSpan, DueTimes
     from ledgerlake.delay.segment import Key
     from ledgerlake.delay.storage import SnapshotStorage
 
@@ -71,10 +71,6 @@ FRESH_MESSAGES = 200_000
 
 # The mutable buckets are sealed within a ledger range at this many times the least size.
 _OVERFULL = 10
-
-# The messages of a bucket with so many segments are read to count them by when they are due, since the
-# first message of a segment says little about the others. A bucket with more is a matter of percents.
-_FEW_SEGMENTS = 4
 
 
 @dataclass(frozen=True)
@@ -149,8 +145,10 @@ class DelayedTracker:
         """
         buckets = [bucket for bucket in self._buckets if bucket.waiting]
         for bucket in buckets:
-            if bucket.bucket_id not in known:
-                known[bucket.bucket_id] = self._due_times(bucket)
+            times = known.get(bucket.bucket_id)
+            # A micro-batch that is run again has messages again that had left.
+            if times is None or times.count < bucket.waiting:
+                known[bucket.bucket_id] = due_times(bucket, self._storage.get_segment)
         return due_spans([known[bucket.bucket_id].of_last(bucket.waiting, bucket.next_ms) for bucket in buckets])
 
     @property
@@ -270,14 +268,6 @@ class DelayedTracker:
             data = self._storage.get_segment(bucket.bucket_id, METADATA)
             self._metadata[bucket.bucket_id] = metadata_from_bytes(data)
         return self._metadata[bucket.bucket_id]
-
-    def _due_times(self, bucket: Bucket) -> DueTimes:
-        """Return when the messages of a bucket are due; those of a few segments more precisely."""
-        if bucket.segments > _FEW_SEGMENTS:
-            return DueTimes.of(self._load_metadata(bucket))
-        # Also those that have left: a micro-batch that is run again has them again.
-        segments = [self._read(bucket, number) for number in range(1, bucket.segments + 1)]
-        return DueTimes.of_messages(np.concatenate([key_columns(segment)[0] for segment in segments]))
 
     def _load_next(self, bucket: Bucket) -> pa.RecordBatch:
         """Return the delayed messages of a bucket's first unfinished segment."""

@@ -5,25 +5,25 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as f
 
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.delay.bucket import Record, record_from_json
 from ledgerlake.delay.cancels import cancels_from_json
-from ledgerlake.delay.due_times import DueTimes
-from ledgerlake.delay.snapshot import SegmentMetadata, metadata_from_bytes
-from ledgerlake.delay.storage import METADATA
+from ledgerlake.delay.due_times import DueTimes, due_times, needed
+from ledgerlake.delay.storage import METADATA, missing
 from ledgerlake.inspect.open_messages import last_batch, read_state
 from ledgerlake.operators.bucket_folders import open_folder
+from ledgerlake.operators.bucket_storage import segments_of_block
 from ledgerlake.pipeline.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import SparkSession
 
+    from ledgerlake.delay.bucket import Bucket
     from ledgerlake.options.config import Config
 
 # Upper ends of the horizon's steps.
@@ -78,18 +78,18 @@ def waiting_messages(spark: SparkSession, config: Config) -> list[WaitingMessage
         _source(row): len(cancels_from_json(row.value["cancels"])[0])
         for row in read_state(spark, config, "cancels", batch_id).collect()
     }
-    metadata = _metadata(spark, config, batch_id)
-    partitions = []
-    for row in read_state(spark, config, "index", batch_id).collect():
-        source = _source(row)
-        record = record_from_json(row.value["record"])
-        partitions.append(_describe(source, record, partial(metadata, source), cancels.get(source, 0), now_ms))
+    records = _records(spark, config, batch_id)
+    times = _due_times(spark, config, batch_id, records)
+    partitions = [
+        _describe(source, record, times, cancels.get(source, 0), now_ms) for source, record in records.items()
+    ]
     return sorted(partitions, key=lambda partition: partition.topic_partition)
 
 
 def due_counts(spark: SparkSession, config: Config, span_ms: int) -> dict[int, int]:
-    """Count the delayed messages by when they are due, to the precision of a segment; no message is
-    read. Messages that were cancelled count too.
+    """Count the delayed messages by when they are due: to the precision of a segment, which is some
+    minutes or, of few messages, more; exactly if a bucket has few. Messages that were cancelled count
+    too.
 
     Args:
         span_ms: the length of the spans.
@@ -101,47 +101,83 @@ def due_counts(spark: SparkSession, config: Config, span_ms: int) -> dict[int, i
         SetupError, OffsetError: as ``waiting_messages``.
     """
     batch_id = last_batch(config)
-    metadata = _metadata(spark, config, batch_id)
+    records = _records(spark, config, batch_id)
+    times = _due_times(spark, config, batch_id, records)
     counts: Counter[int] = Counter()
-    for row in read_state(spark, config, "index", batch_id).collect():
-        source, record = _source(row), record_from_json(row.value["record"])
-        for bucket in (bucket for bucket in record.buckets if bucket.waiting):
-            times = DueTimes.of(metadata(source, bucket.bucket_id)).of_last(bucket.waiting, bucket.next_ms)
-            for time_ms, count in zip(times.first_ms.tolist(), times.counts.tolist(), strict=True):
+    for record in records.values():
+        for bucket in _waiting_buckets(record):
+            left = times[bucket.bucket_id].of_last(bucket.waiting, bucket.next_ms)
+            for time_ms, count in zip(left.first_ms.tolist(), left.counts.tolist(), strict=True):
                 counts[time_ms - time_ms % span_ms] += count
     return dict(counts)
 
 
-def _metadata(
-    spark: SparkSession, config: Config, batch_id: int | None
-) -> Callable[[TopicPartition, int], list[SegmentMetadata]]:
-    """Return a function that gets a bucket's metadata by its topic partition and id."""
+def _records(spark: SparkSession, config: Config, batch_id: int | None) -> dict[TopicPartition, Record]:
+    rows = read_state(spark, config, "index", batch_id).collect()
+    return {_source(row): record_from_json(row.value["record"]) for row in rows}
+
+
+def _waiting_buckets(record: Record) -> list[Bucket]:
+    return [bucket for bucket in record.buckets if bucket.waiting]
+
+
+def _due_times(
+    spark: SparkSession, config: Config, batch_id: int | None, records: dict[TopicPartition, Record]
+) -> dict[int, DueTimes]:
+    """Return when the messages of the buckets are due, by the bucket's id."""
+    buckets = {source: _waiting_buckets(record) for source, record in records.items()}
     folder = config.delay_options.folder
     if folder is not None:
         query_id = str(Checkpoint(config.checkpoint_place).log.query_id())
+        times: dict[int, DueTimes] = {}
+        for source, of_source in buckets.items():
+            storage = open_folder(folder, source, query_id, [bucket.bucket_id for bucket in of_source])
+            times |= {bucket.bucket_id: due_times(bucket, storage.get_segment) for bucket in of_source}
+        return times
+    by_id = {bucket.bucket_id: bucket for of_source in buckets.values() for bucket in of_source}
+    return _due_times_in_state(spark, config, batch_id, by_id)
 
-        def from_folder(source: TopicPartition, bucket_id: int) -> list[SegmentMetadata]:
-            storage = open_folder(folder, source, query_id, [bucket_id])
-            return metadata_from_bytes(storage.get_segment(bucket_id, METADATA))
 
-        return from_folder
-    rows = read_state(spark, config, "snapshots", batch_id).where(f"user_map_key.number = {METADATA}").collect()
-    values = {row.user_map_key["bucket_id"]: bytes(row.user_map_value["snapshot"]) for row in rows}
-    return lambda _source, bucket_id: metadata_from_bytes(values[bucket_id])
+def _due_times_in_state(
+    spark: SparkSession, config: Config, batch_id: int | None, buckets: dict[int, Bucket]
+) -> dict[int, DueTimes]:
+    few = [bucket_id for bucket_id, bucket in buckets.items() if METADATA not in needed(bucket)]
+    is_needed = f.col("user_map_key.number") == METADATA
+    if few:
+        is_needed |= f.col("user_map_key.bucket_id").isin(few)
+    snapshots: dict[int, dict[int, bytes]] = {}
+    times: dict[int, DueTimes] = {}
+    # The segments hold the messages themselves, so they are not collected.
+    for row in read_state(spark, config, "snapshots", batch_id).where(is_needed).toLocalIterator():
+        bucket = buckets.get(row.user_map_key["bucket_id"])
+        number, value = row.user_map_key["number"], bytes(row.user_map_value["snapshot"])
+        if bucket is None or number < METADATA:
+            continue
+        values = [value] if number == METADATA else segments_of_block(value)
+        found = {place: data for place, data in enumerate(values, number) if place in needed(bucket)}
+        of_bucket = snapshots.setdefault(bucket.bucket_id, {})
+        of_bucket |= found
+        if found and len(of_bucket) == len(needed(bucket)):
+            times[bucket.bucket_id] = due_times(bucket, lambda bucket_id, number: snapshots[bucket_id][number])
+            del snapshots[bucket.bucket_id]
+    for bucket_id, bucket in buckets.items():
+        if bucket_id not in times:
+            raise missing(bucket_id, needed(bucket)[0])
+    return times
 
 
 def _describe(
     source: TopicPartition,
     record: Record,
-    metadata: Callable[[int], list[SegmentMetadata]],
+    times: dict[int, DueTimes],
     cancels: int,
     now_ms: int,
 ) -> WaitingMessages:
-    buckets = [bucket for bucket in record.buckets if bucket.waiting]
+    buckets = _waiting_buckets(record)
     horizon = dict.fromkeys([*_HORIZON_MS, _BEYOND], 0)
     for bucket in buckets:
-        times = DueTimes.of(metadata(bucket.bucket_id)).of_last(bucket.waiting, bucket.next_ms)
-        for time_ms, count in zip(times.first_ms.tolist(), times.counts.tolist(), strict=True):
+        left = times[bucket.bucket_id].of_last(bucket.waiting, bucket.next_ms)
+        for time_ms, count in zip(left.first_ms.tolist(), left.counts.tolist(), strict=True):
             horizon[_step(time_ms - now_ms)] += count
     return WaitingMessages(
         topic_partition=join_partition(source.topic, source.partition),
