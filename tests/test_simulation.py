@@ -47,8 +47,8 @@ _FOUND_BY = {
     "outbox-before-ownership": 203,
     "one-table-for-all": 7,
     "replaced-is-delivered": 6,
-    "repeats-after-a-cancel": 120,
-    "rest-waits-for-a-message": 18,
+    "repeats-after-a-cancel": 6,
+    "rest-waits-for-a-message": 12,
 }
 
 

@@ -33,6 +33,7 @@ from ledgerlake.client import cluster, session
 from ledgerlake.decode import kernels
 from ledgerlake.errors import LedgerlakeError
 from ledgerlake.operators import bucket_storage, repeating, stateful
+from ledgerlake.options import config as configs
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.failures import cause_of
 from ledgerlake.pipeline.pipeline import Pipeline
@@ -120,8 +121,9 @@ class Edges:
         self.replace(pyspark.TaskContext, "get", lambda: self.world.current.process.root.session.sparkContext)  # type: ignore[attr-defined]
         self.replace(stateful, "_frame", lambda *rows: Rows([tuple(row) for row in rows]))
         self.replace(kernels, "is_kept", lambda: True)
-        # So that stops leave more occurrences than a micro-batch delivers.
+        # So that stops leave more messages and occurrences than a micro-batch delivers.
         self.replace(repeating, "MOST_OVERDUE", 1)
+        self.replace(configs, "MOST_DUE", 1)
         # Compression takes a fifth of a history's time, and none of what is judged.
         new_file = FileWriter._new_file
         self.replace(FileWriter, "_new_file", lambda writer, _codec: new_file(writer, "none"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.delay.schedules import REPLACED, Schedules
-from ledgerlake.operators.delayed import DelayedMessages
+from ledgerlake.operators.results import PartitionResult
 from ledgerlake.pipeline import wakeups
 from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.pipeline.cursors import CursorKeeper
@@ -167,8 +167,8 @@ def _repeats_after_a_cancel(edges: Edges) -> None:
 
 
 def _rest_waits_for_a_message(edges: Edges) -> None:
-    """No micro-batch is planned for occurrences that the last one has left."""
-    edges.replace(DelayedMessages, "_next_due_ms", lambda _, tracker: tracker.next_due_ms)
+    """No micro-batch is planned for messages that the last one has left."""
+    edges.replace(PartitionResult, "wakeup_time_ms", property(lambda result: result.summary.next_due_ms))
 
 
 MUTATIONS: dict[str, Callable[[Edges], None]] = {
