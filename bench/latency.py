@@ -241,23 +241,40 @@ def _now() -> bytes:
     return repr(time.time()).encode()
 
 
+class AddedFiles:
+    """The files of a table by the commits that brought new rows: those of upkeep hold rows again."""
+
+    def __init__(self, table: Path) -> None:
+        self._table = table
+        self._version = -1
+
+    def files(self) -> list[Path]:
+        """Those that were added since the last call."""
+        added: list[Path] = []
+        while (commit := self._table / "_delta_log" / f"{self._version + 1:020}.json").exists():
+            actions = [json.loads(line) for line in commit.read_text().splitlines()]
+            if not any("remove" in action for action in actions):
+                added += [self._table / action["add"]["path"] for action in actions if "add" in action]
+            self._version += 1
+        return added
+
+
 def watch(folder: Path, seconds: int) -> tuple[float, list[Seen]]:
     """Look at the table until all that is published in so many seconds from now is in it; now, and
     what was seen.
     """
-    table = DeltaTable(str(folder / "messages"))
-    known = set(table.file_uris())
+    added = AddedFiles(folder / "messages")
+    added.files()
     messages_seen: list[Seen] = []
     began_s = now_s = newest_s = time.time()
     while newest_s < began_s + seconds:
         if now_s > began_s + seconds + _PATIENCE_S:
             raise SystemExit(f"{len(messages_seen)} messages came in {seconds + _PATIENCE_S} s")
         time.sleep(_POLL_S)
-        table.update_incremental()
+        files = added.files()
         now_s = time.time()
-        for uri in set(table.file_uris()) - known:
-            known.add(uri)
-            values = pq.read_table(uri.removeprefix("file://"), columns=["value"])["value"].to_pylist()
+        for file in files:
+            values = pq.read_table(file, columns=["value"])["value"].to_pylist()
             sent_s = [float(value) for value in values]
             newest_s = max([newest_s, *sent_s])
             messages_seen += [(publish_time_s, now_s) for publish_time_s in sent_s]

@@ -29,10 +29,9 @@ from statistics import quantiles
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 from tests.live.runtime import Runtime, start_runtime, to_toml
 
-from bench.latency import run_pipeline, take, watch
+from bench.latency import AddedFiles, run_pipeline, take, watch
 from bench.throughput import WorkerMemory
 from ledgerlake.runtime.java import cache_folder
 
@@ -197,20 +196,18 @@ class _BurstWatch(threading.Thread):
         super().__init__(daemon=True)
         self.plain_seen: list[Seen] = []
         self.released_s = 0.0
-        self._table = DeltaTable(str(folder / "messages"))
+        self._added = AddedFiles(folder / "messages")
         self._missing = messages
         self._until_s = due_s + _PATIENCE_S
         self._running = running
 
     def run(self) -> None:
-        known: set[str] = set()
         while self._missing and time.time() < self._until_s and self._running.poll() is None:
             time.sleep(_POLL_S)
-            self._table.update_incremental()
+            files = self._added.files()
             now_s = time.time()
-            for uri in set(self._table.file_uris()) - known:
-                known.add(uri)
-                rows = pq.read_table(uri.removeprefix("file://"), columns=["value", "deliver_at"])
+            for file in files:
+                rows = pq.read_table(file, columns=["value", "deliver_at"])
                 self._missing -= rows.num_rows - rows["deliver_at"].null_count
                 plain = rows.filter(rows["deliver_at"].is_null())["value"].to_pylist()
                 self.plain_seen += [(float(value), now_s) for value in plain]
