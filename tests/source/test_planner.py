@@ -531,6 +531,28 @@ def test_a_run_with_a_fixed_end_goes_on_while_messages_are_left_due(
     assert planning.plan() is None
 
 
+def test_a_run_with_a_fixed_end_ends_though_the_topic_is_gone_of_which_a_message_repeats(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.add(single(b"a"))
+    path = str(tmp_path / "wakes")
+    clock = [NOW_MS]
+    monkeypatch.setattr(planner, "_clock_ms", lambda: clock[0])
+    reader = pattern_reader(peer, wakes=path)
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    reader.stop()
+    peer.is_deleted = True
+    restarted = pattern_reader(peer, wakes=path)
+    _readers.append(restarted)
+    restarted.prepareForTriggerAvailableNow()
+    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS - 1000})
+    first = restarted.latestOffset(end, ReadAllAvailable())
+    assert from_json(first)[TOPIC].clock_ms == NOW_MS
+    clock[0] += 5000
+    save_wakeup_times(Place(path), 2, {TOPIC: NOW_MS + 1000})
+    assert restarted.latestOffset(first, ReadAllAvailable()) == first
+
+
 def test_messages_that_are_not_delayed_wait_for_the_trigger_but_no_call_waits_for_long(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

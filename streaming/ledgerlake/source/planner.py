@@ -84,7 +84,7 @@ class Planner:
         self._empty_starts: dict[str, PartitionOffset] = {}
         self._cursors = SourceCursors(self._cluster, options)
         self._fixed_end: Offset | None = None
-        self._fixed_clocks_ms: dict[str, int] | None = None
+        self._fixed_clocks_ms: dict[str, int] = {}
         self._clocks = BrokerClocks(self._cluster)
         self._trigger = None if options.trigger_ms is None else TriggerTimes(options.trigger_ms)
         self._awaited_ms: dict[str, int] | None = None
@@ -291,8 +291,8 @@ class Planner:
                 result[name] = replace(result[name], clock_ms=max(clock_ms, (start[name].clock_ms or 0) + 1))
         if self._options.needs_wakeups:
             for name in moved:
-                if result[name].index is None and result[name].time_ms is not None:
-                    result[name] = replace(result[name], clock_ms=to_wake.get(name) or self._now_ms(name))
+                if name not in to_wake and result[name].index is None and result[name].time_ms is not None:
+                    result[name] = replace(result[name], clock_ms=self._fixed_or_now_ms(name))
         return result
 
     def _with_empty(self, start: Offset, ends: Offset) -> Offset:
@@ -390,8 +390,12 @@ class Planner:
         return to_wake
 
     def _fixed_or_now_ms(self, name: str) -> int:
-        fixed_ms = (self._fixed_clocks_ms or {}).get(name)
-        return self._now_ms(name) if fixed_ms is None else fixed_ms
+        """Return the time; if the end is fixed, the same each time."""
+        if self._fixed_end is None:
+            return self._now_ms(name)
+        if name not in self._fixed_clocks_ms:
+            self._fixed_clocks_ms[name] = self._now_ms(name)
+        return self._fixed_clocks_ms[name]
 
     def _now_ms(self, name: str) -> int:
         """Return the time by the clock of a topic partition's broker; by this machine's, if the broker
