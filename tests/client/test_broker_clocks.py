@@ -84,5 +84,9 @@ def test_a_broker_that_does_not_tell_is_not_asked_all_the_time() -> None:
 def test_a_topic_that_is_gone_has_no_clock() -> None:
     with Peer(is_deleted=True, clock_ms=broker_ms) as peer:
         cluster = Cluster(ClientSettings(peer.url))
-        assert BrokerClocks(cluster).now_ms(TOPIC, None) is None
+        clocks = BrokerClocks(cluster)
+        assert clocks.now_ms(TOPIC, None) is None
+        asked = len(peer.requests)
+        assert clocks.now_ms(TOPIC, None) is None
+        assert len(peer.requests) == asked, "nor is it asked all the time"
         cluster.close()

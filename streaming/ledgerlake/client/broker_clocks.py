@@ -15,7 +15,7 @@ import re
 import time
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -36,11 +36,12 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d
 @dataclass(frozen=True)
 class _Reading:
     """A broker's clock when this machine's monotonic clock showed ``read_s``; None if the broker did not
-    tell.
+    tell. ``asked_s`` is when it was last asked, maybe in vain.
     """
 
     clock_ms: int | None
     read_s: float
+    asked_s: float
 
     def now_ms(self, now_s: float) -> int | None:
         return None if self.clock_ms is None else self.clock_ms + int((now_s - self.read_s) * 1000)
@@ -62,22 +63,22 @@ class BrokerClocks:
             session: the open session with that broker, if there is one.
         """
         known = self._of_topics.get(topic_partition) if session is None else self._of_sessions.get(session)
-        if known is None or time.monotonic() - known.read_s > _LASTS_S:
-            known = self._read(topic_partition) or self._of_topics.get(topic_partition, known)
-        if known is None:
-            known = _Reading(None, time.monotonic())
+        if known is None or time.monotonic() - known.asked_s > _LASTS_S:
+            known = self._ask(topic_partition)
+            if session is not None:
+                self._of_sessions[session] = known
         self._of_topics[topic_partition] = known
         return known.now_ms(time.monotonic())
 
-    def _read(self, topic_partition: str) -> _Reading | None:
+    def _ask(self, topic_partition: str) -> _Reading:
+        """Ask the broker of a topic partition; if that fails, what was known of it still counts."""
         reader = EntryReader(self._cluster, topic_partition, AFTER_ALL, read_compacted=False)
         try:
             with suppress(LedgerlakeError):
-                reading = _Reading(milliseconds_of(reader.connected_since()), time.monotonic())
-                if reader.session is not None:
-                    self._of_sessions[reader.session] = reading
-                return reading
-            return None
+                clock_ms, read_s = milliseconds_of(reader.connected_since()), time.monotonic()
+                return _Reading(clock_ms, read_s, read_s)
+            now_s = time.monotonic()
+            return replace(self._of_topics.get(topic_partition, _Reading(None, now_s, now_s)), asked_s=now_s)
         finally:
             reader.close()
 
