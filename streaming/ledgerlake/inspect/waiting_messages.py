@@ -75,10 +75,10 @@ def waiting_messages(spark: SparkSession, config: Config) -> list[WaitingMessage
     """
     now_ms, batch_id = int(time.time() * 1000), last_batch(config)
     cancels = {
-        _source(row): len(cancels_from_json(row.value["cancels"])[0])
+        source_of(row): len(cancels_from_json(row.value["cancels"])[0])
         for row in read_state(spark, config, "cancels", batch_id).collect()
     }
-    records = _records(spark, config, batch_id)
+    records = stored_records(spark, config, batch_id)
     times = _due_times(spark, config, batch_id, records)
     partitions = [
         _describe(source, record, times, cancels.get(source, 0), now_ms) for source, record in records.items()
@@ -101,7 +101,7 @@ def due_counts(spark: SparkSession, config: Config, span_ms: int) -> dict[int, i
         SetupError, OffsetError: as ``waiting_messages``.
     """
     batch_id = last_batch(config)
-    records = _records(spark, config, batch_id)
+    records = stored_records(spark, config, batch_id)
     times = _due_times(spark, config, batch_id, records)
     counts: Counter[int] = Counter()
     for record in records.values():
@@ -112,9 +112,14 @@ def due_counts(spark: SparkSession, config: Config, span_ms: int) -> dict[int, i
     return dict(counts)
 
 
-def _records(spark: SparkSession, config: Config, batch_id: int | None) -> dict[TopicPartition, Record]:
+def stored_records(spark: SparkSession, config: Config, batch_id: int | None) -> dict[TopicPartition, Record]:
+    """Return the records of the buckets in the state.
+
+    Raises:
+        OffsetError: a newer release wrote one.
+    """
     rows = read_state(spark, config, "index", batch_id).collect()
-    return {_source(row): record_from_json(row.value["record"]) for row in rows}
+    return {source_of(row): record_from_json(row.value["record"]) for row in rows}
 
 
 def _waiting_buckets(record: Record) -> list[Bucket]:
@@ -196,7 +201,8 @@ def _step(ahead_ms: int) -> str:
     return next((name for name, end_ms in _HORIZON_MS.items() if ahead_ms <= end_ms), _BEYOND)
 
 
-def _source(row: Any) -> TopicPartition:
+def source_of(row: Any) -> TopicPartition:
+    """Return the topic partition of a row of the state."""
     return TopicPartition(row.key["topic"], row.key["partition"])
 
 

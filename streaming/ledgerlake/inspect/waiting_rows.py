@@ -23,13 +23,13 @@ import pyarrow.compute as pc
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.split import entries_of
-from ledgerlake.delay.bucket import Record, record_from_json
 from ledgerlake.delay.cancels import Cancels, cancels_from_json
 from ledgerlake.delay.schedules import CANCELLED, REPEATING, REPLACED, MarkedPositions, Pauses
 from ledgerlake.delay.segment import key_columns
 from ledgerlake.delay.snapshot import segment_from_bytes
 from ledgerlake.delay.storage import METADATA
 from ledgerlake.inspect.open_messages import last_batch, read_state
+from ledgerlake.inspect.waiting_messages import source_of, stored_records
 from ledgerlake.operators.bucket_folders import open_folder
 from ledgerlake.operators.bucket_storage import segments_of_block
 from ledgerlake.operators.cancelled import cancelled_rows
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from ledgerlake.delay.bucket import Bucket
+    from ledgerlake.delay.bucket import Bucket, Record
     from ledgerlake.options.config import Config
     from ledgerlake.options.source_options import Decoding
     from ledgerlake.stored.places import Place
@@ -100,12 +100,9 @@ def _of_state(
     from pyspark.sql.pandas.types import from_arrow_schema
 
     batch_id = last_batch(config)
-    records = {
-        _source(row): record_from_json(row.value["record"])
-        for row in read_state(spark, config, "index", batch_id).collect()
-    }
+    records = stored_records(spark, config, batch_id)
     cancels = {
-        _source(row): cancels_from_json(row.value["cancels"])
+        source_of(row): cancels_from_json(row.value["cancels"])
         for row in read_state(spark, config, "cancels", batch_id).collect()
     }
     decoder = _Decoder(records, cancels, config.source.decoding, until_ms)
@@ -122,10 +119,6 @@ def _of_state(
         lambda rows: (batch for found in decoder.of_folder(rows, folder, query_id) for batch in read(decoder, *found)),
         from_arrow_schema(columns),
     )
-
-
-def _source(row: Any) -> TopicPartition:
-    return TopicPartition(row.key["topic"], row.key["partition"])
 
 
 def _blocks(spark: SparkSession, config: Config, batch_id: int | None) -> DataFrame:
