@@ -27,7 +27,7 @@ _SPANS_IN_DOUBLING = 2
 
 # The messages of a bucket with so many segments are read to count them by when they are due, since the
 # first message of a segment says little about the others. A bucket with more is a matter of percents.
-_FEW_SEGMENTS = 4
+FEW_SEGMENTS = 4
 MOST_PARTS = 256
 
 
@@ -83,14 +83,14 @@ def due_times(bucket: Bucket, get_segment: Callable[[int, int], bytes]) -> DueTi
         get_segment: as ``delay.storage.SnapshotStorage.get_segment``; asked for what ``needed`` says.
     """
     snapshots = [get_segment(bucket.bucket_id, number) for number in needed(bucket)]
-    if bucket.segments > _FEW_SEGMENTS:
+    if bucket.segments > FEW_SEGMENTS:
         return DueTimes.of(metadata_from_bytes(snapshots[0]))
     return DueTimes.of_messages(np.concatenate([segment_from_bytes(data).column(0).to_numpy() for data in snapshots]))
 
 
 def needed(bucket: Bucket) -> Sequence[int]:
     """Return the numbers of the snapshots that ``due_times`` reads."""
-    return [METADATA] if bucket.segments > _FEW_SEGMENTS else range(bucket.segment, bucket.segments + 1)
+    return [METADATA] if bucket.segments > FEW_SEGMENTS else range(bucket.segment, bucket.segments + 1)
 
 
 def due_spans(times: Sequence[DueTimes]) -> list[DueSpan]:

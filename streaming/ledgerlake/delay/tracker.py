@@ -34,7 +34,7 @@ from pyroaring import BitMap
 
 from ledgerlake.decode.sorted_runs import count_through
 from ledgerlake.delay.bucket import Bucket, Record
-from ledgerlake.delay.due_times import due_spans, due_times
+from ledgerlake.delay.due_times import FEW_SEGMENTS, DueTimes, due_spans, due_times
 from ledgerlake.delay.merge import shared_queue, smallest_neighbours
 from ledgerlake.delay.segment import (
     DEFAULT_MAX_INDEXES,
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ledgerlake.delay.due_times import DueSpan, DueTimes
+    from ledgerlake.delay.due_times import DueSpan
     from ledgerlake.delay.segment import Key
     from ledgerlake.delay.storage import SnapshotStorage
 
@@ -109,6 +109,7 @@ class DelayedTracker:
         self._again: list[pa.RecordBatch] = []
         self._segments: dict[int, tuple[int, pa.RecordBatch]] = {}
         self._metadata: dict[int, list[SegmentMetadata]] = {}
+        self._due_times: dict[int, DueTimes] = {}
         self.outputs = dict(record.outputs)
         storage.start()
         for bucket_id in record.doomed:
@@ -148,7 +149,8 @@ class DelayedTracker:
             times = known.get(bucket.bucket_id)
             # A micro-batch that is run again has messages again that had left.
             if times is None or times.count < bucket.waiting:
-                known[bucket.bucket_id] = due_times(bucket, self._storage.get_segment)
+                written = self._due_times.get(bucket.bucket_id)
+                known[bucket.bucket_id] = written or due_times(bucket, self._storage.get_segment)
         return due_spans([known[bucket.bucket_id].of_last(bucket.waiting, bucket.next_ms) for bucket in buckets])
 
     @property
@@ -379,6 +381,7 @@ class DelayedTracker:
             return []
         metadata = content.metadata
         self._metadata[bucket_id] = metadata
+        self._due_times[bucket_id] = content.due_times
         count = sum(segment.count for segment in metadata)
         times_ms = (metadata[0].min_ms, metadata[-1].max_ms)
         return [Bucket(bucket_id, content.first, content.last, len(metadata), count, *times_ms, sealed)]
@@ -398,12 +401,22 @@ class _BucketContent:
         self.metadata: list[SegmentMetadata] = []
         self.first: Position | None = None
         self.last: Position | None = None
+        self._times_ms: list[NDArray[np.int64]] = []
+
+    @property
+    def due_times(self) -> DueTimes:
+        """Return what ``due_times`` reads of the bucket."""
+        is_small = len(self.metadata) <= FEW_SEGMENTS
+        return DueTimes.of_messages(np.concatenate(self._times_ms)) if is_small else DueTimes.of(self.metadata)
 
     def snapshots(self, segments: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:
         for number, segment in enumerate(segments, 1):
             first, last = _extent(segment)
             self.first, self.last = min(self.first or first, first), max(self.last or last, last)
             self.metadata.append(describe_segment(segment))
+            if number <= FEW_SEGMENTS:
+                # A copy, so that the entries are not held.
+                self._times_ms.append(key_columns(segment)[0].copy())
             yield number, segment_to_bytes(segment)
         yield METADATA, metadata_to_bytes(self.metadata)
 
