@@ -241,6 +241,11 @@ def _now() -> bytes:
     return repr(time.time()).encode()
 
 
+def actions_of(commit: Path) -> list[dict[str, Any]]:
+    """The actions of a commit of a Delta table. One of upkeep has a ``remove``."""
+    return [json.loads(line) for line in commit.read_text().splitlines()]
+
+
 class AddedFiles:
     """The files of a table by the commits that brought new rows: those of upkeep hold rows again."""
 
@@ -252,7 +257,7 @@ class AddedFiles:
         """Those that were added since the last call."""
         added: list[Path] = []
         while (commit := self._table / "_delta_log" / f"{self._version + 1:020}.json").exists():
-            actions = [json.loads(line) for line in commit.read_text().splitlines()]
+            actions = actions_of(commit)
             if not any("remove" in action for action in actions):
                 added += [self._table / action["add"]["path"] for action in actions if "add" in action]
             self._version += 1

@@ -7,7 +7,6 @@ many files it writes an hour, and how many the table has with upkeep.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import threading
 import time
@@ -17,7 +16,7 @@ import psutil
 from deltalake import DeltaTable
 from tests.live.runtime import Runtime, start_runtime, to_toml, wait_until
 
-from bench.latency import publish, run_pipeline
+from bench.latency import actions_of, publish, run_pipeline
 from bench.throughput import cpu_s, pss_mb
 from ledgerlake.runtime.java import cache_folder
 
@@ -76,8 +75,8 @@ def _files_written(folder: Path, after: int, through: int) -> tuple[int, int]:
     """
     by_stream = by_upkeep = 0
     for version in range(after + 1, through + 1):
-        lines = (folder / "messages" / "_delta_log" / f"{version:020}.json").read_text().splitlines()
-        actions = [next(iter(json.loads(line))) for line in lines]
+        commit = folder / "messages" / "_delta_log" / f"{version:020}.json"
+        actions = [next(iter(action)) for action in actions_of(commit)]
         if "remove" in actions:
             by_upkeep += actions.count("add")
         else:
