@@ -44,6 +44,7 @@ class Planning:
     def __init__(self, peer: Peer, wakes: str, monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
         self.clock_ms = NOW_MS
         self.peer = peer
+        self._wakes = Place(wakes)
         # Entries that come while the planner waits.
         self.arriving: list[bytes] = []
         monkeypatch.setattr(planner, "_clock_ms", lambda: self.clock_ms)
@@ -63,6 +64,18 @@ class Planning:
         before, self.offset = self.offset, self.reader.latestOffset(self.offset, ReadAllAvailable())
         return None if before == self.offset else from_json(self.offset)[TOPIC].clock_ms
 
+    def save_wakeup(self, batch_id: int, time_ms: int | None) -> None:
+        """Write when the topic needs a batch, as a pipeline does."""
+        save_wakeup_times(self._wakes, batch_id, {} if time_ms is None else {TOPIC: time_ms})
+
+
+def begun(peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **more: str) -> Planning:
+    """A planner that has planned the one entry of the topic."""
+    peer.add(single(b"a"))
+    planning = Planning(peer, str(tmp_path / "wakes"), monkeypatch, **more)
+    planning.plan()
+    return planning
+
 
 _readers: list[LedgerlakeStreamReader] = []
 
@@ -78,11 +91,8 @@ def peer() -> Iterator[Peer]:
 def test_an_idle_topic_gets_a_batch_when_its_time_has_come_and_only_one(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer.add(single(b"a"))
-    path = str(tmp_path / "wakes")
-    planning = Planning(peer, path, monkeypatch)
-    planning.plan()
-    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS + 5000})
+    planning = begun(peer, tmp_path, monkeypatch)
+    planning.save_wakeup(1, NOW_MS + 5000)
     assert planning.plan() is None
     planning.clock_ms += 5001
     assert planning.plan() == NOW_MS + 5001
@@ -93,11 +103,8 @@ def test_an_idle_topic_gets_a_batch_when_its_time_has_come_and_only_one(
 def test_while_entries_come_the_broker_tells_the_time(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer.add(single(b"a"))
-    path = str(tmp_path / "wakes")
-    planning = Planning(peer, path, monkeypatch)
-    planning.plan()
-    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS - 1})
+    planning = begun(peer, tmp_path, monkeypatch)
+    planning.save_wakeup(1, NOW_MS - 1)
     peer.add(single(b"b"), first=1)
     planning.arriving = [single(b"c"), single(b"d", index=100_000)]
     assert planning.plan() is None
@@ -107,11 +114,8 @@ def test_while_entries_come_the_broker_tells_the_time(
 def test_a_topic_to_which_nothing_comes_when_a_message_is_due_is_idle(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer.add(single(b"a"))
-    path = str(tmp_path / "wakes")
-    planning = Planning(peer, path, monkeypatch)
-    planning.plan()
-    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS - 1})
+    planning = begun(peer, tmp_path, monkeypatch)
+    planning.save_wakeup(1, NOW_MS - 1)
     peer.add(single(b"b"), first=1)
     assert planning.plan() == NOW_MS
     assert from_json(planning.offset)[TOPIC].position == peer.entries[1][0]
@@ -120,11 +124,8 @@ def test_a_topic_to_which_nothing_comes_when_a_message_is_due_is_idle(
 def test_a_message_whose_time_the_broker_has_not_reached_cuts_the_trigger_short_once(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer.add(single(b"a"))
-    path = str(tmp_path / "wakes")
-    planning = Planning(peer, path, monkeypatch, trigger="10 s")
-    planning.plan()
-    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS - 1})
+    planning = begun(peer, tmp_path, monkeypatch, trigger="10 s")
+    planning.save_wakeup(1, NOW_MS - 1)
     before = planning.offset
     peer.add(single(b"b"), first=1)
     planning.arriving = [single(b"c") for _ in range(20)]
@@ -465,12 +466,9 @@ def test_what_is_due_does_not_wait_for_more(peer: Peer, tmp_path: Path, monkeypa
 
 
 def test_what_is_due_does_not_wait_for_the_trigger(peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    peer.add(single(b"a"))
-    path = str(tmp_path / "wakes")
-    planning = Planning(peer, path, monkeypatch, trigger="10 s")
-    planning.plan()
+    planning = begun(peer, tmp_path, monkeypatch, trigger="10 s")
     assert planning.clock_ms == NOW_MS, "the first batch is planned at once"
-    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS + 2500})
+    planning.save_wakeup(1, NOW_MS + 2500)
     assert [planning.plan() for _ in range(3)] == [None, None, NOW_MS + 2501]
 
 
@@ -501,33 +499,27 @@ def test_the_clock_of_the_broker_decides_what_is_due_and_not_that_of_the_machine
 def test_messages_that_a_batch_has_left_due_are_planned_for_at_once_and_each_time(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer.add(single(b"a"))
-    path = str(tmp_path / "wakes")
-    planning = Planning(peer, path, monkeypatch, trigger="10 s")
-    planning.plan()
-    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS + 100})
+    planning = begun(peer, tmp_path, monkeypatch, trigger="10 s")
+    planning.save_wakeup(1, NOW_MS + 100)
     assert planning.plan() == NOW_MS + 101
-    save_wakeup_times(Place(path), 2, {TOPIC: -(NOW_MS + 100)})
+    planning.save_wakeup(2, -(NOW_MS + 100))
     assert [planning.plan() for _ in range(3)] == [NOW_MS + 102, NOW_MS + 103, NOW_MS + 104]
     assert planning.clock_ms == NOW_MS + 101, "no trigger is waited for"
-    save_wakeup_times(Place(path), 3, {})
+    planning.save_wakeup(3, None)
     assert planning.plan() is None
 
 
 def test_a_run_with_a_fixed_end_goes_on_while_messages_are_left_due(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer.add(single(b"a"))
-    path = str(tmp_path / "wakes")
-    planning = Planning(peer, path, monkeypatch)
-    planning.plan()
+    planning = begun(peer, tmp_path, monkeypatch)
     planning.clock_ms += 5000
     planning.reader.prepareForTriggerAvailableNow()
-    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS + 100})
+    planning.save_wakeup(1, NOW_MS + 100)
     assert planning.plan() == NOW_MS + 5000
-    save_wakeup_times(Place(path), 2, {TOPIC: -(NOW_MS + 100)})
+    planning.save_wakeup(2, -(NOW_MS + 100))
     assert planning.plan() == NOW_MS + 5001
-    save_wakeup_times(Place(path), 3, {TOPIC: NOW_MS + 5001})
+    planning.save_wakeup(3, NOW_MS + 5001)
     assert planning.plan() is None
 
 
@@ -556,9 +548,7 @@ def test_a_run_with_a_fixed_end_ends_though_the_topic_is_gone_of_which_a_message
 def test_messages_that_are_not_delayed_wait_for_the_trigger_but_no_call_waits_for_long(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer.add(single(b"a"))
-    planning = Planning(peer, str(tmp_path / "wakes"), monkeypatch, trigger="2500 ms")
-    planning.plan()
+    planning = begun(peer, tmp_path, monkeypatch, trigger="2500 ms")
     peer.add(single(b"b", index=1), first=1)
     clocks_ms, before = [], planning.offset
     while planning.offset == before:
@@ -571,9 +561,7 @@ def test_messages_that_are_not_delayed_wait_for_the_trigger_but_no_call_waits_fo
 def test_an_idle_pipeline_asks_the_broker_no_more_often_than_its_trigger_says(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer.add(single(b"a"))
-    planning = Planning(peer, str(tmp_path / "wakes"), monkeypatch, trigger="5 s")
-    planning.plan()
+    planning = begun(peer, tmp_path, monkeypatch, trigger="5 s")
     asked = len(peer.requests)
     for _ in range(4):
         # The end is asked for again when an answer is this old.
@@ -588,9 +576,7 @@ def test_an_idle_pipeline_asks_the_broker_no_more_often_than_its_trigger_says(
 def test_a_run_with_a_fixed_end_waits_for_no_trigger(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer.add(single(b"a"))
-    planning = Planning(peer, str(tmp_path / "wakes"), monkeypatch, trigger="10 s")
-    planning.plan()
+    planning = begun(peer, tmp_path, monkeypatch, trigger="10 s")
     peer.add(single(b"b", index=1), first=1)
     time.sleep(0.15)
     planning.reader.prepareForTriggerAvailableNow()
