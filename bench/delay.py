@@ -50,9 +50,9 @@ from ledgerlake.delay.bucket import record_from_json, record_to_json
 from ledgerlake.delay.segment import INDEX_SCHEMA, index_rows
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.operators.bucket_storage import FolderStorage
-from ledgerlake.operators.rows import STAGE_ROWS, RowKind, TaskReport, report_to_json, stage_row
+from ledgerlake.operators.rows import STAGE_ROWS, STAGE_ROWS_DDL, RowKind, TaskReport, report_to_json, stage_row
 from ledgerlake.operators.schedule_events import Scheduled, ScheduleEvents
-from ledgerlake.operators.stateful import set_up_state, stateful
+from ledgerlake.operators.stateful import Processor, set_up_state, stateful
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.stored.files import load_json, save_json
@@ -209,7 +209,8 @@ class _Run:
         self._at = 0
         options = {"messages": str(messages), "steps": self._steps, "ids": str(int(has_ids))}
         flow = spark.readStream.format(_BenchSource.name()).options(**options).load()
-        settled = stateful(flow, Limits(), DelayOptions(), ClientSettings("pulsar://nowhere:1"))
+        processor = Processor(Limits(), DelayOptions(), ClientSettings("pulsar://nowhere:1"))
+        settled = stateful(flow, processor, STAGE_ROWS_DDL)
         counted = settled.mapInArrow(partial(_count, _frame_bytes(has_ids)), "released bigint")
         writer = counted.writeStream.option("checkpointLocation", checkpoint).foreachBatch(self._take)
         self._query = writer.trigger(processingTime="0 seconds").start()

@@ -50,16 +50,10 @@ import pyarrow as pa
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.producer import EntryProducer
+from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.demo import create_partitioned_topic
 from ledgerlake.devbroker import Broker
-from ledgerlake.operators.rows import (
-    STAGE_ROWS,
-    STAGE_ROWS_DDL,
-    RowKind,
-    StateSummary,
-    report_from_json,
-    summary_to_json,
-)
+from ledgerlake.operators.rows import RowKind, StateSummary, report_from_json, summary_from_json
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_batch, encode_entry
 
@@ -70,6 +64,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from ledgerlake.devbroker.standalone import BrokerAddress
+    from ledgerlake.operators.stage_output import StageOutput
+    from ledgerlake.operators.stateful import Processor
 
 PARTITIONS = 4
 WARM_UP_PASSES = 3
@@ -117,8 +113,6 @@ class Pass:
     seconds: float
     cpu_s: float
 
-
-_KIND, _HEADER = (STAGE_ROWS.get_field_index(name) for name in ("kind", "header"))
 
 # With the peak memory (MB) of what made it.
 PassAndPeak = tuple[Pass, float]
@@ -408,20 +402,22 @@ def _pipeline_without_stage(spark: SparkSession, service_url: str, topic: str, c
         return pipeline_to_delta(spark, service_url, topic, count, folder)
 
 
-def _no_stage(flow: DataFrame, *_: object) -> DataFrame:
-    """In place of the stateful stage: reports become state summaries, nothing is open."""
-    return flow.mapInArrow(summaries, STAGE_ROWS_DDL)
+def _no_stage(flow: DataFrame, processor: Processor, schema: str) -> DataFrame:
+    """In place of the stateful stage: reports become results, nothing is open."""
+    return flow.mapInArrow(partial(results, processor.output), schema)
 
 
-def summaries(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Turn each report of a task into the summary of a stage that has nothing to do."""
-    for batch in rows:
-        headers = [
-            header if kind == RowKind.SUMMARY else summary_to_json(StateSummary([report_from_json(header).result]))
-            for kind, header in zip(batch["kind"].to_pylist(), batch["header"].to_pylist(), strict=True)
-        ]
-        kinds = pa.array([RowKind.SUMMARY.value] * len(headers))
-        yield batch.set_column(_KIND, "kind", kinds).set_column(_HEADER, "header", pa.array(headers))
+def results(
+    output: Callable[[TopicPartition], StageOutput], rows: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Turn the report of each task into the result of a stage that has nothing to do."""
+    for row in (row for batch in rows for row in batch.to_pylist()):
+        is_summary = row["kind"] == RowKind.SUMMARY
+        summary = (
+            summary_from_json(row["header"]) if is_summary else StateSummary([report_from_json(row["header"]).result])
+        )
+        for frame in output(TopicPartition(row["topic"], row["partition"])).finish(summary):
+            yield pa.RecordBatch.from_pandas(frame, preserve_index=False)
 
 
 def trigger_seconds(query: Any, count: int, rows_are_messages: bool) -> float:

@@ -37,6 +37,7 @@ from ledgerlake.operators.rows import (
 )
 from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules, block_to_bytes
 from ledgerlake.operators.separately_stored import separately_stored_from_json, separately_stored_to_json
+from ledgerlake.operators.state_variables import StateVariables
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
 from ledgerlake.pb import delay_pb2 as pb
 from ledgerlake.pipeline import checkpoint, cursors, row_settings
@@ -169,7 +170,7 @@ def _schedule_block() -> list[bytes]:
 
 def _judge_schedule_block(data: bytes) -> int:
     """A block is read in a table of two blocks, which a third one makes larger."""
-    state = ScheduleState(_Handle())
+    state = ScheduleState(StateVariables(_Handle()))
     state.blocks.updateValue((-1,), (pb.ScheduleTable(blocks=2, messages=2, version=1).SerializeToString(),))
     state.blocks.updateValue((0,), (data,))
     store = StoredSchedules(state, _marked())

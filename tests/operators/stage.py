@@ -16,12 +16,13 @@ from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.operators.in_task import LocalAssembly
 from ledgerlake.operators.rows import RowKind, StateSummary, TaskReport, report_to_json, stage_row, summary_from_json
+from ledgerlake.operators.stage_output import OutcomeRows, StageOutput
 from ledgerlake.operators.stateful import Processor
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ledgerlake.assembly.assembler import Outcome
     from ledgerlake.assembly.rules import Chunk, Limits
@@ -83,6 +84,7 @@ class Stage:
     delay: DelayOptions = field(default_factory=DelayOptions)
     client: ClientSettings = field(default_factory=lambda: ClientSettings("pulsar://nowhere:1"))
     states: dict[str, DictState | DictValue] = field(default_factory=dict)
+    output: Callable[[TopicPartition], StageOutput] = OutcomeRows
     frames: int = 0
 
     def getMapState(self, name: str, _key_schema: str, _value_schema: str) -> DictState:
@@ -100,7 +102,7 @@ class Stage:
         """One batch; the rows that come out, in so many ``frames``. With ``rng`` the rows come in shuffled, in frames of
         any size.
         """
-        processor = Processor(self.limits, self.delay, self.client)
+        processor = Processor(self.limits, self.delay, self.client, self.output)
         processor.init(self)
         rows = rng.sample(rows, len(rows)) if rng else rows
         frames = []

@@ -17,6 +17,7 @@ from ledgerlake.operators.schedule_state import (
     block_to_bytes,
     size_from_bytes,
 )
+from ledgerlake.operators.state_variables import StateVariables
 from ledgerlake.wire.message_id import Position
 from tests.operators.stage import DictState
 
@@ -26,7 +27,7 @@ class Table:
 
     def __init__(self) -> None:
         self.states: dict[str, DictState] = {}
-        self.state = ScheduleState(self)
+        self.state = ScheduleState(StateVariables(self))
         self.marked = MarkedPositions()
 
     def getMapState(self, name: str, *_: str) -> DictState:

@@ -16,10 +16,10 @@ from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.split import split_bundle
-from ledgerlake.operators.finalize import finalize
 from ledgerlake.operators.ingest import ingest_ranges
+from ledgerlake.operators.outcome_files import OutcomeFiles
 from ledgerlake.operators.results import BatchSettings, PartitionResult, TaskSettings, result_from_json
-from ledgerlake.operators.rows import STAGE_ROWS, RowKind
+from ledgerlake.operators.rows import RowKind
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -50,9 +50,7 @@ def entry(value: bytes, time_ms: int = TIME_MS, deliver_ms: int = 0) -> bytes:
 
 @dataclass
 class Batch:
-    """One task over several topics, the stateful stage, and the last stage; then what they
-    wrote.
-    """
+    """One task over several topics, then the stateful stage; then what they wrote."""
 
     folder: Path
     delay: DelayOptions
@@ -73,21 +71,17 @@ class Batch:
             for topic, entries in topics.items()
         ]
         rows = list(ingest_ranges(ranges, settings, batch, shares_files=shares_files))
-        results = [
-            result_from_json(text)
-            for finalized in finalize(self._settle(rows), settings, batch)
-            for text in finalized["result"].to_pylist()
-        ]
-        return {result.topic_partition: result for result in results}
-
-    def _settle(self, rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield what the stateful stage makes of a task's rows."""
         by_topic: dict[str, list[pa.RecordBatch]] = {}
         for row in rows:
             by_topic.setdefault(row["topic"][0].as_py(), []).append(row)
-        for name, of_topic in by_topic.items():
-            settled = Stage(Limits(), self.delay).run(of_topic, topic_partition=TopicPartition(name, -1))
-            yield from (pa.RecordBatch.from_pylist([row._asdict()], STAGE_ROWS) for row in settled)
+        results = [
+            result_from_json(row.result)
+            for name, of_topic in by_topic.items()
+            for row in Stage(Limits(), self.delay, output=lambda source: OutcomeFiles(source, settings, batch)).run(
+                of_topic, topic_partition=TopicPartition(name, -1)
+            )
+        ]
+        return {result.topic_partition: result for result in results}
 
     def files_of(self, results: dict[str, PartitionResult]) -> list[list[tuple[str, bytes]]]:
         """The topic and value of each row, by file that is to be committed."""

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from bench.throughput import summaries
+from bench.throughput import results
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.split import split_bundle
-from ledgerlake.operators.finalize import finalize
 from ledgerlake.operators.ingest import ingest_ranges
+from ledgerlake.operators.outcome_files import OutcomeFiles
 from ledgerlake.operators.results import BatchSettings, TaskSettings, result_from_json
 from ledgerlake.operators.rows import RowKind, TaskReport, report_from_json
 from ledgerlake.operators.stage_input import forward_bundles
@@ -128,8 +128,9 @@ def test_a_producer_with_a_fast_clock_expires_nobodys_open_message(task: Any, tm
     assert kinds == ["message"]
 
 
-def test_what_the_bench_puts_in_place_of_the_stage_is_finalized(tmp_path: Path) -> None:
-    rows = pa.Table.from_batches(summaries(iter(written(tmp_path, [ENTRY, ENTRY])))).to_batches()
-    (batch_of_results,) = finalize(iter(rows), task_settings(tmp_path), BatchSettings(0))
+def test_what_the_bench_puts_in_place_of_the_stage_has_its_results(tmp_path: Path) -> None:
+    settings = task_settings(tmp_path)
+    rows = pa.Table.from_batches(written(tmp_path, [ENTRY, ENTRY])).to_batches()
+    (batch_of_results,) = results(lambda source: OutcomeFiles(source, settings, BatchSettings(0)), iter(rows))
     (text,) = batch_of_results["result"].to_pylist()
     assert [file.rows for file in result_from_json(text).written.tables["messages"].files] == [2]

@@ -26,7 +26,6 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ledgerlake.errors import LedgerlakeError
-from ledgerlake.operators.rows import STAGE_ROWS
 from tests.operators.stage import Stage
 
 if TYPE_CHECKING:
@@ -134,20 +133,16 @@ class _Reader:
 class Frame:
     """A streaming DataFrame of the one plan that the pipeline has."""
 
-    def __init__(self, session: Session, reader: Any, processor: Any = None, last: Any = None) -> None:
+    def __init__(self, session: Session, reader: Any, processor: Any = None) -> None:
         self.sparkSession = session
         self.reader = reader
         self.processor = processor
-        self.last = last
 
     def groupBy(self, *_: str) -> Frame:
         return self
 
     def transformWithStateInPandas(self, processor: Any, *_: Any) -> Frame:
         return Frame(self.sparkSession, self.reader, processor)
-
-    def mapInArrow(self, function: Any, _schema: Any) -> Frame:
-        return Frame(self.sparkSession, self.reader, self.processor, function)
 
     @property
     def writeStream(self) -> _Writer:
@@ -429,10 +424,7 @@ class Query:
         columns = pa.Table.from_batches(rows).to_pydict().values()
         frames = iter([Rows(list(zip(*columns, strict=True)))])
         found = [row for frame in processor.handleInputRows(key, frames, None) for row in frame.rows]
-        arrays = [pa.array(values, one.type) for values, one in zip(zip(*found, strict=True), STAGE_ROWS, strict=True)]
-        table = pa.RecordBatch.from_arrays(arrays, schema=STAGE_ROWS)
-        finalized = self._frame.last(iter([table]))
-        results = [SimpleNamespace(result=text) for batch in finalized for text in batch["result"].to_pylist()]
+        results = [SimpleNamespace(result=result) for (result,) in found]
         return results, {name: (type(state), dict(state.values)) for name, state in stage.states.items()}
 
     def _task(self, name: str, work: Callable[[], Any]) -> Any:
@@ -461,7 +453,7 @@ class Query:
 
 
 class Rows:
-    """As much of a pandas frame with the columns of ``STAGE_ROWS`` as is used; a real one costs most of a
+    """As much of a pandas frame as is used; a real one costs most of a
     history's time.
     """
 

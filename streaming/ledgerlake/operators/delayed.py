@@ -90,11 +90,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
-    from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle, ValueState
+    from pyspark.sql.streaming.stateful_processor import ValueState
 
     from ledgerlake.assembly.assembler import Entry, Outcome
     from ledgerlake.decode.messages import BatchRange, TopicPartition
     from ledgerlake.operators.rows import DelayedLargeMessage
+    from ledgerlake.operators.state_variables import StateVariables
     from ledgerlake.options.delay_options import DelayOptions
 
 TABLE = "table"
@@ -140,12 +141,12 @@ class _Release:
 class DelayedState:
     """The state variables of delayed messages."""
 
-    def __init__(self, handle: StatefulProcessorHandle) -> None:
-        self.index: ValueState = handle.getValueState("index", "record string")
-        self.snapshots: MapState = handle.getMapState("snapshots", "bucket_id bigint, number int", "snapshot binary")
-        self.large: MapState = handle.getMapState("large", "ledger_id bigint, entry_id bigint", "positions string")
-        self.cancels: ValueState = handle.getValueState("cancels", "cancels string")
-        self.schedules = ScheduleState(handle)
+    def __init__(self, variables: StateVariables) -> None:
+        self.index = variables.getValueState("index", "record string")
+        self.snapshots = variables.getMapState("snapshots", "bucket_id bigint, number int", "snapshot binary")
+        self.large = variables.getMapState("large", "ledger_id bigint, entry_id bigint", "positions string")
+        self.cancels = variables.getValueState("cancels", "cancels string")
+        self.schedules = ScheduleState(variables)
 
 
 class StoredEntries(KeptEntries, Protocol):

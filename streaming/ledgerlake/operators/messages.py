@@ -18,7 +18,7 @@ from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.rows import STAGE_ROWS_DDL, StateSummary
 from ledgerlake.operators.stage_input import forward_bundles
 from ledgerlake.operators.stage_output import read_stage_rows
-from ledgerlake.operators.stateful import stateful
+from ledgerlake.operators.stateful import Processor, stateful
 from ledgerlake.source.views import check_broker_metadata
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def complete_messages(bundles: DataFrame, options: SourceOptions, limits: Limits, delay: DelayOptions) -> DataFrame:
     """Return rows of ``schema.VIEW``: messages, and rejects with their ``reject_reason``."""
     forwarded = bundles.mapInArrow(lambda rows: forward_bundles(rows, options, delay.enabled), STAGE_ROWS_DDL)
-    assembled = stateful(forwarded, limits, delay, options.client)
+    assembled = stateful(forwarded, Processor(limits, delay, options.client), STAGE_ROWS_DDL)
     return assembled.mapInArrow(
         lambda rows: _decode(rows, options, limits, delay.enabled), from_arrow_schema(schema.VIEW)
     )

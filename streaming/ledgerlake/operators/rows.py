@@ -1,5 +1,5 @@
-"""Rows that pass from tasks to the stateful stage and from there to the last stage; they are never
-stored.
+"""Rows that pass from tasks to the stateful stage, and from there to sinks that are not the
+pipeline's; they are never stored.
 
 To the stage, of each task and topic partition, in any order (a shuffle lies between):
 
@@ -14,8 +14,7 @@ To the stage, of each task and topic partition, in any order (a shuffle lies bet
     report   once: the task's result, and the events that need the      ``TaskReport``
              incomplete messages, in order
     summary  instead of a report, if the topic partition has nothing    ``StateSummary``
-             in state and none of its rows goes there; it passes
-             unchanged
+             in state and none of its rows goes there
 
 From the stage, in order but for ``rows``, which pass as they come:
 

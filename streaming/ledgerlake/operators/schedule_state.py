@@ -37,9 +37,8 @@ from ledgerlake.wire.message_id import Position
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
-
     from ledgerlake.delay.schedules import MarkedPositions
+    from ledgerlake.operators.state_variables import StateVariables
 
 VERSION = 1
 
@@ -58,12 +57,10 @@ Block = dict[str, list[WaitingMessage]]
 class ScheduleState:
     """The state variables."""
 
-    def __init__(self, handle: StatefulProcessorHandle) -> None:
-        self.blocks: MapState = handle.getMapState("schedule_blocks", "block bigint", "messages binary")
-        self.schedules: MapState = handle.getMapState("schedules", "schedule_id string", "messages string")
-        self.ids: MapState = handle.getMapState(
-            "schedule_ids", "ledger_id bigint, entry_id bigint", "schedule_id string"
-        )
+    def __init__(self, variables: StateVariables) -> None:
+        self.blocks = variables.getMapState("schedule_blocks", "block bigint", "messages binary")
+        self.schedules = variables.getMapState("schedules", "schedule_id string", "messages string")
+        self.ids = variables.getMapState("schedule_ids", "ledger_id bigint, entry_id bigint", "schedule_id string")
 
     def clear(self) -> None:
         """Remove everything: nothing waits under an id."""

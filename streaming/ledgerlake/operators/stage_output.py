@@ -1,13 +1,16 @@
-"""Reads the rows that leave the stateful stage (see ``operators.rows``) into outcomes, state
-summaries and cancels.
+"""What leaves the stateful stage: outcomes of one topic partition and micro-batch, the cancels that are
+in force, and last a summary of the state.
+
+In the pipeline the stage writes them to files itself (see ``operators.outcome_files``). For other sinks
+they are rows of ``operators.rows``, which this module writes and reads.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, astuple, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
@@ -23,14 +26,96 @@ from ledgerlake.assembly.assembler import (
 )
 from ledgerlake.assembly.rules import ChunkedMessageKey
 from ledgerlake.decode.messages import BatchRange, TopicPartition
-from ledgerlake.delay.cancels import Cancels, cancels_from_json
-from ledgerlake.operators.rows import RowKind, StateSummary, in_groups, summary_from_json
+from ledgerlake.delay.cancels import Cancels, cancels_from_json, cancels_to_json
+from ledgerlake.operators.rows import (
+    STAGE_ROWS,
+    RowKind,
+    StateSummary,
+    in_groups,
+    positions_to_json,
+    stage_values,
+    summary_from_json,
+    summary_to_json,
+)
+from ledgerlake.stored.fields import fields_of
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import pandas as pd
 
 _Output = tuple[TopicPartition, Outcome | pa.RecordBatch | StateSummary | Cancels]
+
+
+class StageOutput(Protocol):
+    """Takes what comes out of the stateful stage for one topic partition; its frames go on."""
+
+    def take(self, outcome: Outcome | Cancels) -> Iterator[pd.DataFrame]:
+        """Take an outcome, and use up its entries: what is not iterated stays in state."""
+
+    def finish(self, summary: StateSummary) -> Iterator[pd.DataFrame]:
+        """Take the summary, which comes last."""
+
+
+class OutcomeRows:
+    """Hands outcomes on as rows, for ``read_stage_rows``."""
+
+    def __init__(self, topic_partition: TopicPartition) -> None:
+        self._topic_partition = topic_partition
+
+    def take(self, outcome: Outcome | Cancels) -> Iterator[pd.DataFrame]:
+        if isinstance(outcome, Cancels):
+            yield self._row(RowKind.CANCELS, None, cancels_to_json(outcome.all), None)
+        elif isinstance(outcome, DueEntries):
+            first_entry = astuple(outcome.first_entry)
+            header = _due_header(outcome, first_entry=first_entry, repetitions=[*map(fields_of, outcome.repetitions)])
+            yield self._row(RowKind.DUE, None, header, outcome.frames)
+        elif isinstance(outcome, DuePositions):
+            header = _due_header(outcome, positions=positions_to_json(outcome.positions))
+            yield self._row(RowKind.REREAD, None, header, None)
+        elif isinstance(outcome, Assembled):
+            header = _due_header(
+                outcome,
+                positions=positions_to_json(outcome.positions),
+                read_again=outcome.entries is None,
+                key=None if outcome.key is None else astuple(outcome.key),
+                known=positions_to_json(outcome.known),
+            )
+            yield self._row(RowKind.MESSAGE, outcome.positions[-1], header, None)
+            for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
+                yield self._row(RowKind.MESSAGE_CHUNK, position, None, entry)
+        elif isinstance(outcome, RejectedPositions):
+            header = json.dumps({"reason": outcome.reason, "positions": positions_to_json(outcome.positions)})
+            yield self._row(RowKind.REREAD_REJECTS, None, header, None)
+        else:
+            for group in in_groups(outcome.entries, lambda entry: entry[1]):
+                rows = (
+                    stage_values(self._topic_partition, RowKind.REJECT, position, outcome.reason, entry)
+                    for position, entry in group
+                )
+                yield data_frame(STAGE_ROWS.names, *rows)
+
+    def finish(self, summary: StateSummary) -> Iterator[pd.DataFrame]:
+        yield self._row(RowKind.SUMMARY, None, summary_to_json(summary), None)
+
+    def _row(
+        self, kind: RowKind, position: Position | None, header: str | None, entry: bytes | memoryview | None
+    ) -> pd.DataFrame:
+        return data_frame(STAGE_ROWS.names, stage_values(self._topic_partition, kind, position, header, entry))
+
+
+def data_frame(columns: Sequence[str], *rows: Sequence[Any]) -> pd.DataFrame:
+    # Spark starts a query with a process that only asks for the names of the state variables. That
+    # process needs no pandas.
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _due_header(outcome: DueEntries | DuePositions | Assembled, **more: Any) -> str:
+    outputs = {name: asdict(mark_delete) for name, mark_delete in outcome.outputs.items()}
+    return json.dumps({"delivered_ms": outcome.delivered_ms, "outputs": outputs, "clock_ms": outcome.clock_ms, **more})
 
 
 def read_stage_rows(

@@ -27,43 +27,41 @@ Rules kept here:
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from ledgerlake.assembly.assembler import Assembled, Assembly, DueEntries, DuePositions, Outcome, RejectedPositions
+from ledgerlake.assembly.assembler import Assembled, Assembly, Outcome
 from ledgerlake.assembly.rules import MALFORMED_MARKER, ChunkedMessageKey, IncompleteMessage
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.large import read_chunks
 from ledgerlake.decode.messages import BatchRange, TopicPartition
-from ledgerlake.delay.cancels import Cancel, Cancels, cancels_to_json
+from ledgerlake.delay.cancels import Cancel
 from ledgerlake.operators.delayed import DelayedMessages, DelayedState
 from ledgerlake.operators.rows import (
     STAGE_ROWS,
-    STAGE_ROWS_DDL,
     DelayedLargeMessage,
     MessageStarted,
     RowKind,
     StateSummary,
     TaskReport,
-    in_groups,
     incomplete_from_dict,
     latest,
-    positions_to_json,
     report_from_json,
-    stage_values,
-    summary_to_json,
+    summary_from_json,
 )
 from ledgerlake.operators.scheduled import schedule_at_once
+from ledgerlake.operators.stage_output import OutcomeRows, StageOutput, data_frame
+from ledgerlake.operators.state_variables import StateVariables
 from ledgerlake.source.reread import read_again
-from ledgerlake.stored.fields import fields_of, parse_stored
+from ledgerlake.stored.fields import parse_stored
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
@@ -83,9 +81,6 @@ _AT_ONCE_MS = 1
 # Arriving bytes that are kept in memory until the reports are applied; more go into the state store.
 _FRESH_BYTES = 64 * 1024 * 1024
 
-# Rows that leave the stage as they came.
-_PASSING = (RowKind.ROWS, RowKind.SUMMARY)
-
 _STATE_SETTINGS = {
     "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
@@ -100,38 +95,50 @@ def set_up_state(spark: SparkSession) -> None:
         spark.conf.set(name, value)
 
 
-def stateful(rows: DataFrame, limits: Limits, delay: DelayOptions, client: ClientSettings) -> DataFrame:
-    """Apply the stage to rows of ``STAGE_ROWS``; the result has the same columns."""
-    keyed = rows.groupBy("topic", "partition")
-    return keyed.transformWithStateInPandas(Processor(limits, delay, client), STAGE_ROWS_DDL, "append", "none")
+def stateful(rows: DataFrame, processor: Processor, schema: str) -> DataFrame:
+    """Apply the stage to rows of ``STAGE_ROWS``; ``schema`` is that of the processor's output."""
+    return rows.groupBy("topic", "partition").transformWithStateInPandas(processor, schema, "append", "none")
 
 
 class Processor(StatefulProcessor):  # type: ignore[misc]
     """The processor that Spark calls in the stateful stage: once for each topic partition and
     micro-batch, with all of its rows.
+
+    Args:
+        output: takes what comes out for one topic partition; without it, the stage has rows of
+            ``STAGE_ROWS``.
     """
 
-    def __init__(self, limits: Limits, delay: DelayOptions, client: ClientSettings) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        delay: DelayOptions,
+        client: ClientSettings,
+        output: Callable[[TopicPartition], StageOutput] = OutcomeRows,
+    ) -> None:
         self._limits = limits
         self._delay = delay
         self._client = client
+        self.output = output
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._incomplete: MapState = handle.getMapState("sets", "producer string, uuid string", "set string")
-        self._entries: MapState = handle.getMapState("parts", "ledger_id bigint, entry_id bigint", "entry binary")
-        self._delayed = DelayedState(handle)
+        variables = StateVariables(handle)
+        self._incomplete = variables.getMapState("sets", "producer string, uuid string", "set string")
+        self._entries = variables.getMapState("parts", "ledger_id bigint, entry_id bigint", "entry binary")
+        self._delayed = DelayedState(variables)
 
     def handleInputRows(
         self, key: tuple[str, int], rows: Iterator[pd.DataFrame], timerValues: Any
     ) -> Iterator[pd.DataFrame]:
         topic_partition = TopicPartition(*key)
+        output = self.output(topic_partition)
         kept_entries = _StateEntries(self._entries)
         read_chunks_again = partial(self._read_chunks, topic_partition)
         delayed = DelayedMessages(topic_partition, self._delayed, self._delay, kept_entries, read_chunks_again)
         reports: list[TaskReport] = []
         for frame in rows:
             stage_rows = [_StageRow._make(row) for row in frame.itertuples(index=False, name=None)]
-            if all(row.kind in _PASSING for row in stage_rows):
+            if all(row.kind == RowKind.ROWS for row in stage_rows):
                 yield frame
                 continue
             for row in stage_rows:
@@ -147,8 +154,10 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
                     delayed.schedules.add_row(row.entry)
                 elif row.kind == RowKind.REPORT:
                     reports.append(report_from_json(row.header))
+                elif row.kind == RowKind.SUMMARY:
+                    yield from output.finish(summary_from_json(row.header))
                 else:
-                    yield _frame(row)
+                    yield data_frame(STAGE_ROWS.names, row)
         if not reports:
             return
         reports.sort(key=lambda report: report.end)
@@ -156,12 +165,12 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         oldest_first = sorted(stored.values(), key=lambda incomplete: incomplete.positions[0])
         assembly = Assembly(self._limits, kept_entries, oldest_first, delays_messages=self._delay.enabled)
         for outcome in _apply_reports(assembly, delayed, reports):
-            yield from _outcome_rows(topic_partition, outcome)
+            yield from output.take(outcome)
         for due in delayed.release(latest(report.now_ms for report in reports)):
-            yield from _outcome_rows(topic_partition, due)
+            yield from output.take(due)
         kept_entries.store_fresh()
         self._store(stored, assembly.pending.messages)
-        yield _summary_row(topic_partition, _summary(assembly, delayed.save(), reports, self._limits))
+        yield from output.finish(_summary(assembly, delayed.save(), reports, self._limits))
 
     def close(self) -> None:
         pass
@@ -340,64 +349,3 @@ def _summary(assembly: Assembly, delayed: DelayedSummary, reports: list[TaskRepo
 
 def _expires_ms(message: IncompleteMessage, limits: Limits) -> int:
     return _AT_ONCE_MS if message.opened_ms is None else message.opened_ms + limits.expire_after_ms
-
-
-def _outcome_rows(topic_partition: TopicPartition, outcome: Outcome | Cancels) -> Iterator[pd.DataFrame]:
-    if isinstance(outcome, Cancels):
-        yield _row(topic_partition, RowKind.CANCELS, None, cancels_to_json(outcome.all), None)
-    elif isinstance(outcome, DueEntries):
-        first_entry = astuple(outcome.first_entry)
-        header = _due_header(outcome, first_entry=first_entry, repetitions=[*map(fields_of, outcome.repetitions)])
-        yield _row(topic_partition, RowKind.DUE, None, header, outcome.frames)
-    elif isinstance(outcome, DuePositions):
-        header = _due_header(outcome, positions=positions_to_json(outcome.positions))
-        yield _row(topic_partition, RowKind.REREAD, None, header, None)
-    elif isinstance(outcome, Assembled):
-        header = _due_header(
-            outcome,
-            positions=positions_to_json(outcome.positions),
-            read_again=outcome.entries is None,
-            key=None if outcome.key is None else astuple(outcome.key),
-            known=positions_to_json(outcome.known),
-        )
-        yield _row(topic_partition, RowKind.MESSAGE, outcome.positions[-1], header, None)
-        for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
-            yield _row(topic_partition, RowKind.MESSAGE_CHUNK, position, None, entry)
-    elif isinstance(outcome, RejectedPositions):
-        header = json.dumps({"reason": outcome.reason, "positions": positions_to_json(outcome.positions)})
-        yield _row(topic_partition, RowKind.REREAD_REJECTS, None, header, None)
-    else:
-        for group in in_groups(outcome.entries, lambda entry: entry[1]):
-            yield _frame(
-                *(
-                    stage_values(topic_partition, RowKind.REJECT, position, outcome.reason, entry)
-                    for position, entry in group
-                )
-            )
-
-
-def _due_header(outcome: DueEntries | DuePositions | Assembled, **more: Any) -> str:
-    outputs = {name: asdict(mark_delete) for name, mark_delete in outcome.outputs.items()}
-    return json.dumps({"delivered_ms": outcome.delivered_ms, "outputs": outputs, "clock_ms": outcome.clock_ms, **more})
-
-
-def _summary_row(topic_partition: TopicPartition, summary: StateSummary) -> pd.DataFrame:
-    return _row(topic_partition, RowKind.SUMMARY, None, summary_to_json(summary), None)
-
-
-def _row(
-    topic_partition: TopicPartition,
-    kind: RowKind,
-    position: Position | None,
-    header: str | None,
-    entry: bytes | memoryview | None,
-) -> pd.DataFrame:
-    return _frame(stage_values(topic_partition, kind, position, header, entry))
-
-
-def _frame(*rows: Sequence[Any]) -> pd.DataFrame:
-    # Spark starts a query with a process that only asks for the names of the state variables. That
-    # process needs no pandas.
-    import pandas as pd
-
-    return pd.DataFrame(rows, columns=STAGE_ROWS.names)

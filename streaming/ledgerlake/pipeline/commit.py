@@ -3,7 +3,7 @@
 Order of a micro-batch, each step safe to repeat after a kill at any point:
 
     1. tasks write Parquet files that no table knows (see ``operators.ingest`` and
-       ``operators.finalize``); what a killed task leaves is an orphan for ``ledgerlake vacuum``
+       ``operators.outcome_files``); what a killed task leaves is an orphan for ``ledgerlake vacuum``
     2. ask the tables whether they contain the batch; a batch of another checkpoint is refused
        before anything changes
     3. record the messages for a topic in the outbox (see ``publish.outbox``), if there is one

@@ -1,15 +1,15 @@
-"""The plan of a micro-batch: ingest, stateful, finalize. The driver commits its result (see
-``commit``).
+"""The plan of a micro-batch: ingest, then the stateful stage, which writes its outcomes. The driver
+commits the result (see ``commit``).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ledgerlake.operators.finalize import finalize
 from ledgerlake.operators.ingest_source import ingest
-from ledgerlake.operators.results import RESULT_SCHEMA, BatchSettings
-from ledgerlake.operators.stateful import stateful
+from ledgerlake.operators.outcome_files import FileOutput
+from ledgerlake.operators.results import RESULT_SCHEMA
+from ledgerlake.operators.stateful import Processor, stateful
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,5 +22,5 @@ def plan(spark: SparkSession, source_options: dict[str, str], settings: TaskSett
     ``PartitionResult``, for ``result_from_json``.
     """
     ingested = ingest(spark, source_options, settings)
-    settled = stateful(ingested, settings.limits, settings.delay, settings.options.client)
-    return settled.mapInArrow(lambda rows: finalize(rows, settings, BatchSettings.of_this_task()), RESULT_SCHEMA)
+    client = settings.options.client
+    return stateful(ingested, Processor(settings.limits, settings.delay, client, FileOutput(settings)), RESULT_SCHEMA)

@@ -18,8 +18,8 @@ import pandas as pd
 import pyspark.worker
 from pyspark import daemon
 
-import ledgerlake.operators.finalize
 import ledgerlake.operators.ingest
+import ledgerlake.operators.outcome_files
 import ledgerlake.operators.stateful
 from ledgerlake.decode.warm_up import warm_up
 from ledgerlake.runtime.workers import quieten

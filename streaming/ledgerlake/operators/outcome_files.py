@@ -1,19 +1,20 @@
-"""The last stage of a micro-batch: it writes the outcomes of the stateful stage to files.
+"""The end of the stateful stage in a pipeline: it writes the stage's outcomes to files.
 
-Files that overlap are merged, and each topic partition gets one result, which sums up all stages.
+Files that overlap are merged, and each topic partition gets one result, which sums up what all tasks
+of the micro-batch wrote of it.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from dataclasses import replace
+from collections import Counter, deque
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.assembly.assembler import Outcome, Rejected, RejectedPositions
+from ledgerlake.assembly.assembler import Assembled, Outcome, Rejected, RejectedPositions
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.delay.cancels import Cancels
@@ -21,33 +22,22 @@ from ledgerlake.operators.delayed import TOPIC
 from ledgerlake.operators.partition_writer import PartitionWriter, file_prefix
 from ledgerlake.operators.results import BatchSettings, PartitionResult, TaskSettings, task_result_from_dict
 from ledgerlake.operators.rows import StateSummary
-from ledgerlake.operators.stage_output import read_stage_rows
+from ledgerlake.operators.stage_output import data_frame
 from ledgerlake.stored.fields import fields_of
 from ledgerlake.table.delta_table import data_folder
 from ledgerlake.table.ordered_files import BufferedWriter
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
+
+    import pandas as pd
 
 
-def finalize(rows: Iterable[pa.RecordBatch], settings: TaskSettings, batch: BatchSettings) -> Iterator[pa.RecordBatch]:
-    """Run a task of the last stage: rows of ``STAGE_ROWS`` in, files out, one result for each
-    topic partition.
+class OutcomeFiles:
+    """Writes outcomes to files, and returns a row of ``RESULT_SCHEMA`` at the end; see
+    ``stage_output.StageOutput``.
     """
-    partitions: dict[TopicPartition, _FinalizedPartition] = {}
-    for topic_partition, output in read_stage_rows(rows):
-        if topic_partition not in partitions:
-            partitions[topic_partition] = _FinalizedPartition(topic_partition, settings, batch)
-        if isinstance(output, StateSummary):
-            result = json.dumps(partitions.pop(topic_partition).finish(output), default=fields_of)
-            yield pa.RecordBatch.from_arrays([pa.array([result], pa.string())], names=["result"])
-        elif not isinstance(output, pa.RecordBatch):
-            partitions[topic_partition].take(output)
-
-
-class _FinalizedPartition:
-    """The files and messages of one topic partition in a task of the last stage."""
 
     def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, batch: BatchSettings) -> None:
         self._writer = PartitionWriter(topic_partition, settings, batch)
@@ -56,16 +46,26 @@ class _FinalizedPartition:
             folder = data_folder(settings.outbox, schema.MESSAGES, file_prefix(topic_partition.partition, batch))
             self._outbox = BufferedWriter(folder)
 
-    def take(self, output: Outcome | Cancels) -> None:
-        if isinstance(output, Cancels):
-            self._writer.decoder.cancels = output
-            return
-        mark_delete = None if isinstance(output, Rejected | RejectedPositions) else output.outputs.get(TOPIC)
-        for messages in self._writer.write_outcome(output):
+    def take(self, outcome: Outcome | Cancels) -> Iterator[pd.DataFrame]:
+        if isinstance(outcome, Cancels):
+            self._writer.decoder.cancels = outcome
+        else:
+            self._write(outcome)
+        return iter(())
+
+    def finish(self, summary: StateSummary) -> Iterator[pd.DataFrame]:
+        yield data_frame(["result"], [json.dumps(self._result(summary), default=fields_of)])
+
+    def _write(self, outcome: Outcome) -> None:
+        mark_delete = None if isinstance(outcome, Rejected | RejectedPositions) else outcome.outputs.get(TOPIC)
+        for messages in self._writer.write_outcome(outcome):
             if self._outbox is not None and mark_delete is not None:
                 self._outbox.write(pa.Table.from_batches([_after(messages, mark_delete)]))
+        if isinstance(outcome, Assembled):
+            # The chunks after one that is refused leave the state too.
+            deque(outcome.entries or (), maxlen=0)
 
-    def finish(self, summary: StateSummary) -> PartitionResult:
+    def _result(self, summary: StateSummary) -> PartitionResult:
         ingested = [task_result_from_dict(fields) for fields in summary.results]
         finalized = self._writer.finish(max(result.end for result in ingested))
         results = [*ingested, finalized]
@@ -86,3 +86,13 @@ def _after(messages: pa.RecordBatch, mark_delete: Position) -> pa.RecordBatch:
     ledger, entry = messages["ledger_id"], messages["entry_id"]
     in_same_ledger = pc.and_(pc.equal(ledger, mark_delete.ledger_id), pc.greater(entry, mark_delete.entry_id))
     return messages.filter(pc.or_(pc.greater(ledger, mark_delete.ledger_id), in_same_ledger))
+
+
+@dataclass(frozen=True)
+class FileOutput:
+    """Makes the output of a topic partition in a task, as Spark carries it there."""
+
+    settings: TaskSettings
+
+    def __call__(self, topic_partition: TopicPartition) -> OutcomeFiles:
+        return OutcomeFiles(topic_partition, self.settings, BatchSettings.of_this_task())

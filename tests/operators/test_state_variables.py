@@ -1,0 +1,130 @@
+"""Which state variables a task declares, and when."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark import TaskContext
+from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorHandleState as HandleState
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
+
+from ledgerlake.assembly.rules import Limits
+from ledgerlake.client.cluster import ClientSettings
+from ledgerlake.operators.rows import STAGE_ROWS_DDL, RowKind, TaskReport, report_to_json, stage_row
+from ledgerlake.operators.state_variables import StateVariables
+from ledgerlake.operators.stateful import Processor, set_up_state, stateful
+from ledgerlake.options.delay_options import DelayOptions
+from ledgerlake.wire.message_id import Position
+from tests.operators.stage import SOURCE, DictState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+BUCKETS = StructType([StructField("bucket_id", LongType()), StructField("number", IntegerType())])
+SNAPSHOT = StructType([StructField("snapshot", BinaryType())])
+
+
+@dataclass
+class Client:
+    handle_state: HandleState
+
+    def set_handle_state(self, state: HandleState) -> None:
+        self.handle_state = state
+
+
+@dataclass
+class Handle:
+    """Declares a variable only in the states in which Spark does."""
+
+    client: Client
+    declared: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    @property
+    def _statefulProcessorApiClient(self) -> Client:
+        return self.client
+
+    def getMapState(self, name: str, *schemas: StructType) -> DictState:
+        assert self.client.handle_state in (HandleState.PRE_INIT, HandleState.CREATED)
+        assert name not in self.declared
+        self.declared[name] = schemas
+        return DictState()
+
+
+@pytest.fixture
+def query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query of its own, whose task this process is."""
+    properties = {"sql.streaming.queryId": uuid.uuid4().hex}
+    context = SimpleNamespace(getLocalProperty=properties.get, partitionId=lambda: 3)
+    monkeypatch.setattr(TaskContext, "get", lambda: context)
+
+
+def declare(handle: Any) -> Any:
+    return StateVariables(handle).getMapState("snapshots", "bucket_id bigint, number int", "snapshot binary")
+
+
+def test_the_driver_declares_all_variables() -> None:
+    handle = Handle(Client(HandleState.PRE_INIT))
+    declare(handle)
+    assert handle.declared == {"snapshots": (BUCKETS, SNAPSHOT)}
+
+
+@pytest.mark.usefixtures("query")
+def test_the_first_task_of_a_state_partition_declares_all_variables() -> None:
+    for declared in ({"snapshots": (BUCKETS, SNAPSHOT)}, {}):
+        handle = Handle(Client(HandleState.CREATED))
+        declare(handle)
+        assert handle.declared == declared
+
+
+@pytest.mark.usefixtures("query")
+def test_a_later_task_declares_a_variable_once_and_when_it_is_used() -> None:
+    declare(Handle(Client(HandleState.CREATED)))
+    handle = Handle(Client(HandleState.CREATED))
+    snapshots = declare(handle)
+    handle.client.handle_state = HandleState.INITIALIZED
+    assert handle.declared == {}
+    snapshots.updateValue((1, 2), (b"three",))
+    assert handle.declared == {"snapshots": (BUCKETS, SNAPSHOT)}
+    assert snapshots.getValue((1, 2)) == (b"three",)
+    assert handle.client.handle_state == HandleState.INITIALIZED
+
+
+def test_a_handle_whose_state_is_not_known_declares_at_once() -> None:
+    class Other:
+        declared: str | None = None
+
+        def getMapState(self, name: str, *_: StructType) -> DictState:
+            self.declared = name
+            return DictState()
+
+    other = Other()
+    declare(other)
+    assert other.declared == "snapshots"
+
+
+@pytest.mark.spark
+def test_a_variable_that_nothing_was_written_to_is_read_as_empty(spark: SparkSession, tmp_path: Path) -> None:
+    spark = spark.newSession()
+    set_up_state(spark)
+    spark.conf.set("spark.sql.shuffle.partitions", "1")
+    report = TaskReport(Position(1, 0), 1_700_000_000_000, {}, [])
+    row = stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.Table.from_batches([row]), tmp_path / "in" / "0.parquet")
+    rows = spark.readStream.schema(STAGE_ROWS_DDL).parquet(str(tmp_path / "in"))
+    processor = Processor(Limits(), DelayOptions(), ClientSettings("pulsar://nowhere:1"))
+    writer = stateful(rows, processor, STAGE_ROWS_DDL).writeStream.format("noop")
+    writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
+        availableNow=True
+    ).start().awaitTermination()
+    for name in ("sets", "index", "snapshots", "schedule_blocks"):
+        state = spark.read.format("statestore").option("stateVarName", name).load(str(tmp_path / "checkpoint"))
+        assert state.collect() == []
