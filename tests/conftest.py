@@ -88,8 +88,7 @@ def spark() -> Iterator[SparkSession]:
     from tests.live.warm_python import warm_python
 
     # State that is no longer needed goes each minute by default, which no test lasts. Small tables
-    # need one task to be read. Compiled code does not pay off for a few rows; pipelines that tests
-    # start as processes have it, as they have by default.
+    # need one task to be read. Compiled code does not pay off for a few rows.
     settings = {
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 CHECKSUMS = "spark.sql.streaming.checkpoint.fileChecksum.enabled"
+WHOLE_STAGE = "spark.sql.codegen.wholeStage"
+CODE = "spark.sql.codegen.factoryMode"
 COMPARED = "spark.sql.shuffle.orderIndependentChecksum.enabled"
 PARTITIONS = "spark.sql.shuffle.partitions"
 
@@ -46,6 +48,16 @@ def test_a_local_checkpoint_has_hadoops_checksums_alone(spark: SparkSession, tmp
 
 
 @pytest.mark.spark
+def test_spark_generates_no_code_for_the_few_rows_of_a_query(spark: SparkSession, tmp_path: Path) -> None:
+    spark = spark.newSession()
+    for name in (WHOLE_STAGE, CODE):
+        spark.conf.unset(name)
+    with settings_of(spark, Place(str(tmp_path)), None):
+        assert (spark.conf.get(WHOLE_STAGE), spark.conf.get(CODE)) == ("false", "NO_CODEGEN")
+    assert (spark.conf.get(WHOLE_STAGE), spark.conf.get(CODE)) == ("true", "FALLBACK")
+
+
+@pytest.mark.spark
 def test_spark_does_not_compare_the_rows_of_repeated_tasks(spark: SparkSession, tmp_path: Path) -> None:
     before = spark.conf.get(COMPARED)
     with settings_of(spark, Place(str(tmp_path)), None):
@@ -54,7 +66,9 @@ def test_spark_does_not_compare_the_rows_of_repeated_tasks(spark: SparkSession, 
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(("name", "value"), [(FILE_MANAGER, "org.example.Own"), (CHECKSUMS, "true")])
+@pytest.mark.parametrize(
+    ("name", "value"), [(FILE_MANAGER, "org.example.Own"), (CHECKSUMS, "true"), (WHOLE_STAGE, "true")]
+)
 def test_a_choice_of_the_users_stands(spark: SparkSession, tmp_path: Path, name: str, value: str) -> None:
     spark.conf.set(name, value)
     try:
@@ -79,7 +93,7 @@ def test_what_workers_are_forked_from_has_imported_their_modules_and_started_no_
     program = (
         "import sys, threading, ledgerlake.pipeline.worker_daemon as worker_daemon\n"
         "worker_daemon.warm_up()\n"
-        "assert {'pyarrow', 'pandas', 'numba', 'ledgerlake.operators.finalize'} <= set(sys.modules)\n"
+        "assert {'pyarrow', 'pandas', 'numba', 'ledgerlake.operators.outcome_files'} <= set(sys.modules)\n"
         "assert threading.active_count() == 1"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -9,6 +9,7 @@ shuffles           Spark does not compare what a repeated task hands to the stat
                    other names, so they never agree, and Spark would end the query. No comparison is needed: all rows of a
                    topic partition go to one task of that stage, so it has them from one run of the tasks before
 state partitions   at most as many as keys, since each costs about a tenth of a second per micro-batch, also if it is empty
+code generation    off: Spark sees a few rows of each micro-batch, and generating code for them costs more than they do
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _SHUFFLES = {
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "false",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "false",
 }
+_FEW_ROWS = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 _STATE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 
@@ -48,8 +50,8 @@ def settings_of(spark: SparkSession, checkpoint: Place, most_keys: int | None) -
         most_keys: how many keys its state can have; None if that is not known.
     """
     settings = {STATE_FILES: str(Checkpoint(checkpoint).log.state_version()), **_SHUFFLES}
-    if checkpoint.is_local:
-        settings |= {name: value for name, value in _LOCAL_CHECKPOINT.items() if spark.conf.get(name, None) is None}
+    unless_set = _FEW_ROWS | (_LOCAL_CHECKPOINT if checkpoint.is_local else {})
+    settings |= {name: value for name, value in unless_set.items() if spark.conf.get(name, None) is None}
     if most_keys is not None:
         settings[_STATE_PARTITIONS] = str(min(int(spark.conf.get(_STATE_PARTITIONS) or 1), most_keys))
     before = {name: spark.conf.get(name, None) for name in settings}
