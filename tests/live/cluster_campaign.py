@@ -1,9 +1,9 @@
 """A campaign against a cluster: master, driver and two workers are hosts of their own (see
 ``hosts``), table and checkpoint are in S3, the broker trims and deletes by its defaults.
 
-Hosts are killed or lose their network, the broker and the store end and come back, the store refuses
-every request for half a minute, and one host is so slow that Spark's speculation repeats its tasks.
-Then ``oracle`` judges, and the store's key is searched for in all that the run left.
+When most messages are published, hosts are killed or lose their network, the broker and the store end
+and come back, the store refuses every request for half a minute, and one host is so slow that Spark's
+speculation repeats its tasks, while messages go on coming. Then ``oracle`` judges, and the store's key is searched for in all that the run left.
 
     python -m tests.live.cluster_campaign --rounds 10 --messages 5000000 --folder /tmp/cluster --seed 1
 """
@@ -16,6 +16,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from contextlib import ExitStack, contextmanager, suppress
@@ -62,11 +63,6 @@ _SETTINGS = {
     "spark.eventLog.rolling.enabled": "false",
     "spark.eventLog.compress": "false",
 }
-
-
-def bulk(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
-    settings = {"batching_enabled": True, "batching_max_messages": 1000, "max_pending_messages": 5000}
-    return settings, lambda: [(b"z" * rng.randint(1, 40), 0)] * 1000, 0.4
 
 
 @dataclass
@@ -120,17 +116,18 @@ class Cluster:
 class ClusterCampaign(Campaign):
     """A campaign whose driver runs on a host of the cluster, and whose lake is a bucket."""
 
-    kinds: tuple[Callable[..., Any], ...] = (batched, single, delayed, chunked, bulk)
     cluster: Cluster = field(kw_only=True)
     store: ObjectStore = field(kw_only=True)
     proxy: StoreProxy = field(kw_only=True)
     bundle: Path = field(kw_only=True)
     look_every_s: float = 0.2
     ui_pages: dict[str, str] = field(default_factory=dict)
+    enough: threading.Event = field(default_factory=threading.Event)
     _driver: str = "driver1"
     _seen_commits: int = 0
 
     def __post_init__(self) -> None:
+        self.kinds = (batched, single, delayed, chunked, self.bulk)
         super().__post_init__()
         self.bucket = self.store.bucket()
         connector = fetch_jars("org.apache.hadoop", "hadoop-aws", hadoop_version())
@@ -150,6 +147,11 @@ class ClusterCampaign(Campaign):
         }
         (self.folder / "events").mkdir()
         Path(self.config).write_text(to_toml(self.data))
+
+    def bulk(self, rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
+        """A producer of most messages, until there are ``enough``."""
+        settings = {"batching_enabled": True, "batching_max_messages": 1000, "max_pending_messages": 5000}
+        return settings, lambda: [] if self.enough.is_set() else [(b"z" * rng.randint(1, 40), 0)] * 1000, 0.4
 
     def spawn(self, command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
         return self.driver.start(command, environment | {"LAKE_KEY": ACCESS_KEY, "LAKE_SECRET": SECRET_KEY}, log)
@@ -241,10 +243,13 @@ class ClusterCampaign(Campaign):
         return verdict
 
     def await_messages(self, count: int) -> None:
-        """Wait until so many messages are published."""
+        """Wait until so many messages are published, and end what published most of them."""
         self.log.append("messages")
-        while len(self.confirmed) < count:
-            time.sleep(1)
+        with self.process() as running:
+            while len(self.confirmed) < count:
+                assert running.poll() is None, self.last_log()
+                time.sleep(1)
+        self.enough.set()
 
     def read_pages(self) -> None:
         """Keep the pages of the driver's interface that show settings and plans."""
@@ -280,11 +285,11 @@ def _read(address: str) -> str:
 def run_cluster_campaign(
     campaign: ClusterCampaign, rounds: int, messages: int, say: Callable[[str], None]
 ) -> list[str]:
-    """Strike with each fault so often, publish at least so many messages; return what must not be."""
+    """Publish at least so many messages, then strike with each fault so often; return what must not be."""
     strikes = [(fault, number) for fault in FAULTS for number in range(rounds)]
     campaign.rng.shuffle(strikes)
     actions = [partial(campaign.strike, fault, number) for fault, number in strikes]
-    campaign.play([*actions, partial(campaign.await_messages, messages), campaign.read_pages], say)
+    campaign.play([partial(campaign.await_messages, messages), *actions, campaign.read_pages], say)
     return campaign.faults(say) + [f"the key is in {place}" for place in campaign.places_of_the_key()]
 
 
