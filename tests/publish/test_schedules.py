@@ -269,9 +269,10 @@ def test_the_commands_repeat_pause_and_resume() -> None:
         said = ledgerlake("schedule", *where, "--id", "a", *rule, "x")
         assert said.returncode == 0, said.stderr
         assert said.stdout.startswith("schedule a repeats from 2026-05-02T12:00:00.000+00:00 on, stored in ")
-        for command in ("pause", "resume"):
+        for command, holds in (("pause", "if there is one\n"), ("resume", "until ledgerlake resume --all\n")):
             said = ledgerlake(command, *where, "--id", "a")
             assert said.stdout.startswith(f"{command} of schedule a stored as ")
+            assert said.stdout.endswith(holds)
         assert json.loads(ledgerlake("pause", *where, "--all", "--json").stdout)["id"] is None
         assert [properties.get("ledgerlake.until") for _, _, properties in sent(peer)] == [
             "1798761600000",

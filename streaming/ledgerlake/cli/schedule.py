@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import argparse
 
     from ledgerlake.cli.command import Commands
+    from ledgerlake.wire.message_id import AnyMessageId
 
 
 def add(commands: Commands) -> None:
@@ -71,9 +72,12 @@ def _add_reschedule(commands: Commands) -> None:
 
 def _reschedule(options: argparse.Namespace) -> int:
     from ledgerlake.client.topics import join_partition
+    from ledgerlake.delay.repetition import parse_repetition
     from ledgerlake.inspect.waiting_rows import scheduled_entries
     from ledgerlake.options.config import load_config
     from ledgerlake.publish.schedules import move
+    from ledgerlake.wire.entry import peek_metadata
+    from ledgerlake.wire.schedules import properties_of
 
     at_ms = _due_ms(options)
     config = load_config(options.config)
@@ -86,11 +90,8 @@ def _reschedule(options: argparse.Namespace) -> int:
         )
     source, entry = max(entries, key=lambda found: read_stamp(memoryview(found[1])).time_ms)
     message_id = move(config.source.client, source, entry, at_ms)
-    due, topic_partition = _time_text(at_ms), join_partition(source.topic, source.partition)
-    if options.json:
-        print(json.dumps({"id": options.id, "topic": topic_partition, "message_id": str(message_id), "due": due}))
-    else:
-        print(f"schedule {options.id} is due {due}, stored in {topic_partition} as {message_id}")
+    repeats = parse_repetition(properties_of(peek_metadata(memoryview(entry)))) is not None
+    _tell_stored(options, message_id, join_partition(source.topic, source.partition), at_ms, repeats=repeats)
     return 0
 
 
@@ -113,8 +114,17 @@ def _tell(options: argparse.Namespace, name: str) -> int:
     if options.json:
         print(json.dumps({"id": options.id, "command": name, "message_ids": list(map(str, message_ids))}))
     else:
-        print(f"{name} of {target} stored as {', '.join(map(str, message_ids))}")
+        print(f"{name} of {target} stored as {', '.join(map(str, message_ids))}; {_holds_for(options, name)}")
     return 0
+
+
+def _holds_for(options: argparse.Namespace, name: str) -> str:
+    """Say what a pause or its end is about: the topic stores it, whatever waits there."""
+    if options.id is None:
+        return "it holds for all messages that repeat" if name == "pause" else "pauses of single schedules go on"
+    if name == "pause":
+        return "it holds for the message that repeats under this id now, if there is one"
+    return "a pause of all schedules goes on until ledgerlake resume --all"
 
 
 def _schedule(options: argparse.Namespace) -> int:
@@ -144,6 +154,13 @@ def _schedule(options: argparse.Namespace) -> int:
             catch_up=options.catch_up,
         )
         topic_partition = schedules.partition_of(options.id)
+    _tell_stored(options, message_id, topic_partition, at_ms, repeats=repeats)
+    return 0
+
+
+def _tell_stored(
+    options: argparse.Namespace, message_id: AnyMessageId, topic_partition: str, at_ms: int, *, repeats: bool
+) -> None:
     due = _time_text(at_ms)
     if options.json:
         result = {"id": options.id, "topic": topic_partition, "message_id": str(message_id)}
@@ -151,7 +168,6 @@ def _schedule(options: argparse.Namespace) -> int:
     else:
         says = f"repeats from {due} on" if repeats else f"is due {due}"
         print(f"schedule {options.id} {says}, stored in {topic_partition} as {message_id}")
-    return 0
 
 
 def _at_ms(options: argparse.Namespace) -> int:

@@ -1,0 +1,44 @@
+"""What the commands for schedules print."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+
+from ledgerlake.cli import schedule
+from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.inspect import waiting_rows
+from ledgerlake.options import config
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.publish import schedules
+from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.message_id import MessageId
+
+SOURCE = TopicPartition("persistent://public/default/t", -1)
+
+
+def entry(**properties: str) -> bytes:
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, deliver_at_time=9)
+    for name, value in {"ledgerlake.schedule": "a", **properties}.items():
+        metadata.properties.add(key=name, value=value)
+    return encode_entry(metadata, b"v", pb.BrokerEntryMetadata(broker_timestamp=3))
+
+
+@pytest.mark.parametrize(
+    ("waiting", "says"),
+    [(entry(), "is due"), (entry(**{"ledgerlake.every": "PT1M"}), "repeats from")],
+    ids=["once", "again and again"],
+)
+def test_a_message_that_is_moved_is_due_or_repeats_from_then_on(
+    waiting: bytes, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = SimpleNamespace(stream=SimpleNamespace(name="orders"), source=SimpleNamespace(client=None))
+    monkeypatch.setattr(config, "load_config", lambda _: stream)
+    monkeypatch.setattr(schedule, "start_spark", lambda *_: None)
+    monkeypatch.setattr(waiting_rows, "scheduled_entries", lambda *_: [(SOURCE, waiting)])
+    monkeypatch.setattr(schedules, "move", lambda *_: MessageId(7, 1))
+    options = Namespace(config="orders.toml", id="a", at="2030-05-02T09:00:00Z", span=None, json=False)
+    assert schedule._reschedule(options) == 0
+    assert capsys.readouterr().out.startswith(f"schedule a {says} 2030-05-02T09:00:00.000+00:00")
