@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ledgerlake.delay import repetition as repetition_rules
 from ledgerlake.delay.local_times import load_zone, zone_names
 from ledgerlake.delay.repetition import (
     TIMEZONE_DATA_VERSION,
@@ -364,3 +365,13 @@ def test_no_value_does_anything_but_be_read_or_refused(
             assert before < occurrence.nominal_ms <= min(repetition.until_ms or MAX_TIME_MS, MAX_TIME_MS)
             assert 0 <= occurrence.due_ms - occurrence.nominal_ms <= repetition.jitter_ms
             before = occurrence.nominal_ms
+
+
+def test_a_rule_is_kept_and_a_text_as_long_as_a_message_is_not() -> None:
+    rule = {"ledgerlake.every": "PT1M", "ledgerlake.until": "2030-01-01T00:00:00.5Z"}
+    assert parse_repetition(rule) is parse_repetition(dict(rule))
+    kept = repetition_rules._parsed.cache_info().currsize
+    # Not every release of Python takes so many digits.
+    with contextlib.suppress(CorruptEntryError):
+        parse_repetition(rule | {"ledgerlake.until": f"2030-01-01T00:00:00.{'5' * 1000}Z"})
+    assert repetition_rules._parsed.cache_info().currsize == kept

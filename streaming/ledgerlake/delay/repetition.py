@@ -33,6 +33,7 @@ import sys
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,10 @@ if TYPE_CHECKING:
 
 # The release of the tz database that decides.
 TIMEZONE_DATA_VERSION = local_times.DATA_VERSION
+
+# A rule is read again for each occurrence of each message. A sender can make texts as long as a
+# message.
+_MOST_KEPT, _LONGEST_KEPT = 10_000, 500
 
 _DURATION = re.compile(
     r"P(?=[0-9T])(?:([0-9]{1,9})Y)?(?:([0-9]{1,9})M)?(?:([0-9]{1,9})W)?(?:([0-9]{1,9})D)?"
@@ -124,6 +129,13 @@ def parse_repetition(properties: Mapping[str, object]) -> Repetition | None:
             f"{EXPIRES_PROPERTY} is on a message that repeats; {UNTIL_PROPERTY} ends a repetition, and {CATCH_UP_PROPERTY} says "
             "what is delivered late"
         )
+    is_short = sum(map(len, texts.values())) <= _LONGEST_KEPT
+    return (_parsed if is_short else _parsed.__wrapped__)(tuple(texts.items()))
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _parsed(pairs: tuple[tuple[str, str], ...]) -> Repetition:
+    texts = dict(pairs)
     if CRON_PROPERTY in texts and EVERY_PROPERTY in texts:
         raise bad_schedule(f"{CRON_PROPERTY} and {EVERY_PROPERTY} are on one message; it may have one of them")
     if CRON_PROPERTY not in texts and EVERY_PROPERTY not in texts:

@@ -349,7 +349,8 @@ class DelayedMessages:
                 yield from _repeated_entries(repeated, release)
                 repeated, size = [], 0
             if isinstance(part, Repeated):
-                self._released = self._released.and_more(_released(np.array([part.repetition.due_ms])))
+                due_ms = part.repetition.due_ms
+                self._released = self._released.and_more(Released(1, due_ms, due_ms))
                 repeated.append(part)
                 size += len(part.frame)
             elif isinstance(part, Rejected):
