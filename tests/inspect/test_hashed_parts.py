@@ -34,13 +34,13 @@ def random_records(count: int, distinct: int = 0) -> NDArray[np.void]:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hashed_parts, "_BUFFER_RECORDS", 50)
-    monkeypatch.setattr(hashed_parts, "_PART_RECORDS", 100)
+    monkeypatch.setattr(hashed_parts, "_PART_SIZE", 100)
 
 
 def parts_of(records: NDArray[np.void], batch: int) -> list[NDArray[np.void]]:
     with HashedParts(RECORD, hashes) as hashed:
         for begin in range(0, len(records), batch):
-            hashed.add(records[begin : begin + batch])
+            hashed.add(records[begin : begin + batch], len(records[begin : begin + batch]))
         return list(hashed.parts())
 
 
@@ -64,11 +64,20 @@ def test_the_number_of_parts_follows_from_the_number_of_records(count: int) -> N
     assert max(map(len, parts)) < 2 * 100
 
 
+def test_a_record_can_count_for_many() -> None:
+    records = random_records(49)
+    with HashedParts(RECORD, hashes) as hashed:
+        hashed.add(records, 4900)
+        parts = list(hashed.parts())
+    assert len(parts) > 20
+    assert sorted(number for part in parts for number in part["number"].tolist()) == list(range(49))
+
+
 def test_few_records_are_one_part_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: pytest.fail("a file was opened"))
     records = random_records(49)
     (part,) = parts_of(records, 10)
-    assert part.tolist() == records.tolist()
+    assert sorted(part.tolist()) == sorted(records.tolist())
     assert parts_of(records[:0], 10) == []
 
 
@@ -77,7 +86,7 @@ def test_nothing_is_left_in_the_temporary_folder_even_while_the_file_is_used(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with HashedParts(RECORD, hashes) as parts:
-        parts.add(random_records(100))
+        parts.add(random_records(100), 100)
         assert list(tmp_path.iterdir()) == []
 
 
@@ -89,7 +98,7 @@ def test_a_full_disk_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "TemporaryFile", full_disk)
     with pytest.raises(SetupError, match=r"cannot be used \(No space left on device\); make room there, or .* TMPDIR$"):
         with HashedParts(RECORD, hashes) as parts:
-            parts.add(random_records(100))
+            parts.add(random_records(100), 100)
 
 
 def test_a_missing_temporary_folder_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -86,6 +86,10 @@ class LatestMessages:
         self._added: list[Messages] = []
         self._count = 0
 
+    def __len__(self) -> int:
+        """Return how many are known; of those that were added last none is counted yet."""
+        return len(self._kept)
+
     def add(self, messages: Messages) -> None:
         self._added.append(messages)
         self._count += len(messages)

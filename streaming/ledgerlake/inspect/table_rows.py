@@ -1,8 +1,9 @@
-"""The rows of a table, for ``verify``: keys of messages and entries, and their order."""
+"""The rows of a table, for ``verify``: read a batch at a time, their keys, and their order."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from numpy.typing import NDArray
 
-from ledgerlake.client.topics import split_partition
+from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import TableError
@@ -22,7 +23,11 @@ from ledgerlake.table.compaction import CLUSTERED_PREFIX
 from ledgerlake.table.delta_table import PARTITIONED, open_delta, special_features
 from ledgerlake.table.ordered_files import sort_keys
 from ledgerlake.table.vacuum import is_own_file
-from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
+
+    from ledgerlake.wire.message_id import Position
 
 Keys = NDArray[np.int64]
 
@@ -42,11 +47,23 @@ _ORDER_COLUMNS = [
     "delivered_at",
 ]
 
+_BATCH_ROWS = 65_536
+
+OrderKey = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A file of a table. Rows have an order in each ``place``: a partition of the table, or a
+    clustered file.
+    """
+
+    place: str
+    path: str
+
 
 class TableRows:
-    """A table's files as Arrow tables of the compared columns, with rows in the order of the
-    file.
-    """
+    """The rows of one version of a table: the compared columns, a batch at a time."""
 
     def __init__(self, path: Place, spark: SparkConfig) -> None:
         """
@@ -58,63 +75,81 @@ class TableRows:
         try:
             table = open_delta(path)
             actions = pa.table(table.get_add_actions(flatten=True))
-            self._files = actions["path"].to_pylist()
+            paths = actions["path"].to_pylist()
             names = [name for name in actions.column_names if name.startswith("partition.")]
-            self._partitions = [str(row) for row in actions.select([*names, "path"]).drop(["path"]).to_pylist()]
-            # The files of one merge divide its rows, so they have no order among themselves.
-            self._partitions = [
-                f"{partition} {name if name.startswith(CLUSTERED_PREFIX) else ''}"
-                for partition, name in zip(self._partitions, self._files, strict=True)
+            partitions = actions.select([*names, "path"]).drop(["path"]).to_pylist()
+            self._files = [
+                # The files of one merge divide its rows, so they have no order among themselves.
+                TableFile(f"{partition} {path if path.startswith(CLUSTERED_PREFIX) else ''}", path)
+                for partition, path in zip(partitions, paths, strict=True)
             ]
+            self._version = table.version()
             self._partitioned_by = [f"`{name}`" for name in table.metadata().partition_columns]
             features = special_features(table)
             # Such files do not have all columns by their names.
-            lacks_columns = PARTITIONED in features and not all(map(is_own_file, self._files))
+            lacks_columns = PARTITIONED in features and not all(map(is_own_file, paths))
             self._needs_spark = "columnMapping" in features or lacks_columns
         except TableNotFoundError:
             raise TableError(f"there is no table at {path}; run the pipeline first") from None
         except (DeltaError, OSError) as error:
             raise TableError(f"the table at {path} cannot be opened: {path.reason(error)}") from None
-        self._tables: list[pa.Table] | None = None
+
+    def batches(self, wanted: Container[object] | None = None) -> Iterator[tuple[TableFile, pa.Table]]:
+        """Yield the rows of each file in their order, and file after file.
+
+        Args:
+            wanted: the files; all of them if it is None.
+
+        Raises:
+            TableError: a file cannot be read.
+        """
+        if self._needs_spark:
+            for file, rows in self._read_by_spark():
+                if wanted is None or file in wanted:
+                    yield file, rows
+            return
+        for file in self._files:
+            if wanted is None or file in wanted:
+                for rows in self._read(file.path):
+                    yield file, rows
 
     def files_of(self, name: str, end: Position) -> list[pa.Table]:
         """Return each file's rows of one topic partition up to ``end``; without files that have
-        none.
+        none. They are all in memory.
         """
-        return [file for files in self.partitions_of(name, end) for file in files]
+        parts: dict[TableFile, list[pa.Table]] = {}
+        for file, rows in self.batches():
+            for of_rows, part in by_topic_partition(rows):
+                if of_rows == name:
+                    parts.setdefault(file, []).append(up_to(part, end))
+        tables = map(pa.concat_tables, parts.values())
+        return [table for table in tables if table.num_rows]
 
-    def partitions_of(self, name: str, end: Position) -> list[list[pa.Table]]:
-        """Return what ``files_of`` does, apart for each partition of the table, and for each
-        clustered file. Rows have an order in each of those.
-        """
-        if self._tables is None and self._needs_spark:
-            self._tables, self._partitions = self._read_by_spark()
-        elif self._tables is None:
-            self._tables = [self._read(name) for name in self._files]
-        topic, partition = split_partition(name)
-        found: dict[str, list[pa.Table]] = {}
-        for place, table in zip(self._partitions, self._tables, strict=True):
-            ledger, entry = table["ledger_id"], table["entry_id"]
-            is_before_end = pc.or_(
-                pc.less(ledger, end.ledger_id),
-                pc.and_(pc.equal(ledger, end.ledger_id), pc.less_equal(entry, end.entry_id)),
-            )
-            is_of_partition = pc.and_(pc.equal(table["topic"], topic), pc.equal(table["partition"], partition))
-            rows = table.filter(pc.and_(is_before_end, is_of_partition))
-            if rows.num_rows:
-                found.setdefault(place, []).append(rows)
-        return list(found.values())
+    def _read(self, name: str) -> Iterator[pa.Table]:
+        try:
+            with pq.ParquetFile((self._path / name).root, filesystem=self._path.filesystem()) as file:
+                present = set(file.schema_arrow.names)
+                if PULSAR_COLUMN in present:
+                    columns = [f"{PULSAR_COLUMN}.{name}" for name in _ORDER_COLUMNS]
+                else:
+                    columns = [name for name in _ORDER_COLUMNS if name in present]
+                for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
+                    rows = pa.Table.from_batches([batch])
+                    if PULSAR_COLUMN in present:
+                        rows = pa.Table.from_struct_array(rows[PULSAR_COLUMN])
+                    # Other writers have other types of Arrow for the same columns of Delta.
+                    yield rows.cast(pa.schema([_TYPES.field(name) for name in rows.column_names]))
+        except (OSError, pa.ArrowException) as error:
+            raise TableError(f"the table at {self._path} cannot be read: {self._path.reason(error)}") from None
 
-    def _read_by_spark(self) -> tuple[list[pa.Table], list[str]]:
-        """Return the rows of each file and of each partition of the table in it, and those
-        partitions.
-        """
+    def _read_by_spark(self) -> Iterator[tuple[TableFile, pa.Table]]:
+        """Yield what ``batches`` does. Spark sorts the rows, and gives them a part at a time."""
         from ledgerlake.runtime.session import start_session
 
         spark = replace(self._spark, master=LOCAL_MASTER)
         session = start_session("ledgerlake verify", spark.master, spark.session_settings)
         connect_store(session, self._path)
-        rows = session.read.format("delta").load(self._path.hadoop_uri)
+        rows = session.read.format("delta").option("versionAsOf", self._version).load(self._path.hadoop_uri)
         inside = f"{PULSAR_COLUMN}." if PULSAR_COLUMN in rows.columns else ""
         columns = rows.select(f"{PULSAR_COLUMN}.*").columns if inside else rows.columns
         names = [name for name in _ORDER_COLUMNS if name in columns]
@@ -122,49 +157,146 @@ class TableRows:
         place = ["_metadata.file_path", "_metadata.file_block_start", "monotonically_increasing_id() as row"]
         partition = f"to_json(struct({', '.join(self._partitioned_by)}))" if self._partitioned_by else "''"
         selected = rows.selectExpr(*(f"{inside}{name}" for name in names), *place, f"{partition} as of_partition")
-        in_order = selected.toArrow().sort_by(
-            [(name, "ascending") for name in ("file_path", "file_block_start", "row")]
-        )
-        tables, partitions = [], []
-        for path in pc.unique(in_order["file_path"]).to_pylist():
-            of_file = in_order.filter(pc.equal(in_order["file_path"], path))
-            for value in pc.unique(of_file["of_partition"]).to_pylist():
-                tables.append(of_file.filter(pc.equal(of_file["of_partition"], value)).select(names))
-                partitions.append(value)
-        return tables, partitions
-
-    def _read(self, name: str) -> pa.Table:
-        with pq.ParquetFile((self._path / name).root, filesystem=self._path.filesystem()) as file:
-            present = set(file.schema_arrow.names)
-            if PULSAR_COLUMN in present:
-                pulsar = file.read([f"{PULSAR_COLUMN}.{name}" for name in _ORDER_COLUMNS])[PULSAR_COLUMN]
-                rows = pa.Table.from_struct_array(pulsar)
-            else:
-                rows = file.read([name for name in _ORDER_COLUMNS if name in present])
-        # Other writers have other types of Arrow for the same columns of Delta.
-        return rows.cast(pa.schema([_TYPES.field(name) for name in rows.column_names]))
+        in_order = selected.sort("file_path", "file_block_start", "row")
+        for (packed_rows,) in in_order.mapInArrow(_as_streams, "rows binary").toLocalIterator():
+            with pa.ipc.open_stream(pa.py_buffer(packed_rows)) as stream:
+                yield from _by_file(stream.read_all(), names)
 
 
-def out_of_order(files: list[pa.Table]) -> int:
-    """Return the number of rows that come after a later row: inside each file, and between files in
-    the order of their first rows.
+def _as_streams(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield each batch as one value: rows one by one are slow to collect."""
+    for batch in batches:
+        stream = pa.BufferOutputStream()
+        with pa.ipc.new_stream(stream, batch.schema) as writer:
+            writer.write_batch(batch)
+        yield pa.record_batch({"rows": pa.array([stream.getvalue().to_pybytes()], pa.binary())})
+
+
+def _by_file(rows: pa.Table, names: list[str]) -> Iterator[tuple[TableFile, pa.Table]]:
+    """Yield the rows of each file and partition of the table, which follow each other."""
+    for of_file in _by_values(rows, ["of_partition", "file_path"]):
+        file = TableFile(of_file["of_partition"][0].as_py(), of_file["file_path"][0].as_py())
+        yield file, of_file.select(names)
+
+
+def by_topic_partition(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the rows of each topic partition, in their order; rows without a topic are left out."""
+    for of_rows in _by_values(rows, ["topic", "partition"]):
+        yield join_partition(of_rows["topic"][0].as_py(), of_rows["partition"][0].as_py()), of_rows
+
+
+def _by_values(rows: pa.Table, names: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the rows that have the same values in some columns, in their order; rows without a value
+    are left out.
     """
-    count = 0
-    keys_of_files = []
-    for file in files:
-        rows = file.filter(pc.invert(file["late"]))
-        if not rows.num_rows:
-            continue
-        keys = np.stack(sort_keys(rows), axis=1)
-        count += int(_descends(keys[:-1], keys[1:]).sum())
-        keys_of_files.append(keys)
-    keys_of_files.sort(key=lambda keys: tuple(keys[0]))
-    reached: Keys | None = None
-    for keys in keys_of_files:
-        if reached is not None:
-            count += int(_descends(np.broadcast_to(reached, keys.shape), keys).sum())
-        reached = keys[-1] if reached is None or tuple(keys[-1]) > tuple(reached) else reached
-    return count
+    for name in names:
+        if rows[name].null_count:
+            rows = rows.filter(pc.is_valid(rows[name]))
+    if not rows.num_rows:
+        return
+    if all(pc.all(pc.equal(rows[name], rows[name][0])).as_py() for name in names):
+        yield rows
+        return
+    values = np.zeros(rows.num_rows, dtype=np.int64)
+    for name in names:
+        encoded = rows[name].combine_chunks().dictionary_encode()
+        values = values * len(encoded.dictionary) + encoded.indices.to_numpy()
+    order = np.argsort(values, kind="stable")
+    in_order = rows.take(pa.array(order))
+    ends = [*(np.flatnonzero(np.diff(values[order])) + 1).tolist(), len(order)]
+    begin = 0
+    for end in ends:
+        yield in_order.slice(begin, end - begin)
+        begin = end
+
+
+def up_to(rows: pa.Table, end: Position) -> pa.Table:
+    """Return the rows of entries up to ``end``."""
+    ledger, entry = rows["ledger_id"], rows["entry_id"]
+    is_before_end = pc.or_(
+        pc.less(ledger, end.ledger_id),
+        pc.and_(pc.equal(ledger, end.ledger_id), pc.less_equal(entry, end.entry_id)),
+    )
+    return _filtered(rows, is_before_end)
+
+
+def _filtered(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
+    """Return the rows of a mask, without a copy if these are all."""
+    return rows if pc.all(mask, skip_nulls=False).as_py() else rows.filter(mask)
+
+
+@dataclass
+class _FileOrder:
+    """The sort keys of the first, last and lowest row of a file."""
+
+    first: OrderKey
+    last: OrderKey
+    lowest: OrderKey
+
+
+class RowOrder:
+    """Finds rows that come after a later row: inside each file, and between the files of a lane in the
+    order of their first rows. Rows that are marked late are not looked at.
+
+    A lane is one whose rows have an order: a topic partition in a place of the table.
+    """
+
+    def __init__(self) -> None:
+        # The rows that come after a later one in their file, each compared with the one before it.
+        self.descents = 0
+        self._lanes: dict[Hashable, dict[Hashable, _FileOrder]] = {}
+
+    def add(self, lane: Hashable, file: Hashable, rows: pa.Table) -> None:
+        """Add the next rows of a file."""
+        keys = _order_keys(rows)
+        if not len(keys):
+            return
+        first, last = tuple(keys[0].tolist()), tuple(keys[-1].tolist())
+        descents = int(_descends(keys[:-1], keys[1:]).sum())
+        lowest = tuple(keys[np.lexsort(keys.T[::-1])[0]].tolist()) if descents else first
+        files = self._lanes.setdefault(lane, {})
+        before = files.get(file)
+        if before is None:
+            files[file] = _FileOrder(first, last, lowest)
+        else:
+            descents += first < before.last
+            before.last, before.lowest = last, min(before.lowest, lowest)
+        self.descents += descents
+
+    def overlaps(self) -> dict[Hashable, dict[Hashable, OrderKey]]:
+        """Return the files with rows before the last row of an earlier file of their lane; for each
+        lane the latest such row.
+        """
+        overlaps: dict[Hashable, dict[Hashable, OrderKey]] = {}
+        for lane, files in self._lanes.items():
+            reached: OrderKey = ()
+            for name, file in sorted(files.items(), key=lambda item: item[1].first):
+                if file.lowest < reached:
+                    overlaps.setdefault(name, {})[lane] = reached
+                reached = max(reached, file.last)
+        return overlaps
+
+
+def rows_before(rows: pa.Table, reached: OrderKey) -> int:
+    """Return the number of rows that come before a row with a sort key, without late ones."""
+    keys = _order_keys(rows)
+    return int(_descends(np.broadcast_to(np.array(reached), keys.shape), keys).sum())
+
+
+def out_of_order(files: Sequence[pa.Table]) -> int:
+    """Return the number of rows of a lane that ``RowOrder`` finds, if they are all in memory."""
+    order = RowOrder()
+    for number, file in enumerate(files):
+        order.add(None, number, file)
+    overlaps = order.overlaps()
+    return order.descents + sum(
+        rows_before(file, overlaps[number][None]) for number, file in enumerate(files) if number in overlaps
+    )
+
+
+def _order_keys(rows: pa.Table) -> Keys:
+    """Return the sort key of each row that is not marked late."""
+    return np.stack(sort_keys(_filtered(rows, pc.invert(rows["late"]))), axis=1)
 
 
 def _descends(before: Keys, after: Keys) -> NDArray[np.bool_]:

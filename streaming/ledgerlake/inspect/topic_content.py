@@ -1,4 +1,5 @@
-"""The content of a range of a topic partition, for ``verify``: read and decoded as by the pipeline.
+"""The content of a range of a topic partition, for ``verify``: read and decoded as by the pipeline, and
+left as records of its messages (see ``key_comparison``).
 
 Whether a large message is complete is found by the rules of ``assembly.rules`` over all chunks of
 the range, without limits.
@@ -23,8 +24,9 @@ from ledgerlake.decode.rejects import read_reject
 from ledgerlake.decode.split import PieceKind, only_entry
 from ledgerlake.delay.cancel_messages import rows_with_property
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.inspect.table_rows import Keys, entries_of, keys_of
-from ledgerlake.operators.in_task import LocalAssembly
+from ledgerlake.inspect.key_comparison import Kind, chunk_record, message_records
+from ledgerlake.inspect.table_rows import entries_of, keys_of
+from ledgerlake.operators.in_task import EventBudget, LocalAssembly
 from ledgerlake.source.loss import DATA_LOSS
 from ledgerlake.source.pieces import read_pieces
 from ledgerlake.wire.message_id import Position
@@ -33,69 +35,102 @@ from ledgerlake.wire.schedules import CRON_PROPERTY, EVERY_PROPERTY
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
+    from ledgerlake.inspect.entry_set import EntrySet
+    from ledgerlake.inspect.hashed_parts import HashedParts
     from ledgerlake.inspect.latest_rows import CountingMessages
+    from ledgerlake.inspect.table_rows import Keys
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.source.planning import EntryRange
 
 _NO_LIMITS = Limits(max_pending=2**31, max_pending_bytes=2**62, max_message_bytes=2**31)
 
 
-@dataclass(frozen=True)
+@dataclass
 class TopicContent:
-    """The messages in a range of a topic partition.
-
-    ``messages`` are keys, ``bad_entries`` entries that cannot be messages. ``large`` are the chunks
-    of each complete large message, and single chunks that belong to none. ``delayed`` and
-    ``large_delayed`` are the same for messages that are not due. ``first`` is the first entry.
+    """What is in a range of a topic partition beside its messages: entries that can be no messages and
+    are not in rejects, chunks of incomplete large messages, and the first entry.
     """
 
-    messages: Keys
-    bad_entries: Keys
-    delayed: Keys
-    large: list[tuple[Position, ...]]
-    large_delayed: list[tuple[Position, ...]]
-    open_chunks: int
-    first: Position | None
+    bad_entries: int = 0
+    open_chunks: int = 0
+    first: Position | None = None
+
+
+class ExpectedMessages:
+    """Takes the messages of a topic partition, and writes records of those that are not of an entry in
+    rejects.
+
+    Args:
+        partition: the number of the topic partition.
+    """
+
+    def __init__(self, partition: int, rejects: EntrySet, records: HashedParts) -> None:
+        self._partition, self._rejects, self._records = partition, rejects, records
+
+    def add(self, keys: Keys, is_waiting: NDArray[np.bool_]) -> None:
+        """Add messages that are not large.
+
+        Args:
+            is_waiting: a mask of those that are not due.
+        """
+        is_wanted = ~self._rejects.contains(keys[:, :2])
+        for waits in (False, True):
+            wanted = keys[is_wanted & (is_waiting == waits)]
+            self._records.add(message_records(self._partition, wanted, is_waiting=waits), len(wanted))
+
+    def add_large(self, positions: Sequence[Position], *, is_waiting: bool) -> None:
+        """Add a large message by its chunks, or a chunk that belongs to none."""
+        entries = _entries(positions)
+        if not self._rejects.contains(entries).all():
+            kind = Kind.LARGE if len(positions) > 1 else Kind.CHUNK
+            self._records.add(chunk_record(kind, self._partition, entries[-1:], is_waiting=is_waiting), 1)
+
+    def count_missing(self, entries: Keys) -> int:
+        """Return how many of the entries are not in rejects."""
+        return int((~self._rejects.contains(entries)).sum())
 
 
 def read_topic(
-    options: SourceOptions, span: EntryRange, reached_ms: int | None, counting: Sequence[CountingMessages] = ()
+    options: SourceOptions,
+    span: EntryRange,
+    reached_ms: int | None,
+    expected: ExpectedMessages,
+    counting: Sequence[CountingMessages] = (),
 ) -> TopicContent:
     """Read a range.
 
     Args:
         reached_ms: a message that is delivered later than this is delayed; None if no message is.
+        expected: takes the messages.
         counting: they take the messages that are due.
 
     Raises:
         BrokerError, TransportError: the topic cannot be read.
+        SetupError: as ``HashedParts``.
     """
     source = TopicPartition(*split_partition(span.topic_partition))
-    keys: list[Keys] = [np.empty((0, 4), dtype=np.int64)]
-    bad: list[Keys] = [np.empty((0, 2), dtype=np.int64)]
-    delayed: list[Keys] = [np.empty((0, 4), dtype=np.int64)]
-    chunks = _Chunks(source, delays_messages=reached_ms is not None)
-    large: list[tuple[Position, ...]] = []
-    large_delayed: list[tuple[Position, ...]] = []
-    first: Position | None = None
+    chunks = _Chunks(source, delays_messages=reached_ms is not None, makes_rows=bool(counting))
+    content = TopicContent()
     for piece in read_pieces(replace(options, fail_on_data_loss=False), span):
         if piece.kind == PieceKind.REJECT:
             rejected = read_reject(piece.frames)
             if rejected.reason != DATA_LOSS:
-                bad.append(np.array([[rejected.position.ledger_id, rejected.position.entry_id]], dtype=np.int64))
+                content.bad_entries += expected.count_missing(_entries([rejected.position]))
             continue
         if piece.kind not in (PieceKind.ENTRIES, PieceKind.DELAYED):
             position, entry = only_entry(piece.frames)
-            first = first or position
+            content.first = content.first or position
             try:
                 for ended in chunks.take(piece.kind, entry, position):
                     is_due = ended.deliver_ms <= (reached_ms or 0)
-                    (large if is_due else large_delayed).append(ended.positions)
+                    expected.add_large(ended.positions, is_waiting=not is_due)
                     if is_due and ended.message is not None:
                         for table in counting:
                             table.take_large(ended.message, was_delayed=ended.deliver_ms > 0)
             except CorruptEntryError:
-                bad.append(np.array([[position.ledger_id, position.entry_id]], dtype=np.int64))
+                content.bad_entries += expected.count_missing(_entries([position]))
             continue
         for decoded in decode_bundle(piece.frames, source, first_entry=piece.first_entry, **options.decoding):
             is_delayed = np.zeros(decoded.messages.num_rows, dtype=bool)
@@ -110,24 +145,19 @@ def read_topic(
                 if repeats.any():
                     is_due = pa.array(~is_delayed & repeats)
                     table.take(decoded.messages.filter(is_due), were_delayed=True, repeat=True)
+            message_keys, bad = keys_of(decoded.messages), entries_of(decoded.rejects)
             # When they are due is known to their rule alone.
-            is_delayed |= repeats
-            message_keys = keys_of(decoded.messages)
-            keys.append(message_keys[~is_delayed])
-            delayed.append(message_keys[is_delayed])
-            bad.append(entries_of(decoded.rejects))
-            first = first or _first_of(message_keys, bad[-1])
-    large += [(event.position,) for event in chunks.assembly.events if isinstance(event, Chunk)]
-    open_chunks = len(list(chunks.assembly.drain_pending()))
-    return TopicContent(
-        np.concatenate(keys), np.concatenate(bad), np.concatenate(delayed), large, large_delayed, open_chunks, first
-    )
+            expected.add(message_keys, is_delayed | repeats)
+            content.bad_entries += expected.count_missing(bad)
+            content.first = content.first or _first_of(message_keys, bad)
+    content.open_chunks = chunks.count_open()
+    return content
 
 
 @dataclass(frozen=True)
 class _Ended:
     """The chunks of a complete large message, or one rejected chunk, and when they are due.
-    ``message`` is the row of the message without its value.
+    ``message`` is the row of the message without its value, if rows are made.
     """
 
     positions: tuple[Position, ...]
@@ -136,11 +166,17 @@ class _Ended:
 
 
 class _Chunks:
-    """The chunks of a range, without their bytes."""
+    """The chunks of a range, without their bytes.
 
-    def __init__(self, source: TopicPartition, *, delays_messages: bool) -> None:
-        self.assembly = LocalAssembly(_NO_LIMITS, delays_messages=delays_messages)
+    Args:
+        makes_rows: a complete message comes with its row. The rows of last chunks that complete no
+            message stay in memory.
+    """
+
+    def __init__(self, source: TopicPartition, *, delays_messages: bool, makes_rows: bool) -> None:
+        self._assembly = LocalAssembly(_NO_LIMITS, delays_messages=delays_messages)
         self._source = source
+        self._makes_rows = makes_rows
         # The rows of messages whose last chunk has come, by its position.
         self._rows: dict[Position, pa.RecordBatch] = {}
 
@@ -153,13 +189,13 @@ class _Chunks:
         """
         event = read_alone(kind, entry, position)
         if isinstance(event, Chunk):
-            if event.chunk_id == event.chunk_count - 1:
+            if self._makes_rows and event.chunk_id == event.chunk_count - 1:
                 # A message whose metadata makes no row becomes rejects.
                 with suppress(CorruptEntryError):
                     self._rows[position] = large_message(entry, position, self._source)
-            outcomes = self.assembly.arrive(event, b"")
+            outcomes = self._assembly.arrive(event, b"")
         else:
-            outcomes = self.assembly.apply_marker(event)
+            outcomes = self._assembly.apply_marker(event)
         ended: list[_Ended] = []
         for outcome in outcomes or ():
             if isinstance(outcome, Assembled):
@@ -167,7 +203,20 @@ class _Chunks:
                 ended.append(_Ended(outcome.positions, outcome.deliver_ms or 0, message))
             elif isinstance(outcome, Rejected):
                 ended += [_Ended((rejected,)) for rejected, _ in outcome.entries]
+        # Nothing before the range is known here. So a chunk for the stateful stage belongs to no message.
+        ended += [_Ended((left.position,)) for left in self._assembly.events if isinstance(left, Chunk)]
+        self._assembly.events.clear()
+        self._assembly.budget = EventBudget()
         return ended
+
+    def count_open(self) -> int:
+        """Return the number of chunks of messages that are still incomplete."""
+        return len(list(self._assembly.drain_pending()))
+
+
+def _entries(positions: Sequence[Position]) -> Keys:
+    entries = [(position.ledger_id, position.entry_id) for position in positions]
+    return np.array(entries, dtype=np.int64).reshape(-1, 2)
 
 
 def _first_of(keys: Keys, bad: Keys) -> Position | None:

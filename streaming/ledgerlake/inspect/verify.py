@@ -15,6 +15,11 @@ the latest message that counts for it by the configuration of today, as far as t
 messages of the key (see ``latest_rule``). Keys without a row are ``missing``, rows beyond the first
 of a key are ``duplicate``, and rows of keys that the topic does not have are ``not_checked``.
 
+Topics and tables are read a piece at a time. What is compared becomes records, which are compared part
+by part (see ``hashed_parts`` and ``key_comparison``). So memory does not grow with messages and rows.
+In memory are the entries in ``rejects``, with 16 bytes each, and the positions of the chunks of
+incomplete large messages.
+
     missing        in the topic, neither in the table nor in rejects
     left_out       in the topic, and in no table, because a query or a function makes the rows
     duplicate      rows beyond the first of one position in a table, but for the occurrences of a message that repeats
@@ -32,9 +37,10 @@ of a key are ``duplicate``, and rows of keys that the topic does not have are ``
 
 from __future__ import annotations
 
+import contextlib
 import time
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -42,29 +48,41 @@ import pyarrow.compute as pc
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import split_partition
+from ledgerlake.inspect.entry_set import EntrySet
+from ledgerlake.inspect.hashed_parts import HashedParts
+from ledgerlake.inspect.key_comparison import RECORD, compare, entry_hashes, row_records
 from ledgerlake.inspect.latest_rows import LatestComparison
 from ledgerlake.inspect.latest_rule import Finding, Span
-from ledgerlake.inspect.table_rows import Keys, TableRows, entries_of, keys_of, out_of_order
-from ledgerlake.inspect.topic_content import read_topic
+from ledgerlake.inspect.table_rows import (
+    RowOrder,
+    TableRows,
+    by_topic_partition,
+    entries_of,
+    keys_of,
+    rows_before,
+    up_to,
+)
+from ledgerlake.inspect.topic_content import ExpectedMessages, read_topic
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.start import query_name
 from ledgerlake.pipeline.wakeups import wakeup_folder
 from ledgerlake.source.bounds import resolve_end
-from ledgerlake.source.planning import EntryRange, entry_range
+from ledgerlake.source.planning import entry_range
 from ledgerlake.source.wakeup_files import load_wakeup_times
 from ledgerlake.stored.offsets import Offset, PartitionOffset
 from ledgerlake.table.delta_table import existing_table
-from ledgerlake.table.ordered_files import packed
-from ledgerlake.wire.message_id import BEFORE_ALL, Position
+from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Container, Iterator, Sequence
 
     from ledgerlake.client.topics import TopicSelection
-    from ledgerlake.inspect.topic_content import TopicContent
+    from ledgerlake.inspect.table_rows import Keys, TableFile
     from ledgerlake.options.config import Config
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.options.table_options import TableOptions
+    from ledgerlake.source.planning import EntryRange
+    from ledgerlake.wire.message_id import Position
 
 # How long a micro-batch that Spark is about to record is waited for.
 _TRIES = 50
@@ -111,8 +129,8 @@ class Verdict:
         return f"{self.messages:,} messages: {problems} ({notes})"
 
     def add(self, other: Verdict) -> None:
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        for count in fields(self):
+            setattr(self, count.name, getattr(self, count.name) + getattr(other, count.name))
 
 
 def verify(config: Config) -> Verdict:
@@ -121,22 +139,155 @@ def verify(config: Config) -> Verdict:
     Raises:
         TableError: a table cannot be read.
         BrokerError, TransportError: the topic cannot be read.
+        SetupError: the temporary folder has no room.
     """
-    options = config.source
-    cluster = Cluster(options.client)
-    try:
+    with contextlib.ExitStack() as stack:
+        cluster = Cluster(config.source.client)
+        stack.callback(cluster.close)
         tables, start, end, wakeup_times_ms = _open(config, cluster)
-        verdict = Verdict()
-        for name in sorted(end):
-            begin = start.get(name, PartitionOffset(BEFORE_ALL))
-            span = entry_range(name, begin, end[name])
+        for latest in tables.latest:
+            stack.enter_context(latest)
+        partitions = []
+        for number, name in enumerate(sorted(end)):
+            span = entry_range(name, start.get(name, PartitionOffset(BEFORE_ALL)), end[name])
             reached_ms = _reached_ms(end[name], wakeup_times_ms.get(name)) if config.delay.enabled else None
-            verdict.add(_verify_partition(options, span, reached_ms, tables))
-        for table in tables.latest:
-            verdict.add(_verify_keys(table))
+            partitions.append(_Partition(number, span, reached_ms, tables.of_topic(split_partition(name)[0])))
+        comparison = _Comparison(partitions, stack.enter_context(HashedParts(RECORD, entry_hashes)))
+        comparison.read_rejects(tables.rejects)
+        for partition in partitions:
+            comparison.read_topic(config.source, partition)
+        for number, table in enumerate(tables.opened()):
+            comparison.read_table(number, table)
+        verdict = comparison.judge()
+        for latest in tables.latest:
+            verdict.add(_verify_keys(latest))
         return verdict
-    finally:
-        cluster.close()
+
+
+@dataclass
+class _Partition:
+    """A topic partition: what is compared of it, and what is known so far.
+
+    ``number`` is that of its records. ``reject_entries`` are of entries in rejects, until the topic is
+    read.
+    """
+
+    number: int
+    span: EntryRange
+    reached_ms: int | None
+    tables: _TablesOfTopic
+    reject_entries: list[Keys] = field(default_factory=list)
+    first: Position | None = None
+
+
+class _Comparison:
+    """Reads rejects, topics and tables, in this order, and counts what is wrong. Messages and rows
+    become records, which are compared at the end.
+    """
+
+    def __init__(self, partitions: Sequence[_Partition], records: HashedParts) -> None:
+        self._partitions = {partition.span.topic_partition: partition for partition in partitions}
+        self._records = records
+        self._verdict = Verdict()
+
+    def read_rejects(self, table: TableRows) -> None:
+        """Read the entries in rejects. They stay in memory until their topic is read."""
+        for _, partition, rows in self._rows(table):
+            partition.reject_entries.append(entries_of(rows))
+            self._verdict.rejects += rows.num_rows
+
+    def read_topic(self, options: SourceOptions, partition: _Partition) -> None:
+        """Read a topic partition."""
+        source = split_partition(partition.span.topic_partition)
+        reject_entries = np.concatenate([np.empty((0, 2), dtype=np.int64), *partition.reject_entries])
+        partition.reject_entries = []
+        latest = [(table, table.begin(*source, reject_entries)) for table in partition.tables.latest]
+        expected = ExpectedMessages(partition.number, EntrySet(reject_entries), self._records)
+        content = read_topic(
+            options, partition.span, partition.reached_ms, expected, [counting for _, counting in latest]
+        )
+        partition.first, end = content.first, partition.span.end
+        first = None if content.first is None else (content.first.ledger_id, content.first.entry_id)
+        for table, counting in latest:
+            table.end(counting, Span(first, (end.ledger_id, end.entry_id)))
+        self._verdict.missing += content.bad_entries
+        self._verdict.open_chunks += content.open_chunks
+
+    def read_table(self, number: int, table: TableRows) -> None:
+        """Read the rows of a table; a second time those files whose rows overlap an earlier one's.
+
+        Args:
+            number: the number of its records.
+        """
+        order = RowOrder()
+        for file, partition, rows in self._rows(table):
+            if table in partition.tables.groups:
+                order.add((file.place, partition.number), file, rows)
+                self._take_rows(partition, number, partition.tables.groups[table], rows)
+        self._verdict.out_of_order += order.descents
+        overlaps = order.overlaps()
+        if overlaps:
+            for file, partition, rows in self._rows(table, overlaps):
+                reached = overlaps[file].get((file.place, partition.number))
+                if reached is not None:
+                    self._verdict.out_of_order += rows_before(rows, reached)
+
+    def judge(self) -> Verdict:
+        """Compare all records; return the result."""
+        partitions = self._partitions.values()
+        groups = np.array([partition.tables.group_count for partition in partitions], dtype=np.int64)
+        absent = np.zeros((groups.max(initial=0), len(groups)), dtype=np.int64)
+        waiting = np.zeros_like(absent)
+        for part in self._records.parts():
+            compared = compare(part, groups)
+            self._verdict.duplicate += compared.duplicate
+            absent += compared.absent
+            waiting += compared.waiting
+        for partition in partitions:
+            number = partition.number
+            partition.tables.count_absent(self._verdict, absent[:, number].tolist(), waiting[:, number].tolist())
+        return self._verdict
+
+    def _rows(
+        self, table: TableRows, wanted: Container[object] | None = None
+    ) -> Iterator[tuple[TableFile, _Partition, pa.Table]]:
+        """Yield the rows that are compared, file after file."""
+        for file, batch in table.batches(wanted):
+            for name, of_partition in by_topic_partition(batch):
+                partition = self._partitions.get(name)
+                if partition is not None:
+                    rows = up_to(of_partition, partition.span.end)
+                    if rows.num_rows:
+                        yield file, partition, rows
+
+    def _take_rows(self, partition: _Partition, table: int, group: int, rows: pa.Table) -> None:
+        keys = keys_of(rows)
+        due_us = pc.fill_null(rows["deliver_at"].cast(pa.int64()), 0).to_numpy()
+        self._records.add(row_records(table, group, partition.number, keys, due_us), len(keys))
+        self._verdict.messages += len(keys)
+        self._verdict.late += int(pc.sum(rows["late"]).as_py() or 0)
+        self._verdict.early += int(pc.sum(pc.less(rows["delivered_at"], rows["deliver_at"])).as_py() or 0)
+        self._verdict.not_checked += _before(keys, partition.first)
+
+
+def _before(rows: Keys, first: Position | None) -> int:
+    """Return the number of rows of entries before the first one that the topic still has."""
+    if first is None:
+        return len(rows)
+    ledger_id, entry_id = first.ledger_id, first.entry_id
+    return int(((rows[:, 0] < ledger_id) | ((rows[:, 0] == ledger_id) & (rows[:, 1] < entry_id))).sum())
+
+
+def _verify_keys(table: LatestComparison) -> Verdict:
+    rows, duplicate, findings = table.judge()
+    return Verdict(
+        messages=rows,
+        duplicate=duplicate,
+        missing=findings[Finding.MISSING],
+        outdated=findings[Finding.OUTDATED],
+        not_checked=findings[Finding.TRIMMED],
+        undecided=findings[Finding.UNDECIDED],
+    )
 
 
 def _reached_ms(end: PartitionOffset, wakeup_time_ms: int | None) -> int:
@@ -204,10 +355,8 @@ class _Tables:
         name = query_name(self._config.stream.name, query_id)
         return any((table.transaction_version(name) or 0) > committed for table in self._snapshots.values())
 
-    def of_topic(self, topic: str) -> tuple[list[TableRows], list[TableRows], bool]:
-        """Return the tables that take all messages of a topic, those that take some of them, and
-        whether messages may be left out of the latter.
-        """
+    def of_topic(self, topic: str) -> _TablesOfTopic:
+        """Return the tables that take messages of a topic."""
         taking = [options.of_topic(topic) for options in self._config.table_options if options.takes_topic(topic)]
         leaves_out = any(table.makes_records or table.keeps_latest for table in taking)
         taking = [table for table in taking if not table.keeps_latest]
@@ -215,7 +364,14 @@ class _Tables:
         there = [(options, rows) for options, rows in opened if rows is not None]
         whole = [rows for options, rows in there if not options.drops_messages]
         parts = [rows for options, rows in there if options.drops_messages]
-        return whole, parts, leaves_out
+        latest = [table for table in self.latest if table.takes_topic(topic)]
+        return _TablesOfTopic(whole, parts, latest, leaves_out=leaves_out)
+
+    def opened(self) -> list[TableRows]:
+        """Return the tables that exist, of those that are asked for; without those with the latest
+        messages.
+        """
+        return [rows for rows in self._rows.values() if rows is not None]
 
     def _open(self, options: TableOptions) -> TableRows | None:
         """Return the rows of a table; None if it does not exist yet."""
@@ -225,114 +381,43 @@ class _Tables:
         return self._rows[options.name]
 
 
-def _verify_partition(options: SourceOptions, span: EntryRange, reached_ms: int | None, tables: _Tables) -> Verdict:
-    topic, partition = split_partition(span.topic_partition)
-    whole, parts, leaves_out = tables.of_topic(topic)
-    reject_files = tables.rejects.files_of(span.topic_partition, span.end)
-    reject_entries = (
-        np.concatenate([entries_of(file) for file in reject_files])
-        if reject_files
-        else np.empty((0, 2), dtype=np.int64)
-    )
-    latest = [
-        (table, table.begin(topic, partition, reject_entries)) for table in tables.latest if table.takes_topic(topic)
-    ]
-    in_topic = read_topic(options, span, reached_ms, [counting for _, counting in latest])
-    first = None if in_topic.first is None else (in_topic.first.ledger_id, in_topic.first.entry_id)
-    for table, counting in latest:
-        table.end(counting, Span(first, (span.end.ledger_id, span.end.entry_id)))
-    verdict = Verdict(rejects=len(reject_entries), open_chunks=in_topic.open_chunks)
-    verdict.missing = int((~np.isin(packed(in_topic.bad_entries), packed(reject_entries))).sum())
-    for table_rows in whole:
-        rows = _judge_rows(verdict, table_rows, span, in_topic.first)
-        missing, waiting = _compare(in_topic, rows, reject_entries)
-        verdict.missing += missing
-        verdict.waiting = max(verdict.waiting, waiting)
-    rows_of_parts = [_judge_rows(verdict, table, span, in_topic.first) for table in parts]
-    if not whole:
-        together = np.concatenate([np.empty((0, 4), dtype=np.int64), *rows_of_parts])
-        absent, waiting = _compare(in_topic, together, reject_entries)
-        if latest:
-            # An absent message may be a row there, or have been one. Those tables are compared by key.
-            verdict.waiting = waiting
-        elif leaves_out:
-            verdict.left_out += absent
-        else:
-            verdict.missing += absent
-            verdict.waiting = waiting
-    return verdict
-
-
-def _verify_keys(table: LatestComparison) -> Verdict:
-    rows, duplicate, findings = table.judge()
-    return Verdict(
-        messages=rows,
-        duplicate=duplicate,
-        missing=findings[Finding.MISSING],
-        outdated=findings[Finding.OUTDATED],
-        not_checked=findings[Finding.TRIMMED],
-        undecided=findings[Finding.UNDECIDED],
-    )
-
-
-def _judge_rows(verdict: Verdict, table: TableRows, span: EntryRange, first: Position | None) -> Keys:
-    """Count what is wrong with a table's rows of a topic partition; return their keys.
+class _TablesOfTopic:
+    """The tables that take messages of a topic. ``groups`` has the number of each one's group (see
+    ``key_comparison``), -1 for none; tables with the ``latest`` messages are not among them.
 
     Args:
-        first: the first entry that the topic still has.
+        whole: they take all messages.
+        parts: they take some of them.
+        leaves_out: messages may be in none.
     """
-    partitions = table.partitions_of(span.topic_partition, span.end)
-    files = [file for partition in partitions for file in partition]
-    rows: Keys = np.concatenate([np.empty((0, 4), dtype=np.int64), *map(keys_of, files)])
-    verdict.messages += len(rows)
-    # The occurrences of a message that repeats have one position, and each a time of its own.
-    due_us = [pc.fill_null(file["deliver_at"].cast(pa.int64()), 0).to_numpy() for file in files]
-    with_due = np.column_stack([rows, np.concatenate([np.empty(0, dtype=np.int64), *due_us])])
-    verdict.duplicate += len(rows) - len(np.unique(packed(with_due)))
-    verdict.out_of_order += sum(map(out_of_order, partitions))
-    verdict.late += sum(int(pc.sum(file["late"]).as_py() or 0) for file in files)
-    verdict.not_checked += _before(rows, first)
-    verdict.early += sum(int(pc.sum(pc.less(file["delivered_at"], file["deliver_at"])).as_py() or 0) for file in files)
-    return rows
 
+    def __init__(
+        self, whole: list[TableRows], parts: list[TableRows], latest: list[LatestComparison], *, leaves_out: bool
+    ) -> None:
+        self.latest = latest
+        self._has_whole, self._leaves_out = bool(whole), leaves_out
+        self.groups = {table: number for number, table in enumerate(whole)}
+        self.groups |= dict.fromkeys(parts, -1 if whole else 0)
+        self.group_count = len(whole) or 1
 
-def _compare(in_topic: TopicContent, rows: Keys, reject_entries: Keys) -> tuple[int, int]:
-    """Return how many messages are neither among the rows nor in rejects: due ones, and those that
-    wait.
-    """
-    distinct = np.unique(packed(rows))
-    row_ids, reject_ids = set(map(tuple, rows[:, :2].tolist())), set(map(tuple, reject_entries.tolist()))
-    absent = _absent(in_topic.messages, distinct, reject_entries) + _missing_large(in_topic.large, row_ids, reject_ids)
-    waiting = _absent(in_topic.delayed, distinct, reject_entries)
-    return absent, waiting + _missing_large(in_topic.large_delayed, row_ids, reject_ids)
+    def count_absent(self, verdict: Verdict, absent: Sequence[int], waiting: Sequence[int]) -> None:
+        """Count the messages of a topic partition that the tables of a group do not have.
 
-
-def _absent(keys: Keys, rows: NDArray[np.void], rejected: Keys) -> int:
-    """Return the number of messages that are neither rows of the table nor of an entry in
-    rejects.
-    """
-    in_rejects = np.isin(packed(keys[:, :2]), packed(rejected))
-    return int((~np.isin(packed(keys), rows) & ~in_rejects).sum())
-
-
-def _missing_large(large: list[tuple[Position, ...]], rows: set[Any], rejected: set[Any]) -> int:
-    """Return the number of large messages and single chunks that are missing: the last chunk is not
-    in the table, and not all chunks are in rejects.
-    """
-    missing = 0
-    for positions in large:
-        ids = [(position.ledger_id, position.entry_id) for position in positions]
-        in_table = len(ids) > 1 and ids[-1] in rows
-        missing += not in_table and not rejected.issuperset(ids)
-    return missing
-
-
-def _before(rows: Keys, first: Position | None) -> int:
-    """Return the number of rows of entries before the first one that the topic still has."""
-    if first is None:
-        return len(rows)
-    ledger_id, entry_id = first.ledger_id, first.entry_id
-    return int(((rows[:, 0] < ledger_id) | ((rows[:, 0] == ledger_id) & (rows[:, 1] < entry_id))).sum())
+        Args:
+            absent: those that are due, by group.
+            waiting: those that are not due, by group.
+        """
+        if self._has_whole:
+            verdict.missing += sum(absent)
+            verdict.waiting += max(waiting)
+        elif self.latest:
+            # An absent message may be a row there, or have been one. Those tables are compared by key.
+            verdict.waiting += waiting[0]
+        elif self._leaves_out:
+            verdict.left_out += absent[0]
+        else:
+            verdict.missing += absent[0]
+            verdict.waiting += waiting[0]
 
 
 def _committed_range(checkpoint: Checkpoint, cluster: Cluster, topics: TopicSelection) -> tuple[Offset, Offset]:
