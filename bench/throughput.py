@@ -226,7 +226,7 @@ def _paths(service_url: str, one_partition: str, four_partitions: str, count: in
 
         yield (
             {
-                "pulsar-client reader loop": alone(_pulsar_reader),
+                "pulsar-client reader loop": alone(pulsar_reader),
                 "pulsar-client batch_receive": alone(_pulsar_batch_receive),
                 "decode to Arrow, one process": alone(_own_decode),
             },
@@ -286,7 +286,7 @@ def _peak_mb() -> float:
     return int(line.split()[1]) * 1024 / 1e6
 
 
-def _pulsar_reader(service_url: str, topic: str, count: int) -> None:
+def pulsar_reader(service_url: str, topic: str, count: int) -> None:
     import pulsar
 
     client = pulsar.Client(service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
