@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,16 @@ from deltalake import DeltaTable, write_deltalake
 from ledgerlake.decode import schema
 from ledgerlake.errors import TableError
 from ledgerlake.inspect import table_rows
-from ledgerlake.inspect.table_rows import RowOrder, TableRows, by_topic_partition, rows_before, up_to
+from ledgerlake.inspect.table_rows import RowOrder, TableFile, TableRows, by_topic_partition, rows_before, up_to
 from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.stored.places import Place
 from ledgerlake.wire.message_id import Position
 from tests.table.rows import rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import SparkSession
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +92,40 @@ def test_rows_up_to_an_entry_are_those_of_earlier_ledgers_too() -> None:
         (1, 9),
         (2, 3),
     ]
+
+
+@pytest.mark.spark
+def test_spark_gives_the_rows_of_each_file_in_their_order(spark: SparkSession, tmp_path: Path) -> None:
+    written(tmp_path, rows([*range(60)]), rows([*range(90, 0, -1)], first_entry=100))
+    mode = "set tblproperties ('delta.columnMapping.mode' = 'name')"
+    spark.sql(f"alter table delta.`{tmp_path}` {mode}")
+    table = TableRows(Place(str(tmp_path)), SparkConfig())
+    DeltaTable(str(tmp_path)).delete("entry_id > 100")
+    order = RowOrder()
+    batches: dict[TableFile, list[int]] = {}
+    sizes = []
+    with changed(
+        spark, {"spark.sql.execution.arrow.maxRecordsPerBatch": "7", "spark.sql.files.maxPartitionBytes": "1kb"}
+    ):
+        for file, batch in table.batches():
+            batches.setdefault(file, []).extend(batch["entry_id"].to_pylist())
+            order.add(None, file, batch)
+            sizes.append(batch.num_rows)
+        first = min(batches, key=lambda file: batches[file])
+        assert {file for file, _ in table.batches({first})} == {first}
+    assert sorted(batches.values()) == [[*range(60)], [*range(100, 190)]]
+    assert (order.descents, max(sizes)) == (89, 7)
+
+
+@contextmanager
+def changed(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
+    """Settings of the session for a while."""
+    before = {name: spark.conf.get(name) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    yield
+    for name, value in before.items():
+        spark.conf.set(name, value)
 
 
 Row = tuple[int, int, bool]
