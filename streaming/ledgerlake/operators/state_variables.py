@@ -4,7 +4,7 @@ For each variable that a task declares, Spark plans and compiles the encoders of
 again, which costs far more than a call to it. Most micro-batches use few of the variables.
 
 All variables are declared in two places. The driver's process does it, because Spark writes their
-schemas into the checkpoint there. A worker does it at its first micro-batch of a state partition,
+schemas into the checkpoint there. A worker does it in its first micro-batch of a state partition,
 because Spark can only read variables whose column family is there.
 
 Spark allows declarations only before the first key. So the state of the handle is set back for a
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 _TYPES = {"bigint": LongType, "int": IntegerType, "string": StringType, "binary": BinaryType}
 
-
-# The state partitions whose variables this process has declared, by query and number.
-_declared: set[tuple[str, int]] = set()
-_MOST_DECLARED = 10_000
+# The first micro-batch of a state partition in this process, by query and number. A micro-batch that
+# fails may be tried again here, and its declarations are lost with it.
+_first_batches: dict[tuple[str, int], str | None] = {}
+_MOST_STATE_PARTITIONS = 10_000
 
 
 class StateVariables:
@@ -63,13 +63,10 @@ def _may_wait(client: Any) -> bool:
     if client.handle_state != StatefulProcessorHandleState.CREATED:
         return False
     context = TaskContext.get()
-    state_partition = query_id_of_task(), context.partitionId()
-    if state_partition in _declared:
-        return True
-    if len(_declared) >= _MOST_DECLARED:
-        _declared.clear()
-    _declared.add(state_partition)
-    return False
+    if len(_first_batches) >= _MOST_STATE_PARTITIONS:
+        _first_batches.clear()
+    batch_id: str | None = context.getLocalProperty("streaming.sql.batchId")
+    return _first_batches.setdefault((query_id_of_task(), context.partitionId()), batch_id) != batch_id
 
 
 class _Variable:
