@@ -85,6 +85,7 @@ bench: setup ## side by side with pulsar-client, in one run
 	$(BIN)/python -m bench.upkeep 10000
 	$(BIN)/python -m bench.records
 	$(BIN)/python -m bench.latest
+	$(BIN)/python -m bench.verify
 	$(BIN)/python -m bench.plot
 
 screens: setup ## pictures of the status page and of the live screen, from live pipelines, for docs/; needs Debian's chromium, npm and tmux
