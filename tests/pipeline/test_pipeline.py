@@ -20,7 +20,6 @@ from ledgerlake.errors import (
     TopicNotFoundError,
     TransportError,
 )
-from ledgerlake.inspect.table_rows import out_of_order
 from ledgerlake.inspect.verify import Verdict
 from ledgerlake.options.config import parse_config
 from ledgerlake.options.source_options import parse_options
@@ -39,6 +38,7 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import single
 from tests.peer import TOPIC, Peer
 from tests.table.rows import rows
+from tests.table_rows import out_of_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from ledgerlake.decode import schema
 from ledgerlake.errors import TableError
-from ledgerlake.inspect.table_rows import TableRows, out_of_order
+from ledgerlake.inspect.table_rows import TableRows
 from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.stored.places import Place
 from ledgerlake.table import compaction, file_groups, log_commit, replacement
@@ -24,6 +24,7 @@ from ledgerlake.table.ordered_files import BufferedWriter, OrderedWriter
 from ledgerlake.table.vacuum import is_data_file
 from ledgerlake.wire.message_id import AFTER_ALL
 from tests.table.rows import rows
+from tests.table_rows import out_of_order, rows_by_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,7 +84,9 @@ def content(path: Place) -> list[dict[str, Any]]:
 
 def rows_out_of_order(path: Place) -> int:
     table = TableRows(path, SparkConfig())
-    return sum(out_of_order(table.files_of(f"t-partition-{partition}", AFTER_ALL)) for partition in range(PARTITIONS))
+    return sum(
+        out_of_order(rows_by_file(table, f"t-partition-{partition}", AFTER_ALL)) for partition in range(PARTITIONS)
+    )
 
 
 def test_small_files_become_one_with_the_same_rows_in_order(writer: Writer) -> None:

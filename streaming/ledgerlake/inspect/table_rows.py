@@ -113,18 +113,6 @@ class TableRows:
                 for rows in self._read(file.path):
                     yield file, rows
 
-    def files_of(self, name: str, end: Position) -> list[pa.Table]:
-        """Return each file's rows of one topic partition up to ``end``; without files that have
-        none. They are all in memory.
-        """
-        parts: dict[TableFile, list[pa.Table]] = {}
-        for file, rows in self.batches():
-            for of_rows, part in by_topic_partition(rows):
-                if of_rows == name:
-                    parts.setdefault(file, []).append(up_to(part, end))
-        tables = map(pa.concat_tables, parts.values())
-        return [table for table in tables if table.num_rows]
-
     def _read(self, name: str) -> Iterator[pa.Table]:
         try:
             with pq.ParquetFile((self._path / name).root, filesystem=self._path.filesystem()) as file:
@@ -281,17 +269,6 @@ def rows_before(rows: pa.Table, reached: OrderKey) -> int:
     """Return the number of rows that come before a row with a sort key, without late ones."""
     keys = _order_keys(rows)
     return int(_descends(np.broadcast_to(np.array(reached), keys.shape), keys).sum())
-
-
-def out_of_order(files: Sequence[pa.Table]) -> int:
-    """Return the number of rows of a lane that ``RowOrder`` finds, if they are all in memory."""
-    order = RowOrder()
-    for number, file in enumerate(files):
-        order.add(None, number, file)
-    overlaps = order.overlaps()
-    return order.descents + sum(
-        rows_before(file, overlaps[number][None]) for number, file in enumerate(files) if number in overlaps
-    )
 
 
 def _order_keys(rows: pa.Table) -> Keys:
