@@ -1,9 +1,10 @@
 """A campaign against a cluster: master, driver and two workers are hosts of their own (see
 ``hosts``), table and checkpoint are in S3, the broker trims and deletes by its defaults.
 
-When most messages are published, hosts are killed or lose their network, the broker and the store end
-and come back, the store refuses every request for half a minute, and one host is so slow that Spark's
-speculation repeats its tasks, while messages go on coming. Then ``oracle`` judges, and the store's key is searched for in all that the run left.
+When most messages are published, hosts are killed or lose their network, the broker and the store
+end and come back, the store refuses every request for half a minute, and one host is so slow that
+Spark's speculation repeats its tasks, while messages go on coming. Then ``oracle`` judges, and the
+store's key is searched for in all that the run left.
 
     python -m tests.live.cluster_campaign --rounds 10 --messages 5000000 --folder /tmp/cluster --seed 1
 """

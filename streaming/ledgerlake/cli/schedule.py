@@ -72,12 +72,11 @@ def _add_reschedule(commands: Commands) -> None:
 
 def _reschedule(options: argparse.Namespace) -> int:
     from ledgerlake.client.topics import join_partition
-    from ledgerlake.delay.repetition import parse_repetition
     from ledgerlake.inspect.waiting_rows import scheduled_entries
     from ledgerlake.options.config import load_config
     from ledgerlake.publish.schedules import move
     from ledgerlake.wire.entry import peek_metadata
-    from ledgerlake.wire.schedules import properties_of
+    from ledgerlake.wire.schedules import parse_schedule, properties_of
 
     at_ms = _due_ms(options)
     config = load_config(options.config)
@@ -90,7 +89,7 @@ def _reschedule(options: argparse.Namespace) -> int:
         )
     source, entry = max(entries, key=lambda found: read_stamp(memoryview(found[1])).time_ms)
     message_id = move(config.source.client, source, entry, at_ms)
-    repeats = parse_repetition(properties_of(peek_metadata(memoryview(entry)))) is not None
+    repeats = parse_schedule(properties_of(peek_metadata(memoryview(entry)))).repeats
     _tell_stored(options, message_id, join_partition(source.topic, source.partition), at_ms, repeats=repeats)
     return 0
 
