@@ -348,6 +348,47 @@ def test_what_was_missed_for_more_than_a_minute_is_delivered_by_the_policy(
         assert numbers(schedules, position, rule, cutoff_ms) == delivered
 
 
+def test_missed_and_paused_occurrences_are_passed_together_up_to_the_one_that_is_delivered() -> None:
+    paused = Pauses()
+    paused.begin(6_000)
+    paused.end(9_000)
+    schedules = Schedules(store := Store(), MarkedPositions(), paused)
+    position = repeating(schedules)
+    assert schedules.advance("a", position, every_second(), 10_000, 9) == Step(Occurrence(1, 5_000, 5_000), 6_000)
+    assert schedules.advance("a", position, every_second(), 10_000, 9) == Step(Occurrence(2, 6_000, 6_000), 7_000)
+    assert schedules.advance("a", position, every_second(), 10_000, 9) == Step(None, 10_000, passed=2)
+    (waits,) = store.messages["a"]
+    assert (waits.deliver_ms, waits.repeating and waits.repeating.occurrence) == (10_000, Occurrence(6, 10_000, 10_000))
+
+
+@pytest.mark.parametrize(
+    ("policy", "cutoff_ms", "most_passed", "expected"),
+    [
+        ("last", 100_000, 1_000, Step(None, 40_000, passed=34)),
+        ("last", 100_000, 10, Step(None, 16_000, passed=10)),
+        ("last", 100_000, 0, Step(None, 6_000)),
+        ("none", 100_000, 1_000, Step(None, 40_000, passed=34)),
+        ("all", 100_000, 1_000, Step(Occurrence(1, 5_000, 5_000), 6_000)),
+    ],
+)
+def test_an_occurrence_that_is_delivered_is_not_passed(
+    policy: str, cutoff_ms: int, most_passed: int, expected: Step
+) -> None:
+    schedules = Schedules(Store(), MarkedPositions())
+    position = repeating(schedules)
+    rule = every_second(catchup=policy)
+    assert schedules.advance("a", position, rule, cutoff_ms, most_passed) == expected
+
+
+def test_a_message_that_ends_is_passed_no_further() -> None:
+    schedules = Schedules(store := Store(), MarkedPositions())
+    position = repeating(schedules)
+    schedules.end("a", Position(7, 9), 8_500, REPLACED)
+    assert schedules.advance("a", position, every_second(catchup="none"), 10**6, 100) == Step(None, 9_000, passed=3)
+    assert release(schedules, position.entry_id) == [REPLACED]
+    assert (store.messages, bool(schedules.marked)) == ({}, False)
+
+
 def test_jitter_does_not_change_the_order_of_occurrences() -> None:
     schedules = Schedules(Store(), MarkedPositions())
     position = repeating(schedules)

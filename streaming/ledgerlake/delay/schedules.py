@@ -117,6 +117,14 @@ class Repeating:
     ends_by: str | None = None
     pauses: Pauses = field(default_factory=Pauses)
 
+    def is_over(self, occurrence: Occurrence) -> bool:
+        """Return whether the message was hit before an occurrence is due."""
+        return self.ends_ms is not None and occurrence.due_ms > self.ends_ms
+
+    def has_due(self, occurrence: Occurrence | None, cutoff_ms: int) -> bool:
+        """Return whether there is an occurrence that is due by a time, and the message is not over."""
+        return occurrence is not None and occurrence.due_ms <= cutoff_ms and not self.is_over(occurrence)
+
 
 @dataclass(frozen=True, slots=True)
 class WaitingMessage:
@@ -138,11 +146,13 @@ class WaitingMessage:
 class Step:
     """What becomes of a message that repeats when it is due: the occurrence to deliver, if any, and
     when the message is due again, None if it has ended. ``is_empty``: it never had an occurrence.
+    ``passed``: so many further occurrences are not delivered either.
     """
 
     delivered: Occurrence | None
     next_ms: int | None
     is_empty: bool = False
+    passed: int = 0
 
 
 class ScheduleStore(Protocol):
@@ -298,27 +308,26 @@ class Schedules:
         """End a pause."""
         self._change_pause(schedule_id, position, time_ms, Pauses.end)
 
-    def advance(self, schedule_id: str, position: Position, rule: Repetition, cutoff_ms: int) -> Step:
-        """Return what becomes of a message that repeats and is due."""
+    def advance(
+        self, schedule_id: str, position: Position, rule: Repetition, cutoff_ms: int, most_passed: int = 0
+    ) -> Step:
+        """Return what becomes of a message that repeats and is due.
+
+        Args:
+            most_passed: so many further occurrences may be passed in this step, if they are due and
+                not delivered.
+        """
         waiting = self._store.load_repeating(schedule_id)
         place, message = next(found for found in enumerate(waiting) if found[1].position == position)
         repeating = message.repeating
         assert repeating is not None
-        current = repeating.occurrence
-        following = next(occurrences(rule, schedule_id, repeating.start_ms, current), None)
-        if following is not None:
-            # Jitter does not change the order of occurrences, and each has a time of its own.
-            earliest_ms = message.deliver_ms + (current is not None)
-            following = replace(following, due_ms=max(following.due_ms, earliest_ms))
-        is_over = following is None or (repeating.ends_ms is not None and following.due_ms > repeating.ends_ms)
-        next_due_ms = None if following is None or is_over else following.due_ms
-        is_delivered = (
-            current is not None
-            and not self.pauses.holds_back(current.due_ms)
-            and not repeating.pauses.holds_back(current.due_ms)
-            and not _is_skipped(current, rule.catch_up, next_due_ms, cutoff_ms)
-        )
-        if following is None or is_over:
+        current, passed = repeating.occurrence, 0
+        coming = _in_order(occurrences(rule, schedule_id, repeating.start_ms, current), message)
+        following = next(coming, None)
+        is_delivered = current is not None and self._is_delivered(repeating, current, following, rule, cutoff_ms)
+        if current is not None and not is_delivered:
+            following, passed = self._pass(repeating, following, coming, rule, cutoff_ms, most_passed)
+        if following is None or repeating.is_over(following):
             self.marked.take(position)
             if following is not None and repeating.ends_by is not None:
                 self.marked.mark(position, repeating.ends_by)
@@ -329,7 +338,41 @@ class Schedules:
             waiting[place] = replace(message, deliver_ms=following.due_ms, repeating=later)
         self._store.store_repeating(schedule_id, waiting)
         next_ms = None if following is None else following.due_ms
-        return Step(current if is_delivered else None, next_ms, current is None and following is None)
+        is_empty = current is None and following is None
+        return Step(current if is_delivered else None, next_ms, is_empty, passed)
+
+    def _pass(
+        self,
+        repeating: Repeating,
+        following: Occurrence | None,
+        coming: Iterator[Occurrence],
+        rule: Repetition,
+        cutoff_ms: int,
+        most: int,
+    ) -> tuple[Occurrence | None, int]:
+        """Return the first occurrence that is not passed, and how many were before it."""
+        for passed in range(most):
+            if following is None or not repeating.has_due(following, cutoff_ms):
+                return following, passed
+            after_it = next(coming, None)
+            if self._is_delivered(repeating, following, after_it, rule, cutoff_ms):
+                return following, passed
+            following = after_it
+        return following, most
+
+    def _is_delivered(
+        self,
+        repeating: Repeating,
+        occurrence: Occurrence,
+        following: Occurrence | None,
+        rule: Repetition,
+        cutoff_ms: int,
+    ) -> bool:
+        """Return whether an occurrence that is due was neither held back by a pause nor missed."""
+        is_held_back = self.pauses.holds_back(occurrence.due_ms) or repeating.pauses.holds_back(occurrence.due_ms)
+        if is_held_back or rule.catch_up == CatchUp.ALL or cutoff_ms - occurrence.due_ms <= MISSED_AFTER_MS:
+            return not is_held_back
+        return rule.catch_up == CatchUp.LAST and not repeating.has_due(following, cutoff_ms)
 
     def repeats(self, position: Position) -> bool:
         """Return whether a message repeats, and was not hit."""
@@ -395,11 +438,15 @@ def _within_reach(
                 return
 
 
-def _is_skipped(occurrence: Occurrence, catch_up: CatchUp, next_due_ms: int | None, cutoff_ms: int) -> bool:
-    """Return whether an occurrence was missed and is not to be delivered late."""
-    if catch_up == CatchUp.ALL or cutoff_ms - occurrence.due_ms <= MISSED_AFTER_MS:
-        return False
-    return catch_up == CatchUp.NONE or (next_due_ms is not None and next_due_ms <= cutoff_ms)
+def _in_order(following: Iterator[Occurrence], message: WaitingMessage) -> Iterator[Occurrence]:
+    """Yield the occurrences that follow that of a message: jitter does not change their order, and each
+    has a time of its own.
+    """
+    assert message.repeating is not None
+    earliest_ms = message.deliver_ms + (message.repeating.occurrence is not None)
+    for occurrence in following:
+        yield (in_order := replace(occurrence, due_ms=max(occurrence.due_ms, earliest_ms)))
+        earliest_ms = in_order.due_ms + 1
 
 
 def waiting_to_json(messages: list[WaitingMessage]) -> str:

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 # The most occurrences of a micro-batch beyond the first one of each message.
 MOST_OVERDUE = 100_000
 
+# The most that one message passes undelivered before others have their turn.
+_PASSED_TOGETHER = 1_000
+
 # The most bytes of messages that are kept to be delivered again in the micro-batch.
 OVERDUE_BYTES = 32 * 1024 * 1024
 
@@ -168,7 +171,9 @@ class RepeatingMessages:
             yield Rejected(error.reason, [(row.position, entry)])
             return
         assert rule is not None
-        step = self._schedules.advance(schedule_id, row.position, rule, self._cutoff_ms)
+        most_passed = max(0, min(self._left, _PASSED_TOGETHER))
+        step = self._schedules.advance(schedule_id, row.position, rule, self._cutoff_ms, most_passed)
+        self._left -= step.passed
         if step.is_empty:
             yield Rejected(NO_OCCURRENCE, [(row.position, entry)])
         if step.delivered is not None:
