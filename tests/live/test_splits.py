@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,10 +13,11 @@ from deltalake import DeltaTable
 
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.decode.codecs import compress
-from ledgerlake.inspect.verify import verify
+from ledgerlake.inspect.verify import Verdict, verify
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_batch, encode_entry
-from tests.live.pipelines import run_once
+from tests.chunks import chunk_entries
+from tests.live.pipelines import publish_entries, run_once, small, table_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,3 +78,21 @@ def test_one_and_four_tasks_write_the_same_table(
     assert np.array_equal(pc.cast(first["value"].cast(pa.string()), pa.int64()).to_numpy(), np.arange(count))
     assert np.array_equal(first["broker_index"].to_numpy(), np.arange(count))
     assert all(table.equals(first) for table in tables[1:])
+
+
+def test_a_long_range_of_one_topic_partition_is_read_by_a_task_for_each_core(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    payloads = [random.Random(number).randbytes(4_500_000) for number in range(18)]
+    # The range has 91 entries. Its middle is within the ninth large message.
+    entries = [small(b"first")]
+    for number, payload in enumerate(payloads):
+        entries += chunk_entries(payload, 5, uuid=f"p-{number}")
+    publish_entries(runtime, topic, entries)
+    config = run_once(spark, runtime.config(tmp_path, topic))
+    rows = table_rows(tmp_path)
+    assert [row["value"] for row in rows] == [b"first", *payloads]
+    assert verify(config) == Verdict(messages=len(rows))
+    # One for each half, and one for the message between them.
+    assert len(DeltaTable(config.delta.path).file_uris()) == 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ledgerlake.source.planning import EntryRange, group, ranges, share, split
+from ledgerlake.source.planning import EntryRange, group, ranges, share, split, split_long
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
@@ -84,6 +84,54 @@ def test_enough_topic_partitions_are_not_cut() -> None:
     assert len(split(spans, 4)) == 6
 
 
+LONG = Position(1, 100_000)
+
+
+def ends_of_parts(spans: list[EntryRange], tasks: int, entry_bytes: int | None = 10_000) -> list[Position]:
+    return [part.end for part in split_long(spans, [entry_bytes] * len(spans), tasks)]
+
+
+@pytest.mark.parametrize(
+    ("after", "tasks", "entry_bytes", "expected"),
+    [
+        pytest.param(Position(1, -1), 2, 10_000, [(1, 49_999), (1, 100_000)], id="a part for each task"),
+        pytest.param(Position(1, 99_000), 2, 10_000, [(1, 100_000)], id="not if it is short"),
+        pytest.param(Position(1, 93_000), 8, 10_000, [(1, 96_500), (1, 100_000)], id="no part is short"),
+        pytest.param(Position(1, -1), 1, 10_000, [(1, 100_000)], id="one task"),
+        pytest.param(Position(1, -1), 2, None, [(1, 100_000)], id="of unknown size"),
+        pytest.param(
+            BEFORE_ALL, 2, 10_000, [(1, -1), (1, 49_999), (1, 100_000)], id="earlier ledgers are one part more"
+        ),
+        pytest.param(LONG, 2, 10_000, [(1, 100_000)], id="no entries"),
+    ],
+)
+def test_a_long_range_is_cut_for_all_tasks(
+    after: Position, tasks: int, entry_bytes: int | None, expected: list[tuple[int, int]]
+) -> None:
+    span = EntryRange("a", after, LONG, end_ms=1)
+    assert ends_of_parts([span], tasks, entry_bytes) == [Position(*end) for end in expected]
+
+
+def test_long_ranges_are_not_cut_if_there_is_one_for_each_task() -> None:
+    spans = [EntryRange(name, Position(1, -1), LONG, end_ms=1) for name in "abc"]
+    assert ends_of_parts(spans, 5) == [LONG] * 3
+    assert ends_of_parts(spans, 6) == [Position(1, 49_999), LONG] * 3
+    assert ends_of_parts([], 6) == []
+
+
+def test_short_ranges_beside_a_long_one_do_not_count() -> None:
+    short = [EntryRange(name, Position(1, 0), Position(1, 1), end_ms=1) for name in "bcd"]
+    assert ends_of_parts([EntryRange("a", Position(1, -1), LONG, end_ms=1), *short], 2) == [
+        Position(1, 49_999),
+        LONG,
+        *[Position(1, 1)] * 3,
+    ]
+
+
+def test_a_long_range_without_broker_times_is_not_cut() -> None:
+    assert ends_of_parts([EntryRange("a", Position(1, -1), LONG)], 2) == [LONG]
+
+
 def test_a_clock_alone_makes_a_range_without_entries() -> None:
     start = {"a": at(1, 2)}
     end = {"a": PartitionOffset(Position(1, 2), clock_ms=50)}
@@ -99,7 +147,9 @@ def spans_of(*names: str) -> list[EntryRange]:
 def groups_of(sizes_bytes: list[int | None], min_groups: int = 1) -> list[int]:
     """How many ranges each group has."""
     spans = spans_of(*(f"{number:03}" for number in range(len(sizes_bytes))))
-    groups = group(spans, sizes_bytes, min_groups)
+    entries = 10
+    entry_bytes = [None if size_bytes is None else size_bytes // entries for size_bytes in sizes_bytes]
+    groups = group(spans, entry_bytes, min_groups)
     assert sorted((span for together in groups for span in together), key=str) == spans
     return [len(together) for together in groups]
 

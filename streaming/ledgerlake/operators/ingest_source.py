@@ -22,7 +22,7 @@ from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import SourceOptions, parse_options
 from ledgerlake.options.table_options import TableOptions
 from ledgerlake.source.pieces import read_pieces_by_range
-from ledgerlake.source.planning import group
+from ledgerlake.source.planning import group, split_long
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 from ledgerlake.stored.places import from_text, to_text
 
@@ -94,12 +94,17 @@ class _WritingStreamReader(LedgerlakeStreamReader):
         return {**super().__getstate__(), "_settings": self._settings}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Plan the tasks. How ranges share tasks depends on what the planner has seen, and not on
-        the offsets alone; it decides which file a message is in, and nothing else.
+        """Plan the tasks. How ranges are cut and share tasks depends on what the planner has seen, and
+        not on the offsets alone. It decides which file a message is in, and what is refused because a
+        task has too much of it.
         """
+        planner, options = self._open_planner(), self._options
         spans = self._ranges(start, end)
-        sizes_bytes = self._open_planner().sizes_bytes(spans)
-        return [_RangesPartition(together) for together in group(spans, sizes_bytes, self._options.min_partitions)]
+        # What is cut for the user may be small, and must not share a file with its other part.
+        if options.min_partitions == 1:
+            spans = split_long(spans, planner.entry_bytes(spans), options.task_slots)
+        groups = group(spans, planner.entry_bytes(spans), options.min_partitions)
+        return [_RangesPartition(together) for together in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         ranges = read_pieces_by_range(self._options, partition.spans)

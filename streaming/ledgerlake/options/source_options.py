@@ -171,7 +171,8 @@ class SourceOptions(ClientOptions):
     min_partitions: int = option(
         COUNT,
         1,
-        "Read with at least this many tasks; a topic partition is split if there are fewer of them.",
+        "Read with at least this many tasks; a topic partition is split if there are fewer of them. A pipeline splits long ranges "
+        "for all cores by itself.",
         spark="minPartitions",
         toml="source.min_partitions",
         shown_default="one a topic partition",
@@ -278,6 +279,13 @@ class SourceOptions(ClientOptions):
         None,
         "The subscription that the pipeline holds; the planner makes it on topic partitions that are new.",
         spark="pinnedBy",
+        is_internal=True,
+    )
+    task_slots: int = option(
+        COUNT,
+        1,
+        "How many tasks of the pipeline can run at once; a long range is cut for so many.",
+        spark="taskSlots",
         is_internal=True,
     )
     value_schema: ValueSchema | None = None

@@ -142,7 +142,11 @@ class DeltaSink:
         return result
 
     def commit(self, batch: BatchRecord, partitions: list[PartitionResult]) -> BatchResult:
-        """Commit what the tasks of a micro-batch wrote; see ``write``."""
+        """Commit what the tasks of a micro-batch wrote; see ``write``. Each topic partition has one
+        result, with all that was written for it.
+        """
+        names = [partition.topic_partition for partition in partitions]
+        assert len(set(names)) == len(names), f"a topic partition has two results: {sorted(names)}"
         rejects, cut_rejects = settle_shared(
             self._tables.rejects, {partition.topic_partition: partition.written.rejects for partition in partitions}
         )

@@ -172,6 +172,7 @@ class Pipeline:
             "wakes": to_text(self._components.wakeups.folder),
             "trigger": f"{self.config.stream.trigger_ms} ms",
             "pinnedBy": self.config.subscription,
+            "taskSlots": str(self._spark.sparkContext.defaultParallelism),
         }
         return plan(self._spark, self.config.source_options() | pipeline_options, self._components.task_settings)
 

@@ -438,12 +438,10 @@ class Planner:
         """
         return self._cursors.with_pins(spans)
 
-    def sizes_bytes(self, spans: list[EntryRange]) -> list[int | None]:
-        """Return about how many bytes each range has; None if that is not known."""
-        return [span.size_bytes(self._entry_bytes(span.topic_partition)) for span in spans]
-
-    def _entry_bytes(self, name: str) -> int | None:
-        return self._latest[name].entry_bytes if name in self._latest else None
+    def entry_bytes(self, spans: list[EntryRange]) -> list[int | None]:
+        """Return about how many bytes an entry of each range has; None if that is not known."""
+        names = (span.topic_partition for span in spans)
+        return [self._latest[name].entry_bytes if name in self._latest else None for name in names]
 
     def committed(self, end: Offset) -> None:
         """Acknowledge everything up to the end of a committed micro-batch."""

@@ -22,6 +22,9 @@ _GROUP_BYTES = 4 * 1024 * 1024
 # Entries take time however small they are, and the last one may be smaller than the others.
 _LEAST_ENTRY_BYTES = 2 * 1024
 
+# A part of a long range has about so many bytes at least: less costs more as a task of its own.
+_PART_BYTES = 32 * 1024 * 1024
+
 
 @dataclass(frozen=True)
 class EntryRange:
@@ -68,7 +71,16 @@ class EntryRange:
             return 0
         if entry_bytes is None or self.end.ledger_id != self.after.ledger_id:
             return None
-        return (self.end.entry_id - self.after.entry_id) * max(entry_bytes, _LEAST_ENTRY_BYTES)
+        return self.last_ledger_bytes(entry_bytes)
+
+    def last_ledger_bytes(self, entry_bytes: int) -> int:
+        """Return about how many bytes the range has in the ledger in which it ends.
+
+        Args:
+            entry_bytes: the size of one entry.
+        """
+        before = self.after.entry_id if self.after.ledger_id == self.end.ledger_id else -1
+        return (self.end.entry_id - before) * max(entry_bytes, _LEAST_ENTRY_BYTES)
 
     @property
     def through(self) -> Position:
@@ -118,6 +130,29 @@ def split(spans: list[EntryRange], min_partitions: int) -> list[EntryRange]:
     return [subrange for span in spans for subrange in _split_range(span, count)]
 
 
+def split_long(spans: list[EntryRange], entry_bytes: list[int | None], tasks: int) -> list[EntryRange]:
+    """Return the same entries, with long ranges in parts, if there are fewer long ranges than tasks
+    that can run at once. A range is cut within the ledger that it ends in, as by ``split``.
+
+    Without the broker's times, the rows of a topic are ordered by those of its producers. The files of
+    several parts may overlap then, and would be written again. Such a range is not cut.
+
+    Args:
+        entry_bytes: about how large an entry of each range is; None if that is not known.
+    """
+    most_parts = [
+        0 if span.end_ms is None or of_entry is None else span.last_ledger_bytes(of_entry) // _PART_BYTES
+        for span, of_entry in zip(spans, entry_bytes, strict=True)
+    ]
+    long_ranges = sum(count > 1 for count in most_parts)
+    parts: list[EntryRange] = []
+    for span, most in zip(spans, most_parts, strict=True):
+        count = min(most, tasks // max(long_ranges, 1))
+        has_earlier_ledgers = span.after.ledger_id != span.end.ledger_id
+        parts += _split_range(span, count + has_earlier_ledgers) if count > 1 else [span]
+    return parts
+
+
 def _split_range(span: EntryRange, count: int) -> list[EntryRange]:
     """Return at most ``count`` ranges, which is 2 or more; one of them has the entries before the
     last ledger, if there are any.
@@ -142,19 +177,20 @@ def _split_range(span: EntryRange, count: int) -> list[EntryRange]:
     ]
 
 
-def group(spans: list[EntryRange], sizes_bytes: list[int | None], min_groups: int) -> list[list[EntryRange]]:
+def group(spans: list[EntryRange], entry_bytes: list[int | None], min_groups: int) -> list[list[EntryRange]]:
     """Return the ranges in groups that one task each reads. Small ones share a group:
     a task costs more than the entries of a quiet topic partition.
 
     Args:
-        sizes_bytes: about how many bytes each range has; None if that is not known.
+        entry_bytes: as for ``split_long``.
         min_groups: how many groups there are at least, if there are as many ranges.
     """
     most_ranges = min(_GROUP_RANGES, len(spans) // max(min_groups, 1))
     groups: list[list[EntryRange]] = []
     filling: list[EntryRange] = []
     room_bytes = 0
-    for span, size_bytes in zip(spans, sizes_bytes, strict=True):
+    for span, of_entry in zip(spans, entry_bytes, strict=True):
+        size_bytes = span.size_bytes(of_entry)
         if size_bytes is None or size_bytes > _GROUP_BYTES:
             groups.append([span])
             continue
