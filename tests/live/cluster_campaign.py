@@ -152,7 +152,7 @@ class ClusterCampaign(Campaign):
     def bulk(self, rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
         """A producer of most messages, until there are ``enough``."""
         settings = {"batching_enabled": True, "batching_max_messages": 1000, "max_pending_messages": 5000}
-        return settings, lambda: [] if self.enough.is_set() else [(b"z" * rng.randint(1, 40), 0)] * 1000, 0.4
+        return settings, lambda: [] if self.enough.is_set() else [(b"z" * rng.randint(1, 40), 0)] * 1000, 0.1
 
     def spawn(self, command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
         return self.driver.start(command, environment | {"LAKE_KEY": ACCESS_KEY, "LAKE_SECRET": SECRET_KEY}, log)

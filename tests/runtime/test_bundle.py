@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -41,6 +42,19 @@ def test_a_bundle_has_our_modules_and_the_packages_that_they_need(tmp_path: Path
     result = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=False)
     assert result.stdout.strip() == str(tmp_path / "bundle" / "ledgerlake" / "__init__.py"), result.stderr
     assert not [file for file in tmp_path.iterdir() if file.name.endswith(".new")]
+    compiled = kernels_of(tmp_path / "bundle")
+    assert compiled
+    program = "from ledgerlake.decode.warm_up import warm_up; warm_up()"
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    subprocess.run(
+        [sys.executable, "-c", program], env=environment | {"PYTHONPATH": str(tmp_path / "bundle")}, check=True
+    )
+    assert kernels_of(tmp_path / "bundle") == compiled, "a kernel was compiled again"
+
+
+def kernels_of(folder: Path) -> dict[str, bytes]:
+    """Numba's cache below a folder."""
+    return {file.name: file.read_bytes() for file in folder.rglob("*.nb[ic]")}
 
 
 @pytest.mark.usefixtures("only_pure_packages")

@@ -5,6 +5,10 @@ an archive in the working folder of each executor, and the Python of the executo
 first (``options.spark_options``). A bundle holds what is installed in this environment, so the
 executors need the same platform and the same minor version of Python. PySpark is not in it: an
 executor has Spark's own.
+
+Our compiled kernels are in it too. Every executor unpacks the bundle anew, and its workers would
+compile them again. Numba uses them if the executor has the same processor, and the source file the
+same size and time. So the times of our files are whole seconds, which every archive keeps.
 """
 
 from __future__ import annotations
@@ -12,8 +16,11 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
+import subprocess
 import sys
 import tarfile
+import tempfile
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -55,14 +62,15 @@ def write_bundle(path: str) -> Bundle:
         SetupError: it cannot be written.
     """
     distributions = _distributions("ledgerlake", _EXTRAS)
-    files = _own_files()
-    for distribution in distributions.values():
-        files |= _files(distribution)
+    files = {name: file for distribution in distributions.values() for name, file in _files(distribution).items()}
     new = f"{path}.{os.getpid()}.new"
     try:
         # Some installers link files to a cache.
-        with tarfile.open(new, "w:gz", compresslevel=_COMPRESSION, dereference=True) as archive:
-            for name, file in sorted(files.items()):
+        with (
+            tempfile.TemporaryDirectory(prefix="ledgerlake-bundle-") as folder,
+            tarfile.open(new, "w:gz", compresslevel=_COMPRESSION, dereference=True) as archive,
+        ):
+            for name, file in sorted((files | _compiled(Path(folder))).items()):
                 archive.add(file, name, recursive=False)
         os.replace(new, path)
         size_bytes = os.path.getsize(path)
@@ -109,6 +117,23 @@ def _files(distribution: metadata.Distribution) -> dict[str, Path]:
         for file in distribution.files
         if file.parts[0] != ".." and "__pycache__" not in file.parts and file.suffix != ".pth"
     }
+
+
+def _compiled(folder: Path) -> dict[str, Path]:
+    """Return our own modules as copies in a folder, with the compiled kernels."""
+    for name, file in _own_files().items():
+        copy = folder / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+        seconds = int(file.stat().st_mtime)
+        os.utime(copy, (seconds, seconds))
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    program = "from ledgerlake.decode.warm_up import warm_up; warm_up()"
+    # Without compiled kernels a bundle is complete, and its executors start later.
+    subprocess.run(
+        [sys.executable, "-c", program], env=environment | {"PYTHONPATH": str(folder)}, check=False, capture_output=True
+    )
+    return {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
 
 
 def _own_files() -> dict[str, Path]:
