@@ -426,6 +426,7 @@ def test_no_limit_of_occurrences_changes_what_becomes_of_schedules(monkeypatch: 
     for seed in range(SEEDS // 5):
         rng = random.Random(seed)
         monkeypatch.setattr(repeating, "MOST_OVERDUE", rng.choice([1, 3]))
+        monkeypatch.setattr(repeating, "MOST_PASSED", rng.choice([0, 2]))
         batches = cut(rng, [replace(message, catch_up=None, expires_ms=None) for message in life(rng)])
         stage = Stage(Limits(), DelayOptions(settings=SMALL))
         results = Results()

@@ -101,6 +101,19 @@ def test_a_micro_batch_delivers_a_limited_number_of_overdue_occurrences_and_the_
         assert [number for entry, number in delivered if entry == entry_id] == [str(number) for number in range(1, 11)]
 
 
+@pytest.mark.parametrize(("most_passed", "next_ms"), [(100, 11_000), (3, 6_000)])
+def test_occurrences_that_are_not_delivered_take_one_turn_together(
+    monkeypatch: pytest.MonkeyPatch, most_passed: int, next_ms: int
+) -> None:
+    monkeypatch.setattr(repeating, "MOST_OVERDUE", 4)
+    monkeypatch.setattr(repeating, "MOST_PASSED", most_passed)
+    index = Index(a="PT1S", b="PT1S")
+    index.schedules.pause("a", Position(7, 500), 1_000)
+    rows = index.rows((1_000, 100), (1_000, 101))
+    assert index.released(10_000, rows) == [(100, "1"), (101, "1"), (101, "2")]
+    assert sorted(index.again) == [(3_000, 7, 101), (next_ms, 7, 100)]
+
+
 def test_occurrences_behind_the_last_row_wait_with_the_rows_that_are_left() -> None:
     index = Index(a="PT1S", b="PT2S")
     index.next_due_ms = 2_100

@@ -123,6 +123,7 @@ class Edges:
         self.replace(kernels, "is_kept", lambda: True)
         # So that stops leave more messages and occurrences than a micro-batch delivers.
         self.replace(repeating, "MOST_OVERDUE", 1)
+        self.replace(repeating, "MOST_PASSED", 1)
         self.replace(configs, "MOST_DUE", 1)
         # Compression takes a fifth of a history's time, and none of what is judged.
         new_file = FileWriter._new_file

@@ -6,10 +6,11 @@ Rules kept here:
     ``Schedules.advance`` says what is delivered and when the message is due again. It goes back into
     the index, or, if it is due in this micro-batch already, comes again.
   - Messages and occurrences leave in the order of (time, ledger, entry).
-  - A micro-batch delivers or skips at most ``MOST_OVERDUE`` occurrences of messages that are due more
-    than once in it, and keeps ``OVERDUE_BYTES`` of those messages. The others stay due, and the next
-    micro-batches take them; as do those that come after the last row, if the index has kept further
-    rows for the next micro-batch.
+  - A micro-batch takes at most ``MOST_OVERDUE`` occurrences of messages that are due more than once in
+    it, and keeps ``OVERDUE_BYTES`` of those messages. The others stay due, and the next micro-batches
+    take them; as do those that come after the last row, if the index has kept further rows for the
+    next micro-batch.
+  - Occurrences that are not delivered are passed together, ``MOST_PASSED`` in a micro-batch.
   - Only the metadata of a message is read: it holds the properties, and is neither compressed nor
     encrypted.
 """
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
 # The most occurrences of a micro-batch beyond the first one of each message.
 MOST_OVERDUE = 100_000
 
-# The most that one message passes undelivered before others have their turn.
-_PASSED_TOGETHER = 1_000
+# The most occurrences that a micro-batch passes: some seconds. Without passing, each takes a turn.
+MOST_PASSED = 100_000
 
 # The most bytes of messages that are kept to be delivered again in the micro-batch.
 OVERDUE_BYTES = 32 * 1024 * 1024
@@ -99,6 +100,7 @@ class RepeatingMessages:
         self._overdue: list[_Row] = []
         self._overdue_bytes = 0
         self._left = MOST_OVERDUE
+        self._left_to_pass = MOST_PASSED
         self._later: list[_Row] = []
         self._later_bytes = 0
 
@@ -171,9 +173,8 @@ class RepeatingMessages:
             yield Rejected(error.reason, [(row.position, entry)])
             return
         assert rule is not None
-        most_passed = max(0, min(self._left, _PASSED_TOGETHER))
-        step = self._schedules.advance(schedule_id, row.position, rule, self._cutoff_ms, most_passed)
-        self._left -= step.passed
+        step = self._schedules.advance(schedule_id, row.position, rule, self._cutoff_ms, self._left_to_pass)
+        self._left_to_pass -= step.passed
         if step.is_empty:
             yield Rejected(NO_OCCURRENCE, [(row.position, entry)])
         if step.delivered is not None:
