@@ -23,8 +23,8 @@ def test_what_senders_wrote_is_printed_on_one_line_without_control_characters(
         "key": "k\r",
         "properties": properties,
     }
-    _print_row(row, as_json=False)
+    _print_row(row, 1_700_000_000_000, as_json=False)
     printed = capsys.readouterr().out
     assert printed.count("\n") == 1
-    assert "key k\\r  ledgerlake.schedule=a\\n2030-01-01" in printed
+    assert "key k\\r  paused since 2023-11-14T22:13:20.000Z  ledgerlake.schedule=a\\n2030-01-01" in printed
     assert "\\x1b[2J é" in printed

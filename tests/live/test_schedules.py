@@ -157,6 +157,9 @@ def test_repetitions_fire_once_each_over_restarts_on_the_table_and_the_topic(
         schedules.put("once", b"once", at=now_ms() + 3_600_000, properties={"a": "b"})
         with running(spark, data) as pipeline:
             wait_until(lambda: pipeline.waiting >= 41)
+        for schedule_id, is_paused in (("second-1", True), ("second-2", False), ("once", False)):
+            listed = ledgerlake("waiting", config_file(tmp_path, data), "--schedule", schedule_id, "--json")
+            assert bool(json.loads(listed.stdout)["paused_since"]) == is_paused, listed.stdout
         moved = ledgerlake("reschedule", config_file(tmp_path, data), "--id", "once", "--in", "5 seconds")
         assert moved.returncode == 0, moved.stderr
         with running(spark, data):

@@ -7,13 +7,14 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from deltalake import DeltaTable
 
-from tests.live.pipelines import ledgerlake, run_once, running
+from tests.live.pipelines import ledgerlake, run_and_verify, run_once, running
 from tests.live.runtime import wait_until
 from tests.pages import DOCS, Block, blocks_of
 
@@ -41,6 +42,7 @@ class Reader:
         until: what a run that does not end by itself is waited for.
         config: the file of the configuration.
         words: of the page, and what the test has instead; by default those of the first table.
+        arguments: the same for the arguments of commands.
     """
 
     runtime: Runtime
@@ -50,6 +52,7 @@ class Reader:
     until: Callable[[], bool] = lambda: True
     config: str = "orders.toml"
     words: dict[str, str] = field(default_factory=dict)
+    arguments: dict[str, str] = field(default_factory=dict)
     printed: list[str] = field(default_factory=list)
     names: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -67,6 +70,9 @@ class Reader:
     def _step(self, block: Block) -> None:
         if block.language == "toml":
             (self.folder / self.config).write_text(self._of_the_test(block.text))
+        elif block.language == "python" and "receive()" in block.text:
+            # It waits for what comes by the next steps.
+            threading.Thread(target=self._run_python, args=(block,), daemon=True).start()
         elif block.language == "python":
             self._run_python(block)
         elif block.language == "sh":
@@ -100,7 +106,7 @@ class Reader:
         if words[1] == "run":
             self._run(once="--once" in words)
             return
-        here = {"orders": self.topic, self.config: str(self.folder / self.config), "10 seconds": "2 seconds"}
+        here = {self.config: str(self.folder / self.config), "10 seconds": "2 seconds", **self.arguments}
         done = ledgerlake(
             *(here.get(word, word) for word in words[1:]), LEDGERLAKE_SERVICE_URL=self.runtime.service_url
         )
@@ -121,7 +127,8 @@ def test_the_first_table_and_the_first_schedule(runtime: Runtime, spark: SparkSe
         rows = DeltaTable(str(tmp_path / "lake" / "orders")).to_pyarrow_table(columns=["value"])
         return b"Your visit is soon" in rows["value"].to_pylist()
 
-    reader = Reader(runtime, spark, tmp_path, runtime.topic(), is_delivered)
+    topic = runtime.topic()
+    reader = Reader(runtime, spark, tmp_path, topic, is_delivered, arguments={"orders": topic})
     reader.follow("first-table.md")
     assert "100 messages" in reader.printed
     reader.printed.clear()
@@ -132,6 +139,26 @@ def test_the_first_table_and_the_first_schedule(runtime: Runtime, spark: SparkSe
     # Pages with Python that needs no more than this.
     for page in ("pipeline.md", "python.md", "large-messages.md"):
         reader.run_python(page)
+
+
+def test_a_cron_job_becomes_a_schedule(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    def worker_has_ended() -> bool:
+        return sum(text.startswith("write-report was due") for text in reader.printed) == 3
+
+    topic, due_topic = runtime.topic(), runtime.topic()
+    words = {
+        "persistent://public/default/schedules": topic,
+        "persistent://public/default/due": due_topic,
+        "lake/": f"{tmp_path}/lake/",
+        "checkpoints/": f"{tmp_path}/checkpoints/",
+    }
+    arguments = {"schedules": topic, "*/10 * * * * *": "* * * * * *"}
+    reader = Reader(runtime, spark, tmp_path, topic, worker_has_ended, "schedules.toml", words, arguments)
+    reader.follow("cron-jobs.md")
+    assert worker_has_ended()
+    assert any("  ledgerlake.cron=* * * * * *" in text for text in reader.printed)
+    verdict = run_and_verify(spark, tomllib.loads((tmp_path / "schedules.toml").read_text()))
+    assert verdict.clean, verdict.sentence()
 
 
 def test_the_tour_ends_with_a_chart_of_late_payments(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:

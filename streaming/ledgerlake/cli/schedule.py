@@ -28,7 +28,7 @@ def add(commands: Commands) -> None:
         "schedule",
         _schedule,
         "publish a message that is due later, in place of the one that waits under the same id",
-        "ledgerlake schedule reminders --id visit-17 --at 2026-05-02T09:00:00+02:00 'Your visit is today'",
+        "ledgerlake schedule reminders --id visit-17 --at 2030-05-02T09:00:00+02:00 'Your visit is today'",
     )
     command.add_argument("topic", metavar="TOPIC")
     command.add_argument("value", metavar="VALUE", help="the content, as text")

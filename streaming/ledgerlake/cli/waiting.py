@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
         "waiting",
         _waiting,
         "list the delayed messages that wait, the next one first, while the pipeline runs or not",
-        "ledgerlake waiting orders.toml --due-before 2026-05-02T09:00:00Z --key customer-7",
+        "ledgerlake waiting orders.toml --due-before 2030-05-02T09:00:00Z --key customer-7",
     )
     command.add_argument("config", metavar="CONFIG")
     command.add_argument("--due-before", metavar="TIME", help="only messages that are due before that ISO time")
@@ -52,31 +52,39 @@ def _waiting(options: argparse.Namespace) -> int:
 
         _print_counts(due_counts(spark, config, _SPANS_MS[options.by]), options.json)
         return 0
+    from ledgerlake.decode.messages import TopicPartition
+    from ledgerlake.inspect.schedule_pauses import paused_since_ms
     from ledgerlake.inspect.waiting_rows import waiting
+    from ledgerlake.wire.schedules import SCHEDULE_PROPERTY
 
     rows = waiting(spark, config, due_before_ms, options.schedule)
     if options.key is not None:
         rows = rows.where(rows.key == options.key)
     order = ("deliver_at", "topic", "partition", "ledger_id", "entry_id", "batch_index")
-    for row in rows.orderBy(*order).select(*_SHOWN).limit(options.count).collect():
-        _print_row(row.asDict(), options.json)
+    listed = [row.asDict() for row in rows.orderBy(*order).select(*_SHOWN).limit(options.count).collect()]
+    ids = [str((row["properties"] or {}).get(SCHEDULE_PROPERTY, "")) for row in listed]
+    pauses_ms = paused_since_ms(spark, config, set(ids)) if any(ids) else {}
+    for row, schedule_id in zip(listed, ids, strict=True):
+        _print_row(row, pauses_ms.get((TopicPartition(row["topic"], row["partition"]), schedule_id)), options.json)
     return 0
 
 
-def _print_row(row: dict[str, Any], as_json: bool) -> None:
+def _print_row(row: dict[str, Any], paused_since_ms: int | None, as_json: bool) -> None:
     from ledgerlake.client.topics import join_partition
     from ledgerlake.pipeline.progress import printable
     from ledgerlake.stored.offsets import time_text
 
     due = time_text(round(row["deliver_at"].timestamp() * 1000))
+    paused_since = None if paused_since_ms is None else time_text(paused_since_ms)
     topic = join_partition(row["topic"], row["partition"])
     if as_json:
         shown = {"deliver_at": due, "topic": topic, "message_id": row["message_id"], "key": row["key"]}
-        print(json.dumps({**shown, "properties": row["properties"] or {}}))
+        print(json.dumps({**shown, "paused_since": paused_since, "properties": row["properties"] or {}}))
         return
+    paused = "" if paused_since is None else f"  paused since {paused_since}"
     properties = " ".join(f"{name}={value}" for name, value in (row["properties"] or {}).items())
     key = "" if row["key"] is None else f"  key {row['key']}"
-    print(printable(f"{due}  {topic} {row['message_id']}{key}  {properties}".rstrip()))
+    print(printable(f"{due}  {topic} {row['message_id']}{key}{paused}  {properties}".rstrip()))
 
 
 def _print_counts(counts: dict[int, int], as_json: bool) -> None:

@@ -3,7 +3,7 @@
     ledgerlake.cron       five fields, or six with seconds first: ``0 9 * * MON-FRI``; with lists, steps, names, ``L``,
                           ``LW`` and ``#``, as ``cronsim`` reads them
     ledgerlake.every      an ISO-8601 duration or repeating interval: ``PT15M``, ``P1M``, ``R5/PT1H``,
-                          ``R/2026-05-02T09:00:00+02:00/P1D``
+                          ``R/2030-05-02T09:00:00+02:00/P1D``
     ledgerlake.timezone   the IANA name of the zone of local times; UTC if it is missing
     ledgerlake.until      milliseconds since 1970, or ISO-8601 with a zone: no occurrence is later
     ledgerlake.count      1 to 1,000,000,000: no more occurrences, whether or not they are delivered
@@ -207,7 +207,7 @@ def _checked_interval(text: str) -> Interval:
     if duration is None or len(rest) > 2 or (rest and not word.startswith("R")):
         raise bad_schedule(
             f"{EVERY_PROPERTY} is neither an ISO-8601 duration such as PT15M or P1D nor a repeating interval such as "
-            "R5/PT1H or R/2026-05-02T09:00:00+02:00/P1D"
+            "R5/PT1H or R/2030-05-02T09:00:00+02:00/P1D"
         )
     if duration.shortest_ms < 1000:
         raise bad_schedule(f"{EVERY_PROPERTY} is shorter than a second")
