@@ -284,13 +284,16 @@ def _read(address: str) -> str:
 
 
 def run_cluster_campaign(
-    campaign: ClusterCampaign, rounds: int, messages: int, say: Callable[[str], None]
+    campaign: ClusterCampaign, rounds: int, messages: int, say: Callable[[str], None], most_s: float = float("inf")
 ) -> list[str]:
-    """Publish at least so many messages, then strike with each fault so often; return what must not be."""
-    strikes = [(fault, number) for fault in FAULTS for number in range(rounds)]
-    campaign.rng.shuffle(strikes)
-    actions = [partial(campaign.strike, fault, number) for fault, number in strikes]
-    campaign.play([partial(campaign.await_messages, messages), *actions, campaign.read_pages], say)
+    """Publish at least so many messages, then strike with each fault once a round; return what must not
+    be. No strike begins after ``most_s``.
+    """
+    actions: list[Callable[[], None]] = [partial(campaign.await_messages, messages), campaign.read_pages]
+    for number in range(rounds):
+        faults = campaign.rng.sample(FAULTS, len(FAULTS))
+        actions += [partial(campaign.strike, fault, number) for fault in faults]
+    campaign.play(actions, say, most_s)
     return campaign.faults(say) + [f"the key is in {place}" for place in campaign.places_of_the_key()]
 
 
@@ -317,9 +320,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="strikes of each kind")
     parser.add_argument("--messages", type=int, default=0, help="the fewest messages")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="no strike begins later")
     options = begin(parser)
     with cluster_campaign(options.folder, options.seed) as campaign:
-        faults = run_cluster_campaign(campaign, options.rounds, options.messages, say_at_once)
+        faults = run_cluster_campaign(campaign, options.rounds, options.messages, say_at_once, 60 * options.minutes)
     return finish(campaign, options.seed, faults)
 
 
