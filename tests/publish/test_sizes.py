@@ -16,7 +16,7 @@ from ledgerlake.errors import LedgerlakeError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.large_messages import CHUNK_BYTES, LargeMessageProducer
 from ledgerlake.publish.topic_writer import TopicSettings, TopicWriter
-from ledgerlake.wire.chunks import encode_chunks
+from ledgerlake.wire.chunks import chunk_limit_bytes, encode_chunks, fits_into_one_entry
 from ledgerlake.wire.entry import parse_entry
 from ledgerlake.wire.message_id import ChunkMessageId, MessageId
 from tests.peer import TOPIC, Peer
@@ -162,3 +162,21 @@ def test_keys_count_where_a_batch_ends() -> None:
     with Peer() as peer:
         write(peer, value=[b"v"] * 1000, key=["k" * 10_000] * 1000)
         assert max(map(len, peer.received)) < 150_000
+
+
+def test_a_message_that_is_said_to_need_no_chunks_is_below_the_limit_of_chunks() -> None:
+    rng = random.Random(7)
+    answers = []
+    for _ in range(2000):
+        metadata = pb.MessageMetadata(
+            producer_name="p" * rng.choice([1, 50, 5000]),
+            sequence_id=rng.choice([0, 2**40]),
+            publish_time=1_700_000_000_000,
+            partition_key="k" * rng.choice([0, 10, 2000]),
+        )
+        max_entry_bytes = rng.choice([100, 1_000, 20_000, 5 * MEBIBYTE])
+        size = rng.randrange(max_entry_bytes)
+        answers.append(fits_into_one_entry(metadata, size, max_entry_bytes))
+        if answers[-1]:
+            assert size <= chunk_limit_bytes(metadata, size, max_entry_bytes)
+    assert 200 < sum(answers) < 1800
