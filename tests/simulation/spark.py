@@ -101,6 +101,8 @@ class _Conf:
 
 
 class _Context:
+    defaultParallelism = 2
+
     def __init__(self) -> None:
         self._properties: dict[str, str] = {}
 
