@@ -289,11 +289,17 @@ def run_cluster_campaign(
     """Publish at least so many messages, then strike with each fault once a round; return what must not
     be. No strike begins after ``most_s``.
     """
-    actions: list[Callable[[], None]] = [partial(campaign.await_messages, messages), campaign.read_pages]
+    ends_s = time.monotonic() + most_s
+
+    def strike_in_time(fault: str, number: int) -> None:
+        if time.monotonic() < ends_s:
+            campaign.strike(fault, number)
+
+    actions: list[Callable[[], None]] = [partial(campaign.await_messages, messages)]
     for number in range(rounds):
         faults = campaign.rng.sample(FAULTS, len(FAULTS))
-        actions += [partial(campaign.strike, fault, number) for fault in faults]
-    campaign.play(actions, say, most_s)
+        actions += [partial(strike_in_time, fault, number) for fault in faults]
+    campaign.play([*actions, campaign.read_pages], say)
     return campaign.faults(say) + [f"the key is in {place}" for place in campaign.places_of_the_key()]
 
 
