@@ -481,17 +481,13 @@ class Campaign(PipelineProcess):
                 self._due_consumer.acknowledge(message)
         return judge_topic(self.confirmed, self.received)
 
-    def play(self, actions: list[Callable[[], None]], say: Callable[[str], None], most_s: float = float("inf")) -> None:
-        """Carry out the actions one after another while messages come, and run to the end of them. None
-        begins after ``most_s``.
-        """
+    def play(self, actions: list[Callable[[], None]], say: Callable[[str], None]) -> None:
+        """Carry out the actions one after another while messages come, and run to the end of them."""
         self.open_cursors()
         with self.fed():
             began_s = time.monotonic()
             try:
                 for number, action in enumerate(actions, 1):
-                    if time.monotonic() - began_s > most_s:
-                        break
                     action()
                     done = f"{number}/{len(actions)} {self.log[-1]}, {len(self.confirmed):,} confirmed"
                     say(f"{time.monotonic() - began_s:.0f} s: {done}")
