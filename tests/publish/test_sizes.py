@@ -16,7 +16,7 @@ from ledgerlake.errors import LedgerlakeError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.large_messages import CHUNK_BYTES, LargeMessageProducer
 from ledgerlake.publish.topic_writer import TopicSettings, TopicWriter
-from ledgerlake.wire.chunks import chunk_limit_bytes, encode_chunks, fits_into_one_entry
+from ledgerlake.wire.chunks import attempt_suffix, chunk_limit_bytes, encode_chunks, fits_into_one_entry
 from ledgerlake.wire.entry import parse_entry
 from ledgerlake.wire.message_id import ChunkMessageId, MessageId
 from tests.peer import TOPIC, Peer
@@ -179,4 +179,6 @@ def test_a_message_that_is_said_to_need_no_chunks_is_below_the_limit_of_chunks()
         answers.append(fits_into_one_entry(metadata, size, max_entry_bytes))
         if answers[-1]:
             assert size <= chunk_limit_bytes(metadata, size, max_entry_bytes)
+            chunk_fields_bytes = len(next(encode_chunks(metadata, b"x", 1, attempt_suffix()))) - 1
+            assert chunk_fields_bytes + size <= max_entry_bytes
     assert 200 < sum(answers) < 1800

@@ -62,8 +62,8 @@ class Marker:
 
 
 def fits_into_one_entry(metadata: pb.MessageMetadata, size: int, max_entry_bytes: int) -> bool:
-    """Return whether a message needs no chunks for sure, at less cost than ``chunk_limit_bytes`` has:
-    whether it takes less than half of an entry, even if its metadata were twice as large.
+    """Return whether a message needs no chunks for sure, without encoding it: whether it takes at most
+    half of an entry, even if its metadata were twice as large.
     """
     # Chunk fields repeat the producer's name, and their numbers and the suffix take less than 128 bytes.
     return 2 * metadata.ByteSize() + 128 + size <= max_entry_bytes // 2
@@ -71,7 +71,8 @@ def fits_into_one_entry(metadata: pb.MessageMetadata, size: int, max_entry_bytes
 
 def chunk_limit_bytes(metadata: pb.MessageMetadata, size: int, max_entry_bytes: int) -> int:
     """Return how many bytes of a payload fit into one entry beside the metadata, which each chunk
-    repeats.
+    repeats. Of a small message, for which that is not worth finding out, it is a number that is not
+    below its size.
 
     Args:
         metadata: the message's, complete except for the chunk fields.
@@ -82,6 +83,8 @@ def chunk_limit_bytes(metadata: pb.MessageMetadata, size: int, max_entry_bytes: 
         UsageError: the metadata takes more than half of an entry, so that each chunk would be mostly
             metadata.
     """
+    if fits_into_one_entry(metadata, size, max_entry_bytes):
+        return max_entry_bytes // 2
     most = max(min(size, 2**31 - 1), 2)
     # The last chunk has another sequence id than those before it.
     both = (_chunk_metadata(metadata, chunk_id, most, size, attempt_suffix()) for chunk_id in (most - 2, most))

@@ -26,7 +26,7 @@ from ledgerlake.client.producer import NumberedEntry, NumberedProducer
 from ledgerlake.client.topics import full_name
 from ledgerlake.errors import BrokerError, LedgerlakeError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire.chunks import attempt_suffix, chunk_limit_bytes, encode_chunks, fits_into_one_entry
+from ledgerlake.wire.chunks import attempt_suffix, chunk_limit_bytes, encode_chunks
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
@@ -134,12 +134,11 @@ class TargetProducer:
         metadata.producer_name = self._producer.name
         metadata.publish_time = int(time.time() * 1000)
         try:
-            is_large = not fits_into_one_entry(metadata, len(content), self._producer.max_entry_bytes)
-            needs_chunks = is_large and len(content) > self._limit_bytes(metadata, content)
+            limit_bytes = self._limit_bytes(metadata, content)
         except UsageError:
             on_receipt(_TOO_BIG)
             return
-        if needs_chunks:
+        if len(content) > limit_bytes:
             self._enqueue(lambda: self._send_chunks(metadata, content, on_receipt))
         else:
             self._enqueue(lambda: self._send(metadata, content, on_receipt))
