@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as f
 
-from ledgerlake.delay.cancels import cancels_from_json
 from ledgerlake.delay.schedules import waiting_from_json
 from ledgerlake.inspect.open_messages import last_batch, read_state
-from ledgerlake.inspect.waiting_messages import source_of
+from ledgerlake.inspect.waiting_messages import source_of, stored_cancels
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -31,10 +30,7 @@ def paused_since_ms(
         OffsetError: a newer release wrote it.
     """
     batch_id = last_batch(config)
-    of_all = {
-        source_of(row): cancels_from_json(row.value["cancels"])[2].since_ms
-        for row in read_state(spark, config, "cancels", batch_id).collect()
-    }
+    of_all = {source: pauses.since_ms for source, (_, _, pauses) in stored_cancels(spark, config, batch_id).items()}
     repeating = read_state(spark, config, "schedules", batch_id)
     since_ms: dict[tuple[TopicPartition, str], int] = {}
     for row in repeating.where(f.col("user_map_key.schedule_id").isin(list(schedule_ids))).collect():

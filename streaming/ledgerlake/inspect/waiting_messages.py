@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ledgerlake.delay.bucket import Bucket
+    from ledgerlake.delay.cancels import Cancels
+    from ledgerlake.delay.schedules import MarkedPositions, Pauses
     from ledgerlake.options.config import Config
 
 # Upper ends of the horizon's steps.
@@ -74,10 +76,7 @@ def waiting_messages(spark: SparkSession, config: Config) -> list[WaitingMessage
         OffsetError: a newer release wrote it, or a bucket is missing.
     """
     now_ms, batch_id = int(time.time() * 1000), last_batch(config)
-    cancels = {
-        source_of(row): len(cancels_from_json(row.value["cancels"])[0])
-        for row in read_state(spark, config, "cancels", batch_id).collect()
-    }
+    cancels = {source: len(stored[0]) for source, stored in stored_cancels(spark, config, batch_id).items()}
     records = stored_records(spark, config, batch_id)
     times = _due_times(spark, config, batch_id, records)
     partitions = [
@@ -120,6 +119,18 @@ def stored_records(spark: SparkSession, config: Config, batch_id: int | None) ->
     """
     rows = read_state(spark, config, "index", batch_id).collect()
     return {source_of(row): record_from_json(row.value["record"]) for row in rows}
+
+
+def stored_cancels(
+    spark: SparkSession, config: Config, batch_id: int | None
+) -> dict[TopicPartition, tuple[Cancels, MarkedPositions, Pauses]]:
+    """Return the cancels in the state, with the marked positions and the pauses of all schedules.
+
+    Raises:
+        OffsetError: a newer release wrote one.
+    """
+    rows = read_state(spark, config, "cancels", batch_id).collect()
+    return {source_of(row): cancels_from_json(row.value["cancels"]) for row in rows}
 
 
 def _waiting_buckets(record: Record) -> list[Bucket]:

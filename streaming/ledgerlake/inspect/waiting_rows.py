@@ -23,13 +23,13 @@ import pyarrow.compute as pc
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.split import entries_of
-from ledgerlake.delay.cancels import Cancels, cancels_from_json
+from ledgerlake.delay.cancels import Cancels
 from ledgerlake.delay.schedules import CANCELLED, REPEATING, REPLACED, MarkedPositions, Pauses
 from ledgerlake.delay.segment import key_columns
 from ledgerlake.delay.snapshot import segment_from_bytes
 from ledgerlake.delay.storage import METADATA
 from ledgerlake.inspect.open_messages import last_batch, read_state
-from ledgerlake.inspect.waiting_messages import source_of, stored_records
+from ledgerlake.inspect.waiting_messages import stored_cancels, stored_records
 from ledgerlake.operators.bucket_folders import open_folder
 from ledgerlake.operators.bucket_storage import segments_of_block
 from ledgerlake.operators.cancelled import cancelled_rows
@@ -101,11 +101,7 @@ def _of_state(
 
     batch_id = last_batch(config)
     records = stored_records(spark, config, batch_id)
-    cancels = {
-        source_of(row): cancels_from_json(row.value["cancels"])
-        for row in read_state(spark, config, "cancels", batch_id).collect()
-    }
-    decoder = _Decoder(records, cancels, config.source.decoding, until_ms)
+    decoder = _Decoder(records, stored_cancels(spark, config, batch_id), config.source.decoding, until_ms)
     folder = config.delay_options.folder
     if folder is None:
         blocks = _blocks(spark, config, batch_id)
