@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import pickle
+import socket
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
+from deltalake import DeltaTable
 from pyarrow import fs
 
 from ledgerlake.errors import SetupError, UsageError
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
 
 
 AZURE = "lake@shop.dfs.core.windows.net"
+WAITS = {"retry_timeout": "90s", "max_retries": "1000", "backoff_config.max_backoff": "5s"}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +106,7 @@ def test_settings_stand_above_the_environment(monkeypatch: pytest.MonkeyPatch) -
         "aws_force_credential_load": "true",
         "allow_http": "true",
         "aws_conditional_put": "etag",
-        "retry_timeout": "90s",
+        **WAITS,
     }
     settings = StorageSettings("https://own:2", "eu-west-2", "env:KEY", "secret", "")
     monkeypatch.setenv("KEY", "id")
@@ -112,12 +118,36 @@ def test_settings_stand_above_the_environment(monkeypatch: pytest.MonkeyPatch) -
     assert "allow_http" not in options
 
 
+class _Empty(BaseHTTPRequestHandler):
+    """A store that has nothing."""
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def test_a_store_that_refuses_connections_for_ten_seconds_is_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    place = Place("s3://lake/a", StorageSettings(f"http://127.0.0.1:{port}", "eu-1", "k", "s"))
+
+    def open_later() -> None:
+        time.sleep(10)
+        HTTPServer(("127.0.0.1", port), _Empty).serve_forever()
+
+    threading.Thread(target=open_later, daemon=True).start()
+    with pytest.raises(OSError, match="404"):
+        DeltaTable("s3://lake/a", storage_options=place.delta_options())
+
+
 def test_an_azure_key_is_the_places_own_or_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
     assert Place(f"abfss://{AZURE}/a").delta_options() == {
         "azure_storage_account_name": "shop",
         "azure_storage_account_key": "a2V5",
-        "retry_timeout": "90s",
+        **WAITS,
     }
     place = Place(f"abfss://{AZURE}/a", StorageSettings("http://127.0.0.1:1/", account_key="env:OWN"))
     monkeypatch.setenv("OWN", "b3du")
@@ -126,7 +156,7 @@ def test_an_azure_key_is_the_places_own_or_that_of_the_environment(monkeypatch: 
         "azure_storage_account_key": "b3du",
         "azure_endpoint": "http://127.0.0.1:1/shop",
         "allow_http": "true",
-        "retry_timeout": "90s",
+        **WAITS,
     }
     assert isinstance(place.filesystem(), fs.AzureFileSystem)
 
@@ -149,7 +179,7 @@ def test_spark_reaches_a_bucket_by_settings_of_that_bucket_alone(monkeypatch: py
 
 
 def test_google_has_its_own_search_for_credentials() -> None:
-    assert Place("gs://lake/a").delta_options() == {"retry_timeout": "90s"}
+    assert Place("gs://lake/a").delta_options() == WAITS
     emulator = Place("gs://lake/a", StorageSettings("http://127.0.0.1:1"))
     assert json.loads((emulator.delta_options() or {})["google_service_account_key"])["disable_oauth"] is True
     assert isinstance(emulator.filesystem(), fs.GcsFileSystem)

@@ -33,10 +33,13 @@ if TYPE_CHECKING:
 
     from obstore.store import ObjectStore
 
-# A failed request is tried again for about a minute.
+# A failed request is tried again for at least a minute. The time alone ends the tries of delta-rs and
+# obstore: their own limit, ten tries, is reached in two to eight seconds.
 _S3_RETRIES = fs.AwsStandardS3RetryStrategy(max_attempts=9)
 _GOOGLE_RETRIES = timedelta(seconds=60)
 _RETRY_TIMEOUT = timedelta(seconds=90)
+_MOST_RETRIES = 1000
+_LONGEST_PAUSE = timedelta(seconds=5)
 
 
 @dataclass(frozen=True)
@@ -296,8 +299,11 @@ def delta_options(store: Store, bucket: str, settings: StorageSettings) -> dict[
     Raises:
         SetupError: a secret cannot be read.
     """
-    retry_timeout = f"{_RETRY_TIMEOUT.total_seconds():.0f}s"
-    return _given(store.delta_options(bucket, settings.resolved())) | {"retry_timeout": retry_timeout}
+    return _given(store.delta_options(bucket, settings.resolved())) | {
+        "retry_timeout": f"{_RETRY_TIMEOUT.total_seconds():.0f}s",
+        "max_retries": str(_MOST_RETRIES),
+        "backoff_config.max_backoff": f"{_LONGEST_PAUSE.total_seconds():.0f}s",
+    }
 
 
 def open_bucket(store: Store, uri: str, bucket: str, settings: StorageSettings) -> ObjectStore:
@@ -314,7 +320,14 @@ def open_bucket(store: Store, uri: str, bucket: str, settings: StorageSettings) 
     options.pop("aws_force_credential_load", None)
     client_options: Any = {"allow_http": options.pop("allow_http", "false")}
     opened: ObjectStore = from_url(
-        uri, config=options, client_options=client_options, retry_config={"retry_timeout": _RETRY_TIMEOUT}
+        uri,
+        config=options,
+        client_options=client_options,
+        retry_config={
+            "retry_timeout": _RETRY_TIMEOUT,
+            "max_retries": _MOST_RETRIES,
+            "backoff": {"max_backoff": _LONGEST_PAUSE},
+        },
     )
     return opened
 
