@@ -8,6 +8,7 @@ import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.producer import NumberedEntry, NumberedProducer
+from ledgerlake.client.transport import Transport
 from ledgerlake.errors import BrokerError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
@@ -31,6 +32,29 @@ def test_entries_are_stored_in_order_with_their_numbers() -> None:
             producer.send(entry(first, 10))
         producer.flush()
         assert peer.stored == [(0, 9), (10, 19), (20, 29)]
+        producer.close()
+
+
+def test_small_entries_are_written_together_when_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Peer() as peer:
+        producer = producer_of(peer)
+        producer.send(entry(0))
+        producer.flush()
+        written: list[int] = []
+        send = Transport.send
+
+        def count(transport: Transport, data: bytes, timeout_s: float) -> None:
+            written.append(len(data))
+            send(transport, data, timeout_s)
+
+        monkeypatch.setattr(Transport, "send", count)
+        for first in range(1, 100):
+            producer.send(entry(first))
+        assert written == []
+        producer.flush()
+        assert len(written) == 1
+        producer.send(entry(100, value=b"v" * 100_000))
+        assert len(peer.stored) == 101
         producer.close()
 
 

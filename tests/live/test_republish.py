@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pulsar
@@ -345,7 +346,7 @@ def test_a_micro_batch_that_was_sent_before_the_broker_forgot_its_producer_is_th
         reopened_outbox = Outbox(Place(str(tmp_path)))
         reopened_outbox.begin(0, outbox.name)
         probe = _Sender(settings, target, republisher._name, _Known(), threading.Event())
-        with probe:
+        with closing(probe):
             probe.would_begin()
             assert probe._producer("t", f"{target}-partition-0").stored == -1, "the broker still knows it"
         second_republisher = Republisher(reopened_outbox, settings, target, "s", lambda: True, lambda _error: None)

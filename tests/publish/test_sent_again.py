@@ -5,7 +5,9 @@ happened to the topic meanwhile.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +58,8 @@ class Broker:
 
     partitions: int = 1
     takes: int = 10**9
+    connections: int = 0
+    all_connections: int = 0
     last: dict[tuple[str, str], int] = field(default_factory=dict)
     stored: list[Stored] = field(default_factory=list)
     topic: Peer | None = None
@@ -95,6 +99,8 @@ class Producer:
 class Client:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        broker.connections += 1
+        broker.all_connections += 1
 
     def partitions(self, topic: str) -> list[str]:
         return [f"{topic}-partition-{number}" for number in range(self._broker.partitions)]
@@ -103,7 +109,7 @@ class Client:
         return Producer(self._broker, topic_partition, name)
 
     def close(self) -> None:
-        pass
+        self._broker.connections -= 1
 
 
 @pytest.fixture
@@ -147,13 +153,19 @@ def opened(folder: Path) -> Outbox:
     return outbox
 
 
-def send(outbox: Outbox, timeout_s: float = 20.0, url: str = "pulsar://broker") -> None:
+@contextmanager
+def publisher(outbox: Outbox, url: str = "pulsar://broker") -> Iterator[Republisher]:
     due_publisher = Republisher(outbox, ClientSettings(url), TOPIC, "s", lambda: True, lambda _error: None)
     due_publisher.start()
     try:
-        due_publisher.drain(timeout_s)
+        yield due_publisher
     finally:
         due_publisher.stop()
+
+
+def send(outbox: Outbox, timeout_s: float = 20.0, url: str = "pulsar://broker") -> None:
+    with publisher(outbox, url) as due_publisher:
+        due_publisher.drain(timeout_s)
 
 
 def send_in_part(outbox: Outbox, broker: Broker, count: int) -> None:
@@ -247,6 +259,42 @@ def test_a_micro_batch_whose_sending_has_not_begun_is_sent_without_a_look_at_the
     send(opened(tmp_path), url=readable.url)
     assert broker.values == Counter([b"first", *VALUES])
     assert readable.requests.count("CommandFlow") == looks
+
+
+def test_a_connection_is_kept_for_the_next_micro_batch_and_not_for_long(
+    tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(republisher, "_KEPT_S", 1.0)
+    outbox = opened(tmp_path)
+    with publisher(outbox) as due_publisher:
+        for batch_id in (1, 2):
+            add(outbox, batch_id, VALUES)
+            due_publisher.drain(20)
+        assert (broker.all_connections, broker.connections) == (1, 1)
+        deadline_s = time.monotonic() + 20
+        while broker.connections and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert broker.connections == 0
+        add(outbox, 3, VALUES)
+        due_publisher.drain(20)
+    assert broker.values == Counter(3 * VALUES)
+    assert broker.connections == 0
+
+
+def test_a_sender_that_is_still_connected_learns_what_another_process_has_sent(
+    tmp_path: Path, broker: Broker, readable: Peer
+) -> None:
+    outbox = opened(tmp_path)
+    add(outbox, 1, [b"first"])
+    with publisher(outbox, readable.url) as due_publisher:
+        due_publisher.drain(20)
+        successor = opened(tmp_path)
+        add(successor, 2, VALUES)
+        send_in_part(successor, broker, 7)
+        broker.last.clear()
+        add(outbox, 2, VALUES)
+        due_publisher.drain(20)
+    assert broker.values == Counter([b"first", *VALUES])
 
 
 @pytest.mark.parametrize("when", ["at the first start", "at the second start"])

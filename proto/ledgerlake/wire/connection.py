@@ -279,6 +279,11 @@ class Connection:
             self.state = State.READY
         self._outgoing += frame
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Return how many bytes ``data_to_send`` would return."""
+        return len(self._outgoing)
+
     def data_to_send(self) -> bytes:
         """Return the bytes to write to the peer; the caller owns them afterwards."""
         data = bytes(self._outgoing)

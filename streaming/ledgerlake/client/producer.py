@@ -158,7 +158,8 @@ class NumberedProducer:
         return self._session.max_message_bytes
 
     def send(self, entry: NumberedEntry) -> None:
-        """Send an entry; wait while too many receipts are missing.
+        """Send an entry, perhaps together with later ones; wait while too many receipts are missing.
+        ``flush`` sends all of them.
 
         Raises:
             BrokerError: an entry was refused. TransportError, DeadlineError: the connection kept
@@ -242,6 +243,7 @@ class NumberedProducer:
             entry.sequence_id,
             entry.message_count,
             entry.entry,
+            later=True,
             highest_sequence_id=entry.highest_sequence_id,
             is_chunk=entry.is_chunk,
         )

@@ -33,10 +33,22 @@ def open_producer(
 
 
 def send_entry(
-    session: Session, receipts: Receipts, sequence_id: int, message_count: int, entry: bytes, **more: Any
+    session: Session,
+    receipts: Receipts,
+    sequence_id: int,
+    message_count: int,
+    entry: bytes,
+    *,
+    later: bool = False,
+    **more: Any,
 ) -> None:
-    """Send an entry, without waiting for its receipt; ``more``: see ``commands.send``."""
-    session.send(commands.send(receipts.producer_id, sequence_id, message_count, entry, **more))
+    """Send an entry, without waiting for its receipt.
+
+    Args:
+        later: see ``Session.send``.
+        more: see ``commands.send``.
+    """
+    session.send(commands.send(receipts.producer_id, sequence_id, message_count, entry, **more), later=later)
 
 
 def next_receipt(session: Session, receipts: Receipts, deadline: float) -> pb.MessageIdData | None:

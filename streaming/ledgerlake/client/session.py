@@ -46,6 +46,7 @@ CLIENT_VERSION = "ledgerlake 0.1"
 KEEPALIVE_S = 15.0
 _IDLE_POLL_S = 1.0
 _READ_AHEAD_BYTES = 1024 * 1024
+_WRITE_BYTES = 64 * 1024
 
 Answer = TypeVar("Answer")
 
@@ -162,8 +163,12 @@ class Session:
             )
         return answer
 
-    def send(self, frame: bytes) -> None:
+    def send(self, frame: bytes, *, later: bool = False) -> None:
         """Send a frame without waiting for an answer.
+
+        Args:
+            later: send it with the frames that follow, since each write costs more than a small frame:
+                when there are ``_WRITE_BYTES`` of them, or before anything is waited for.
 
         Raises:
             TransportError, DeadlineError: the connection failed.
@@ -173,15 +178,15 @@ class Session:
                 raise self._failure
             try:
                 self._connection.send(frame)
-                if not self._holds_back:
+                if not self._holds_back and not (later and self._connection.unsent_bytes < _WRITE_BYTES):
                     self._flush()
             except LedgerlakeError as error:
                 raise self._fail(error) from None
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Send the frames of this context at its end, since each write costs more than a small
-        frame. Do not wait for an answer within it.
+        """Send the frames of this context at its end, or before anything is waited for, since each
+        write costs more than a small frame.
 
         Raises:
             TransportError, DeadlineError: the connection failed.
@@ -335,6 +340,8 @@ class Session:
         if self._failure is not None:
             raise self._failure
         try:
+            if self._connection.unsent_bytes:
+                self._flush()
             payload_buffer = self._connection.wanted()
             data = self._transport.receive(timeout_s, payload_buffer)
             if data is None:

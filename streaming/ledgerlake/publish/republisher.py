@@ -69,6 +69,10 @@ _ROWS_TOGETHER = 1000
 _PENDING_MOST = 500
 _PENDING_BYTES_MOST = 32 * 1024 * 1024
 
+# How long a sender stays connected if there is nothing to send: a process that takes over the stream
+# may have to wait for that long, since the broker takes one producer of a name.
+_KEPT_S = 5.0
+
 # How often a sender that waits for receipts checks whether it must stop, and after how many checks
 # it logs that no receipt comes.
 _CHECK_S = 1.0
@@ -112,6 +116,7 @@ class Republisher:
         self._trouble = ""
         self._failure: CheckpointError | None = None
         self._known = _Known()
+        self._sender: _Sender | None = None
         self._thread = threading.Thread(target=self._loop, name="ledgerlake-republish", daemon=True)
 
     def start(self) -> None:
@@ -146,6 +151,12 @@ class Republisher:
             self._thread.join()
 
     def _loop(self) -> None:
+        try:
+            self._send_until_stopped()
+        finally:
+            self._close_sender()
+
+    def _send_until_stopped(self) -> None:
         pause_s = _RETRY_FIRST_S
         while not self._stopping.is_set():
             self._wake.clear()
@@ -159,6 +170,7 @@ class Republisher:
             except Exception as error:  # whatever it is, the messages stay in the outbox
                 if self._stopping.is_set():
                     return
+                self._close_sender()
                 self._trouble = f" ({type(error).__name__}: {str(error)[:200]})"
                 # The cursors reopen the subscription, and log the reason if they cannot.
                 if not isinstance(error, _NotOwnerError):
@@ -169,18 +181,23 @@ class Republisher:
             pause_s = _RETRY_FIRST_S
             if not self._wake.is_set():
                 self._idle.set()
-            self._wake.wait()
+            if not self._wake.wait(_KEPT_S):
+                self._close_sender()
+                self._wake.wait()
 
     def _send_ready(self) -> None:
-        if not (batches := self._outbox.ready()):
-            return
-        with _Sender(self._settings, self._topic, self._name, self._known, self._stopping) as sender:
-            while batches:
-                for batch in batches:
-                    if not self._send(sender, batch):
-                        break
-                    self._outbox.sent(batch)
-                batches = self._outbox.ready()
+        while batches := self._outbox.ready():
+            if self._sender is None:
+                self._sender = _Sender(self._settings, self._topic, self._name, self._known, self._stopping)
+            for batch in batches:
+                if not self._send(self._sender, batch):
+                    break
+                self._outbox.sent(batch)
+
+    def _close_sender(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
 
     def _send(self, sender: _Sender, batch: OutboxBatch) -> bool:
         """Send a micro-batch; False if another process has sent it meanwhile."""
@@ -239,7 +256,7 @@ class _Sender:
         known: _Known,
         stopping: threading.Event,
     ) -> None:
-        self._client = TargetClient(settings)
+        self._settings = settings
         self._topic = topic
         self._name = name
         self._known = known
@@ -248,19 +265,20 @@ class _Sender:
         self._targets: list[str] = []
         self._began: Sending | None = None
         self._nexts: dict[str, int] = {}
-        self._last_numbers: dict[str, dict[str, int]] = {}
-        self._producers: dict[tuple[str, str], _TargetProducer] = {}
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._pending = 0
         self._pending_bytes = 0
         self._handing_over: tuple[_TargetProducer, int] | None = None
         self._failure = ""
+        self._connect()
 
-    def __enter__(self) -> _Sender:
-        return self
+    def _connect(self) -> None:
+        self._client = TargetClient(self._settings)
+        self._producers: dict[tuple[str, str], _TargetProducer] = {}
+        self._last_numbers: dict[str, dict[str, int]] = {}
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         with contextlib.suppress(Exception):
             self._client.close()
 
@@ -283,6 +301,10 @@ class _Sender:
         Args:
             may_be_sent: the sending began before, and some messages may be on the target.
         """
+        if may_be_sent and self._producers:
+            # Another process has sent some, so what the open producers know is too old.
+            self.close()
+            self._connect()
         self._targets = self._targets[: sending.partitions]
         self._began = sending if may_be_sent else None
         self._nexts = {self._producer_name(name): number for name, number in batch.next_sequences.items()}
