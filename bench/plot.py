@@ -1,6 +1,7 @@
 """The last runs of ``bench.throughput``, ``growth``, ``large`` and ``latency`` as pictures in
 ``docs/``: bars, one block a workload; and that of ``bench.upkeep``: lines over the commits. Pictures of
-benches that were not run stay as they are.
+benches that were not run stay as they are. If ``bench.limits`` was run, its limit is a line through the
+bars of a workload.
 
 python -m bench.plot
 """
@@ -14,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import growth, large, latency, throughput, upkeep
+from bench import growth, large, latency, limits, throughput, upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -56,14 +57,15 @@ _WIDTH, _HEIGHT, _MARGIN = 420, 150, 60
 _BYTES_OF_GROWTH = {"value bytes": (_BYTE_RATE, _BYTE_CPU)}
 _LATENCY = {"from publishing": (_P50, _P99)}
 
-Block = tuple[str, list[tuple[str, dict[str, Any]]], tuple[Measure, ...]]
+# A title, the rows, what their bars show, and the limit of each of these fields, if it is known.
+Block = tuple[str, list[tuple[str, dict[str, Any]]], tuple[Measure, ...], dict[str, Any]]
 
 
 def main() -> None:
     drawings: list[tuple[Path, Callable[[Path], None]]] = [
         (throughput.LATEST, lambda latest: _draw("throughput.svg", _throughput_blocks(latest))),
         (growth.LATEST, lambda latest: _draw("growth.svg", _blocks(latest, _BYTES_OF_GROWTH, (_RATE, _CPU)))),
-        (large.LATEST, lambda latest: _draw("large.svg", _blocks(latest, {}, (_BYTE_RATE, _BYTE_CPU, _PEAK)))),
+        (large.LATEST, lambda latest: _draw("large.svg", _large_blocks(latest))),
         (latency.LATEST, lambda latest: _draw("latency.svg", _blocks(latest, _LATENCY, (_SECONDS, _CPU_SECONDS)))),
         (upkeep.LATEST, lambda latest: _draw_lines("upkeep.svg", _rows(latest), "commits", _UPKEEP_LINES)),
     ]
@@ -78,21 +80,33 @@ def _rows(latest: Path) -> Any:
 
 def _throughput_blocks(latest: Path) -> Iterable[Block]:
     for workload, block in groupby(_rows(latest), key=lambda row: row["name"].partition(" (")[2].rstrip(")")):
-        yield workload, [(row["name"].partition(" (")[0], row) for row in block], (_RATE, _CPU)
+        rows = [(row["name"].partition(" (")[0], row) for row in block]
+        yield workload, rows, (_RATE, _CPU), _limit_of(workload)
+
+
+def _large_blocks(latest: Path) -> Iterable[Block]:
+    for title, rows, measures, _ in _blocks(latest, {}, (_BYTE_RATE, _BYTE_CPU, _PEAK)):
+        yield title, rows, measures, _limit_of(limits.LARGE.name)
+
+
+def _limit_of(workload: str) -> dict[str, Any]:
+    """Return the limit of a workload; empty if it is not known."""
+    rows = _rows(limits.LATEST) if limits.LATEST.exists() else []
+    return next((row for row in rows if row["block"] == workload and row["label"] == limits.LIMIT), {})
 
 
 def _blocks(latest: Path, special: Mapping[str, tuple[Measure, ...]], others: tuple[Measure, ...]) -> Iterable[Block]:
     for name, block in groupby(_rows(latest), key=lambda row: row["block"]):
-        yield name, [(row["label"], row) for row in block], special.get(name, others)
+        yield name, [(row["label"], row) for row in block], special.get(name, others), {}
 
 
 def _draw(name: str, blocks: Iterable[Block]) -> None:
     lines: list[str] = []
     y = width = 0
-    for title, rows, measures in blocks:
+    for title, rows, measures, limit in blocks:
         y += _LINE
         lines.append(_text(0, y, title, "bold"))
-        y = _bars(rows, measures, y, lines)
+        y = _bars(rows, measures, limit, y, lines)
         width = max(width, _LABEL + len(measures) * (_BAR + _GAP))
     _write(name, width, y + _LINE, lines)
 
@@ -129,16 +143,32 @@ def _write(name: str, width: int, height: int, lines: list[str]) -> None:
     print(f"wrote docs/{name}")
 
 
-def _bars(rows: list[tuple[str, dict[str, Any]]], measures: tuple[Measure, ...], y: int, lines: list[str]) -> int:
-    for label, row in rows:
+def _bars(
+    rows: list[tuple[str, dict[str, Any]]],
+    measures: tuple[Measure, ...],
+    limit: dict[str, Any],
+    y: int,
+    lines: list[str],
+) -> int:
+    """Draw a row of bars for each of the rows, and the limit through them; return where they end."""
+    top = y + _LINE - 12
+    for label, _ in rows:
         y += _LINE
         lines.append(_text(0, y, label))
-        for place, measure in enumerate(measures):
-            x = _LABEL + place * (_BAR + _GAP)
-            width = _BAR * row[measure.field] / max(values[measure.field] for _, values in rows)
-            lines.append(f'<rect x="{x}" y="{y - 12}" width="{width:.1f}" height="14" fill="{measure.colour}"/>')
-            lines.append(_text(x + width + 6, y, measure.words.format(row[measure.field])))
-    return y + _LINE
+    for place, measure in enumerate(measures):
+        left = _LABEL + place * (_BAR + _GAP)
+        values = [row[measure.field] for _, row in rows]
+        per_unit = _BAR / max(*values, limit.get(measure.field, 0))
+        for number, value in enumerate(values):
+            row_y = top + number * _LINE
+            width = per_unit * value
+            lines.append(f'<rect x="{left}" y="{row_y}" width="{width:.1f}" height="14" fill="{measure.colour}"/>')
+            lines.append(_text(left + width + 6, row_y + 12, measure.words.format(value)))
+        if measure.field in limit:
+            x = left + per_unit * limit[measure.field]
+            lines.append(f'<path d="M{x:.1f} {top - 4}V{y + 6}" stroke="#1a202c" stroke-dasharray="4 3"/>')
+            lines.append(_text(x + 6, y + 18, f"limit: {measure.words.format(limit[measure.field])}"))
+    return y + _LINE + (_LINE if limit else 0)
 
 
 def _text(x: float, y: int, words: str, weight: str = "normal") -> str:
