@@ -118,6 +118,21 @@ def test_settings_stand_above_the_environment(monkeypatch: pytest.MonkeyPatch) -
     assert "allow_http" not in options
 
 
+def test_a_store_that_refuses_connections_is_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        endpoint = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        place = Place("s3://lake/a", StorageSettings(endpoint))
+        place.check_answers()
+    with pytest.raises(
+        SetupError, match=rf"^{endpoint} cannot be reached; check the network, and \[storage\] endpoint"
+    ):
+        place.check_answers()
+    for elsewhere in (Place("s3://lake/a"), Place("gs://lake/a"), Place("lake/a")):
+        elsewhere.check_answers()
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    place.check_answers()
+
+
 class _Empty(BaseHTTPRequestHandler):
     """A store that has nothing."""
 

@@ -28,7 +28,7 @@ from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.crypto import open_entry, unreadable_keys
 from ledgerlake.errors import LedgerlakeError, SetupError, TopicNotFoundError
-from ledgerlake.options.config import load_config
+from ledgerlake.options.config import check_stores, load_config
 from ledgerlake.runtime.java import find_java, java_version
 from ledgerlake.runtime.plugins import load
 
@@ -211,6 +211,7 @@ class _Broker:
         from ledgerlake.pipeline.components import make_components
 
         try:
+            check_stores(config)
             components = make_components(config)
         except LedgerlakeError as error:
             yield Finding("tables", "problem", error.message)

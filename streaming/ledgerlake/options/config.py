@@ -888,6 +888,16 @@ def _check_apart(config: Config) -> None:
                 raise UsageError(f"{inner} lies in the folder of {outer}; choose one beside it")
 
 
+def check_stores(config: Config) -> None:
+    """Check that the object stores of a configuration answer.
+
+    Raises:
+        SetupError: one does not.
+    """
+    for place in {place.store: place for place in _places(config).values()}.values():
+        place.check_answers()
+
+
 def _places(config: Config) -> dict[str, Place]:
     """Return the folders of a configuration by the keys that name them; without those that a
     catalog has still to tell.

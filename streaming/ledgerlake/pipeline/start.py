@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.missing_topics import missing_topic_hint
 from ledgerlake.errors import CheckpointError, SetupError, TopicNotFoundError
+from ledgerlake.options.config import check_stores
 from ledgerlake.pipeline.left_topics import warn_of_left_topics
 from ledgerlake.pipeline.moved_state import adopt_state, former_place
 from ledgerlake.pipeline.row_settings import PAYLOADS, STORAGE, changed, row_settings
@@ -421,11 +422,13 @@ def query_name(stream: str, query_id: str) -> str:
 
 
 def check_reachable(config: Config) -> None:
-    """Check, before Spark starts, that the broker answers and knows the topics.
+    """Check, before Spark starts, that the broker answers and knows the topics, and that the stores
+    answer.
 
     Raises:
-        TransportError, BrokerError, TopicNotFoundError.
+        TransportError, BrokerError, TopicNotFoundError, SetupError.
     """
+    check_stores(config)
     cluster = Cluster(replace(config.source.client, give_up_after_s=0.0))
     try:
         find_topic_partitions(cluster, config.source.topics)

@@ -17,15 +17,17 @@ import contextlib
 import json
 import os
 import re
+import socket
 import uuid
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies
 
 from pyarrow import fs
 
-from ledgerlake.errors import UsageError
+from ledgerlake.errors import SetupError, UsageError
 from ledgerlake.stored.stores import (
     ENVIRONMENT,
     STORES,
@@ -57,6 +59,9 @@ _MOST_CHARACTERS = 200
 # The arrow before a cause, which delta-rs may colour, and the end of the colour.
 _CAUSE, _PLAIN = "\u21b3", "\x1b[0m"
 
+_UNREACHABLE = "{endpoint} cannot be reached; check the network, and [storage] endpoint_url if it is set there"
+_CONNECT_S = 5.0
+
 # What the libraries' errors have in common, the most telling first.
 _STORE_ERRORS = (
     (
@@ -86,7 +91,7 @@ _STORE_ERRORS = (
     ),
     (
         re.compile(r"NETWORK_CONNECTION|error sending request|tcp connect|dns error|Could not connect to server"),
-        "{endpoint} cannot be reached; check the network, and [storage] endpoint_url if it is set there",
+        _UNREACHABLE,
     ),
 )
 
@@ -197,6 +202,26 @@ class Place:
             raise
         except BaseError as error:
             raise OSError(str(error).strip().partition("\n")[0]) from None
+
+    def check_answers(self) -> None:
+        """Check that the store at the configured address takes a connection. The libraries would try for
+        more than a minute.
+
+        Raises:
+            SetupError: it does not.
+        """
+        if self.store is None:
+            return
+        endpoint = self.store.endpoint(self.settings)
+        url = urlsplit(endpoint)
+        # A proxy may know hosts that this machine does not.
+        if url.hostname is None or {url.scheme, "all"} & getproxies().keys():
+            return
+        try:
+            port = url.port or (443 if url.scheme == "https" else 80)
+            socket.create_connection((url.hostname, port), _CONNECT_S).close()
+        except OSError:
+            raise SetupError(_UNREACHABLE.format(endpoint=endpoint)) from None
 
     def check_bucket(self) -> None:
         """Check that the bucket exists: pyarrow finds nothing in a bucket that does not.
