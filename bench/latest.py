@@ -24,9 +24,8 @@ from deltalake import DeltaTable, write_deltalake
 from ledgerlake.decode import schema
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
-from ledgerlake.table.delta_table import data_folder
 from ledgerlake.table.latest_table import LatestTable
-from ledgerlake.table.ordered_files import BufferedWriter
+from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 
 if TYPE_CHECKING:
     from ledgerlake.table.ordered_files import DataFile

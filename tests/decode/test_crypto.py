@@ -138,7 +138,7 @@ def test_an_entry_is_tried_for_a_bounded_number_of_recipients(crypto: CryptoSett
 def test_a_private_key_is_read_once(crypto: CryptoSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     from cryptography.hazmat.primitives import serialization
 
-    from ledgerlake.decode import crypto as module
+    from ledgerlake.decode import data_keys as module
 
     module._private_key.cache_clear()
     load = serialization.load_pem_private_key

@@ -18,7 +18,7 @@ from google.protobuf import descriptor_pb2
 from ledgerlake.assembly.assembler import Assembled
 from ledgerlake.assembly.chunk_entries import read_alone
 from ledgerlake.assembly.rules import Chunk, Limits
-from ledgerlake.decode import crypto, records, schema
+from ledgerlake.decode import crypto, data_keys, records, schema
 from ledgerlake.decode.codecs import compress, decompress
 from ledgerlake.decode.columns import Encoded
 from ledgerlake.decode.compat import as_compat
@@ -286,7 +286,7 @@ def _judge_codec(data: bytes) -> int:
 
 
 def _judge_encrypted(data: bytes) -> int:
-    crypto._opener.cache_clear()
+    data_keys._opener.cache_clear()
     entry = parse_entry(data)
     for action in ("reject", "pass", "fail"):
         try:

@@ -19,8 +19,8 @@ from ledgerlake.options.config import parse_config
 from ledgerlake.stored.places import Place
 from ledgerlake.table.additions import add_missing
 from ledgerlake.table.batch_record import BatchRecord, Recorded
-from ledgerlake.table.delta_table import Table, data_folder
-from ledgerlake.table.ordered_files import BufferedWriter, DataFile
+from ledgerlake.table.delta_table import Table
+from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder
 from ledgerlake.table.spark_table import SparkTable, open_table
 from tests.live.pipelines import rejects_rows, run_once
 

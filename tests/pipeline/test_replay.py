@@ -21,8 +21,8 @@ from ledgerlake.pipeline import replay as module
 from ledgerlake.pipeline import replay_rejects
 from ledgerlake.pipeline.replay import replay
 from ledgerlake.pipeline.replay_rejects import FoundReject
-from ledgerlake.table.delta_table import Table, data_folder, existing_table
-from ledgerlake.table.ordered_files import BufferedWriter
+from ledgerlake.table.delta_table import Table, existing_table
+from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 
 TOPIC = "persistent://public/default/orders"
 

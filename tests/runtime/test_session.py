@@ -101,7 +101,13 @@ def test_what_workers_are_forked_from_has_imported_their_modules_and_started_no_
 
 @pytest.mark.parametrize(
     ("module", "absent"),
-    [("operators.stateful", "pandas"), ("operators.stateful", "numba"), ("operators.ingest_source", "numba")],
+    [
+        ("operators.stateful", "pandas"),
+        ("operators.stateful", "numba"),
+        ("operators.ingest_source", "numba"),
+        ("operators.outcome_files", "deltalake"),
+        ("operators.stateful", "cryptography"),
+    ],
 )
 def test_the_processes_that_a_query_starts_first_do_without_large_libraries(module: str, absent: str) -> None:
     program = f"import sys, ledgerlake.{module}\nassert {absent!r} not in sys.modules"

@@ -18,8 +18,8 @@ from ledgerlake.operators.rows import StateSummary
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord, SeenBatch
-from ledgerlake.table.delta_table import Table, data_folder
-from ledgerlake.table.ordered_files import BufferedWriter, DataFile
+from ledgerlake.table.delta_table import Table
+from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder
 from ledgerlake.wire.message_id import Position
 from tests.pipeline_tables import opened_tables
 

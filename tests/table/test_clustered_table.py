@@ -21,9 +21,8 @@ from ledgerlake.table import compaction, file_groups
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.clustered_table import ClusteredRecordTable, ClusteredTable
 from ledgerlake.table.compaction import Compaction
-from ledgerlake.table.delta_table import data_folder
 from ledgerlake.table.log_state import clustering_columns
-from ledgerlake.table.ordered_files import BufferedWriter
+from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 from ledgerlake.table.record_table import RecordTable
 from tests.table.rows import rows
 

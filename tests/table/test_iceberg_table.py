@@ -26,9 +26,9 @@ from ledgerlake.pipeline import iceberg as pipeline_iceberg
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.compaction import Compaction
-from ledgerlake.table.delta_table import Table, data_folder
+from ledgerlake.table.delta_table import Table
 from ledgerlake.table.iceberg_table import IcebergTable
-from ledgerlake.table.ordered_files import BufferedWriter
+from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 from ledgerlake.table.record_table import RecordTable
 from tests.table.rows import rows as rows_of_messages
 from tests.table.test_compaction import Writer

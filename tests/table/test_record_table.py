@@ -15,8 +15,8 @@ from ledgerlake.errors import TableError
 from ledgerlake.stored.places import Place
 from ledgerlake.table import ordered_files
 from ledgerlake.table.batch_record import BatchRecord
-from ledgerlake.table.delta_table import Table, data_folder
-from ledgerlake.table.ordered_files import OrderedWriter
+from ledgerlake.table.delta_table import Table
+from ledgerlake.table.ordered_files import OrderedWriter, data_folder
 from ledgerlake.table.record_table import RecordTable
 from tests.table.rows import rows
 

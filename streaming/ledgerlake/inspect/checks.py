@@ -26,7 +26,8 @@ from packaging.requirements import Requirement
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import split_partition
-from ledgerlake.decode.crypto import open_entry, unreadable_keys
+from ledgerlake.decode.crypto import open_entry
+from ledgerlake.decode.data_keys import unreadable_keys
 from ledgerlake.errors import LedgerlakeError, SetupError, TopicNotFoundError
 from ledgerlake.options.config import check_stores, load_config
 from ledgerlake.runtime.java import find_java, java_version

@@ -24,8 +24,7 @@ from ledgerlake.operators.results import BatchSettings, PartitionResult, TaskSet
 from ledgerlake.operators.rows import StateSummary
 from ledgerlake.operators.stage_output import data_frame
 from ledgerlake.stored.fields import fields_of
-from ledgerlake.table.delta_table import data_folder
-from ledgerlake.table.ordered_files import BufferedWriter
+from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:

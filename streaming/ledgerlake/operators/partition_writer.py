@@ -22,8 +22,7 @@ from ledgerlake.operators.results import BatchSettings, TableResult, TaskResult,
 from ledgerlake.operators.scheduled import find_in_messages
 from ledgerlake.operators.table_writer import SharedTable, TableWriters
 from ledgerlake.source.views import check_broker_metadata
-from ledgerlake.table.delta_table import data_folder
-from ledgerlake.table.ordered_files import BufferedWriter
+from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:

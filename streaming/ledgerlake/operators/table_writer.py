@@ -28,9 +28,8 @@ from ledgerlake.decode.values import record_name
 from ledgerlake.operators.results import TableResult
 from ledgerlake.operators.transforms import TRANSFORM_FAILED, RowTransform, column_of, messages_schema
 from ledgerlake.source.value_schemas import schemas_of
-from ledgerlake.table.delta_table import data_folder
 from ledgerlake.table.layout import partition_text
-from ledgerlake.table.ordered_files import BufferedWriter, OrderedWriter, merge_overlapping
+from ledgerlake.table.ordered_files import BufferedWriter, OrderedWriter, data_folder, merge_overlapping
 from ledgerlake.wire.value_schema import NO_SCHEMA
 
 if TYPE_CHECKING:

@@ -55,8 +55,8 @@ from ledgerlake.pipeline.replay_rejects import REPLAYED, RejectsToReplay, batch_
 from ledgerlake.pipeline.tables import REJECTS_TABLE, Tables
 from ledgerlake.stored.fields import fields_of, stored
 from ledgerlake.stored.files import load_stored
-from ledgerlake.table.delta_table import data_folder, open_delta
-from ledgerlake.table.ordered_files import BufferedWriter, DataFile, packed
+from ledgerlake.table.delta_table import open_delta
+from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder, packed
 from ledgerlake.table.spark_table import SparkTable
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position

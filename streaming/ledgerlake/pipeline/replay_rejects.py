@@ -22,8 +22,8 @@ from deltalake.exceptions import DeltaError
 
 from ledgerlake.decode import schema
 from ledgerlake.errors import CorruptEntryError, TableError
-from ledgerlake.table.delta_table import data_folder, open_delta
-from ledgerlake.table.ordered_files import read_row_groups
+from ledgerlake.table.delta_table import open_delta
+from ledgerlake.table.ordered_files import data_folder, read_row_groups
 from ledgerlake.wire.entry import peek_metadata
 
 if TYPE_CHECKING:

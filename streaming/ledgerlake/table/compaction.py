@@ -42,7 +42,6 @@ from ledgerlake.table.delta_table import (
     PARTITIONED,
     TableSize,
     column_differences,
-    data_folder,
     open_delta,
     read_commit,
     special_features,
@@ -54,6 +53,7 @@ from ledgerlake.table.log_state import clustering_columns
 from ledgerlake.table.ordered_files import (
     ROW_GROUP_BYTES,
     BufferedWriter,
+    data_folder,
     delete_files,
     has_order,
     in_order,

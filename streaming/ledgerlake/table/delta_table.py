@@ -45,7 +45,7 @@ from ledgerlake.stored.fields import stored
 from ledgerlake.table.additions import KEY_COLUMNS, row_keys
 from ledgerlake.table.batch_record import Recorded, number_of
 from ledgerlake.table.layout import file_schema
-from ledgerlake.table.ordered_files import DataFile, ParquetFolder
+from ledgerlake.table.ordered_files import DataFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -749,11 +749,6 @@ def read_commit(path: Place, version: int) -> list[dict[str, dict[str, Any]]]:
 def commit_file(path: Place, version: int) -> Place:
     """Return the file of a version in the log of a table."""
     return path / f"_delta_log/{version:020}.json"
-
-
-def data_folder(path: Place, schema: pa.Schema, prefix: str) -> ParquetFolder:
-    """Return the folder in which a task puts a table's files."""
-    return ParquetFolder(path.filesystem(), path.root, schema, prefix)
 
 
 def batch_of_commit(commit: dict[str, Any]) -> dict[str, Any] | None:

@@ -30,17 +30,12 @@ from pyroaring import BitMap
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import TableError
 from ledgerlake.table.deletion_vectors import pack_vectors
-from ledgerlake.table.delta_table import (
-    LATEST,
-    MODE,
-    Table,
-    data_folder,
-)
+from ledgerlake.table.delta_table import LATEST, MODE, Table
 from ledgerlake.table.latest_index import FileRows, LatestIndex, key_hashes, ranks
 from ledgerlake.table.layout import path_in_file, record_of
 from ledgerlake.table.log_commit import OwnCommit
 from ledgerlake.table.log_state import read_state
-from ledgerlake.table.ordered_files import BufferedWriter, DataFile, read_row_groups
+from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder, read_row_groups
 from ledgerlake.table.own_commits import OwnCommits
 from ledgerlake.table.record_table import RecordTable
 

@@ -118,6 +118,11 @@ class ParquetFolder:
     partition_values: dict[str, str | None] = field(default_factory=dict)
 
 
+def data_folder(path: Place, schema: pa.Schema, prefix: str) -> ParquetFolder:
+    """Return the folder in which a task puts a table's files."""
+    return ParquetFolder(path.filesystem(), path.root, schema, prefix)
+
+
 @dataclass
 class _OpenFile:
     name: str
