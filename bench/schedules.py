@@ -46,6 +46,8 @@ RATE = 1000
 PARTITIONS = 4
 _DELAY_S = 5.0
 _WARM_UP_S = 30
+# A JVM compiles what runs often in its first minutes, and takes half of its CPU for that.
+_COMPILING_S = 120
 _SPARSE_RATE = 0.5
 _PLAIN_RATE = 100
 _POLL_S = 0.02
@@ -106,7 +108,7 @@ def _fires(runtime: Runtime, folder: Path, trigger: str, rate: float, seconds: i
     publisher.start()
     try:
         _await_table(run_folder, running)
-        time.sleep(_WARM_UP_S)
+        time.sleep(_COMPILING_S)
         began_s, visible = watch(run_folder, seconds)
         _await_received(received, began_s + seconds)
     finally:
