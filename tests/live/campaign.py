@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pulsar
 
-from tests.live.oracle import Confirmed, Verdict, judge, judge_topic
+from tests.live.oracle import Confirmed, StoredTable, Verdict, judge, judge_topic
 from tests.live.runtime import Runtime, start_runtime, to_toml, wait_until
 
 if TYPE_CHECKING:
@@ -470,7 +470,7 @@ class Campaign(PipelineProcess):
 
     def judge_table(self) -> Verdict:
         """What the oracle says of the table."""
-        return judge(self.confirmed, self.table, self.folder / "rejects")
+        return judge(self.confirmed, StoredTable(str(self.table)), StoredTable(str(self.folder / "rejects")))
 
     def judge_due(self) -> Verdict:
         """What the oracle says of the topic of due messages."""

@@ -27,14 +27,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyspark
-from deltalake import DeltaTable
 from pyarrow import fs
 
 from ledgerlake.runtime.java import cache_folder, fetch_jars
 from tests.live.campaign import DEDUPLICATION, Campaign, batched, begin, chunked, delayed, finish, say_at_once, single
 from tests.live.hosts import PROJECT, Bare, Host, Network, network
 from tests.live.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, hadoop_version, start_object_store
-from tests.live.oracle import Verdict, judge
+from tests.live.oracle import StoredTable, Verdict, judge
 from tests.live.pipelines import ledgerlake_process
 from tests.live.runtime import start_runtime, to_toml, wait_until
 from tests.live.servers import answers_at
@@ -232,14 +231,13 @@ class ClusterCampaign(Campaign):
             host.go_on()
 
     def judge_table(self) -> Verdict:
-        """What the oracle says of a copy of the lake."""
-        copy = self.folder / "lake"
-        copy.mkdir()
-        source = self.store.filesystem()
-        for name in ("messages", "rejects"):
-            fs.copy_files(f"{self.bucket}/{name}", str(copy / name), source_filesystem=source)
-        verdict = judge(self.confirmed, copy / "messages", copy / "rejects")
-        rows = DeltaTable(f"s3://{self.bucket}/messages", storage_options=self.store.delta_options).count()
+        """What the oracle says of the tables in the store."""
+        messages, rejects = (
+            StoredTable(f"s3://{self.bucket}/{name}", self.store.filesystem(), self.store.delta_options)
+            for name in ("messages", "rejects")
+        )
+        verdict = judge(self.confirmed, messages, rejects)
+        rows = messages.delta_table().count()
         assert rows == verdict.rows, f"deltalake counts {rows} rows, the oracle {verdict.rows}"
         return verdict
 
@@ -294,6 +292,8 @@ def run_cluster_campaign(
     def strike_in_time(fault: str, number: int) -> None:
         if time.monotonic() < ends_s:
             campaign.strike(fault, number)
+        else:
+            campaign.log.append(f"no {fault}, for it is late")
 
     actions: list[Callable[[], None]] = [partial(campaign.await_messages, messages)]
     for number in range(rounds):

@@ -16,7 +16,6 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from pyarrow import fs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +45,40 @@ _PLACE_COLUMNS = [
 _HEAD_BYTES = 80
 
 Place = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class StoredTable:
+    """A Delta table on this machine, or in a store that ``filesystem`` and ``delta_options`` reach."""
+
+    uri: str
+    filesystem: fs.FileSystem = field(default_factory=fs.LocalFileSystem)
+    delta_options: dict[str, str] | None = None
+
+    @property
+    def exists(self) -> bool:
+        return DeltaTable.is_deltatable(self.uri, self.delta_options)
+
+    def delta_table(self) -> DeltaTable:
+        return DeltaTable(self.uri, storage_options=self.delta_options)
+
+    def open(self, name: str) -> pq.ParquetFile:
+        # With ``pre_buffer`` pyarrow reads all values of a file at once.
+        return pq.ParquetFile(f"{self._root}/{name}", filesystem=self.filesystem, pre_buffer=False)
+
+    def log(self) -> list[str]:
+        """The commits, in order; campaigns never let them expire."""
+        folder = fs.FileSelector(f"{self._root}/_delta_log")
+        paths = sorted(file.path for file in self.filesystem.get_file_info(folder) if file.extension == "json")
+        return [self._text(path) for path in paths]
+
+    @property
+    def _root(self) -> str:
+        return self.uri.rpartition("://")[2]
+
+    def _text(self, path: str) -> str:
+        with self.filesystem.open_input_stream(path) as stream:
+            return bytes(stream.read()).decode()
 
 
 @dataclass(frozen=True)
@@ -123,7 +157,7 @@ def head(payload: bytes) -> str:
     return b"|".join(payload[:_HEAD_BYTES].split(b"|", 3)[:3]).decode()
 
 
-def judge(confirmed: Confirmed, table: Path, rejects: Path) -> Verdict:
+def judge(confirmed: Confirmed, table: StoredTable, rejects: StoredTable) -> Verdict:
     """Compare the table with what was confirmed."""
     verdict = Verdict(confirmed=len(confirmed))
     payload_counts: Counter[str] = Counter()
@@ -145,7 +179,7 @@ def judge(confirmed: Confirmed, table: Path, rejects: Path) -> Verdict:
             if key < reached.get(row.partition, key):
                 verdict.note("out_of_order", f"{row.payload} at {key} behind {reached[row.partition]}")
             reached[row.partition] = max(key, reached.get(row.partition, key))
-    verdict.merges = sum('"operation":"OPTIMIZE"' in path.read_text() for path in _log_of(table))
+    verdict.merges = sum('"operation":"OPTIMIZE"' in commit for commit in table.log())
     for payload in confirmed.messages:
         if payload not in payload_counts:
             verdict.note("missing", f"{payload} at {confirmed.messages[payload]}")
@@ -156,19 +190,20 @@ def judge(confirmed: Confirmed, table: Path, rejects: Path) -> Verdict:
         if count > 1:
             verdict.note("duplicate", f"message id {where} {count} times")
     _judge_current_files(table, set(places), verdict)
-    if (rejects / "_delta_log").exists():
-        rejects_table = DeltaTable(str(rejects)).to_pyarrow_table(columns=["reason"])
+    if rejects.exists:
+        rejects_table = rejects.delta_table().to_pyarrow_table(columns=["reason"])
         verdict.rejects.update(rejects_table["reason"].to_pylist())
     return verdict
 
 
-def _judge_current_files(table: Path, places: set[tuple[int, Place]], verdict: Verdict) -> None:
+def _judge_current_files(table: StoredTable, places: set[tuple[int, Place]], verdict: Verdict) -> None:
     """Check that the table's files have the rows that were committed, once each and in order."""
     spans: dict[int, list[tuple[Keys, Keys]]] = {}
     found: set[tuple[int, Place]] = set()
     rows = 0
-    for name in pa.table(DeltaTable(str(table)).get_add_actions())["path"].to_pylist():
-        file = pq.read_table(table / name, columns=_PLACE_COLUMNS, partitioning=None)
+    for name in pa.table(table.delta_table().get_add_actions())["path"].to_pylist():
+        with table.open(name) as opened:
+            file = opened.read(_PLACE_COLUMNS)
         rows += file.num_rows
         for partition in pc.unique(file["partition"]).to_pylist():
             of_partition = file.filter(pc.equal(file["partition"], partition))
@@ -227,12 +262,12 @@ def judge_topic(confirmed: Confirmed, received: list[tuple[bytes, int]]) -> Verd
     return verdict
 
 
-def read_rows(table: Path) -> Iterator[Row]:
+def read_rows(table: StoredTable) -> Iterator[Row]:
     """Rows in the order of commits and, within a commit, of files as they follow each other by time
     and position.
     """
     for committed_ms, names in _commits(table):
-        files = [list(_file_rows(table / name, committed_ms)) for name in names]
+        files = [list(_file_rows(table, name, committed_ms)) for name in names]
         for rows in sorted((rows for rows in files if rows), key=lambda rows: (rows[0].partition, _key(rows[0]))):
             yield from rows
 
@@ -241,10 +276,10 @@ def _key(row: Row) -> tuple[int, Place]:
     return max(row.broker_us, row.due_us or 0), row.place
 
 
-def _file_rows(path: Path, committed_ms: int) -> Iterator[Row]:
+def _file_rows(table: StoredTable, name: str, committed_ms: int) -> Iterator[Row]:
     columns = ["value", "partition", "ledger_id", "entry_id", "batch_index", "broker_timestamp", "late"]
     columns += ["deliver_at", "delivered_at"]
-    with pq.ParquetFile(path) as file:
+    with table.open(name) as file:
         for batch in file.iter_batches(10_000, columns=columns):
             for row in batch.to_pylist():
                 due_us = _microseconds(row["deliver_at"]) if row["delivered_at"] is not None else None
@@ -258,19 +293,13 @@ def _microseconds(moment: Any) -> int:
     return round(moment.timestamp() * 1_000_000)
 
 
-def _commits(table: Path) -> list[tuple[int, list[str]]]:
-    """When each commit was made, and the files that it added with new rows; from the JSON log, which
-    campaigns never let expire.
-    """
+def _commits(table: StoredTable) -> list[tuple[int, list[str]]]:
+    """When each commit was made, and the files that it added with new rows."""
     commits = []
-    for path in _log_of(table):
-        actions = [json.loads(line) for line in path.read_text().splitlines()]
+    for commit in table.log():
+        actions = [json.loads(line) for line in commit.splitlines()]
         times = [action["commitInfo"]["timestamp"] for action in actions if "commitInfo" in action]
         names = [action["add"]["path"] for action in actions if action.get("add", {}).get("dataChange")]
         if names:
             commits.append((max(times), names))
     return commits
-
-
-def _log_of(table: Path) -> list[Path]:
-    return sorted((table / "_delta_log").glob("*.json"))
