@@ -127,7 +127,7 @@ class ClusterCampaign(Campaign):
     _seen_commits: int = 0
 
     def __post_init__(self) -> None:
-        self.kinds = (batched, single, delayed, chunked, self.bulk)
+        self.kinds = (batched, single, delayed, _some_chunked, self.bulk)
         super().__post_init__()
         self.bucket = self.store.bucket()
         connector = fetch_jars("org.apache.hadoop", "hadoop-aws", hadoop_version())
@@ -274,6 +274,12 @@ class ClusterCampaign(Campaign):
             places += [path for path in files if SECRET_KEY.encode() in filesystem.open_input_file(path).read()]
         assert "spark.executor.heartbeatInterval" in "".join(self.ui_pages.values())
         return places + [address for address, page in self.ui_pages.items() if SECRET_KEY in page]
+
+
+def _some_chunked(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
+    """Large messages, not so often that in an hour and a half they fill a disk."""
+    settings, make, _ = chunked(rng)
+    return settings, make, 10.0
 
 
 def _read(address: str) -> str:
