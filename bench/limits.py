@@ -12,8 +12,8 @@ Each step is the work of a library in C or Rust, in one thread, over the same en
 
 MB/s are of plain values, by wall-clock time. CPU seconds are those of the process that does the step. A
 pipeline must do all steps but the first. So its limit is their CPU together, and the rate of the disk or
-of the broker, whichever is slower; ``bench.plot`` draws it as a line. Values of 4 MiB stand for the chunks of large messages. They are random, so neither a
-producer nor Parquet compresses them.
+of the broker, whichever is slower; ``bench.plot`` draws it as a line. Values of 4 MiB stand for the
+chunks of large messages. They are random, so neither a producer nor Parquet compresses them.
 
 ``python -m bench.limits``; results are printed and written to ``bench/latest-limits.json``.
 """
