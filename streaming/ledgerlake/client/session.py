@@ -200,9 +200,7 @@ class Session:
                 self.send(b"")
 
     def _flush(self) -> None:
-        data = self._connection.data_to_send()
-        if data:
-            self._transport.send(data, self.request_timeout_s)
+        self._transport.send(self._connection.data_to_send(), self.request_timeout_s)
 
     def next_id(self) -> int:
         """Return a number that this connection has not used yet, for a request or a channel."""
@@ -342,7 +340,8 @@ class Session:
         if self._failure is not None:
             raise self._failure
         try:
-            self._flush()
+            if self._connection.unsent_bytes:
+                self._flush()
             payload_buffer = self._connection.wanted()
             data = self._transport.receive(timeout_s, payload_buffer)
             if data is None:
@@ -353,7 +352,9 @@ class Session:
                 self._connection.filled(len(data))
             while (event := self._connection.next_event()) is not None:
                 self._dispatch(event)
-            self._flush()
+            answer = self._connection.data_to_send()
+            if answer:
+                self._transport.send(answer, self.request_timeout_s)
         except LedgerlakeError as error:
             raise self._fail(error) from None
 
