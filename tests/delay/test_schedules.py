@@ -419,3 +419,11 @@ def test_damaged_marks_are_refused_in_a_sentence(marks: str) -> None:
 def test_a_cancel_names_the_id_of_a_schedule(text: str, found: str | None) -> None:
     cancel = parse_cancel(text, Position(1, 1), 5)
     assert (cancel and (cancel.by, cancel.target)) == (found and ("schedule", found))
+
+
+def test_a_message_of_which_the_rest_is_read_again_does_not_replace_itself(store: Store) -> None:
+    schedules = Schedules(store, MarkedPositions())
+    for _ in range(2):
+        schedules.put("a", waiting(1, 100, 500))
+    assert store.messages["a"] == [waiting(1, 100, 500)]
+    assert release(schedules, 1) == [None]

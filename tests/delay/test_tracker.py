@@ -255,14 +255,18 @@ def test_what_every_output_has_passed_is_trimmed() -> None:
     assert [key[1:] for key in take(restarted, 99)] == [(number // 10, number % 10) for number in range(20, 40)]
 
 
-def test_oldest_is_never_behind_a_message_that_waits() -> None:
+def test_no_message_whose_bytes_only_the_topic_has_is_before_the_position_to_reread_from() -> None:
     storage = MemoryStorage()
     tracker = DelayedTracker(storage, SMALL)
-    assert tracker.oldest is None
-    add(tracker, (5, 2, 0), (9, 1, 7))
-    assert tracker.oldest == Position(1, 7)
-    restarted = DelayedTracker(storage, SMALL, tracker.save())
-    assert restarted.oldest == Position(1, 7)
+    tracker.add(index_rows([(5, 2, 0), (9, 1, 7), (9, 1, 8)], [None, b"kept", None]))
+    record = tracker.save()
+    assert tracker.reread_from == Position(1, 8)
+    restarted = DelayedTracker(storage, SMALL, record)
+    assert restarted.reread_from == Position(1, 8)
+    assert sum(batch.num_rows for batch in restarted.take_due(9)) == 3
+    restarted.add(index_rows([(20, 3, 0)], [b"kept"]))
+    restarted.save()
+    assert restarted.reread_from is None
 
 
 def test_a_missing_bucket_is_an_error_that_says_so() -> None:
@@ -276,17 +280,20 @@ def test_a_missing_bucket_is_an_error_that_says_so() -> None:
 
 
 def test_a_newer_record_is_refused_with_advice() -> None:
-    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(delayed index of version 2.*upgrade"):
-        record_from_json(record_to_json(Record()).replace('"version": 1', '"version": 2'))
+    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(delayed index of version 3.*upgrade"):
+        record_from_json(record_to_json(Record()).replace('"version": 2', '"version": 3'))
 
 
-def test_the_golden_index_is_still_read_and_still_written() -> None:
-    golden = json.loads((Path(__file__).parents[1] / "golden" / "delayed-index-v1.json").read_text())
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_golden_index_is_still_read_and_still_written(version: int) -> None:
+    golden = json.loads((Path(__file__).parents[1] / "golden" / f"delayed-index-v{version}.json").read_text())
     storage = MemoryStorage()
     for bucket_id, values in golden["snapshots"].items():
         storage.buckets[int(bucket_id)] = {int(number): bytes.fromhex(value) for number, value in values.items()}
     record = record_from_json(json.dumps(golden["record"]))
-    assert json.loads(record_to_json(record)) == golden["record"]
+    reread_from = [bucket.first if version == 1 else bucket.last for bucket in record.buckets]
+    assert [bucket.reread_from for bucket in record.buckets] == reread_from
+    assert version == 1 or json.loads(record_to_json(record)) == golden["record"]
     tracker = DelayedTracker(storage, DelaySettings(), record)
     assert sorted(storage.buckets) == [1, 3], "a doomed bucket goes when its record is used"
     messages = [(key_at(batch, row), batch["frame"][row].as_py()) for batch in tracker.take_due(2 * 10**12) for row in range(batch.num_rows)]  # fmt: skip

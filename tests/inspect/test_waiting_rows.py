@@ -20,7 +20,7 @@ SOURCE = TopicPartition("persistent://public/default/t", 0)
 
 
 def test_of_messages_whose_bytes_are_elsewhere_the_positions_are_listed_but_for_cancelled_ones() -> None:
-    bucket = Bucket(7, Position(1, 1), Position(1, 3), 1, 3, 5000, 7000, True)
+    bucket = Bucket(7, Position(1, 1), Position(1, 3), 1, 3, 5000, 7000, True, None)
     columns = [pa.array([5000, 6000, 7000]), pa.array([1, 1, 1]), pa.array([1, 2, 3]), pa.nulls(3, pa.binary())]
     segment = segment_to_bytes(pa.RecordBatch.from_arrays(columns, schema=INDEX_SCHEMA))
     cancels = Cancels([Cancel("id", "1:1", Position(1, 9), 100, 10**9)])
@@ -33,7 +33,7 @@ def test_of_messages_whose_bytes_are_elsewhere_the_positions_are_listed_but_for_
 
 
 def test_a_message_that_was_replaced_is_left_out() -> None:
-    bucket = Bucket(7, Position(1, 1), Position(1, 2), 1, 2, 5000, 6000, True)
+    bucket = Bucket(7, Position(1, 1), Position(1, 2), 1, 2, 5000, 6000, True, None)
     columns = [pa.array([5000, 6000]), pa.array([1, 1]), pa.array([1, 2]), pa.nulls(2, pa.binary())]
     segment = segment_to_bytes(pa.RecordBatch.from_arrays(columns, schema=INDEX_SCHEMA))
     marked = MarkedPositions()
@@ -46,7 +46,7 @@ def test_a_message_that_was_replaced_is_left_out() -> None:
 
 
 def test_of_a_message_that_repeats_the_next_occurrence_is_listed_and_its_entry_is_found_by_the_id() -> None:
-    bucket = Bucket(7, Position(7, 1), Position(7, 2), 1, 2, 5000, 6000, True)
+    bucket = Bucket(7, Position(7, 1), Position(7, 2), 1, 2, 5000, 6000, True, None)
     frames = [frame(1, 4000, schedule="a", every="PT1S"), frame(2, 4000, schedule="b")]
     segment = segment_to_bytes(index_rows([(5000, 7, 1), (6000, 7, 2)], frames))
     marked = MarkedPositions()
@@ -60,3 +60,12 @@ def test_of_a_message_that_repeats_the_next_occurrence_is_listed_and_its_entry_i
     assert sorted((row["deliver_at"].timestamp(), row["value"]) for row in listed) == [(4.0, b"2"), (5.0, b"1")]
     (found,) = decoder.entries(SOURCE, rows, "a")
     assert found["entry"].to_pylist() == list(entries_of(frames[0]).values())
+
+
+def test_an_entry_that_a_cancel_by_key_or_message_id_hits_is_not_found_by_its_id() -> None:
+    decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
+    cancels = Cancels([Cancel("id", "7:1", Position(7, 9), 100, 10**9)])
+    decoder = _Decoder({SOURCE: Record()}, {SOURCE: (cancels, MarkedPositions(), Pauses())}, decoding, 7000)
+    rows = index_rows([(5000, 7, 1), (5000, 7, 2)], [frame(number, 5000, schedule="a") for number in (1, 2)])
+    found = [row["entry"] for batch in decoder.entries(SOURCE, rows, "a") for row in batch.to_pylist()]
+    assert found == list(entries_of(frame(2, 5000, schedule="a")).values())

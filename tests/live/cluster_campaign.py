@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -90,8 +91,13 @@ class Cluster:
         return f"spark://{self.hosts['master'].address}:{_MASTER_PORT}"
 
     def start(self, name: str) -> None:
-        """Start the master or a worker; it answers when this returns."""
+        """Start the master or a worker; it answers when this returns. What its killed executors left is
+        removed: a bundle for each takes most of a gigabyte.
+        """
         host = self.hosts[name]
+        for left in (self.folder / name).glob("spark-*"):
+            shutil.rmtree(left)
+        shutil.rmtree(self.folder / name / "applications", ignore_errors=True)
         options = ["--host", host.address, "--webui-port", str(_PAGE_PORT)]
         if name == "master":
             daemon, options = "master.Master", [*options, "--port", str(_MASTER_PORT)]
@@ -154,7 +160,10 @@ class ClusterCampaign(Campaign):
         return settings, lambda: [] if self.enough.is_set() else [(b"z" * rng.randint(1, 40), 0)] * 1000, 0.1
 
     def spawn(self, command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-        return self.driver.start(command, environment | {"LAKE_KEY": ACCESS_KEY, "LAKE_SECRET": SECRET_KEY}, log)
+        local = self.folder / "driver"
+        shutil.rmtree(local, ignore_errors=True)
+        settings = {"LAKE_KEY": ACCESS_KEY, "LAKE_SECRET": SECRET_KEY, "SPARK_LOCAL_DIRS": str(local)}
+        return self.driver.start(command, environment | settings, log)
 
     @property
     def driver(self) -> Host:

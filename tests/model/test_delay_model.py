@@ -153,8 +153,6 @@ class Life:
         waits = self.now.waits
         assert self.tracker.next_due_ms == min((wait[0] for wait in waits), default=None)
         assert self.tracker.last_due_ms == max((wait[0] for wait in waits), default=None)
-        oldest = min((Position(*wait[1:]) for wait in waits), default=None)
-        assert (self.tracker.oldest or Position(2**62, 0)) <= (oldest or Position(2**62, 0))
         assert sum(bucket.sealed for bucket in self.tracker.buckets) <= self.settings.max_buckets
 
     def end(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, Rejected, RejectedPositions, Repetition
@@ -12,6 +13,7 @@ from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.delay.cancels import Cancel, Cancels
+from ledgerlake.operators import outcomes
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.rows import RowKind, stage_row
 from ledgerlake.operators.stage_output import read_stage_rows
@@ -192,3 +194,16 @@ def test_an_occurrence_has_the_time_when_it_was_due_and_the_properties_of_its_nu
         "ledgerlake.every": "PT1S",
         "ledgerlake.occurrence": "3",
     }
+
+
+@pytest.mark.parametrize("most_bytes", [1, 150, 10**6])
+def test_entries_that_are_read_again_leave_in_the_order_in_which_they_are_due(
+    monkeypatch: pytest.MonkeyPatch, most_bytes: int
+) -> None:
+    monkeypatch.setattr(outcomes, "_REREAD_BYTES", most_bytes)
+    due = [Position(7, number) for number in (3, 0, 4, 1)]
+    with Peer() as peer:
+        peer.add(*(single(b"%d" % number) for number in range(5)))
+        decoded = list(decoder(peer).decode(DuePositions(due, 10**12, {})))
+    values = [value for part in decoded if isinstance(part, pa.RecordBatch) for value in part["value"].to_pylist()]
+    assert values == [b"3", b"0", b"4", b"1"]

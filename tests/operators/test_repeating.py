@@ -128,10 +128,34 @@ def test_occurrences_behind_the_last_row_wait_with_the_rows_that_are_left() -> N
 def test_a_micro_batch_keeps_a_limited_number_of_bytes_of_overdue_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeating, "OVERDUE_BYTES", 1)
     index = Index(a="PT1S", b="PT1S")
-    rows = [(1_000, 100), (1_000, 101)]
-    assert index.released(3_000, index.rows(*rows)) == [(100, "1"), (100, "2"), (100, "3")]
-    assert sorted(index.again) == [(1_000, 7, 101), (4_000, 7, 100)]
-    assert index.released(3_000, index.rows((1_000, 101))) == [(101, "1"), (101, "2"), (101, "3")]
+    assert index.released(3_000, index.rows((1_000, 100), (1_000, 101))) == [(100, "1")]
+    assert sorted(index.again) == [(1_000, 7, 101), (2_000, 7, 100)]
+    rows, index.again = index.rows((1_000, 101), (2_000, 100)), []
+    assert index.released(3_000, rows) == [(101, "1"), (100, "2"), (101, "2")]
+    assert sorted(index.again) == [(3_000, 7, 100), (3_000, 7, 101)]
+
+
+@pytest.mark.parametrize(("name", "most"), [("MOST_OVERDUE", 1), ("MOST_OVERDUE", 3), ("OVERDUE_BYTES", 1)])
+def test_what_there_is_no_room_for_lets_nothing_pass_that_is_due_later(
+    monkeypatch: pytest.MonkeyPatch, name: str, most: int
+) -> None:
+    monkeypatch.setattr(repeating, name, most)
+    index = Index(a="PT1S", b="PT1S", c="PT2S")
+    keys = [(1_000, 100), (1_000, 101), (1_000, 102), (1_500, 1), (2_000, 2), (3_500, 3), (5_000, 4), (5_500, 5)]
+    delivered: list[tuple[int, int]] = []
+    times = {entry_id: due_ms for due_ms, entry_id in keys if entry_id < 100}
+    while keys and keys[0][0] <= 6_000:
+        due = [key for key in keys if key[0] <= 6_000]
+        index.again = []
+        released = index.released(6_000, index.rows(*due[:4]), *([index.rows(*due[4:])] if due[4:] else []))
+        delivered += [
+            (1_000 + (int(number) - 1) * (2_000 if entry_id == 102 else 1_000) if number else times[entry_id], entry_id)
+            for entry_id, number in released
+        ]
+        later = [key for key in keys if key[0] > 6_000]
+        keys = sorted([*later, *((due_ms, entry_id) for due_ms, _, entry_id in index.again)])
+    assert delivered == sorted(delivered)
+    assert len(delivered) == len(set(delivered)) == 5 + 6 + 6 + 3
 
 
 def test_large_messages_go_back_into_the_index_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,10 +157,11 @@ def test_schedules_beyond_the_room_in_a_task_are_rejected_in_words() -> None:
     assert "more schedules" in reject.detail
 
 
-def test_without_delays_the_properties_mean_nothing() -> None:
-    frames = frame(0, schedule="a", cron="never") + frame(1, schedule="", cancel="schedule=a")
+def test_without_delays_nothing_is_a_bad_schedule_and_what_waits_can_still_be_replaced_and_cancelled() -> None:
+    frames = frame(0, schedule="a", cron="never") + frame(1, schedule="") + frame(2, cancel="schedule=b")
     messages, events, rejects = in_messages(frames, delays_messages=False)
-    assert (messages.num_rows, events, rejects) == (2, [], [])
+    assert (messages.num_rows, rejects) == (3, [])
+    assert [event.position.entry_id for event in events] == [0, 2]
 
 
 def test_a_bad_property_in_many_messages_of_a_batch_is_one_reject_that_lists_them() -> None:

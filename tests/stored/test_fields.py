@@ -41,7 +41,7 @@ KEY = ChunkedMessageKey("p", "p-1")
 WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     "delayed index": (
         record_from_json,
-        record_to_json(Record([Bucket(1, *PLACES, 2, 5, 10, 20, True)], 7, PLACES[1], {"table": PLACES[0]}, [3])),
+        record_to_json(Record([Bucket(1, *PLACES, 2, 5, 10, 20, True, None)], 7, PLACES[1], {"table": PLACES[0]}, [3])),
     ),
     "cancels": (cancels_from_json, cancels_to_json([Cancel("key", "k", PLACES[0], 5)])),
     "schedules": (

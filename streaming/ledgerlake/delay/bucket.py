@@ -14,7 +14,8 @@ from typing import Any
 from ledgerlake.stored.fields import fields_of, parse_stored, stored
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
-VERSION = 1
+# Version 1 had no ``reread_from``.
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Bucket:
     ``first`` and ``last`` are the least and greatest position in it. ``waiting`` counts the messages
     that have not left. ``segment`` (from 1) and ``offset`` give the next message, due at
     ``next_ms``; the last one is due at ``last_ms``. A bucket that is not ``sealed`` is
-    mutable: it may be merged with its neighbours.
+    mutable: it may be merged with its neighbours. ``reread_from`` is the least position of a message
+    whose bytes are not in it; None if it has those of all.
     """
 
     bucket_id: int
@@ -35,6 +37,7 @@ class Bucket:
     next_ms: int
     last_ms: int
     sealed: bool
+    reread_from: Position | None
     segment: int = 1
     offset: int = 0
 
@@ -69,7 +72,10 @@ def record_from_json(text: str) -> Record:
     return parse_stored(text, "delayed index", _record, VERSION)
 
 
-def _record(fields: dict[str, Any], _version: int) -> Record:
+def _record(fields: dict[str, Any], version: int) -> Record:
+    if version < 2:
+        buckets = stored(list[dict[str, Any]], fields["buckets"])
+        fields = fields | {"buckets": [bucket | {"reread_from": bucket.get("first")} for bucket in buckets]}
     record: Record = stored(Record, fields)
     ids = [bucket.bucket_id for bucket in record.buckets]
     if len(set(ids)) != len(ids) or not all(map(_is_sound, record.buckets)):

@@ -288,8 +288,11 @@ class Schedules:
         place = len(waiting)
         while place and not waiting[place - 1].stands_before(message.position, message.time_ms):
             place -= 1
-        behind = (later for later in waiting[place:] if self.marked.is_waiting(later.position))
-        if any(message.deliver_ms > later.time_ms for later in behind):
+        behind = [later for later in waiting[place:] if self.marked.is_waiting(later.position)]
+        if any(later.position == message.position for later in behind):
+            # The rest of its entry was read again, after a range that ended within.
+            pass
+        elif any(message.deliver_ms > later.time_ms for later in behind):
             self.marked.mark(message.position, REPLACED)
         else:
             waiting.insert(place, message)

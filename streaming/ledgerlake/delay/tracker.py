@@ -154,10 +154,12 @@ class DelayedTracker:
         return due_spans([known[bucket.bucket_id].of_last(bucket.waiting, bucket.next_ms) for bucket in buckets])
 
     @property
-    def oldest(self) -> Position | None:
-        """Return a position before which no message is delayed; None if no message is delayed."""
-        firsts = [bucket.first for bucket in self._buckets if bucket.waiting]
-        return min(firsts + [_extent(batch)[0] for batch in self._fresh], default=None)
+    def reread_from(self) -> Position | None:
+        """Return a position before which the bytes of all delayed messages are here; None if the bytes
+        of all are; for after ``save``.
+        """
+        positions = (bucket.reread_from for bucket in self._buckets if bucket.waiting)
+        return min((position for position in positions if position is not None), default=None)
 
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Add rows of ``segment.INDEX_SCHEMA``; return those that are left out because their entries
@@ -384,7 +386,8 @@ class DelayedTracker:
         self._due_times[bucket_id] = content.due_times
         count = sum(segment.count for segment in metadata)
         times_ms = (metadata[0].min_ms, metadata[-1].max_ms)
-        return [Bucket(bucket_id, content.first, content.last, len(metadata), count, *times_ms, sealed)]
+        extent = (content.first, content.last)
+        return [Bucket(bucket_id, *extent, len(metadata), count, *times_ms, sealed, content.reread_from)]
 
     def _replace(self, old: list[Bucket], new: list[Bucket]) -> None:
         """Put new buckets in the place of old ones, which are no longer used."""
@@ -401,6 +404,7 @@ class _BucketContent:
         self.metadata: list[SegmentMetadata] = []
         self.first: Position | None = None
         self.last: Position | None = None
+        self.reread_from: Position | None = None
         self._times_ms: list[NDArray[np.int64]] = []
 
     @property
@@ -413,6 +417,9 @@ class _BucketContent:
         for number, segment in enumerate(segments, 1):
             first, last = _extent(segment)
             self.first, self.last = min(self.first or first, first), max(self.last or last, last)
+            if segment.column(3).null_count:
+                without_bytes = _extent(segment.filter(segment.column(3).is_null()))[0]
+                self.reread_from = min(self.reread_from or without_bytes, without_bytes)
             self.metadata.append(describe_segment(segment))
             if number <= FEW_SEGMENTS:
                 # A copy, so that the entries are not held.

@@ -32,7 +32,7 @@ from ledgerlake.inspect.open_messages import last_batch, read_state
 from ledgerlake.inspect.waiting_messages import stored_cancels, stored_records
 from ledgerlake.operators.bucket_folders import open_folder
 from ledgerlake.operators.bucket_storage import segments_of_block
-from ledgerlake.operators.cancelled import cancelled_rows
+from ledgerlake.operators.cancelled import cancelled_rows, is_chunk_cancelled
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
@@ -200,12 +200,18 @@ class _Decoder:
             yield from (rows for rows in (messages, repeating) if rows.num_rows)
 
     def entries(self, source: TopicPartition, segment: pa.RecordBatch, schedule_id: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of ``_ENTRIES`` of a segment whose entries have an id."""
+        """Yield the rows of ``_ENTRIES`` of a segment whose entries have an id and were not cancelled."""
+        cancels = self.cancels[source][0] if source in self.cancels else Cancels()
         for frame in segment.column(3).drop_null().to_pylist():
             if schedule_id.encode() not in frame:
                 continue
-            for entry in entries_of(frame).values():
-                if properties_of(peek_metadata(memoryview(entry))).get(SCHEDULE_PROPERTY) == schedule_id:
+            for position, entry in entries_of(frame).items():
+                metadata = peek_metadata(memoryview(entry))
+                if properties_of(metadata).get(SCHEDULE_PROPERTY) != schedule_id:
+                    continue
+                # Only its id ends a message that repeats.
+                repeats = self._marked(source).has(position, REPEATING)
+                if repeats or not is_chunk_cancelled(entry, position, cancels):
                     row = {"topic": source.topic, "partition": source.partition, "entry": entry}
                     yield pa.RecordBatch.from_pylist([row], schema=_ENTRIES)
 

@@ -392,7 +392,7 @@ class DelayedMessages:
         is its first chunk. Without ``reread`` there is none, unless an earlier release has stored a
         large message without its bytes.
         """
-        positions = [tracker.oldest] if self._options.reread else []
+        positions = [tracker.reread_from] if self._options.reread else []
         if self._state.large.exists():
             separate = [separately_stored_from_json(value[0]) for _, value in self._state.large.iterator()]
             positions += [message.positions[0] for message in separate if not message.bytes_kept]
@@ -519,6 +519,9 @@ class DelayedMessages:
         to_reread: list[Position] = []
         for ledger_id, entry_id in zip(batch.column(1).to_pylist(), batch.column(2).to_pylist(), strict=True):
             message = self._load_separate(ledger_id, entry_id)
+            if to_reread and (message is not None or len(to_reread) == _ROW_POSITIONS):
+                yield DuePositions(to_reread, release.delivered_ms, release.outputs, release.clock_ms)
+                to_reread = []
             if message is None:
                 to_reread.append(Position(ledger_id, entry_id))
                 continue
@@ -538,9 +541,8 @@ class DelayedMessages:
                 clock_ms=release.clock_ms,
             )
             self._state.large.removeKey((ledger_id, entry_id))
-        for start in range(0, len(to_reread), _ROW_POSITIONS):
-            positions_to_reread = to_reread[start : start + _ROW_POSITIONS]
-            yield DuePositions(positions_to_reread, release.delivered_ms, release.outputs, release.clock_ms)
+        if to_reread:
+            yield DuePositions(to_reread, release.delivered_ms, release.outputs, release.clock_ms)
 
     def _take_partial(self, position: Position, batch_range: BatchRange, release: _Release) -> Iterator[Outcome]:
         frame = self._kept_entries.take(position)

@@ -163,7 +163,7 @@ class _IngestedRange:
         stage.
         """
         for outcome in outcomes:
-            scheduled = schedule_at_once(outcome) if self._delays_messages else None
+            scheduled = schedule_at_once(outcome)
             if isinstance(outcome, Assembled) and scheduled is not None and not self._schedules.add(scheduled):
                 self._writer.write_rejects(_rejected_large(outcome, SCHEDULE_REFUSED, REFUSED_DETAIL))
                 continue

@@ -33,7 +33,6 @@ from ledgerlake.operators.cancelled import cancelled_entries, cancelled_rows, is
 from ledgerlake.operators.rows import in_groups
 from ledgerlake.operators.scheduled import expired_chunk, find_in_due, with_occurrences, with_properties
 from ledgerlake.operators.stage_output import pop_each
-from ledgerlake.source.range_reader import BUNDLE_BYTES
 from ledgerlake.source.reread import read_again
 from ledgerlake.wire.message_id import Position
 
@@ -41,6 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ledgerlake.options.source_options import SourceOptions
+
+# Due entries that are read from the topic at once.
+_REREAD_BYTES = 32 * 1024 * 1024
 
 
 class OutcomeDecoder:
@@ -162,23 +164,37 @@ class OutcomeDecoder:
             yield _with_repetitions(messages, [position for position, _ in placed], outcome.repetitions)
 
     def _due_positions(self, outcome: DuePositions) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
-        """Read due entries from the topic, and decode them a bundle at a time."""
-        entries: list[tuple[Position, bytes]] = []
+        """Read due entries from the topic, and decode them a bundle at a time, in the order in which they
+        are due.
+        """
         missing: list[Position] = []
-        size = 0
-        for position, entry in zip(positions := sorted(outcome.positions), self._read_again(positions), strict=True):
-            if entry is None:
-                missing.append(position)
-                continue
-            entries.append((position, entry))
-            size += len(entry)
-            if size >= BUNDLE_BYTES:
-                yield from self._due(self._decode_entries(entries), outcome)
-                entries, size = [], 0
-        if entries:
-            yield from self._due(self._decode_entries(entries), outcome)
+        for read in self._read_in_order(outcome.positions):
+            missing += [position for position, entry in read if entry is None]
+            entries = [(position, entry) for position, entry in read if entry is not None]
+            for group in in_groups(entries, lambda placed: placed[1]):
+                yield from self._due(self._decode_entries(group), outcome)
         if missing:
             yield [RejectedEntry(position, None, "entry_trimmed") for position in missing]
+
+    def _read_in_order(self, positions: list[Position]) -> Iterator[list[tuple[Position, bytes | None]]]:
+        """Yield the entries at positions, in the given order, in parts that memory has room for.
+
+        A topic is read by rising positions. If there is no room for all, each half is read by itself.
+        """
+        entries: dict[Position, bytes | None] = {}
+        size = 0
+        for position, entry in zip(in_topic := sorted(positions), self._read_again(in_topic), strict=True):
+            entries[position] = entry
+            size += len(entry or b"")
+            if size > _REREAD_BYTES and len(positions) > 1:
+                break
+        else:
+            yield [(position, entries[position]) for position in positions]
+            return
+        entries.clear()
+        middle = len(positions) // 2
+        yield from self._read_in_order(positions[:middle])
+        yield from self._read_in_order(positions[middle:])
 
     def _decode_entries(self, entries: list[tuple[Position, bytes]]) -> Iterator[Decoded]:
         ledger_ids = np.array([position.ledger_id for position, _ in entries], dtype=np.int64)

@@ -115,10 +115,9 @@ class PartitionWriter:
             )
             self._write_messages(messages)
             self.write_rejects(rejects)
-            if self._delays_messages:
-                accepted, refused = self._cancels.take(messages)
-                cancels += accepted
-                self.write_rejects([RejectedEntry(position, None, CANCEL_REFUSED) for position in refused])
+            accepted, refused = self._cancels.take(messages)
+            cancels += accepted
+            self.write_rejects([RejectedEntry(position, None, CANCEL_REFUSED) for position in refused])
             if decoded.rejects.num_rows:
                 self._write_table(pa.Table.from_batches([decoded.rejects]))
         return cancels

@@ -7,9 +7,9 @@ Rules kept here:
     the index, or, if it is due in this micro-batch already, comes again.
   - Messages and occurrences leave in the order of (time, ledger, entry).
   - A micro-batch takes at most ``MOST_OVERDUE`` occurrences of messages that are due more than once in
-    it, and keeps ``OVERDUE_BYTES`` of those messages. The others stay due, and the next micro-batches
-    take them; as do those that come after the last row, if the index has kept further rows for the
-    next micro-batch.
+    it, and keeps ``OVERDUE_BYTES`` of those messages. The first one for which there is no room stays
+    due, and with it all that comes after it, other messages too. The next micro-batches take them, as
+    they do those that come after the last row, if the index has kept further rows.
   - Occurrences that are not delivered are passed together, ``MOST_PASSED`` in a micro-batch.
   - Only the metadata of a message is read: it holds the properties, and is neither compressed nor
     encrypted.
@@ -18,6 +18,7 @@ Rules kept here:
 from __future__ import annotations
 
 import heapq
+from bisect import bisect
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -57,6 +58,10 @@ OVERDUE_BYTES = 32 * 1024 * 1024
 # Rows for the index are passed on in groups of this many, or of this many bytes.
 _GROUP_ROWS = 1_000
 _GROUP_BYTES = 1024 * 1024
+
+
+# When a row is due, and its position.
+_Key = tuple[int, Position]
 
 
 class Repeated(NamedTuple):
@@ -103,6 +108,8 @@ class RepeatingMessages:
         self._left_to_pass = MOST_PASSED
         self._later: list[_Row] = []
         self._later_bytes = 0
+        # What comes after it waits for the next micro-batch.
+        self._stop: _Key | None = None
 
     def in_order(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch | Repeated | Rejected]:
         """Yield the rows of other messages, and occurrences, in order. Use it up."""
@@ -112,40 +119,48 @@ class RepeatingMessages:
         if next_due_ms is not None and next_due_ms <= self._cutoff_ms:
             self._later += self._overdue
             self._overdue = []
-        while self._overdue:
+        while self._overdue and not self._is_behind_stop(self._overdue[0][:2]):
             yield from self._take_overdue()
+        self._later += self._overdue
         self._pass_on()
 
     def _merge(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch | Repeated | Rejected]:
-        due_ms, ledger_ids, entry_ids = key_columns(batch)
+        _, ledger_ids, entry_ids = key_columns(batch)
         repeats = self._schedules.marked.are_marked(ledger_ids, entry_ids, [REPEATING])
+        ends = [*np.flatnonzero(repeats).tolist(), batch.num_rows]
         start = 0
-        for row in [*np.flatnonzero(repeats).tolist(), batch.num_rows]:
-            while start < row:
-                end = self._rows_before_overdue(batch, start, row)
-                if end > start:
-                    yield batch.slice(start, end - start)
-                    start = end
-                else:
-                    yield from self._take_overdue()
-            if row == batch.num_rows:
+        while start < batch.num_rows:
+            key = _key(batch, start)
+            if self._is_behind_stop(key) and not self._has_overdue_before(self._stop):
+                self._index.add_again(batch.slice(start))
                 return
-            while self._comes_before(batch, row):
+            if self._has_overdue_before(key):
                 yield from self._take_overdue()
-            position = Position(int(ledger_ids[row]), int(entry_ids[row]))
-            yield from self._take(_Row(int(due_ms[row]), position, batch.column(3)[row].as_py()))
-            start = row + 1
+            elif repeats[start]:
+                yield from self._take(_Row(*key, batch.column(3)[start].as_py()))
+                start += 1
+            else:
+                end = self._end_of_rows(batch, start, ends[bisect(ends, start)])
+                yield batch.slice(start, end - start)
+                start = end
 
-    def _comes_before(self, batch: pa.RecordBatch, row: int) -> bool:
+    def _is_behind_stop(self, key: _Key) -> bool:
+        return self._stop is not None and self._stop < key
+
+    def _has_overdue_before(self, key: _Key | None) -> bool:
         """Return whether an overdue occurrence comes before a row."""
-        return bool(self._overdue) and self._overdue[0][:2] < _key(batch, row)
+        return key is not None and bool(self._overdue) and self._overdue[0][:2] < key
 
-    def _rows_before_overdue(self, batch: pa.RecordBatch, start: int, end: int) -> int:
-        """Return the end of the rows that come before the first overdue occurrence."""
-        if not self._overdue:
+    def _end_of_rows(self, batch: pa.RecordBatch, start: int, end: int) -> int:
+        """Return the end of the rows that come before the first overdue occurrence, and before the stop;
+        at least one does.
+        """
+        keys = [self._overdue[0][:2]] if self._overdue else []
+        first = min([*keys, self._stop] if self._stop is not None else keys, default=None)
+        if first is None:
             return end
-        start += int(np.searchsorted(key_columns(batch)[0][start:end], self._overdue[0].due_ms))
-        while start < end and not self._comes_before(batch, start):
+        start += int(np.searchsorted(key_columns(batch)[0][start:end], first[0]))
+        while start < end and _key(batch, start) < first:
             start += 1
         return start
 
@@ -186,6 +201,8 @@ class RepeatingMessages:
             heapq.heappush(self._overdue, again)
             self._overdue_bytes += len(row.frame)
             return
+        if step.next_ms <= self._cutoff_ms:
+            self._stop = min(self._stop or again[:2], again[:2])
         self._later.append(again)
         self._later_bytes += len(row.frame)
         if len(self._later) >= _GROUP_ROWS or self._later_bytes >= _GROUP_BYTES:
@@ -203,7 +220,7 @@ class RepeatingMessages:
         self._later, self._later_bytes = [], 0
 
 
-def _key(batch: pa.RecordBatch, row: int) -> tuple[int, Position]:
+def _key(batch: pa.RecordBatch, row: int) -> _Key:
     due_ms, ledger_id, entry_id = key_at(batch, row)
     return due_ms, Position(ledger_id, entry_id)
 

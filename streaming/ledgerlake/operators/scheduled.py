@@ -132,19 +132,24 @@ def find_in_messages(
     messages: pa.RecordBatch, frames: Entry, schedules: ScheduleEvents, *, delays_messages: bool
 ) -> tuple[pa.RecordBatch, list[RejectedEntry]]:
     """Return messages that are delivered at once, without those that were rejected, and add their
-    schedules. Without ``delays_messages`` nothing waits, so the properties mean nothing.
+    schedules. Without ``delays_messages`` none is rejected for a bad schedule, since nothing new waits;
+    but what waits from before can be replaced, paused and cancelled.
     """
-    if not delays_messages:
-        return messages, []
 
     def take(message: _Message) -> tuple[str, str] | None:
-        is_full = any(not schedules.add(event, message.batch_index) for event in _events(message))
+        try:
+            events = _events(message, delays_messages=delays_messages)
+        except CorruptEntryError:
+            if delays_messages:
+                raise
+            return None
+        is_full = any(not schedules.add(event, message.batch_index) for event in events)
         return (SCHEDULE_REFUSED, REFUSED_DETAIL) if is_full else None
 
     return _without_rejects(messages, frames, [*SENDER_PROPERTIES, CANCEL_PROPERTY], take)
 
 
-def _events(message: _Message) -> list[ScheduleEvent]:
+def _events(message: _Message, *, delays_messages: bool) -> list[ScheduleEvent]:
     """Return the events of a message that is delivered at once.
 
     Raises:
@@ -152,7 +157,7 @@ def _events(message: _Message) -> list[ScheduleEvent]:
     """
     position, time_ms = message.position, message.time_ms
     schedule = parse_schedule(message.properties)
-    if schedule.repeats:
+    if schedule.repeats and delays_messages:
         raise bad_schedule(_NO_START)
     events: list[ScheduleEvent] = []
     if schedule.pause is not None:

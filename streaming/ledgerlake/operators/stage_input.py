@@ -91,11 +91,10 @@ class _DecodedRange:
                 decoded, piece.frames, self._schedules, delays_messages=self._delays_messages
             )
             yield from map(self._reject, rejects)
-            if self._delays_messages:
-                accepted, refused = self._cancels.take(messages)
-                self._events += accepted
-                for position in refused:
-                    yield stage_row(self._topic_partition, RowKind.REJECT, position, CANCEL_REFUSED)
+            accepted, refused = self._cancels.take(messages)
+            self._events += accepted
+            for position in refused:
+                yield stage_row(self._topic_partition, RowKind.REJECT, position, CANCEL_REFUSED)
             with pa.BufferOutputStream() as out, pa.ipc.new_stream(out, messages.schema) as writer:
                 writer.write_batch(messages)
             yield stage_row(self._topic_partition, RowKind.ROWS, entry=out.getvalue())

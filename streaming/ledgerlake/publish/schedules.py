@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from ledgerlake.decode.messages import TopicPartition
     from ledgerlake.wire.message_id import AnyMessageId
 
+# A topic may get more partitions.
+_PARTITIONS_KEPT_S = 60
+
 # Earlier times are seconds that were taken for milliseconds.
 _FIRST_MS = 946_684_800_000
 
@@ -114,8 +117,10 @@ class Schedules:
         self._cluster = Cluster(ClientSettings(settings) if isinstance(settings, str) else settings)
         self._producers: dict[str, LargeMessageProducer] = {}
         self._lock = threading.Lock()
+        self._topic = full_name(topic)
+        self._looked_up_s = 0.0
         try:
-            self._partitions = self._cluster.topic_partitions(full_name(topic))
+            self._partitions = self._look_up()
         except LedgerlakeError:
             self._cluster.close()
             raise
@@ -206,8 +211,13 @@ class Schedules:
         return self._tell(RESUME_PROPERTY, schedule_id)
 
     def partition_of(self, schedule_id: str) -> str:
-        """Return the topic partition to which ``put`` sends an id."""
-        return self._partitions[java_hash(schedule_id) % len(self._partitions)]
+        """Return the topic partition to which ``put`` sends an id.
+
+        Raises:
+            BrokerError, TransportError: the partitions of the topic are looked up now and then.
+        """
+        partitions = self._look_up()
+        return partitions[java_hash(schedule_id) % len(partitions)]
 
     def close(self) -> None:
         with self._lock:
@@ -226,7 +236,15 @@ class Schedules:
 
     def _tell(self, name: str, schedule_id: str | None) -> list[AnyMessageId]:
         target = "all" if schedule_id is None else f"schedule={_checked(schedule_id)}"
-        return [self._send(topic_partition, b"", {name: target}) for topic_partition in self._partitions]
+        return [self._send(topic_partition, b"", {name: target}) for topic_partition in self._look_up()]
+
+    def _look_up(self) -> list[str]:
+        """Return the partitions of the topic, as they are or were a while ago."""
+        with self._lock:
+            if time.monotonic() - self._looked_up_s > _PARTITIONS_KEPT_S or not self._looked_up_s:
+                self._partitions = self._cluster.topic_partitions(self._topic)
+                self._looked_up_s = time.monotonic()
+            return self._partitions
 
     def _send(
         self,
