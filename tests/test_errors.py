@@ -34,6 +34,23 @@ def test_the_tree_in_the_docstring_names_every_class() -> None:
     assert [class_.__name__ for class_ in CLASSES if class_.__name__ not in errors.__doc__] == []
 
 
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (errors.TopicNotFoundError("x"), 2),
+        (errors.BrokerError("x", code="AuthorizationError"), 2),
+        (errors.TableError("x"), 2),
+        (errors.BrokerError("x", code="ServiceNotReady"), 3),
+        # The broker learns late that the process of a host that vanished is gone.
+        (errors.ConsumerBusyError("x"), 3),
+        (errors.TableAccessError("x"), 3),
+        (errors.TransportError("x"), 3),
+    ],
+)
+def test_a_command_ends_with_3_if_running_it_again_may_help(error: errors.LedgerlakeError, exit_code: int) -> None:
+    assert pickle.loads(pickle.dumps(error)).exit_code == exit_code
+
+
 def test_retrying_is_decided_by_the_error_alone() -> None:
     assert errors.is_retryable(errors.DeadlineError("x"))
     assert errors.is_retryable(errors.BrokerError("x", code="ServiceNotReady"))

@@ -279,7 +279,8 @@ def errors_page() -> str:
         base = error.__bases__[0].__name__
         name = f"`{error.__name__}`" + ("" if base == "LedgerlakeError" else f", a `{base}`")
         retry = "by its code" if error is errors.BrokerError else "yes" if errors.is_retryable(error("")) else "no"
-        rows.append((name, fault, cause, cure, retry, error.lost, str(error.exit_code)))
+        exit_code = "3, or 2 if no retry helps" if error is errors.BrokerError else str(error("").exit_code)
+        rows.append((name, fault, cause, cure, retry, error.lost, exit_code))
     return "\n".join(
         [
             "# Errors\n",

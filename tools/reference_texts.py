@@ -261,7 +261,7 @@ ERRORS: dict[str, tuple[str, str, str]] = {
     ),
     "TopicNotFoundError": (
         "the caller's",
-        "The topic does not exist. Ledgerlake never creates one.",
+        "The topic does not exist. A pipeline never creates a topic that it reads.",
         "Create the topic, or correct its name.",
     ),
     "ConsumerBusyError": (
@@ -306,9 +306,14 @@ ERRORS: dict[str, tuple[str, str, str]] = {
         "Start again. If it comes back, give the machine or `[spark] memory` more memory.",
     ),
     "TableError": (
-        "the table's or the store's",
-        "The table has another schema, or cannot be reached or written.",
+        "the table's",
+        "The table has another schema, or features or properties that do not fit.",
         "Act on the message; then start again.",
+    ),
+    "TableAccessError": (
+        "the store's, or another writer's",
+        "The table cannot be read or written now: its store does not answer or refuses, or other writers were there first.",
+        "Look at the store and its rights; then start again.",
     ),
 }
 

@@ -8,7 +8,8 @@
     ├── ProtocolError            the peer sent bytes that break the protocol               exit 3
     │   ├── FrameTooLargeError   a length over the limit; framing is lost
     │   └── MalformedFrameError  a frame or command that does not parse
-    ├── BrokerError              the broker understood and said no; ``code`` is its word   exit 3
+    ├── BrokerError              the broker understood and said no; ``code`` is its word   exit 2, or 3 if
+    │   │                        it may say yes later
     │   ├── TopicNotFoundError   never created by us
     │   └── ConsumerBusyError    somebody else holds the exclusive subscription
     ├── CorruptEntryError        one entry's bytes; it becomes a row in ``rejects``
@@ -18,7 +19,8 @@
     ├── CheckpointError          checkpoint and table do not belong together               exit 2
     ├── OwnershipError           another process runs this stream                          exit 2
     ├── ProcessLostError         a process of Spark's was ended from outside; retryable    exit 3
-    └── TableError               the table is not what the contract says, or not reachable exit 3
+    └── TableError               the table is not what the contract says                   exit 2
+        └── TableAccessError     it cannot be read or written now; retryable               exit 3
 
 Each error is one sentence: what, where, what to do. ``retryable`` says whether the same call may
 succeed later, ``lost`` whether data is gone: "no", "unknown" or "yes". All of them survive
@@ -37,7 +39,7 @@ class LedgerlakeError(Exception):
 
     retryable: ClassVar[bool] = False
     lost: ClassVar[Lost] = "no"
-    exit_code: ClassVar[int] = 3
+    exit_code: int = 3
 
     def __init__(self, message: str, **attributes: Any) -> None:
         super().__init__(message)
@@ -100,6 +102,11 @@ class BrokerError(LedgerlakeError):
     """The broker answered with an error; ``code`` is the protocol's name for it."""
 
     code: str = "UnknownError"
+
+    def __init__(self, message: str, **attributes: Any) -> None:
+        super().__init__(message, **attributes)
+        # The broker takes a process that has vanished for connected for a while.
+        self.exit_code = 3 if self.may_retry or self.code == ConsumerBusyError.code else 2
 
     @property
     def may_retry(self) -> bool:
@@ -186,7 +193,18 @@ def refuse_newer(written: str, version: int, known: int, number: str = "version"
 
 
 class TableError(LedgerlakeError):
-    """The Delta table cannot be used: another schema, not reachable, not writable."""
+    """The table cannot be used: it has another schema, or features or properties that do not fit."""
+
+    exit_code = 2
+
+
+class TableAccessError(TableError):
+    """The table cannot be read or written now: its store does not answer or refuses, or other writers
+    were there first.
+    """
+
+    retryable = True
+    exit_code = 3
 
 
 # ServiceNotReady asks for a fresh lookup by the protocol's own comment; the others pass with time.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ledgerlake.devbroker import Broker, ports
+from ledgerlake.devbroker import Broker, ports, standalone
 from ledgerlake.errors import SetupError
 from ledgerlake.runtime.java import find_java
 from tests.live.pipelines import ledgerlake, ledgerlake_process, sentence
@@ -131,6 +131,32 @@ def test_a_port_on_which_something_listens_is_not_given(monkeypatch: pytest.Monk
         monkeypatch.setattr(ports, "_TRIES", 1)
         with pytest.raises(OSError, match="no 1 free ports"):
             ports.free_ports(1)
+
+
+def test_a_broker_for_trials_has_pulsars_own_ports_if_they_are_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free_port, taken_port = ports.free_ports(2)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", taken_port))
+        listener.listen()
+        assert ports.are_free([free_port])
+        assert not ports.are_free([free_port, taken_port])
+        monkeypatch.setattr(standalone, "_USUAL_PORTS", {"service": free_port, "web": taken_port})
+        chosen = Broker(tmp_path, usual_ports=True)._ports()
+    assert chosen.service == free_port
+    assert taken_port not in (chosen.service, chosen.web, chosen.bookie, chosen.service_tls)
+
+
+def test_a_secure_broker_is_not_started_beside_one_that_is_not(tmp_path: Path) -> None:
+    folder = str(tmp_path / "broker")
+    plain = Broker(tmp_path / "broker")
+    address = standalone.BrokerAddress("pulsar://127.0.0.1:6650", "http://127.0.0.1:8080", 1, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Broker, "status", lambda _: address)
+        assert plain.start() == address
+        with pytest.raises(SetupError, match="is not secure; end it with: ledgerlake broker stop"):
+            Broker(tmp_path / "broker", secure=True).start()
 
 
 def test_an_old_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

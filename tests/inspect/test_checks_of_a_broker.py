@@ -104,7 +104,7 @@ def test_a_misspelt_topic_is_answered_with_similar_ones(peer: Peer, tmp_path: Pa
     text = problem(found(peer, tmp_path, source={"topics": ["order"]}), "topics")
     assert text.endswith("create it or correct its name; there is persistent://public/default/orders")
     config = config_file(tmp_path, data_of(peer, tmp_path, source={"topics": ["order"]}))
-    assert "; there is persistent://public/default/orders" in sentence(ledgerlake("run", config), 3)
+    assert "; there is persistent://public/default/orders" in sentence(ledgerlake("run", config), 2)
 
 
 def test_a_namespace_without_topics_is_told(peer: Peer, tmp_path: Path) -> None:

@@ -99,5 +99,5 @@ def test_every_reason_in_the_code_is_known() -> None:
 def test_a_table_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
     result = ledgerlake("rejects", config_file(tmp_path, data_of(tmp_path)))
     assert (
-        sentence(result, 3) == f"ledgerlake: there is no table at {tmp_path}/messages_rejects; run the pipeline first"
+        sentence(result, 2) == f"ledgerlake: there is no table at {tmp_path}/messages_rejects; run the pipeline first"
     )

@@ -5,6 +5,7 @@ Python, with a topic and folders of the test.
 from __future__ import annotations
 
 import re
+import secrets
 import shlex
 import sys
 import threading
@@ -145,7 +146,8 @@ def test_a_cron_job_becomes_a_schedule(runtime: Runtime, spark: SparkSession, tm
     def worker_has_ended() -> bool:
         return sum(text.startswith("write-report was due") for text in reader.printed) == 3
 
-    topic, due_topic = runtime.topic(), runtime.topic()
+    # The page has the topic of the schedules created.
+    topic, due_topic = f"persistent://{runtime.namespace}/cron-{secrets.token_hex(4)}", runtime.topic()
     words = {
         "persistent://public/default/schedules": topic,
         "persistent://public/default/due": due_topic,

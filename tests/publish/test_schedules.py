@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ledgerlake.api import Schedules
+from ledgerlake.client.cluster import Cluster
 from ledgerlake.errors import UsageError
 from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -90,6 +91,21 @@ def test_text_that_is_no_unicode_is_refused_in_words() -> None:
         assert peer.received == []
         said = ledgerlake("schedule", TOPIC, "--service-url", peer.url, "--id", "a", "--in", "1 hour", "\udce9")
     assert (said.returncode, "VALUE is not UTF-8 text" in said.stderr) == (2, True)
+
+
+def test_new_partitions_of_the_topic_are_noticed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def look_up(_: Cluster, topic: str, creates: bool = False) -> list[str]:
+        asked.append(topic)
+        return [f"{TOPIC}-partition-{number}" for number in range(len(asked))]
+
+    monkeypatch.setattr(Cluster, "topic_partitions", look_up)
+    with Schedules("pulsar://nowhere:1", TOPIC) as schedules:
+        assert {schedules.partition_of(name) for name in "abc"} == {f"{TOPIC}-partition-0"}
+        monkeypatch.setattr("ledgerlake.publish.schedules._PARTITIONS_KEPT_S", -1)
+        schedules.partition_of("a")
+        assert len(asked) == 2
 
 
 def test_threads_share_schedules() -> None:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _STATE_FOLDER = "~/.local/share/ledgerlake/broker"
 
+# By Pulsar's default, a topic goes with its messages after a minute without producer and subscription.
+_SETTINGS = {"brokerDeleteInactiveTopicsEnabled": "false"}
+
 
 def add(commands: Commands) -> None:
     """Declare the command and its options."""
@@ -33,7 +36,8 @@ def add(commands: Commands) -> None:
 def _broker(options: argparse.Namespace) -> int:
     from ledgerlake.devbroker import Broker
 
-    broker = Broker(Path(options.data_dir or _STATE_FOLDER).expanduser(), secure=options.secure)
+    folder = Path(options.data_dir or _STATE_FOLDER).expanduser()
+    broker = Broker(folder, settings=dict(_SETTINGS), secure=options.secure, usual_ports=True)
     if options.action == "start":
         address = broker.start(attached=False)
     elif options.action == "stop":

@@ -48,6 +48,7 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("--key", help="the key of the message")
     command.add_argument("--expires", metavar="TIME", help="if it is released later than this, it is not delivered")
+    command.add_argument("--create-topic", action="store_true", help="create the topic if it is not there")
     add_service_url(command)
     _add_reschedule(commands)
     for name, text in (("pause", "hold back the repetitions of a schedule"), ("resume", "end a pause")):
@@ -137,7 +138,7 @@ def _schedule(options: argparse.Namespace) -> int:
         raise UsageError("VALUE is not UTF-8 text") from None
     at_ms = _at_ms(options)
     expires_ms, until_ms = _optional_ms(options.expires, "--expires"), _optional_ms(options.until, "--until")
-    with Schedules(client_settings(options), options.topic) as schedules:
+    with Schedules(client_settings(options), options.topic, creates_topic=options.create_topic) as schedules:
         message_id = schedules.put(
             options.id,
             value,

@@ -8,7 +8,8 @@ Layout of a data folder:
     bookkeeper/ metadata/
 
 Rules kept here:
-  - A data folder keeps its ports for life, since BookKeeper knows its bookie by address.
+  - A data folder keeps its ports for life, since BookKeeper knows its bookie by address. They are any
+    that are free, or Pulsar's own if those are free and wanted.
   - ``attached`` brokers end when the process that started them ends, however it ends; detached ones
     end by ``stop``.
   - Only a process that we started is ever signalled: its command line must name the data folder.
@@ -30,11 +31,11 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ledgerlake.devbroker.ports import free_ports
+from ledgerlake.devbroker.ports import are_free, free_ports
 from ledgerlake.devbroker.security import Security, make_security
 from ledgerlake.errors import SetupError
 from ledgerlake.runtime.java import cache_folder, fetch_file, find_java, locked
@@ -48,6 +49,9 @@ _STATE_VERSION = 2
 # The first line of a stack trace, of one of its causes, or of the JVM's own complaint.
 _ERROR = re.compile(r"^(Caused by: )?[\w.$]+(Exception|Error)\b|^Error[: ]|^# |insufficient memory")
 _LONGEST_ERROR = 300
+
+_SECURE = "pulsar+ssl://"
+_USUAL_PORTS = {"service": 6650, "web": 8080, "service_tls": 6651}
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30
@@ -113,6 +117,7 @@ class Broker:
         settings: further lines for the broker's configuration.
         host: the address of this machine at which it listens.
         secure: TLS, and tokens or client certificates for everybody (see ``security``).
+        usual_ports: whether it listens at Pulsar's own ports, if they are free.
     """
 
     def __init__(
@@ -123,6 +128,7 @@ class Broker:
         settings: dict[str, str] | None = None,
         host: str = "127.0.0.1",
         secure: bool = False,
+        usual_ports: bool = False,
     ) -> None:
         self._temporary = data_dir is None
         self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="ledgerlake-broker-")).resolve()
@@ -130,6 +136,7 @@ class Broker:
         self._settings = settings or {}
         self._host = host
         self._secure = secure
+        self._usual_ports = usual_ports
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, attached: bool = True) -> BrokerAddress:
@@ -140,6 +147,8 @@ class Broker:
                 its log.
         """
         running = self.status()
+        if running is not None and self._secure and not running.service_url.startswith(_SECURE):
+            raise SetupError("the broker that runs is not secure; end it with: ledgerlake broker stop")
         if running is not None:
             return running
         home = distribution()
@@ -155,9 +164,7 @@ class Broker:
             ) from None
         self._process = self._spawn(home, ports, attached)
         address = BrokerAddress(
-            f"pulsar+ssl://{self._host}:{ports.service_tls}"
-            if self._secure
-            else f"pulsar://{self._host}:{ports.service}",
+            f"{_SECURE}{self._host}:{ports.service_tls}" if self._secure else f"pulsar://{self._host}:{ports.service}",
             f"http://{self._host}:{ports.web}",
             self._process.pid,
             str(self.data_dir),
@@ -229,7 +236,11 @@ class Broker:
         state = self._state()
         if state is not None:
             return _Ports(state["service"], state["web"], state["bookie"], state["service_tls"])
-        return _Ports(*free_ports(4))
+        ports = _Ports(*free_ports(4))
+        if not self._usual_ports:
+            return ports
+        usual = {name: port for name, port in _USUAL_PORTS.items() if are_free([port])}
+        return replace(ports, **usual)
 
     def _configuration(self, home: Path, ports: _Ports) -> str:
         metadata = {

@@ -19,7 +19,7 @@ from deltalake import QueryBuilder
 from ledgerlake.client.backoff import with_retries
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
-from ledgerlake.errors import TableError
+from ledgerlake.errors import TableAccessError
 from ledgerlake.inspect.entry_set import EntrySet
 from ledgerlake.inspect.hashed_parts import HashedParts
 from ledgerlake.inspect.latest_rule import MESSAGE, NO_MESSAGES, REPEATS_US, Finding, LatestMessages, Span, judge
@@ -147,7 +147,7 @@ class LatestComparison:
         # Errors while the answer comes have no type of their own.
         except Exception as error:
             place = self._options.place
-            raise TableError(f"the table at {place} cannot be read: {place.reason(error)}") from None
+            raise TableAccessError(f"the table at {place} cannot be read: {place.reason(error)}") from None
 
     def _number(self, topic_partition: str) -> int:
         return self._numbers.setdefault(topic_partition, len(self._numbers))

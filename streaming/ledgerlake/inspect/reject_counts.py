@@ -12,7 +12,7 @@ import pyarrow as pa
 from deltalake import QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
-from ledgerlake.errors import TableError
+from ledgerlake.errors import TableAccessError, TableError
 from ledgerlake.table.delta_table import open_delta
 
 if TYPE_CHECKING:
@@ -75,5 +75,5 @@ def count_rejects(config: Config, reasons: Collection[str] = ()) -> list[RejectC
         raise TableError(f"there is no table at {place}; run the pipeline first") from None
     # Errors while the answer comes have no type of their own.
     except Exception as error:
-        raise TableError(f"the table at {place} cannot be read: {place.reason(error)}") from None
+        raise TableAccessError(f"the table at {place} cannot be read: {place.reason(error)}") from None
     return [RejectCount(**row) for row in rows if not reasons or row["reason"] in reasons]

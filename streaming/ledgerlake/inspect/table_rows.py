@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
-from ledgerlake.errors import TableError
+from ledgerlake.errors import TableAccessError, TableError
 from ledgerlake.options.spark_options import LOCAL_MASTER, SparkConfig
 from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.stored.places import Place
@@ -92,7 +92,7 @@ class TableRows:
         except TableNotFoundError:
             raise TableError(f"there is no table at {path}; run the pipeline first") from None
         except (DeltaError, OSError) as error:
-            raise TableError(f"the table at {path} cannot be opened: {path.reason(error)}") from None
+            raise TableAccessError(f"the table at {path} cannot be opened: {path.reason(error)}") from None
 
     def batches(self, wanted: Container[object] | None = None) -> Iterator[tuple[TableFile, pa.Table]]:
         """Yield the rows of each file in their order, and file after file.
@@ -128,7 +128,7 @@ class TableRows:
                     # Other writers have other types of Arrow for the same columns of Delta.
                     yield rows.cast(pa.schema([_TYPES.field(name) for name in rows.column_names]))
         except (OSError, pa.ArrowException) as error:
-            raise TableError(f"the table at {self._path} cannot be read: {self._path.reason(error)}") from None
+            raise TableAccessError(f"the table at {self._path} cannot be read: {self._path.reason(error)}") from None
 
     def _read_by_spark(self) -> Iterator[tuple[TableFile, pa.Table]]:
         """Yield what ``batches`` does. Spark sorts the rows, and gives them a part at a time."""

@@ -45,7 +45,14 @@ from ledgerlake.decode.messages import TopicPartition, decode_entries
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.decode.rejects import reject_rows
 from ledgerlake.delay.cancel_messages import rows_with_property
-from ledgerlake.errors import CheckpointError, CorruptEntryError, DecryptionError, SetupError, TableError
+from ledgerlake.errors import (
+    CheckpointError,
+    CorruptEntryError,
+    DecryptionError,
+    SetupError,
+    TableAccessError,
+    TableError,
+)
 from ledgerlake.operators.partition_writer import misfit_rejects
 from ledgerlake.operators.results import BatchSettings, data_file_from_dict
 from ledgerlake.operators.table_writer import TableWriters
@@ -327,7 +334,7 @@ class _Replay:
             rows = pa.table(found)
         # Errors while the answer comes have no type of their own.
         except Exception as error:
-            raise TableError(f"the table at {table.place} cannot be read: {table.place.reason(error)}") from None
+            raise TableAccessError(f"the table at {table.place} cannot be read: {table.place.reason(error)}") from None
         here, there = (np.stack([batch[name].to_numpy() for name in _POSITION], axis=1) for batch in (messages, rows))
         is_in: NDArray[np.bool_] = np.isin(packed(here), packed(there))
         return is_in

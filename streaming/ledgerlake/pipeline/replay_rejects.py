@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from ledgerlake.decode import schema
-from ledgerlake.errors import CorruptEntryError, TableError
+from ledgerlake.errors import CorruptEntryError, TableAccessError
 from ledgerlake.table.delta_table import open_delta
 from ledgerlake.table.ordered_files import data_folder, read_row_groups
 from ledgerlake.wire.entry import peek_metadata
@@ -81,7 +81,7 @@ class RejectsToReplay:
             self._table = open_delta(place)
             self._found = self._find(reasons)
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
-            raise TableError(f"the table at {place} cannot be read: {place.reason(error)}") from None
+            raise TableAccessError(f"the table at {place} cannot be read: {place.reason(error)}") from None
 
     @property
     def topics(self) -> list[str]:
@@ -98,7 +98,9 @@ class RejectsToReplay:
             try:
                 yield self._rows_of(part)
             except (OSError, ValueError, pa.ArrowException) as error:
-                raise TableError(f"the table at {self._place} cannot be read: {self._place.reason(error)}") from None
+                raise TableAccessError(
+                    f"the table at {self._place} cannot be read: {self._place.reason(error)}"
+                ) from None
 
     def _find(self, reasons: Collection[str]) -> list[FoundReject]:
         found: dict[Key, list[FoundReject]] = defaultdict(list)

@@ -108,16 +108,20 @@ class Schedules:
     long as the message waits: it takes its own place. A message that is delivered at once, or is due
     meanwhile, may be delivered twice.
 
+    Args:
+        creates_topic: let the broker create the topic if it is not there.
+
     Raises:
         TopicNotFoundError, BrokerError, TransportError: the broker does not know the topic, or cannot
             be reached.
     """
 
-    def __init__(self, settings: ClientSettings | str, topic: str) -> None:
+    def __init__(self, settings: ClientSettings | str, topic: str, *, creates_topic: bool = False) -> None:
         self._cluster = Cluster(ClientSettings(settings) if isinstance(settings, str) else settings)
         self._producers: dict[str, LargeMessageProducer] = {}
         self._lock = threading.Lock()
         self._topic = full_name(topic)
+        self._creates_topic = creates_topic
         self._looked_up_s = 0.0
         try:
             self._partitions = self._look_up()
@@ -242,7 +246,7 @@ class Schedules:
         """Return the partitions of the topic, as they are or were a while ago."""
         with self._lock:
             if time.monotonic() - self._looked_up_s > _PARTITIONS_KEPT_S or not self._looked_up_s:
-                self._partitions = self._cluster.topic_partitions(self._topic)
+                self._partitions = self._cluster.topic_partitions(self._topic, creates=self._creates_topic)
                 self._looked_up_s = time.monotonic()
             return self._partitions
 

@@ -14,7 +14,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from ledgerlake.decode import schema
-from ledgerlake.errors import SetupError, TableError
+from ledgerlake.errors import SetupError, TableAccessError, TableError
 from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.runtime.java_errors import root_cause
 from ledgerlake.stored.places import parse_place
@@ -54,7 +54,7 @@ def locate_tables(spark: SparkSession, config: Config, *, makes: bool) -> Config
     try:
         return config.with_table_paths(*(_locate(spark, *table, makes=makes) for table in tables))
     except (PySparkException, Py4JJavaError) as error:
-        raise TableError(f"the catalog cannot tell where {delta.table} is: {root_cause(error)}") from None
+        raise TableAccessError(f"the catalog cannot tell where {delta.table} is: {root_cause(error)}") from None
 
 
 def register_tables(spark: SparkSession, config: Config) -> None:
@@ -73,7 +73,9 @@ def register_tables(spark: SparkSession, config: Config) -> None:
         try:
             spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION {_quoted(place.absolute.hadoop_uri)}")
         except (PySparkException, Py4JJavaError) as error:
-            raise TableError(f"the catalog does not take the table {name} at {place}: {root_cause(error)}") from None
+            raise TableAccessError(
+                f"the catalog does not take the table {name} at {place}: {root_cause(error)}"
+            ) from None
 
 
 def _locate(spark: SparkSession, name: str, path: str, columns: pa.Schema, *, makes: bool) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import deltalake
 import pyarrow as pa
 
-from ledgerlake.errors import TableError
+from ledgerlake.errors import TableAccessError, TableError
 from ledgerlake.table.delta_table import CLUSTERED
 from ledgerlake.table.log_commit import OwnCommit
 from ledgerlake.table.log_state import CLUSTERING_DOMAIN, clustering_columns
@@ -129,8 +129,8 @@ class _ClusteredCommits(OwnCommits):
                     return
                 table = self._load()
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise TableError(f"the table at {self.path} cannot be changed: {self.path.reason(error)}") from None
-        raise TableError(f"other writers commit to the table at {self.path} without pause")
+            raise TableAccessError(f"the table at {self.path} cannot be changed: {self.path.reason(error)}") from None
+        raise TableAccessError(f"other writers commit to the table at {self.path} without pause")
 
     def _try_to_append(
         self, table: DeltaTable, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None

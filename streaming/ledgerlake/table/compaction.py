@@ -34,7 +34,7 @@ from deltalake.exceptions import DeltaError
 
 from ledgerlake.decode.columns import first_line
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
-from ledgerlake.errors import TableError
+from ledgerlake.errors import TableAccessError
 from ledgerlake.table import file_groups
 from ledgerlake.table.clusters import part_numbers, parts_of, split_of
 from ledgerlake.table.delta_table import (
@@ -162,7 +162,9 @@ class Compaction:
         except _StoppedError:
             pass
         except (DeltaError, OSError, ValueError) as error:
-            raise TableError(f"files of the table at {self.path} cannot be merged: {self.path.reason(error)}") from None
+            raise TableAccessError(
+                f"files of the table at {self.path} cannot be merged: {self.path.reason(error)}"
+            ) from None
         return replaced
 
     def _has_changed(self) -> bool:

@@ -40,7 +40,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction
 from pyarrow import fs
 
-from ledgerlake.errors import CheckpointError, OwnershipError, SetupError, TableError, refuse_newer
+from ledgerlake.errors import CheckpointError, OwnershipError, SetupError, TableAccessError, TableError, refuse_newer
 from ledgerlake.stored.fields import stored
 from ledgerlake.table.additions import KEY_COLUMNS, row_keys
 from ledgerlake.table.batch_record import Recorded, number_of
@@ -192,7 +192,7 @@ class Table:
             )
         except (DeltaError, OSError) as error:
             if existing_table(self.path) is None:
-                raise TableError(f"the table at {self.path} cannot be made: {self.path.reason(error)}") from None
+                raise TableAccessError(f"the table at {self.path} cannot be made: {self.path.reason(error)}") from None
 
     def begin(self, previous_writer: int | None) -> None:
         """Begin to write; from here on, no other process may write for this query.
@@ -259,7 +259,7 @@ class Table:
             try:
                 self._numbers[name] = table.transaction_version(name)
             except (DeltaError, OSError) as error:
-                raise TableError(
+                raise TableAccessError(
                     f"the log of the table at {self.path} cannot be read: {self.path.reason(error)}"
                 ) from None
         return self._numbers[name]
@@ -278,7 +278,9 @@ class Table:
         try:
             commits: list[dict[str, Any]] = table.history(HISTORY_COMMITS)
         except (DeltaError, OSError) as error:
-            raise TableError(f"the log of the table at {self.path} cannot be read: {self.path.reason(error)}") from None
+            raise TableAccessError(
+                f"the log of the table at {self.path} cannot be read: {self.path.reason(error)}"
+            ) from None
         return commits
 
     def number(self, name: str) -> int | None:
@@ -302,7 +304,7 @@ class Table:
         if known == number:
             return
         if known != before:
-            raise TableError(f"another process has committed to the table at {self.path} by {name}; start again")
+            raise TableAccessError(f"another process has committed to the table at {self.path} by {name}; start again")
         numbers = {name: number, f"{name}:attempt": secrets.randbits(63)}
         self._append(files, numbers, None, f"the files of {name} could not be committed to {self.path}")
 
@@ -405,7 +407,7 @@ class Table:
         try:
             found = folder.filesystem().get_file_info([(folder / file.name).root for file in files])
         except OSError as error:
-            raise TableError(f"the files of {self.path} cannot be listed: {folder.reason(error)}") from None
+            raise TableAccessError(f"the files of {self.path} cannot be listed: {folder.reason(error)}") from None
         return [file.base_name for file in found if file.type == fs.FileType.NotFound]
 
     def versions_of(self, batch: BatchRecord) -> list[int]:
@@ -464,7 +466,7 @@ class Table:
                 self._own_version, self._own_commit = table.version() + 1, numbers
                 self._own_numbers = {**self._numbers, **numbers}
                 return
-        raise TableError(f"{attempt}: {reason}")
+        raise TableAccessError(f"{attempt}: {reason}")
 
     def _append_to(
         self, table: DeltaTable, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None
@@ -543,7 +545,7 @@ class Table:
             else:
                 table.update_incremental()
         except (DeltaError, OSError) as error:
-            raise TableError(f"the table at {self.path} cannot be opened: {self.path.reason(error)}") from None
+            raise TableAccessError(f"the table at {self.path} cannot be opened: {self.path.reason(error)}") from None
         self._numbers = self._numbers_of(table.version())
         return table
 
@@ -692,7 +694,7 @@ def existing_table(path: Place) -> DeltaTable | None:
     except TableNotFoundError:
         return None
     except (DeltaError, OSError) as error:
-        raise TableError(f"the table at {path} cannot be opened: {path.reason(error)}") from None
+        raise TableAccessError(f"the table at {path} cannot be opened: {path.reason(error)}") from None
 
 
 def open_delta(path: Place, version: int | None = None) -> DeltaTable:

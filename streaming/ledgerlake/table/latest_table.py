@@ -28,7 +28,7 @@ from deltalake.exceptions import DeltaError
 from pyroaring import BitMap
 
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
-from ledgerlake.errors import TableError
+from ledgerlake.errors import TableAccessError, TableError
 from ledgerlake.table.deletion_vectors import pack_vectors
 from ledgerlake.table.delta_table import LATEST, MODE, Table
 from ledgerlake.table.latest_index import FileRows, LatestIndex, key_hashes, ranks
@@ -135,7 +135,7 @@ class _LatestCommits(OwnCommits):
                 in_order = sorted(entries, key=lambda name: (entries[name].get("modificationTime", 0), name))
                 self._state = _State(version, entries, *self._read_index(table, in_order))
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
-            raise TableError(
+            raise TableAccessError(
                 f"the keys of the table at {self.path} cannot be read: {self.path.reason(error)}"
             ) from None
         return self._state

@@ -22,7 +22,7 @@ from deltalake.exceptions import DeltaError
 
 from ledgerlake.decode.record_columns import PULSAR_COLUMN, united
 from ledgerlake.decode.record_rows import rows_schema
-from ledgerlake.errors import TableError, refuse_newer
+from ledgerlake.errors import TableAccessError, TableError, refuse_newer
 from ledgerlake.table.delta_table import CLUSTERED, Table, is_metadata_conflict
 from ledgerlake.table.layout import file_schema, record_of, rows_of_table
 
@@ -150,7 +150,9 @@ class RecordTable(Table):
                 break
             self._load()
             return
-        raise TableError(f"the properties of the table at {self.path} cannot be changed: {self.path.reason(failure)}")
+        raise TableAccessError(
+            f"the properties of the table at {self.path} cannot be changed: {self.path.reason(failure)}"
+        )
 
     def _adopt(self, existing: DeltaTable) -> None:
         self.schema = rows_of_table(pa.schema(existing.schema()))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from ledgerlake.errors import TableError
+from ledgerlake.errors import TableAccessError
 from ledgerlake.table.delta_table import commit_file, read_commit
 from ledgerlake.table.log_commit import OwnCommit
 
@@ -65,7 +65,7 @@ def replace_files(
     except (OSError, ValueError) as error:
         if _has_landed(commit, version):
             return version
-        raise TableError(f"files of the table at {path} could not be replaced: {path.reason(error)}") from None
+        raise TableAccessError(f"files of the table at {path} could not be replaced: {path.reason(error)}") from None
 
 
 def _check_present(path: Place, new: Sequence[DataFile]) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledgerlake.client.topics import split_partition
-from ledgerlake.errors import TableError
+from ledgerlake.errors import TableAccessError
 from ledgerlake.table.ordered_files import DataFile, copy_rows
 
 if TYPE_CHECKING:
@@ -62,6 +62,6 @@ def _rows_of(table: Table, file: DataFile, topic_partitions: set[str]) -> list[D
     try:
         return copy_rows(table.folder, table.schema, file, is_of_them)
     except (OSError, pa.ArrowException) as error:
-        raise TableError(
+        raise TableAccessError(
             f"the file {file.name} of the table at {table.path} cannot be read: {table.folder.reason(error)}"
         ) from None

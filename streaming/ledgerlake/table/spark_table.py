@@ -25,7 +25,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
 from ledgerlake.client.topics import join_partition
-from ledgerlake.errors import SetupError, TableError
+from ledgerlake.errors import SetupError, TableAccessError, TableError
 from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.runtime.java_errors import root_cause
 from ledgerlake.table.additions import KEY_COLUMNS, row_key
@@ -152,7 +152,7 @@ class SparkTable(Table):
             writer = writer.option("txnAppId", batch.query).option("txnVersion", batch.batch_id)
             writer.option("userMetadata", json.dumps(metadata)).save(self.path.hadoop_uri)
         except (PySparkException, Py4JJavaError) as error:
-            raise TableError(
+            raise TableAccessError(
                 f"batch {batch.batch_id} could not be committed to {self.path}: {root_cause(error)}"
             ) from None
         self.remove_files([file.name for file in files])

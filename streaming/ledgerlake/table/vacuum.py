@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
-from ledgerlake.errors import TableError, UsageError
+from ledgerlake.errors import TableAccessError, UsageError
 from ledgerlake.table.deletion_vectors import file_of
 from ledgerlake.table.delta_table import LATEST, MODE, open_delta
 from ledgerlake.table.log_state import read_state, vectors_of
@@ -115,7 +115,7 @@ def _vacuum(path: Place, retention_hours: int, dry_run: bool, keeps_longer: bool
                 with contextlib.suppress(FileNotFoundError):
                     path.filesystem().delete_file((path / name).root)
     except (DeltaError, OSError, ValueError) as error:
-        raise TableError(f"the table at {path} cannot be vacuumed: {path.reason(error)}") from None
+        raise TableAccessError(f"the table at {path} cannot be vacuumed: {path.reason(error)}") from None
     return Vacuumed(str(path), names)
 
 
