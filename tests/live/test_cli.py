@@ -47,7 +47,7 @@ def test_a_port_that_is_not_pulsars(runtime: Runtime, tmp_path: Path) -> None:
 
 def test_a_topic_that_is_missing(runtime: Runtime, tmp_path: Path) -> None:
     error_text = sentence(
-        ledgerlake("run", config_file(tmp_path, runtime.config(tmp_path, "absent-topic")), "--once"), 3
+        ledgerlake("run", config_file(tmp_path, runtime.config(tmp_path, "absent-topic")), "--once"), 2
     )
     assert (
         "persistent://public/default/absent-topic: the topic does not exist; create it or correct its name"
