@@ -236,11 +236,26 @@ def test_only_what_was_added_before_is_left_out_of_a_batch() -> None:
 
 def test_an_output_that_joins_keeps_its_own_position() -> None:
     tracker = DelayedTracker(MemoryStorage(), SMALL)
+    add(tracker, (5, 3, 0))
     tracker.add_output("table", BEFORE_ALL)
     tracker.add_output("topic", Position(3, 0))
     tracker.add_output("topic", Position(9, 9))
     record = record_from_json(record_to_json(tracker.save()))
     assert record.outputs == {"table": BEFORE_ALL, "topic": Position(3, 0)}
+
+
+def test_an_output_gets_all_that_comes_when_nothing_waits_any_more_that_it_is_not_to_get() -> None:
+    """A topic that was created again has lower positions."""
+    storage = MemoryStorage()
+    tracker = DelayedTracker(storage, SMALL)
+    add(tracker, (5, 3, 0), (9, 3, 1))
+    tracker.add_output("topic", Position(3, 0))
+    tracker = DelayedTracker(storage, SMALL, tracker.save())
+    take(tracker, 5)
+    tracker = DelayedTracker(storage, SMALL, tracker.save())
+    assert tracker.outputs == {"topic": Position(3, 0)}, "its bucket is there still"
+    take(tracker, 9)
+    assert tracker.save().outputs == {"topic": BEFORE_ALL}
 
 
 def test_what_every_output_has_passed_is_trimmed() -> None:

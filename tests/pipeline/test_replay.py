@@ -227,6 +227,18 @@ def test_occurrences_of_a_message_that_repeats_stay(tmp_path: Path) -> None:
     assert values(tmp_path, "t") == [b"3", b"4"]
 
 
+def test_a_delayed_message_that_has_expired_stays(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    due_us = 1_700_000_000_000_000
+    for number, expires_ms in ((1, 1_700_000_000_001), (2, 4_000_000_000_000)):
+        properties = [("ledgerlake.schedule", "a"), ("ledgerlake.expires", str(expires_ms))]
+        reject(settings, number, reason="undecryptable", deliver_at=due_us, properties=properties)
+    reject(settings, 3, reason="undecryptable", properties=[("ledgerlake.expires", "1700000000001")])
+    result = replay(settings)
+    assert (result.replayed, result.left) == ({"undecryptable": 2}, {"undecryptable": 1})
+    assert values(tmp_path, "t") == [b"2", b"3"]
+
+
 def test_rejects_of_topics_that_are_not_read_stay(tmp_path: Path) -> None:
     settings = config(tmp_path, {"path": "t"})
     reject(settings, 1)

@@ -54,7 +54,7 @@ from ledgerlake.delay.snapshot import (
     segment_to_bytes,
 )
 from ledgerlake.delay.storage import METADATA, missing
-from ledgerlake.wire.message_id import AFTER_ALL, Position
+from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -239,7 +239,17 @@ class DelayedTracker:
         if self._mutable_count >= _OVERFULL * self._settings.min_indexes_per_bucket:
             self._seal()
         self._saved = self._reached
+        self._forget_passed_marks()
         return Record(list(self._buckets), self._range_end, self._reached, dict(self.outputs), list(self._doomed))
+
+    def _forget_passed_marks(self) -> None:
+        """Forget the mark-delete positions that no delayed message stands at or before. A topic that is
+        created again may have lower positions, and those are for all outputs.
+        """
+        first = min((bucket.first for bucket in self._buckets), default=None)
+        for name, mark_delete in self.outputs.items():
+            if first is None or mark_delete < first:
+                self.outputs[name] = BEFORE_ALL
 
     @property
     def _fresh_count(self) -> int:

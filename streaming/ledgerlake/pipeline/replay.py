@@ -55,6 +55,7 @@ from ledgerlake.errors import (
 )
 from ledgerlake.operators.partition_writer import misfit_rejects
 from ledgerlake.operators.results import BatchSettings, data_file_from_dict
+from ledgerlake.operators.scheduled import find_in_due
 from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.record_schemas import RecordSchemas
@@ -342,8 +343,8 @@ class _Replay:
     def _entries(
         self, rejects: list[dict[str, Any]], source: TopicPartition
     ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """Return the messages of entries that can be decoded, are due and do not repeat, and for each
-        message which of the rejects it comes from.
+        """Return the messages of entries that can be decoded, are due, do not repeat and have not expired,
+        and for each message which of the rejects it comes from.
         """
         raw = pa.array([reject["entry"] for reject in rejects], pa.binary())
         # Several rejects may be of one entry, so each gets a number of its own for a while.
@@ -351,8 +352,13 @@ class _Replay:
         decoding = self._config.source.decoding
         parts, bad = [schema.MESSAGES.empty_table()], set[int]()
         for part in decode_entries(raw, np.zeros(len(rejects), dtype=np.int64), ids, source, **decoding):
-            parts.append(pa.Table.from_batches([part.messages.select(schema.MESSAGES.names)]))
+            decoded = part.messages.select(schema.MESSAGES.names)
+            parts.append(pa.Table.from_batches([decoded]))
             bad.update(part.rejects["entry_id"].to_pylist())
+            if self._config.delay.enabled:
+                delayed = decoded.filter(decoded["deliver_at"].is_valid())
+                _, withheld = find_in_due(delayed, None, _now_us() // 1000)
+                bad.update(reject.position.entry_id for reject in withheld)
         messages = pa.concat_tables(parts)
         numbers = messages["entry_id"].to_numpy()
         if self._config.delay.enabled:
@@ -463,7 +469,7 @@ class _Replay:
 
 def _why(misfits: Sequence[Misfit]) -> str:
     if not misfits:
-        return "it cannot be decoded, is not due yet, repeats, or no table gets it anew"
+        return "it cannot be decoded, is not due yet, has expired, repeats, or no table gets it anew"
     return f"{misfits[0].reason}: {misfits[0].detail}"
 
 
