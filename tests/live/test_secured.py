@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ledgerlake.api import messages
+from ledgerlake.api import Schedules, messages
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from tests.live.pipelines import (
@@ -117,6 +117,22 @@ def test_a_topic_that_we_may_not_read_is_named(secured: Runtime, tmp_path: Path)
     error_text = said_by(secured, tmp_path, allowed, forbidden, method="token", token=secured.security.token("reader"))
     assert forbidden in error_text
     assert "AuthorizationError" in error_text
+
+
+def test_the_right_to_consume_is_enough_to_read_and_that_to_produce_to_schedule(
+    secured: Runtime, tmp_path: Path
+) -> None:
+    assert secured.security is not None
+    topic = secured.topic()
+    publish(secured, topic, range(3))
+    for role, action in (("reader", "consume"), ("sender", "produce")):
+        secured.admin("POST", topic, f"/permissions/{role}", [action])
+    data = config(secured, tmp_path, topic, method="token", token=secured.security.token("reader"))
+    result = ledgerlake_process("run", config_file(tmp_path, data), "--once")
+    assert result.returncode == 0, result.stderr
+    sender = config(secured, tmp_path, topic, method="token", token=secured.security.token("sender"))
+    with Schedules(parse_config(sender).source.client, topic) as schedules:
+        schedules.put("a", b"sent")
 
 
 def test_a_token_that_expires_in_mid_stream_is_refreshed(secured: Runtime, spark: SparkSession, tmp_path: Path) -> None:
