@@ -469,14 +469,15 @@ def expect(arrived: int, count: int) -> None:
 
 
 class WorkerMemory:
-    """The peak resident set of the largest Python process below this one, looked at ten times a
-    second.
+    """The peak resident set of the largest Python process below this one, and its command, looked at ten
+    times a second.
 
     Those that ``multiprocessing`` started are not looked at: they are other paths.
     """
 
     def __enter__(self) -> WorkerMemory:
         self.peak_mb = 0.0
+        self.command = ""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -493,9 +494,14 @@ class WorkerMemory:
             for child in me.children(recursive=True):
                 try:
                     if "python" in child.name() and child.pid not in pool_pids:
-                        self.peak_mb = max(self.peak_mb, child.memory_info().rss / 1e6)
+                        self._look_at(child)
                 except psutil.NoSuchProcess:
                     continue
+
+    def _look_at(self, process: psutil.Process) -> None:
+        resident_mb = process.memory_info().rss / 1e6
+        if resident_mb > self.peak_mb:
+            self.peak_mb, self.command = resident_mb, " ".join(process.cmdline())
 
 
 if __name__ == "__main__":
