@@ -25,6 +25,9 @@ PROJECT = Path(__file__).parents[2]
 # A connection to a host that is gone ends after half a minute.
 _TCP_RETRIES = 6
 
+# How long a killed process may take to end.
+_END_S = 30
+
 # The host's own folder becomes /tmp; then what it must not see is covered by empty folders.
 _ENTER_BARE = """
 set -e
@@ -81,6 +84,7 @@ class Host:
     link: str
     address: str
     bare: Bare | None = None
+    _started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
         """Start a process on the host; it leads a session, and its output goes to ``log``."""
@@ -89,19 +93,24 @@ class Host:
             environment = environment | self.bare.environment
             entering += ["sh", "-c", _ENTER_BARE, "sh"]
         with open(log, "ab") as output:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [*entering, *command],
                 env=environment,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
+        self._started.append(process)
+        return process
 
     def kill(self) -> None:
-        """End every process of the host at once. Their connections are closed, as by a process that
-        crashes.
+        """End every process of the host at once, and wait for those that were started here. Their
+        connections are closed, as by a process that crashes.
         """
         self._signal(signal.SIGKILL)
+        for process in self._started:
+            process.wait(_END_S)
+        self._started.clear()
 
     def vanish(self) -> None:
         """Cut the host off the network and end its processes, so that nobody is told of their end,
