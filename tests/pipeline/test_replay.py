@@ -17,12 +17,14 @@ from ledgerlake.decode.single_entry import single_entries
 from ledgerlake.errors import CheckpointError, OffsetError, SetupError, TableError
 from ledgerlake.inspect.reject_counts import count_rejects
 from ledgerlake.options.config import Config, parse_config
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline import replay as module
 from ledgerlake.pipeline import replay_rejects
 from ledgerlake.pipeline.replay import replay
 from ledgerlake.pipeline.replay_rejects import FoundReject
 from ledgerlake.table.delta_table import Table, existing_table
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
+from tests.chunks import chunk_entries
 
 TOPIC = "persistent://public/default/orders"
 
@@ -50,19 +52,23 @@ def reject(settings: Config, *numbers: int, reason: str = "no_table", topic: str
     }
     rows = [{**common, "entry_id": number, "value": b"%d" % number, "key": "a", **message} for number in numbers]
     entries = single_entries(pa.RecordBatch.from_pylist(rows, schema=schema.MESSAGES))
+    reject_entries(settings, dict(zip(numbers, entries, strict=True)), reason, topic)
+
+
+def reject_entries(settings: Config, entries: dict[int, bytes], reason: str, topic: str = TOPIC) -> None:
+    """Put stored entries, by their entry ids, into the table of rejects."""
     table = Table(settings.rejects_place, schema.REJECTS)
     if existing_table(settings.rejects_place) is None:
         settings.rejects_place.make()
         table.create()
-    names = ("topic", "partition", "ledger_id", "entry_id")
+    place = {"topic": topic, "partition": -1, "ledger_id": 1}
     rejected = [
-        {name: row[name] for name in names}
-        | {"message_id": f"1:{row['entry_id']}", "reason": reason, "detail": "d", "entry": entry}
-        for row, entry in zip(rows, entries, strict=True)
+        place | {"entry_id": number, "message_id": f"1:{number}", "reason": reason, "detail": "d", "entry": entry}
+        for number, entry in entries.items()
     ]
     writer = BufferedWriter(data_folder(settings.rejects_place, schema.REJECTS, "part-00000007-00000"))
     writer.write(pa.Table.from_pylist(rejected, schema=schema.REJECTS))
-    table._append(writer.finish(), {"test": len(rows)}, None, "test")
+    table._append(writer.finish(), {"test": len(entries)}, None, "test")
 
 
 def values(folder: Path, name: str) -> list[bytes]:
@@ -237,6 +243,17 @@ def test_a_delayed_message_that_has_expired_stays(tmp_path: Path) -> None:
     result = replay(settings)
     assert (result.replayed, result.left) == ({"undecryptable": 2}, {"undecryptable": 1})
     assert values(tmp_path, "t") == [b"2", b"3"]
+
+
+def test_a_large_delayed_message_that_has_expired_stays_with_its_chunks(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    for first, expires_ms in ((10, 1_700_000_000_001), (20, 4_000_000_000_000)):
+        expires = [pb.KeyValue(key="ledgerlake.expires", value=str(expires_ms))]
+        chunks = chunk_entries(b"%d" % first, 2, f"p-{first}", deliver_at_time=1_700_000_000_000, properties=expires)
+        reject_entries(settings, dict(enumerate(chunks, first)), "chunk_evicted")
+    result = replay(settings)
+    assert (result.replayed, result.left) == ({"chunk_evicted": 2}, {"chunk_evicted": 2})
+    assert values(tmp_path, "t") == [b"20"]
 
 
 def test_rejects_of_topics_that_are_not_read_stay(tmp_path: Path) -> None:

@@ -262,7 +262,9 @@ class _Replay:
         """Write a large message; its chunks are replayed together, or not at all."""
         message = self._large(chunks, source)
         if message is None:
-            self._leave(chunks, "not all of its chunks are here, or they cannot be joined")
+            self._leave(
+                chunks, "not all of its chunks are here, they cannot be joined, or it is not due yet or has expired"
+            )
             return
         misfits = writers.write(message, self._present(message, writers))
         if misfits or not writers.is_new.all():
@@ -352,17 +354,13 @@ class _Replay:
         decoding = self._config.source.decoding
         parts, bad = [schema.MESSAGES.empty_table()], set[int]()
         for part in decode_entries(raw, np.zeros(len(rejects), dtype=np.int64), ids, source, **decoding):
-            decoded = part.messages.select(schema.MESSAGES.names)
-            parts.append(pa.Table.from_batches([decoded]))
+            parts.append(pa.Table.from_batches([part.messages.select(schema.MESSAGES.names)]))
             bad.update(part.rejects["entry_id"].to_pylist())
-            if self._config.delay.enabled:
-                delayed = decoded.filter(decoded["deliver_at"].is_valid())
-                _, withheld = find_in_due(delayed, None, _now_us() // 1000)
-                bad.update(reject.position.entry_id for reject in withheld)
         messages = pa.concat_tables(parts)
         numbers = messages["entry_id"].to_numpy()
         if self._config.delay.enabled:
             bad.update(numbers[_early(messages) | _repeat(messages)].tolist())
+            bad.update(_withheld(messages))
         is_whole = ~np.isin(numbers, [*bad])
         messages, numbers = messages.filter(pa.array(is_whole)), numbers[is_whole]
         messages = self._delivered(_in_place(messages, [rejects[number] for number in numbers.tolist()]))
@@ -387,7 +385,7 @@ class _Replay:
         except (CorruptEntryError, DecryptionError):
             return None
         rows = pa.Table.from_batches([message])
-        if self._config.delay.enabled and _early(rows).any():
+        if self._config.delay.enabled and (_early(rows).any() or _withheld(rows)):
             return None
         (batch,) = self._delivered(rows).to_batches()
         return batch
@@ -503,6 +501,17 @@ def _early(messages: pa.Table) -> NDArray[np.bool_]:
     """Return a mask of the messages that are not due yet."""
     is_early: NDArray[np.bool_] = pc.fill_null(messages["deliver_at"].cast(pa.int64()), 0).to_numpy() > _now_us()
     return is_early
+
+
+def _withheld(messages: pa.Table) -> set[int]:
+    """Return the entry ids of the delayed messages that must not be delivered, as those that have
+    expired.
+    """
+    withheld = set[int]()
+    for batch in messages.filter(messages["deliver_at"].is_valid()).to_batches():
+        _, rejects = find_in_due(batch, None, _now_us() // 1000)
+        withheld.update(reject.position.entry_id for reject in rejects)
+    return withheld
 
 
 def _repeat(messages: pa.Table) -> NDArray[np.bool_]:
