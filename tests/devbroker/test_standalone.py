@@ -140,8 +140,8 @@ def test_a_broker_for_trials_has_pulsars_own_ports_if_they_are_free(
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", taken_port))
         listener.listen()
-        assert ports.are_free([free_port])
-        assert not ports.are_free([free_port, taken_port])
+        assert ports.is_free(free_port)
+        assert not ports.is_free(taken_port)
         monkeypatch.setattr(standalone, "_USUAL_PORTS", {"service": free_port, "web": taken_port})
         chosen = Broker(tmp_path, usual_ports=True)._ports()
     assert chosen.service == free_port

@@ -37,7 +37,7 @@ def _broker(options: argparse.Namespace) -> int:
     from ledgerlake.devbroker import Broker
 
     folder = Path(options.data_dir or _STATE_FOLDER).expanduser()
-    broker = Broker(folder, settings=dict(_SETTINGS), secure=options.secure, usual_ports=True)
+    broker = Broker(folder, settings=_SETTINGS, secure=options.secure, usual_ports=True)
     if options.action == "start":
         address = broker.start(attached=False)
     elif options.action == "stop":

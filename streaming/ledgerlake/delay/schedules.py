@@ -289,12 +289,11 @@ class Schedules:
         while place and not waiting[place - 1].stands_before(message.position, message.time_ms):
             place -= 1
         behind = [later for later in waiting[place:] if self.marked.is_waiting(later.position)]
-        if any(later.position == message.position for later in behind):
-            # The rest of its entry was read again, after a range that ended within.
-            pass
-        elif any(message.deliver_ms > later.time_ms for later in behind):
+        # It waits already if the rest of its entry was read, after a range that ended within.
+        is_known = any(later.position == message.position for later in behind)
+        if not is_known and any(message.deliver_ms > later.time_ms for later in behind):
             self.marked.mark(message.position, REPLACED)
-        else:
+        elif not is_known:
             waiting.insert(place, message)
             self.marked.mark(message.position, SCHEDULED if message.repeating is None else REPEATING)
         self._store.store(schedule_id, waiting)

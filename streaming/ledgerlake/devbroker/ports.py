@@ -10,10 +10,6 @@ import contextlib
 import random
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _EPHEMERAL_START = 32768
@@ -40,15 +36,13 @@ def free_ports(count: int) -> list[int]:
     raise OSError(f"no {count} free ports between {candidates.start} and {candidates.stop - 1}")
 
 
-def are_free(ports: Iterable[int]) -> bool:
-    """Return whether nothing listens on some ports of 127.0.0.1."""
-    with contextlib.ExitStack() as stack:
+def is_free(port: int) -> bool:
+    """Return whether nothing listens on a port of 127.0.0.1."""
+    with socket.socket() as listener:
+        # Connections of a broker that has just ended are no hindrance.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            for port in ports:
-                listener = stack.enter_context(socket.socket())
-                # Connections of a broker that has just ended are no hindrance.
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(("127.0.0.1", port))
+            listener.bind(("127.0.0.1", port))
         except OSError:
             return False
     return True

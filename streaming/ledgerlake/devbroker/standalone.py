@@ -35,7 +35,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ledgerlake.devbroker.ports import are_free, free_ports
+from ledgerlake.devbroker.ports import free_ports, is_free
 from ledgerlake.devbroker.security import Security, make_security
 from ledgerlake.errors import SetupError
 from ledgerlake.runtime.java import cache_folder, fetch_file, find_java, locked
@@ -133,7 +133,7 @@ class Broker:
         self._temporary = data_dir is None
         self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="ledgerlake-broker-")).resolve()
         self._broker_metadata = broker_metadata
-        self._settings = settings or {}
+        self._settings = dict(settings or {})
         self._host = host
         self._secure = secure
         self._usual_ports = usual_ports
@@ -239,7 +239,7 @@ class Broker:
         ports = _Ports(*free_ports(4))
         if not self._usual_ports:
             return ports
-        usual = {name: port for name, port in _USUAL_PORTS.items() if are_free([port])}
+        usual = {name: port for name, port in _USUAL_PORTS.items() if is_free(port)}
         return replace(ports, **usual)
 
     def _configuration(self, home: Path, ports: _Ports) -> str:

@@ -18,6 +18,7 @@ Rules kept here:
 from __future__ import annotations
 
 import heapq
+import sys
 from bisect import bisect
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -30,7 +31,7 @@ from ledgerlake.delay.schedules import NO_OCCURRENCE, REPEATING
 from ledgerlake.delay.segment import index_rows, key_at, key_columns
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.entry import peek_metadata
-from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.message_id import AFTER_ALL, Position
 from ledgerlake.wire.schedules import (
     SCHEDULE_PROPERTY,
     TIMEZONE_DATA_PROPERTY,
@@ -62,6 +63,7 @@ _GROUP_BYTES = 1024 * 1024
 
 # When a row is due, and its position.
 _Key = tuple[int, Position]
+_NEVER: _Key = (sys.maxsize, AFTER_ALL)
 
 
 class Repeated(NamedTuple):
@@ -109,18 +111,16 @@ class RepeatingMessages:
         self._later: list[_Row] = []
         self._later_bytes = 0
         # What comes after it waits for the next micro-batch.
-        self._stop: _Key | None = None
+        self._stop = _NEVER
 
     def in_order(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch | Repeated | Rejected]:
         """Yield the rows of other messages, and occurrences, in order. Use it up."""
         for batch in batches:
             yield from self._merge(batch)
         next_due_ms = self._index.next_due_ms
-        if next_due_ms is not None and next_due_ms <= self._cutoff_ms:
-            self._later += self._overdue
-            self._overdue = []
-        while self._overdue and not self._is_behind_stop(self._overdue[0][:2]):
-            yield from self._take_overdue()
+        if next_due_ms is None or next_due_ms > self._cutoff_ms:
+            while self._first_overdue < self._stop:
+                yield from self._take_overdue()
         self._later += self._overdue
         self._pass_on()
 
@@ -131,11 +131,11 @@ class RepeatingMessages:
         start = 0
         while start < batch.num_rows:
             key = _key(batch, start)
-            if self._is_behind_stop(key) and not self._has_overdue_before(self._stop):
+            if self._first_overdue < min(key, self._stop):
+                yield from self._take_overdue()
+            elif self._stop < key:
                 self._index.add_again(batch.slice(start))
                 return
-            if self._has_overdue_before(key):
-                yield from self._take_overdue()
             elif repeats[start]:
                 yield from self._take(_Row(*key, batch.column(3)[start].as_py()))
                 start += 1
@@ -144,21 +144,15 @@ class RepeatingMessages:
                 yield batch.slice(start, end - start)
                 start = end
 
-    def _is_behind_stop(self, key: _Key) -> bool:
-        return self._stop is not None and self._stop < key
-
-    def _has_overdue_before(self, key: _Key | None) -> bool:
-        """Return whether an overdue occurrence comes before a row."""
-        return key is not None and bool(self._overdue) and self._overdue[0][:2] < key
+    @property
+    def _first_overdue(self) -> _Key:
+        return self._overdue[0][:2] if self._overdue else _NEVER
 
     def _end_of_rows(self, batch: pa.RecordBatch, start: int, end: int) -> int:
         """Return the end of the rows that come before the first overdue occurrence, and before the stop;
         at least one does.
         """
-        keys = [self._overdue[0][:2]] if self._overdue else []
-        first = min([*keys, self._stop] if self._stop is not None else keys, default=None)
-        if first is None:
-            return end
+        first = min(self._first_overdue, self._stop)
         start += int(np.searchsorted(key_columns(batch)[0][start:end], first[0]))
         while start < end and _key(batch, start) < first:
             start += 1
@@ -202,7 +196,7 @@ class RepeatingMessages:
             self._overdue_bytes += len(row.frame)
             return
         if step.next_ms <= self._cutoff_ms:
-            self._stop = min(self._stop or again[:2], again[:2])
+            self._stop = min(self._stop, again[:2])
         self._later.append(again)
         self._later_bytes += len(row.frame)
         if len(self._later) >= _GROUP_ROWS or self._later_bytes >= _GROUP_BYTES:

@@ -11,6 +11,7 @@ Other clients route by other hashes. So cancels and pauses go to all topic parti
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from datetime import datetime, timedelta
@@ -122,9 +123,10 @@ class Schedules:
         self._lock = threading.Lock()
         self._topic = full_name(topic)
         self._creates_topic = creates_topic
-        self._looked_up_s = 0.0
+        self._partitions: list[str] = []
+        self._looked_up_s = -math.inf
         try:
-            self._partitions = self._look_up()
+            self._look_up()
         except LedgerlakeError:
             self._cluster.close()
             raise
@@ -245,7 +247,7 @@ class Schedules:
     def _look_up(self) -> list[str]:
         """Return the partitions of the topic, as they are or were a while ago."""
         with self._lock:
-            if time.monotonic() - self._looked_up_s > _PARTITIONS_KEPT_S or not self._looked_up_s:
+            if time.monotonic() - self._looked_up_s > _PARTITIONS_KEPT_S:
                 self._partitions = self._cluster.topic_partitions(self._topic, creates=self._creates_topic)
                 self._looked_up_s = time.monotonic()
             return self._partitions
