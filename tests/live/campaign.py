@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 6 * 1024 * 1024
 _TRIES, _START_AGAIN = 4, 3
+_COMMITS_UNTIL_MERGE = 100
 # In turn. A broker takes up to two minutes until its topics can be read again.
 _KINDS_OF_KILL = ("driver", "worker", "broker", "jvm", "planner", "start", "worker", "jvm", "driver", "worker", "start")
 
@@ -491,9 +492,20 @@ class Campaign(PipelineProcess):
                     action()
                     done = f"{number}/{len(actions)} {self.log[-1]}, {len(self.confirmed):,} confirmed"
                     say(f"{time.monotonic() - began_s:.0f} s: {done}")
+                self.await_merge()
             finally:
                 self.end()
         self.settle(max((sent.due_ms for sent in self.confirmed.messages.values()), default=0))
+
+    def await_merge(self) -> None:
+        """Let the pipeline run until its upkeep has merged files: on a slow machine, each process
+        before may have been ended too early for that.
+        """
+        with self.process() as running:
+            for _ in range(_COMMITS_UNTIL_MERGE):
+                if StoredTable(str(self.table)).merges():
+                    return
+                self.await_commits(1, running)
 
     def faults(self, say: Callable[[str], None]) -> list[str]:
         """What must not be, of the table, the topic of due messages, and what the broker has kept."""

@@ -72,6 +72,10 @@ class StoredTable:
         paths = sorted(file.path for file in self.filesystem.get_file_info(folder) if file.extension == "json")
         return [self._text(path) for path in paths]
 
+    def merges(self) -> int:
+        """How many commits are of upkeep that has merged files."""
+        return sum('"operation":"OPTIMIZE"' in commit for commit in self.log())
+
     @property
     def _root(self) -> str:
         return self.uri.rpartition("://")[2]
@@ -179,7 +183,7 @@ def judge(confirmed: Confirmed, table: StoredTable, rejects: StoredTable) -> Ver
             if key < reached.get(row.partition, key):
                 verdict.note("out_of_order", f"{row.payload} at {key} behind {reached[row.partition]}")
             reached[row.partition] = max(key, reached.get(row.partition, key))
-    verdict.merges = sum('"operation":"OPTIMIZE"' in commit for commit in table.log())
+    verdict.merges = table.merges()
     for payload in confirmed.messages:
         if payload not in payload_counts:
             verdict.note("missing", f"{payload} at {confirmed.messages[payload]}")

@@ -66,7 +66,7 @@ _BATCHED = {"batching_enabled": True, "batching_max_messages": 5, "batching_max_
 _ONE_BY_ONE = {"batching_enabled": False}
 
 _TEXT = "split_part(decode(value), '|', 2)"
-_LIMIT_S = 600
+_LIMIT_S = 1200
 
 Place = tuple[int, int, int]
 
@@ -286,7 +286,7 @@ class Campaign:
             number += 1
         self._run_once()
         for _ in range(3):
-            if self._replay() == "there is nothing to replay":
+            if self._replay().endswith("there is nothing to replay"):
                 return
         raise AssertionError(f"replays come to no end: {self._replay()}")
 
@@ -317,12 +317,13 @@ class Campaign:
         try:
             self._await(lambda: self._commits() > before, running)
             self._replay_under_kills(kills)
+            assert running.poll() is None, self._log("run")
         finally:
             ended.set()
             feeder.join()
             if self.rng.random() < 0.5:
                 running.send_signal(signal.SIGTERM)
-                assert running.wait(_LIMIT_S) == 0, self._log()
+                assert running.wait(_LIMIT_S) == 0, self._log("run")
             end_group(running)
         # An unfinished micro-batch would be waited for.
         self._run_once()
@@ -341,7 +342,7 @@ class Campaign:
             replay.kill()
             code = replay.wait()
             if not is_alive:
-                assert code == 0, self._log()
+                assert code == 0, self._logs()
                 return
             self.killed[moment] += 1
             self.began += self.record.exists()
@@ -382,7 +383,7 @@ class Campaign:
         began_s = time.monotonic()
         replay = self._spawn("rejects", "--replay")
         self.replays += 1
-        assert replay.wait(_LIMIT_S) == 0, self._log()
+        assert replay.wait(_LIMIT_S) == 0, self._logs()
         self.replay_s = time.monotonic() - began_s
         return self._log().strip()
 
@@ -399,8 +400,11 @@ class Campaign:
         with open(self.folder / f"{number:03d}-{command}.log", "wb") as output:
             return subprocess.Popen(arguments, stdout=output, stderr=output, start_new_session=True)
 
-    def _log(self) -> str:
-        return sorted(self.folder.glob("*.log"))[-1].read_text()[-3000:]
+    def _log(self, command: str = "*") -> str:
+        return sorted(self.folder.glob(f"*-{command}.log"))[-1].read_text()[-3000:]
+
+    def _logs(self) -> str:
+        return f"{self._log('rejects')}\nThe last pipeline said: {self._log('run')}"
 
     def _await(self, condition: Callable[[], bool], running: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + _LIMIT_S

@@ -194,16 +194,18 @@ def test_a_record_of_this_release_is_read(tmp_path: Path) -> None:
 
 
 def test_rejects_of_a_micro_batch_that_is_not_finished_wait_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = config(tmp_path, {"path": "t"})
     reject(settings, 1)
     offsets = tmp_path / "checkpoint" / "offsets"
     offsets.mkdir(parents=True)
     (offsets / "7").write_text("v1\n{}\n{}")
-    monkeypatch.setattr(module, "_BATCH_S", 0.3)
+    monkeypatch.setattr(module, "_BATCH_S", 0.5)
+    monkeypatch.setattr(module, "_TOLD_S", 0.1)
     with pytest.raises(CheckpointError, match="batch 7 of the stream orders is not finished"):
         replay(settings)
+    assert sum("is waited for" in message for message in caplog.messages) == 1
     (tmp_path / "checkpoint" / "commits").mkdir()
     (tmp_path / "checkpoint" / "commits" / "7").write_text("v1\n{}")
     assert replay(settings).replayed == {"no_table": 1}

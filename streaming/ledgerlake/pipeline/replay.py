@@ -26,6 +26,7 @@ rejects were read, the replay waits until Spark has recorded the last micro-batc
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import time
 from collections import Counter
@@ -79,6 +80,8 @@ if TYPE_CHECKING:
     from ledgerlake.options.config import Config
     from ledgerlake.options.table_options import TableOptions
 
+_log = logging.getLogger(__name__)
+
 # The reasons of rejects that may fit later.
 REPLAYABLE = (
     "chunk_expired",
@@ -104,8 +107,8 @@ _NUMBER = "ledgerlake.replay:"
 # No time is later, so each row of a replay is late.
 _LATEST_US = 2**62
 
-# How long a micro-batch in work is waited for.
-_BATCH_S = 60.0
+# How long a micro-batch in work is waited for, and after how long that is said.
+_BATCH_S, _TOLD_S = 600.0, 10.0
 _POLL_S = 0.2
 
 
@@ -202,13 +205,21 @@ class _Replay:
         Raises:
             CheckpointError: it is not, since the pipeline does not run.
         """
-        planned = self._log.last_planned()
-        deadline_s = time.monotonic() + _BATCH_S
+        planned, stream = self._log.last_planned(), self._config.stream.name
+        began_s, is_told = time.monotonic(), False
         while planned is not None and not self._log.has_committed(planned):
-            if time.monotonic() > deadline_s:
+            waited_s = time.monotonic() - began_s
+            if waited_s > _BATCH_S:
                 raise CheckpointError(
-                    f"batch {planned} of the stream {self._config.stream.name} is not finished, so its rejects cannot be told from its "
+                    f"batch {planned} of the stream {stream} is not finished, so its rejects cannot be told from its "
                     "messages; run the pipeline with --once, then replay"
+                )
+            if waited_s > _TOLD_S and not is_told:
+                is_told = True
+                _log.warning(
+                    "batch %d of the stream %s is not finished, and is waited for; if the pipeline does not run, run it with --once",
+                    planned,
+                    stream,
                 )
             time.sleep(_POLL_S)
 
