@@ -33,7 +33,8 @@ import psutil
 import pulsar
 
 from tests.live.oracle import Confirmed, StoredTable, Verdict, judge, judge_topic
-from tests.live.runtime import Runtime, start_runtime, to_toml, wait_until
+from tests.live.runtime import Runtime, start_runtime, to_toml
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

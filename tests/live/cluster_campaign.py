@@ -36,9 +36,10 @@ from tests.live.hosts import PROJECT, Bare, Host, Network, network
 from tests.live.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, hadoop_version, start_object_store
 from tests.live.oracle import StoredTable, Verdict, judge
 from tests.live.pipelines import ledgerlake_process
-from tests.live.runtime import start_runtime, to_toml, wait_until
+from tests.live.runtime import start_runtime, to_toml
 from tests.live.servers import answers_at
 from tests.live.store_proxy import StoreProxy
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,7 +20,8 @@ from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
-from tests.live.runtime import to_toml, wait_until
+from tests.live.runtime import to_toml
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import subprocess
-import time
 import urllib.error
 import urllib.request
 import zlib
@@ -19,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.devbroker import Broker
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ledgerlake.devbroker.security import Security
@@ -180,14 +180,6 @@ def start_runtime(
         for client in running.clients:
             client.close()
         broker.stop()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Return as soon as it is so; a machine may be slow, so only what will never be so fails."""
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.1)
 
 
 def commits(checkpoint: Path) -> int:

@@ -16,7 +16,7 @@ from ledgerlake.api import run
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from tests.live.pipelines import now_ms
-from tests.live.runtime import wait_until
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

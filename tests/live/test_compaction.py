@@ -26,8 +26,8 @@ from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, MessageId, Position
 from tests.encryption import crypto_key_reader
 from tests.live.pipelines import run_once, table_rows
-from tests.live.runtime import wait_until
 from tests.peer import TOPIC, Peer
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -36,7 +36,7 @@ from tests.live.pipelines import (
     table_rows,
     wait_for_rows,
 )
-from tests.live.runtime import wait_until
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

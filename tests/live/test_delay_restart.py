@@ -12,7 +12,7 @@ from ledgerlake.inspect.waiting_messages import waiting_messages
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
 from tests.live.pipelines import now_ms, run_once, running
-from tests.live.runtime import wait_until
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,8 @@ from ledgerlake.source.positions import LatestOffset, next_until
 from ledgerlake.wire.entry import encode_entry, read_stamp
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import metadata
-from tests.live.runtime import start_runtime, wait_until
+from tests.live.runtime import start_runtime
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from ledgerlake.client.cluster import Cluster

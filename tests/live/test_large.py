@@ -21,7 +21,7 @@ from ledgerlake.publish.large_messages import LargeMessageProducer
 from ledgerlake.wire.message_id import ChunkMessageId, from_bytes, to_bytes
 from tests.chunks import chunk_entries
 from tests.live.pipelines import backlog, publish_entries, rejects_rows, run_once, small, table_rows
-from tests.live.runtime import wait_until
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

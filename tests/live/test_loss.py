@@ -17,7 +17,8 @@ from ledgerlake.runtime.java import find_java
 from ledgerlake.source.bounds import first_available
 from tests.chunks import chunk_entries
 from tests.live.pipelines import publish_entries, rejects_rows, run_once, small, table_rows, values
-from tests.live.runtime import Runtime, start_runtime, wait_until
+from tests.live.runtime import Runtime, start_runtime
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,8 +22,8 @@ from ledgerlake.inspect.verify import verify
 from ledgerlake.pipeline.upkeep import keep_up
 from ledgerlake.table import compaction, file_groups
 from tests.live.pipelines import rejects_rows, run_once, running
-from tests.live.runtime import wait_until
 from tests.live.test_schemas import send
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

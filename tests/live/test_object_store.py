@@ -31,8 +31,8 @@ from tests.live.pipelines import (
     run_once,
     sentence,
 )
-from tests.live.runtime import wait_until
 from tests.table.test_compaction import Writer
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,7 +20,7 @@ from ledgerlake.pipeline.batches import BatchWriter
 from ledgerlake.pipeline.forget import forget
 from ledgerlake.pipeline.pipeline import Pipeline
 from tests.live.pipelines import publish_numbers, rows_by_position, run_once, unload_until_trimmed, values
-from tests.live.runtime import wait_until
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -126,7 +126,7 @@ def test_a_version_that_comes_while_the_pipeline_runs_adds_its_columns_before_it
 
 
 def wait_for_rows_of_records(folder: Path, count: int) -> None:
-    from tests.live.runtime import wait_until
+    from tests.waiting import wait_until
 
     wait_until(lambda: DeltaTable(str(folder / "messages")).count() >= count)
 

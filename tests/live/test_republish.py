@@ -41,8 +41,9 @@ from tests.live.pipelines import (
     small_buckets,
     wait_for_rows,
 )
-from tests.live.runtime import commits, start_runtime, wait_for_commits, wait_until
+from tests.live.runtime import commits, start_runtime, wait_for_commits
 from tests.publish.outboxes import filled
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

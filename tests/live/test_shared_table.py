@@ -19,7 +19,7 @@ from deltalake.exceptions import DeltaError
 
 from tests.live.object_store import ObjectStore, start_object_store
 from tests.live.pipelines import config_file
-from tests.live.runtime import wait_until
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.forget import forget
 from ledgerlake.stored.places import Place
 from tests.live.pipelines import publish_numbers, rows_by_position, run_once
-from tests.live.runtime import wait_until
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,7 +19,7 @@ from ledgerlake.errors import DataLossError, TopicNotFoundError
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from tests.live.pipelines import rejects_rows, run_once, running
-from tests.live.runtime import wait_until
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

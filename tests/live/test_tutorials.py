@@ -16,8 +16,8 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.live.pipelines import ledgerlake, run_and_verify, run_once, running
-from tests.live.runtime import wait_until
 from tests.pages import DOCS, Block, blocks_of
+from tests.waiting import wait_until
 
 if sys.version_info >= (3, 11):
     import tomllib

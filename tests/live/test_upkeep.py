@@ -14,7 +14,7 @@ from ledgerlake.options.config import parse_config
 from ledgerlake.stored.places import Place
 from ledgerlake.table.compaction import Compaction
 from tests.live.pipelines import config_file, ledgerlake, publish_numbers, running, values, wait_for_rows
-from tests.live.runtime import wait_until
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,7 +26,8 @@ from tests.live.pipelines import (
     unload_until_trimmed,
     values,
 )
-from tests.live.runtime import Runtime, start_runtime, wait_until
+from tests.live.runtime import Runtime, start_runtime
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

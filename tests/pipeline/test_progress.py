@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -25,9 +25,7 @@ from ledgerlake.pipeline.live_screen import live_screen, sparkline
 from ledgerlake.pipeline.progress_screen import ProgressScreen
 from ledgerlake.stored.offsets import PartitionOffset, to_json
 from ledgerlake.wire.message_id import Position
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.waiting import wait_until
 
 _HOUR_MS = 3_600_000
 
@@ -171,13 +169,6 @@ def test_a_sparkline_is_relative_to_the_greatest_value(values: list[float], line
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not is_true():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def test_on_a_terminal_the_screen_is_live_and_one_line_stays(monkeypatch: pytest.MonkeyPatch) -> None:

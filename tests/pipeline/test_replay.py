@@ -21,6 +21,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline import replay as module
 from ledgerlake.pipeline import replay_rejects
 from ledgerlake.pipeline.replay import replay
+from ledgerlake.pipeline.replay_parts import Parts
 from ledgerlake.pipeline.replay_rejects import FoundReject
 from ledgerlake.table.delta_table import Table, existing_table
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
@@ -109,7 +110,7 @@ def test_a_second_replay_beside_one_at_work_changes_nothing_that_is_not_its_own(
     settings = config(tmp_path, {"path": "t"})
     reject(settings, 1, 2)
     reject(settings, 3, 4, reason="schema_mismatch")
-    commit = module._Replay._commit
+    commit = Parts.commit
     met: list[Any] = []
 
     def second(own: Any, part: Any) -> None:
@@ -119,7 +120,7 @@ def test_a_second_replay_beside_one_at_work_changes_nothing_that_is_not_its_own(
         commit(own, part)
 
     with monkeypatch.context() as changed:
-        changed.setattr(module._Replay, "_commit", second)
+        changed.setattr(Parts, "commit", second)
         with pytest.raises(TableError, match=r"another process has committed|at work"):
             replay(settings, ["no_table"])
     replay(settings)

@@ -19,6 +19,7 @@ from ledgerlake.stored.places import Place
 from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.delta_table import Table, TableSize, open_delta
 from tests.table.test_compaction import Writer, files_of
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,13 +55,6 @@ def with_rejects(config: Config) -> Config:
     table.path.make()
     table.create(config.upkeep.table_properties)
     return config
-
-
-def wait_until(is_true: Any) -> None:
-    deadline = time.monotonic() + _LONG_S
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_small_files_are_merged_while_the_thread_runs_and_stay_merged_after_its_end(

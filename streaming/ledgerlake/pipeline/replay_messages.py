@@ -1,0 +1,146 @@
+"""Decodes rejects as the pipeline would now: their entries, or the chunks of a large message.
+
+Only messages that may be delivered come out: they are due, have not expired, and do not repeat. A
+delayed message gets the time of the replay as that of its delivery.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ledgerlake.decode import schema
+from ledgerlake.decode.large import decode_large
+from ledgerlake.decode.messages import decode_entries
+from ledgerlake.delay.cancel_messages import rows_with_property
+from ledgerlake.errors import CorruptEntryError, DecryptionError
+from ledgerlake.operators.scheduled import find_in_due
+from ledgerlake.pipeline.replay_rejects import batch_index_of
+from ledgerlake.wire.entry import peek_metadata
+from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.schedules import CRON_PROPERTY, EVERY_PROPERTY
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ledgerlake.decode.messages import TopicPartition
+    from ledgerlake.options.config import Config
+
+
+def messages_of_entries(
+    config: Config, rejects: list[dict[str, Any]], source: TopicPartition
+) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+    """Return the messages of entries that can be decoded, are due, do not repeat and have not expired,
+    and for each message which of the rejects it comes from.
+    """
+    raw = pa.array([reject["entry"] for reject in rejects], pa.binary())
+    # Several rejects may be of one entry, so each gets a number of its own for a while.
+    ids = np.arange(len(rejects))
+    decoding = config.source.decoding
+    parts, bad = [schema.MESSAGES.empty_table()], set[int]()
+    for part in decode_entries(raw, np.zeros(len(rejects), dtype=np.int64), ids, source, **decoding):
+        parts.append(pa.Table.from_batches([part.messages.select(schema.MESSAGES.names)]))
+        bad.update(part.rejects["entry_id"].to_pylist())
+    messages = pa.concat_tables(parts)
+    numbers = messages["entry_id"].to_numpy()
+    if config.delay.enabled:
+        bad.update(numbers[_early(messages) | _repeat(messages)].tolist())
+        bad.update(_withheld(messages))
+    is_whole = ~np.isin(numbers, [*bad])
+    messages, numbers = messages.filter(pa.array(is_whole)), numbers[is_whole]
+    messages = _delivered(config, _in_place(messages, [rejects[number] for number in numbers.tolist()]))
+    (batch,) = messages.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema.MESSAGES)]
+    return batch, numbers
+
+
+def large_message(config: Config, rejects: list[dict[str, Any]], source: TopicPartition) -> pa.RecordBatch | None:
+    """Return the large message of chunks; None if they are not all there."""
+    ordered = sorted(rejects, key=lambda reject: int(peek_metadata(memoryview(reject["entry"])).chunk_id))
+    first = peek_metadata(memoryview(ordered[0]["entry"]))
+    if len(ordered) != first.num_chunks_from_msg:
+        return None
+    try:
+        message = decode_large(
+            [reject["entry"] for reject in ordered],
+            tuple(Position(reject["ledger_id"], reject["entry_id"]) for reject in ordered),
+            source,
+            config.chunks.max_message_bytes,
+            config.source.client.crypto,
+            (first.producer_name, first.uuid),
+        )
+    except (CorruptEntryError, DecryptionError):
+        return None
+    rows = pa.Table.from_batches([message])
+    if config.delay.enabled and (_early(rows).any() or _withheld(rows)):
+        return None
+    (batch,) = _delivered(config, rows).to_batches()
+    return batch
+
+
+def _delivered(config: Config, messages: pa.Table) -> pa.Table:
+    """Return messages that are due with the time of their delivery."""
+    if not config.delay.enabled or messages["deliver_at"].null_count == messages.num_rows:
+        return messages
+    now, never = pa.scalar(_now_us(), pa.int64()), pa.scalar(None, pa.int64())
+    delivered = pc.if_else(messages["deliver_at"].is_valid(), now, never)
+    return _with(messages, "delivered_at", delivered.cast(schema.TIMESTAMP))
+
+
+def _early(messages: pa.Table) -> NDArray[np.bool_]:
+    """Return a mask of the messages that are not due yet."""
+    is_early: NDArray[np.bool_] = pc.fill_null(messages["deliver_at"].cast(pa.int64()), 0).to_numpy() > _now_us()
+    return is_early
+
+
+def _withheld(messages: pa.Table) -> set[int]:
+    """Return the entry ids of the delayed messages that must not be delivered, as those that have
+    expired.
+    """
+    withheld = set[int]()
+    for batch in messages.filter(messages["deliver_at"].is_valid()).to_batches():
+        _, rejects = find_in_due(batch, None, _now_us() // 1000)
+        withheld.update(reject.position.entry_id for reject in rejects)
+    return withheld
+
+
+def _repeat(messages: pa.Table) -> NDArray[np.bool_]:
+    """Return a mask of the messages that repeat. Their occurrences have one position, by which a
+    replay knows messages.
+    """
+    repeats = np.zeros(messages.num_rows, dtype=bool)
+    repeats[rows_with_property(messages["properties"].combine_chunks(), [CRON_PROPERTY, EVERY_PROPERTY])] = True
+    is_delayed: NDArray[np.bool_] = messages["deliver_at"].is_valid().to_numpy()
+    return repeats & is_delayed
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _in_place(messages: pa.Table, rejects: list[dict[str, Any]]) -> pa.Table:
+    """Return messages with the positions of the rejects that they come from."""
+    of_batch = messages["batch_index"].to_pylist()
+    indexes = [
+        own if batch_index_of(reject["message_id"]) < 0 else batch_index_of(reject["message_id"])
+        for reject, own in zip(rejects, of_batch, strict=True)
+    ]
+    positions = [f"{reject['ledger_id']}:{reject['entry_id']}" for reject in rejects]
+    columns: dict[str, list[Any]] = {
+        "ledger_id": [reject["ledger_id"] for reject in rejects],
+        "entry_id": [reject["entry_id"] for reject in rejects],
+        "batch_index": indexes,
+        "message_id": [
+            text if index < 0 else f"{text}:{index}" for text, index in zip(positions, indexes, strict=True)
+        ],
+    }
+    for name, values in columns.items():
+        messages = _with(messages, name, pa.array(values, schema.MESSAGES.field(name).type))
+    return messages
+
+
+def _with(messages: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    return messages.set_column(messages.schema.get_field_index(name), schema.MESSAGES.field(name), column)
