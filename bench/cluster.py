@@ -34,7 +34,8 @@ from tests.live.cluster_campaign import Cluster
 from tests.live.hosts import network
 from tests.live.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, hadoop_version, start_object_store
 from tests.live.pipelines import ledgerlake_process
-from tests.live.runtime import Runtime, start_runtime, wait_until
+from tests.live.runtime import Runtime, start_runtime
+from tests.waiting import wait_until
 
 from bench.throughput import PARTITIONS, Workload, cpu_s, expect, pss_mb, publish, trigger_seconds
 from ledgerlake.runtime.java import fetch_jars

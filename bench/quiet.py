@@ -14,7 +14,8 @@ from pathlib import Path
 
 import psutil
 from deltalake import DeltaTable
-from tests.live.runtime import Runtime, start_runtime, to_toml, wait_until
+from tests.live.runtime import Runtime, start_runtime, to_toml
+from tests.waiting import wait_until
 
 from bench.latency import actions_of, publish, run_pipeline
 from bench.throughput import cpu_s, pss_mb

@@ -43,7 +43,8 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from tests.live.runtime import Runtime, start_runtime, to_toml, wait_until
+from tests.live.runtime import Runtime, start_runtime, to_toml
+from tests.waiting import wait_until
 
 from bench.terminal import Terminal, terminal
 from bench.throughput import cpu_s

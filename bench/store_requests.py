@@ -19,8 +19,9 @@ from typing import Any
 from deltalake import DeltaTable
 from tests.live.object_store import ObjectStore, hadoop_version, start_object_store
 from tests.live.pipelines import config_file
-from tests.live.runtime import Runtime, start_runtime, wait_until
+from tests.live.runtime import Runtime, start_runtime
 from tests.live.store_proxy import StoreProxy
+from tests.waiting import wait_until
 
 _PARTS = ("_delta_log", "offsets", "commits", "state", "ledgerlake")
 

@@ -30,7 +30,8 @@ from ledgerlake.decode import schema
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.compaction import Compaction
-from ledgerlake.table.delta_table import Table, open_delta
+from ledgerlake.table.delta_table import Table
+from ledgerlake.table.open_table import open_delta
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 
 _ROWS, _TOPICS, _VALUE_BYTES = 850, 10, 100

@@ -23,7 +23,7 @@ from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.metrics import Metrics, PipelineState
 from ledgerlake.pipeline.progress import Behind
 from ledgerlake.pipeline.upkeep import TableUpkeep, UpkeepReport
-from ledgerlake.table.delta_table import TableSize
+from ledgerlake.table.open_table import TableSize
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 MANIFESTS = ["pipeline.yaml", "once.yaml"]

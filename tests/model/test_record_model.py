@@ -28,8 +28,8 @@ from ledgerlake.pipeline.record_schemas import RecordSchemas
 from ledgerlake.source import value_schemas
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
-from ledgerlake.table.delta_table import open_delta
 from ledgerlake.table.layout import record_of
+from ledgerlake.table.open_table import open_delta
 from ledgerlake.wire.value_schema import ValueSchema
 from tests.pipeline_tables import messages_table, opened_tables
 

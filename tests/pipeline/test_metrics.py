@@ -15,7 +15,7 @@ from ledgerlake.pipeline.metrics import Metrics, MetricsListener, PipelineState
 from ledgerlake.pipeline.progress import Behind, lags_of
 from ledgerlake.pipeline.upkeep import TableUpkeep, UpkeepReport
 from ledgerlake.stored.offsets import PartitionOffset, to_json
-from ledgerlake.table.delta_table import TableSize
+from ledgerlake.table.open_table import TableSize
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 NAME = "persistent://public/default/t"

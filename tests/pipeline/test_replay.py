@@ -23,7 +23,8 @@ from ledgerlake.pipeline import replay_rejects
 from ledgerlake.pipeline.replay import replay
 from ledgerlake.pipeline.replay_parts import Parts
 from ledgerlake.pipeline.replay_rejects import FoundReject
-from ledgerlake.table.delta_table import Table, existing_table
+from ledgerlake.table.delta_table import Table
+from ledgerlake.table.open_table import existing_table
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 from tests.chunks import chunk_entries
 

@@ -23,7 +23,7 @@ from ledgerlake.pipeline.metrics import PipelineState, ServedMetrics, state_of
 from ledgerlake.pipeline.progress import Behind
 from ledgerlake.pipeline.status import Problems, policy_of
 from ledgerlake.pipeline.upkeep import TableUpkeep, UpkeepReport
-from ledgerlake.table.delta_table import TableSize
+from ledgerlake.table.open_table import TableSize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,8 @@ from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.upkeep import Upkeep, UpkeepReport, keep_up
 from ledgerlake.stored.places import Place
 from ledgerlake.table.compaction import Compaction
-from ledgerlake.table.delta_table import Table, TableSize, open_delta
+from ledgerlake.table.delta_table import Table
+from ledgerlake.table.open_table import TableSize, open_delta
 from tests.table.test_compaction import Writer, files_of
 from tests.waiting import wait_until
 

@@ -19,7 +19,8 @@ from ledgerlake.stored.places import Place
 from ledgerlake.table import compaction, file_groups, log_commit, replacement
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.compaction import Compaction
-from ledgerlake.table.delta_table import Table, open_delta, read_commit
+from ledgerlake.table.delta_table import Table
+from ledgerlake.table.open_table import open_delta, read_commit
 from ledgerlake.table.ordered_files import BufferedWriter, OrderedWriter, data_folder
 from ledgerlake.table.vacuum import is_data_file
 from ledgerlake.wire.message_id import AFTER_ALL

@@ -21,7 +21,8 @@ from ledgerlake.stored.places import Place
 from ledgerlake.stored.stores import StorageSettings
 from ledgerlake.table import delta_table
 from ledgerlake.table.batch_record import BatchRecord, Recorded, number_of
-from ledgerlake.table.delta_table import HONOURED_FEATURES, Table
+from ledgerlake.table.delta_table import Table
+from ledgerlake.table.features import HONOURED_FEATURES
 from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.table.spark_table import SparkTable, open_table
 

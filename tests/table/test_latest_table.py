@@ -22,9 +22,10 @@ from ledgerlake.errors import TableError
 from ledgerlake.stored.places import Place
 from ledgerlake.table import latest_table, log_commit
 from ledgerlake.table.batch_record import BatchRecord
-from ledgerlake.table.delta_table import Table, read_commit
+from ledgerlake.table.delta_table import Table
 from ledgerlake.table.latest_index import FileRows, LatestIndex, key_hashes, ranks
 from ledgerlake.table.latest_table import LatestTable
+from ledgerlake.table.open_table import read_commit
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder
 from ledgerlake.table.vacuum import vacuum
 

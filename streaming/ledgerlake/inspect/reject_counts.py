@@ -13,7 +13,7 @@ from deltalake import QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
 from ledgerlake.errors import TableAccessError, TableError
-from ledgerlake.table.delta_table import open_delta
+from ledgerlake.table.open_table import open_delta
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -20,7 +20,8 @@ from ledgerlake.options.spark_options import LOCAL_MASTER, SparkConfig
 from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.stored.places import Place
 from ledgerlake.table.compaction import CLUSTERED_PREFIX
-from ledgerlake.table.delta_table import PARTITIONED, open_delta, special_features
+from ledgerlake.table.features import PARTITIONED, special_features
+from ledgerlake.table.open_table import open_delta
 from ledgerlake.table.ordered_files import sort_keys
 from ledgerlake.table.vacuum import is_own_file
 

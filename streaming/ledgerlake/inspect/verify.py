@@ -70,7 +70,7 @@ from ledgerlake.source.bounds import resolve_end
 from ledgerlake.source.planning import entry_range
 from ledgerlake.source.wakeup_files import load_wakeup_times
 from ledgerlake.stored.offsets import Offset, PartitionOffset
-from ledgerlake.table.delta_table import existing_table
+from ledgerlake.table.open_table import existing_table
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:

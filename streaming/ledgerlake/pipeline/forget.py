@@ -14,7 +14,8 @@ from ledgerlake.errors import CheckpointError, UsageError
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.known_tables import known_tables
 from ledgerlake.pipeline.left_topics import known_topic_partitions
-from ledgerlake.table.delta_table import Table, existing_table
+from ledgerlake.table.delta_table import Table
+from ledgerlake.table.open_table import existing_table
 
 if TYPE_CHECKING:
     from ledgerlake.options.config import Config

@@ -14,7 +14,7 @@ from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.cursors import seen_tables
 from ledgerlake.pipeline.tables import REJECTS_TABLE
 from ledgerlake.stored.places import parse_place
-from ledgerlake.table.delta_table import existing_table
+from ledgerlake.table.open_table import existing_table
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -46,7 +46,7 @@ from ledgerlake.pipeline.replay_messages import large_message, messages_of_entri
 from ledgerlake.pipeline.replay_parts import Parts
 from ledgerlake.pipeline.replay_rejects import REPLAYED, RejectsToReplay
 from ledgerlake.pipeline.tables import REJECTS_TABLE, Tables
-from ledgerlake.table.delta_table import open_delta
+from ledgerlake.table.open_table import open_delta
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder, packed
 from ledgerlake.table.spark_table import SparkTable
 

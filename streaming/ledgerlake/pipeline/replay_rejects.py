@@ -22,7 +22,7 @@ from deltalake.exceptions import DeltaError
 
 from ledgerlake.decode import schema
 from ledgerlake.errors import CorruptEntryError, TableAccessError
-from ledgerlake.table.delta_table import open_delta
+from ledgerlake.table.open_table import open_delta
 from ledgerlake.table.ordered_files import data_folder, read_row_groups
 from ledgerlake.wire.entry import peek_metadata
 

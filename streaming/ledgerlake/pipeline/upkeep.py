@@ -20,7 +20,7 @@ from ledgerlake.pipeline.attempts import Attempts
 from ledgerlake.pipeline.known_tables import known_tables
 from ledgerlake.runtime.memory import give_back
 from ledgerlake.table.compaction import Compaction
-from ledgerlake.table.delta_table import size_of
+from ledgerlake.table.open_table import size_of
 from ledgerlake.table.vacuum import vacuum
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ledgerlake.options.config import Config
     from ledgerlake.stored.places import Place
-    from ledgerlake.table.delta_table import TableSize
+    from ledgerlake.table.open_table import TableSize
     from ledgerlake.table.vacuum import Vacuumed
 
 _log = logging.getLogger(__name__)

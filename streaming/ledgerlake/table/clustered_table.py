@@ -18,7 +18,7 @@ import deltalake
 import pyarrow as pa
 
 from ledgerlake.errors import TableAccessError, TableError
-from ledgerlake.table.delta_table import CLUSTERED
+from ledgerlake.table.features import CLUSTERED
 from ledgerlake.table.log_commit import OwnCommit
 from ledgerlake.table.log_state import CLUSTERING_DOMAIN, clustering_columns
 from ledgerlake.table.ordered_files import bounded_paths

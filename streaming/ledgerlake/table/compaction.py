@@ -37,19 +37,12 @@ from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import TableAccessError
 from ledgerlake.table import file_groups
 from ledgerlake.table.clusters import part_numbers, parts_of, split_of
-from ledgerlake.table.delta_table import (
-    CLUSTERED,
-    PARTITIONED,
-    TableSize,
-    column_differences,
-    open_delta,
-    read_commit,
-    special_features,
-)
+from ledgerlake.table.features import CLUSTERED, PARTITIONED, column_differences, special_features
 from ledgerlake.table.file_groups import TableFile, groups_to_merge
 from ledgerlake.table.layout import file_schema, partition_text, rows_of_table, to_file
 from ledgerlake.table.log_commit import ENGINE, checkpoint_interval
 from ledgerlake.table.log_state import clustering_columns
+from ledgerlake.table.open_table import TableSize, open_delta, read_commit
 from ledgerlake.table.ordered_files import (
     ROW_GROUP_BYTES,
     BufferedWriter,

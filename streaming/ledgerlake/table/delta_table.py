@@ -28,15 +28,13 @@ import json
 import secrets
 import time
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import deltalake
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 from pyarrow import fs
 
@@ -44,7 +42,16 @@ from ledgerlake.errors import CheckpointError, OwnershipError, SetupError, Table
 from ledgerlake.stored.fields import stored
 from ledgerlake.table.additions import KEY_COLUMNS, row_keys
 from ledgerlake.table.batch_record import Recorded, number_of
+from ledgerlake.table.features import (
+    CLUSTERED,
+    PARTITIONED,
+    column_differences,
+    listed,
+    null_constraints,
+    special_features,
+)
 from ledgerlake.table.layout import file_schema
+from ledgerlake.table.open_table import batch_of_commit, commit_file, existing_table, open_delta, transactions_of
 from ledgerlake.table.ordered_files import DataFile
 
 if TYPE_CHECKING:
@@ -71,36 +78,13 @@ DEFAULT_CHECKPOINT_INTERVAL = 100
 # How many commits are searched for a micro-batch; others may write to the table too.
 HISTORY_COMMITS = 1000
 
-# The features of a protocol whose tables delta-rs commits to, and which appended files honour. A
-# table with any other feature is delta-spark's.
-HONOURED_FEATURES = {"appendOnly", "invariants", "deletionVectors", "timestampNtz", "v2Checkpoint", "variantType", "variantType-preview"}  # fmt: skip
-
-# What our files cannot carry may be said by a property too, or by a column. Protocols before
-# features have only those; the last of them requires identity columns, which delta-rs lacks.
-_REFUSED_PROPERTIES = {
-    "delta.columnMapping.mode": "columnMapping",
-    "delta.enableChangeDataFeed": "changeDataFeed",
-    "delta.enableRowTracking": "rowTracking",
-}
-_REFUSED_COLUMNS = {"delta.generationExpression": "generatedColumns", "delta.invariants": "column invariants"}
-_IDENTITY_VERSION = 6
-
 # The property of a table whose rows are the latest messages of their keys (see ``latest_table``).
 MODE, LATEST = "ledgerlake.mode", "latest"
-
-# How many columns of a kind an error names.
-_DIFFERENCES_MOST = 3
-
-# The features of a table with liquid clustering.
-CLUSTERED = frozenset({"clustering", "domainMetadata"})
 
 # The property of a table with the expressions that compute its partition columns:
 #     ledgerlake.partition_by = "1 {"day": "date(broker_timestamp)"}"
 PARTITION_BY = "ledgerlake.partition_by"
 _PARTITION_VERSION = 1
-
-# The feature of a table that is partitioned.
-PARTITIONED = "partition columns"
 
 
 class Table:
@@ -683,169 +667,10 @@ def _expressions(text: str | None, place: str) -> dict[str, str]:
     return expressions
 
 
-def existing_table(path: Place) -> DeltaTable | None:
-    """Return the table at a path; None if there is none.
-
-    Raises:
-        TableError: it cannot be opened.
-    """
-    try:
-        return open_delta(path)
-    except TableNotFoundError:
-        return None
-    except (DeltaError, OSError) as error:
-        raise TableAccessError(f"the table at {path} cannot be opened: {path.reason(error)}") from None
-
-
-def open_delta(path: Place, version: int | None = None) -> DeltaTable:
-    """Open a version of a table, the current one by default.
-
-    Raises:
-        DeltaError, OSError: it does not exist, or cannot be read.
-    """
-    return DeltaTable(path.uri, version=version, storage_options=path.delta_options())
-
-
-@dataclass(frozen=True)
-class TableSize:
-    """The files of a table that are in use, and their bytes."""
-
-    files: int
-    size_bytes: int
-
-
-def size_of(path: Place) -> TableSize | None:
-    """Return the size of a table, None if there is none.
-
-    Raises:
-        TableError: it cannot be opened.
-    """
-    table = existing_table(path)
-    if table is None:
-        return None
-    sizes = pa.table(table.get_add_actions())["size_bytes"]
-    return TableSize(len(sizes), sum(sizes.to_pylist()))
-
-
-def transactions_of(path: Place, version: int) -> dict[str, int]:
-    """Return the transactions in the commit of a version; none if it cannot be read."""
-    try:
-        actions = read_commit(path, version)
-    except (OSError, ValueError):
-        return {}
-    return {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
-
-
-def read_commit(path: Place, version: int) -> list[dict[str, dict[str, Any]]]:
-    """Return the actions in the commit of a version.
-
-    Raises:
-        FileNotFoundError: there is no such commit, or it was removed.
-        OSError, ValueError: it cannot be read.
-    """
-    file = commit_file(path, version)
-    with file.filesystem().open_input_stream(file.root) as stream:
-        return [json.loads(line) for line in bytes(stream.read()).splitlines()]
-
-
-def commit_file(path: Place, version: int) -> Place:
-    """Return the file of a version in the log of a table."""
-    return path / f"_delta_log/{version:020}.json"
-
-
-def batch_of_commit(commit: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the micro-batch in a commit's metadata, from either writer; None if there is none."""
-    for name in ("ledgerlake", "userMetadata"):
-        with contextlib.suppress(ValueError, TypeError):
-            batch = json.loads(commit.get(name) or "null")
-            if isinstance(batch, dict):
-                return batch
-    return None
-
-
 def _file_names(path: Place, version: int) -> set[str]:
     """Return the names of a version's files, below the table."""
     actions = pa.table(open_delta(path, version).get_add_actions())
     return set(actions["path"].to_pylist())
-
-
-def special_features(table: DeltaTable) -> list[str]:
-    """Return the features of a table that plain appended files would violate."""
-    metadata = table.metadata()
-    protocol = table.protocol()
-    features = set(protocol.writer_features or []) - HONOURED_FEATURES
-    if protocol.min_writer_version == _IDENTITY_VERSION:
-        features.add("identityColumns")
-    for name, value in metadata.configuration.items():
-        if name in _REFUSED_PROPERTIES and value not in ("none", "false"):
-            features.add(_REFUSED_PROPERTIES[name])
-        if name.startswith("delta.constraints."):
-            features.add("checkConstraints")
-    for column in _fields(table.schema()):
-        features.update(_REFUSED_COLUMNS[name] for name in column["metadata"] if name in _REFUSED_COLUMNS)
-    if metadata.partition_columns:
-        features.add(PARTITIONED)
-    return sorted(features)
-
-
-def null_constraints(schema: pa.Schema, table: DeltaTable) -> list[str]:
-    """Return the columns of ``schema``, or values in them, that must not be null in the table; each
-    as words.
-    """
-    ours, theirs = _never_null(schema), _never_null(table.schema())
-    return [f"NOT NULL on {path}" for path, column in theirs.items() if column in schema.names and path not in ours]
-
-
-def _never_null(schema: pa.Schema | deltalake.Schema) -> dict[str, str]:
-    """Return what is never null, as Spark names it, with the name of its column."""
-    found = {}
-    for field in _fields(schema):
-        name, kind, is_nullable = field["name"], field["type"], field["nullable"]
-        if not is_nullable:
-            found[name] = name
-        if isinstance(kind, dict) and not kind.get("valueContainsNull", True):
-            found[f"{name}.value"] = name
-    return found
-
-
-def _column_types(schema: pa.Schema | deltalake.Schema) -> dict[str, str]:
-    """Return the types of columns by name, as Delta names them."""
-    return {field["name"]: _type_name(field["type"]) for field in _fields(schema)}
-
-
-def _fields(schema: pa.Schema | deltalake.Schema) -> list[dict[str, Any]]:
-    """Return the columns as Delta's log describes them."""
-    delta_schema = deltalake.Schema.from_arrow(schema) if isinstance(schema, pa.Schema) else schema
-    fields: list[dict[str, Any]] = json.loads(delta_schema.to_json())["fields"]
-    return fields
-
-
-def _type_name(kind: str | dict[str, Any]) -> str:
-    if isinstance(kind, str):
-        return kind
-    return (
-        f"map<{_type_name(kind['keyType'])},{_type_name(kind['valueType'])}>" if kind["type"] == "map" else kind["type"]
-    )
-
-
-def column_differences(schema: pa.Schema, table: DeltaTable) -> tuple[list[str], list[str], list[str]]:
-    """Return the missing columns of a table, its extra columns, and those of another type; each as
-    a phrase.
-    """
-    expected, actual = _column_types(schema), _column_types(table.schema())
-    missing = [f"it lacks {name}" for name in expected if name not in actual]
-    extra = [f"it has {name}" for name in actual if name not in expected]
-    changed = [name for name in expected if name in actual and expected[name] != actual[name]]
-    return missing, extra, [f"{name} is {actual[name]} instead of {expected[name]}" for name in changed]
-
-
-def listed(*differences: list[str]) -> str:
-    """Return the first differences of each kind as one phrase, and how many there are more."""
-    phrases = []
-    for kind in differences:
-        more = len(kind) - _DIFFERENCES_MOST
-        phrases += [*kind[:_DIFFERENCES_MOST], *([f"and {more} more"] if more > 0 else [])]
-    return "; ".join(phrases)
 
 
 def _range_of(query: str) -> str:

@@ -32,7 +32,8 @@ import pyarrow.parquet as pq
 
 from ledgerlake.errors import SetupError, TableError
 from ledgerlake.stored.secrets import read_variable
-from ledgerlake.table.delta_table import CLUSTERED, PARTITIONED, existing_table, special_features
+from ledgerlake.table.features import CLUSTERED, PARTITIONED, special_features
+from ledgerlake.table.open_table import existing_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from deltalake.exceptions import DeltaError
 
-from ledgerlake.table.delta_table import DEFAULT_CHECKPOINT_INTERVAL, commit_file, open_delta, read_commit
+from ledgerlake.table.delta_table import DEFAULT_CHECKPOINT_INTERVAL
+from ledgerlake.table.open_table import commit_file, open_delta, read_commit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

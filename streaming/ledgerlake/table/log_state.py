@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from ledgerlake.table.delta_table import read_commit
+from ledgerlake.table.open_table import read_commit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

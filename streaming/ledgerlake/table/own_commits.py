@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ledgerlake.table.delta_table import Table, read_commit
+from ledgerlake.table.delta_table import Table
 from ledgerlake.table.log_commit import checkpoint_interval, write_checkpoint
+from ledgerlake.table.open_table import read_commit
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -23,7 +23,8 @@ from deltalake.exceptions import DeltaError
 from ledgerlake.decode.record_columns import PULSAR_COLUMN, united
 from ledgerlake.decode.record_rows import rows_schema
 from ledgerlake.errors import TableAccessError, TableError, refuse_newer
-from ledgerlake.table.delta_table import CLUSTERED, Table, is_metadata_conflict
+from ledgerlake.table.delta_table import Table, is_metadata_conflict
+from ledgerlake.table.features import CLUSTERED
 from ledgerlake.table.layout import file_schema, record_of, rows_of_table
 
 if TYPE_CHECKING:

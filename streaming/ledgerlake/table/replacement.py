@@ -16,8 +16,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.errors import TableAccessError
-from ledgerlake.table.delta_table import commit_file, read_commit
 from ledgerlake.table.log_commit import OwnCommit
+from ledgerlake.table.open_table import commit_file, read_commit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -30,15 +30,9 @@ from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.runtime.java_errors import root_cause
 from ledgerlake.table.additions import KEY_COLUMNS, row_key
 from ledgerlake.table.batch_record import Recorded, number_of
-from ledgerlake.table.delta_table import (
-    PARTITIONED,
-    Table,
-    column_differences,
-    existing_table,
-    listed,
-    null_constraints,
-    special_features,
-)
+from ledgerlake.table.delta_table import Table
+from ledgerlake.table.features import PARTITIONED, column_differences, listed, null_constraints, special_features
+from ledgerlake.table.open_table import existing_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

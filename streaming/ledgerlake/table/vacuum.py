@@ -32,8 +32,9 @@ from pyarrow import fs
 
 from ledgerlake.errors import TableAccessError, UsageError
 from ledgerlake.table.deletion_vectors import file_of
-from ledgerlake.table.delta_table import LATEST, MODE, open_delta
+from ledgerlake.table.delta_table import LATEST, MODE
 from ledgerlake.table.log_state import read_state, vectors_of
+from ledgerlake.table.open_table import open_delta
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

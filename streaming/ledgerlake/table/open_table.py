@@ -1,0 +1,97 @@
+"""Opens tables, and reads single commits of their logs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from ledgerlake.errors import TableAccessError
+
+if TYPE_CHECKING:
+    from ledgerlake.stored.places import Place
+
+
+def existing_table(path: Place) -> DeltaTable | None:
+    """Return the table at a path; None if there is none.
+
+    Raises:
+        TableError: it cannot be opened.
+    """
+    try:
+        return open_delta(path)
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        raise TableAccessError(f"the table at {path} cannot be opened: {path.reason(error)}") from None
+
+
+def open_delta(path: Place, version: int | None = None) -> DeltaTable:
+    """Open a version of a table, the current one by default.
+
+    Raises:
+        DeltaError, OSError: it does not exist, or cannot be read.
+    """
+    return DeltaTable(path.uri, version=version, storage_options=path.delta_options())
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """The files of a table that are in use, and their bytes."""
+
+    files: int
+    size_bytes: int
+
+
+def size_of(path: Place) -> TableSize | None:
+    """Return the size of a table, None if there is none.
+
+    Raises:
+        TableError: it cannot be opened.
+    """
+    table = existing_table(path)
+    if table is None:
+        return None
+    sizes = pa.table(table.get_add_actions())["size_bytes"]
+    return TableSize(len(sizes), sum(sizes.to_pylist()))
+
+
+def transactions_of(path: Place, version: int) -> dict[str, int]:
+    """Return the transactions in the commit of a version; none if it cannot be read."""
+    try:
+        actions = read_commit(path, version)
+    except (OSError, ValueError):
+        return {}
+    return {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
+
+
+def read_commit(path: Place, version: int) -> list[dict[str, dict[str, Any]]]:
+    """Return the actions in the commit of a version.
+
+    Raises:
+        FileNotFoundError: there is no such commit, or it was removed.
+        OSError, ValueError: it cannot be read.
+    """
+    file = commit_file(path, version)
+    with file.filesystem().open_input_stream(file.root) as stream:
+        return [json.loads(line) for line in bytes(stream.read()).splitlines()]
+
+
+def commit_file(path: Place, version: int) -> Place:
+    """Return the file of a version in the log of a table."""
+    return path / f"_delta_log/{version:020}.json"
+
+
+def batch_of_commit(commit: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the micro-batch in a commit's metadata, from either writer; None if there is none."""
+    for name in ("ledgerlake", "userMetadata"):
+        with contextlib.suppress(ValueError, TypeError):
+            batch = json.loads(commit.get(name) or "null")
+            if isinstance(batch, dict):
+                return batch
+    return None
