@@ -68,6 +68,72 @@ def test_groups_out_of_order_are_merged_and_the_runs_removed(tmp_path: Path, mon
     assert {file.name for file in files} == {path.name for path in tmp_path.iterdir()}
 
 
+def count_open_files(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets how many files are read at one time, at each that is opened."""
+    counts: list[int] = []
+    read_row_groups = ordered_files.read_row_groups
+    is_open: set[str] = set()
+
+    def counted(folder: ParquetFolder, name: str) -> Any:
+        is_open.add(name)
+        counts.append(len(is_open))
+        yield from read_row_groups(folder, name)
+        is_open.remove(name)
+
+    monkeypatch.setattr(ordered_files, "read_row_groups", counted)
+    return counts
+
+
+def test_times_that_overlap_a_little_are_merged_with_few_files_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered_files, "ROW_GROUP_BYTES", 1)
+    open_files = count_open_files(monkeypatch)
+    writer = writer_in(tmp_path)
+    # Two producers, one of which is late by less than a group is long.
+    times = [number - (7 if number % 2 else 0) for number in range(1000, 1600)]
+    for start in range(0, 600, 20):
+        writer.write(rows(times[start : start + 20], first_entry=start))
+        assert sum(run._open is not None for run in writer._runs) == 1
+    files = writer.finish()
+    expected = sorted(range(600), key=lambda number: (times[number], number))
+    assert entries_of(tmp_path, files) == expected
+    assert (len(open_files), max(open_files)) == (30, 2)
+
+
+def test_many_runs_over_one_span_of_time_are_merged_with_a_bounded_number_of_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered_files, "ROW_GROUP_BYTES", 1)
+    open_files = count_open_files(monkeypatch)
+    rng = random.Random(8)
+    times = [rng.randrange(1000) for _ in range(1400)]
+    writer = writer_in(tmp_path)
+    for start in range(0, 1400, 20):
+        writer.write(rows(times[start : start + 20], first_entry=start))
+    files = writer.finish()
+    assert entries_of(tmp_path, files) == sorted(range(1400), key=lambda number: (times[number], number))
+    # 70 runs become 9, those become 2, and those are merged.
+    assert (len(open_files), max(open_files)) == (70 + 9 + 2, 8)
+    assert {file.name for file in files} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_row_groups_of_merged_files_have_a_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = writer_in(tmp_path), writer_in(tmp_path)
+    first.write(rows([1, *range(3, 103)]))
+    second.write(rows([2, *range(203, 303)], first_entry=200))
+    monkeypatch.setattr(ordered_files, "ROW_GROUP_BYTES", rows(list(range(10))).nbytes)
+    merged, _ = merge_overlapping(first._folder, [*first.finish(), *second.finish()])
+    sizes = [
+        group.num_rows
+        for file in merged
+        for parquet in [pq.ParquetFile(tmp_path / file.name).metadata]
+        for group in map(parquet.row_group, range(parquet.num_row_groups))
+    ]
+    assert sum(sizes) == 202
+    assert max(sizes) <= 20
+
+
 def test_messages_without_broker_time_are_ordered_by_publish_time(tmp_path: Path) -> None:
     writer = writer_in(tmp_path)
     writer.write(rows([0], first_entry=0, broker_timestamp=None, publish_time=9_000))

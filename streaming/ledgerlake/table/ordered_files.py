@@ -9,8 +9,10 @@ step back.
 
 Memory is bounded: rows are collected up to one row group and sorted there. While each group begins
 at or after the end of the one before, all groups go into one file, a run. A group that begins
-earlier opens a new run. At the end, the runs are merged with one row group of each in memory.
-Overlapping files of several writers are merged the same way.
+earlier begins a new run. At the end, the runs are merged. Publish times of several producers overlap
+a little, so the merge has a row group of two or three runs in memory. If more runs than
+``_MOST_OPEN_FILES`` overlap at one time, they become fewer by merges of so many first. Overlapping
+files of several writers are merged the same way.
 
 A value as large as a row group or larger has a file of its own, compressed only if a sample of it
 shrinks.
@@ -25,6 +27,7 @@ import json
 import uuid
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,6 +54,9 @@ Key = tuple[int, int, int, int]
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 FILE_BYTES = 256 * 1024 * 1024
+
+# A merge has a row group of each in memory.
+_MOST_OPEN_FILES = 8
 
 _SAMPLE_BYTES = 256 * 1024
 
@@ -340,6 +346,7 @@ class OrderedWriter:
         if table.num_rows == 0:
             return
         if self._last is not None and key_of(table, 0) < self._last:
+            self._runs[-1].roll_file()
             self._runs.append(FileWriter(self._folder))
         self._runs[-1].write(table)
         self._last = key_of(table, table.num_rows - 1)
@@ -416,16 +423,47 @@ def merge_overlapping(folder: ParquetFolder, files: list[DataFile]) -> tuple[lis
         by_partition.setdefault(json.dumps(file.partition_values), []).append(file)
     for of_partition in by_partition.values():
         to = replace(folder, partition_values=of_partition[0].partition_values)
-        for group in _overlapping(sorted(of_partition, key=lambda file: (file.first, file.last))):
+        for group in _overlapping(_in_order_of_keys(of_partition)):
             if len(group) == 1:
                 result += group
-                continue
-            out = FileWriter(to)
-            for table in merge_sorted([read_row_groups(to, file.name) for file in group]):
-                out.write(table)
-            result += out.finish()
-            replaced += [file.name for file in group]
+            else:
+                result += _merged(to, group)
+                replaced += [file.name for file in group]
     return result, replaced
+
+
+def _merged(folder: ParquetFolder, files: list[DataFile]) -> list[DataFile]:
+    """Write the rows of files, in the order of their first keys, to new files in order."""
+    if _most_at_one_time(files) <= _MOST_OPEN_FILES:
+        return _merged_at_once(folder, files, FileWriter(folder))
+    fewer = []
+    for start in range(0, len(files), _MOST_OPEN_FILES):
+        part = files[start : start + _MOST_OPEN_FILES]
+        fewer += _merged_at_once(folder, part, FileWriter(folder, makes_one_file=True))
+    result = _merged(folder, _in_order_of_keys(fewer))
+    delete_files(folder, [file.name for file in fewer])
+    return result
+
+
+def _merged_at_once(folder: ParquetFolder, files: list[DataFile], out: FileWriter) -> list[DataFile]:
+    first_keys = [file.first for file in files if file.first is not None]
+    for table in merge_sorted([read_row_groups(folder, file.name) for file in files], first_keys):
+        count = -(-table.num_rows * ROW_GROUP_BYTES // max(table.nbytes, ROW_GROUP_BYTES))
+        for start in range(0, table.num_rows, count):
+            out.write(table.slice(start, count))
+    return out.finish()
+
+
+def _most_at_one_time(files: list[DataFile]) -> int:
+    """Return how many files overlap at most at one key."""
+    begins = [(file.first, 0) for file in files]
+    ends = [(file.last, 1) for file in files]
+    counts = accumulate(1 if kind == 0 else -1 for _, kind in sorted([*begins, *ends]))
+    return max(counts)
+
+
+def _in_order_of_keys(files: list[DataFile]) -> list[DataFile]:
+    return sorted(files, key=lambda file: (file.first, file.last))
 
 
 def _overlapping(files: list[DataFile]) -> Iterator[list[DataFile]]:
@@ -503,9 +541,11 @@ def packed(rows: NDArray[np.int64]) -> NDArray[np.void]:
     return values.view(np.dtype((np.void, values.shape[1] * values.itemsize))).reshape(-1)
 
 
-def merge_sorted(runs: list[Iterator[pa.Table]]) -> Iterator[pa.Table]:
-    """Merge sorted runs; one table of each is in memory at a time."""
-    return sorted_runs.merge_sorted(runs, sort_keys, pa.Table.slice, _joined)
+def merge_sorted(runs: list[Iterator[pa.Table]], first_keys: list[Key] | None = None) -> Iterator[pa.Table]:
+    """Merge sorted runs; one table of each is in memory at a time. With their first keys, which rise,
+    those that are not needed yet are not opened.
+    """
+    return sorted_runs.merge_sorted(runs, sort_keys, pa.Table.slice, _joined, first_keys)
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:

@@ -2,11 +2,13 @@
 in memory.
 
 A row is output if no source can still have an earlier one. In each step, these are the rows up to
-the smallest of the last keys of the batches in memory.
+the smallest of the last keys of the batches in memory. If the first keys of the sources are known, a
+source is opened when the rows before its own have been output.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
@@ -34,6 +36,7 @@ def merge_sorted(
     keys: Callable[[Rows], Columns],
     part: Callable[[Rows, int, int], Rows],
     joined: Callable[[list[Rows]], Rows],
+    first_keys: Sequence[tuple[int, ...]] | None = None,
 ) -> Iterator[Rows]:
     """Yield the rows of several sorted sources in order; no batch of a source is empty.
 
@@ -41,21 +44,47 @@ def merge_sorted(
         keys: the key columns of a batch, most significant first.
         part: returns a number of rows of a batch, from a row on.
         joined: returns several batches as one, in order.
+        first_keys: the key of each source's first row, if they rise.
     """
-    heads = {number: rows for number, source in enumerate(sources) if (rows := next(source, None)) is not None}
-    while heads:
-        last = min(tuple(int(column[-1]) for column in keys(rows)) for rows in heads.values())
-        ready = []
-        for number, rows in list(heads.items()):
-            count = count_through(keys(rows), last)
-            if count:
-                ready.append(part(rows, 0, count))
-            rest = part(rows, count, rows.num_rows - count) if count < rows.num_rows else next(sources[number], None)
-            if rest is None:
-                del heads[number]
-            else:
-                heads[number] = rest
-        yield joined(ready)
+    unopened = deque(enumerate(sources))
+    heads: dict[int, Rows] = {}
+    while heads or unopened:
+        last = min((_last_key(keys(rows)) for rows in heads.values()), default=None)
+        while unopened and (first_keys is None or last is None or first_keys[unopened[0][0]] <= last):
+            number, source = unopened.popleft()
+            rows = next(source, None)
+            if rows is not None:
+                heads[number] = rows
+                last = min(last or _last_key(keys(rows)), _last_key(keys(rows)))
+        if last is not None:
+            yield joined(_taken_through(last, heads, sources, keys, part))
+
+
+def _taken_through(
+    last: tuple[int, ...],
+    heads: dict[int, Rows],
+    sources: Sequence[Iterator[Rows]],
+    keys: Callable[[Rows], Columns],
+    part: Callable[[Rows, int, int], Rows],
+) -> list[Rows]:
+    """Take the rows up to a key from ``heads``, and read the next batch of a source that has no
+    others; return the rows.
+    """
+    ready = []
+    for number, rows in list(heads.items()):
+        count = count_through(keys(rows), last)
+        if count:
+            ready.append(part(rows, 0, count))
+        rest = part(rows, count, rows.num_rows - count) if count < rows.num_rows else next(sources[number], None)
+        if rest is None:
+            del heads[number]
+        else:
+            heads[number] = rest
+    return ready
+
+
+def _last_key(columns: Columns) -> tuple[int, ...]:
+    return tuple(int(column[-1]) for column in columns)
 
 
 def count_through(columns: Columns, last: tuple[int, ...]) -> int:
