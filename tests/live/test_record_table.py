@@ -18,8 +18,9 @@ from pulsar import schema as ps
 from ledgerlake.api import parse_config
 from ledgerlake.errors import SetupError, TableError
 from ledgerlake.inspect.verify import verify
-from ledgerlake.wire.entry import parse_entry
-from tests.live.pipelines import config_file, ledgerlake, now_ms, rejects_rows, run_once, running
+from ledgerlake.wire.entry import encode_entry, parse_entry
+from tests.entries import metadata
+from tests.live.pipelines import config_file, ledgerlake, now_ms, publish_entries, rejects_rows, run_once, running
 from tests.live.test_schemas import Inner, Order, WiderOrder, order, send
 
 if TYPE_CHECKING:
@@ -194,6 +195,20 @@ def test_a_message_that_does_not_fit_is_a_reject_with_all_that_it_had(
     assert entry.metadata.partition_key == "k2"
     assert ps.AvroSchema(Named).decode(bytes(entry.payload)).name == "n2"
     assert verify(config).clean
+
+
+def test_a_message_with_a_schema_version_that_no_broker_gave_is_a_reject(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    data = record_config(runtime, tmp_path, topic)
+    send(runtime, topic, ps.AvroSchema(Priced), [Priced(id=1, price=5)])
+    versions = [b"\x01", b"\xff" * 8, b"\x00" * 7 + b"\x63", b"a" * 20]
+    # pulsar-client sends only versions that a broker gave.
+    publish_entries(runtime, topic, [encode_entry(metadata(schema_version=version), b"x") for version in versions])
+    run_once(spark, data)
+    assert table_of(data) == [{"id": 1, "price": 5}]
+    assert [row["reason"] for row in rejects_rows(tmp_path)] == ["unknown_schema"] * len(versions)
 
 
 def test_or_it_ends_the_stream_with_a_sentence(anything_goes: Runtime, spark: SparkSession, tmp_path: Path) -> None:

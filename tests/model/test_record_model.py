@@ -350,6 +350,13 @@ def test_a_version_that_the_registry_lacks_for_a_while_is_asked_for_again(monkey
         value_schemas, "shared_cluster", lambda _client: SimpleNamespace(schema=lambda *_: next(answers))
     )
     of_version = value_schemas.schemas_of(ClientSettings("pulsar://nowhere:2"), "t")
-    assert of_version(b"1") is None
-    assert of_version(b"1") == schema_of({"a": "int"})
-    assert of_version(b"1") == schema_of({"a": "int"})
+    version = bytes(7) + b"\x01"
+    assert of_version(version) is None
+    assert of_version(version) == schema_of({"a": "int"})
+    assert of_version(version) == schema_of({"a": "int"})
+
+
+@pytest.mark.parametrize("version", [b"\x01", bytes(7), bytes(9), b"\xff" * 8, b"a" * 1000])
+def test_the_broker_is_not_asked_for_what_can_be_no_version(monkeypatch: pytest.MonkeyPatch, version: bytes) -> None:
+    monkeypatch.setattr(value_schemas, "shared_cluster", lambda _client: pytest.fail("the broker was asked"))
+    assert value_schemas.schemas_of(ClientSettings("pulsar://nowhere:2"), "t")(version) is None

@@ -56,6 +56,28 @@ def topic(peer: Peer, last: bytes) -> None:
     peer.compacted = [peer.entries[0], (peer.entries[2][0], last)]
 
 
+def test_on_a_topic_whose_entries_do_not_end_the_broker_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Peer(unreadable_last=True) as peer:
+        peer.add(single(b"a"), single(b"b"))
+        read: list[None] = []
+
+        class Endless(EntryReader):
+            def next_together(self, timeout_s: float) -> Any:
+                read.append(None)
+                peer.unreadable_last = len(read) < 5
+                return super().next_together(timeout_s) or "another entry"
+
+        monkeypatch.setattr(last_entry, "EntryReader", Endless)
+        monkeypatch.setattr(last_entry, "_ASK_AGAIN_S", 0.0)
+        monkeypatch.setattr(last_entry, "_QUIET_AT_END_S", 0.0)
+        cluster = Cluster(ReadSettings(peer.url, give_up_after_s=2))
+        try:
+            assert last_entry.last_message(EntryReader(cluster, TOPIC, AFTER_ALL)) == MessageId(7, 1)
+        finally:
+            cluster.close()
+        assert len(read) == 5
+
+
 def test_an_older_broker_tells_the_id_and_sends_no_entry() -> None:
     with Peer() as peer:
         topic(peer, compacted_batch("-x--"))

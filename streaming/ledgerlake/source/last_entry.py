@@ -8,12 +8,14 @@ end of the topic backwards.
 
 A broker stores any bytes that a producer sends as metadata. If it cannot read the last entry of a
 topic, it can neither return the last message nor deliver that entry until another one follows. Then
-the end is the last entry that a reader gets by reading on.
+the end is the last entry that a reader gets by reading on. On a topic with traffic that may not end,
+so the broker is asked again meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -39,6 +41,9 @@ _QUIET_S = 2.0
 
 # How long to wait if a late entry is found the next time.
 _QUIET_AT_END_S = 0.5
+
+# How long to read on before the broker is asked again.
+_ASK_AGAIN_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -67,12 +72,16 @@ def last_message(reader: EntryReader, known_end: Position = BEFORE_ALL) -> Messa
     received = reader.last_message()
     if received is None:
         return _search(reader) if reader.read_compacted else _read_on(reader, known_end)
-    answered = from_wire(received.answer.last_message_id)
-    if answered.ledger_id < 0 or answered.entry_id < 0:
-        return None
-    if not reader.read_compacted or not received.entry:
+    answered = _answered(received)
+    if answered is None or not reader.read_compacted or not received.entry:
         return answered
     return _of_last_entry(reader, answered, received) or _search(reader)
+
+
+def _answered(received: LastMessageIdReceived) -> MessageId | None:
+    """Return the id that the broker answered; None if the topic has no message."""
+    answered = from_wire(received.answer.last_message_id)
+    return None if answered.ledger_id < 0 or answered.entry_id < 0 else answered
 
 
 def _of_last_entry(reader: EntryReader, answered: MessageId, received: LastMessageIdReceived) -> MessageId | None:
@@ -125,12 +134,19 @@ def _plain_payload(entry: RawEntry, crypto: CryptoSettings) -> bytes | None:
 
 
 def _read_on(reader: EntryReader, known_end: Position) -> MessageId | None:
-    """Return the last entry after ``known_end`` that a reader gets; ``known_end`` if it gets none."""
+    """Return the last entry after ``known_end`` that a reader gets; ``known_end`` if it gets none. If
+    the broker can return the last message meanwhile, that is returned.
+    """
     _log.warning("the broker cannot read the last entry of %s; reading on from %s", reader.topic_partition, known_end)
     following = EntryReader(reader.cluster, reader.topic_partition, known_end)
+    ask_at_s = time.monotonic() + _ASK_AGAIN_S
     try:
         while following.next_together(_QUIET_AT_END_S) is not None:
-            pass
+            if time.monotonic() >= ask_at_s:
+                received = reader.last_message()
+                if received is not None:
+                    return _answered(received)
+                ask_at_s = time.monotonic() + _ASK_AGAIN_S
     finally:
         following.close()
     return None if following.after == BEFORE_ALL else MessageId(following.after.ledger_id, following.after.entry_id)

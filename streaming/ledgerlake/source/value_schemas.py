@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 METADATA_KEY = "pulsar.schema"
 
+_VERSION_BYTES = 8
+
 
 def find_value_schema(options: SourceOptions) -> ValueSchema:
     """Return the newest schema of the topics that are read; ``NO_SCHEMA`` if they have none.
@@ -71,7 +73,7 @@ def schemas_of(client: ClientSettings, topic: str, registered: str = "") -> Sche
     def of_version(version: bytes) -> ValueSchema | None:
         key = (os.getpid(), client, topic, registered, version)
         schema = _schemas.get(key)
-        if schema is None:
+        if schema is None and _is_version(version):
             cluster = shared_cluster(client)
             schema = with_retries(lambda: cluster.schema(topic, version), client.give_up_after_s)
             if schema is not None:
@@ -82,6 +84,13 @@ def schemas_of(client: ClientSettings, topic: str, registered: str = "") -> Sche
 
 
 _schemas: dict[tuple[int, Any, str, str, bytes], ValueSchema] = {}
+
+
+def _is_version(version: bytes) -> bool:
+    """Return whether a broker can have given a schema this version: a 64-bit number that is not
+    negative. A broker closes the connection if it is asked for a shorter one.
+    """
+    return len(version) == _VERSION_BYTES and version < b"\x80"
 
 
 def _newest(cluster: Cluster, topic: str) -> ValueSchema:
