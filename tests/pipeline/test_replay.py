@@ -19,14 +19,16 @@ from ledgerlake.inspect.reject_counts import count_rejects
 from ledgerlake.options.config import Config, parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline import replay as module
-from ledgerlake.pipeline import replay_rejects
+from ledgerlake.pipeline import replay_messages, replay_rejects
 from ledgerlake.pipeline.replay import replay
 from ledgerlake.pipeline.replay_parts import Parts
 from ledgerlake.pipeline.replay_rejects import FoundReject
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.open_table import existing_table
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
+from ledgerlake.wire.entry import encode_entry
 from tests.chunks import chunk_entries
+from tests.entries import metadata
 
 TOPIC = "persistent://public/default/orders"
 
@@ -122,10 +124,48 @@ def test_a_second_replay_beside_one_at_work_changes_nothing_that_is_not_its_own(
 
     with monkeypatch.context() as changed:
         changed.setattr(Parts, "commit", second)
-        with pytest.raises(TableError, match=r"another process has committed|at work"):
+        with pytest.raises(TableError, match="has committed meanwhile"):
             replay(settings, ["no_table"])
     replay(settings)
     assert values(tmp_path, "t") == [b"1", b"2", b"3", b"4"]
+
+
+def test_entries_are_decoded_together_up_to_a_size_and_those_of_one_place_always(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replay_messages, "_PLAIN_BYTES", 2_000_000)
+    claimed = encode_entry(metadata(compression=pb.ZSTD, uncompressed_size=1_000_000), b"x")
+    entries = [*((number, claimed) for number in (5, 1, 2, 3, 1, 1)), (4, b"no entry")]
+    rejects = [{"ledger_id": 1, "entry_id": number, "entry": entry} for number, entry in entries]
+    parts = [[reject["entry_id"] for reject in part] for part in replay_messages.by_plain_size(rejects)]
+    assert parts == [[1, 1, 1], [2, 3], [4, 5]]
+
+
+def test_a_second_replay_that_ends_before_the_first_commits_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    reject(settings, 1, 2)
+    add = Parts.add
+    met: list[Any] = []
+
+    def second(own: Any, *arguments: Any) -> None:
+        if not met:
+            met.append(None)
+            assert replay(settings).replayed == {"no_table": 2}
+        add(own, *arguments)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(Parts, "add", second)
+        with pytest.raises(
+            TableError, match="another replay of the stream orders has committed meanwhile; replay again"
+        ):
+            replay(settings)
+    assert replay(settings).replayed == {}
+    assert values(tmp_path, "t") == [b"1", b"2"]
+    reject(settings, 3)
+    assert replay(settings).replayed == {"no_table": 1}
+    assert values(tmp_path, "t") == [b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize("commits", [0, 1])

@@ -42,7 +42,7 @@ from ledgerlake.operators.results import BatchSettings
 from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.record_schemas import RecordSchemas
-from ledgerlake.pipeline.replay_messages import large_message, messages_of_entries
+from ledgerlake.pipeline.replay_messages import by_plain_size, large_message, messages_of_entries
 from ledgerlake.pipeline.replay_parts import Parts
 from ledgerlake.pipeline.replay_rejects import REPLAYED, RejectsToReplay
 from ledgerlake.pipeline.tables import REJECTS_TABLE, Tables
@@ -185,6 +185,7 @@ class _Replay:
         topics = sorted({reject["topic"] for reject in rejects})
         schemas = self._schemas.learn(topics, have_messages=True)
         self._tables.create()
+        self._parts.begin()
         known = self._tables.settings(self._tables.messages)
         marks: list[pa.Table] = []
         files: dict[str, list[DataFile]] = {}
@@ -226,9 +227,9 @@ class _Replay:
                 entries.append(reject)
             else:
                 chunks.setdefault(message, []).append(reject)
-        if entries:
-            messages, numbers = messages_of_entries(self._config, entries, source)
-            yield from self._write_messages(messages, numbers, entries, source, writers)
+        for part in by_plain_size(entries):
+            messages, numbers = messages_of_entries(self._config, part, source)
+            yield from self._write_messages(messages, numbers, part, source, writers)
         for of_message in chunks.values():
             yield from self._write_large(of_message, source, writers)
 

@@ -7,6 +7,7 @@ delayed message gets the time of the replay as that of its delivery.
 from __future__ import annotations
 
 import time
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,14 +26,50 @@ from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.schedules import CRON_PROPERTY, EVERY_PROPERTY
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from ledgerlake.decode.messages import TopicPartition
     from ledgerlake.options.config import Config
 
 
+# Entries that may take so much memory when they are decoded are decoded together.
+_PLAIN_BYTES = 64 * 1024 * 1024
+
+_Reject = dict[str, Any]
+
+
+def by_plain_size(rejects: list[_Reject]) -> Iterator[list[_Reject]]:
+    """Yield the rejects in parts that can be decoded together; those of one entry stay together."""
+    part: list[_Reject] = []
+    part_bytes = 0
+    for _, of_entry in groupby(sorted(rejects, key=_position), key=_position):
+        same = list(of_entry)
+        size_bytes = _plain_bytes(same[0]["entry"]) * len(same)
+        if part and part_bytes + size_bytes > _PLAIN_BYTES:
+            yield part
+            part, part_bytes = [], 0
+        part += same
+        part_bytes += size_bytes
+    if part:
+        yield part
+
+
+def _position(reject: _Reject) -> tuple[int, int]:
+    return reject["ledger_id"], reject["entry_id"]
+
+
+def _plain_bytes(entry: bytes) -> int:
+    """Return how many bytes an entry has, or claims to have when it is decompressed."""
+    try:
+        return max(len(entry), peek_metadata(memoryview(entry)).uncompressed_size)
+    except CorruptEntryError:
+        return len(entry)
+
+
 def messages_of_entries(
-    config: Config, rejects: list[dict[str, Any]], source: TopicPartition
+    config: Config, rejects: list[_Reject], source: TopicPartition
 ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
     """Return the messages of entries that can be decoded, are due, do not repeat and have not expired,
     and for each message which of the rejects it comes from.
@@ -57,7 +94,7 @@ def messages_of_entries(
     return batch, numbers
 
 
-def large_message(config: Config, rejects: list[dict[str, Any]], source: TopicPartition) -> pa.RecordBatch | None:
+def large_message(config: Config, rejects: list[_Reject], source: TopicPartition) -> pa.RecordBatch | None:
     """Return the large message of chunks; None if they are not all there."""
     ordered = sorted(rejects, key=lambda reject: int(peek_metadata(memoryview(reject["entry"])).chunk_id))
     first = peek_metadata(memoryview(ordered[0]["entry"]))
@@ -121,7 +158,7 @@ def _now_us() -> int:
     return time.time_ns() // 1000
 
 
-def _in_place(messages: pa.Table, rejects: list[dict[str, Any]]) -> pa.Table:
+def _in_place(messages: pa.Table, rejects: list[_Reject]) -> pa.Table:
     """Return messages with the positions of the rejects that they come from."""
     of_batch = messages["batch_index"].to_pylist()
     indexes = [

@@ -7,7 +7,8 @@ random:
     ledgerlake.replay:<stream>    the last part that is in the table
 
 So a part that was interrupted is finished by the next replay from its record, and nothing comes
-twice. The record tells by table the path, the number that it had before, and the files:
+twice. A part is given up if another replay has committed since it was begun, because that may have
+added the same rows. The record tells by table the path, the number that it had before, and the files:
 
     {"version": 1, "number": 4711, "topics": ["persistent://..."],
      "tables": {"messages": {"path": "lake/orders", "before": null, "files": [{"name": "part-...", ...}]}, "rejects": {...}}}
@@ -15,12 +16,13 @@ twice. The record tells by table the path, the number that it had before, and th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ledgerlake.errors import CheckpointError, TableError
+from ledgerlake.errors import CheckpointError, TableAccessError, TableError
 from ledgerlake.operators.results import data_file_from_dict
 from ledgerlake.pipeline.tables import REJECTS_TABLE
 from ledgerlake.stored.fields import fields_of, stored
@@ -65,13 +67,22 @@ class Parts:
         self._tables = tables
         self._stream = stream
         self._name = _NUMBER + stream
+        self._before: dict[str, int | None] = {}
 
     def unfinished(self) -> Part | None:
         """Return the part that a replay has recorded and not finished."""
         return load_stored(self._record, "record of a replay", _read_part, _VERSION)
 
+    def begin(self) -> None:
+        """Begin a part. What the tables have by now is to be looked at after this.
+
+        Raises:
+            TableError: a table cannot be read.
+        """
+        self._before = {name: table.number(self._name) for name, table in self._tables.by_name.items()}
+
     def add(self, topics: list[str], files: dict[str, list[DataFile]]) -> None:
-        """Record a part and commit it.
+        """Record the part that was begun and commit it.
 
         Args:
             files: by the table's name; those of ``rejects`` are among them.
@@ -82,7 +93,7 @@ class Parts:
         """
         by_name = self._tables.by_name
         tables = {
-            name: TablePart(str(by_name[name].path), by_name[name].number(self._name), of_table)
+            name: TablePart(str(by_name[name].path), self._before[name], of_table)
             for name, of_table in files.items()
             if of_table
         }
@@ -109,25 +120,37 @@ class Parts:
                     f"an interrupted replay has messages for the table at {of_table.path}, which the configuration does not name any more; "
                     f"put it back, and replay again, or remove {self._record} to leave them as rejects"
                 )
-        # If its files are gone, nothing of it is in a table, so its rejects are still to be replayed.
-        if self._is_whole(part):
+        if self._may_land(part):
             for name, of_table in sorted(part.tables.items(), key=lambda item: item[0] == REJECTS_TABLE):
                 by_name[name].append_once(self._name, part.number, of_table.before, of_table.files)
-        self._record.filesystem().delete_file(self._record.root)
+        self._delete_record(part)
 
-    def _is_whole(self, part: Part) -> bool:
+    def _may_land(self, part: Part) -> bool:
+        """Return whether a part can be committed, or finished. If not, nothing of it is in a table, so
+        its rejects are still to be replayed.
+
+        Raises:
+            TableError: another replay has committed, or files are missing of a part that is in a table
+                already.
+        """
+        numbers = {name: self._tables.by_name[name].number(self._name) for name in part.tables}
+        landed = [name for name, number in numbers.items() if number == part.number]
+        if not landed and any(numbers[name] != of_table.before for name, of_table in part.tables.items()):
+            self._delete_record(part)
+            raise TableAccessError(f"another replay of the stream {self._stream} has committed meanwhile; replay again")
+        return self._is_whole(part, landed)
+
+    def _is_whole(self, part: Part, landed: list[str]) -> bool:
         """Return whether the files of a part are there.
 
         Raises:
             TableError: some are not, and the part is in a table already.
         """
-        by_name = self._tables.by_name
-        landed = [name for name in part.tables if by_name[name].number(self._name) == part.number]
         missing = [
             file
             for name, of_table in part.tables.items()
             if name not in landed
-            for file in by_name[name].missing(of_table.files)
+            for file in self._tables.by_name[name].missing(of_table.files)
         ]
         if missing and landed:
             raise TableError(
@@ -135,6 +158,13 @@ class Parts:
                 f"its part already; remove {self._record}, and replay again"
             )
         return not missing
+
+    def _delete_record(self, part: Part) -> None:
+        recorded = self.unfinished()
+        # Another replay may have finished the part, and recorded one of its own.
+        if recorded is not None and recorded.number == part.number:
+            with contextlib.suppress(FileNotFoundError):
+                self._record.filesystem().delete_file(self._record.root)
 
 
 def _read_part(data: dict[str, Any], _version: int) -> Part:

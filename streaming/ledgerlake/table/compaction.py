@@ -40,7 +40,7 @@ from ledgerlake.table.clusters import part_numbers, parts_of, split_of
 from ledgerlake.table.features import CLUSTERED, PARTITIONED, column_differences, special_features
 from ledgerlake.table.file_groups import TableFile, groups_to_merge
 from ledgerlake.table.layout import file_schema, partition_text, rows_of_table, to_file
-from ledgerlake.table.log_commit import ENGINE, checkpoint_interval
+from ledgerlake.table.log_commit import ENGINE, checkpoint_interval, write_checkpoint
 from ledgerlake.table.log_state import clustering_columns
 from ledgerlake.table.open_table import TableSize, open_delta, read_commit
 from ledgerlake.table.ordered_files import (
@@ -217,7 +217,7 @@ class Compaction:
                 return replaced
             if count and (landed + 1) // plan.checkpoint_interval != (version + 1) // plan.checkpoint_interval:
                 # delta-rs makes one with its own commit of such a version, and this may be ours.
-                open_delta(self.path).create_checkpoint()
+                write_checkpoint(self.path)
             needed -= names
             replaced, version = replaced + count, landed
         return replaced
