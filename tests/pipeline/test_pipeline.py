@@ -13,6 +13,7 @@ from deltalake import write_deltalake
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.decode import schema
 from ledgerlake.errors import (
+    BrokerError,
     CheckpointError,
     OffsetError,
     ProcessLostError,
@@ -23,6 +24,7 @@ from ledgerlake.errors import (
 from ledgerlake.inspect.verify import Verdict
 from ledgerlake.options.config import parse_config
 from ledgerlake.options.source_options import parse_options
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.checkpoint import Checkpoint, as_option
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
@@ -34,6 +36,7 @@ from ledgerlake.pipeline.start import check_reachable
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord, SeenBatch
+from ledgerlake.wire.lookup import refused
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import single
 from tests.peer import TOPIC, Peer
@@ -237,6 +240,17 @@ def test_our_error_is_found_inside_sparks() -> None:
     assert isinstance(cause, TopicNotFoundError)
     assert cause.message == "the broker says no"
     assert cause_of(RuntimeError("Java heap space\nmore")).message == "the query failed: Java heap space"
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [("AuthorizationError", 2), ("ServiceNotReady", 3)])
+def test_what_the_broker_says_in_a_task_decides_whether_a_start_again_may_help(code: str, exit_code: int) -> None:
+    refusal = refused(
+        "let us connect at pulsar://127.0.0.1:6650", pb.ServerError.Value(code), "no: MetadataError: words"
+    )
+    text = f"STREAM_FAILED: Traceback ...\nledgerlake.errors.BrokerError: {refusal}\n\n\tat org.apache"
+    cause = cause_of(RuntimeError(text))
+    assert isinstance(cause, BrokerError)
+    assert (cause.code, cause.exit_code, cause.message) == (code, exit_code, refusal.message)
 
 
 def test_an_error_of_python_in_a_task_is_told_by_its_own_sentence() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from ledgerlake.api import Schedules
 from ledgerlake.client.cluster import Cluster
-from ledgerlake.errors import UsageError
+from ledgerlake.errors import BrokerError, UsageError
 from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.cancel import cancel
@@ -52,6 +52,17 @@ def test_a_schedule_is_a_delayed_message_with_its_id_and_a_cancel_names_it() -> 
             (b"now", 0, {"ledgerlake.schedule": "a"}),
             (b"", 0, {"ledgerlake.cancel": "schedule=a"}),
         ]
+
+
+def test_a_refused_message_leaves_no_producer_at_the_broker() -> None:
+    with Peer(largest_stored_bytes=1000) as peer, Schedules(peer.url, TOPIC) as schedules:
+        for _ in range(3):
+            with pytest.raises(BrokerError, match="NotAllowedError"):
+                schedules.put("a", b"x" * 2000)
+        schedules.put("a", b"small")
+        assert peer.requests.count("CommandProducer") == 4
+        assert peer.requests.count("CommandCloseProducer") == 3
+        assert [value for value, _, _ in sent(peer)] == [b"small"]
 
 
 @pytest.mark.parametrize(

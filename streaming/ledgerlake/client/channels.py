@@ -56,8 +56,11 @@ class Channels:
         self.watchers: dict[int, Watcher] = {}
 
     def unread_bytes(self) -> int:
-        """Return the size of the unread entries."""
-        return sum(len(entry.frames) for consumer in self.consumers.values() for entry in consumer.entries)
+        """Return the size of the unread entries. Other threads may take some meanwhile, so copies are
+        counted.
+        """
+        unread = [entry for consumer in list(self.consumers.values()) for entry in list(consumer.entries)]
+        return sum(len(entry.frames) for entry in unread)
 
     def take(self, event: Event) -> bool:
         """Hand an event to its channel; return False if it is not for a channel. Events of a closed

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.backoff import Backoff, with_retries
 from ledgerlake.client.receipts import close_producer, next_receipt, open_producer, send_entry
-from ledgerlake.errors import DeadlineError, LedgerlakeError, TransportError, is_retryable
+from ledgerlake.errors import BrokerError, DeadlineError, LedgerlakeError, TransportError, is_retryable
 from ledgerlake.wire.message_id import BEFORE_ALL, Position, from_wire
 
 if TYPE_CHECKING:
@@ -91,10 +91,19 @@ class EntryProducer:
 
     def close(self) -> None:
         self.flush()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the producer without waiting for receipts."""
         close_producer(self._session, self._queue)
 
     def _take_receipt(self) -> pb.MessageIdData:
-        receipt = _next_receipt(self._session, self._queue, self.topic_partition)
+        try:
+            receipt = _next_receipt(self._session, self._queue, self.topic_partition)
+        except BrokerError:
+            # A refusal is in the place of a receipt.
+            self._pending -= 1
+            raise
         self._pending -= 1
         return receipt
 

@@ -24,11 +24,15 @@ def open_producer(
     """
     receipts = Receipts(session.next_id())
     session.channels.producers[receipts.producer_id] = receipts
-    answer = session.request(
-        pb.CommandProducerSuccess,
-        f"open a producer on {topic_partition}",
-        lambda request_id: commands.producer(topic_partition, receipts.producer_id, request_id, name),
-    )
+    try:
+        answer = session.request(
+            pb.CommandProducerSuccess,
+            f"open a producer on {topic_partition}",
+            lambda request_id: commands.producer(topic_partition, receipts.producer_id, request_id, name),
+        )
+    except BaseException:
+        session.channels.producers.pop(receipts.producer_id, None)
+        raise
     return receipts, answer
 
 

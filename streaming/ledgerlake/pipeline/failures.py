@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from ledgerlake import errors as _errors
-from ledgerlake.errors import LedgerlakeError, ProcessLostError, SetupError
+from ledgerlake.errors import BrokerError, LedgerlakeError, ProcessLostError, SetupError
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.runtime.java_errors import root_cause
 
 # Spark's errors if a process no longer answers.
@@ -24,7 +25,14 @@ def own_error(error: BaseException) -> LedgerlakeError | None:
         return None
     name, message = matches[-1]
     kind: type[LedgerlakeError] = getattr(_errors, name, SetupError)
-    return kind(message.strip())
+    attributes = {"code": code} if kind is BrokerError and (code := _broker_code(message)) else {}
+    return kind(message.strip(), **attributes)
+
+
+def _broker_code(message: str) -> str | None:
+    """Return the protocol's name of a broker's error from its text (see ``wire.lookup.refused``)."""
+    names = re.findall(r"(?<=: )(\w+)(?=: )", message)
+    return next((name for name in names if name in pb.ServerError.keys()), None)  # noqa: SIM118
 
 
 def cause_of(error: BaseException) -> LedgerlakeError:

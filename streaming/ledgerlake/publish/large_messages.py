@@ -97,6 +97,10 @@ class LargeMessageProducer:
     def close(self) -> None:
         self._producer.close()
 
+    def abandon(self) -> None:
+        """Close the producer without waiting for receipts."""
+        self._producer.abandon()
+
     def _most_bytes(self, metadata: pb.MessageMetadata, packed: bytes) -> int:
         """Return how many bytes of a payload fit into one entry."""
         return min(self._chunk_bytes, chunk_limit_bytes(metadata, len(packed), self._producer.max_entry_bytes))

@@ -11,6 +11,7 @@ Other clients route by other hashes. So cancels and pauses go to all topic parti
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -269,7 +270,8 @@ class Schedules:
                 raise
             except LedgerlakeError:
                 # The next call opens another producer: this one may have lost its connection.
-                del self._producers[name]
+                with contextlib.suppress(LedgerlakeError):
+                    self._producers.pop(name).abandon()
                 raise
 
 
