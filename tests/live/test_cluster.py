@@ -66,10 +66,16 @@ def _daemon(name: str, options: list[str], environment: dict[str, str], page: in
     )
 
 
-def test_a_bundle_is_all_that_executors_need(runtime: Runtime, master: str, bundle: str, tmp_path: Path) -> None:
+def test_a_bundle_is_all_that_executors_need_and_relative_paths_are_the_drivers(
+    runtime: Runtime, master: str, bundle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = runtime.topic(2)
     publish_numbers(runtime, topic, range(1000), batch=10)
-    data = runtime.config(tmp_path, topic) | {"spark": {"master": master, "bundle": bundle}}
+    monkeypatch.chdir(tmp_path)
+    data = runtime.config(Path(), topic) | {
+        "spark": {"master": master, "bundle": bundle},
+        "deliver": {"topic": runtime.topic()},
+    }
     result = ledgerlake_process("run", config_file(tmp_path, data), "--once")
     assert result.returncode == 0, result.stderr
     assert sorted(values(tmp_path)) == list(range(1000))

@@ -60,11 +60,11 @@ def make_components(config: Config) -> Components:
         Wakeups(checkpoint),
         TaskSettings(
             tables.for_tasks,
-            tables.rejects.folder,
+            tables.rejects.folder.absolute,
             config.chunks.limits,
             config.delay_options,
             config.source,
-            config.outbox_place,
+            config.outbox_place and config.outbox_place.absolute,
             config.delta.on_mismatch == "stop",
         ),
         RecordSchemas(cluster, tables),

@@ -233,10 +233,15 @@ class Tables:
 
     @property
     def for_tasks(self) -> tuple[TableOptions, ...]:
-        """Return the options for tasks, which put files for delta-spark into another folder."""
-        return tuple(
-            options if options.is_template else replace(options, place=self._by_name[options.name].table.folder)
+        """Return the options for tasks, which put files for delta-spark into another folder. Executors
+        have a working folder of their own, so local paths are absolute.
+        """
+        places = [
+            options.place if options.is_template else self._by_name[options.name].table.folder
             for options in self._options
+        ]
+        return tuple(
+            replace(options, place=place.absolute) for options, place in zip(self._options, places, strict=True)
         )
 
     def expect(self, topics: Iterable[str]) -> None:
