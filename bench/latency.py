@@ -78,7 +78,8 @@ def main(seconds: int) -> None:
 def _starts(runtime: Runtime, folder: Path) -> Iterator[dict[str, Any]]:
     print(f"start to first commit, medians of {STARTS} after one uncounted")
     print(f"{'':<40}{'s':>8}{'CPU s':>8}{'peak MB':>10}")
-    caches = {"": cache_folder(), ", classes archived": _cache_with_archive(runtime, folder)}
+    caches = {"": _cache(folder / "plain"), ", classes archived": _cache(folder / "archived")}
+    _archive_classes(runtime, folder, caches[", classes archived"])
     starts_by_name: dict[str, list[Start]] = {}
     for number in range(STARTS + 1):
         for words, cache in caches.items():
@@ -95,17 +96,17 @@ def _starts(runtime: Runtime, folder: Path) -> Iterator[dict[str, Any]]:
         yield {"block": "start to first commit", "label": name, **row}
 
 
-def _cache_with_archive(runtime: Runtime, folder: Path) -> Path:
-    """A cache of its own, with the jars of the user's, in which a run has left an archive of
-    classes.
-    """
-    cache = folder / "cache"
-    cache.mkdir()
-    (cache / "jars").symlink_to(cache_folder() / "jars")
+def _cache(folder: Path) -> Path:
+    """A cache of its own, with the jars of the user's, and no archive of classes."""
+    folder.mkdir()
+    (folder / "jars").symlink_to(cache_folder() / "jars")
+    return folder
+
+
+def _archive_classes(runtime: Runtime, folder: Path, cache: Path) -> None:
     topic = runtime.topic()
     _publish_one(runtime, topic)
     start(runtime, folder / "archive", topic, cache, "--once", "--archive-classes").wait()
-    return cache
 
 
 def first_commit(runtime: Runtime, folder: Path, topic: str, rows: int, cache: Path) -> Start:

@@ -60,9 +60,7 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def start_spark(
-    name: str, config: Config, options: argparse.Namespace, *, archives_classes: bool = False
-) -> SparkSession:
+def start_spark(name: str, config: Config, options: argparse.Namespace, *, lists_classes: bool = False) -> SparkSession:
     """Start the session that the configuration and the options of ``add_spark`` ask for.
 
     Raises:
@@ -74,7 +72,7 @@ def start_spark(
 
     spark = with_command_line(config.spark, options.master, options.conf)
     spark.check_bundle()
-    return start_session(name, spark.master, spark.session_settings, archives_classes=archives_classes)
+    return start_session(name, spark.master, spark.session_settings, lists_classes=lists_classes)
 
 
 def load_config_with_paths(path: str) -> Config:

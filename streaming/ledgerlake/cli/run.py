@@ -11,11 +11,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ledgerlake.cli.command import add_command, add_spark, start_spark
+from ledgerlake.errors import SetupError
 
 if TYPE_CHECKING:
     import argparse
 
     from ledgerlake.cli.command import Commands
+    from ledgerlake.runtime.class_archive import ClassArchive
 
 _STOPPING = b"stopping; the current micro-batch is finished first\n"
 
@@ -31,7 +33,8 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--archive-classes",
         action="store_true",
-        help="when it ends, leave an archive of the JVM's classes (200 MB) that makes later starts shorter",
+        help="when it ends, leave an archive of the JVM's classes (160 MB) that makes later starts shorter; "
+        "a run without --once leaves one unasked after some minutes",
     )
 
 
@@ -43,7 +46,7 @@ def _run(options: argparse.Namespace) -> int:
     from ledgerlake.pipeline.progress_screen import ProgressScreen
     from ledgerlake.pipeline.shared_terminal import shared_terminal
     from ledgerlake.pipeline.start import check_reachable
-    from ledgerlake.runtime.session import end_and_archive
+    from ledgerlake.runtime.class_archive import ClassArchive
 
     config = load_config(options.config)
     check_reachable(config)
@@ -56,7 +59,8 @@ def _run(options: argparse.Namespace) -> int:
         stop = threading.Event()
         _stop_on_signals(stop, ends_at_second=False)
         name = f"ledgerlake {config.stream.name}"
-        spark = start_spark(name, config, options, archives_classes=options.archive_classes)
+        spark = start_spark(name, config, options, lists_classes=options.archive_classes or not options.once)
+        archive = ClassArchive(spark)
         # Spark installs a handler of its own that ends the process in the middle of a batch.
         _stop_on_signals(stop, ends_at_second=False)
         if stop.is_set():
@@ -68,22 +72,34 @@ def _run(options: argparse.Namespace) -> int:
             assert pipeline.query is not None
             _stop_on_signals(stop, ends_at_second=True)
             screen.start(pipeline.query)
+            if not options.archive_classes:
+                archive.start()
             try:
                 while not stop.is_set() and not pipeline.wait(0.5):
                     pass
                 pipeline.stop()
             finally:
                 screen.stop()
+                archive.end()
         finally:
             pipeline.close()
     if screen.totals.rejects:
         print(f"to see why entries were rejected: ledgerlake rejects {options.config}", file=sys.stderr)
-    if options.archive_classes:
-        archive = end_and_archive(spark)
-        print(f"classes are archived in {archive} ({archive.stat().st_size / 1e6:,.0f} MB)", file=sys.stderr)
     if options.json:
-        print(json.dumps(asdict(screen.totals)))
+        print(json.dumps(asdict(screen.totals)), flush=True)
+    if options.archive_classes:
+        _archive(archive)
     return 0
+
+
+def _archive(archive: ClassArchive) -> None:
+    # All messages are in their tables, so the run has not failed if there is no archive.
+    try:
+        path = archive.make()
+    except SetupError as error:
+        print(f"ledgerlake: {error}", file=sys.stderr)
+    else:
+        print(f"classes are archived in {path} ({path.stat().st_size / 1e6:,.0f} MB)", file=sys.stderr)
 
 
 def _stop_on_signals(stop: threading.Event, *, ends_at_second: bool) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ledgerlake.errors import SetupError
-from ledgerlake.runtime.class_archive import archive_path, end_and_keep, java_option
+from ledgerlake.runtime.class_archive import archive_path, archive_settings
 from ledgerlake.runtime.java import cache_folder, fetch_jars, find_java
 from ledgerlake.runtime.java_errors import root_cause
 from ledgerlake.runtime.spark_settings import join_settings
@@ -76,21 +76,19 @@ def delta_jars() -> list[str]:
 
 
 def start_session(
-    name: str, master: str = "local[*]", settings: dict[str, str] | None = None, *, archives_classes: bool = False
+    name: str, master: str = "local[*]", settings: dict[str, str] | None = None, *, lists_classes: bool = False
 ) -> SparkSession:
     """Start, or get, a session with Delta. Under ``spark-submit`` the master and the jars are those of
     that command.
 
     Args:
-        archives_classes: it is to be ended by ``end_and_archive``, which leaves what makes later
+        lists_classes: its JVM lists its classes, so that a ``ClassArchive`` can leave what makes later
             starts shorter.
 
     Raises:
         SetupError: no Java, PySpark is not installed, or Spark does not start.
     """
     if _SUBMITTED in os.environ:
-        if archives_classes:
-            raise SetupError("classes are archived by a JVM that ledgerlake starts, and not by that of spark-submit")
         return _submitted_session(name, settings or {})
     java = find_java()
     try:
@@ -108,9 +106,10 @@ def start_session(
         # The planner runs on this machine, under the same name as the executors' Python.
         os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     jars = delta_jars()
-    java_options = f"{_JAVA_OPTIONS} {java_option(archive_path(java, jars), writes=archives_classes)}"
+    option, of_archive = archive_settings(archive_path(java, jars), lists_classes=lists_classes)
+    all_settings = session_settings(master, settings or {}, jars, f"{_JAVA_OPTIONS} {option}") | of_archive
     builder = SparkSession.builder.appName(name).master(master)
-    for key, value in session_settings(master, settings or {}, jars, java_options).items():
+    for key, value in all_settings.items():
         builder = builder.config(key, value)
     with home_without_zip():
         try:
@@ -146,17 +145,6 @@ def _submitted_session(name: str, settings: dict[str, str]) -> SparkSession:
         if not submitted.contains(key):
             builder = builder.config(key, value)
     return builder.getOrCreate()
-
-
-def end_and_archive(spark: SparkSession) -> Path:
-    """End a session that archives classes; where they are now.
-
-    Raises:
-        SetupError: the JVM wrote no archive.
-    """
-    archive = archive_path(find_java(), delta_jars())
-    end_and_keep(spark, archive)
-    return archive
 
 
 @contextlib.contextmanager
