@@ -19,10 +19,16 @@ from proselint.tools import LintFile
 _ROOT = Path(__file__).parents[1]
 
 MOST_WORDS = 40
+MOST_CHARACTERS = 100
 
 # Quotes and dots are those of code; "oversized" is Pulsar's word.
 _CHECKS = {**DEFAULT["checks"], "typography": False, "needless_variants": False}
 _CONFIG = Config(max_errors=DEFAULT["max_errors"], checks=_CHECKS)
+
+# ``tools.reference`` makes these.
+_GENERATED = {
+    f"{name}.md" for name in ("cli", "columns", "errors", "metrics", "options", "python-api", "reject-reasons")
+}
 
 # Decisions say what was thought when they were made, and are not changed any more.
 PAGES = [
@@ -33,7 +39,8 @@ PAGES = [
 
 def findings(page: Path) -> list[str]:
     """Return what is to be changed, as ``file:line: text``."""
-    prose = _prose(page.read_text())
+    text = page.read_text()
+    prose = _prose(text)
     linted = LintFile(page.name, prose)
     found = [(result.pos[0], result.check_result.message) for result in linted.lint(_CONFIG)]
     for sentence in re.finditer(r"[^.:;!?|]+(?:[.:;!?](?!\s)[^.:;!?|]+)*", prose):
@@ -41,7 +48,19 @@ def findings(page: Path) -> list[str]:
         if count > MOST_WORDS:
             start = sentence.start() + len(sentence[0]) - len(sentence[0].lstrip())
             found.append((prose.count("\n", 0, start) + 1, f"a sentence of {count} words"))
+    if page.name not in _GENERATED:
+        lines = zip(text.splitlines(), prose.splitlines(), strict=False)
+        found += [
+            (number, f"a line of {len(line)} characters")
+            for number, (line, of_prose) in enumerate(lines, 1)
+            if _is_long(line, of_prose)
+        ]
     return [f"{page.name}:{line}: {text}" for line, text in sorted(found)]
+
+
+def _is_long(line: str, prose: str) -> bool:
+    """Return whether a line of prose could be shorter; a link has no place to end a line."""
+    return len(line) > MOST_CHARACTERS and prose not in ("", "|") and "](" not in line
 
 
 def _prose(text: str) -> str:

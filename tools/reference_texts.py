@@ -267,7 +267,7 @@ ERRORS: dict[str, tuple[str, str, str]] = {
     "ConsumerBusyError": (
         "another process's",
         "Another consumer holds the exclusive subscription.",
-        "Stop the other process of the stream, or give this stream another name.",
+        "Stop the other process of the stream. A second stream needs a name, a checkpoint and tables of its own.",
     ),
     "CorruptEntryError": (
         "the producer's",
