@@ -472,7 +472,11 @@ class Campaign(PipelineProcess):
 
     def judge_table(self) -> Verdict:
         """What the oracle says of the table."""
-        return judge(self.confirmed, StoredTable(str(self.table)), StoredTable(str(self.folder / "rejects")))
+        return judge(self.confirmed, self.stored("messages"), self.stored("rejects"))
+
+    def stored(self, name: str) -> StoredTable:
+        """One of the tables, as the oracle reads it."""
+        return StoredTable(str(self.folder / name))
 
     def judge_due(self) -> Verdict:
         """What the oracle says of the topic of due messages."""
@@ -504,7 +508,7 @@ class Campaign(PipelineProcess):
         """
         with self.process() as running:
             for _ in range(_COMMITS_UNTIL_MERGE):
-                if StoredTable(str(self.table)).merges():
+                if self.stored("messages").merges():
                     return
                 self.await_commits(1, running)
 

@@ -240,13 +240,13 @@ class ClusterCampaign(Campaign):
         finally:
             host.go_on()
 
+    def stored(self, name: str) -> StoredTable:
+        return StoredTable(f"s3://{self.bucket}/{name}", self.store.filesystem(), self.store.delta_options)
+
     def judge_table(self) -> Verdict:
         """What the oracle says of the tables in the store."""
-        messages, rejects = (
-            StoredTable(f"s3://{self.bucket}/{name}", self.store.filesystem(), self.store.delta_options)
-            for name in ("messages", "rejects")
-        )
-        verdict = judge(self.confirmed, messages, rejects)
+        messages = self.stored("messages")
+        verdict = judge(self.confirmed, messages, self.stored("rejects"))
         rows = messages.delta_table().count()
         assert rows == verdict.rows, f"deltalake counts {rows} rows, the oracle {verdict.rows}"
         return verdict
