@@ -62,7 +62,6 @@ def test_a_refused_message_leaves_no_producer_at_the_broker() -> None:
         schedules.put("a", b"small")
         assert peer.requests.count("CommandProducer") == 4
         assert peer.requests.count("CommandCloseProducer") == 3
-        assert [value for value, _, _ in sent(peer)] == [b"small"]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from ledgerlake.errors import SetupError
 from ledgerlake.runtime.java import cache_folder
@@ -41,6 +41,9 @@ LIST_SETTING = "spark.ledgerlake.classList"
 # A start loads most classes by then, and the JVM has compiled what runs often.
 _DELAY_S = 60.0
 _POLL_S = 0.5
+
+# A list has less than two megabytes.
+_MOST_LIST_BYTES = 64 * 1024 * 1024
 
 _NEEDED_BYTES = 1500 * 1024 * 1024
 _CGROUP = Path("/sys/fs/cgroup")
@@ -86,11 +89,12 @@ class ClassArchive:
         settings = spark.sparkContext.getConf()
         path, listed = settings.get(ARCHIVE_SETTING), settings.get(LIST_SETTING)
         self.path = None if path is None else Path(path)
-        # The file has no name from now on, so nothing is left of it, however this process ends.
-        self._listed: IO[bytes] | None = None
+        # A descriptor that stays open until this process ends. The file has no name from now on, so
+        # nothing is left of it, however that happens.
+        self._listed: int | None = None
         if listed is not None:
             with contextlib.suppress(OSError):
-                self._listed = open(listed, "rb")  # noqa: SIM115
+                self._listed = os.open(listed, os.O_RDONLY)
                 Path(listed).unlink()
             properties = spark._jvm.java.lang.System
             self._java = f"{properties.getProperty('java.home')}/bin/java"
@@ -149,8 +153,7 @@ class ClassArchive:
         """Return the list; the JVM goes on with it, so its last line may end in the middle."""
         if self._listed is None:
             return b""
-        self._listed.seek(0)
-        return self._listed.read().rpartition(b"\n")[0]
+        return os.pread(self._listed, _MOST_LIST_BYTES, 0).rpartition(b"\n")[0]
 
     def _dump(self, listed: Path, archive: Path, is_stopped: Callable[[], bool]) -> bool:
         """Have a JVM make an archive; return whether it is complete, and not stopped.
