@@ -40,7 +40,7 @@ test: setup archive ## every promise: pure tests, Spark, and live against the em
 test-all: setup archive ## all tests in their long versions
 	LEDGERLAKE_CAMPAIGN=long $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m ""
 
-archive: setup ## what makes the starts of the tests' many Spark sessions a third shorter, once (160 MB in the cache)
+archive: setup ## what makes the starts of the tests' many Spark sessions a third shorter, once (180 MB in the cache)
 	$(BIN)/python -m tests.live.archive_classes
 
 test-fast: setup ## the tests that need neither Spark nor a broker

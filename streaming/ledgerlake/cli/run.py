@@ -33,7 +33,7 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--archive-classes",
         action="store_true",
-        help="when it ends, leave an archive of the JVM's classes (160 MB) that makes later starts shorter; "
+        help="when it ends, leave an archive of the JVM's classes (180 MB) that makes later starts shorter; "
         "a run without --once leaves one unasked after some minutes",
     )
 

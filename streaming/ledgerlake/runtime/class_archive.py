@@ -2,8 +2,8 @@
 maps them, parsed and verified, where it would read them from jars.
 
 A JVM for which there is none can list the classes that it loads. Another JVM makes the archive from
-the list, with the lowest priority: it takes 160 MB of disk, a minute of a slow core, and up to a
-gigabyte of memory. So in the background an archive is made only if so much memory is free.
+the list: it takes 180 MB of disk, a minute of a slow core, and up to a gigabyte of memory. So in the
+background an archive is made with the lowest priority, and only if so much memory is free.
 
 A JVM goes on without an archive of another Java or of other jars, but it checks the jars' sizes and
 times; all those are in the name, so that each has its own. Archives that no start has used for a
@@ -41,9 +41,6 @@ LIST_SETTING = "spark.ledgerlake.classList"
 # A start loads most classes by then, and the JVM has compiled what runs often.
 _DELAY_S = 60.0
 _POLL_S = 0.5
-
-# A list has less than two megabytes.
-_MOST_LIST_BYTES = 64 * 1024 * 1024
 
 _NEEDED_BYTES = 1500 * 1024 * 1024
 _CGROUP = Path("/sys/fs/cgroup")
@@ -125,7 +122,7 @@ class ClassArchive:
                 f"this JVM lists no classes: spark-submit has started it, or {cache_folder()} cannot be written to"
             )
         if not self.path.exists():
-            self._make(self.path, lambda: False)
+            self._make(self.path, [self._java], lambda: False)
         return self.path
 
     def _make_later(self) -> None:
@@ -133,18 +130,18 @@ class ClassArchive:
         if self._ended.wait(_DELAY_S) or self.path.exists() or _free_bytes() < _NEEDED_BYTES:
             return
         try:
-            self._make(self.path, self._ended.is_set)
+            self._make(self.path, ["nice", "-n", "19", self._java], self._ended.is_set)
         except SetupError as error:
             _log.info("%s", error)
 
-    def _make(self, path: Path, is_stopped: Callable[[], bool]) -> None:
+    def _make(self, path: Path, java: list[str], is_stopped: Callable[[], bool]) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _remove_unused(path.parent)
             with tempfile.TemporaryDirectory(dir=path.parent, suffix=_IN_WORK) as folder:
                 listed, archive = Path(folder) / "classes", Path(folder) / "archive"
                 listed.write_bytes(self._whole_lines())
-                if self._dump(listed, archive, is_stopped):
+                if self._dump(java, listed, archive, is_stopped):
                     archive.replace(path)
         except OSError as error:
             raise SetupError(f"no archive of the JVM's classes was made: {error}") from None
@@ -153,9 +150,9 @@ class ClassArchive:
         """Return the list; the JVM goes on with it, so its last line may end in the middle."""
         if self._listed is None:
             return b""
-        return os.pread(self._listed, _MOST_LIST_BYTES, 0).rpartition(b"\n")[0]
+        return os.pread(self._listed, os.fstat(self._listed).st_size, 0).rpartition(b"\n")[0]
 
-    def _dump(self, listed: Path, archive: Path, is_stopped: Callable[[], bool]) -> bool:
+    def _dump(self, java: list[str], listed: Path, archive: Path, is_stopped: Callable[[], bool]) -> bool:
         """Have a JVM make an archive; return whether it is complete, and not stopped.
 
         Raises:
@@ -163,7 +160,7 @@ class ClassArchive:
         """
         options = [f"-XX:SharedClassListFile={listed}", f"-XX:SharedArchiveFile={archive}", "-cp", self._class_path]
         quiet = ["-XX:+UseSerialGC", "-Xmx512m", "-Xlog:all=off", "-Xlog:all=error:stdout"]
-        command = ["nice", "-n", "19", self._java, "-Xshare:dump", *quiet, *options]
+        command = [*java, "-Xshare:dump", *quiet, *options]
         with (
             tempfile.TemporaryFile() as said,
             subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said) as process,
