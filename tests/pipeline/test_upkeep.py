@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from ledgerlake.options.config import Config
 
-_LONG_S = 30.0
-
 
 def config_of(folder: Path, **settings: Any) -> Config:
     return parse_config(

@@ -43,7 +43,7 @@ def session(home: Path, settings: dict[str, str]) -> Any:
     properties = {"java.home": str(home), "java.class.path": "spark.jar"}
     system = SimpleNamespace(getProperty=properties.get)
     jvm = SimpleNamespace(java=SimpleNamespace(lang=SimpleNamespace(System=system)))
-    return SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: settings), _jvm=jvm)
+    return SimpleNamespace(conf=settings, _jvm=jvm)
 
 
 def archive_in(folder: Path, java: str) -> ClassArchive:
@@ -134,6 +134,15 @@ def test_a_session_that_lists_no_classes_says_so(tmp_path: Path) -> None:
     archive.start()
     archive.end()
     with pytest.raises(SetupError, match=re.escape("this JVM lists no classes")):
+        archive.make()
+
+
+def test_an_archive_that_was_removed_meanwhile_is_not_made_without_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsa"
+    path.touch()
+    archive = ClassArchive(session(tmp_path, archive_settings(path, lists_classes=True)[1]))
+    path.unlink()
+    with pytest.raises(SetupError, match="this JVM lists no classes"):
         archive.make()
 
 

@@ -31,6 +31,11 @@ def writer_in(folder: Path, reached_us: int | None = None) -> OrderedWriter:
     return OrderedWriter(ParquetFolder(fs.LocalFileSystem(), str(folder), schema.MESSAGES, "part"), reached_us)
 
 
+def write_in_groups(writer: OrderedWriter, times: list[int]) -> None:
+    for start in range(0, len(times), 20):
+        writer.write(rows(times[start : start + 20], first_entry=start))
+
+
 def read(folder: Path, files: list[DataFile]) -> pa.Table:
     return pa.concat_tables([pq.read_table(folder / file.name, partitioning=None) for file in files])
 
@@ -60,8 +65,7 @@ def test_groups_out_of_order_are_merged_and_the_runs_removed(tmp_path: Path, mon
     rng = random.Random(7)
     times = [rng.randrange(100) for _ in range(300)]
     writer = writer_in(tmp_path)
-    for start in range(0, 300, 20):
-        writer.write(rows(times[start : start + 20], first_entry=start))
+    write_in_groups(writer, times)
     files = writer.finish()
     expected = sorted(range(300), key=lambda number: (times[number], number))
     assert entries_of(tmp_path, files) == expected
@@ -92,9 +96,8 @@ def test_times_that_overlap_a_little_are_merged_with_few_files_open(
     writer = writer_in(tmp_path)
     # Two producers, one of which is late by less than a group is long.
     times = [number - (7 if number % 2 else 0) for number in range(1000, 1600)]
-    for start in range(0, 600, 20):
-        writer.write(rows(times[start : start + 20], first_entry=start))
-        assert sum(run._open is not None for run in writer._runs) == 1
+    write_in_groups(writer, times)
+    assert sum(run._open is not None for run in writer._runs) == 1
     files = writer.finish()
     expected = sorted(range(600), key=lambda number: (times[number], number))
     assert entries_of(tmp_path, files) == expected
@@ -109,8 +112,7 @@ def test_many_runs_over_one_span_of_time_are_merged_with_a_bounded_number_of_ope
     rng = random.Random(8)
     times = [rng.randrange(1000) for _ in range(1400)]
     writer = writer_in(tmp_path)
-    for start in range(0, 1400, 20):
-        writer.write(rows(times[start : start + 20], first_entry=start))
+    write_in_groups(writer, times)
     files = writer.finish()
     assert entries_of(tmp_path, files) == sorted(range(1400), key=lambda number: (times[number], number))
     # 70 runs become 9, those become 2, and those are merged.

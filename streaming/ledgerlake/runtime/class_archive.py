@@ -83,8 +83,7 @@ class ClassArchive:
     """The archive of a session's JVM; ``path`` is None if it has none and lists no classes."""
 
     def __init__(self, spark: SparkSession) -> None:
-        settings = spark.sparkContext.getConf()
-        path, listed = settings.get(ARCHIVE_SETTING), settings.get(LIST_SETTING)
+        path, listed = (spark.conf.get(name, None) for name in (ARCHIVE_SETTING, LIST_SETTING))
         self.path = None if path is None else Path(path)
         # A descriptor that stays open until this process ends. The file has no name from now on, so
         # nothing is left of it, however that happens.
@@ -117,40 +116,35 @@ class ClassArchive:
         Raises:
             SetupError: the JVM listed no classes, or no archive can be made of them.
         """
-        if self.path is None:
+        if self.path is not None and self.path.exists():
+            return self.path
+        if self.path is None or self._listed is None:
             raise SetupError(
                 f"this JVM lists no classes: spark-submit has started it, or {cache_folder()} cannot be written to"
             )
-        if not self.path.exists():
-            self._make(self.path, [self._java], lambda: False)
+        self._make(self.path, self._listed, [self._java], lambda: False)
         return self.path
 
     def _make_later(self) -> None:
         assert self.path is not None
+        assert self._listed is not None
         if self._ended.wait(_DELAY_S) or self.path.exists() or _free_bytes() < _NEEDED_BYTES:
             return
         try:
-            self._make(self.path, ["nice", "-n", "19", self._java], self._ended.is_set)
+            self._make(self.path, self._listed, ["nice", "-n", "19", self._java], self._ended.is_set)
         except SetupError as error:
             _log.info("%s", error)
 
-    def _make(self, path: Path, java: list[str], is_stopped: Callable[[], bool]) -> None:
+    def _make(self, path: Path, listed_by_jvm: int, java: list[str], is_stopped: Callable[[], bool]) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             _remove_unused(path.parent)
             with tempfile.TemporaryDirectory(dir=path.parent, suffix=_IN_WORK) as folder:
                 listed, archive = Path(folder) / "classes", Path(folder) / "archive"
-                listed.write_bytes(self._whole_lines())
+                listed.write_bytes(_whole_lines(listed_by_jvm))
                 if self._dump(java, listed, archive, is_stopped):
                     archive.replace(path)
         except OSError as error:
             raise SetupError(f"no archive of the JVM's classes was made: {error}") from None
-
-    def _whole_lines(self) -> bytes:
-        """Return the list; the JVM goes on with it, so its last line may end in the middle."""
-        if self._listed is None:
-            return b""
-        return os.pread(self._listed, os.fstat(self._listed).st_size, 0).rpartition(b"\n")[0]
 
     def _dump(self, java: list[str], listed: Path, archive: Path, is_stopped: Callable[[], bool]) -> bool:
         """Have a JVM make an archive; return whether it is complete, and not stopped.
@@ -178,6 +172,11 @@ class ClassArchive:
                     )
             process.kill()
         return False
+
+
+def _whole_lines(listed: int) -> bytes:
+    """Return a list; the JVM goes on with it, so its last line may end in the middle."""
+    return os.pread(listed, os.fstat(listed).st_size, 0).rpartition(b"\n")[0]
 
 
 def _free_bytes() -> int:

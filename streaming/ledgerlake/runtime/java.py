@@ -7,7 +7,6 @@ checks and caches. What it fetched stays in the user's cache folder, under ``led
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import re
@@ -56,7 +55,6 @@ def find_java() -> str:
     return java
 
 
-@functools.cache
 def java_version(java: str) -> int | None:
     """Return the version of a Java launcher; None if it does not tell."""
     banner = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr

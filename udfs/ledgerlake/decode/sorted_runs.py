@@ -55,7 +55,8 @@ def merge_sorted(
             rows = next(source, None)
             if rows is not None:
                 heads[number] = rows
-                last = min(last or _last_key(keys(rows)), _last_key(keys(rows)))
+                own_last = _last_key(keys(rows))
+                last = own_last if last is None else min(last, own_last)
         if last is not None:
             yield joined(_taken_through(last, heads, sources, keys, part))
 
