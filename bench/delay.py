@@ -14,7 +14,8 @@ would hand them on; Spark keeps them in RocksDB. Then the clock is moved, and th
                 tracker of delayed messages holds 24 bytes a message in its heap, for each
                 subscription
 
-With ``--ids`` each message has the id of a schedule of its own.
+With ``--ids`` each message has the id of a schedule of its own. With ``--replaced N`` as many more
+messages follow, each with the id of one that waits, which it replaces.
 
 Peers: what Pulsar's brokers and clients do is not the same thing (readers get delayed messages at
 once), so nothing is compared but the memory.
@@ -31,6 +32,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,11 +90,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--messages", type=int, nargs="+", default=[1_000_000, 10_000_000])
     parser.add_argument("--ids", action="store_true", help="each message has the id of a schedule")
+    parser.add_argument("--replaced", type=int, default=0, metavar="N", help="so many are replaced by id (with --ids)")
     parser.add_argument("--open-index", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.open_index:
         print(_open_index(options.open_index))
         return
+    if options.replaced and not options.ids:
+        parser.error("--replaced needs --ids")
     from ledgerlake.runtime.session import start_session
 
     spark = start_session("bench", "local[2]")
@@ -101,14 +106,38 @@ def main() -> None:
     spark.dataSource.register(_BenchSource)
     measures = []
     for messages in options.messages:
-        measure = _measure(spark, messages, options.ids)
+        measure = _measure(spark, _Load(messages, options.ids, options.replaced))
         measures.append(measure | {"index_bytes_per_message": _index_bytes(messages)})
         _show(measures[-1])
     spark.stop()
     LATEST.write_text(json.dumps(measures, indent=2) + "\n")
 
 
+@dataclass(frozen=True)
+class _Load:
+    """The messages of a measurement: so many wait, after as many were replaced."""
+
+    messages: int
+    has_ids: bool
+    replaced: int
+
+    @property
+    def added(self) -> int:
+        return self.messages + self.replaced
+
+    @property
+    def batches(self) -> int:
+        return -(-self.added // BATCH)
+
+    def id_number(self, number: int) -> int:
+        """Return the number in the id of an added message."""
+        later = number - self.messages
+        return number if later < 0 else later * (self.messages // self.replaced)
+
+
 def _show(measure: dict[str, Any]) -> None:
+    if measure["replaced"]:
+        print(f"\n{measure['replaced']:,} of them have replaced another one", end="")
     print(
         f"\n{measure['messages']:,} messages of {VALUE_BYTES} bytes wait ({measure['frame_bytes']} with all that is stored of each)"
     )
@@ -131,24 +160,24 @@ def _show(measure: dict[str, Any]) -> None:
     )
 
 
-def _measure(spark: SparkSession, messages: int, has_ids: bool) -> dict[str, Any]:
-    batches = -(-messages // BATCH)
+def _measure(spark: SparkSession, load: _Load) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder, WorkerMemory() as memory:
-        run = _Run(spark, f"{folder}/checkpoint", messages, has_ids)
+        run = _Run(spark, f"{folder}/checkpoint", load)
         run.to(1)
         idle_mb, memory.peak_mb = memory.peak_mb, 0.0
-        add_s = run.to(1 + batches)
+        add_s = run.to(1 + load.batches)
         worker_mb = memory.peak_mb
         state_mb = _folder_mb(Path(folder) / "checkpoint" / "state")
-        by_hour_s, by_hour_jvm_mb, by_hour_mb = _by_hour(Path(folder), messages)
+        by_hour_s, by_hour_jvm_mb, by_hour_mb = _by_hour(Path(folder), load.messages)
         memory.peak_mb = 0.0
-        release_s = run.to(1 + batches + RELEASES)
+        release_s = run.to(1 + load.batches + RELEASES)
         run.stop()
         released = run.released
     return {
-        "messages": messages,
-        "frame_bytes": _frame_bytes(has_ids),
-        "added_per_s": messages / add_s,
+        "messages": load.messages,
+        "replaced": load.replaced,
+        "frame_bytes": _frame_bytes(load.has_ids),
+        "added_per_s": load.added / add_s,
         "released_per_s": released / release_s,
         "released": released,
         "idle_worker_mb": idle_mb,
@@ -200,18 +229,18 @@ def _tree(pid: int) -> list[psutil.Process]:
 class _Run:
     """The stage as a running query whose steps are let through one by one."""
 
-    def __init__(self, spark: SparkSession, checkpoint: str, messages: int, has_ids: bool) -> None:
+    def __init__(self, spark: SparkSession, checkpoint: str, load: _Load) -> None:
         self.released = 0
         # Replaced whole: a planner that found it empty would begin again.
         self._steps = f"{checkpoint}-steps"
         save_json(Place(self._steps), 0)
         self._done = threading.Semaphore(0)
         self._at = 0
-        options = {"messages": str(messages), "steps": self._steps, "ids": str(int(has_ids))}
+        options = {"load": json.dumps(astuple(load)), "steps": self._steps}
         flow = spark.readStream.format(_BenchSource.name()).options(**options).load()
         processor = Processor(Limits(), DelayOptions(), ClientSettings("pulsar://nowhere:1"))
         settled = stateful(flow, processor, STAGE_ROWS_DDL)
-        counted = settled.mapInArrow(partial(_count, _frame_bytes(has_ids)), "released bigint")
+        counted = settled.mapInArrow(partial(_count, _frame_bytes(load.has_ids)), "released bigint")
         writer = counted.writeStream.option("checkpointLocation", checkpoint).foreachBatch(self._take)
         self._query = writer.trigger(processingTime="0 seconds").start()
 
@@ -245,7 +274,7 @@ class _BenchSource(DataSource):
         return from_arrow_schema(STAGE_ROWS)
 
     def streamReader(self, schema: StructType) -> _BenchReader:
-        return _BenchReader(int(self.options["messages"]), self.options["steps"], self.options["ids"] == "1")
+        return _BenchReader(_Load(*json.loads(self.options["load"])), self.options["steps"])
 
 
 class _Step(InputPartition):
@@ -254,10 +283,9 @@ class _Step(InputPartition):
 
 
 class _BenchReader(DataSourceStreamReader):
-    def __init__(self, messages: int, steps: str, has_ids: bool) -> None:
-        self._messages = messages
+    def __init__(self, load: _Load, steps: str) -> None:
+        self._load = load
         self._steps = steps
-        self._has_ids = has_ids
 
     def initialOffset(self) -> dict[str, int]:
         return {"step": 0}
@@ -269,16 +297,16 @@ class _BenchReader(DataSourceStreamReader):
         return [_Step(number) for number in range(start["step"] + 1, end["step"] + 1)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        batches = -(-self._messages // BATCH)
+        load, batches = self._load, self._load.batches
         number = partition.number - 2
         due_ms = FIRST_DUE_MS - 1
         events = ScheduleEvents()
         if 0 <= number < batches:
-            for start in range(number * BATCH, min((number + 1) * BATCH, self._messages), _BUNDLE):
-                count = min(_BUNDLE, self._messages - start)
-                yield stage_row(SOURCE, RowKind.DELAYED, entry=_frames(start, count, self._has_ids))
-                if self._has_ids:
-                    for event in _events(start, count):
+            for start in range(number * BATCH, min((number + 1) * BATCH, load.added), _BUNDLE):
+                count = min(_BUNDLE, load.added - start)
+                yield stage_row(SOURCE, RowKind.DELAYED, entry=_frames(start, count, load))
+                if load.has_ids:
+                    for event in _events(start, count, load):
                         events.add(event)
                     yield from events.rows(SOURCE)
         elif number >= batches:
@@ -316,18 +344,18 @@ def _frame_bytes(has_ids: bool) -> int:
     return len(_template(has_ids))
 
 
-def _events(first: int, count: int) -> Iterator[Scheduled]:
+def _events(first: int, count: int, load: _Load) -> Iterator[Scheduled]:
     """The schedules of consecutive messages."""
     for number, due_ms in enumerate(_times_ms(first, count).tolist(), first):
         position = Position(2**21 + number // _LEDGER_ENTRIES, 2**21 + number % _LEDGER_ENTRIES)
-        yield Scheduled(_ID.format(number), position, FIRST_DUE_MS - HORIZON_MS, due_ms)
+        yield Scheduled(_ID.format(load.id_number(number)), position, FIRST_DUE_MS - HORIZON_MS, due_ms)
 
 
-def _frames(first: int, count: int, has_ids: bool) -> bytes:
+def _frames(first: int, count: int, load: _Load) -> bytes:
     """MESSAGE frames of consecutive entries: one for all, with ledger, entry, delivery time and id
     written over.
     """
-    template = _template(has_ids)
+    template = _template(load.has_ids)
     frames = np.tile(np.frombuffer(template, dtype=np.uint8), (count, 1))
     numbers = np.arange(first, first + count)
     place = template.index(_varint(np.array([2**21]), 4).tobytes() + b"\x10")
@@ -336,9 +364,9 @@ def _frames(first: int, count: int, has_ids: bool) -> bytes:
     time_ms = _varint(np.array([FIRST_DUE_MS]), 6).tobytes()
     place = template.rindex(time_ms)
     frames[:, place : place + 6] = _varint(_times_ms(first, count), 6)
-    if has_ids:
+    if load.has_ids:
         place = template.index(_ID.format(0).encode())
-        ids = "".join(map(_ID.format, numbers.tolist())).encode()
+        ids = "".join(_ID.format(load.id_number(number)) for number in numbers.tolist()).encode()
         size = len(_ID.format(0))
         frames[:, place : place + size] = np.frombuffer(ids, dtype=np.uint8).reshape(count, size)
     # Values that no compression makes smaller.

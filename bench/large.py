@@ -16,8 +16,8 @@ CPU seconds are those of the process that did the work, for the pipeline of this
 it but the broker, from the end of publishing to the end of the trigger.
 
 Every round publishes between two triggers of a running query, and counts the trigger that takes it,
-from its beginning to its end. What a trigger takes with hardly anything in it is printed too, for
-it is in the pipeline's rate.
+without the time in which the planner waits for it. What a trigger takes with hardly anything in it
+is printed too, for it is in the pipeline's rate.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class _Ticking:
             ]
         ):
             time.sleep(0.1)
-        return float(progresses[0].durationMs["triggerExecution"]) / 1000
+        spent_ms = progresses[0].durationMs
+        return float(spent_ms["triggerExecution"] - spent_ms["latestOffset"]) / 1000
 
     def _progress(self) -> list[StreamingQueryProgress]:
         assert self._pipeline.query is not None

@@ -1,7 +1,8 @@
-"""The last runs of ``bench.throughput``, ``growth``, ``large`` and ``latency`` as pictures in
-``docs/``: bars, one block a workload; and that of ``bench.upkeep``: lines over the commits. Pictures of
-benches that were not run stay as they are. If ``bench.limits`` was run, its limit is a line through the
-bars of a workload.
+"""The last runs of the benches as pictures in ``docs/``.
+
+``bench.throughput``, ``growth``, ``large`` and ``latency`` are bars, one block a workload. ``bench.upkeep``
+and ``bench.steady`` are lines over the commits and the minutes. Pictures of benches that were not run
+stay as they are. If ``bench.limits`` was run, its limit is a line through the bars of a workload.
 
 python -m bench.plot
 """
@@ -15,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import growth, large, latency, limits, throughput, upkeep
+from bench import growth, large, latency, limits, steady, throughput, upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -68,6 +69,7 @@ def main() -> None:
         (large.LATEST, lambda latest: _draw("large.svg", _large_blocks(latest))),
         (latency.LATEST, lambda latest: _draw("latency.svg", _blocks(latest, _LATENCY, (_SECONDS, _CPU_SECONDS)))),
         (upkeep.LATEST, lambda latest: _draw_lines("upkeep.svg", _rows(latest), "commits", _UPKEEP_LINES)),
+        (steady.LATEST, lambda latest: _draw_lines("steady.svg", _rows(latest), "minutes", steady.TITLES)),
     ]
     for latest, draw in drawings:
         if latest.exists():

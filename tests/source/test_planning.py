@@ -99,6 +99,8 @@ def ends_of_parts(spans: list[EntryRange], tasks: int, entry_bytes: int | None =
         pytest.param(Position(1, 93_000), 8, 10_000, [(1, 96_500), (1, 100_000)], id="no part is short"),
         pytest.param(Position(1, -1), 1, 10_000, [(1, 100_000)], id="one task"),
         pytest.param(Position(1, -1), 2, None, [(1, 100_000)], id="of unknown size"),
+        pytest.param(Position(1, -1), 2, 2**20, [(1, 49_999), (1, 100_000)], id="entries of a mebibyte"),
+        pytest.param(Position(1, -1), 2, 2**20 + 1, [(1, 100_000)], id="not if its entries are larger"),
         pytest.param(
             BEFORE_ALL, 2, 10_000, [(1, -1), (1, 49_999), (1, 100_000)], id="earlier ledgers are one part more"
         ),

@@ -25,6 +25,10 @@ _LEAST_ENTRY_BYTES = 2 * 1024
 # A part of a long range has about so many bytes at least: less costs more as a task of its own.
 _PART_BYTES = 32 * 1024 * 1024
 
+# A bookie reads a hundred entries ahead of each reader. If they are larger, those of several readers do
+# not fit into its cache together, and it reads them again and again.
+_MOST_CUT_ENTRY_BYTES = 1024 * 1024
+
 
 @dataclass(frozen=True)
 class EntryRange:
@@ -135,15 +139,13 @@ def split_long(spans: list[EntryRange], entry_bytes: list[int | None], tasks: in
     that can run at once. A range is cut within the ledger that it ends in, as by ``split``.
 
     Without the broker's times, the rows of a topic are ordered by those of its producers. The files of
-    several parts may overlap then, and would be written again. Such a range is not cut.
+    several parts may overlap then, and would be written again. Such a range is not cut. Neither is one of
+    large entries: two readers of one topic partition got a third of what one gets.
 
     Args:
         entry_bytes: about how large an entry of each range is; None if that is not known.
     """
-    most_parts = [
-        0 if span.end_ms is None or of_entry is None else span.last_ledger_bytes(of_entry) // _PART_BYTES
-        for span, of_entry in zip(spans, entry_bytes, strict=True)
-    ]
+    most_parts = [_most_parts(span, of_entry) for span, of_entry in zip(spans, entry_bytes, strict=True)]
     long_ranges = sum(count > 1 for count in most_parts)
     parts: list[EntryRange] = []
     for span, most in zip(spans, most_parts, strict=True):
@@ -151,6 +153,12 @@ def split_long(spans: list[EntryRange], entry_bytes: list[int | None], tasks: in
         has_earlier_ledgers = span.after.ledger_id != span.end.ledger_id
         parts += _split_range(span, count + has_earlier_ledgers) if count > 1 else [span]
     return parts
+
+
+def _most_parts(span: EntryRange, entry_bytes: int | None) -> int:
+    if span.end_ms is None or entry_bytes is None or entry_bytes > _MOST_CUT_ENTRY_BYTES:
+        return 0
+    return span.last_ledger_bytes(entry_bytes) // _PART_BYTES
 
 
 def _split_range(span: EntryRange, count: int) -> list[EntryRange]:
