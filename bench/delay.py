@@ -15,7 +15,8 @@ would hand them on; Spark keeps them in RocksDB. Then the clock is moved, and th
                 subscription
 
 With ``--ids`` each message has the id of a schedule of its own. With ``--replaced N`` as many more
-messages follow, each with the id of one that waits, which it replaces.
+messages follow, each with the id of one that waits, which it replaces. What is replaced stays in
+the index until it is due, and ``--by hour`` counts it.
 
 Peers: what Pulsar's brokers and clients do is not the same thing (readers get delayed messages at
 once), so nothing is compared but the memory.
@@ -168,7 +169,7 @@ def _measure(spark: SparkSession, load: _Load) -> dict[str, Any]:
         add_s = run.to(1 + load.batches)
         worker_mb = memory.peak_mb
         state_mb = _folder_mb(Path(folder) / "checkpoint" / "state")
-        by_hour_s, by_hour_jvm_mb, by_hour_mb = _by_hour(Path(folder), load.messages)
+        by_hour_s, by_hour_jvm_mb, by_hour_mb = _by_hour(Path(folder), load.added)
         memory.peak_mb = 0.0
         release_s = run.to(1 + load.batches + RELEASES)
         run.stop()

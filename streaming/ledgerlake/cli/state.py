@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from ledgerlake.cli.command import Commands
 
+_UNTIL_DUE = " (a replaced or cancelled one counts until it would have been due)"
+
 
 def add(commands: Commands) -> None:
     """Declare the command and its options."""
@@ -45,5 +47,6 @@ def _state(options: argparse.Namespace) -> int:
         print(partition.sentence())
     held_bytes = sum(message.held_bytes for message in incomplete)
     print(f"{len(incomplete):,} large messages are not whole, {held_bytes:,} bytes held")
-    print(f"{sum(partition.waiting for partition in delayed):,} delayed messages wait")
+    waiting = sum(partition.waiting for partition in delayed)
+    print(f"{waiting:,} delayed messages wait{_UNTIL_DUE if waiting else ''}")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.cli.command import add_command, add_spark, start_spark
@@ -62,6 +63,8 @@ def _waiting(options: argparse.Namespace) -> int:
         rows = rows.where(rows.key == options.key)
     order = ("deliver_at", "topic", "partition", "ledger_id", "entry_id", "batch_index")
     listed = [row.asDict() for row in rows.orderBy(*order).select(*_SHOWN).limit(options.count).collect()]
+    if not listed:
+        print("no such message waits", file=sys.stderr)
     ids = [str((row["properties"] or {}).get(SCHEDULE_PROPERTY, "")) for row in listed]
     pauses_ms = paused_since_ms(spark, config, set(ids)) if any(ids) else {}
     for row, schedule_id in zip(listed, ids, strict=True):
@@ -90,6 +93,8 @@ def _print_row(row: dict[str, Any], paused_since_ms: int | None, as_json: bool) 
 def _print_counts(counts: dict[int, int], as_json: bool) -> None:
     from ledgerlake.stored.offsets import time_text
 
+    if not counts:
+        print("no message waits", file=sys.stderr)
     most = max(counts.values(), default=0)
     for begin_ms, count in sorted(counts.items()):
         begin = time_text(begin_ms)
