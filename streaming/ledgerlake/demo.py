@@ -162,17 +162,24 @@ def _show(spark: SparkSession, config: Config, messages: int, seconds: float, as
         "where delivered_at is not null order by deliver_at limit 5"
     )
     if not as_json:
-        spark.sql(ordered).show(truncate=False)
-        spark.sql(large).show(truncate=False)
-        spark.sql(delayed).show(truncate=False)
-        spark.sql(skew).show(truncate=False)
+        tables = {
+            "the first messages, in the broker's order": ordered,
+            "large messages, which came in chunks": large,
+            "delayed messages, delivered when they were due or once the pipeline ran": delayed,
+            "by how much the clocks of the producers are wrong": skew,
+        }
+        for title, query in tables.items():
+            _say(title)
+            spark.sql(query).show(truncate=False)
     verdict = verify(config)
     expected = sum(_share(plan, messages) for plan in PLANS)
     clean = verdict.clean and verdict.messages == expected
     if as_json:
         print(json.dumps({**asdict(verdict), "expected": expected, "seconds": round(seconds, 1)}))
     else:
-        print(f"verdict of {expected:,} sent: {verdict.sentence()}; {seconds:.0f} s in all")
+        outcome = "passed" if clean else "failed"
+        print(f"{outcome}, {expected:,} messages were sent and the table has {verdict.sentence()}")
+        print(f"{seconds:.0f} s from the start until all messages were in the table")
     return clean
 
 

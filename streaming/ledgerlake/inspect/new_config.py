@@ -156,7 +156,7 @@ def _head(facts: TopicFacts, file: str) -> list[str]:
         f"# {_comment(facts.topic)} into a Delta table. When this file was made, the topic had {partitions},",
         f"# {messages} and {schema}.",
         f"# Try it: ledgerlake check {_comment(file)}; run it: ledgerlake run {_comment(file)}",
-        "# All keys: docs/options.md. Relative paths begin in the folder in which a command is started.",
+        "# All keys: the page Options of the documentation. Relative paths begin in the folder in which a command is started.",
     ]
 
 
@@ -167,7 +167,7 @@ def _source(answers: Answers, facts: TopicFacts) -> list[str]:
         lines.append("max_bytes_per_trigger = 1000000000   # the first micro-batches are not larger than a gigabyte")
     if facts.has_broker_metadata:
         lines.append(
-            "# The broker adds its timestamp and an index to entries. With this, an entry without them is an error:"
+            "# The broker adds its timestamp and an index to entries. Remove the # to make one without them an error:"
         )
         lines.append("# require_broker_metadata = true")
     elif facts.has_broker_metadata is False:
