@@ -8,8 +8,8 @@ would hand them on; Spark keeps them in RocksDB. Then the clock is moved, and th
     released    messages a second out of it, when a stretch of the horizon is due at once
     worker      peak resident set of the largest Python worker
     state       the checkpoint's folder on disk when all wait
-    by hour     ``ledgerlake waiting --by hour`` while the query runs: from its start to its end, and the peak resident set of its
-                JVM and of its Python
+    by hour     ``ledgerlake waiting --by hour`` while the query runs: from its start to its end, and
+                the peak resident set of its process
     index       what the index of one topic partition takes in memory by itself, its bitmaps all loaded; the broker's own
                 tracker of delayed messages holds 24 bytes a message in its heap, for each
                 subscription
@@ -53,11 +53,22 @@ from ledgerlake.delay.bucket import record_from_json, record_to_json
 from ledgerlake.delay.segment import INDEX_SCHEMA, index_rows
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.operators.bucket_storage import FolderStorage
-from ledgerlake.operators.rows import STAGE_ROWS, STAGE_ROWS_DDL, RowKind, TaskReport, report_to_json, stage_row
+from ledgerlake.operators.rows import (
+    STAGE_ROWS,
+    STAGE_ROWS_DDL,
+    RowKind,
+    TaskReport,
+    report_to_json,
+    stage_row,
+    summary_from_json,
+)
 from ledgerlake.operators.schedule_events import Scheduled, ScheduleEvents
 from ledgerlake.operators.stateful import Processor, set_up_state, stateful
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
+from ledgerlake.pipeline.wakeups import Wakeups
 from ledgerlake.stored.files import load_json, save_json
 from ledgerlake.stored.places import Place
 from ledgerlake.wire import commands
@@ -70,6 +81,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+    from ledgerlake.operators.rows import StateSummary
 
 
 LATEST = Path(__file__).parent / "latest-delay.json"
@@ -150,10 +163,7 @@ def _show(measure: dict[str, Any]) -> None:
     print(
         f"{'state':<10}{measure['state_mb']:>14,.0f} MB on disk, {measure['state_mb'] * 1e6 / measure['messages']:,.0f} bytes a message"
     )
-    print(
-        f"{'by hour':<10}{measure['by_hour_s']:>14.1f} s, {measure['by_hour_jvm_mb']:,.0f} MB of the JVM and "
-        f"{measure['by_hour_mb']:,.0f} MB of Python"
-    )
+    print(f"{'by hour':<10}{measure['by_hour_s']:>14.1f} s, {measure['by_hour_mb']:,.0f} MB")
     print(
         f"{'index':<10}{measure['index_bytes_per_message']:>14.2f} bytes a message in memory "
         f"(the broker's tracker: {_BROKER_BYTES} for each subscription)",
@@ -169,7 +179,7 @@ def _measure(spark: SparkSession, load: _Load) -> dict[str, Any]:
         add_s = run.to(1 + load.batches)
         worker_mb = memory.peak_mb
         state_mb = _folder_mb(Path(folder) / "checkpoint" / "state")
-        by_hour_s, by_hour_jvm_mb, by_hour_mb = _by_hour(Path(folder), load.added)
+        by_hour_s, by_hour_mb = _by_hour(Path(folder), load.added)
         memory.peak_mb = 0.0
         release_s = run.to(1 + load.batches + RELEASES)
         run.stop()
@@ -185,13 +195,12 @@ def _measure(spark: SparkSession, load: _Load) -> dict[str, Any]:
         "worker_mb": max(worker_mb, memory.peak_mb),
         "state_mb": state_mb,
         "by_hour_s": by_hour_s,
-        "by_hour_jvm_mb": by_hour_jvm_mb,
         "by_hour_mb": by_hour_mb,
     }
 
 
-def _by_hour(folder: Path, messages: int) -> tuple[float, float, float]:
-    """Run the command on the checkpoint; its seconds, and the peaks of its JVM and of its Python."""
+def _by_hour(folder: Path, messages: int) -> tuple[float, float]:
+    """Run the command on the checkpoint; its seconds, and its peak in MB."""
     data = {
         "source": {"service_url": "pulsar://nowhere:1", "topics": [SOURCE.topic]},
         "stream": {"name": "bench", "checkpoint": str(folder / "checkpoint")},
@@ -201,30 +210,20 @@ def _by_hour(folder: Path, messages: int) -> tuple[float, float, float]:
     config.write_text(to_toml(data))
     command = [sys.executable, "-m", "ledgerlake.cli", "waiting", str(config), "--by", "hour", "--json"]
     began_s = time.monotonic()
-    peaks_mb = {"java": 0.0, "python": 0.0}
+    peak_mb = 0.0
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
         assert running.stdout is not None
         lines: list[str] = []
         reading = threading.Thread(target=lines.extend, args=(running.stdout,))
         reading.start()
         while running.poll() is None:
-            for process in _tree(running.pid):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    kind = "java" if "java" in process.name() else "python"
-                    peaks_mb[kind] = max(peaks_mb[kind], process.memory_info().rss / 1e6)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                peak_mb = max(peak_mb, psutil.Process(running.pid).memory_info().rss / 1e6)
             time.sleep(0.05)
         reading.join()
     took_s = time.monotonic() - began_s
     assert sum(json.loads(line)["messages"] for line in lines) == messages
-    return took_s, peaks_mb["java"], peaks_mb["python"]
-
-
-def _tree(pid: int) -> list[psutil.Process]:
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
+    return took_s, peak_mb
 
 
 class _Run:
@@ -235,13 +234,15 @@ class _Run:
         # Replaced whole: a planner that found it empty would begin again.
         self._steps = f"{checkpoint}-steps"
         save_json(Place(self._steps), 0)
+        self._wakeups = Wakeups(Checkpoint(Place(checkpoint)))
+        self._keeper = CursorKeeper(None, "bench", Checkpoint(Place(checkpoint)))  # type: ignore[arg-type]
         self._done = threading.Semaphore(0)
         self._at = 0
         options = {"load": json.dumps(astuple(load)), "steps": self._steps}
         flow = spark.readStream.format(_BenchSource.name()).options(**options).load()
         processor = Processor(Limits(), DelayOptions(), ClientSettings("pulsar://nowhere:1"))
         settled = stateful(flow, processor, STAGE_ROWS_DDL)
-        counted = settled.mapInArrow(partial(_count, _frame_bytes(load.has_ids)), "released bigint")
+        counted = settled.mapInArrow(partial(_count, _frame_bytes(load.has_ids)), "released bigint, summary string")
         writer = counted.writeStream.option("checkpointLocation", checkpoint).foreachBatch(self._take)
         self._query = writer.trigger(processingTime="0 seconds").start()
 
@@ -259,9 +260,17 @@ class _Run:
     def stop(self) -> None:
         self._query.stop()
 
-    def _take(self, rows: DataFrame, _batch_id: int) -> None:
-        self.released += sum(row.released for row in rows.collect())
+    def _take(self, rows: DataFrame, batch_id: int) -> None:
+        for row in rows.collect():
+            self.released += row.released
+            if row.summary is not None:
+                self._record(batch_id, summary_from_json(row.summary))
         self._done.release()
+
+    def _record(self, batch_id: int, summary: StateSummary) -> None:
+        """Write into the checkpoint what a pipeline does after a micro-batch."""
+        self._wakeups.update(batch_id, {SOURCE.topic: summary.next_due_ms}, {SOURCE.topic: summary.due_spans})
+        self._keeper.add(LastRun(batch_id, self._wakeups.batch_id), {})
 
 
 class _BenchSource(DataSource):
@@ -319,12 +328,16 @@ class _BenchReader(DataSourceStreamReader):
 
 
 def _count(frame_bytes: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    released = 0
+    released, summary = 0, None
     for batch in batches:
-        for kind, entry in zip(batch["kind"].to_pylist(), batch["entry"], strict=True):
+        for kind, header, entry in zip(batch["kind"].to_pylist(), batch["header"], batch["entry"], strict=True):
             if kind == RowKind.DUE:
                 released += len(entry.as_buffer()) // frame_bytes
-    yield pa.RecordBatch.from_pydict({"released": pa.array([released], pa.int64())})
+            elif kind == RowKind.SUMMARY:
+                summary = header.as_py()
+    yield pa.RecordBatch.from_pydict(
+        {"released": pa.array([released], pa.int64()), "summary": pa.array([summary], pa.string())}
+    )
 
 
 def _times_ms(first: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -6,8 +6,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
-from ledgerlake.delay.due_times import MOST_PARTS, DueSpan, DueTimes, due_spans
+from ledgerlake.delay.due_times import MOST_PARTS, DueSpan, DueTimes, due_spans, spans_of_length
+from ledgerlake.wire.limits import MAX_TIME_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,10 +25,12 @@ def one_at_each(first_ms: Iterable[int]) -> DueTimes:
     return times(*((time_ms, 1) for time_ms in first_ms))
 
 
-def test_a_span_begins_with_its_first_message_and_every_message_counts_once() -> None:
+def test_a_span_tells_its_first_message_and_every_message_counts_once() -> None:
     assert due_spans([]) == []
-    parts = [times((9_000, 3)), times((5_000, 1), (5_900, 2), (6_000, 4))]
-    assert due_spans(parts) == [DueSpan(5_000, 7), DueSpan(9_000, 3)]
+    parts = [times((9_000, 3)), times((5_400, 1), (5_900, 2), (6_000, 4))]
+    spans = due_spans(parts)
+    assert spans == [DueSpan(5_400, 1000, 3), DueSpan(6_000, 1000, 4), DueSpan(9_000, 1000, 3)]
+    assert [(span.begin_ms, span.end_ms) for span in spans[:2]] == [(5_000, 6_000), (6_000, 7_000)]
 
 
 def test_the_messages_of_a_few_segments_count_to_the_precision_of_a_part() -> None:
@@ -41,14 +45,54 @@ def test_the_messages_of_a_few_segments_count_to_the_precision_of_a_part() -> No
     assert DueTimes.of_messages(np.array([7])).of_last(1, 7).counts.tolist() == [1]
 
 
-def test_spans_get_longer_with_the_time_until_they_are_due() -> None:
-    spans = due_spans([one_at_each(range(0, 30 * _DAY_MS, _MINUTE_MS))])
-    assert sum(span.count for span in spans) == 30 * 24 * 60
+@pytest.mark.parametrize("first_ms", [0, 1_777_626_012_345])
+def test_spans_get_longer_with_the_time_until_they_are_due(first_ms: int) -> None:
+    spans = due_spans([one_at_each(range(first_ms, first_ms + 30 * _DAY_MS, _MINUTE_MS // 2))])
+    assert sum(span.count for span in spans) == 2 * 30 * 24 * 60
     for span, later in pairwise(spans):
-        if 10 * _MINUTE_MS < span.first_ms < _DAY_MS:
-            assert later.first_ms - span.first_ms <= span.first_ms / 2
+        assert span.first_ms < later.first_ms
+        assert span.length_ms <= later.length_ms
+        assert span.begin_ms % span.length_ms == 0
+        ahead_ms = span.first_ms - first_ms
+        expected_ms = _MINUTE_MS if ahead_ms < 2 * _HOUR_MS else _HOUR_MS if ahead_ms < 8 * _DAY_MS else _DAY_MS
+        assert span.length_ms == (1000 if ahead_ms < _MINUTE_MS else expected_ms)
 
 
 def test_there_are_few_spans_however_far_messages_are_delayed() -> None:
     century_ms = 100 * 365 * _DAY_MS
-    assert len(due_spans([one_at_each(range(0, century_ms, 7 * _HOUR_MS))])) < 70
+    densely = [range(60), range(0, 7_200, 60), range(0, 8 * 86_400, 3_600), range(0, 100 * 365 * 86_400, 86_400)]
+    parts = [one_at_each(second * 1000 for second in seconds) for seconds in densely]
+    assert 700 < len(due_spans(parts)) < 1_200
+    late = due_spans([one_at_each([*range(0, MAX_TIME_MS, century_ms), MAX_TIME_MS])])
+    assert len(late) < 10
+    assert late[-1].end_ms == MAX_TIME_MS + 1
+
+
+def test_spans_of_several_topic_partitions_are_added_up_to_a_length() -> None:
+    spans = [DueSpan(7_250_000, 1000, 2), DueSpan(7_260_000, 60_000, 3), DueSpan(11_000_000, _HOUR_MS, 4)]
+    others = [DueSpan(7_200_500, 1000, 1)]
+    by_minute = [DueSpan(7_200_500, 60_000, 3), DueSpan(7_260_000, 60_000, 3), DueSpan(11_000_000, _HOUR_MS, 4)]
+    assert spans_of_length([*spans, *others], 60_000) == by_minute
+    by_hour = [DueSpan(7_200_500, _HOUR_MS, 6), DueSpan(11_000_000, _HOUR_MS, 4)]
+    assert spans_of_length([*spans, *others], _HOUR_MS) == by_hour
+    assert spans_of_length(spans, _DAY_MS) == [DueSpan(7_250_000, _DAY_MS, 9)]
+
+
+def test_a_span_within_a_longer_one_of_another_topic_partition_is_a_part_of_it() -> None:
+    spans = [DueSpan(11_000_000, _HOUR_MS, 4), DueSpan(10_800_000, _DAY_MS, 5), DueSpan(2 * _DAY_MS, 1000, 1)]
+    assert spans_of_length(spans, 60_000) == [DueSpan(10_800_000, _DAY_MS, 9), DueSpan(2 * _DAY_MS, 60_000, 1)]
+
+
+def test_spans_of_a_length_hold_every_message_once_and_are_apart() -> None:
+    random = np.random.default_rng(7)
+    for _ in range(50):
+        spans = []
+        for _ in range(3):
+            first_ms = int(random.integers(0, 10 * _DAY_MS))
+            ahead_ms = np.sort(np.exp(random.uniform(0, np.log(1000 * _DAY_MS), 200)).astype(np.int64))
+            spans += due_spans([one_at_each((first_ms + ahead_ms).tolist())])
+        for length_ms in (60_000, _HOUR_MS, _DAY_MS):
+            added = spans_of_length(spans, length_ms)
+            assert sum(span.count for span in added) == 600
+            assert all(span.length_ms >= length_ms for span in added)
+            assert all(span.end_ms <= later.begin_ms for span, later in pairwise(added))

@@ -68,7 +68,7 @@ def test_what_is_due_when_is_counted_to_the_precision_of_a_segment() -> None:
     tracker = DelayedTracker(storage, SMALL, record)
     assert take(tracker, 65_000) == [(time_ms, 1, time_ms) for time_ms in times_ms[:4]]
     tracker.save()
-    assert tracker.due_spans(known) == [DueSpan(3_605_000, 1), DueSpan(90_005_000, 1)]
+    assert tracker.due_spans(known) == [DueSpan(3_605_000, 1000, 1), DueSpan(90_005_000, 3_600_000, 1)]
     assert take(tracker, 90_005_000)
     tracker.save()
     assert tracker.due_spans(known) == []

@@ -115,7 +115,7 @@ _LARGE = [
     '{"version": 1, "positions": [[7, 1], [7, 4]], "held": true}',
     '{"version": 2, "positions": [[7, 1]], "held": true, "part": {"after": null, "until": 3}, "delivered": false}',
 ]
-_SUMMARY = StateSummary([{"f": 1}], Position(7, 1), 5, 1, 600, 2, 7, Position(7, 2), [DueSpan(7, 2)])
+_SUMMARY = StateSummary([{"f": 1}], Position(7, 1), 5, 1, 600, 2, 7, Position(7, 2), [DueSpan(7, 1000, 2)])
 
 
 def _judge_set(data: bytes) -> int:

@@ -14,8 +14,9 @@ import pytest
 from deltalake import DeltaTable
 
 from ledgerlake.api import messages, run
+from ledgerlake.inspect.due_counts import due_counts
 from ledgerlake.inspect.verify import verify
-from ledgerlake.inspect.waiting_messages import due_counts, waiting_messages
+from ledgerlake.inspect.waiting_messages import waiting_messages
 from ledgerlake.inspect.waiting_rows import waiting
 from ledgerlake.options.config import parse_config
 from ledgerlake.publish.cancel import cancel
@@ -194,7 +195,7 @@ def test_what_waits_survives_restarts_and_is_shown(runtime: Runtime, spark: Spar
     listed = ledgerlake("waiting", config_file(tmp_path, data), "-n", "2")
     due = datetime.fromtimestamp(due_ms / 1000, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     assert [line.split()[0] for line in listed.stdout.splitlines()] == [due, due], listed.stderr
-    assert sum(due_counts(spark, parse_config(data), 86_400_000).values()) == 180
+    assert sum(span.count for span in due_counts(parse_config(data), 86_400_000)) == 180
     soon_ms = now_ms() + 1000
     publish_delayed(runtime, topic, [(b"soon-%d" % number, soon_ms + number) for number in range(60)])
     time.sleep(max(0, soon_ms + 100 - now_ms()) / 1000)

@@ -149,7 +149,7 @@ def test_messages_wait_and_come_out_in_order_when_they_are_due() -> None:
     assert play(frame(0, 5, ledger_id=2), at_s=9) == [b"2:0"]
     assert play(at_s=20) == [b"1:1", b"1:2"]
     assert play(at_s=29) == []
-    assert play.summary.due_spans == [DueSpan(STORED_MS + 30_000, 1)]
+    assert play.summary.due_spans == [DueSpan(STORED_MS + 30_000, 1000, 1)]
     assert play(at_s=30) == [b"1:0"]
     assert play.summary.due_spans == []
     assert (play.summary.delayed_count, play.summary.next_due_ms) == (0, None)

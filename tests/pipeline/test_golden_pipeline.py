@@ -13,8 +13,9 @@ from deltalake import DeltaTable
 
 from ledgerlake.decode.schema import MESSAGES
 from ledgerlake.errors import SetupError
+from ledgerlake.inspect.due_counts import due_counts
 from ledgerlake.inspect.open_messages import open_messages
-from ledgerlake.inspect.waiting_messages import due_counts, waiting_messages
+from ledgerlake.inspect.waiting_messages import waiting_messages
 from ledgerlake.inspect.waiting_rows import waiting
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.checkpoint import Checkpoint
@@ -55,7 +56,14 @@ def test_the_files_of_a_checkpoint_say_what_they_said(config: Config) -> None:
     assert end is not None
     assert (start[TOPIC].position.entry_id, end[TOPIC].position.entry_id) == (-1, 11)
     assert (checkpoint.log.last_planned(), checkpoint.log.last_committed(), checkpoint.log.state_version()) == (1, 1, 2)
-    assert set(load_wakeup_times(Place(f"{checkpoint.folder}/ledgerlake/wakes")) or ()) == {TOPIC}
+    wakeups = load_wakeup_times(Place(f"{checkpoint.folder}/ledgerlake/wakes"))
+    assert wakeups is not None
+    assert set(wakeups.times_ms) == {TOPIC}
+
+
+def test_a_checkpoint_of_a_release_that_did_not_count_what_is_due_when_says_so(config: Config) -> None:
+    with pytest.raises(SetupError, match=r"does not say when its delayed messages are due.*run the pipeline"):
+        due_counts(config, 60_000)
 
 
 def test_the_table_knows_its_batch(config: Config) -> None:
@@ -90,4 +98,3 @@ def test_what_waits_in_the_state_is_there_after_a_move(config: Config, spark: Sp
     # One of them is cancelled.
     assert sorted(row.value for row in waiting(spark, config).collect()) == [b"far-7", b"far-8"]
     assert waiting(spark, config, due_before_ms=4_102_444_800_008).count() == 1
-    assert sum(due_counts(spark, config, 60_000).values()) == 3

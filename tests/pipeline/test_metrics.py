@@ -74,7 +74,7 @@ def test_a_pipeline_shows_what_its_batches_brought() -> None:
         stored_bytes=5000,
         delayed_counts={NAME: 3},
         next_due_ms={NAME: 2500},
-        due_spans={NAME: [DueSpan(2_500, 4), DueSpan(90_000, 1)]},
+        due_spans={NAME: [DueSpan(2_500, 1000, 4), DueSpan(90_000, 60_000, 1)]},
         incomplete_count=1,
         released=Released(3, 1_200, 1_000),
         commit_s=0.2,

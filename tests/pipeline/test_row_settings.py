@@ -15,7 +15,7 @@ from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.row_settings import row_settings
 from ledgerlake.pipeline.start import Start
-from ledgerlake.source.wakeup_files import save_wakeup_times
+from ledgerlake.source.wakeup_files import WakeupTimes, save_wakeup_times
 from ledgerlake.stored.places import Place
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def checkpoint_of(folder: Path, before: Config, planned: int, committed: int) ->
 
 def save_wakeups(checkpoint: Checkpoint, batch_id: int, wakeup_times_ms: dict[str, int]) -> None:
     """Leave what a micro-batch leaves beside the checkpoint."""
-    save_wakeup_times(Place(f"{checkpoint.folder}/ledgerlake/wakes"), batch_id, wakeup_times_ms)
+    wakeups = WakeupTimes(wakeup_times_ms, {name: [] for name in wakeup_times_ms})
+    save_wakeup_times(Place(f"{checkpoint.folder}/ledgerlake/wakes"), batch_id, wakeups)
     CursorKeeper(None, "s", checkpoint).add(LastRun(batch_id, batch_id), {})  # type: ignore[arg-type]
 
 

@@ -122,7 +122,7 @@ def test_the_document_shows_a_pipeline(metrics: ServedMetrics) -> None:
         Counter(no_table=2, checksum=1),
         delayed_counts={"t": 5},
         next_due_ms={"t": 7_000},
-        due_spans={"t": [DueSpan(7_000, 5)]},
+        due_spans={"t": [DueSpan(7_000, 1000, 5)]},
         incomplete_count=1,
         kept_bytes=7,
         commit_s=0.25,

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.wakeups import Wakeups
-from ledgerlake.source.wakeup_files import load_wakeup_times, save_wakeup_times
+from ledgerlake.source.wakeup_files import WakeupTimes, load_wakeup_times, save_wakeup_times
 from ledgerlake.stored.places import Place
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 TOPIC = "persistent://public/default/orders"
+SPANS = [DueSpan(9000, 1000, 1)]
 
 
 def commit(folder: Path, batch_id: int, clock: dict[str, str] | None = None) -> None:
@@ -28,12 +30,19 @@ def commit(folder: Path, batch_id: int, clock: dict[str, str] | None = None) -> 
 
 def run(checkpoint: Checkpoint, batch_id: int, wakeups: Wakeups, wakeup_times_ms: dict[str, int | None]) -> None:
     """What a micro-batch leaves beside the checkpoint."""
-    wakeups.update(batch_id, wakeup_times_ms)
+    wakeups.update(batch_id, wakeup_times_ms, {name: SPANS for name in wakeup_times_ms})
     keeper(checkpoint).add(LastRun(batch_id, wakeups.batch_id), {})
 
 
 def keeper(checkpoint: Checkpoint) -> CursorKeeper:
     return CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
+
+
+def times_ms(wakeups: Wakeups) -> dict[str, int]:
+    """What the planner reads."""
+    written = load_wakeup_times(wakeups.folder)
+    assert written is not None
+    return written.times_ms
 
 
 def started(checkpoint: Checkpoint) -> Wakeups:
@@ -55,26 +64,26 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
 
 def test_a_restart_knows_the_times(checkpoint: Checkpoint) -> None:
     wakeups = started(checkpoint)
-    assert load_wakeup_times(wakeups.folder) == {TOPIC: 9000}
+    assert times_ms(wakeups) == {TOPIC: 9000}
     assert wakeups.batch_id == 3
 
 
 def test_times_that_were_copied_before_the_commit_log_wake_everything(checkpoint: Checkpoint, tmp_path: Path) -> None:
     commit(tmp_path, 5)
     wakeups = started(checkpoint)
-    assert load_wakeup_times(wakeups.folder) == {TOPIC: 1}
+    assert times_ms(wakeups) == {TOPIC: 1}
 
 
 def test_a_time_that_wakes_everything_is_beyond_the_clock_of_the_last_micro_batch(tmp_path: Path) -> None:
     commit(tmp_path, 3, {"clock": "2096-10-02T07:06:40.000Z"})
-    assert load_wakeup_times(started(Checkpoint(Place(str(tmp_path)))).folder) == {TOPIC: 4_000_000_000_001}
+    assert times_ms(started(Checkpoint(Place(str(tmp_path))))) == {TOPIC: 4_000_000_000_001}
 
 
 def test_a_note_is_read_although_a_file_of_a_later_micro_batch_was_left(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    save_wakeup_times(Place(f"{tmp_path}/ledgerlake/wakes"), 13, {TOPIC: 7})
+    save_wakeup_times(Place(f"{tmp_path}/ledgerlake/wakes"), 13, WakeupTimes({TOPIC: 7}))
     wakeups = started(checkpoint)
-    wakeups.update(5, {TOPIC: 9000})
-    assert load_wakeup_times(wakeups.folder) == {TOPIC: 9000}
+    wakeups.update(5, {TOPIC: 9000}, {TOPIC: SPANS})
+    assert times_ms(wakeups) == {TOPIC: 9000}
 
 
 @pytest.mark.parametrize("counted", [2, 4, None])
@@ -82,23 +91,47 @@ def test_times_that_were_copied_before_or_after_what_is_beside_them_wake_everyth
     checkpoint: Checkpoint, counted: int | None
 ) -> None:
     keeper(checkpoint).add(LastRun(4, counted), {})
-    assert load_wakeup_times(started(checkpoint).folder) == {TOPIC: 1}
+    assert times_ms(started(checkpoint)) == {TOPIC: 1}
 
 
 def test_a_checkpoint_of_an_earlier_release_wakes_everything_once(checkpoint: Checkpoint, tmp_path: Path) -> None:
     (tmp_path / "ledgerlake" / "ends.json").write_text('{"version": 1, "batches": {}, "tables": {}}')
     wakeups = started(checkpoint)
-    assert load_wakeup_times(wakeups.folder) == {TOPIC: 1}
+    assert times_ms(wakeups) == {TOPIC: 1}
     run(checkpoint, 5, wakeups, {TOPIC: None})
     commit(tmp_path, 5)
-    assert load_wakeup_times(started(checkpoint).folder) == {}
+    assert times_ms(started(checkpoint)) == {}
 
 
 def test_times_that_another_process_replaced_are_written_again_though_they_have_not_changed(
     checkpoint: Checkpoint,
 ) -> None:
     wakeups = started(checkpoint)
-    wakeups.update(3, {TOPIC: 9000})
-    save_wakeup_times(wakeups.folder, 3, {TOPIC: 5000})
-    wakeups.update(4, {TOPIC: 9000})
-    assert load_wakeup_times(wakeups.folder) == {TOPIC: 9000}
+    wakeups.update(3, {TOPIC: 9000}, {TOPIC: SPANS})
+    save_wakeup_times(wakeups.folder, 3, WakeupTimes({TOPIC: 5000}))
+    wakeups.update(4, {TOPIC: 9000}, {TOPIC: SPANS})
+    assert times_ms(wakeups) == {TOPIC: 9000}
+
+
+def test_times_without_counts_of_an_earlier_release_wake_everything_until_each_topic_partition_was_counted(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    (tmp_path / "ledgerlake" / "wakes" / "0000000003.json").write_text(
+        json.dumps({"version": 1, "wakes": {TOPIC: 9000, "other": 9000}})
+    )
+    wakeups = started(checkpoint)
+    assert times_ms(wakeups) == {TOPIC: 1}
+    run(checkpoint, 5, wakeups, {TOPIC: 9000})
+    commit(tmp_path, 5)
+    assert times_ms(started(checkpoint)) == {TOPIC: 9000}
+
+
+def test_counts_change_with_the_micro_batches_of_their_topic_partition_and_go_with_its_messages(
+    checkpoint: Checkpoint,
+) -> None:
+    wakeups = started(checkpoint)
+    wakeups.update(5, {"other": 7000}, {"other": []})
+    assert load_wakeup_times(wakeups.folder) == WakeupTimes({TOPIC: 9000, "other": 7000}, {TOPIC: SPANS, "other": []})
+    fewer = [DueSpan(9500, 1000, 1)]
+    wakeups.update(6, {TOPIC: 9000, "other": None}, {TOPIC: fewer, "other": []})
+    assert load_wakeup_times(wakeups.folder) == WakeupTimes({TOPIC: 9000}, {TOPIC: fewer})

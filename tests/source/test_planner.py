@@ -19,7 +19,7 @@ from ledgerlake.source import planner, topic_list
 from ledgerlake.source.bounds import latest_offset
 from ledgerlake.source.positions import BacklogCounts, count_messages
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
-from ledgerlake.source.wakeup_files import save_wakeup_times
+from ledgerlake.source.wakeup_files import WakeupTimes, save_wakeup_times
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.stored.places import Place
 from ledgerlake.wire.entry import encode_entry
@@ -66,7 +66,7 @@ class Planning:
 
     def save_wakeup(self, batch_id: int, time_ms: int | None) -> None:
         """Write when the topic needs a batch, as a pipeline does."""
-        save_wakeup_times(self._wakes, batch_id, {} if time_ms is None else {TOPIC: time_ms})
+        save_wakeup_times(self._wakes, batch_id, WakeupTimes({} if time_ms is None else {TOPIC: time_ms}))
 
 
 def begun(peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **more: str) -> Planning:
@@ -143,7 +143,7 @@ def test_where_the_broker_tells_no_time_the_clock_does_also_while_entries_come(
     path = str(tmp_path / "wakes")
     planning = Planning(peer, path, monkeypatch)
     assert planning.plan() == NOW_MS
-    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS + 1})
+    save_wakeup_times(Place(path), 1, WakeupTimes({TOPIC: NOW_MS + 1}))
     peer.add(BARE, first=1)
     planning.clock_ms += 2
     assert planning.plan() == NOW_MS + 2
@@ -267,7 +267,7 @@ def test_a_deleted_topic_of_which_something_waits_is_still_woken(
     end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     reader.stop()
     peer.is_deleted = True
-    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS + 5000})
+    save_wakeup_times(Place(path), 1, WakeupTimes({TOPIC: NOW_MS + 5000}))
     restarted = pattern_reader(peer, wakes=path)
     start = restarted.latestOffset(end, ReadAllAvailable())
     assert from_json(start) == {TOPIC: PartitionOffset(BEFORE_ALL)}
@@ -288,7 +288,7 @@ def test_a_topic_that_was_deleted_while_something_waits_is_new_when_it_comes_bac
     reader = pattern_reader(peer, wakes=path, pinnedBy="s")
     _readers.append(reader)
     read = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    save_wakeup_times(Place(path), 1, {TOPIC: 2**60})
+    save_wakeup_times(Place(path), 1, WakeupTimes({TOPIC: 2**60}))
     peer.is_deleted = True
     peer.disconnect()
     time.sleep(0.3)
@@ -459,7 +459,7 @@ def test_what_is_due_does_not_wait_for_more(peer: Peer, tmp_path: Path, monkeypa
     before = planning.offset
     planning.plan()
     assert planning.offset == before
-    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS + 5000})
+    save_wakeup_times(Place(path), 1, WakeupTimes({TOPIC: NOW_MS + 5000}))
     planning.clock_ms += 5001
     planning.plan()
     assert from_json(planning.offset)[TOPIC].position > from_json(before)[TOPIC].position
@@ -487,7 +487,7 @@ def test_the_clock_of_the_broker_decides_what_is_due_and_not_that_of_the_machine
     _readers.append(reader)
     offset = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     due_ms = broker_ms() + 600
-    save_wakeup_times(Place(path), 1, {TOPIC: due_ms})
+    save_wakeup_times(Place(path), 1, WakeupTimes({TOPIC: due_ms}))
     clock_ms = None
     while clock_ms is None and broker_ms() < due_ms + 5_000:
         offset = reader.latestOffset(offset, ReadAllAvailable())
@@ -537,11 +537,11 @@ def test_a_run_with_a_fixed_end_ends_though_the_topic_is_gone_of_which_a_message
     restarted = pattern_reader(peer, wakes=path)
     _readers.append(restarted)
     restarted.prepareForTriggerAvailableNow()
-    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS - 1000})
+    save_wakeup_times(Place(path), 1, WakeupTimes({TOPIC: NOW_MS - 1000}))
     first = restarted.latestOffset(end, ReadAllAvailable())
     assert from_json(first)[TOPIC].clock_ms == NOW_MS
     clock[0] += 5000
-    save_wakeup_times(Place(path), 2, {TOPIC: NOW_MS + 1000})
+    save_wakeup_times(Place(path), 2, WakeupTimes({TOPIC: NOW_MS + 1000}))
     assert restarted.latestOffset(first, ReadAllAvailable()) == first
 
 

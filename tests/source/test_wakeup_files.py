@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ledgerlake.source.wakeup_files import load_wakeup_times, save_wakeup_times
+from ledgerlake.delay.due_times import DueSpan
+from ledgerlake.source.wakeup_files import WakeupTimes, load_wakeup_times, save_wakeup_times
 from ledgerlake.stored.places import Place
 
 if TYPE_CHECKING:
@@ -18,31 +19,51 @@ if TYPE_CHECKING:
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     folder = str(tmp_path / "deep" / "wakes")
     assert load_wakeup_times(Place(folder)) is None
-    save_wakeup_times(Place(folder), 9, {"a": 1, "b": 2})
-    save_wakeup_times(Place(folder), 10, {"a": 5})
-    assert load_wakeup_times(Place(folder)) == {"a": 5}
+    save_wakeup_times(Place(folder), 9, WakeupTimes({"a": 1, "b": 2}))
+    written = WakeupTimes({"a": 5, "b": 7}, {"a": [DueSpan(5, 1000, 3), DueSpan(60_001, 60_000, 4)], "b": []})
+    save_wakeup_times(Place(folder), 10, written)
+    assert load_wakeup_times(Place(folder)) == written
 
 
 def test_an_older_micro_batch_replaces_nothing(tmp_path: Path) -> None:
     folder = str(tmp_path / "wakes")
-    save_wakeup_times(Place(folder), 100, {"a": 5})
-    save_wakeup_times(Place(folder), 99, {"b": 7})
-    assert load_wakeup_times(Place(folder)) == {"a": 5}
+    save_wakeup_times(Place(folder), 100, WakeupTimes({"a": 5}))
+    save_wakeup_times(Place(folder), 99, WakeupTimes({"b": 7}))
+    assert load_wakeup_times(Place(folder)) == WakeupTimes({"a": 5})
 
 
 def test_files_of_older_micro_batches_go(tmp_path: Path) -> None:
     for batch_id in range(5):
-        save_wakeup_times(Place(str(tmp_path)), batch_id, {"a": batch_id})
+        save_wakeup_times(Place(str(tmp_path)), batch_id, WakeupTimes({"a": batch_id}))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000003.json", "0000000004.json"]
+
+
+def test_a_file_without_counts_of_an_earlier_build_is_read_and_they_are_not_known(tmp_path: Path) -> None:
+    (tmp_path / "0000000007.json").write_text('{"version": 1, "wakes": {"a": 1}}')
+    wakeups = load_wakeup_times(Place(str(tmp_path)))
+    assert wakeups == WakeupTimes({"a": 1})
+    assert not wakeups.counts_are_known
+    assert WakeupTimes({"a": 1}, {"a": []}).counts_are_known
+    assert WakeupTimes().counts_are_known
 
 
 def test_one_file_for_all_of_an_earlier_build_is_read(tmp_path: Path) -> None:
     (tmp_path / "wakes.json").write_text('{"version": 1, "wakes": {"a": 1}}')
-    assert load_wakeup_times(Place(str(tmp_path / "wakes"))) == {"a": 1}
+    assert load_wakeup_times(Place(str(tmp_path / "wakes"))) == WakeupTimes({"a": 1})
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"version": 2, "wakes": {"a": 1}}', '{"version": 1, "wakes": {"a": "x"}}']
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"version": 2, "wakes": {"a": 1}}',
+        '{"version": 1, "wakes": {"a": "x"}}',
+        '{"version": 1, "wakes": {"a": 1}, "due": {"a": [[1, 0, 1]]}}',
+        '{"version": 1, "wakes": {"a": 1}, "due": {"a": [[1, 1000]]}}',
+        '{"version": 1, "wakes": {"a": 1}, "due": {"a": [1]}}',
+    ],
 )
 def test_what_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "0000000007.json").write_text(text)

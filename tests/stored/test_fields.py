@@ -61,7 +61,7 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
         separately_stored_to_json(SeparatelyStored(PLACES[:1], True, BatchRange(1, 2), is_delivered=True)),
     ),
     "report": (report_from_json, report_to_json(TaskReport(PLACES[0], 5, {}, [MessageStarted(KEY)]))),
-    "summary": (summary_from_json, summary_to_json(StateSummary([{}], PLACES[0], 5, due_spans=[DueSpan(5, 1)]))),
+    "summary": (summary_from_json, summary_to_json(StateSummary([{}], PLACES[0], 5, due_spans=[DueSpan(5, 1000, 1)]))),
     "offset": (
         lambda text: from_json(json.loads(text)),
         json.dumps(to_json({"t": PartitionOffset(PLACES[0], 1, 1_700_000_000_000, 3, 1_700_000_000_000)})),

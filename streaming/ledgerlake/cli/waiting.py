@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import argparse
 
     from ledgerlake.cli.command import Commands
+    from ledgerlake.delay.due_times import DueSpan
 
 _SPANS_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 _SHOWN = ("deliver_at", "topic", "partition", "message_id", "key", "properties")
@@ -33,7 +34,9 @@ def add(commands: Commands) -> None:
     command.add_argument("--key", help="only messages with that key")
     command.add_argument("--schedule", metavar="ID", help="only the message of the schedule with that id")
     command.add_argument("-n", "--count", type=int, default=20, help="how many are listed at most (default: 20)")
-    command.add_argument("--by", choices=_SPANS_MS, help="count all of them by the span in which they are due")
+    command.add_argument(
+        "--by", choices=_SPANS_MS, help="count all of them by the time in which they are due; needs no Spark"
+    )
     add_spark(command)
 
 
@@ -47,12 +50,12 @@ def _waiting(options: argparse.Namespace) -> int:
         raise UsageError("--by counts all messages; leave out --key, --schedule and --due-before")
     due_before_ms = None if options.due_before is None else parse_time_ms(options.due_before, "--due-before")
     config = load_config(options.config)
-    spark = start_spark(f"ledgerlake waiting {config.stream.name}", config, options)
     if options.by:
-        from ledgerlake.inspect.waiting_messages import due_counts
+        from ledgerlake.inspect.due_counts import due_counts
 
-        _print_counts(due_counts(spark, config, _SPANS_MS[options.by]), options.json)
+        _print_counts(due_counts(config, _SPANS_MS[options.by]), options.by, options.json)
         return 0
+    spark = start_spark(f"ledgerlake waiting {config.stream.name}", config, options)
     from ledgerlake.decode.messages import TopicPartition
     from ledgerlake.inspect.schedule_pauses import paused_since_ms
     from ledgerlake.inspect.waiting_rows import waiting
@@ -90,15 +93,16 @@ def _print_row(row: dict[str, Any], paused_since_ms: int | None, as_json: bool) 
     print(printable(f"{due}  {topic} {row['message_id']}{key}{paused}  {properties}".rstrip()))
 
 
-def _print_counts(counts: dict[int, int], as_json: bool) -> None:
+def _print_counts(spans: list[DueSpan], by: str, as_json: bool) -> None:
     from ledgerlake.stored.offsets import time_text
 
-    if not counts:
+    if not spans:
         print("no message waits", file=sys.stderr)
-    most = max(counts.values(), default=0)
-    for begin_ms, count in sorted(counts.items()):
-        begin = time_text(begin_ms)
+    most = max((span.count for span in spans), default=0)
+    for span in spans:
+        begin, end = time_text(span.begin_ms), time_text(span.end_ms)
         if as_json:
-            print(json.dumps({"from": begin, "messages": count}))
-        else:
-            print(f"{begin}  {count:>12,} {'#' * round(_BAR * count / most)}".rstrip())
+            print(json.dumps({"from": begin, "until": end, "messages": span.count}))
+            continue
+        until = "" if span.length_ms == _SPANS_MS[by] else f"  until {end}"
+        print(f"{begin}  {span.count:>12,} {'#' * round(_BAR * span.count / most)}".rstrip() + until)

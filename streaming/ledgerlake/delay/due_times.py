@@ -1,8 +1,10 @@
-"""How many delayed messages are due when, in a few dozen numbers: the sooner, the more precise.
+"""How many delayed messages are due when, in a limited number of spans: the sooner, the more
+precise.
 
-A span begins with its first message. Two spans begin within each doubling of the time since the
-first of all messages, and the first second is one span. In a bucket of many segments, a message
-counts to the precision of its segment; in one of few, to that of a part of the segment.
+A span is a second of the clock in the minute after the first of all messages, a minute in the two
+hours after it, an hour in the eight days after it, a day in the 400 days after it, 100 days in the
+century after it, and a million days beyond. In a bucket of many segments, a message counts to the
+precision of its segment; in one of few, to that of a part of the segment.
 """
 
 from __future__ import annotations
@@ -14,16 +16,23 @@ import numpy as np
 
 from ledgerlake.delay.snapshot import metadata_from_bytes, segment_from_bytes
 from ledgerlake.delay.storage import METADATA
+from ledgerlake.wire.limits import MAX_TIME_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from ledgerlake.delay.bucket import Bucket
     from ledgerlake.delay.snapshot import SegmentMetadata
 
-_SPANS_IN_DOUBLING = 2
+_SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
+
+# The lengths of spans. Each is a multiple of the one before.
+_LENGTHS_MS = np.array([_SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS, 100 * _DAY_MS, 1_000_000 * _DAY_MS])
+
+# How far from the first message spans have each length but the last.
+_REACHES_MS = np.array([_MINUTE_MS, 2 * _HOUR_MS, 8 * _DAY_MS, 400 * _DAY_MS, 36_500 * _DAY_MS])
 
 # The messages of a bucket with so many segments are read to count them by when they are due, since the
 # first message of a segment says little about the others. A bucket with more is a matter of percents.
@@ -33,10 +42,21 @@ MOST_PARTS = 256
 
 @dataclass(frozen=True)
 class DueSpan:
-    """So many messages, of which the first is due at ``first_ms``."""
+    """So many messages that are due within a span of the clock, the first at ``first_ms``. The span
+    begins at a multiple of its length.
+    """
 
     first_ms: int
+    length_ms: int
     count: int
+
+    @property
+    def begin_ms(self) -> int:
+        return self.first_ms - self.first_ms % self.length_ms
+
+    @property
+    def end_ms(self) -> int:
+        return min(self.begin_ms + self.length_ms, MAX_TIME_MS + 1)
 
 
 @dataclass(frozen=True)
@@ -99,9 +119,31 @@ def due_spans(times: Sequence[DueTimes]) -> list[DueSpan]:
         return []
     first_ms = np.concatenate([part.first_ms for part in times])
     counts = np.concatenate([part.counts for part in times])
-    seconds = np.maximum((first_ms - first_ms.min()) / 1000, 1.0)
-    numbers = np.floor(_SPANS_IN_DOUBLING * np.log2(seconds)).astype(np.int64)
-    firsts_ms, totals = np.full(numbers.max() + 1, first_ms.max()), np.zeros(numbers.max() + 1, np.int64)
-    np.minimum.at(firsts_ms, numbers, first_ms)
-    np.add.at(totals, numbers, counts)
-    return [DueSpan(int(firsts_ms[number]), int(totals[number])) for number in np.flatnonzero(totals)]
+    order = np.argsort(first_ms, kind="stable")
+    first_ms, counts = first_ms[order], counts[order]
+    lengths_ms = _LENGTHS_MS[np.searchsorted(_REACHES_MS, first_ms - first_ms[0], side="right")]
+    begins_ms = first_ms - first_ms % lengths_ms
+    is_first = (np.diff(begins_ms, prepend=begins_ms[0] - 1) != 0) | (np.diff(lengths_ms, prepend=0) != 0)
+    firsts = np.flatnonzero(is_first)
+    columns = (first_ms[firsts], lengths_ms[firsts], np.add.reduceat(counts, firsts))
+    return [DueSpan(*numbers) for numbers in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def spans_of_length(spans: Iterable[DueSpan], length_ms: int) -> list[DueSpan]:
+    """Return spans of at least a length, in order and apart: a span within a longer one is a part of
+    it.
+
+    Args:
+        spans: those of several topic partitions.
+        length_ms: a length that divides those of all longer spans, as a minute, an hour or a day.
+    """
+    found: dict[tuple[int, int], DueSpan] = {}
+    # A longer one is found before what is within it.
+    for span in sorted(spans, key=lambda span: -span.length_ms):
+        shortest_ms = max(span.length_ms, length_ms)
+        lengths_ms = [longer_ms for longer_ms in _LENGTHS_MS.tolist() if longer_ms > shortest_ms]
+        places = [(span.first_ms // longer_ms, longer_ms) for longer_ms in lengths_ms]
+        place = next((place for place in places if place in found), (span.first_ms // shortest_ms, shortest_ms))
+        before = found.get(place, DueSpan(span.first_ms, place[1], 0))
+        found[place] = DueSpan(min(before.first_ms, span.first_ms), place[1], before.count + span.count)
+    return sorted(found.values(), key=lambda span: span.first_ms)

@@ -307,14 +307,14 @@ def _open(config: Config, cluster: Cluster) -> tuple[_Tables, Offset, Offset, di
     """
     checkpoint = Checkpoint(config.checkpoint_place)
     for _ in range(_TRIES):
-        wakeup_times_ms = load_wakeup_times(wakeup_folder(checkpoint)) or {}
+        wakeups = load_wakeup_times(wakeup_folder(checkpoint))
         start, end = _committed_range(checkpoint, cluster, config.source.topics)
         tables = _Tables(config, cluster, end)
         if not tables.are_ahead(checkpoint):
             break
         # A micro-batch is in the tables, and Spark is about to record it.
         time.sleep(_POLL_S)
-    return tables, start, end, wakeup_times_ms
+    return tables, start, end, {} if wakeups is None else wakeups.times_ms
 
 
 class _Tables:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -83,32 +82,6 @@ def waiting_messages(spark: SparkSession, config: Config) -> list[WaitingMessage
         _describe(source, record, times, cancels.get(source, 0), now_ms) for source, record in records.items()
     ]
     return sorted(partitions, key=lambda partition: partition.topic_partition)
-
-
-def due_counts(spark: SparkSession, config: Config, span_ms: int) -> dict[int, int]:
-    """Count the delayed messages by when they are due: to the precision of a segment, which is some
-    minutes or, of few messages, more; exactly if a bucket has few. Messages that were cancelled count
-    too.
-
-    Args:
-        span_ms: the length of the spans.
-
-    Returns:
-        by the beginning of each span that has messages, in milliseconds since 1970.
-
-    Raises:
-        SetupError, OffsetError: as ``waiting_messages``.
-    """
-    batch_id = last_batch(config)
-    records = stored_records(spark, config, batch_id)
-    times = _due_times(spark, config, batch_id, records)
-    counts: Counter[int] = Counter()
-    for record in records.values():
-        for bucket in _waiting_buckets(record):
-            left = times[bucket.bucket_id].of_last(bucket.waiting, bucket.next_ms)
-            for time_ms, count in zip(left.first_ms.tolist(), left.counts.tolist(), strict=True):
-                counts[time_ms - time_ms % span_ms] += count
-    return dict(counts)
 
 
 def stored_records(spark: SparkSession, config: Config, batch_id: int | None) -> dict[TopicPartition, Record]:

@@ -95,7 +95,7 @@ class BatchWriter:
             raise OwnershipError(
                 f"another process has run batch {batch_id} of the stream {self._stream}; let only one process run it"
             )
-        components.wakeups.update(batch_id, result.wakeup_times_ms)
+        components.wakeups.update(batch_id, result.wakeup_times_ms, result.due_spans)
         components.cursors.add(LastRun(batch_id, components.wakeups.batch_id), result.ends, result.tables)
         self._last = batch_id
         self._on_batch(result)

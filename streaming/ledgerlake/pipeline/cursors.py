@@ -168,7 +168,7 @@ class CursorKeeper:
         Raises:
             OffsetError: a newer release wrote it, or it is damaged.
         """
-        return self._load().last_run
+        return last_run(self._checkpoint)
 
     def begin(self, on_lost: Callable[[OwnershipError], None]) -> None:
         """Acknowledge in the background from here on.
@@ -350,6 +350,15 @@ def seen_tables(checkpoint: Checkpoint) -> dict[str, SeenBatch]:
         OffsetError: a newer release wrote it, or it is damaged.
     """
     return _load(checkpoint).tables
+
+
+def last_run(checkpoint: Checkpoint) -> LastRun | None:
+    """Return the last micro-batch that was run; None if the checkpoint does not say it.
+
+    Raises:
+        OffsetError: a newer release wrote it, or it is damaged.
+    """
+    return _load(checkpoint).last_run
 
 
 def _path(checkpoint: Checkpoint) -> Place:

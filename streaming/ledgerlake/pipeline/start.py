@@ -313,7 +313,8 @@ class Start:
         """
         if self._checkpoint.log.last_committed() is None:
             return False
-        return known_wakeup_times(self._checkpoint, self._cursors.last_run()) != {}
+        wakeups = known_wakeup_times(self._checkpoint, self._cursors.last_run())
+        return wakeups is None or bool(wakeups.times_ms)
 
     def _compare_with_cursors(self, start: Offset) -> None:
         """Check that the broker has retained the entries of the micro-batch that is run again.

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ledgerlake.source.wakeup_files import load_wakeup_times, newest_wakeup_batch, save_wakeup_times
+from ledgerlake.source.wakeup_files import WakeupTimes, load_wakeup_times, newest_wakeup_batch, save_wakeup_times
 
 if TYPE_CHECKING:
+    from ledgerlake.delay.due_times import DueSpan
     from ledgerlake.pipeline.checkpoint import Checkpoint
     from ledgerlake.pipeline.cursors import LastRun
     from ledgerlake.stored.places import Place
@@ -25,49 +26,54 @@ class Wakeups:
         self.folder = wakeup_folder(checkpoint)
         self.batch_id: int | None = None
         self._checkpoint = checkpoint
-        self._wakeup_times_ms: dict[str, int] | None = None
+        self._known: WakeupTimes | None = None
 
     def topic_partitions(self) -> list[str] | None:
         """Return the topic partitions that have a wake-up time, which are those with messages in
         state; None if they are not known.
         """
-        return None if self._wakeup_times_ms is None else list(self._wakeup_times_ms)
+        return None if self._known is None else list(self._known.times_ms)
 
     def load(self, last_run: LastRun | None) -> None:
         """Load the wake-up times. If they are not known, wake up all topic partitions now: that
         micro-batch brings their times.
         """
         self.batch_id = newest_wakeup_batch(self.folder)
-        self._wakeup_times_ms = known_wakeup_times(self._checkpoint, last_run)
+        self._known = known_wakeup_times(self._checkpoint, last_run)
         committed = self._checkpoint.log.committed_offset()
-        if self._wakeup_times_ms is None and committed is not None:
+        if self._known is None and committed is not None:
             # A time that is not after the clock of the last micro-batch would wake up nothing.
-            self._save(0, {name: (offset.clock_ms or 0) + 1 for name, offset in committed.items()})
+            self._save(0, WakeupTimes({name: (offset.clock_ms or 0) + 1 for name, offset in committed.items()}))
 
-    def update(self, batch_id: int, changed_ms: dict[str, int | None]) -> None:
-        """Take the wake-up times after a micro-batch, and write them unless the planner reads the
-        same already. A second process may have replaced them before it was refused.
+    def update(self, batch_id: int, changed_ms: dict[str, int | None], due_spans: dict[str, list[DueSpan]]) -> None:
+        """Take what a micro-batch has changed, and write it unless the planner reads the same already.
+        A second process may have replaced the file before it was refused.
 
         Args:
             changed_ms: the times of the topic partitions in the batch; None if one needs no batch.
+            due_spans: the spans of those topic partitions.
         """
-        merged_ms = {**(self._wakeup_times_ms or {}), **changed_ms}
-        wakeup_times_ms = {name: time_ms for name, time_ms in merged_ms.items() if time_ms is not None}
-        has_changed = wakeup_times_ms != self._wakeup_times_ms
-        if has_changed or (wakeup_times_ms and wakeup_times_ms != load_wakeup_times(self.folder)):
-            self._save(batch_id, wakeup_times_ms)
+        known = self._known or WakeupTimes()
+        merged_ms = {**known.times_ms, **changed_ms}
+        times_ms = {name: time_ms for name, time_ms in merged_ms.items() if time_ms is not None}
+        spans = {name: spans for name, spans in {**known.due_spans, **due_spans}.items() if name in times_ms}
+        wakeups = WakeupTimes(times_ms, spans)
+        has_changed = wakeups != self._known
+        if has_changed or (times_ms and wakeups != load_wakeup_times(self.folder)):
+            self._save(batch_id, wakeups)
 
-    def _save(self, batch_id: int, wakeup_times_ms: dict[str, int]) -> None:
+    def _save(self, batch_id: int, wakeups: WakeupTimes) -> None:
         # The planner reads the file with the highest number, and an earlier run may have left a
         # higher one.
         self.batch_id = batch_id if self.batch_id is None else max(batch_id, self.batch_id)
-        save_wakeup_times(self.folder, self.batch_id, wakeup_times_ms)
-        self._wakeup_times_ms = wakeup_times_ms
+        save_wakeup_times(self.folder, self.batch_id, wakeups)
+        self._known = wakeups
 
 
-def known_wakeup_times(checkpoint: Checkpoint, last_run: LastRun | None) -> dict[str, int] | None:
+def known_wakeup_times(checkpoint: Checkpoint, last_run: LastRun | None) -> WakeupTimes | None:
     """Return the wake-up times of topic partitions; None if they may be older than the state, as in
-    a checkpoint that was copied file by file while the pipeline ran.
+    a checkpoint that was copied file by file while the pipeline ran, or if an earlier build wrote
+    them without the delayed messages' counts.
 
     Args:
         last_run: the last micro-batch that was run, and the file of times that was in use after it.
@@ -77,7 +83,8 @@ def known_wakeup_times(checkpoint: Checkpoint, last_run: LastRun | None) -> dict
         return None
     if committed is not None and last_run.batch_id < committed:
         return None
-    return load_wakeup_times(folder)
+    wakeups = load_wakeup_times(folder)
+    return wakeups if wakeups is not None and wakeups.counts_are_known else None
 
 
 def wakeup_folder(checkpoint: Checkpoint) -> Place:

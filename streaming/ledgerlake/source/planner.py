@@ -372,7 +372,8 @@ class Planner:
         if self._options.wakes_always:
             return {name: (offset.clock_ms or 0) + _TICK_MS for name, offset in start.items()}
         folder = self._options.wakeup_folder
-        return (load_wakeup_times(folder) or {}) if folder is not None else {}
+        wakeups = None if folder is None else load_wakeup_times(folder)
+        return {} if wakeups is None else wakeups.times_ms
 
     def _to_wake(self, start: Offset, wakeup_times_ms: dict[str, int]) -> dict[str, int]:
         """Return the topic partitions whose wake-up time has passed, each with the time by its broker's

@@ -1,28 +1,32 @@
-"""The files of wake-up times: when topic partitions need a micro-batch without new entries. The
-pipeline writes them, the planner reads them.
+"""The files of wake-up times: when topic partitions need a micro-batch without new entries, and how
+many of their messages are due when. The pipeline writes them, the planner reads the times.
 
-The two live in different processes. After a micro-batch that changed a time, and after another
+The two live in different processes. After a micro-batch that changed something, and after another
 process has replaced the file, the pipeline writes, in a folder of the checkpoint,
 
-    <batch>.json    {"version": 1, "wakes": {"persistent://public/default/orders-partition-0": 1777626000123}}
+    <batch>.json    {"version": 1,
+                     "wakes": {"persistent://public/default/orders-partition-0": 1777626000123},
+                     "due": {"persistent://public/default/orders-partition-0": [[1777626000123, 1000, 4]]}}
 
-(milliseconds since 1970); the file of the newest micro-batch counts. A negative time says that
-messages have been due since then and were left to the next micro-batch. So a process that was suspended
-and continues beside its successor cannot replace the successor's file. A planned micro-batch carries
-the clock in its offset, so that it does the same when it is run again; these files only decide when
-one is planned.
+(milliseconds since 1970). A negative time says that messages have been due since then and were left
+to the next micro-batch. ``due`` has the spans of ``delay.due_times``: time of the first message,
+length in milliseconds, number of messages. The file of the newest micro-batch counts, so a process
+that was suspended and continues beside its successor cannot replace the successor's file. A planned
+micro-batch carries the clock in its offset, so that it does the same when it is run again; these
+files only decide when one is planned.
 
-Earlier builds kept one file for all, beside the folder.
+Earlier builds wrote no ``due``, and still earlier ones kept one file for all, beside the folder.
 """
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
+from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.errors import OffsetError
 from ledgerlake.stored.fields import stored
 from ledgerlake.stored.files import load_stored, save_json
@@ -33,8 +37,23 @@ if TYPE_CHECKING:
 VERSION = 1
 
 
-def load_wakeup_times(folder: Place) -> dict[str, int] | None:
-    """Return the wake-up times; None if there is no file, or the newest is not valid.
+@dataclass(frozen=True)
+class WakeupTimes:
+    """The content of a file, by topic partition: those with messages in state have a time, and the
+    spans of their delayed messages as far as these are known.
+    """
+
+    times_ms: dict[str, int] = field(default_factory=dict)
+    due_spans: dict[str, list[DueSpan]] = field(default_factory=dict)
+
+    @property
+    def counts_are_known(self) -> bool:
+        """Return whether ``due_spans`` has all delayed messages. An earlier build wrote none."""
+        return self.times_ms.keys() <= self.due_spans.keys()
+
+
+def load_wakeup_times(folder: Place) -> WakeupTimes | None:
+    """Return the newest file's content; None if there is no file, or it is not valid.
 
     Raises:
         OSError: a file is there and cannot be read.
@@ -53,13 +72,14 @@ def newest_wakeup_batch(folder: Place) -> int | None:
     return int(names[-1].removesuffix(".json")) if names else None
 
 
-def save_wakeup_times(folder: Place, batch_id: int, wakeup_times_ms: dict[str, int]) -> None:
-    """Write the wake-up times after a micro-batch.
+def save_wakeup_times(folder: Place, batch_id: int, wakeups: WakeupTimes) -> None:
+    """Write the file of a micro-batch.
 
     Raises:
         OSError: it cannot be written.
     """
-    save_json(folder / f"{batch_id:010d}.json", {"version": VERSION, "wakes": wakeup_times_ms})
+    due = {name: [astuple(span) for span in spans] for name, spans in wakeups.due_spans.items()}
+    save_json(folder / f"{batch_id:010d}.json", {"version": VERSION, "wakes": wakeups.times_ms, "due": due})
     filesystem = folder.filesystem()
     # The planner may be about to read the previous file.
     for name in _names(folder)[:-2]:
@@ -72,6 +92,9 @@ def _names(folder: Place) -> list[str]:
     return sorted(file.base_name for file in files if file.base_name.removesuffix(".json").isdecimal())
 
 
-def _wakeup_times(fields: dict[str, Any], _version: int) -> dict[str, int]:
-    times_ms: dict[str, int] = stored(dict[str, int], fields["wakes"])
-    return times_ms
+def _wakeup_times(fields: dict[str, Any], _version: int) -> WakeupTimes:
+    due = stored(dict[str, list[list[int]]], fields.get("due", {}))
+    due_spans = {name: [DueSpan(*span) for span in spans] for name, spans in due.items()}
+    if any(span.length_ms < 1 for spans in due_spans.values() for span in spans):
+        raise ValueError("a span without a length")
+    return WakeupTimes(stored(dict[str, int], fields["wakes"]), due_spans)

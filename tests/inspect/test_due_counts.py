@@ -1,0 +1,55 @@
+"""How many delayed messages are due when, from the checkpoint of a pipeline."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ledgerlake.delay.due_times import DueSpan
+from ledgerlake.errors import SetupError
+from ledgerlake.inspect.due_counts import due_counts
+from ledgerlake.options.config import parse_config
+from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
+from ledgerlake.pipeline.wakeups import Wakeups
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ledgerlake.options.config import Config
+
+_HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return parse_config(
+        {
+            "source": {"service_url": "pulsar://127.0.0.1:1", "topics": ["t"]},
+            "stream": {"name": "s", "checkpoint": str(tmp_path / "checkpoint")},
+            "delta": {"path": str(tmp_path / "t"), "rejects_path": str(tmp_path / "r")},
+        }
+    )
+
+
+def test_the_counts_of_all_topic_partitions_are_added(config: Config) -> None:
+    checkpoint = Checkpoint(config.checkpoint_place)
+    wakeups = Wakeups(checkpoint)
+    spans = {"a": [DueSpan(1000, 1000, 2), DueSpan(_HOUR_MS, _HOUR_MS, 3)], "b": [DueSpan(5000, 1000, 4)]}
+    wakeups.update(7, {"a": 1000, "b": 5000}, spans)
+    keeper = CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
+    keeper.add(LastRun(7, wakeups.batch_id), {})
+    assert due_counts(config, _HOUR_MS) == [DueSpan(1000, _HOUR_MS, 6), DueSpan(_HOUR_MS, _HOUR_MS, 3)]
+    # A pipeline is between its two files.
+    wakeups.update(8, {"b": 5000}, {"b": [DueSpan(5000, 1000, 5)]})
+    second = threading.Timer(0.3, keeper.add, (LastRun(8, wakeups.batch_id), {}))
+    second.start()
+    assert due_counts(config, _HOUR_MS)[0] == DueSpan(1000, _HOUR_MS, 7)
+    second.join()
+
+
+def test_a_pipeline_that_has_not_run_is_an_error(config: Config) -> None:
+    with pytest.raises(SetupError, match="holds no state; run the pipeline first"):
+        due_counts(config, _HOUR_MS)
