@@ -28,6 +28,7 @@ setup: $(VENV)/ready ## the environment in .venv with everything, and a Java run
 $(VENV)/ready: pyproject.toml constraints.txt wheel_init.py tools/install_java.sh
 	sh tools/install_java.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (2.2 GB, some minutes)"
 	$(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) --editable '.[dev]'
 	touch $@
 

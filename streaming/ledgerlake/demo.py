@@ -122,7 +122,7 @@ def _stream_while_producing(spark: SparkSession, config: Config, service_url: st
     try:
         pipeline.start(once=False)
         assert pipeline.query is not None
-        screen.start(pipeline.query)
+        screen.start(pipeline.query, lambda: pipeline.reading)
         _say(
             f"{len(PLANS)} producers write {messages:,} messages to {PARTITIONS} partitions: {', '.join(_describe(plan) for plan in PLANS)}"
         )

@@ -42,3 +42,19 @@ def test_a_message_that_is_moved_is_due_or_repeats_from_then_on(
     options = Namespace(config="orders.toml", id="a", at="2030-05-02T09:00:00Z", span=None, json=False)
     assert schedule._reschedule(options) == 0
     assert capsys.readouterr().out.startswith(f"schedule a {says} 2030-05-02T09:00:00.000+00:00")
+
+
+def test_an_error_names_the_options_and_not_the_properties_that_they_set() -> None:
+    said = [
+        schedule._with_option_names(f"the schedule is refused: {message}")
+        for message in (
+            "ledgerlake.cron is a nickname",
+            "ledgerlake.catchup is neither all, last nor none",
+            "ledgerlake.until and ledgerlake.count need ledgerlake.cron or ledgerlake.every",
+        )
+    ]
+    assert [text.removeprefix("the schedule is refused: ") for text in said] == [
+        "--cron is a nickname",
+        "--catch-up is neither all, last nor none",
+        "--until and --count need --cron or --every",
+    ]

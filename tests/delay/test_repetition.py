@@ -267,7 +267,7 @@ def test_nothing_begins_after_the_year_9000(properties: dict[str, str], start_ms
         ({"cron": b"\xff"}, "ledgerlake.cron is not UTF-8"),
         ({"every": "P1D", "count": 5}, "ledgerlake.count is not UTF-8"),
         ({"cron": ""}, "wrong number of fields"),
-        ({"cron": "@daily"}, "wrong number of fields"),
+        ({"cron": "@daily"}, "is a nickname, which is not known; write fields"),
         ({"cron": "* * * *"}, "wrong number of fields"),
         ({"cron": "0 0 * * * * *"}, "wrong number of fields"),
         ({"cron": "61 * * * *"}, "bad minute"),

@@ -30,7 +30,7 @@ from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.failures import cause_of
 from ledgerlake.pipeline.pipeline import Pipeline
-from ledgerlake.pipeline.progress import Totals, progress_line
+from ledgerlake.pipeline.progress import Details, Progress, Reading, Totals, progress_line
 from ledgerlake.pipeline.progress_screen import ProgressScreen
 from ledgerlake.pipeline.start import check_reachable
 from ledgerlake.stored.offsets import PartitionOffset
@@ -201,8 +201,21 @@ def test_progress_shows_lag_in_messages() -> None:
         "t-partition-1": taken["t-partition-1"],
         "t-partition-2": PartitionOffset(Position(1, 5)),
     }
-    line = progress_line(Totals(1234, 5, 1), 99.6, taken, latest)
+    line = progress_line(Progress("orders", Totals(1234, 5, 1), Details(), [99.6], taken, latest, 0))
     assert line == "1,234 messages  100/s  broker time 01:00:00  lag p0:1,500 p1:0 p2:?  rejects 5"
+
+
+def test_a_micro_batch_that_runs_for_long_is_told_of_with_what_it_reads() -> None:
+    span = {"start": {"ledger": 1, "entry": 4, "index": 9}, "end": {"ledger": 1, "entry": 800, "index": 2_009}}
+    first = {"start": None, "end": {"ledger": 1, "entry": 8, "index": 99}}
+    reading = Reading.of(BatchRecord("s", "q", 0, 1, {"a": span, "b": first}), 100.0)
+    assert reading.messages == 2_100
+    assert reading.text(102.0) == ""
+    progress = Progress("orders", Totals(), Details(), [], {}, {}, 0, reading.text(112.4))
+    assert progress_line(progress).endswith("rejects 0  a micro-batch of 2,100 new messages has been running for 12 s")
+    unknown = {"start": None, "end": {"ledger": 1, "entry": 8}}
+    of_unknown = Reading.of(BatchRecord("s", "q", 0, 1, {"a": span, "b": unknown}), 100.0)
+    assert of_unknown.text(105.0) == "a micro-batch has been running for 5 s"
 
 
 def test_a_repeated_batch_is_not_counted_twice() -> None:

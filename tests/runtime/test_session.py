@@ -187,3 +187,25 @@ def test_what_the_jvm_warns_of_is_not_in_the_output_of_a_command() -> None:
         "session.start_session('test', settings={'spark.driver.extraJavaOptions': '-XX:+UseLargePages'}).stop()"
     )
     assert subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE).stdout == b""
+
+
+@pytest.mark.spark
+def test_what_comes_with_every_start_is_not_on_the_screen_unless_all_is_asked_for() -> None:
+    program = "from ledgerlake.runtime import session\nsession.start_session('test'{}).stop()"
+    said = [
+        subprocess.run([sys.executable, "-c", program.format(more)], check=True, capture_output=True, text=True).stderr
+        for more in ("", ", says_all=True")
+    ]
+    assert said[0] == ""
+    assert "incubator" in said[1]
+
+
+@pytest.mark.spark
+def test_why_a_jvm_does_not_start_is_on_the_screen() -> None:
+    program = (
+        "from ledgerlake.runtime import session\n"
+        "session.start_session('test', settings={'spark.driver.extraJavaOptions': '-javaagent:nowhere.jar'})"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "nowhere.jar" in ended.stderr
+    assert "Spark did not start with master local" in ended.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,4 +61,15 @@ def _broker(options: argparse.Namespace) -> int:
         )
         if options.secure:
             print(f"certificates and tokens in {broker.security.folder}")
+        if not address.service_url.endswith((":6650", ":6651")):
+            print(_env_hint(options.data_dir))
     return 0
+
+
+def _env_hint(data_dir: str | None) -> str:
+    """Say how other commands find a broker that is not at Pulsar's own port."""
+    folder = "" if data_dir is None else f" --data-dir {shlex.quote(data_dir)}"
+    return (
+        "port 6650 was taken when this data folder was first used; for commands without --service-url: "
+        f'eval "$(ledgerlake broker env{folder})"'
+    )

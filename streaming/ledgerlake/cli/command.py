@@ -35,7 +35,7 @@ def add_command(
         name, help=text, description=text, epilog=f"example: {example}"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error, and all that Spark says")
     parser.set_defaults(command=command)
     return parser
 
@@ -72,7 +72,8 @@ def start_spark(name: str, config: Config, options: argparse.Namespace, *, lists
 
     spark = with_command_line(config.spark, options.master, options.conf)
     spark.check_bundle()
-    return start_session(name, spark.master, spark.session_settings, lists_classes=lists_classes)
+    settings = spark.session_settings
+    return start_session(name, spark.master, settings, lists_classes=lists_classes, says_all=options.debug)
 
 
 def load_config_with_paths(path: str) -> Config:

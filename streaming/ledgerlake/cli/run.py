@@ -59,6 +59,8 @@ def _run(options: argparse.Namespace) -> int:
         stop = threading.Event()
         _stop_on_signals(stop, ends_at_second=False)
         name = f"ledgerlake {config.stream.name}"
+        if not options.json:
+            print(f"starting Spark for the stream {config.stream.name}", file=sys.stderr, flush=True)
         spark = start_spark(name, config, options, lists_classes=options.archive_classes or not options.once)
         archive = ClassArchive(spark)
         # Spark installs a handler of its own that ends the process in the middle of a batch.
@@ -71,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
             pipeline.start(options.once)
             assert pipeline.query is not None
             _stop_on_signals(stop, ends_at_second=True)
-            screen.start(pipeline.query)
+            screen.start(pipeline.query, lambda: pipeline.reading)
             if not options.archive_classes:
                 archive.start()
             try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.cli.command import add_command, add_service_url, add_spark, client_settings, start_spark
 from ledgerlake.errors import UsageError
 from ledgerlake.wire.entry import read_stamp
+from ledgerlake.wire.schedules import CATCH_UP_PROPERTY, REPETITION_PROPERTIES
 
 if TYPE_CHECKING:
     import argparse
@@ -139,23 +140,34 @@ def _schedule(options: argparse.Namespace) -> int:
     at_ms = _at_ms(options)
     expires_ms, until_ms = _optional_ms(options.expires, "--expires"), _optional_ms(options.until, "--until")
     with Schedules(client_settings(options), options.topic, creates_topic=options.create_topic) as schedules:
-        message_id = schedules.put(
-            options.id,
-            value,
-            at=at_ms,
-            key=options.key,
-            expires=expires_ms,
-            cron=options.cron,
-            every=options.every,
-            timezone=options.timezone,
-            until=until_ms,
-            count=options.count,
-            jitter=options.jitter,
-            catch_up=options.catch_up,
-        )
+        try:
+            message_id = schedules.put(
+                options.id,
+                value,
+                at=at_ms,
+                key=options.key,
+                expires=expires_ms,
+                cron=options.cron,
+                every=options.every,
+                timezone=options.timezone,
+                until=until_ms,
+                count=options.count,
+                jitter=options.jitter,
+                catch_up=options.catch_up,
+            )
+        except UsageError as error:
+            raise UsageError(_with_option_names(error.message)) from None
         topic_partition = schedules.partition_of(options.id)
     _tell_stored(options, message_id, topic_partition, at_ms, repeats=repeats)
     return 0
+
+
+def _with_option_names(message: str) -> str:
+    """Return an error with the options in place of the properties that they set."""
+    for name in REPETITION_PROPERTIES:
+        option = "--catch-up" if name == CATCH_UP_PROPERTY else f"--{name.removeprefix('ledgerlake.')}"
+        message = message.replace(name, option)
+    return message
 
 
 def _tell_stored(

@@ -190,6 +190,8 @@ def _checked_cron(text: str) -> str:
         raise bad_schedule(
             f"{CRON_PROPERTY} has characters that no cron expression has; fields are separated by spaces"
         )
+    if text.startswith("@"):
+        raise bad_schedule(f"{CRON_PROPERTY} is a nickname, which is not known; write fields, as 0 0 * * * for @daily")
     try:
         matches = next(CronSim(text, datetime(2000, 1, 1)), None)
     except CronSimError as error:

@@ -15,6 +15,7 @@ from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import OwnershipError, SetupError
 from ledgerlake.pipeline.cursors import LastRun
 from ledgerlake.pipeline.moved_cursors import moved_cursors
+from ledgerlake.pipeline.progress import Reading
 from ledgerlake.pipeline.start import query_name
 from ledgerlake.source.loss import tell_tasks
 
@@ -37,6 +38,8 @@ class BatchWriter:
     Args:
         stopping: set when no further micro-batch is to begin.
         on_batch: called after each committed micro-batch.
+
+    ``reading`` is the micro-batch that runs.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class BatchWriter:
         self._at_work = threading.Lock()
         self._last: int | None = None
         self.failure: Exception | None = None
+        self.reading: Reading | None = None
 
     def write(self, written: DataFrame, batch_id: int) -> None:
         """Run the plan of a micro-batch and commit what it wrote.
@@ -65,6 +69,8 @@ class BatchWriter:
             except Exception as error:
                 self.failure = error
                 raise
+            finally:
+                self.reading = None
 
     def wait(self, is_active: Callable[[], bool]) -> None:
         """Wait until the current micro-batch is written, and Spark has recorded it. If the query
@@ -81,6 +87,7 @@ class BatchWriter:
     def _write(self, written: DataFrame, batch_id: int) -> None:
         components = self._components
         batch = components.checkpoint.log.record(self._stream, query_name(self._stream, _query_id(written)), batch_id)
+        self.reading = Reading.of(batch, time.monotonic())
         tell_tasks(written.sparkSession.sparkContext, moved_cursors(components.cursors, batch))
         with_state = self._with_state(batch_id)
         topics = [split_partition(name)[0] for name in batch.ranges]

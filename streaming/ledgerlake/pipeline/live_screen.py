@@ -73,7 +73,8 @@ def _line(label: str, text: str, style: str = "") -> Text:
 def _messages(progress: Progress) -> str:
     reached = broker_time(progress.taken)
     until = "" if reached == "-" else f", up to {reached} UTC by the broker's clock"
-    return f"{progress.totals.messages:,}{until}"
+    reading = f", {progress.reading}" if progress.reading else ""
+    return f"{progress.totals.messages:,}{until}{reading}"
 
 
 def _rate(progress: Progress, width: int, blocks: str) -> Text:

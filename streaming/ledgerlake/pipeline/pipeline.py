@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from ledgerlake.options.config import MetricsConfig
     from ledgerlake.pipeline.metrics import ServedMetrics
+    from ledgerlake.pipeline.progress import Reading
     from ledgerlake.publish.outbox import Outbox
     from ledgerlake.stored.offsets import Offset
 
@@ -110,6 +111,11 @@ class Pipeline:
         start.
         """
         return sum(self._delayed_counts.values())
+
+    @property
+    def reading(self) -> Reading | None:
+        """Return the micro-batch that runs."""
+        return self._batches.reading
 
     def start(self, once: bool) -> None:
         """Acquire the right to run the stream, create missing tables, and start the query; see

@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import OffsetError
-from ledgerlake.stored.offsets import Offset, PartitionOffset, from_json
+from ledgerlake.stored.offsets import VERSION, Offset, PartitionOffset, from_json
 
 if TYPE_CHECKING:
     from ledgerlake.pipeline.commit import BatchResult
+    from ledgerlake.table.batch_record import BatchRecord
 
 
 _SHOWN_COMMITS = 5
+
+# A micro-batch that runs longer is told of before it ends.
+_LONG_S = 3.0
 
 
 @dataclass
@@ -74,9 +78,43 @@ class Details:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """A micro-batch that runs: how many messages it reads, None if the broker gives no index, and since
+    when by a clock that does not jump.
+    """
+
+    messages: int | None
+    begun_s: float
+
+    @classmethod
+    def of(cls, batch: BatchRecord, begun_s: float) -> Reading:
+        """Return that of a micro-batch."""
+        starts, ends = (
+            from_json(
+                {
+                    "version": VERSION,
+                    "positions": {name: span[side] for name, span in batch.ranges.items() if span[side]},
+                }
+            )
+            for side in ("start", "end")
+        )
+        counts = [behind(starts.get(name), end).messages for name, end in ends.items()]
+        known = [count for count in counts if count is not None]
+        return cls(sum(known) if len(known) == len(counts) else None, begun_s)
+
+    def text(self, now_s: float) -> str:
+        """Return what is said of it; empty before it has run for some seconds."""
+        taken_s = now_s - self.begun_s
+        if taken_s < _LONG_S:
+            return ""
+        messages = "" if self.messages is None else f" of {self.messages:,} new messages"
+        return f"a micro-batch{messages} has been running for {taken_s:.0f} s"
+
+
+@dataclass(frozen=True)
 class Progress:
-    """The progress of a pipeline at a time: the totals, the messages a second now and before, and how far
-    it has come.
+    """The progress of a pipeline at a time: the totals, the messages a second now and before, how far it
+    has come, and what is said of the micro-batch that runs.
     """
 
     name: str
@@ -86,6 +124,7 @@ class Progress:
     taken: Offset
     latest: Offset
     now_ms: int
+    reading: str = ""
 
     @property
     def rate(self) -> float:
@@ -113,17 +152,19 @@ class Progress:
         )
 
 
-def progress_line(totals: Totals, rate: float, taken: Offset, latest: Offset) -> str:
+def progress_line(progress: Progress) -> str:
     """Return the progress as one line; lag is in messages by the broker's index, ``?`` if there is
     no index.
     """
+    totals, taken, latest = progress.totals, progress.taken, progress.latest
     lags = " ".join(_lag(name, taken, latest) for name in sorted(latest))
     line = (
-        f"{totals.messages:,} messages  {rate:,.0f}/s  broker time {broker_time(taken)}  lag {lags or '-'}  "
+        f"{totals.messages:,} messages  {progress.rate:,.0f}/s  broker time {broker_time(taken)}  lag {lags or '-'}  "
         f"rejects {totals.rejects:,}"
     )
     delayed_count = sum(totals.delayed_counts.values())
-    return f"{line}  waiting {delayed_count:,}" if delayed_count else line
+    waiting = f"waiting {delayed_count:,}" if delayed_count else ""
+    return "  ".join(part for part in (line, waiting, progress.reading) if part)
 
 
 def printable(text: str) -> str:

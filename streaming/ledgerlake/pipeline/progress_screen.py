@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, TextIO
 from ledgerlake.pipeline.progress import Details, Progress, Totals, offset_of, printable, progress_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql.streaming import StreamingQuery
 
     from ledgerlake.pipeline.commit import BatchResult
+    from ledgerlake.pipeline.progress import Reading
     from ledgerlake.pipeline.shared_terminal import SharedTerminal
 
 # How often the live screen changes, and a line is written.
@@ -45,6 +48,7 @@ class ProgressScreen:
         self.totals = Totals()
         self._details = Details()
         self._name = name
+        self._reading: Callable[[], Reading | None] = lambda: None
         self._terminal = terminal
         self._out = terminal.out if terminal is not None else out or sys.stderr
         self._as_json = as_json
@@ -59,7 +63,13 @@ class ProgressScreen:
         self.totals.add(result)
         self._details.add(result, int(time.time() * 1000))
 
-    def start(self, query: StreamingQuery) -> None:
+    def start(self, query: StreamingQuery, reading: Callable[[], Reading | None] = lambda: None) -> None:
+        """Show the progress of a query until ``stop``.
+
+        Args:
+            reading: returns the micro-batch that runs.
+        """
+        self._reading = reading
         show = self._show_live if self._is_live else self._write_lines
         self._thread = threading.Thread(target=show, args=(query,), daemon=True)
         self._thread.start()
@@ -79,6 +89,7 @@ class ProgressScreen:
         last = query.lastProgress
         source = last.sources[0] if last is not None and last.sources else None
         self._rates.append(self._rate())
+        reading = self._reading()
         return Progress(
             self._name,
             self.totals,
@@ -87,16 +98,13 @@ class ProgressScreen:
             offset_of(source, "endOffset"),
             offset_of(source, "latestOffset"),
             int(time.time() * 1000),
+            "" if reading is None else reading.text(time.monotonic()),
         )
 
     def _write_lines(self, query: StreamingQuery) -> None:
         while not self._end.wait(_LINES_S):
             progress = self.progress(query)
-            line = (
-                progress.as_json()
-                if self._as_json
-                else progress_line(self.totals, progress.rate, progress.taken, progress.latest)
-            )
+            line = progress.as_json() if self._as_json else progress_line(progress)
             self._out.write(line + "\n")
             self._out.flush()
 

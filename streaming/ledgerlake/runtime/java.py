@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -128,6 +129,8 @@ def _ivy(dependency: str, pattern: str) -> None:
 
     java = find_java()
     jars = Path(pyspark.__file__).parent / "jars"
+    # A person waits, for minutes if the network is slow.
+    print(f"downloading from Maven Central, once, into {Path(pattern).parent}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="ledgerlake-ivy-") as folder:
         work = Path(folder)
         (work / "settings.xml").write_text(

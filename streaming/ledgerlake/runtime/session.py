@@ -19,6 +19,7 @@ from ledgerlake.errors import SetupError
 from ledgerlake.runtime.class_archive import archive_path, archive_settings
 from ledgerlake.runtime.java import cache_folder, fetch_jars, find_java
 from ledgerlake.runtime.java_errors import root_cause
+from ledgerlake.runtime.jvm_output import start_quiet_jvm
 from ledgerlake.runtime.spark_settings import join_settings
 
 if TYPE_CHECKING:
@@ -31,14 +32,13 @@ DELTA_VERSION = "4.4.0"
 # Delta's own; what else it depends on is in PySpark already.
 _JAR_PREFIXES = ("delta-", "unitycatalog-")
 
-_LOGGING = (Path(__file__).parent / "log4j2.properties").as_uri()
+_LESS_LOGGING = f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'log4j2.properties').as_uri()}"
 
 # Throughput matters here and pauses do not; and Spark asks of each value whether it is null before
 # it reads it, so that Arrow's asking once more costs a row of the source a twentieth of its CPU for
 # nothing. What the JVM itself warns of goes where logs go: the output is a command's answer.
 _JAVA_OPTIONS = (
-    "-XX:+UseParallelGC -Xlog:all=off:stdout -Xlog:all=warning:stderr"
-    f" -Darrow.enable_null_check_for_get=false -Dlog4j2.configurationFile={_LOGGING}"
+    "-XX:+UseParallelGC -Xlog:all=off:stdout -Xlog:all=warning:stderr -Darrow.enable_null_check_for_get=false"
 )
 
 _SETTINGS = {
@@ -76,7 +76,12 @@ def delta_jars() -> list[str]:
 
 
 def start_session(
-    name: str, master: str = "local[*]", settings: dict[str, str] | None = None, *, lists_classes: bool = False
+    name: str,
+    master: str = "local[*]",
+    settings: dict[str, str] | None = None,
+    *,
+    lists_classes: bool = False,
+    says_all: bool = False,
 ) -> SparkSession:
     """Start, or get, a session with Delta. Under ``spark-submit`` the master and the jars are those of
     that command.
@@ -84,6 +89,7 @@ def start_session(
     Args:
         lists_classes: its JVM lists its classes, so that a ``ClassArchive`` can leave what makes later
             starts shorter.
+        says_all: Spark logs what it logs by itself, and nothing that it writes is left out.
 
     Raises:
         SetupError: no Java, PySpark is not installed, or Spark does not start.
@@ -93,6 +99,7 @@ def start_session(
     java = find_java()
     try:
         from py4j.protocol import Py4JError
+        from pyspark import SparkConf
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError:
@@ -107,12 +114,13 @@ def start_session(
         os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     jars = delta_jars()
     option, of_archive = archive_settings(archive_path(java, jars), lists_classes=lists_classes)
-    all_settings = session_settings(master, settings or {}, jars, f"{_JAVA_OPTIONS} {option}") | of_archive
-    builder = SparkSession.builder.appName(name).master(master)
-    for key, value in all_settings.items():
-        builder = builder.config(key, value)
+    java_options = f"{_JAVA_OPTIONS} {option}" if says_all else f"{_JAVA_OPTIONS} {_LESS_LOGGING} {option}"
+    all_settings = session_settings(master, settings or {}, jars, java_options) | of_archive
+    builder = SparkSession.builder.appName(name).master(master).config(map=all_settings)
     with home_without_zip():
         try:
+            if not says_all:
+                start_quiet_jvm(SparkConf().setMaster(master).setAppName(name).setAll(list(all_settings.items())))
             return builder.getOrCreate()
         except (Py4JError, PySparkException) as error:
             raise SetupError(f"Spark did not start with master {master}: {root_cause(error)}") from None
