@@ -62,6 +62,8 @@ def test_one_file_for_all_of_an_earlier_build_is_read(tmp_path: Path) -> None:
         '{"version": 1, "wakes": {"a": "x"}}',
         '{"version": 1, "wakes": {"a": 1}, "due": {"a": [[1, 0, 1]]}}',
         '{"version": 1, "wakes": {"a": 1}, "due": {"a": [[1, 1000]]}}',
+        '{"version": 1, "wakes": {"a": 1}, "due": {"a": [[-1, 1000, 1]]}}',
+        '{"version": 1, "wakes": {"a": 1}, "due": {"a": [[9000000000000000, 1000, 1]]}}',
         '{"version": 1, "wakes": {"a": 1}, "due": {"a": [1]}}',
     ],
 )

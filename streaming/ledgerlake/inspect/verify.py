@@ -68,7 +68,7 @@ from ledgerlake.pipeline.start import query_name
 from ledgerlake.pipeline.wakeups import wakeup_folder
 from ledgerlake.source.bounds import resolve_end
 from ledgerlake.source.planning import entry_range
-from ledgerlake.source.wakeup_files import load_wakeup_times
+from ledgerlake.source.wakeup_files import load_times_ms
 from ledgerlake.stored.offsets import Offset, PartitionOffset
 from ledgerlake.table.open_table import existing_table
 from ledgerlake.wire.message_id import BEFORE_ALL
@@ -307,14 +307,14 @@ def _open(config: Config, cluster: Cluster) -> tuple[_Tables, Offset, Offset, di
     """
     checkpoint = Checkpoint(config.checkpoint_place)
     for _ in range(_TRIES):
-        wakeups = load_wakeup_times(wakeup_folder(checkpoint))
+        wakeup_times_ms = load_times_ms(wakeup_folder(checkpoint))
         start, end = _committed_range(checkpoint, cluster, config.source.topics)
         tables = _Tables(config, cluster, end)
         if not tables.are_ahead(checkpoint):
             break
         # A micro-batch is in the tables, and Spark is about to record it.
         time.sleep(_POLL_S)
-    return tables, start, end, {} if wakeups is None else wakeups.times_ms
+    return tables, start, end, wakeup_times_ms
 
 
 class _Tables:

@@ -39,7 +39,7 @@ from ledgerlake.source.positions import BacklogCounts, LatestOffset, LimitPlanne
 from ledgerlake.source.source_cursors import SourceCursors
 from ledgerlake.source.topic_list import TopicList
 from ledgerlake.source.trigger_times import TriggerTimes
-from ledgerlake.source.wakeup_files import load_wakeup_times
+from ledgerlake.source.wakeup_files import load_times_ms
 from ledgerlake.stored.offsets import Offset, PartitionOffset
 from ledgerlake.wire.message_id import BEFORE_ALL
 
@@ -372,8 +372,7 @@ class Planner:
         if self._options.wakes_always:
             return {name: (offset.clock_ms or 0) + _TICK_MS for name, offset in start.items()}
         folder = self._options.wakeup_folder
-        wakeups = None if folder is None else load_wakeup_times(folder)
-        return {} if wakeups is None else wakeups.times_ms
+        return {} if folder is None else load_times_ms(folder)
 
     def _to_wake(self, start: Offset, wakeup_times_ms: dict[str, int]) -> dict[str, int]:
         """Return the topic partitions whose wake-up time has passed, each with the time by its broker's

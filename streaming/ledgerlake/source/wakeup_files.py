@@ -21,8 +21,9 @@ Earlier builds wrote no ``due``, and still earlier ones kept one file for all, b
 from __future__ import annotations
 
 import contextlib
-from dataclasses import astuple, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyarrow import fs
 
@@ -30,9 +31,14 @@ from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.errors import OffsetError
 from ledgerlake.stored.fields import stored
 from ledgerlake.stored.files import load_stored, save_json
+from ledgerlake.wire.limits import MAX_TIME_MS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ledgerlake.stored.places import Place
+
+T = TypeVar("T")
 
 VERSION = 1
 
@@ -52,16 +58,30 @@ class WakeupTimes:
         return self.times_ms.keys() <= self.due_spans.keys()
 
 
-def load_wakeup_times(folder: Place) -> WakeupTimes | None:
-    """Return the newest file's content; None if there is no file, or it is not valid.
+def load_times_ms(folder: Place) -> dict[str, int]:
+    """Return the times of the newest file; none if there is no file, or it is not valid.
 
     Raises:
         OSError: a file is there and cannot be read.
     """
+    # A file can have many spans, and the planner reads it for each micro-batch.
+    return _load(folder, _times_ms) or {}
+
+
+def load_wakeup_times(folder: Place) -> WakeupTimes | None:
+    """Return the content of the newest file; None if there is no file, or it is not valid.
+
+    Raises:
+        OSError: a file is there and cannot be read.
+    """
+    return _load(folder, _wakeups)
+
+
+def _load(folder: Place, read: Callable[[dict[str, Any], int], T]) -> T | None:
     names = _names(folder)
     file = folder / names[-1] if names else replace(folder, uri=f"{folder.uri}.json")
     try:
-        return load_stored(file, "wakes", _wakeup_times, VERSION)
+        return load_stored(file, "wakes", read, VERSION)
     except OffsetError:
         return None
 
@@ -78,7 +98,7 @@ def save_wakeup_times(folder: Place, batch_id: int, wakeups: WakeupTimes) -> Non
     Raises:
         OSError: it cannot be written.
     """
-    due = {name: [astuple(span) for span in spans] for name, spans in wakeups.due_spans.items()}
+    due = {name: [_numbers(span) for span in spans] for name, spans in wakeups.due_spans.items()}
     save_json(folder / f"{batch_id:010d}.json", {"version": VERSION, "wakes": wakeups.times_ms, "due": due})
     filesystem = folder.filesystem()
     # The planner may be about to read the previous file.
@@ -87,14 +107,24 @@ def save_wakeup_times(folder: Place, batch_id: int, wakeups: WakeupTimes) -> Non
             filesystem.delete_file(f"{folder.root}/{name}")
 
 
+def _numbers(span: DueSpan) -> tuple[int, int, int]:
+    return span.first_ms, span.length_ms, span.count
+
+
 def _names(folder: Place) -> list[str]:
     files = folder.filesystem().get_file_info(fs.FileSelector(folder.root, allow_not_found=True))
     return sorted(file.base_name for file in files if file.base_name.removesuffix(".json").isdecimal())
 
 
-def _wakeup_times(fields: dict[str, Any], _version: int) -> WakeupTimes:
+def _times_ms(fields: dict[str, Any], _version: int) -> dict[str, int]:
+    times_ms: dict[str, int] = stored(dict[str, int], fields["wakes"])
+    return times_ms
+
+
+def _wakeups(fields: dict[str, Any], version: int) -> WakeupTimes:
     due = stored(dict[str, list[list[int]]], fields.get("due", {}))
     due_spans = {name: [DueSpan(*span) for span in spans] for name, spans in due.items()}
-    if any(span.length_ms < 1 for spans in due_spans.values() for span in spans):
-        raise ValueError("a span without a length")
-    return WakeupTimes(stored(dict[str, int], fields["wakes"]), due_spans)
+    for span in chain.from_iterable(due_spans.values()):
+        if not 0 <= span.first_ms <= MAX_TIME_MS or span.length_ms < 1:
+            raise ValueError(f"{span} is no span")
+    return WakeupTimes(_times_ms(fields, version), due_spans)

@@ -45,7 +45,7 @@ def save_json(file: Place, data: Any) -> None:
         OSError: it cannot be written.
     """
     filesystem, name = file.filesystem(), file.root
-    content = json.dumps(data, indent=2).encode()
+    content = json.dumps(data).encode()
     if not file.is_local:
         # A store shows an object when all of it is there.
         with filesystem.open_output_stream(name) as stream:
