@@ -48,7 +48,7 @@ _FOUND_BY = {
     "one-table-for-all": 7,
     "replaced-is-delivered": 6,
     "repeats-after-a-cancel": 6,
-    "rest-waits-for-a-message": 12,
+    "rest-waits-for-a-message": 18,
 }
 
 

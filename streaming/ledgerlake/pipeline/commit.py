@@ -97,6 +97,20 @@ class BatchResult:
     released: Released = field(default_factory=Released)
     tables: dict[str, SeenBatch] = field(default_factory=dict)
 
+    def add(self, partition: PartitionResult) -> None:
+        """Take the numbers of a topic partition."""
+        name, summary = partition.topic_partition, partition.summary
+        self.ends[name] = partition.safe_to_acknowledge
+        self.wakeup_times_ms[name] = partition.wakeup_time_ms
+        self.incomplete_count += summary.incomplete_count
+        self.kept_bytes += summary.kept_bytes
+        self.delayed_counts[name] = summary.delayed_count
+        self.next_due_ms[name] = summary.next_due_ms
+        self.due_spans[name] = summary.due_spans
+        self.stored_bytes += partition.written.stored_bytes
+        self.released = self.released.and_more(summary.released)
+        self.reasons.update(partition.written.reasons)
+
 
 class DeltaSink:
     """Writes micro-batches into the tables."""
@@ -186,16 +200,7 @@ class DeltaSink:
         for part in parts:
             part.remove_replaced()
         for partition in partitions:
-            result.ends[partition.topic_partition] = partition.safe_to_acknowledge
-            result.wakeup_times_ms[partition.topic_partition] = partition.wakeup_time_ms
-            result.incomplete_count += partition.summary.incomplete_count
-            result.kept_bytes += partition.summary.kept_bytes
-            result.delayed_counts[partition.topic_partition] = partition.summary.delayed_count
-            result.next_due_ms[partition.topic_partition] = partition.summary.next_due_ms
-            result.due_spans[partition.topic_partition] = partition.summary.due_spans
-            result.stored_bytes += partition.written.stored_bytes
-            result.released = result.released.and_more(partition.summary.released)
-            result.reasons.update(partition.written.reasons)
+            result.add(partition)
         return result
 
     def _tables_of(self, batch: BatchRecord) -> list[MessagesTable]:

@@ -245,13 +245,7 @@ class Planner:
         Raises:
             DataLossError: another topic has taken the name of one that was read.
         """
-        for name, offset in start.items():
-            if name not in self._latest and self._options.topics.includes(name):
-                # The stream has read it before. Ask the broker whether it is deleted.
-                self._watch(name)
-                self._latest[name].get()
-            elif name in self._latest:
-                self._latest[name].remember(offset)
+        self._remember(start)
         # Spark asks for the next batch only after a batch was committed, and calls ``commit`` only
         # with the next one.
         self._cursors.advance(start)
@@ -273,27 +267,54 @@ class Planner:
         moved = [name for name in ends if ends[name].is_beyond(start.get(name, unread))]
         if moved and self._should_defer(start, {name: ends[name] for name in moved}, to_wake):
             return start
-        max_rows = share(self._options.max_rows_per_trigger, len(moved))
-        max_bytes = share(self._options.max_bytes_per_trigger, len(moved))
-        result = dict(start)
-        for name in moved:
-            if limited and (max_rows is not None or max_bytes is not None):
-                result[name] = self._limited(name, start.get(name, unread), ends[name], max_rows, max_bytes)
-            else:
-                result[name] = ends[name]
-        # The offset carries the clock if a wake-up is due and no entry came lately, the broker gives no
-        # index, or a fixed end is reached. Without an index, every batch of a pipeline carries it.
-        for name, clock_ms in to_wake.items():
-            is_at_fixed_end = self._fixed_end is not None and result[name] == ends.get(name)
-            is_quiet = name in quiet and result[name] == ends.get(name)
-            if name not in moved or result[name].index is None or is_at_fixed_end or is_quiet:
-                # Time goes on also if the clock is fixed, or Spark would see no new offset.
-                result[name] = replace(result[name], clock_ms=max(clock_ms, (start[name].clock_ms or 0) + 1))
-        if self._options.needs_wakeups:
-            for name in moved:
-                if name not in to_wake and result[name].index is None and result[name].time_ms is not None:
-                    result[name] = replace(result[name], clock_ms=self._fixed_or_now_ms(name))
+        taken = {name: ends[name] for name in moved}
+        result = start | (self._within_limits(start, taken) if limited else taken)
+        at_end = {name for name in ends if result.get(name) == ends[name]}
+        last = at_end if self._fixed_end is not None else at_end.intersection(quiet)
+        for name, clock_ms in self._clocks_ms(start, result, set(moved), to_wake, last).items():
+            result[name] = replace(result[name], clock_ms=clock_ms)
         return result
+
+    def _remember(self, start: Offset) -> None:
+        for name, offset in start.items():
+            if name not in self._latest and self._options.topics.includes(name):
+                # The stream has read it before. Ask the broker whether it is deleted.
+                self._watch(name)
+                self._latest[name].get()
+            elif name in self._latest:
+                self._latest[name].remember(offset)
+
+    def _within_limits(self, start: Offset, ends: Offset) -> Offset:
+        """Return the ends of the micro-batch on topic partitions by its limits."""
+        max_rows = share(self._options.max_rows_per_trigger, len(ends))
+        max_bytes = share(self._options.max_bytes_per_trigger, len(ends))
+        if max_rows is None and max_bytes is None:
+            return ends
+        unread = PartitionOffset(BEFORE_ALL)
+        return {
+            name: self._limited(name, start.get(name, unread), end, max_rows, max_bytes) for name, end in ends.items()
+        }
+
+    def _clocks_ms(
+        self, start: Offset, end: Offset, moved: set[str], to_wake: dict[str, int], last: set[str]
+    ) -> dict[str, int]:
+        """Return the clocks that the end of a micro-batch carries: if a wake-up is due and no entry came
+        lately, the broker gives no index, or a fixed end is reached. Without an index, every batch of a
+        pipeline carries them.
+
+        Args:
+            last: the topic partitions of which the end is not followed by entries soon.
+        """
+        clocks_ms: dict[str, int] = {}
+        for name, clock_ms in to_wake.items():
+            if name not in moved or end[name].index is None or name in last:
+                # Time goes on also if the clock is fixed, or Spark would see no new offset.
+                clocks_ms[name] = max(clock_ms, (start[name].clock_ms or 0) + 1)
+        if self._options.needs_wakeups:
+            for name in moved - to_wake.keys():
+                if end[name].index is None and end[name].time_ms is not None:
+                    clocks_ms[name] = self._fixed_or_now_ms(name)
+        return clocks_ms
 
     def _with_empty(self, start: Offset, ends: Offset) -> Offset:
         """Return the start with where those topic partitions begin that have nothing to read yet."""
