@@ -57,7 +57,11 @@ def test_a_topic_that_is_missing(runtime: Runtime, tmp_path: Path) -> None:
 
 def test_a_bad_option() -> None:
     error_text = sentence(ledgerlake("run", "--onse", "x.toml"), 2)
-    assert error_text == "ledgerlake: unrecognized arguments: --onse; see 'ledgerlake --help'"
+    assert error_text == "ledgerlake: there is no option --onse; did you mean '--once'? see 'ledgerlake run --help'"
+    error_text = sentence(ledgerlake("rnu", "x.toml"), 2)
+    assert error_text == "ledgerlake: there is no command rnu; did you mean 'run'? see 'ledgerlake --help'"
+    error_text = sentence(ledgerlake("run", "x.toml", "y.toml"), 2)
+    assert error_text == "ledgerlake: there is no place for the argument y.toml; see 'ledgerlake run --help'"
 
 
 def test_a_bad_key(runtime: Runtime, tmp_path: Path) -> None:

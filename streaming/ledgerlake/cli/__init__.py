@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ledgerlake.cli import (
     broker,
@@ -39,6 +39,7 @@ from ledgerlake.cli import (
     waiting,
 )
 from ledgerlake.errors import LedgerlakeError, SetupError
+from ledgerlake.options.declared import nearest
 
 # In the order in which help lists them.
 _COMMANDS = (
@@ -95,10 +96,28 @@ def _report(error: LedgerlakeError, debug: bool) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that answers a usage error with one sentence and the way to help."""
+    """A parser that answers a usage error with one sentence and the way to help. It names the command
+    or option that is nearest to one that does not exist.
+    """
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        namespace, unknown = super().parse_known_args(args, namespace)
+        options = [argument for argument in unknown if argument.startswith("-")]
+        if options:
+            names = tuple(name for name in self._option_string_actions if name.startswith("--"))
+            self.error(f"there is no option {options[0]}{nearest(options[0], names)}")
+        if unknown:
+            self.error(f"there is no place for the argument {unknown[0]}")
+        return namespace, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            self.error(f"there is no command {value}{nearest(value, tuple(action.choices))}")
+        super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
-        print(f"ledgerlake: {message}; see '{self.prog} --help'", file=sys.stderr)
+        mark = "" if message.endswith("?") else ";"
+        print(f"ledgerlake: {message}{mark} see '{self.prog} --help'", file=sys.stderr)
         raise SystemExit(2)
 
 
