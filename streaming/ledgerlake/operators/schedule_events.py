@@ -145,9 +145,10 @@ class ScheduleEvents:
     def delayed_ids(self) -> int:
         """Return how many ids have a message that waits."""
         self._pack()
-        events = pa.Table.from_batches(self._batches, _EVENTS)
-        waits = events.filter(pc.is_in(events["kind"], pa.array([_DELAYED, _REPEATING], pa.int8())))
-        return int(pc.count_distinct(waits["schedule_id"]).as_py())
+        kinds = pa.array([_DELAYED, _REPEATING], pa.int8())
+        waiting = (batch.filter(pc.is_in(batch["kind"], kinds))["schedule_id"] for batch in self._batches)
+        # A set of the ids takes ten times the memory of their hashes.
+        return len(np.unique(np.fromiter((hash(name) for ids in waiting for name in ids.to_pylist()), dtype=np.int64)))
 
     def in_order(self, block_of: Callable[[str], int]) -> Iterator[ScheduleEvent]:
         """Yield the events by the blocks of their ids, those of all ids first, and within a block in the
@@ -155,8 +156,9 @@ class ScheduleEvents:
         """
         self._pack()
         events = pa.Table.from_batches(self._batches, _EVENTS)
-        ids = events["schedule_id"].to_pylist()
-        blocks = np.array([-1 if name is None else block_of(name) for name in ids], dtype=np.int64)
+        # The ids of all would take more memory than the events.
+        ids = (name for batch in self._batches for name in batch["schedule_id"].to_pylist())
+        blocks = np.fromiter((-1 if name is None else block_of(name) for name in ids), dtype=np.int64)
         keys = [events[name].to_numpy() for name in ("kind", "batch_index", "entry_id", "ledger_id")]
         order = np.lexsort([*keys, blocks])
         for start in range(0, len(order), _ROW_EVENTS):
