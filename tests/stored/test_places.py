@@ -269,6 +269,14 @@ def test_no_repr_shows_a_secret() -> None:
             "Kernel error\n \u21b3 Error performing GET - HTTP error\n \u21b3 error sending request\n \u21b3 refused",
             "Google Cloud Storage cannot be reached",
         ),
+        (
+            "Generic S3 error\n \u21b3 Error performing GET\n \u21b3 500 Oops\n \u21b3 <?xml?>\n<Error>\n</Error>\n\n",
+            "Generic S3 error: 500 Oops",
+        ),
+        (
+            "Generic S3 error\n \u21b3 404 Not Found\n \u21b3 <html>\n<head>\n</head></html>\n\n",
+            "Google Cloud Storage answers, but not as an object store; check [storage] endpoint_url",
+        ),
         ("one line\nand a trace", "one line"),
         ("Kernel error -> one line", "one line"),
         (

@@ -93,6 +93,10 @@ _STORE_ERRORS = (
         re.compile(r"NETWORK_CONNECTION|error sending request|tcp connect|dns error|Could not connect to server"),
         _UNREACHABLE,
     ),
+    (
+        re.compile(r"<html|<!doctype html", re.IGNORECASE),
+        "{endpoint} answers, but not as an object store; check [storage] endpoint_url",
+    ),
 )
 
 
@@ -293,9 +297,10 @@ class Place:
                     return sentence.format(endpoint=endpoint, bucket=self._container, keys=self.store.keys)
         lines = text.strip().splitlines() or [type(error).__name__]
         if _CAUSE in text:
-            # delta-rs writes what an error was caused by below it; the last line is the first
-            # cause.
-            lines = [f"{lines[0]}: {lines[-1].partition(_CAUSE)[2].removeprefix(_PLAIN).strip()}"]
+            # delta-rs writes what an error was caused by below it; the last is the first cause, and
+            # may be an answer of many lines.
+            causes = [cause.removeprefix(_PLAIN).strip().split("\n")[0] for cause in text.split(_CAUSE)[1:]]
+            lines = [f"{lines[0]}: {next((cause for cause in reversed(causes) if not cause.startswith('<')), '')}"]
         return lines[0][:_MOST_CHARACTERS]
 
     def delta_options(self) -> dict[str, str] | None:
