@@ -68,6 +68,9 @@ _COMMANDS = (
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; its exit code."""
     options = parser().parse_args(arguments)
+    if not options.debug:
+        # delta-rs warns of each place without credentials that it has looked at.
+        os.environ.setdefault("RUST_LOG", "error")
     try:
         return int(options.command(options))
     except LedgerlakeError as error:
