@@ -20,7 +20,9 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     folder = str(tmp_path / "deep" / "wakes")
     assert load_wakeup_times(Place(folder)) is None
     save_wakeup_times(Place(folder), 9, WakeupTimes({"a": 1, "b": 2}))
-    written = WakeupTimes({"a": 5, "b": 7}, {"a": [DueSpan(5, 1000, 3), DueSpan(60_001, 60_000, 4)], "b": []})
+    written = WakeupTimes(
+        {"a": 5, "b": 7}, {"a": [DueSpan(5, 1000, 3), DueSpan(60_001, 60_000, 4, is_estimate=True)], "b": []}
+    )
     save_wakeup_times(Place(folder), 10, written)
     assert load_wakeup_times(Place(folder)) == written
 
@@ -60,10 +62,10 @@ def test_one_file_for_all_of_an_earlier_build_is_read(tmp_path: Path) -> None:
         "[]",
         '{"version": 2, "wakes": {"a": 1}}',
         '{"version": 1, "wakes": {"a": "x"}}',
-        '{"version": 1, "wakes": {"a": 1}, "due": {"a": [[1, 0, 1]]}}',
+        '{"version": 1, "wakes": {"a": 1}, "due": {"a": [[1, 0, 1, 0]]}}',
         '{"version": 1, "wakes": {"a": 1}, "due": {"a": [[1, 1000]]}}',
-        '{"version": 1, "wakes": {"a": 1}, "due": {"a": [[-1, 1000, 1]]}}',
-        '{"version": 1, "wakes": {"a": 1}, "due": {"a": [[9000000000000000, 1000, 1]]}}',
+        '{"version": 1, "wakes": {"a": 1}, "due": {"a": [[-1, 1000, 1, 0]]}}',
+        '{"version": 1, "wakes": {"a": 1}, "due": {"a": [[9000000000000000, 1000, 1, 0]]}}',
         '{"version": 1, "wakes": {"a": 1}, "due": {"a": [1]}}',
     ],
 )

@@ -102,7 +102,9 @@ def _print_counts(spans: list[DueSpan], by: str, as_json: bool) -> None:
     for span in spans:
         begin, end = time_text(span.begin_ms), time_text(span.end_ms)
         if as_json:
-            print(json.dumps({"from": begin, "until": end, "messages": span.count}))
+            shown = {"from": begin, "until": end, "messages": span.count, "is_estimate": span.is_estimate}
+            print(json.dumps(shown))
             continue
         until = "" if span.length_ms == _SPANS_MS[by] else f"  until {end}"
-        print(f"{begin}  {span.count:>12,} {'#' * round(_BAR * span.count / most)}".rstrip() + until)
+        count = f"{'about ' if span.is_estimate else ''}{span.count:,}"
+        print(f"{begin}  {count:>16} {'#' * round(_BAR * span.count / most)}".rstrip() + until)

@@ -1,10 +1,14 @@
 """How many delayed messages are due when, in a limited number of spans: the sooner, the more
 precise.
 
-A span is a second of the clock in the minute after the first of all messages, a minute in the two
-hours after it, an hour in the eight days after it, a day in the 400 days after it, 100 days in the
-century after it, and a million days beyond. In a bucket of many segments, a message counts to the
-precision of its segment; in one of few, to that of a part of the segment.
+Spans are stretches of the clock that do not overlap. They have a second each for at least a minute
+after the first message, a minute for two hours, an hour for eight days, a day for 400 days, 100 days
+for a century, and a hundred times as much beyond. Each length goes on until a span of the next one
+can begin.
+
+In a bucket of many segments, the times of single messages are not at hand, and in one of few, those
+of the messages within a part of a segment. Such messages are taken for evenly spread between the
+first and the last of their segment or part. Counts that depend on that are estimates.
 """
 
 from __future__ import annotations
@@ -28,16 +32,18 @@ if TYPE_CHECKING:
 
 _SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 
-# The lengths of spans. Each is a multiple of the one before.
-_LENGTHS_MS = np.array([_SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS, 100 * _DAY_MS, 1_000_000 * _DAY_MS])
-
-# How far from the first message spans have each length but the last.
-_REACHES_MS = np.array([_MINUTE_MS, 2 * _HOUR_MS, 8 * _DAY_MS, 400 * _DAY_MS, 36_500 * _DAY_MS])
+# The lengths of spans; each is a multiple of the one before. All but the last with how far from the
+# first message spans have that length.
+_LENGTHS_MS = (_SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS, 100 * _DAY_MS, 36_500 * _DAY_MS)
+_REACHES_MS = (_MINUTE_MS, 2 * _HOUR_MS, 8 * _DAY_MS, 400 * _DAY_MS, 36_500 * _DAY_MS)
 
 # The messages of a bucket with so many segments are read to count them by when they are due, since the
 # first message of a segment says little about the others. A bucket with more is a matter of percents.
 FEW_SEGMENTS = 4
 MOST_PARTS = 256
+
+# In so many places at most are the messages of a segment or part that no one span holds.
+_MOST_PLACES = 256
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class DueSpan:
     first_ms: int
     length_ms: int
     count: int
+    is_estimate: bool = False
 
     @property
     def begin_ms(self) -> int:
@@ -61,25 +68,27 @@ class DueSpan:
 
 @dataclass(frozen=True)
 class DueTimes:
-    """When the first messages of the parts of a bucket are due, in order, and how many messages each
-    part has.
+    """When the first and the last messages of the parts of a bucket are due, in order, and how many
+    messages each part has.
     """
 
     first_ms: NDArray[np.int64]
+    last_ms: NDArray[np.int64]
     counts: NDArray[np.int64]
 
     @classmethod
     def of(cls, segments: Sequence[SegmentMetadata]) -> DueTimes:
         """Return those of segments, each as one part."""
-        first_ms = [segment.min_ms for segment in segments]
-        return cls(np.array(first_ms, np.int64), np.array([segment.count for segment in segments], np.int64))
+        columns = zip(*((segment.min_ms, segment.max_ms, segment.count) for segment in segments), strict=True)
+        return cls(*(np.array(column, np.int64) for column in columns))
 
     @classmethod
     def of_messages(cls, times_ms: NDArray[np.int64]) -> DueTimes:
         """Return those of messages in order, in a limited number of parts."""
         size = -(-len(times_ms) // MOST_PARTS) or 1
         starts = np.arange(0, len(times_ms), size)
-        return cls(times_ms[starts], np.diff(np.append(starts, len(times_ms))))
+        ends = np.append(starts[1:], len(times_ms))
+        return cls(times_ms[starts], times_ms[ends - 1], ends - starts)
 
     @property
     def count(self) -> int:
@@ -93,7 +102,7 @@ class DueTimes:
         part = int(np.argmax(later < count))
         first_ms, counts = self.first_ms[part:].copy(), self.counts[part:].copy()
         first_ms[0], counts[0] = next_ms, count - later[part]
-        return DueTimes(first_ms, counts)
+        return DueTimes(first_ms, np.maximum(self.last_ms[part:], first_ms), counts)
 
 
 def due_times(bucket: Bucket, get_segment: Callable[[int, int], bytes]) -> DueTimes:
@@ -118,32 +127,76 @@ def due_spans(times: Sequence[DueTimes]) -> list[DueSpan]:
     if not times:
         return []
     first_ms = np.concatenate([part.first_ms for part in times])
+    last_ms = np.concatenate([part.last_ms for part in times])
     counts = np.concatenate([part.counts for part in times])
-    order = np.argsort(first_ms, kind="stable")
-    first_ms, counts = first_ms[order], counts[order]
-    lengths_ms = _LENGTHS_MS[np.searchsorted(_REACHES_MS, first_ms - first_ms[0], side="right")]
-    begins_ms = first_ms - first_ms % lengths_ms
-    is_first = (np.diff(begins_ms, prepend=begins_ms[0] - 1) != 0) | (np.diff(lengths_ms, prepend=0) != 0)
-    firsts = np.flatnonzero(is_first)
-    columns = (first_ms[firsts], lengths_ms[firsts], np.add.reduceat(counts, firsts))
-    return [DueSpan(*numbers) for numbers in zip(*(column.tolist() for column in columns), strict=True)]
+    grid = _Grid(int(first_ms.min()), _SECOND_MS)
+    is_spread = (counts > 1) & (grid.begins_ms(first_ms) != grid.begins_ms(last_ms))
+    spread = _spread(first_ms[is_spread], last_ms[is_spread], counts[is_spread])
+    first_ms, counts = (
+        np.append(column[~is_spread], more) for column, more in zip((first_ms, counts), spread, strict=True)
+    )
+    is_estimate = np.arange(len(first_ms)) >= np.count_nonzero(~is_spread)
+    return grid.spans(first_ms, counts, is_estimate)
 
 
 def spans_of_length(spans: Iterable[DueSpan], length_ms: int) -> list[DueSpan]:
-    """Return spans of at least a length, in order and apart: a span within a longer one is a part of
-    it.
+    """Return the spans of several topic partitions as one, of at least a length.
 
     Args:
-        spans: those of several topic partitions.
-        length_ms: a length that divides those of all longer spans, as a minute, an hour or a day.
+        length_ms: a minute, an hour or a day.
     """
-    found: dict[tuple[int, int], DueSpan] = {}
-    # A longer one is found before what is within it.
-    for span in sorted(spans, key=lambda span: -span.length_ms):
-        shortest_ms = max(span.length_ms, length_ms)
-        lengths_ms = [longer_ms for longer_ms in _LENGTHS_MS.tolist() if longer_ms > shortest_ms]
-        places = [(span.first_ms // longer_ms, longer_ms) for longer_ms in lengths_ms]
-        place = next((place for place in places if place in found), (span.first_ms // shortest_ms, shortest_ms))
-        before = found.get(place, DueSpan(span.first_ms, place[1], 0))
-        found[place] = DueSpan(min(before.first_ms, span.first_ms), place[1], before.count + span.count)
-    return sorted(found.values(), key=lambda span: span.first_ms)
+    columns = [(span.first_ms, span.count, span.is_estimate) for span in spans]
+    if not columns:
+        return []
+    first_ms, counts, is_estimate = (np.array(column) for column in zip(*columns, strict=True))
+    return _Grid(int(first_ms.min()), length_ms).spans(first_ms, counts, is_estimate)
+
+
+class _Grid:
+    """Where spans begin and how long they are, if the first message is due at ``first_ms`` and no span is
+    shorter than ``shortest_ms``.
+    """
+
+    def __init__(self, first_ms: int, shortest_ms: int) -> None:
+        self._lengths_ms = np.maximum(_LENGTHS_MS, shortest_ms)
+        ends_ms = [first_ms + reach_ms for reach_ms in _REACHES_MS]
+        self._limits_ms = np.array(
+            [-(-end_ms // length_ms) * length_ms for end_ms, length_ms in zip(ends_ms, _LENGTHS_MS[1:], strict=True)]
+        )
+
+    def begins_ms(self, times_ms: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where the spans of messages begin."""
+        return times_ms - times_ms % self._lengths_of(times_ms)
+
+    def spans(
+        self, first_ms: NDArray[np.int64], counts: NDArray[np.int64], is_estimate: NDArray[np.bool_]
+    ) -> list[DueSpan]:
+        """Return the spans of so many messages at each time."""
+        order = np.argsort(first_ms, kind="stable")
+        first_ms, counts, is_estimate = first_ms[order], counts[order], is_estimate[order]
+        begins_ms = self.begins_ms(first_ms)
+        firsts = np.flatnonzero(np.diff(begins_ms, prepend=begins_ms[0] - 1))
+        columns = (
+            first_ms[firsts],
+            self._lengths_of(first_ms[firsts]),
+            np.add.reduceat(counts, firsts),
+            np.logical_or.reduceat(is_estimate, firsts),
+        )
+        return [DueSpan(*numbers) for numbers in zip(*(column.tolist() for column in columns), strict=True)]
+
+    def _lengths_of(self, times_ms: NDArray[np.int64]) -> NDArray[np.int64]:
+        lengths_ms: NDArray[np.int64] = self._lengths_ms[np.searchsorted(self._limits_ms, times_ms, side="right")]
+        return lengths_ms
+
+
+def _spread(
+    first_ms: NDArray[np.int64], last_ms: NDArray[np.int64], counts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the messages of parts as evenly spread: times, and how many are at each."""
+    places = np.minimum(counts, _MOST_PLACES)
+    part = np.repeat(np.arange(len(counts)), places)
+    place = np.arange(len(part)) - np.repeat(np.cumsum(places) - places, places)
+    # The first message at each place, and at the next.
+    number, next_number = (shifted * counts[part] // places[part] for shifted in (place, place + 1))
+    times_ms = first_ms[part] + (last_ms - first_ms)[part] * number // (counts[part] - 1)
+    return times_ms, next_number - number

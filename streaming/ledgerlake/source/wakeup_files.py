@@ -6,14 +6,14 @@ process has replaced the file, the pipeline writes, in a folder of the checkpoin
 
     <batch>.json    {"version": 1,
                      "wakes": {"persistent://public/default/orders-partition-0": 1777626000123},
-                     "due": {"persistent://public/default/orders-partition-0": [[1777626000123, 1000, 4]]}}
+                     "due": {"persistent://public/default/orders-partition-0": [[1777626000123, 1000, 4, 0]]}}
 
 (milliseconds since 1970). A negative time says that messages have been due since then and were left
 to the next micro-batch. ``due`` has the spans of ``delay.due_times``: time of the first message,
-length in milliseconds, number of messages. The file of the newest micro-batch counts, so a process
-that was suspended and continues beside its successor cannot replace the successor's file. A planned
-micro-batch carries the clock in its offset, so that it does the same when it is run again; these
-files only decide when one is planned.
+length in milliseconds, number of messages, and 1 if that is an estimate. The file of the newest
+micro-batch counts, so a process that was suspended and continues beside its successor cannot replace
+the successor's file. A planned micro-batch carries the clock in its offset, so that it does the same
+when it is run again; these files only decide when one is planned.
 
 Earlier builds wrote no ``due``, and still earlier ones kept one file for all, beside the folder.
 """
@@ -107,8 +107,12 @@ def save_wakeup_times(folder: Place, batch_id: int, wakeups: WakeupTimes) -> Non
             filesystem.delete_file(f"{folder.root}/{name}")
 
 
-def _numbers(span: DueSpan) -> tuple[int, int, int]:
-    return span.first_ms, span.length_ms, span.count
+def _span(first_ms: int, length_ms: int, count: int, is_estimate: int) -> DueSpan:
+    return DueSpan(first_ms, length_ms, count, bool(is_estimate))
+
+
+def _numbers(span: DueSpan) -> tuple[int, int, int, int]:
+    return span.first_ms, span.length_ms, span.count, int(span.is_estimate)
 
 
 def _names(folder: Place) -> list[str]:
@@ -123,7 +127,7 @@ def _times_ms(fields: dict[str, Any], _version: int) -> dict[str, int]:
 
 def _wakeups(fields: dict[str, Any], version: int) -> WakeupTimes:
     due = stored(dict[str, list[list[int]]], fields.get("due", {}))
-    due_spans = {name: [DueSpan(*span) for span in spans] for name, spans in due.items()}
+    due_spans = {name: [_span(*numbers) for numbers in spans] for name, spans in due.items()}
     for span in chain.from_iterable(due_spans.values()):
         if not 0 <= span.first_ms <= MAX_TIME_MS or span.length_ms < 1:
             raise ValueError(f"{span} is no span")
