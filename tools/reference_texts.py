@@ -20,7 +20,8 @@ COLUMNS = {
     "event_time": "The application's time. Null if there is none, or if it is out of range; the number is then in the "
     "property `ledgerlake.event_time`.",
     "deliver_at": "The requested delivery time. Null for a message without one.",
-    "delivered_at": "The time of release. Null for a message without a delivery time.",
+    "delivered_at": "When the message was released, by the clock of the machine that did it. Null for a message "
+    "without a delivery time.",
     "producer_name": "The sender.",
     "sequence_id": "The sender's number of the message. Null if it is 2^63 or more; the number is then in the property "
     "`ledgerlake.sequence_id`.",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ledgerlake.delay.due_times import DueSpan
-from ledgerlake.errors import SetupError
+from ledgerlake.errors import OffsetError, SetupError
 from ledgerlake.inspect.due_counts import due_counts
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.checkpoint import Checkpoint
@@ -42,12 +41,32 @@ def test_the_counts_of_all_topic_partitions_are_added(config: Config) -> None:
     keeper = CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
     keeper.add(LastRun(7, wakeups.batch_id), {})
     assert due_counts(config, _HOUR_MS) == [DueSpan(1000, _HOUR_MS, 6), DueSpan(_HOUR_MS, _HOUR_MS, 3)]
-    # A pipeline is between its two files.
+    # The pipeline is, or was ended, between its two files.
     wakeups.update(8, {"b": 5000}, {"b": [DueSpan(5000, 1000, 5)]})
-    second = threading.Timer(0.3, keeper.add, (LastRun(8, wakeups.batch_id), {}))
-    second.start()
     assert due_counts(config, _HOUR_MS)[0] == DueSpan(1000, _HOUR_MS, 7)
-    second.join()
+    keeper.add(LastRun(8, wakeups.batch_id), {})
+    assert due_counts(config, _HOUR_MS)[0] == DueSpan(1000, _HOUR_MS, 7)
+
+
+def test_counts_that_are_older_than_what_is_beside_them_are_an_error(config: Config) -> None:
+    checkpoint = Checkpoint(config.checkpoint_place)
+    wakeups = Wakeups(checkpoint)
+    wakeups.update(7, {"a": 1000}, {"a": [DueSpan(1000, 1000, 2)]})
+    keeper = CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
+    keeper.add(LastRun(9, 8), {})
+    with pytest.raises(SetupError, match="does not say when its delayed messages are due"):
+        due_counts(config, _HOUR_MS)
+
+
+def test_counts_that_a_newer_release_wrote_are_refused_by_name(config: Config, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(config.checkpoint_place)
+    wakeups = Wakeups(checkpoint)
+    wakeups.update(7, {"a": 1000}, {"a": [DueSpan(1000, 1000, 2)]})
+    CursorKeeper(None, "s", checkpoint).add(LastRun(7, 7), {})  # type: ignore[arg-type]
+    (file,) = (tmp_path / "checkpoint" / "ledgerlake" / "wakes").iterdir()
+    file.write_text('{"version": 99, "wakes": {}}')
+    with pytest.raises(OffsetError, match="wake-up times of version 99"):
+        due_counts(config, _HOUR_MS)
 
 
 def test_a_pipeline_that_has_not_run_is_an_error(config: Config) -> None:

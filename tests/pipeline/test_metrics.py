@@ -143,3 +143,12 @@ def test_a_pipeline_shows_whether_it_owns_the_stream_and_what_upkeep_did() -> No
     ]
     metrics.forget("orders")
     assert text(metrics) == []
+
+
+def test_what_waits_since_an_earlier_run_is_shown_before_its_topic_partition_has_a_micro_batch() -> None:
+    metrics = Metrics(clock=lambda: 2.0)
+    metrics.add_waiting("orders", {NAME: [DueSpan(2_500, 1000, 4), DueSpan(90_000, 60_000, 1)]})
+    samples = dict(line.rsplit(" ", 1) for line in text(metrics))
+    labels = f'{{query="orders",topic_partition="{NAME}"}}'
+    assert samples[f"ledgerlake_waiting_messages{labels}"] == "5.0"
+    assert samples['ledgerlake_due_messages{query="orders",within="60"}'] == "4.0"

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.pipeline import progress_screen
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.live_screen import live_screen, sparkline
@@ -67,6 +68,14 @@ def shown(screen: ProgressScreen, query: Any, height: int = 40, width: int = 140
     console = Console(file=out, width=width, height=height)
     console.print(live_screen(screen.progress(query), width, height, **options))
     return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_what_waits_since_an_earlier_run_is_shown_until_its_topic_partition_has_a_micro_batch() -> None:
+    name = "persistent://public/default/orders-partition-0"
+    screen = screen_after_a_batch()
+    before = {name: [DueSpan(5_000, 1000, 7)], "other": [DueSpan(5_000, 1000, 2), DueSpan(90_000, 60_000, 3)]}
+    screen.add_waiting(before)
+    assert screen.totals.delayed_counts == {name: 40, "other": 5}
 
 
 def test_the_live_screen_has_rate_lag_what_waits_rejects_and_commits() -> None:
@@ -184,6 +193,7 @@ def test_on_a_terminal_the_screen_is_live_and_one_line_stays(monkeypatch: pytest
 
 _PROGRAM = """
 import subprocess, sys, threading, types
+from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.pipeline import progress_screen
 from ledgerlake.pipeline.progress_screen import ProgressScreen
 from ledgerlake.pipeline.shared_terminal import shared_terminal

@@ -73,6 +73,7 @@ def _run(options: argparse.Namespace) -> int:
             pipeline.start(options.once)
             assert pipeline.query is not None
             _stop_on_signals(stop, ends_at_second=True)
+            screen.add_waiting(pipeline.waiting_since_earlier)
             screen.start(pipeline.query, lambda: pipeline.reading)
             if not options.archive_classes:
                 archive.start()

@@ -152,6 +152,16 @@ def spans_of_length(spans: Iterable[DueSpan], length_ms: int) -> list[DueSpan]:
     return _Grid(int(first_ms.min()), length_ms).spans(first_ms, counts, is_estimate)
 
 
+def waiting_counts(due_spans: dict[str, list[DueSpan]]) -> dict[str, int]:
+    """Return how many messages wait, by topic partition."""
+    return {name: sum(span.count for span in spans) for name, spans in due_spans.items()}
+
+
+def first_due_ms(due_spans: dict[str, list[DueSpan]]) -> dict[str, int | None]:
+    """Return when the next message is due, by topic partition; None if none waits."""
+    return {name: spans[0].first_ms if spans else None for name, spans in due_spans.items()}
+
+
 class _Grid:
     """Where spans begin and how long they are, if the first message is due at ``first_ms`` and no span is
     shorter than ``shortest_ms``.

@@ -6,7 +6,6 @@ The pipeline keeps the counts in its checkpoint beside the wake-up times (see
 
 from __future__ import annotations
 
-import time
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -14,14 +13,12 @@ from ledgerlake.delay.due_times import DueSpan, spans_of_length
 from ledgerlake.errors import SetupError
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.cursors import last_run
-from ledgerlake.pipeline.wakeups import known_wakeup_times
+from ledgerlake.pipeline.wakeups import wakeup_folder
+from ledgerlake.source.wakeup_files import newest_wakeup_batch, read_wakeup_times
 
 if TYPE_CHECKING:
     from ledgerlake.options.config import Config
-
-# A pipeline writes the counts, and then, in another file, that they are the newest.
-_TRIES = 20
-_POLL_S = 0.1
+    from ledgerlake.pipeline.cursors import LastRun
 
 
 def due_counts(config: Config, length_ms: int) -> list[DueSpan]:
@@ -39,14 +36,24 @@ def due_counts(config: Config, length_ms: int) -> list[DueSpan]:
         OffsetError: a newer release wrote it.
     """
     checkpoint = Checkpoint(config.checkpoint_place)
-    for _ in range(_TRIES):
-        wakeups = known_wakeup_times(checkpoint, last_run(checkpoint))
-        if wakeups is not None:
-            return spans_of_length(chain.from_iterable(wakeups.due_spans.values()), length_ms)
-        time.sleep(_POLL_S)
-    if last_run(checkpoint) is None and checkpoint.log.last_committed() is None:
+    # In this order, because a pipeline that runs writes the counts first.
+    run, folder = last_run(checkpoint), wakeup_folder(checkpoint)
+    newest, committed = newest_wakeup_batch(folder), checkpoint.log.last_committed()
+    if run is None and committed is None:
         raise SetupError(f"the checkpoint {config.stream.checkpoint} holds no state; run the pipeline first")
-    raise SetupError(
-        f"the checkpoint {config.stream.checkpoint} does not say when its delayed messages are due, because an earlier "
-        "release wrote it, or it was copied while the pipeline ran; run the pipeline: its next micro-batch counts them"
-    )
+    wakeups = None if run is None else read_wakeup_times(folder)
+    if run is None or wakeups is None or not wakeups.counts_are_known or _is_older(newest, run, committed):
+        raise SetupError(
+            f"the checkpoint {config.stream.checkpoint} does not say when its delayed messages are due, because an "
+            "earlier release wrote it, or its files were copied one by one; run the pipeline: its next micro-batch "
+            "counts them"
+        )
+    return spans_of_length(chain.from_iterable(wakeups.due_spans.values()), length_ms)
+
+
+def _is_older(newest: int | None, run: LastRun, committed: int | None) -> bool:
+    """Return whether the counts are older than the state. They may be newer than ``last_run``: the
+    pipeline was ended before it had written that.
+    """
+    written = -1 if newest is None else newest
+    return written < (run.wakes_batch or 0) or max(run.batch_id, written) < (committed or 0)

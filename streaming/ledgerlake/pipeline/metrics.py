@@ -49,6 +49,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from ledgerlake.delay.due_times import first_due_ms, waiting_counts
 from ledgerlake.options.config import MetricsConfig
 from ledgerlake.pipeline.history import History, Sample
 from ledgerlake.pipeline.http_server import HttpServer
@@ -228,6 +229,14 @@ class Metrics:
             numbers.next_due_ms |= result.next_due_ms
             numbers.due_spans |= result.due_spans
 
+    def add_waiting(self, query: str, due_spans: dict[str, list[DueSpan]]) -> None:
+        """Take the delayed messages of topic partitions that wait since an earlier run."""
+        with self._lock:
+            numbers = self._of(query)
+            numbers.due_spans |= due_spans
+            numbers.delayed_counts |= waiting_counts(due_spans)
+            numbers.next_due_ms |= first_due_ms(due_spans)
+
     def read(self, read: Callable[[str, QueryNumbers, PipelineState | None], T]) -> list[T]:
         """Return what a function makes of the numbers of each query, while they do not change."""
         with self._lock:
@@ -287,7 +296,7 @@ class Metrics:
         due = GaugeMetricFamily("ledgerlake_due_messages", _DUE, labels=["query", "within"])
         now_ms = int(self._clock() * 1000)
         for query, numbers in self._queries.items():
-            if numbers.batches:
+            if numbers.batches or numbers.due_spans:
                 for horizon_s, count in zip(HORIZON_S, numbers.due_within(now_ms), strict=True):
                     due.add_metric([query, "+Inf" if horizon_s == math.inf else f"{horizon_s:.0f}"], count)
         yield due

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import kernels
+from ledgerlake.delay.due_times import waiting_counts
 from ledgerlake.errors import LedgerlakeError, UsageError
 from ledgerlake.operators.stateful import set_up_state
 from ledgerlake.options.config import Config
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+    from ledgerlake.delay.due_times import DueSpan
     from ledgerlake.options.config import MetricsConfig
     from ledgerlake.pipeline.metrics import ServedMetrics
     from ledgerlake.pipeline.progress import Reading
@@ -85,7 +87,11 @@ def _check_classic(spark: SparkSession) -> None:
 
 
 class Pipeline:
-    """A running query with its cursors."""
+    """A running query with its cursors.
+
+    ``waiting_since_earlier`` has the delayed messages by when they are due, as they were at the start:
+    those of the topic partitions of which the checkpoint says it.
+    """
 
     def __init__(
         self, spark: SparkSession, config: Config, on_batch: Callable[[BatchResult], None] | None = None
@@ -101,15 +107,14 @@ class Pipeline:
         self._stopping = threading.Event()
         self._batches = BatchWriter(config.stream.name, self._components, self._stopping, self._after_batch)
         self._failure: LedgerlakeError | None = None
+        self.waiting_since_earlier: dict[str, list[DueSpan]] = {}
         self._delayed_counts: dict[str, int] = {}
         self.metrics: ServedMetrics | None = None
         self.query: StreamingQuery | None = None
 
     @property
     def waiting(self) -> int:
-        """Return the number of delayed messages on the topic partitions that had a batch since the
-        start.
-        """
+        """Return the number of delayed messages."""
         return sum(self._delayed_counts.values())
 
     @property
@@ -172,6 +177,8 @@ class Pipeline:
 
     def _stream(self, start: Offset) -> DataFrame:
         self._components.wakeups.load(self._components.cursors.last_run())
+        self.waiting_since_earlier = self._components.wakeups.due_spans
+        self._delayed_counts = waiting_counts(self.waiting_since_earlier)
         set_up_state(self._spark)
         pipeline_options = {
             "startingOffsets": as_option(start),
@@ -203,6 +210,7 @@ class Pipeline:
         from ledgerlake.pipeline.metrics import ServedMetrics, state_of
 
         self.metrics = ServedMetrics(self._spark, config.port, config.address, config.token)
+        self.metrics.add_waiting(self.config.stream.name, self.waiting_since_earlier)
         cursors, upkeep = self._components.cursors, self._upkeep
         self.metrics.watch(
             self.config.stream.name, lambda: state_of(self.config, is_owner=cursors.is_owner, upkeep=upkeep.report)

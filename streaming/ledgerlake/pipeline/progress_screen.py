@@ -8,6 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, TextIO
 
+from ledgerlake.delay.due_times import first_due_ms, waiting_counts
 from ledgerlake.pipeline.progress import Details, Progress, Totals, offset_of, printable, progress_line
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.streaming import StreamingQuery
 
+    from ledgerlake.delay.due_times import DueSpan
     from ledgerlake.pipeline.commit import BatchResult
     from ledgerlake.pipeline.progress import Reading
     from ledgerlake.pipeline.shared_terminal import SharedTerminal
@@ -62,6 +64,12 @@ class ProgressScreen:
         """Count a committed micro-batch."""
         self.totals.add(result)
         self._details.add(result, int(time.time() * 1000))
+
+    def add_waiting(self, due_spans: dict[str, list[DueSpan]]) -> None:
+        """Take the delayed messages of topic partitions that wait since an earlier run."""
+        # A micro-batch may have been added already.
+        self.totals.delayed_counts = waiting_counts(due_spans) | self.totals.delayed_counts
+        self._details.next_due_ms = first_due_ms(due_spans) | self._details.next_due_ms
 
     def start(self, query: StreamingQuery, reading: Callable[[], Reading | None] = lambda: None) -> None:
         """Show the progress of a query until ``stop``.

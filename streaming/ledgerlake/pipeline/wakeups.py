@@ -34,6 +34,13 @@ class Wakeups:
         """
         return None if self._known is None else list(self._known.times_ms)
 
+    @property
+    def due_spans(self) -> dict[str, list[DueSpan]]:
+        """Return how many delayed messages are due when, of the topic partitions of which that is
+        known.
+        """
+        return {} if self._known is None else self._known.due_spans
+
     def load(self, last_run: LastRun | None) -> None:
         """Load the wake-up times. If they are not known, wake up all topic partitions now: that
         micro-batch brings their times.

@@ -4,6 +4,9 @@ The JVM is started with a pipe as its standard error, and the processes that it 
 thread of this process hands each line on. Two lines come with every start and cannot be switched
 off: the JVM's warning of a module that Spark's launcher asks for, and the first line of the process
 that Spark asks for the variables of a stateful operator, with an empty line after it.
+
+The JVM has a session of its own, so that a signal to this process's group, as ``timeout`` sends it,
+does not end the JVM before the current micro-batch is finished. It ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ def start_quiet_jvm(conf: SparkConf) -> None:
     copying = threading.Thread(target=_copy, args=(os.fdopen(reader, "rb"),), name="ledgerlake-jvm", daemon=True)
     copying.start()
     try:
-        gateway = launch_gateway(conf, {"stderr": writer})
+        gateway = launch_gateway(conf, {"stderr": writer, "start_new_session": True})
     finally:
         os.close(writer)
     SparkContext._ensure_initialized(gateway=gateway)

@@ -65,7 +65,9 @@ def load_times_ms(folder: Place) -> dict[str, int]:
         OSError: a file is there and cannot be read.
     """
     # A file can have many spans, and the planner reads it for each micro-batch.
-    return _load(folder, _times_ms) or {}
+    with contextlib.suppress(OffsetError):
+        return _read(folder, _times_ms) or {}
+    return {}
 
 
 def load_wakeup_times(folder: Place) -> WakeupTimes | None:
@@ -74,16 +76,25 @@ def load_wakeup_times(folder: Place) -> WakeupTimes | None:
     Raises:
         OSError: a file is there and cannot be read.
     """
-    return _load(folder, _wakeups)
+    with contextlib.suppress(OffsetError):
+        return read_wakeup_times(folder)
+    return None
 
 
-def _load(folder: Place, read: Callable[[dict[str, Any], int], T]) -> T | None:
+def read_wakeup_times(folder: Place) -> WakeupTimes | None:
+    """Return the content of the newest file; None if there is no file.
+
+    Raises:
+        OffsetError: a newer release wrote it, or it is damaged.
+        OSError: it cannot be read.
+    """
+    return _read(folder, _wakeups)
+
+
+def _read(folder: Place, read: Callable[[dict[str, Any], int], T]) -> T | None:
     names = _names(folder)
     file = folder / names[-1] if names else replace(folder, uri=f"{folder.uri}.json")
-    try:
-        return load_stored(file, "wakes", read, VERSION)
-    except OffsetError:
-        return None
+    return load_stored(file, "wake-up times", read, VERSION)
 
 
 def newest_wakeup_batch(folder: Place) -> int | None:
