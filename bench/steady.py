@@ -47,10 +47,17 @@ _LARGE_BYTES, _LARGE_EVERY = 2 * 1024 * 1024, 10 * RATE
 _SAMPLE_S = 60
 
 # Words in the command of a process, and what it is.
-_ROLES = {"ledgerlake.cli": "command_mb", "/java": "jvm_mb", "streaming_source_runner": "planner_mb", "": "workers_mb"}
+_ROLES = {
+    "ledgerlake.cli": "command_mb",
+    "-Xshare:dump": "archive_mb",
+    "/java": "jvm_mb",
+    "streaming_source_runner": "planner_mb",
+    "": "workers_mb",
+}
 
 TITLES = {
     "jvm_mb": "JVM, MB",
+    "archive_mb": "JVM that archives classes, once, MB",
     "command_mb": "the command's own process, MB",
     "planner_mb": "planner, MB",
     "workers_mb": "all workers together, MB",
