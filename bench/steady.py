@@ -46,7 +46,8 @@ _DELAYED_SHARE, _DELAY_S = 10, 60
 _LARGE_BYTES, _LARGE_EVERY = 2 * 1024 * 1024, 10 * RATE
 _SAMPLE_S = 60
 
-# Words in the command of a process, and what it is.
+# Words in the command of a process, and what it is. The JVM that archives classes runs once in the first
+# minutes, and is not shown.
 _ROLES = {
     "ledgerlake.cli": "command_mb",
     "-Xshare:dump": "archive_mb",
@@ -57,7 +58,6 @@ _ROLES = {
 
 TITLES = {
     "jvm_mb": "JVM, MB",
-    "archive_mb": "JVM that archives classes, once, MB",
     "command_mb": "the command's own process, MB",
     "planner_mb": "planner, MB",
     "workers_mb": "all workers together, MB",
