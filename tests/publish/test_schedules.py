@@ -77,7 +77,7 @@ def test_a_refused_message_leaves_no_producer_at_the_broker() -> None:
         ("a", {"expires": MAX_TIME_MS + 1}, "expires must be"),
         ("a", {"expires": 1_777_723_200_000.5}, "expires must be"),
         ("a", {"cron": "* * * * *", "until": 1_777_723_200}, "until must be"),
-        ("a", {"at": 1_777_723_200_001, "expires": 1_777_723_200_000}, "expires is before the message is due"),
+        ("a", {"at": 1_777_723_200_001, "expires": 1_777_723_200_000}, "it expires before it is due"),
         ("a", {"properties": {"ledgerlake.schedule": "b"}}, "set by its own argument"),
     ],
 )

@@ -332,7 +332,9 @@ class Session:
     def _receive(self, deadline: float, attempt: str) -> None:
         data = self._transport.receive(max(deadline - time.monotonic(), 0.0))
         if data is None:
-            raise DeadlineError(f"the broker at {self.url} did not {attempt} in {self.request_timeout_s:g} s")
+            raise DeadlineError(
+                f"the broker at {self.url} did not {attempt} in {self.request_timeout_s:g} s; check the port and the network"
+            )
         self._connection.receive_data(data)
 
     def _pump(self, timeout_s: float) -> None:

@@ -189,7 +189,7 @@ class Schedules:
         if deliver_at_ms is not None:
             _check_occurs(own, deliver_at_ms)
         if deliver_at_ms is not None and expires_ms is not None and expires_ms < deliver_at_ms:
-            raise UsageError("expires is before the message is due, so it would never be delivered")
+            raise UsageError("the message would never be delivered: it expires before it is due")
         return self._send(self.partition_of(schedule_id), value, {**(properties or {}), **own}, key, deliver_at_ms)
 
     def cancel(self, schedule_id: str) -> list[AnyMessageId]:

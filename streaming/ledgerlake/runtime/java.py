@@ -49,9 +49,11 @@ def find_java() -> str:
             f"Java is missing ({where}); install it, on Debian or Ubuntu: apt-get install openjdk-17-jre-headless"
         )
     version = java_version(java)
-    if version is None or version < OLDEST_JAVA:
+    if version is None:
+        raise SetupError(f"{java} does not say its version; install Java {OLDEST_JAVA}, or set JAVA_HOME to one")
+    if version < OLDEST_JAVA:
         raise SetupError(
-            f"{java} is Java {version or 'an unknown version'}, but 17 or newer is needed; install it or set JAVA_HOME to one"
+            f"{java} is Java {version}, but {OLDEST_JAVA} or newer is needed; install it or set JAVA_HOME to one"
         )
     return java
 

@@ -123,7 +123,10 @@ def start_session(
                 start_quiet_jvm(SparkConf().setMaster(master).setAppName(name).setAll(list(all_settings.items())))
             return builder.getOrCreate()
         except (Py4JError, PySparkException) as error:
-            raise SetupError(f"Spark did not start with master {master}: {root_cause(error)}") from None
+            raise SetupError(
+                f"Spark did not start with master {master}: {root_cause(error)}; look at what Java says above, and at "
+                "[spark] or --master and --conf"
+            ) from None
 
 
 def session_settings(master: str, settings: dict[str, str], jars: list[str], java_options: str) -> dict[str, str]:
