@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from ledgerlake.cli.run import _stop_on_signals
+from ledgerlake.cli.run import _Stop, _stop_on_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,18 +26,19 @@ def handlers_as_before() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_while_spark_starts_a_second_signal_ends_nothing(number: int, capfd: pytest.CaptureFixture[str]) -> None:
-    stop = threading.Event()
-    _stop_on_signals(stop, ends_at_second=False)
+    stop = _Stop()
+    _stop_on_signals(stop, is_starting=True)
     for _ in range(3):
         os.kill(os.getpid(), number)
     assert stop.is_set()
-    assert capfd.readouterr().err == "stopping; the current micro-batch is finished first\n"
+    assert capfd.readouterr().err == "stopping as soon as Spark has started\n"
+    assert stop.exit_code == 128 + number
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_while_the_pipeline_runs_a_second_signal_ends_the_process(number: int) -> None:
-    stop = threading.Event()
-    _stop_on_signals(stop, ends_at_second=True)
+    stop = _Stop()
+    _stop_on_signals(stop, is_starting=False)
     os.kill(os.getpid(), number)
     assert stop.is_set()
     with pytest.raises(SystemExit) as ended:

@@ -266,3 +266,15 @@ def test_the_command_line_stands_above_the_configuration_of_spark() -> None:
 def test_what_is_no_setting_of_spark_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=f"--conf '{text}' is not KEY=VALUE"):
         with_command_line(parse_config(data()).spark, None, [text])
+
+
+@pytest.mark.parametrize(
+    ("auth", "sentence"),
+    [
+        ({"method": "tokn"}, r"\[auth\] method 'tokn' is not known; did you mean 'token'\?"),
+        ({"method": "token", "token": "/run/secrets/token"}, r"\[auth\] token is a path; write file:PATH"),
+    ],
+)
+def test_a_mistake_in_the_identity_is_told_by_its_key(auth: dict[str, str], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        parse_config(data(auth=auth))

@@ -122,6 +122,16 @@ def test_an_id_of_a_partition_bounds_no_other(peer: Peer, bound: Bound) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "bound", [MessageId(10, 0), After(MessageId(999, 1)), ChunkMessageId(MessageId(10, 0), MessageId(10, 1))]
+)
+def test_a_start_in_a_ledger_that_is_not_there_yet_is_refused(peer: Peer, bound: Bound) -> None:
+    cluster = cluster_of(peer)
+    with pytest.raises(UsageError, match=r"has no entry .* to start at: its last one is 9:1; correct starting"):
+        resolve_start(cluster, TOPIC, bound)
+    cluster.close()
+
+
 def test_an_id_of_a_partition_is_none_of_a_topic_without_partitions(peer: Peer) -> None:
     with pytest.raises(UsageError, match=r"7:1 is of partition 3, not of .*/peer, which has no partitions"):
         resolve_start(cluster_of(peer), TOPIC, OF_PARTITION_3)

@@ -49,6 +49,16 @@ def test_expired_entries_of_the_log_are_removed_though_not_looked_for_at_each_co
     assert reopened_table.transaction_version("query") == COMMITS - 1
 
 
+def test_a_stream_that_is_new_to_a_table_is_told_of_another_one_with_its_topics(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    put(table, batch(0), data_file(table, "a"))
+    assert table.other_stream_of("payments", ["t", "u"]) == "orders"
+    assert table.other_stream_of("payments", ["u"]) is None
+    assert table.other_stream_of("orders", ["t"]) is None
+    table.begin_stream("payments")
+    assert table.other_stream_of("payments", ["t"]) is None
+
+
 def test_numbers_are_read_from_the_log_again_only_after_a_commit_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,9 +61,16 @@ def refused(attempt: str, code: int, text: str) -> BrokerError:
         return TopicNotFoundError(
             f"the broker could not {attempt}: the topic does not exist; create it or correct its name", code=name
         )
-    mend = (
-        "; the role of the credentials needs the permission to consume, or to produce"
-        if name == "AuthorizationError"
-        else ""
-    )
+    mend = f"; the role of the credentials needs {_permission(attempt)}" if name == "AuthorizationError" else ""
     return BrokerError(f"the broker could not {attempt}: {name}: {detail}{mend}", code=name)
+
+
+def _permission(attempt: str) -> str:
+    """Return what an attempt needs, which its first words tell."""
+    if attempt.startswith("open a producer"):
+        return "the permission to produce"
+    if attempt.startswith(("hold the subscription", "move the subscription", "read ")):
+        return "the permission to consume"
+    if attempt.startswith("list the topics"):
+        return "a permission on the namespace"
+    return "the permission to consume, or to produce"

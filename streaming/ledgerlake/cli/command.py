@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,28 @@ def start_spark(name: str, config: Config, options: argparse.Namespace, *, lists
     spark = with_command_line(config.spark, options.master, options.conf)
     spark.check_bundle()
     settings = spark.session_settings
-    return start_session(name, spark.master, settings, lists_classes=lists_classes, says_all=options.debug)
+    return _uninterrupted(
+        lambda: start_session(name, spark.master, settings, lists_classes=lists_classes, says_all=options.debug)
+    )
+
+
+def _uninterrupted(start: Callable[[], SparkSession]) -> SparkSession:
+    """Return a session that is started in a thread. If Ctrl-C comes meanwhile, it is raised afterwards: a
+    JVM that is left while it starts never ends, and PySpark would set a handler of its own.
+    """
+    is_interrupted = False
+    with ThreadPoolExecutor(1) as executor:
+        starting = executor.submit(start)
+        while not starting.done():
+            try:
+                wait([starting])
+            except KeyboardInterrupt:
+                is_interrupted = True
+    session = starting.result()
+    if is_interrupted:
+        session.stop()
+        raise KeyboardInterrupt
+    return session
 
 
 def load_config_with_paths(path: str) -> Config:
@@ -91,7 +113,7 @@ def load_config_with_paths(path: str) -> Config:
     config = load_config(path)
     if not config.delta.table or config.delta.path:
         return config
-    spark = start_session("ledgerlake", config.spark.master, config.spark.session_settings)
+    spark = _uninterrupted(lambda: start_session("ledgerlake", config.spark.master, config.spark.session_settings))
     try:
         return locate_tables(spark, config, makes=False)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
 from ledgerlake.cli.command import add_command, add_service_url, client_settings
@@ -36,6 +37,10 @@ def _peek(options: argparse.Namespace) -> int:
 
     if options.count < 1:
         raise UsageError("--count must be at least 1")
+    is_empty = True
     for entry in peek(client_settings(options), options.topic, options.start, options.count):
+        is_empty = False
         print(json.dumps(entry, default=str) if options.json else entry_line(entry))
+    if is_empty:
+        print(f"{options.topic} has no entry from {options.start} on", file=sys.stderr)
     return 0

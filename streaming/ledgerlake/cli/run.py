@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ledgerlake.runtime.class_archive import ClassArchive
 
 _STOPPING = b"stopping; the current micro-batch is finished first\n"
+_STOPPING_SOON = b"stopping as soon as Spark has started\n"
 
 
 def add(commands: Commands) -> None:
@@ -56,30 +57,31 @@ def _run(options: argparse.Namespace) -> int:
         # Where nothing was ever compiled this takes many seconds; the first batch finds it done.
         threading.Thread(target=warm_up, daemon=True).start()
         screen = ProgressScreen(name=config.stream.name, as_json=options.json, terminal=terminal)
-        stop = threading.Event()
-        _stop_on_signals(stop, ends_at_second=False)
+        stop = _Stop()
+        _stop_on_signals(stop, is_starting=True)
         name = f"ledgerlake {config.stream.name}"
         if not options.json:
             print(f"starting Spark for the stream {config.stream.name}", file=sys.stderr, flush=True)
         spark = start_spark(name, config, options, lists_classes=options.archive_classes or not options.once)
         archive = ClassArchive(spark)
-        # Spark installs a handler of its own that ends the process in the middle of a batch.
-        _stop_on_signals(stop, ends_at_second=False)
+        # Under spark-submit, Spark's own handler ends the process in the middle of a batch.
+        _stop_on_signals(stop, is_starting=True)
         if stop.is_set():
             spark.stop()
-            return 0
+            return stop.exit_code if options.once else 0
         pipeline = Pipeline(spark, config, screen.add)
         try:
             pipeline.start(options.once)
             assert pipeline.query is not None
-            _stop_on_signals(stop, ends_at_second=True)
+            _stop_on_signals(stop, is_starting=False)
             screen.add_waiting(pipeline.waiting_since_earlier)
             screen.start(pipeline.query, lambda: pipeline.reading)
             if not options.archive_classes:
                 archive.start()
             try:
-                while not stop.is_set() and not pipeline.wait(0.5):
-                    pass
+                is_done = False
+                while not (stop.is_set() or is_done):
+                    is_done = pipeline.wait(0.5)
                 pipeline.stop()
             finally:
                 screen.stop()
@@ -92,7 +94,7 @@ def _run(options: argparse.Namespace) -> int:
         print(json.dumps(asdict(screen.totals)), flush=True)
     if options.archive_classes:
         _archive(archive)
-    return 0
+    return stop.exit_code if options.once and not is_done else 0
 
 
 def _archive(archive: ClassArchive) -> None:
@@ -105,19 +107,23 @@ def _archive(archive: ClassArchive) -> None:
         print(f"classes are archived in {path} ({path.stat().st_size / 1e6:,.0f} MB)", file=sys.stderr)
 
 
-def _stop_on_signals(stop: threading.Event, *, ends_at_second: bool) -> None:
-    """Have SIGINT and SIGTERM set ``stop``.
+class _Stop(threading.Event):
+    """Set by a signal; ``exit_code`` is that of a process which the signal has ended."""
 
-    Args:
-        ends_at_second: a second one ends this process at once. A process that ends while Spark
-            starts leaves a JVM that never ends.
+    exit_code = 0
+
+
+def _stop_on_signals(stop: _Stop, *, is_starting: bool) -> None:
+    """Have SIGINT and SIGTERM set ``stop``. A second one ends this process at once, unless Spark is
+    starting: that would leave a JVM that never ends.
     """
 
     def ask(signal_number: int, _frame: object) -> None:
-        if stop.is_set() and ends_at_second:
+        if stop.is_set() and not is_starting:
             raise SystemExit(128 + signal_number)
         if not stop.is_set():
-            os.write(2, _STOPPING)
+            os.write(2, _STOPPING_SOON if is_starting else _STOPPING)
+        stop.exit_code = 128 + signal_number
         stop.set()
 
     signal.signal(signal.SIGINT, ask)

@@ -178,7 +178,8 @@ def _tell_stored(
         result = {"id": options.id, "topic": topic_partition, "message_id": str(message_id)}
         print(json.dumps(result | ({"repeats_from": due} if repeats else {"due": due})))
     else:
-        says = f"repeats from {due} on" if repeats else f"is due {due}"
+        is_past = at_ms < int(time.time() * 1000)
+        says = f"repeats from {due} on" if repeats else f"is due {due}{', which is past: at once' if is_past else ''}"
         print(f"schedule {options.id} {says}, stored in {topic_partition} as {message_id}")
 
 

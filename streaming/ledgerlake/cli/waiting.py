@@ -67,7 +67,8 @@ def _waiting(options: argparse.Namespace) -> int:
     order = ("deliver_at", "topic", "partition", "ledger_id", "entry_id", "batch_index")
     listed = [row.asDict() for row in rows.orderBy(*order).select(*_SHOWN).limit(options.count).collect()]
     if not listed:
-        print("no such message waits", file=sys.stderr)
+        is_filtered = options.key is not None or options.due_before is not None or options.schedule is not None
+        print("no such message waits" if is_filtered else "no message waits", file=sys.stderr)
     ids = [str((row["properties"] or {}).get(SCHEDULE_PROPERTY, "")) for row in listed]
     pauses_ms = paused_since_ms(spark, config, set(ids)) if any(ids) else {}
     for row, schedule_id in zip(listed, ids, strict=True):

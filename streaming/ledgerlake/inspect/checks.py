@@ -225,13 +225,14 @@ class _Broker:
 
     def _pipeline(self, reading: Finding, components: Components) -> Iterator[Finding]:
         from ledgerlake.pipeline.left_topics import known_topic_partitions, left_topics
+        from ledgerlake.pipeline.pipeline import written_twice
         from ledgerlake.table.layout import record_of
         from ledgerlake.table.spark_table import SparkTable
 
         config, checkpoint, tables = self._config, components.checkpoint, components.tables
         existing = []
 
-        def examine_tables() -> str:
+        def examine_tables() -> str | Finding:
             names = [*self._names, *known_topic_partitions(checkpoint)]
             tables.expect(sorted({split_partition(name)[0] for name in names}))
             existing.extend(tables.examine())
@@ -240,6 +241,10 @@ class _Broker:
                     _check_connector(config, table.path)
                 table.check_writable()
             new = [str(table.path) for table in tables.by_name.values() if table not in existing]
+            main = tables.main.table
+            other = main.other_stream_of(config.stream.name, self._names) if main in existing else None
+            if other is not None:
+                return Finding("tables", "warning", written_twice(str(main.path), config.stream.name, other))
             fit = [f"{len(existing)} are there and fit"] if existing else []
             return "; ".join([*fit, *([f"to be made: {', '.join(new)}"] if new else [])])
 

@@ -68,6 +68,9 @@ _HOUR_MS = 60 * 60 * 1000
 _SHORTEST_INTERVAL_MS = 100
 
 
+_AUTH_METHODS = ("token", "basic", "oauth2", "tls")
+
+
 @dataclass(frozen=True, kw_only=True)
 class AuthConfig:
     """``[auth]``: the identity that the broker sees. A secret is given as it is, as ``file:PATH``
@@ -737,6 +740,7 @@ def _source(data: dict[str, Any]) -> tuple[SourceOptions, Bound]:
         del values["starting_offsets"]
     if "auth" in data:
         auth = from_toml(AuthConfig, "auth", data)
+        _check_auth(auth)
         values |= {"auth_plugin": auth.method, "auth_params": auth.parameters}
     return SourceOptions(**values), starting
 
@@ -837,6 +841,13 @@ def _metrics(data: dict[str, Any]) -> MetricsConfig:
         raise UsageError("[metrics] port is above 65535")
     check_reachable_by(metrics.address, metrics.token)
     return metrics
+
+
+def _check_auth(auth: AuthConfig) -> None:
+    if auth.method not in _AUTH_METHODS and "." not in auth.method:
+        raise UsageError(f"[auth] method '{auth.method}' is not known{nearest(auth.method, _AUTH_METHODS)}")
+    if auth.token.startswith(("/", "./", "../", "~/")):
+        raise UsageError("[auth] token is a path; write file:PATH for a token in a file")
 
 
 def check_reachable_by(address: str, token: str) -> None:

@@ -44,6 +44,8 @@ def find_java() -> str:
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     if java is None:
+        if home and shutil.which("java") is not None:
+            raise SetupError(f"JAVA_HOME={home} holds no bin/java; correct it, or unset it to use the Java on PATH")
         where = f"JAVA_HOME={home} holds no bin/java" if home else "no java on PATH"
         raise SetupError(
             f"Java is missing ({where}); install it, on Debian or Ubuntu: apt-get install openjdk-17-jre-headless"

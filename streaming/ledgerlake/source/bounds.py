@@ -56,11 +56,12 @@ def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound, *, is_pi
     Raises:
         SetupError: a start by index, and the entries have none.
         UsageError: a start at a cursor, which only the reader that has the cursor can resolve, or an
-            id of another partition.
+            id of another partition, or of an entry that the topic does not have yet.
     """
     _check_partition(topic_partition, bound)
     if isinstance(bound, PartitionOffset):
         return replace(bound, clock_ms=None)
+    _check_is_there(cluster, topic_partition, bound)
     start = _resolve_named_start(cluster, topic_partition, bound)
     if start.position != BEFORE_ALL:
         return start
@@ -239,6 +240,22 @@ def _check_partition(topic_partition: str, bound: Bound) -> None:
         name = partition_name(topic, partition)
         advice = f'; give it by topic partition, as JSON such as {{"{name}": "..."}}'
     raise UsageError(f"the message id {message_id} is of partition {partition}, not of {topic_partition}{advice}")
+
+
+def _check_is_there(cluster: Cluster, topic_partition: str, bound: Bound) -> None:
+    """Check that a start is not in a ledger that comes later: all that comes before it would never be
+    read. An id that names no partition may be meant for another one.
+    """
+    message_id = _message_id(bound)
+    if message_id is None or (split_partition(topic_partition)[1] >= 0 and partition_of(message_id) < 0):
+        return
+    first = message_id.first if isinstance(message_id, ChunkMessageId) else message_id
+    last = latest_offset(cluster, topic_partition).position
+    if first.position.entry_id >= 0 and first.position.ledger_id > last.ledger_id:
+        raise UsageError(
+            f"{topic_partition} has no entry {message_id} to start at: its last one is {last}; correct starting "
+            "(startingOffsets)"
+        )
 
 
 def _may_belong(topic_partition: str, bound: Bound) -> bool:

@@ -30,11 +30,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from ledgerlake.decode.columns import first_line
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
-from ledgerlake.errors import TableAccessError
+from ledgerlake.errors import TableAccessError, TableError
 from ledgerlake.table import file_groups
 from ledgerlake.table.clusters import part_numbers, parts_of, split_of
 from ledgerlake.table.features import CLUSTERED, PARTITIONED, column_differences, special_features
@@ -154,6 +154,8 @@ class Compaction:
                 replaced += self._carry_out(plan)
         except _StoppedError:
             pass
+        except TableNotFoundError:
+            raise TableError(f"there is no table at {self.path}; run the pipeline first") from None
         except (DeltaError, OSError, ValueError) as error:
             raise TableAccessError(
                 f"files of the table at {self.path} cannot be merged: {self.path.reason(error)}"

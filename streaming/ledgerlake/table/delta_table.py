@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import time
 from collections import Counter
@@ -55,7 +56,7 @@ from ledgerlake.table.open_table import batch_of_commit, commit_file, existing_t
 from ledgerlake.table.ordered_files import DataFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -148,10 +149,13 @@ class Table:
         Raises:
             SetupError: they cannot.
         """
-        try:
-            self.path.check_writable()
-        except OSError as error:
-            raise SetupError(f"the table folder {self.path} cannot be written ({self.path.refusal(error)})") from None
+        log = self.path / "_delta_log"
+        # A log that exists can have rights of its own.
+        for folder in (self.path, log) if self.path.is_local and os.path.isdir(log.root) else (self.path,):
+            try:
+                folder.check_writable()
+            except OSError as error:
+                raise SetupError(f"the table folder {folder} cannot be written ({folder.refusal(error)})") from None
 
     def create(self, properties: dict[str, str] | None = None) -> None:
         """Create the table, unless another process has just done so.
@@ -212,6 +216,16 @@ class Table:
         table does not know it.
         """
         return self._number(self._current(), _STREAM_PREFIX + stream)
+
+    def other_stream_of(self, stream: str, topic_partitions: Iterable[str]) -> str | None:
+        """Return another stream that has recently written messages of these topic partitions, if a stream
+        is new to the table.
+        """
+        if self.last_batch_of(stream) is not None:
+            return None
+        names = set(topic_partitions)
+        batches = self._recent_batches(self._current())
+        return next((batch["stream"] for batch in batches if not names.isdisjoint(batch.get("ranges", ()))), None)
 
     def last_writer(self, stream: str) -> int | None:
         """Return the number of the query that committed last for a stream; None if the table does
