@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 DEFAULT_SERVICE_URL = "pulsar://localhost:6650"
 # A person waits for the answer.
 GIVE_UP_AFTER_S = 5.0
+
+
+def _nothing(_record: logging.LogRecord) -> bool:
+    return False
 
 
 def add_command(
@@ -74,6 +79,9 @@ def start_spark(name: str, config: Config, options: argparse.Namespace, *, lists
     spark = with_command_line(config.spark, options.master, options.conf)
     spark.check_bundle()
     settings = spark.session_settings
+    if not options.debug:
+        # Nobody but py4j logs there: a traceback of each call that Ctrl-C has ended.
+        logging.getLogger().addFilter(_nothing)
     return _uninterrupted(
         lambda: start_session(name, spark.master, settings, lists_classes=lists_classes, says_all=options.debug)
     )
