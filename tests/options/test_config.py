@@ -278,3 +278,25 @@ def test_what_is_no_setting_of_spark_is_refused(text: str) -> None:
 def test_a_mistake_in_the_identity_is_told_by_its_key(auth: dict[str, str], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         parse_config(data(auth=auth))
+
+
+@pytest.mark.parametrize(
+    ("spark", "sentence"),
+    [
+        ({"master": "lokal"}, r"\[spark\] master 'lokal' is none of Spark's; write for example"),
+        ({"master": "locals"}, r"\[spark\] master 'locals' is none"),
+        ({"memory": "2 gigs"}, r"\[spark\] memory '2 gigs' is no size; write for example '2g'"),
+    ],
+)
+def test_a_master_or_a_memory_that_spark_would_refuse_with_a_stack_trace_is_told_before(
+    spark: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        parse_config(data(spark=spark))
+
+
+@pytest.mark.parametrize(
+    "master", ["local", "local[2]", "local[*,4]", "local-cluster[2,1,1024]", "yarn", "k8s://https://h"]
+)
+def test_masters_of_spark_are_accepted(master: str) -> None:
+    assert parse_config(data(spark={"master": master, "memory": "1500M"})).spark.master == master

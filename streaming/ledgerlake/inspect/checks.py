@@ -138,7 +138,10 @@ class _Broker:
         selection = self._config.source.topics
         self._names = find_topic_partitions(cluster, selection)
         if not self._names:
-            return Finding("topics", "warning", f"no topic matches {selection.pattern}; a run waits for the first one")
+            text = (
+                f"no topic matches {selection.pattern}; a run waits for the first one, and with --once it reads nothing"
+            )
+            return Finding("topics", "warning", text)
         topics = sorted({split_partition(name)[0] for name in self._names})
         return f"{', '.join(topics[:3])}{' ...' if len(topics) > 3 else ''} ({_count(self._names)})"
 

@@ -7,6 +7,7 @@ lists of things that Spark needs at once (see ``runtime.spark_settings``).
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,9 @@ from ledgerlake.runtime.spark_settings import join_settings
 
 # Where an executor unpacks the bundle.
 _BUNDLE_FOLDER = "ledgerlake_bundle"
+
+_MASTER = re.compile(r"local($|\[|-cluster\[)|yarn$|(spark|k8s)://")
+_MEMORY = re.compile(r"\d+[kmgt]b?", re.IGNORECASE)
 
 # A task is tried four times; ``local[*]`` alone would try it once.
 LOCAL_MASTER = "local[*,4]"
@@ -45,6 +49,14 @@ class SparkConfig:
     settings: tuple[tuple[str, str], ...] = option(
         SETTINGS, (), "Other settings of Spark, by their names; `--conf KEY=VALUE` adds to them.", toml="spark.settings"
     )
+
+    def __post_init__(self) -> None:
+        if not _MASTER.match(self.master):
+            raise UsageError(
+                f"[spark] master '{self.master}' is none of Spark's; write for example 'local[2,4]' or 'spark://host:7077'"
+            )
+        if not _MEMORY.fullmatch(self.memory):
+            raise UsageError(f"[spark] memory '{self.memory}' is no size; write for example '2g' or '1500m'")
 
     @property
     def session_settings(self) -> dict[str, str]:

@@ -142,6 +142,8 @@ class Pipeline:
         connect_store(self._spark, self.config.checkpoint_place)
         components.checkpoint.check_stream(stream_name)
         names = components.cluster.all_partitions(self.config.source.topics)
+        if not names:
+            _log.warning("no topic matches %s yet", self.config.source.topics.pattern)
         tables = components.tables
         topics = {split_partition(name)[0] for name in (*names, *known_topic_partitions(components.checkpoint))}
         tables.expect(sorted(topics))
