@@ -171,7 +171,7 @@ class Republisher:
                 if self._stopping.is_set():
                     return
                 self._close_sender()
-                self._trouble = f" ({type(error).__name__}: {str(error)[:200]})"
+                self._trouble = f" ({type(error).__name__}: {str(error)[:400]})"
                 # The cursors reopen the subscription, and log the reason if they cannot.
                 if not isinstance(error, _NotOwnerError):
                     _log.warning("%s cannot be written%s; trying again", self._topic, self._trouble)
