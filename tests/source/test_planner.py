@@ -367,7 +367,7 @@ def test_a_broker_that_says_of_a_topic_what_it_may_say_has_the_same_topic(
 def test_a_start_that_the_topic_has_not_reached_yet_is_no_other_topic(peer: Peer) -> None:
     peer.add(single(b"a"), ledger_id=3)
     reader = LedgerlakeStreamReader(
-        parse_options({"service.url": peer.url, "topic": TOPIC, "startingOffsets": "after 7:5"})
+        parse_options({"service.url": peer.url, "topic": TOPIC, "startingOffsets": "after 3:5"})
     )
     _readers.append(reader)
     start = reader.initialOffset()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark import SparkConf
 
 _STDERR = 2
+_LAST_WORDS_S = 2.0
 _NO_NEWS = (b"WARNING: Using incubator modules: jdk.incubator.vector", b"Starting Streaming TransformWithState")
 
 
@@ -40,8 +41,12 @@ def start_quiet_jvm(conf: SparkConf) -> None:
     copying.start()
     try:
         gateway = launch_gateway(conf, {"stderr": writer, "start_new_session": True})
-    finally:
+    except BaseException:
         os.close(writer)
+        # What a JVM that has ended said last.
+        copying.join(_LAST_WORDS_S)
+        raise
+    os.close(writer)
     SparkContext._ensure_initialized(gateway=gateway)
 
 
