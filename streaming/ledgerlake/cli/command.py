@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from concurrent.futures import ThreadPoolExecutor, wait
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -88,19 +88,19 @@ def start_spark(name: str, config: Config, options: argparse.Namespace, *, lists
 
 
 def _uninterrupted(start: Callable[[], SparkSession]) -> SparkSession:
-    """Return a session that is started in a thread. If Ctrl-C comes meanwhile, it is raised afterwards: a
-    JVM that is left while it starts never ends, and PySpark would set a handler of its own.
+    """Return a session. If Ctrl-C comes while the JVM starts, it is raised afterwards: a JVM that is left
+    before it has started never ends.
     """
-    is_interrupted = False
-    with ThreadPoolExecutor(1) as executor:
-        starting = executor.submit(start)
-        while not starting.done():
-            try:
-                wait([starting])
-            except KeyboardInterrupt:
-                is_interrupted = True
-    session = starting.result()
-    if is_interrupted:
+    before = signal.getsignal(signal.SIGINT)
+    interrupts: list[int] = []
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        session = start()
+    finally:
+        # PySpark has set a handler of its own meanwhile.
+        signal.signal(signal.SIGINT, before)
+    if interrupts:
         session.stop()
         raise KeyboardInterrupt
     return session
