@@ -208,13 +208,13 @@ def test_progress_shows_lag_in_messages() -> None:
 def test_a_micro_batch_that_runs_for_long_is_told_of_with_what_it_reads() -> None:
     span = {"start": {"ledger": 1, "entry": 4, "index": 9}, "end": {"ledger": 1, "entry": 800, "index": 2_009}}
     first = {"start": None, "end": {"ledger": 1, "entry": 8, "index": 99}}
-    reading = Reading.of(BatchRecord("s", "q", 0, 1, {"a": span, "b": first}), 100.0)
+    reading = Reading(BatchRecord("s", "q", 0, 1, {"a": span, "b": first}), 100.0)
     assert reading.messages == 2_100
     assert reading.text(102.0) == ""
     progress = Progress("orders", Totals(), Details(), [], {}, {}, 0, reading.text(112.4))
     assert progress_line(progress).endswith("rejects 0  a micro-batch of 2,100 new messages has been running for 12 s")
     unknown = {"start": None, "end": {"ledger": 1, "entry": 8}}
-    of_unknown = Reading.of(BatchRecord("s", "q", 0, 1, {"a": span, "b": unknown}), 100.0)
+    of_unknown = Reading(BatchRecord("s", "q", 0, 1, {"a": span, "b": unknown}), 100.0)
     assert of_unknown.text(105.0) == "a micro-batch has been running for 5 s"
 
 

@@ -69,7 +69,7 @@ def _permission(attempt: str) -> str:
     """Return what an attempt needs, which its first words tell."""
     if attempt.startswith("open a producer"):
         return "the permission to produce"
-    if attempt.startswith(("hold the subscription", "move the subscription", "read ")):
+    if attempt.startswith(("hold the subscription", "move the subscription", "open a reader")):
         return "the permission to consume"
     if attempt.startswith("list the topics"):
         return "a permission on the namespace"

@@ -39,7 +39,6 @@ from ledgerlake.cli import (
     waiting,
 )
 from ledgerlake.errors import LedgerlakeError, SetupError
-from ledgerlake.options.declared import nearest
 
 # In the order in which help lists them.
 _COMMANDS = (
@@ -108,15 +107,21 @@ class _Parser(argparse.ArgumentParser):
         options = [argument for argument in unknown if argument.startswith("-")]
         if options:
             names = tuple(name for name in self._option_string_actions if name.startswith("--"))
-            self.error(f"there is no option {options[0]}{nearest(options[0], names)}")
+            self._refuse("option", options[0], names)
         if unknown:
             self.error(f"there is no place for the argument {unknown[0]}")
         return namespace, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            self.error(f"there is no command {value}{nearest(value, tuple(action.choices))}")
+            self._refuse("command", value, tuple(action.choices))
         super()._check_value(action, value)
+
+    def _refuse(self, kind: str, name: str, known: tuple[str, ...]) -> NoReturn:
+        # Commands that are right need not wait for the import.
+        from ledgerlake.options.declared import nearest
+
+        self.error(f"there is no {kind} {name}{nearest(name, known)}")
 
     def error(self, message: str) -> NoReturn:
         mark = "" if message.endswith("?") else ";"

@@ -98,7 +98,8 @@ def _uninterrupted(start: Callable[[], SparkSession]) -> SparkSession:
     try:
         session = start()
     finally:
-        # PySpark has set a handler of its own meanwhile.
+        # PySpark has set a handler of its own meanwhile, which would end a run in the middle of a
+        # micro-batch.
         signal.signal(signal.SIGINT, before)
     if interrupts:
         session.stop()

@@ -64,8 +64,6 @@ def _run(options: argparse.Namespace) -> int:
             print(f"starting Spark for the stream {config.stream.name}", file=sys.stderr, flush=True)
         spark = start_spark(name, config, options, lists_classes=options.archive_classes or not options.once)
         archive = ClassArchive(spark)
-        # Under spark-submit, Spark's own handler ends the process in the middle of a batch.
-        _stop_on_signals(stop, is_starting=True)
         if stop.is_set():
             spark.stop()
             return stop.exit_code if options.once else 0

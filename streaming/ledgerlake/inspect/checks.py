@@ -228,7 +228,6 @@ class _Broker:
 
     def _pipeline(self, reading: Finding, components: Components) -> Iterator[Finding]:
         from ledgerlake.pipeline.left_topics import known_topic_partitions, left_topics
-        from ledgerlake.pipeline.pipeline import written_twice
         from ledgerlake.table.layout import record_of
         from ledgerlake.table.spark_table import SparkTable
 
@@ -244,10 +243,9 @@ class _Broker:
                     _check_connector(config, table.path)
                 table.check_writable()
             new = [str(table.path) for table in tables.by_name.values() if table not in existing]
-            main = tables.main.table
-            other = main.other_stream_of(config.stream.name, self._names) if main in existing else None
-            if other is not None:
-                return Finding("tables", "warning", written_twice(str(main.path), config.stream.name, other))
+            warning = tables.written_twice(config.stream.name, self._names) if tables.main.table in existing else None
+            if warning is not None:
+                return Finding("tables", "warning", warning)
             fit = [f"{len(existing)} are there and fit"] if existing else []
             return "; ".join([*fit, *([f"to be made: {', '.join(new)}"] if new else [])])
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 from deltalake import QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
-from ledgerlake.errors import TableAccessError, TableError
-from ledgerlake.table.open_table import open_delta
+from ledgerlake.errors import TableAccessError
+from ledgerlake.table.open_table import no_table, open_delta
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -72,7 +72,7 @@ def count_rejects(config: Config, reasons: Collection[str] = ()) -> list[RejectC
         counted = QueryBuilder().register("rejects", open_delta(place)).execute(_QUERY)
         rows = pa.table(counted).to_pylist()
     except TableNotFoundError:
-        raise TableError(f"there is no table at {place}; run the pipeline first") from None
+        raise no_table(place) from None
     # Errors while the answer comes have no type of their own.
     except Exception as error:
         raise TableAccessError(f"the table at {place} cannot be read: {place.reason(error)}") from None

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
-from ledgerlake.errors import TableAccessError, TableError
+from ledgerlake.errors import TableAccessError
 from ledgerlake.options.spark_options import LOCAL_MASTER, SparkConfig
 from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.stored.places import Place
 from ledgerlake.table.compaction import CLUSTERED_PREFIX
 from ledgerlake.table.features import PARTITIONED, special_features
-from ledgerlake.table.open_table import open_delta
+from ledgerlake.table.open_table import no_table, open_delta
 from ledgerlake.table.ordered_files import sort_keys
 from ledgerlake.table.vacuum import is_own_file
 
@@ -91,7 +91,7 @@ class TableRows:
             lacks_columns = PARTITIONED in features and not all(map(is_own_file, paths))
             self._needs_spark = "columnMapping" in features or lacks_columns
         except TableNotFoundError:
-            raise TableError(f"there is no table at {path}; run the pipeline first") from None
+            raise no_table(path) from None
         except (DeltaError, OSError) as error:
             raise TableAccessError(f"the table at {path} cannot be opened: {path.reason(error)}") from None
 

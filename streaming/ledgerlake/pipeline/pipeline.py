@@ -76,14 +76,6 @@ def run(
     return pipeline
 
 
-def written_twice(table: str, stream: str, other: str) -> str:
-    """Return what a new stream of a table does, if another one has written messages of its topics."""
-    return (
-        f"the table {table} has messages of these topics by the stream {other}, and the stream {stream} writes them "
-        "again; give it tables of its own, or set [stream] name and checkpoint back"
-    )
-
-
 def _check_classic(spark: SparkSession) -> None:
     # The module is asked, because the class itself cannot be imported without Spark Connect's
     # packages.
@@ -158,9 +150,9 @@ class Pipeline:
             self._begin_delivery(components.outbox)
         main = tables.main.table
         if tables.exists(tables.main_name) and main.last_batch_of(stream_name) is None:
-            other = main.other_stream_of(stream_name, names)
-            if other is not None:
-                _log.warning("%s", written_twice(str(main.path), stream_name, other))
+            warning = tables.written_twice(stream_name, names)
+            if warning is not None:
+                _log.warning("%s", warning)
             main.begin_stream(stream_name)
         tables.begin(components.start.previous_writers, names)
         components.cursors.begin(self._end_with)

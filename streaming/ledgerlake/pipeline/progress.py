@@ -79,36 +79,31 @@ class Details:
 
 @dataclass(frozen=True)
 class Reading:
-    """A micro-batch that runs: how many messages it reads, None if the broker gives no index, and since
-    when by a clock that does not jump.
-    """
+    """A micro-batch that runs, and since when by a clock that does not jump."""
 
-    messages: int | None
+    batch: BatchRecord
     begun_s: float
 
-    @classmethod
-    def of(cls, batch: BatchRecord, begun_s: float) -> Reading:
-        """Return that of a micro-batch."""
-        starts, ends = (
-            from_json(
-                {
-                    "version": VERSION,
-                    "positions": {name: span[side] for name, span in batch.ranges.items() if span[side]},
-                }
-            )
-            for side in ("start", "end")
-        )
+    @property
+    def messages(self) -> int | None:
+        """Return how many messages it reads; None if the broker gives no index."""
+        starts, ends = self._offset("start"), self._offset("end")
         counts = [behind(starts.get(name), end).messages for name, end in ends.items()]
         known = [count for count in counts if count is not None]
-        return cls(sum(known) if len(known) == len(counts) else None, begun_s)
+        return sum(known) if len(known) == len(counts) else None
+
+    def _offset(self, side: str) -> Offset:
+        positions = {name: span[side] for name, span in self.batch.ranges.items() if span[side]}
+        return from_json({"version": VERSION, "positions": positions})
 
     def text(self, now_s: float) -> str:
         """Return what is said of it; empty before it has run for some seconds."""
         taken_s = now_s - self.begun_s
         if taken_s < _LONG_S:
             return ""
-        messages = "" if self.messages is None else f" of {self.messages:,} new messages"
-        return f"a micro-batch{messages} has been running for {taken_s:.0f} s"
+        messages = self.messages
+        content = "" if messages is None else f" of {messages:,} new messages"
+        return f"a micro-batch{content} has been running for {taken_s:.0f} s"
 
 
 @dataclass(frozen=True)

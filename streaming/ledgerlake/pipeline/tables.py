@@ -299,6 +299,17 @@ class Tables:
         """Return whether a table exists."""
         return name in self._existing
 
+    def written_twice(self, stream: str, topic_partitions: Iterable[str]) -> str | None:
+        """Return a warning if a stream is new to the main table, which exists, and another one has written
+        messages of its topics; None if all is well.
+        """
+        main = self.main.table
+        other = main.other_stream_of(stream, topic_partitions)
+        return other and (
+            f"the table {main.path} has messages of these topics by the stream {other}, and the stream {stream} writes "
+            "them again; give it tables of its own, or set [stream] name and checkpoint back"
+        )
+
     def settle(self, *, is_start: bool) -> None:
         """Add the columns that the known schemas need.
 

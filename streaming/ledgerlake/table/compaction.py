@@ -34,7 +34,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from ledgerlake.decode.columns import first_line
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
-from ledgerlake.errors import TableAccessError, TableError
+from ledgerlake.errors import TableAccessError
 from ledgerlake.table import file_groups
 from ledgerlake.table.clusters import part_numbers, parts_of, split_of
 from ledgerlake.table.features import CLUSTERED, PARTITIONED, column_differences, special_features
@@ -42,7 +42,7 @@ from ledgerlake.table.file_groups import TableFile, groups_to_merge
 from ledgerlake.table.layout import file_schema, partition_text, rows_of_table, to_file
 from ledgerlake.table.log_commit import ENGINE, checkpoint_interval, write_checkpoint
 from ledgerlake.table.log_state import clustering_columns
-from ledgerlake.table.open_table import TableSize, open_delta, read_commit
+from ledgerlake.table.open_table import TableSize, no_table, open_delta, read_commit
 from ledgerlake.table.ordered_files import (
     ROW_GROUP_BYTES,
     BufferedWriter,
@@ -155,7 +155,7 @@ class Compaction:
         except _StoppedError:
             pass
         except TableNotFoundError:
-            raise TableError(f"there is no table at {self.path}; run the pipeline first") from None
+            raise no_table(self.path) from None
         except (DeltaError, OSError, ValueError) as error:
             raise TableAccessError(
                 f"files of the table at {self.path} cannot be merged: {self.path.reason(error)}"

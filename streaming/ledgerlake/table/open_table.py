@@ -11,7 +11,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from ledgerlake.errors import TableAccessError
+from ledgerlake.errors import TableAccessError, TableError
 
 if TYPE_CHECKING:
     from ledgerlake.stored.places import Place
@@ -29,6 +29,11 @@ def existing_table(path: Place) -> DeltaTable | None:
         return None
     except (DeltaError, OSError) as error:
         raise TableAccessError(f"the table at {path} cannot be opened: {path.reason(error)}") from None
+
+
+def no_table(path: Place) -> TableError:
+    """Return the error of a command that needs a table which is not there."""
+    return TableError(f"there is no table at {path}; run the pipeline first")
 
 
 def open_delta(path: Place, version: int | None = None) -> DeltaTable:

@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow import fs
 
-from ledgerlake.errors import TableAccessError, TableError, UsageError
+from ledgerlake.errors import TableAccessError, UsageError
 from ledgerlake.table.deletion_vectors import file_of
 from ledgerlake.table.delta_table import LATEST, MODE
 from ledgerlake.table.log_state import read_state, vectors_of
-from ledgerlake.table.open_table import open_delta
+from ledgerlake.table.open_table import no_table, open_delta
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -116,7 +116,7 @@ def _vacuum(path: Place, retention_hours: int, dry_run: bool, keeps_longer: bool
                 with contextlib.suppress(FileNotFoundError):
                     path.filesystem().delete_file((path / name).root)
     except TableNotFoundError:
-        raise TableError(f"there is no table at {path}; run the pipeline first") from None
+        raise no_table(path) from None
     except (DeltaError, OSError, ValueError) as error:
         raise TableAccessError(f"the table at {path} cannot be vacuumed: {path.reason(error)}") from None
     return Vacuumed(str(path), names)
