@@ -1,4 +1,4 @@
-"""Which state variables a task declares, and when."""
+"""Which state variables a task declares, and when; the rows that Spark hands to the stage."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from ledgerlake.wire.message_id import Position
 from tests.operators.stage import SOURCE, DictState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    import pandas as pd
     from pyspark.sql import SparkSession
 
 BUCKETS = StructType([StructField("bucket_id", LongType()), StructField("number", IntegerType())])
@@ -134,3 +135,39 @@ def test_a_variable_that_nothing_was_written_to_is_read_as_empty(spark: SparkSes
     for name in ("sets", "index", "snapshots", "schedule_blocks"):
         state = spark.read.format("statestore").option("stateVarName", name).load(str(tmp_path / "checkpoint"))
         assert state.collect() == []
+
+
+class _FrameSizes(Processor):
+    """Yields a row for each frame of its input, whose ``entry_id`` is the bytes in the frame."""
+
+    def handleInputRows(
+        self, key: tuple[str, int], rows: Iterator[pd.DataFrame], timerValues: Any
+    ) -> Iterator[pd.DataFrame]:
+        for frame in rows:
+            yield frame.head(1).assign(entry_id=frame["entry"].map(len).sum(), entry=None)
+
+
+@pytest.mark.spark
+def test_the_stage_gets_its_rows_a_few_megabytes_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
+    spark = spark.newSession()
+    set_up_state(spark)
+    rows = [stage_row(SOURCE, RowKind.ROWS, entry=bytes(2**20)) for _ in range(24)]
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.Table.from_batches(rows), tmp_path / "in" / "0.parquet")
+    flow = spark.readStream.schema(STAGE_ROWS_DDL).parquet(str(tmp_path / "in"))
+    processor = _FrameSizes(Limits(), DelayOptions(), ClientSettings("pulsar://nowhere:1"))
+    writer = stateful(flow, processor, STAGE_ROWS_DDL).writeStream.queryName("frame_sizes").format("memory")
+    writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
+        availableNow=True
+    ).start().awaitTermination()
+    sizes = [row.entry_id for row in spark.table("frame_sizes").collect()]
+    assert sum(sizes) == 24 * 2**20
+    assert max(sizes) <= 9 * 2**20
+
+
+@pytest.mark.spark
+def test_a_sessions_own_choice_of_how_many_rows_stands(spark: SparkSession) -> None:
+    spark = spark.newSession()
+    spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", "16m")
+    set_up_state(spark)
+    assert spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch") == "16m"

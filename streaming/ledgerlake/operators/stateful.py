@@ -89,10 +89,18 @@ _STATE_SETTINGS = {
 }
 
 
+# Spark hands its rows to a worker so many bytes at a time, unless the session has a choice of its own.
+# The worker has them several times in memory: of Spark's 64 MiB, some 200 MB.
+_ROWS_AT_A_TIME = "spark.sql.execution.arrow.maxBytesPerBatch"
+_ROWS_AT_A_TIME_BYTES = 8 * 1024 * 1024
+
+
 def set_up_state(spark: SparkSession) -> None:
-    """Configure a session's state store as the stage needs it."""
+    """Configure a session for the stage."""
     for name, value in _STATE_SETTINGS.items():
         spark.conf.set(name, value)
+    if spark.conf.get(_ROWS_AT_A_TIME, None) is None:
+        spark.conf.set(_ROWS_AT_A_TIME, str(_ROWS_AT_A_TIME_BYTES))
 
 
 def stateful(rows: DataFrame, processor: Processor, schema: str) -> DataFrame:
