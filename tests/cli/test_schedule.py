@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 
 from ledgerlake.cli import schedule
 from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.errors import UsageError
 from ledgerlake.inspect import waiting_rows
 from ledgerlake.options import config
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -58,3 +60,24 @@ def test_an_error_names_the_options_and_not_the_properties_that_they_set() -> No
         "--catch-up is neither all, last nor none",
         "--until and --count need --cron or --every",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        ("15 minutes", timedelta(minutes=15)),
+        ("24 hours", timedelta(days=1)),
+        ("2 days", "P2D"),
+        ("1d", "P1D"),
+        ("P1M", "P1M"),
+        ("R5/PT1H", "R5/PT1H"),
+        (None, None),
+    ],
+)
+def test_a_span_is_written_as_everywhere_and_days_are_dates(text: str | None, taken: timedelta | str | None) -> None:
+    assert schedule._every("--every", text) == taken
+
+
+def test_a_span_that_is_none_names_its_option() -> None:
+    with pytest.raises(UsageError, match="--jitter '5 fortnights' is not a duration"):
+        schedule._every("--jitter", "5 fortnights")

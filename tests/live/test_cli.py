@@ -135,6 +135,9 @@ def test_verify_peek_and_forget_as_a_script_uses_them(runtime: Runtime, spark: S
     forgotten = ledgerlake("forget", config, "--json")
     assert f"the table at {tmp_path / 'messages'} keeps its rows; remove it before the next run" in forgotten.stderr
     assert json.loads(forgotten.stdout)["subscription"] == "ledgerlake-scripted"
+    again = ledgerlake("forget", config)
+    assert (again.returncode, again.stdout) == (0, "")
+    assert "no topic has the subscription ledgerlake-scripted, so there was nothing to remove" in again.stderr
 
 
 @pytest.mark.long

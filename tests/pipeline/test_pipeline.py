@@ -240,6 +240,15 @@ def test_rows_marked_late_are_not_held_against_the_order() -> None:
     assert out_of_order([table(rows([5, 6])), table(rows([1], first_entry=2, late=True))]) == 0
 
 
+def test_a_verdict_says_why_rows_are_not_compared_and_nothing_if_all_are() -> None:
+    assert (
+        Verdict(messages=5, not_checked=3)
+        .sentence()
+        .endswith("3 not compared: removed from the topic, or before the start of this checkpoint)")
+    )
+    assert "not compared" not in Verdict(messages=5).sentence()
+
+
 def test_a_verdict_is_clean_when_nothing_is_wrong() -> None:
     assert Verdict(messages=5, rejects=1, late=2).clean
     assert not Verdict(missing=1).clean

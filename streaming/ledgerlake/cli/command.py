@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import signal
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,7 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
 
 
 def start_spark(name: str, config: Config, options: argparse.Namespace, *, lists_classes: bool = False) -> SparkSession:
-    """Start the session that the configuration and the options of ``add_spark`` ask for.
+    """Start the session that the configuration and the options of ``add_spark`` ask for, and say so.
 
     Raises:
         UsageError: an option is wrong.
@@ -79,6 +80,8 @@ def start_spark(name: str, config: Config, options: argparse.Namespace, *, lists
     spark = with_command_line(config.spark, options.master, options.conf)
     spark.check_bundle()
     settings = spark.session_settings
+    if not options.json:
+        print(f"starting Spark for the stream {config.stream.name}", file=sys.stderr, flush=True)
     if not options.debug:
         # Nobody but py4j logs there: a traceback of each call that Ctrl-C has ended.
         logging.getLogger().addFilter(_nothing)

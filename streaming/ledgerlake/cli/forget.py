@@ -38,8 +38,12 @@ def _forget(options: argparse.Namespace) -> int:
     # A topic alone has no need of the tables.
     config = load_config_with_paths(options.config) if options.topic is None else load_config(options.config)
     names = forget(config) if options.topic is None else forget_topic(config, options.topic)
-    result = {"subscription": config.subscription, "topics": names}
-    print(json.dumps(result) if options.json else f"removed {config.subscription} from {', '.join(names)}")
+    if options.json:
+        print(json.dumps({"subscription": config.subscription, "topics": names}))
+    elif names:
+        print(f"removed {config.subscription} from {', '.join(names)}")
+    else:
+        print(f"no topic has the subscription {config.subscription}, so there was nothing to remove", file=sys.stderr)
     if options.topic is None:
         for path in tables_with_rows(config):
             print(

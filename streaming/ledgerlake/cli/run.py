@@ -60,8 +60,6 @@ def _run(options: argparse.Namespace) -> int:
         stop = _Stop()
         _stop_on_signals(stop, is_starting=True)
         name = f"ledgerlake {config.stream.name}"
-        if not options.json:
-            print(f"starting Spark for the stream {config.stream.name}", file=sys.stderr, flush=True)
         spark = start_spark(name, config, options, lists_classes=options.archive_classes or not options.once)
         archive = ClassArchive(spark)
         if stop.is_set():

@@ -6,8 +6,9 @@ repetitions back.
 from __future__ import annotations
 
 import json
+import re
 import time
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 from ledgerlake.cli.command import add_command, add_service_url, add_spark, client_settings, start_spark
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from ledgerlake.cli.command import Commands
     from ledgerlake.wire.message_id import AnyMessageId
+
+_DAYS = re.compile(r"[0-9]+\s*d(ays?)?", re.IGNORECASE)
 
 
 def add(commands: Commands) -> None:
@@ -38,12 +41,18 @@ def add(commands: Commands) -> None:
     due.add_argument("--at", metavar="TIME", help="when it is due, as ISO time with a zone")
     due.add_argument("--in", metavar="SPAN", dest="span", help="when it is due from now, such as '90 minutes'")
     due.add_argument("--cron", metavar="FIELDS", help="it repeats: five cron fields, or six with seconds first")
-    due.add_argument("--every", metavar="SPAN", help="it repeats: an ISO-8601 duration or interval, such as PT15M")
+    due.add_argument(
+        "--every",
+        metavar="SPAN",
+        help="it repeats: such as '15 minutes', or an ISO-8601 duration or interval, such as P1M",
+    )
     command.add_argument("--from", metavar="TIME", dest="start", help="the time from which it repeats; default: now")
     command.add_argument("--timezone", metavar="ZONE", help="the zone of --cron and of days, such as Europe/Berlin")
     command.add_argument("--until", metavar="TIME", help="it does not repeat after this time")
     command.add_argument("--count", type=int, help="it repeats so many times at most")
-    command.add_argument("--jitter", metavar="SPAN", help="each repetition is up to so much later, such as PT30S")
+    command.add_argument(
+        "--jitter", metavar="SPAN", help="each repetition is up to so much later, such as '30 seconds'"
+    )
     command.add_argument(
         "--catch-up", choices=["all", "last", "none"], help="what to do with repetitions that were missed; default: all"
     )
@@ -148,11 +157,11 @@ def _schedule(options: argparse.Namespace) -> int:
                 key=options.key,
                 expires=expires_ms,
                 cron=options.cron,
-                every=options.every,
+                every=_every("--every", options.every),
                 timezone=options.timezone,
                 until=until_ms,
                 count=options.count,
-                jitter=options.jitter,
+                jitter=_every("--jitter", options.jitter),
                 catch_up=options.catch_up,
             )
         except UsageError as error:
@@ -201,6 +210,18 @@ def _due_ms(options: argparse.Namespace) -> int:
     if options.at is not None:
         return parse_time_ms(options.at, "--at")
     return int(time.time() * 1000) + duration_ms("--in", options.span)
+
+
+def _every(option: str, text: str | None) -> str | timedelta | None:
+    """Return a span that starts with a number as the API takes it, days as local dates; the rest is
+    ISO-8601.
+    """
+    from ledgerlake.options.kinds import duration_ms
+
+    if text is None or not text[:1].isdigit():
+        return text
+    span = timedelta(milliseconds=duration_ms(option, text))
+    return f"P{span.days}D" if _DAYS.fullmatch(text) else span
 
 
 def _time_text(time_ms: int) -> str:

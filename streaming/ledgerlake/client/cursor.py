@@ -133,8 +133,12 @@ class DurableCursor:
         """Return the mark-delete position; entry -1 if nothing is acknowledged."""
         return self._retrying(self._mark_delete_position)
 
-    def forget(self) -> None:
-        """Remove the subscription; the broker may then delete the entries that it retained."""
+    def forget(self) -> bool:
+        """Remove the subscription; the broker may then delete the entries that it retained. Return
+        whether there was one.
+        """
+        if not self.exists():
+            return False
         session, consumer = self._retrying(lambda: self._opened(True))
         session.request(
             pb.CommandSuccess,
@@ -142,6 +146,7 @@ class DurableCursor:
             lambda request_id: commands.unsubscribe(consumer.consumer_id, request_id),
         )
         self._open = None
+        return True
 
     def close(self) -> None:
         if self._open is not None:

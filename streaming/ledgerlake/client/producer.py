@@ -33,6 +33,24 @@ _PENDING_BYTES_MOST = 32 * 1024 * 1024
 _TOGETHER_MOST = 4
 
 
+def check_may_send(cluster: Cluster, topic: str) -> None:
+    """Check that messages can be sent to a topic, by a producer that sends nothing.
+
+    Raises:
+        TopicNotFoundError: there is no such topic; the broker may create it for the first message.
+        BrokerError, TransportError: as for a producer.
+    """
+    try:
+        EntryProducer(cluster, cluster.topic_partitions(topic)[0]).close()
+    except BrokerError as error:
+        if error.code != "AuthorizationError":
+            raise
+        # Pulsar refuses already to describe the topic.
+        raise BrokerError(
+            f"the role of the credentials may not send to {topic}; it needs the permission to produce", code=error.code
+        ) from None
+
+
 class EntryProducer:
     """Sends entries to one topic partition, a bounded number ahead of their receipts.
 

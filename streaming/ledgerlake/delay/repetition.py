@@ -196,10 +196,10 @@ def _checked_cron(text: str) -> str:
         matches = next(CronSim(text, datetime(2000, 1, 1)), None)
     except CronSimError as error:
         raise bad_schedule(
-            f"{CRON_PROPERTY} is no cron expression of five fields, or six with seconds first: {str(error).lower()}"
+            f"{CRON_PROPERTY} '{text}' is no cron expression of five fields, or six with seconds first: {str(error).lower()}"
         ) from None
     if matches is None:
-        raise bad_schedule(f"{CRON_PROPERTY} names days that do not exist")
+        raise bad_schedule(f"{CRON_PROPERTY} '{text}' names days that do not exist")
     return text
 
 

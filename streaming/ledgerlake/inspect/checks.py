@@ -189,16 +189,15 @@ class _Broker:
         return "encrypted messages can be opened" if encrypted else "the last messages are not encrypted"
 
     def _deliver(self, cluster: Cluster) -> str | Finding:
-        from ledgerlake.client.producer import EntryProducer
+        from ledgerlake.client.producer import check_may_send
 
         assert self._config.deliver is not None
         topic = self._config.deliver.topic
         try:
-            names = cluster.topic_partitions(topic)
+            check_may_send(cluster, topic)
         except TopicNotFoundError:
             text = f"{topic} does not exist; create it, unless the broker creates topics by itself"
             return Finding("deliver", "warning", text)
-        EntryProducer(cluster, names[0]).close()
         return f"messages can be sent to {topic}"
 
     def _stream(self, reading: Finding) -> Iterator[Finding]:

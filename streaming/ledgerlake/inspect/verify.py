@@ -25,7 +25,7 @@ incomplete large messages.
     duplicate      rows beyond the first of one position in a table, but for the occurrences of a message that repeats
     out_of_order   rows that come after a later one, inside a file, or in a file whose range overlaps another's
                    (rows marked ``late`` are not counted)
-    not_checked    rows of positions that the topic no longer has
+    not_checked    rows of positions that the topic no longer has, or that are before the start of the checkpoint
     open_chunks    chunks of incomplete large messages
     waiting        delayed messages that were not due when the last micro-batch was planned, and messages that repeat of
                    which no occurrence is in the table
@@ -113,7 +113,11 @@ class Verdict:
 
     def sentence(self) -> str:
         problems = f"{self.missing:,} missing, {self.duplicate:,} duplicate, {self.out_of_order:,} out of order"
-        notes = f"{self.rejects:,} rejects, {self.late:,} late, {self.not_checked:,} no longer in the topic"
+        notes = f"{self.rejects:,} rejects, {self.late:,} late"
+        if self.not_checked:
+            notes += (
+                f", {self.not_checked:,} not compared: removed from the topic, or before the start of this checkpoint"
+            )
         if self.open_chunks:
             notes += f", {self.open_chunks:,} chunks of messages that are not whole yet"
         if self.left_out:

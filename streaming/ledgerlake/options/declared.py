@@ -157,5 +157,5 @@ def to_spark(values: Any) -> dict[str, str]:
 def nearest(name: str, known: tuple[str, ...]) -> str:
     """Return a hint that names the closest known word, or all known words."""
     by_lower = {word.lower(): word for word in known}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return f"; did you mean '{by_lower[close[0]]}'?" if close else f"; known are {', '.join(known)}"

@@ -39,12 +39,11 @@ def forget(config: Config) -> list[str]:
     cluster = Cluster(options.client)
     try:
         names = cluster.all_partitions(options.topics)
-        for name in names:
-            DurableCursor(cluster, name, config.subscription).forget()
+        had_cursor = [name for name in names if DurableCursor(cluster, name, config.subscription).forget()]
     finally:
         cluster.close()
     checkpoint.forget()
-    return names
+    return had_cursor
 
 
 def tables_with_rows(config: Config) -> list[Place]:
@@ -79,13 +78,12 @@ def forget_topic(config: Config, topic: str) -> list[str]:
         has_checkpoint = checkpoint.start() is not None
         if has_checkpoint:
             _check_left(config, checkpoint, full_name(topic), names)
-        for name in names:
-            DurableCursor(cluster, name, config.subscription).forget()
+        had_cursor = [name for name in names if DurableCursor(cluster, name, config.subscription).forget()]
     finally:
         cluster.close()
     if has_checkpoint:
         checkpoint.save_forgotten_topics(checkpoint.forgotten_topics() | set(names))
-    return names
+    return had_cursor
 
 
 def _check_left(config: Config, checkpoint: Checkpoint, topic: str, names: list[str]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import hmac
 import socket
 import threading
@@ -57,8 +58,10 @@ class HttpServer:
             self._server = make_server(address, port, _Gate(token, pages), kind, _Handler)
         except (OSError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "no name of a host"
+            is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            hint = "if this stream runs already, leave it or end it; else " if is_taken else ""
             raise SetupError(
-                f"metrics cannot be served on port {port} of {address} ({reason}); set another [metrics] port"
+                f"metrics cannot be served on port {port} of {address} ({reason}); {hint}set another [metrics] port"
             ) from None
         self.port: int = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="ledgerlake-http", daemon=True)

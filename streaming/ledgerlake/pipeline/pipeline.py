@@ -13,12 +13,15 @@ import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ledgerlake.client.cluster import Cluster
+from ledgerlake.client.producer import check_may_send
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import kernels
 from ledgerlake.delay.due_times import waiting_counts
-from ledgerlake.errors import LedgerlakeError, UsageError
+from ledgerlake.errors import BrokerError, LedgerlakeError, UsageError
 from ledgerlake.operators.stateful import set_up_state
 from ledgerlake.options.config import Config
 from ledgerlake.pipeline.batches import BatchWriter
@@ -199,8 +202,10 @@ class Pipeline:
 
         Raises:
             CheckpointError: it is gone, older than the table, or newer than the checkpoint.
+            BrokerError: the role of the credentials may not send to the topic.
         """
         assert self.config.deliver is not None
+        self._check_may_send(self.config.deliver.topic)
         self._components.start.open_outbox(outbox)
         self._republisher = Republisher(
             outbox,
@@ -210,6 +215,21 @@ class Pipeline:
             lambda: self._components.cursors.is_owner,
             self._end_with,
         )
+
+    def _check_may_send(self, topic: str) -> None:
+        """Check the permission. Whatever else keeps messages from being sent may pass, and the tables do
+        not wait for it.
+        """
+        cluster = Cluster(replace(self.config.source.client, give_up_after_s=0.0))
+        try:
+            check_may_send(cluster, topic)
+        except BrokerError as error:
+            if error.code == "AuthorizationError":
+                raise
+        except LedgerlakeError:
+            pass
+        finally:
+            cluster.close()
 
     def _serve_metrics(self, config: MetricsConfig) -> None:
         from ledgerlake.pipeline.metrics import ServedMetrics, state_of
