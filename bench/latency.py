@@ -3,9 +3,9 @@ commit, in one run: ``make bench``.
 
 visible     1,000 messages a second, trigger 200 ms: from a message's publish time to when a reader of the Delta table sees it;
             beside it, when a pulsar-client consumer of the same topic gets the same message
-start       from starting the command to its first commit, with warm caches: tables that are made, and tables that are there, each without
-            and with an archive of the JVM's classes (``ledgerlake run --archive-classes``), in
-            turns
+start       from starting the command to its first commit, with warm caches: tables that are made, tables that are there, and
+            queries in which nothing happens (``bench.spark_alone``), each without and with an archive of the JVM's classes
+            (``ledgerlake run --archive-classes``), in turns
 
 CPU is that of the command and all below it: until the first commit of a start, and a million
 messages of those that are counted. Memory is the peak resident set of its largest Python process.
@@ -36,6 +36,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from tests.live.runtime import Runtime, start_runtime, to_toml
 
+from bench import spark_alone
 from bench.throughput import WorkerMemory, cpu_s
 from ledgerlake.runtime.java import cache_folder
 
@@ -87,6 +88,9 @@ def _starts(runtime: Runtime, folder: Path) -> Iterator[dict[str, Any]]:
             topic = runtime.topic()
             for place, name in enumerate((f"new tables{words}", f"tables that are there{words}"), 1):
                 starts_by_name.setdefault(name, []).append(first_commit(runtime, start_folder, topic, place, cache))
+            for kind, name in spark_alone.KINDS.items():
+                checkpoint = start_folder / kind
+                starts_by_name.setdefault(f"{name}{words}", []).append(_first_micro_batch(kind, checkpoint, cache))
     for name, starts in starts_by_name.items():
         row = {
             key: median(getattr(measured_start, key) for measured_start in starts[1:])
@@ -117,6 +121,21 @@ def first_commit(runtime: Runtime, folder: Path, topic: str, rows: int, cache: P
         running = start(runtime, folder, topic, cache)
         try:
             _await_rows(folder, rows, running)
+            took_s = time.monotonic() - began_s
+            spent_s = _cpu_s_of(running)
+        finally:
+            running.terminate()
+            running.wait()
+    return Start(took_s, spent_s, memory.peak_mb)
+
+
+def _first_micro_batch(kind: str, checkpoint: Path, cache: Path) -> Start:
+    """From starting a query in which nothing happens to its first micro-batch."""
+    with WorkerMemory() as memory:
+        began_s = time.monotonic()
+        running = spark_alone.start(kind, 0, checkpoint, cache)
+        try:
+            spark_alone.await_first(running)
             took_s = time.monotonic() - began_s
             spent_s = _cpu_s_of(running)
         finally:
