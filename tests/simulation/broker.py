@@ -371,6 +371,9 @@ class Cluster:
                 topic.had_cursor = True
                 self.world.say(f"{_short(topic.name)}: the cursor is made at {mark}")
             read = cursor.mark_delete
+        elif event.subscription in topic.cursors:
+            words = "Durable subscription with the same name already exists."
+            return self._error(link, event.request_id, pb.NotAllowedError, words)
         else:
             start = from_wire(event.start_message_id).position
             read = topic.first if start == BEFORE_ALL else topic.last if start == AFTER_ALL else topic.before(start)
