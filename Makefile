@@ -31,6 +31,7 @@ $(VENV)/ready: pyproject.toml constraints.txt wheel_init.py tools/install_java.s
 	@echo "installing into $(VENV) (2.2 GB, some minutes)"
 	$(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) --editable '.[dev]'
 	touch $@
+	@echo "done; next: make demo, or . $(BIN)/activate"
 
 demo: setup ## broker, live producers, pipeline, table, verdict
 	$(BIN)/ledgerlake demo

@@ -159,13 +159,13 @@ def _show(spark: SparkSession, config: Config, messages: int, seconds: float, as
     )
     delayed = (
         "select partition, message_id, broker_timestamp, deliver_at, delivered_at from demo "
-        "where delivered_at is not null order by deliver_at limit 5"
+        "where delivered_at is not null order by deliver_at desc limit 5"
     )
     if not as_json:
         tables = {
             "the first messages, in the broker's order": ordered,
-            "large messages, which came in chunks": large,
-            "delayed messages, delivered when they were due or once the pipeline ran": delayed,
+            "five large messages, which came in chunks": large,
+            "the last five delayed messages, delivered when they were due": delayed,
             "by how much the clocks of the producers are wrong": skew,
         }
         for title, query in tables.items():
@@ -180,6 +180,9 @@ def _show(spark: SparkSession, config: Config, messages: int, seconds: float, as
         outcome = "passed" if clean else "failed"
         print(f"{outcome}, {expected:,} messages were sent and the table has {verdict.sentence()}")
         print(f"{seconds:.0f} s from the start until all messages were in the table")
+        print(
+            "the demo's broker and tables are gone now; for those of your own: ledgerlake broker start, ledgerlake init"
+        )
     return clean
 
 

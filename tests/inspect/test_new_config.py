@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledgerlake.errors import UsageError
-from ledgerlake.inspect.new_config import Answers, TopicFacts, config_text, stream_name
+from ledgerlake.inspect.new_config import Answers, TopicFacts, config_text, fields_of_json, stream_name
 from ledgerlake.options.config import read_config
 from tests.live.pipelines import ledgerlake, sentence
+from tests.peer import Peer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +47,32 @@ def test_a_schema_with_fields_gets_columns() -> None:
     assert config.delta.shape == "record"
     assert "3 partitions,\n# 12,345 messages and a schema of the kind Avro" in text
     assert "the columns id, price, and pulsar" in text
+
+
+def test_json_without_a_schema_gets_its_fields_as_a_hint_that_is_right() -> None:
+    values = [
+        b'{"id": 1, "on": true, "price": 2, "tags": ["a"], "page": {"url": "u", "none": null}, "mixed": 1, "no name": 1}',
+        b'{"id": 2, "on": null, "price": 2.5, "tags": [], "page": null, "mixed": "x", "late": "y"}',
+    ]
+    fields = fields_of_json(values)
+    assert fields == (
+        '{ id = "long", on = "boolean", price = "double", tags = ["string"], page = { url = "string" }, late = "string" }'
+    )
+    text, config = written(TopicFacts(TOPIC, json_fields=fields))
+    assert config.delta.shape == "messages"
+    lines = [line for line in text.splitlines() if not line.startswith("shape")]
+    followed = "\n".join(
+        line.removeprefix("# ") if line.startswith(("# shape", "# json_fields")) else line for line in lines
+    )
+    hinted = read_config(followed.encode(), "orders.toml")
+    assert hinted.delta.shape == "record"
+    assert hinted.table_options[0].json_fields
+
+
+@pytest.mark.parametrize("values", [[], [b"1"], [b'{"a": 1}', b"text"], [b'["a"]'], [b"{}"], [b"\xff"]])
+def test_other_values_get_no_hint(values: list[bytes]) -> None:
+    assert fields_of_json(values) == ""
+    assert "json_fields" not in written(TopicFacts(TOPIC))[0]
 
 
 def test_a_large_backlog_is_read_in_parts() -> None:
@@ -116,9 +143,10 @@ def test_a_secret_is_not_taken_as_it_is() -> None:
     assert "hunter2" not in said
 
 
-def test_a_person_at_a_terminal_is_asked(tmp_path: Path) -> None:
+def asked(tmp_path: Path, answers: bytes) -> str:
+    """What ``init`` says on a terminal where these answers are typed."""
     ours, theirs = pty.openpty()
-    os.write(ours, b"pulsar://127.0.0.1:1\nvisits\n\n")
+    os.write(ours, answers)
     command = [sys.executable, "-m", "ledgerlake.cli", "init"]
     environment = {name: value for name, value in os.environ.items() if name != "LEDGERLAKE_SERVICE_URL"}
     result = subprocess.run(
@@ -126,9 +154,19 @@ def test_a_person_at_a_terminal_is_asked(tmp_path: Path) -> None:
     )
     os.close(ours)
     os.close(theirs)
-    assert (
-        "service URL [pulsar://localhost:6650]: The topic to read: The folder of the table [lake/visits]: "
-        in result.stderr
-    )
-    assert "no broker listens at pulsar://127.0.0.1:1" in result.stderr
-    assert "(visits.toml was not written)" in result.stderr
+    return result.stderr
+
+
+def test_a_person_at_a_terminal_is_asked(tmp_path: Path) -> None:
+    with Peer() as peer:
+        said = asked(tmp_path, f"{peer.url}\nvisits\n\n".encode())
+    assert said.startswith("The broker's service URL [pulsar://localhost:6650]: The topic to read: ")
+    assert "The folder of the table [lake/visits]: " in said
+    assert 'path = "lake/visits"' in (tmp_path / "visits.toml").read_text()
+
+
+def test_a_person_is_told_what_is_wrong_with_broker_or_topic_before_the_next_question(tmp_path: Path) -> None:
+    said = asked(tmp_path, b"pulsar://127.0.0.1:1\nvisits\n\n")
+    assert "no broker listens at pulsar://127.0.0.1:1" in said
+    assert "(visits.toml was not written)" in said
+    assert "The folder of the table" not in said

@@ -104,6 +104,14 @@ def test_debug_shows_the_traceback(runtime: Runtime, tmp_path: Path) -> None:
     assert "Traceback" in result.stderr
 
 
+def test_a_topic_in_place_of_a_configuration_and_the_reverse_are_told_apart(tmp_path: Path) -> None:
+    file = tmp_path / "orders.toml"
+    file.write_text("")
+    said = sentence(ledgerlake("pause", str(file), "--all"), 2)
+    assert f"{file} is a configuration; name a topic, and give the file as --config {file}" in said
+    assert "it is that of a TOML file, and no topic" in sentence(ledgerlake("lag", "orders"), 2)
+
+
 @pytest.mark.parametrize("command", ["run", "demo", "peek", "verify", "forget", "vacuum", "broker"])
 def test_every_command_explains_itself_with_an_example(command: str) -> None:
     result = ledgerlake(command, "--help")

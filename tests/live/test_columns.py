@@ -137,3 +137,17 @@ def test_peek_shows_the_brokers_own_metadata(runtime: Runtime) -> None:
     assert "by peeked #1" in line
     (last,) = peek(runtime.cluster().settings, topic, f"{rows[2]['ledger_id']}:3", 10)
     assert last["broker_index"] == 3
+    assert [row["value"] for row in peek(runtime.cluster().settings, topic, "last", 2)] == ["2", "3"]
+
+
+def test_peek_shows_the_beginning_of_the_first_value_as_one_line(runtime: Runtime) -> None:
+    topic = runtime.topic()
+    producer = runtime.client().create_producer(
+        topic, batching_enabled=False, compression_type=pulsar.CompressionType.ZSTD
+    )
+    for value in (b"two\nlines", b"x" * 1000, b"\xff\x00"):
+        producer.send(value)
+    lines = [entry_line(row) for row in peek(runtime.cluster().settings, topic, "earliest", 3)]
+    assert lines[0].endswith(r"two\nlines")
+    assert lines[1].endswith(" " + "x" * 80 + "...")
+    assert all(line.isprintable() for line in lines)

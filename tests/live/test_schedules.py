@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pulsar
 import pytest
+from deltalake import DeltaTable
 
 from ledgerlake.api import Schedules
 from ledgerlake.inspect.verify import verify
@@ -129,6 +130,26 @@ def test_schedules_of_any_client_fire_once_over_a_restart_in_their_last_version(
     (bad,) = [row for row in rejects_rows(tmp_path) if row["reason"] == "bad_schedule"]
     assert "ISO-8601" in bad["detail"]
     assert verify(config).rejects == len(rejects_rows(tmp_path))
+
+
+def test_cancels_and_pauses_are_rows_of_a_typed_table_too(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    data = runtime.config(tmp_path, topic)
+    data["delta"] |= {"shape": "record", "json_fields": {"id": "long"}}
+    with Schedules(runtime.service_url, topic) as schedules:
+        schedules.put("now", b'{"id": 1}')
+        schedules.put("later", b'{"id": 2}', at=now_ms() + 3_600_000)
+        schedules.cancel("later")
+        schedules.pause()
+        schedules.resume("now")
+    assert ledgerlake("cancel", config_file(tmp_path, data), "--key", "k").returncode == 0
+    verdict = run_and_verify(spark, data)
+    assert verdict.clean, verdict.sentence()
+    assert (verdict.messages, verdict.rejects, verdict.waiting) == (5, 0, 1)
+    ids = DeltaTable(str(tmp_path / "messages")).to_pyarrow_table()["id"].to_pylist()
+    assert Counter(ids) == {1: 1, None: 4}
 
 
 def test_repetitions_fire_once_each_over_restarts_on_the_table_and_the_topic(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from ledgerlake.errors import CheckpointError, LedgerlakeError, SetupError, Tabl
 from ledgerlake.inspect.lag import find_lags
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
-from ledgerlake.pipeline.forget import forget
+from ledgerlake.pipeline.forget import forget, forget_topic
 from ledgerlake.stored.places import Place
 from tests.live.pipelines import publish_numbers, rows_by_position, run_once
 from tests.waiting import wait_until
@@ -190,7 +191,7 @@ def test_the_pipelines_state_has_no_more_partitions_than_the_topic(
 
 
 def test_a_new_checkpoint_is_a_new_query_and_not_a_silent_skip(
-    runtime: Runtime, spark: SparkSession, tmp_path: Path
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = runtime.topic()
     data = runtime.config(tmp_path, topic)
@@ -198,9 +199,50 @@ def test_a_new_checkpoint_is_a_new_query_and_not_a_silent_skip(
     config = run_once(spark, data)
     shutil.rmtree(tmp_path / "checkpoint")
     forget(config)
-    run_once(spark, data)
+    with caplog.at_level(logging.WARNING):
+        run_once(spark, data)
+    assert "begins anew; what the broker still has comes twice" in caplog.text
     assert len(rows_by_position(config.delta.path)) == 20
     assert verify(config).duplicate == 10
+
+
+def test_a_copy_of_a_configuration_for_another_topic_is_refused_and_changes_nothing(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic, other = runtime.topic(), runtime.topic()
+    for name in (topic, other):
+        publish_numbers(runtime, name, range(10))
+    data = runtime.config(tmp_path, topic, name="copied")
+    config = run_once(spark, data)
+    copy = data | {"source": data["source"] | {"topics": [other]}, "delta": {"path": str(tmp_path / "others")}}
+    with pytest.raises(SetupError, match=f"reads {topic}, and the configuration names none of its topics"):
+        run_once(spark, copy)
+    assert runtime.subscriptions(other) == {}
+    assert not DeltaTable.is_deltatable(str(tmp_path / "others"))
+    publish_numbers(runtime, topic, range(10, 15))
+    run_once(spark, data)
+    assert len(rows_by_position(config.delta.path)) == 15
+    both = data | {"source": data["source"] | {"topics": [topic, other]}}
+    run_once(spark, both)
+    assert len(rows_by_position(config.delta.path)) == 25
+
+
+def test_a_stream_may_leave_all_its_topics_if_they_are_forgotten_or_gone(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic, second, third = runtime.topic(), runtime.topic(), runtime.topic()
+    for name in (topic, second, third):
+        publish_numbers(runtime, name, range(10))
+    data = runtime.config(tmp_path, topic)
+    config = run_once(spark, data)
+    data["source"]["topics"] = [second]
+    forget_topic(parse_config(data), topic)
+    run_once(spark, data)
+    assert len(rows_by_position(config.delta.path)) == 20
+    runtime.admin("DELETE", second, "?force=true")
+    data["source"]["topics"] = [third]
+    run_once(spark, data)
+    assert len(rows_by_position(config.delta.path)) == 30
 
 
 def test_a_lost_checkpoint_asks_for_a_choice_and_the_cursor_is_one(

@@ -216,6 +216,8 @@ def test_a_micro_batch_that_runs_for_long_is_told_of_with_what_it_reads() -> Non
     unknown = {"start": None, "end": {"ledger": 1, "entry": 8}}
     of_unknown = Reading(BatchRecord("s", "q", 0, 1, {"a": span, "b": unknown}), 100.0)
     assert of_unknown.text(105.0) == "a micro-batch has been running for 5 s"
+    of_nothing = Reading(BatchRecord("s", "q", 0, 1, {}), 100.0)
+    assert of_nothing.text(105.0) == "a micro-batch has been running for 5 s"
 
 
 def test_a_repeated_batch_is_not_counted_twice() -> None:

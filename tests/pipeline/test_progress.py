@@ -23,8 +23,10 @@ from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.pipeline import progress_screen
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.live_screen import live_screen, sparkline
+from ledgerlake.pipeline.progress import Reading
 from ledgerlake.pipeline.progress_screen import ProgressScreen
 from ledgerlake.stored.offsets import PartitionOffset, to_json
+from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.wire.message_id import Position
 from tests.waiting import wait_until
 
@@ -103,6 +105,18 @@ def test_the_live_screen_has_rate_lag_what_waits_rejects_and_commits() -> None:
     assert lines[9].split() == ["public/default/orders", "0", "1,000", "1.5", "s", "40", "▇" * 60]
     assert lines[10].split() == ["public/default/orders", "1", "0", "0", "ms", "0"]
     assert lines[13].split()[1:] == ["UTC", "#17", "1,200", "3", "250", "ms"]
+
+
+def test_messages_that_a_running_micro_batch_reads_are_lag_until_it_ends() -> None:
+    name = "persistent://public/default/orders-partition-1"
+    span = {"start": {"ledger": 1, "entry": 900, "index": 5_000}, "end": {"ledger": 1, "entry": 990, "index": 5_700}}
+    old = {"start": None, "end": {"ledger": 1, "entry": 2, "index": 30}}
+    batch = BatchRecord("s", "q", 1, 1, {name: span, "persistent://public/default/orders-partition-0": old})
+    screen = screen_after_a_batch()
+    screen._reading = lambda: Reading(batch, time.monotonic())
+    assert shown(screen, query())[3][12:].startswith("1,700 messages")
+    nothing_yet = SimpleNamespace(lastProgress=None)
+    assert shown(screen, nothing_yet)[3][12:].startswith("731 messages")
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 24), (200, 50)])

@@ -220,6 +220,7 @@ def test_the_log_is_left_alone_after_the_end() -> None:
 def test_page_and_document_need_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METRICS_TOKEN", "first")
     metrics = ServedMetrics(session(), 0, "127.0.0.1", "env:METRICS_TOKEN")
+    assert metrics.url == f"http://127.0.0.1:{metrics.port}/"
     try:
         for path in ("/", "/status.json", "/metrics"):
             with pytest.raises(urllib.error.HTTPError, match="401"):

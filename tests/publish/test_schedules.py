@@ -52,6 +52,8 @@ def test_a_schedule_is_a_delayed_message_with_its_id_and_a_cancel_names_it() -> 
             (b"now", 0, {"ledgerlake.schedule": "a"}),
             (b"", 0, {"ledgerlake.cancel": "schedule=a"}),
         ]
+        has_value = [not parse_entry(raw).metadata.null_value for raw in peer.received]
+        assert has_value == [True, True, True, False]
 
 
 def test_a_refused_message_leaves_no_producer_at_the_broker() -> None:

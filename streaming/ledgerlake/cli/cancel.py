@@ -41,5 +41,12 @@ def _cancel(options: argparse.Namespace) -> int:
     target = getattr(options, by)
     names = cancel(config, by, target, options.topic)
     result = {"by": by, "target": target, "topics": names}
-    print(json.dumps(result) if options.json else f"cancel of {by} {target} stored in {', '.join(names)}")
+    print(json.dumps(result) if options.json else _sentence(by, target, names))
     return 0
+
+
+def _sentence(by: str, target: str, names: list[str]) -> str:
+    """Say what was stored: the topic takes a cancel whatever waits there."""
+    return (
+        f"cancel of {by} {target} stored in {', '.join(names)}; it holds for what waits there by then, if anything does"
+    )

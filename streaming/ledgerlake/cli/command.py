@@ -47,6 +47,19 @@ def add_command(
     return parser
 
 
+def add_topic(parser: argparse.ArgumentParser) -> None:
+    """Declare the topic of a command that needs no pipeline."""
+    parser.add_argument("topic", metavar="TOPIC", type=_topic)
+
+
+def _topic(text: str) -> str:
+    if text.endswith(".toml") and os.path.isfile(text):
+        raise argparse.ArgumentTypeError(
+            f"{text} is a configuration; name a topic, and give the file as --config {text}"
+        )
+    return text
+
+
 def add_service_url(parser: argparse.ArgumentParser) -> None:
     """Declare how a command without a pipeline reaches a broker."""
     default = os.environ.get("LEDGERLAKE_SERVICE_URL", DEFAULT_SERVICE_URL)

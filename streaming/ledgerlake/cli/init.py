@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ledgerlake.cli.command import DEFAULT_SERVICE_URL, GIVE_UP_AFTER_S, add_command
-from ledgerlake.errors import LedgerlakeError, SetupError, UsageError
+from ledgerlake.errors import LedgerlakeError, SetupError, TopicNotFoundError, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -53,7 +53,6 @@ def _init(options: argparse.Namespace) -> int:
     file = Path(options.file or f"{name}.toml")
     # Before anything is asked of the broker.
     _check_free(file, options.force)
-    table = options.table or _ask("The folder of the table", f"lake/{name}") or f"lake/{name}"
     settings = ClientSettings(
         service_url,
         give_up_after_s=GIVE_UP_AFTER_S,
@@ -64,7 +63,13 @@ def _init(options: argparse.Namespace) -> int:
         facts = look_at(settings, topic)
     except LedgerlakeError as error:
         # What failed, and what to do, is in the sentence already.
-        raise type(error)(f"{error.message} ({file} was not written)", **error.attributes) from None
+        hint = (
+            "; most brokers create it for the first message of a client"
+            if isinstance(error, TopicNotFoundError)
+            else ""
+        )
+        raise type(error)(f"{error.message}{hint} ({file} was not written)", **error.attributes) from None
+    table = options.table or _ask("The folder of the table", f"lake/{name}") or f"lake/{name}"
     answers = Answers(service_url, facts.topic, table, options.token, options.ca_file)
     _write(file, config_text(answers, facts, str(file)), options.force)
     if options.json:

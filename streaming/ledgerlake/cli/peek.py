@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from ledgerlake.cli.command import add_command, add_service_url, client_settings
+from ledgerlake.cli.command import add_command, add_service_url, add_topic, client_settings
 from ledgerlake.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ def add(commands: Commands) -> None:
         "peek",
         _peek,
         "show entries of a topic as the broker stored them",
-        "ledgerlake peek orders --from earliest -n 5",
+        "ledgerlake peek orders --from last -n 5",
     )
-    command.add_argument("topic", metavar="TOPIC")
+    add_topic(command)
     command.add_argument("-n", "--count", type=int, default=10, help="how many entries per partition (default: 10)")
     command.add_argument(
-        "--from", dest="start", default="earliest", help="earliest or a message id (default: earliest)"
+        "--from", dest="start", default="earliest", help="earliest, last or a message id (default: earliest)"
     )
     add_service_url(command)
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ledgerlake.cli.command import add_command, add_service_url, client_settings
+from ledgerlake.cli.command import add_command, add_service_url, add_topic, client_settings
 
 if TYPE_CHECKING:
     import argparse
@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
         "where a time, a message's number or an id stands in a topic, with its neighbours",
         "ledgerlake positions orders --at 2026-05-01T08:00:00Z",
     )
-    command.add_argument("topic", metavar="TOPIC")
+    add_topic(command)
     group = command.add_mutually_exclusive_group(required=True)
     group.add_argument(
         "--at", metavar="TIME", help="ISO with a zone, or milliseconds since 1970: by the broker's clock"

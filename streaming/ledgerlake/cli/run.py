@@ -70,6 +70,8 @@ def _run(options: argparse.Namespace) -> int:
             pipeline.start(options.once)
             assert pipeline.query is not None
             _stop_on_signals(stop, is_starting=False)
+            if pipeline.metrics is not None and not options.json:
+                print(f"the status page is at {pipeline.metrics.url}", file=sys.stderr, flush=True)
             screen.add_waiting(pipeline.waiting_since_earlier)
             screen.start(pipeline.query, lambda: pipeline.reading)
             if not options.archive_classes:

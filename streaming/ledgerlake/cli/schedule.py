@@ -11,7 +11,7 @@ import time
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
-from ledgerlake.cli.command import add_command, add_service_url, add_spark, client_settings, start_spark
+from ledgerlake.cli.command import add_command, add_service_url, add_spark, add_topic, client_settings, start_spark
 from ledgerlake.errors import UsageError
 from ledgerlake.wire.entry import read_stamp
 from ledgerlake.wire.schedules import CATCH_UP_PROPERTY, REPETITION_PROPERTIES
@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
         "publish a message that is due later, in place of the one that waits under the same id",
         "ledgerlake schedule reminders --id visit-17 --at 2030-05-02T09:00:00+02:00 'Your visit is today'",
     )
-    command.add_argument("topic", metavar="TOPIC")
+    add_topic(command)
     command.add_argument("value", metavar="VALUE", help="the content, as text")
     command.add_argument("--id", required=True, help="the id of the schedule, 1 to 200 characters")
     due = command.add_mutually_exclusive_group(required=True)
@@ -89,7 +89,8 @@ def _reschedule(options: argparse.Namespace) -> int:
     from ledgerlake.wire.entry import peek_metadata
     from ledgerlake.wire.schedules import parse_schedule, properties_of
 
-    at_ms = _due_ms(options)
+    # A wrong option is told before Spark starts.
+    _due_ms(options)
     config = load_config(options.config)
     spark = start_spark(f"ledgerlake reschedule {config.stream.name}", config, options)
     entries = scheduled_entries(spark, config, options.id)
@@ -99,6 +100,8 @@ def _reschedule(options: argparse.Namespace) -> int:
             "ledgerlake schedule sends it anew"
         )
     source, entry = max(entries, key=lambda found: read_stamp(memoryview(found[1])).time_ms)
+    # Spark's start has taken a while.
+    at_ms = _due_ms(options)
     message_id = move(config.source.client, source, entry, at_ms)
     repeats = parse_schedule(properties_of(peek_metadata(memoryview(entry)))).repeats
     _tell_stored(options, message_id, join_partition(source.topic, source.partition), at_ms, repeats=repeats)
@@ -108,7 +111,7 @@ def _reschedule(options: argparse.Namespace) -> int:
 def _add_pause(commands: Commands, name: str, text: str) -> None:
     example = f"ledgerlake {name} reminders --id report"
     command = add_command(commands, name, lambda options: _tell(options, name), text, example)
-    command.add_argument("topic", metavar="TOPIC")
+    add_topic(command)
     target = command.add_mutually_exclusive_group(required=True)
     target.add_argument("--id", help="the id of the schedule")
     target.add_argument("--all", action="store_true", help="all schedules of the topic that repeat")

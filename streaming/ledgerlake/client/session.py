@@ -155,7 +155,10 @@ class Session:
                 self._pending_requests.discard(request_id)
         if isinstance(answer, pb.CommandError):
             if answer.error == pb.ConsumerBusy:
-                raise ConsumerBusyError(f"could not {attempt}: another consumer holds this subscription; end it first")
+                raise ConsumerBusyError(
+                    f"could not {attempt}: another consumer holds this subscription; if a run of "
+                    "the same stream is active, leave it or end it"
+                )
             raise refused(attempt, answer.error, answer.message)
         if not isinstance(answer, answer_type):
             raise self._fail(

@@ -28,7 +28,7 @@ from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.crypto import open_entry
 from ledgerlake.decode.data_keys import unreadable_keys
-from ledgerlake.errors import LedgerlakeError, SetupError, TopicNotFoundError
+from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, SetupError, TopicNotFoundError
 from ledgerlake.options.config import check_stores, load_config
 from ledgerlake.runtime.java import find_java, java_version
 from ledgerlake.runtime.plugins import load
@@ -255,7 +255,15 @@ class _Broker:
                 _check_writable(config.delay_options.folder)
             if before.state in _UNUSABLE:
                 return Finding("checkpoint", "skipped", f"see {before.check}")
-            components.start.examine(self._names, existing, components.outbox)
+            try:
+                components.start.examine(self._names, existing, components.outbox)
+            except ConsumerBusyError:
+                return Finding(
+                    "checkpoint",
+                    "warning",
+                    f"the stream {config.stream.name} runs now, in another process or on another machine, so a second run would wait "
+                    "for its end; what a start compares was not looked at",
+                )
             left = left_topics(config, checkpoint)
             if left:
                 return Finding(

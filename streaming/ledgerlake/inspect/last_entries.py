@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.reader import EntryReader
@@ -24,11 +24,13 @@ class LastEntries:
 
     Args:
         end: the position of the last one; ``BEFORE_ALL`` for an empty topic.
+        stored: their bytes.
     """
 
     topic_partition: str
     end: Position
     entries: list[RawEntry]
+    stored: list[bytes] = field(default_factory=list)
 
     @property
     def without_broker_metadata(self) -> bool:
@@ -66,6 +68,7 @@ def last_entries(cluster: Cluster, topic_partition: str, count: int) -> LastEntr
     """
     end = end_position(cluster, topic_partition)
     entries: list[RawEntry] = []
+    stored: list[bytes] = []
     if end == BEFORE_ALL or end.entry_id < 0:
         return LastEntries(topic_partition, BEFORE_ALL, entries)
     after = Position(end.ledger_id, max(end.entry_id - count, -1))
@@ -74,10 +77,12 @@ def last_entries(cluster: Cluster, topic_partition: str, count: int) -> LastEntr
         while (received := next_until(reader, end)) is not None:
             with contextlib.suppress(CorruptEntryError):
                 # The bytes are valid until the next one is received.
-                entries.append(parse_entry(bytes(received.entry)))
+                entry = bytes(received.entry)
+                entries.append(parse_entry(entry))
+                stored.append(entry)
     finally:
         reader.close()
-    return LastEntries(topic_partition, end, entries)
+    return LastEntries(topic_partition, end, entries, stored)
 
 
 def message_count(cluster: Cluster, last: LastEntries) -> int | None:

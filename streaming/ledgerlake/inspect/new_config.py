@@ -6,20 +6,24 @@ that it writes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.topics import TopicSelection, full_name, split_partition
 from ledgerlake.decode.record_columns import VALUE_COLUMN, record_of
+from ledgerlake.decode.reference import decode_entry
 from ledgerlake.errors import LedgerlakeError
 from ledgerlake.inspect.last_entries import last_entries, message_count
 from ledgerlake.options.config import read_config
 from ledgerlake.pipeline.start import find_topic_partitions
 
 if TYPE_CHECKING:
+    from ledgerlake.inspect.last_entries import LastEntries
     from ledgerlake.wire.value_schema import ValueSchema
 
 # So many topic partitions are looked into, at so many entries of each.
@@ -31,6 +35,11 @@ _LARGE_BACKLOG = 1_000_000
 
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 _MOST_FIELDS = 8
+
+# So many values of a topic partition are looked at, if they are not larger.
+_VALUES_OF_PARTITION = 20
+_MOST_BYTES = 1024 * 1024
+_FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,7 @@ class TopicFacts:
             no entries.
         encrypted_for: the names of the keys of the last entries.
         has_delayed: whether one of the last entries has a delivery time.
+        json_fields: what the configuration can say of values that are JSON, if there is no schema.
     """
 
     topic: str
@@ -74,6 +84,7 @@ class TopicFacts:
     has_broker_metadata: bool | None = None
     encrypted_for: tuple[str, ...] = ()
     has_delayed: bool = False
+    json_fields: str = ""
 
 
 def stream_name(topic: str) -> str:
@@ -109,6 +120,7 @@ def look_at(settings: ClientSettings, topic: str) -> TopicFacts:
         has_broker_metadata=not any(found.without_broker_metadata for found in last) if entries else None,
         encrypted_for=tuple(sorted(keys)),
         has_delayed=any(found.has_delayed for found in last),
+        json_fields=fields_of_json(_last_values(last)) if schema is None else "",
     )
 
 
@@ -119,6 +131,43 @@ def _fields(schema: ValueSchema) -> tuple[str, ...]:
     except LedgerlakeError:
         return ()
     return () if names == (VALUE_COLUMN,) else names
+
+
+def _last_values(last: list[LastEntries]) -> list[bytes]:
+    """Return values of the last entries, as far as they can be read here."""
+    values: list[bytes] = []
+    for entry in [entry for found in last for entry in found.stored[-_VALUES_OF_PARTITION:]]:
+        with contextlib.suppress(LedgerlakeError):
+            rows = islice(decode_entry(memoryview(entry), 0, 0, _MOST_BYTES), _VALUES_OF_PARTITION)
+            values += [row["value"] for row in rows if row["value"] and row.get("chunk_uuid") is None]
+    return values
+
+
+def fields_of_json(values: list[bytes]) -> str:
+    """Return the ``json_fields`` of values; empty if one of them is no JSON object."""
+    try:
+        objects = [json.loads(value) for value in values]
+    except ValueError:
+        return ""
+    return _toml_type(objects) if objects and all(isinstance(value, dict) for value in objects) else ""
+
+
+def _toml_type(values: list[Any]) -> str:
+    """Return the type of a field by its values, which are JSON; empty if it has none."""
+    values = [value for value in values if value is not None]
+    kinds = {type(value) for value in values}
+    if kinds == {dict}:
+        names = dict.fromkeys(name for value in values for name in value if _FIELD_NAME.fullmatch(name))
+        typed = {name: _toml_type([value.get(name) for value in values]) for name in names}
+        fields = ", ".join(f"{name} = {kind}" for name, kind in typed.items() if kind)
+        return f"{{ {fields} }}" if fields else ""
+    if kinds == {list}:
+        item = _toml_type([item for value in values for item in value])
+        return f"[{item}]" if item else ""
+    for known, name in (({bool}, "boolean"), ({int}, "long"), ({int, float}, "double"), ({str}, "string")):
+        if kinds and kinds <= known:
+            return f'"{name}"'
+    return ""
 
 
 def config_text(answers: Answers, facts: TopicFacts, file: str) -> str:
@@ -204,6 +253,12 @@ def _delta(answers: Answers, facts: TopicFacts) -> list[str]:
         lines.append(f'shape = "record"   # the columns {shown}, and pulsar; "messages" keeps values as bytes')
     else:
         lines.append('shape = "messages"   # values are bytes; "record" has a column for each field of a schema')
+    if facts.json_fields:
+        lines += [
+            "# The last values are JSON. For a column for each field, write these two lines in place of shape:",
+            '# shape = "record"',
+            f"# json_fields = {facts.json_fields}",
+        ]
     return lines
 
 

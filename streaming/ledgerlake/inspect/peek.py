@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.reader import EntryReader
-from ledgerlake.client.topics import split_partition
+from ledgerlake.client.topics import TopicSelection, full_name, split_partition
 from ledgerlake.decode.entries import entry_rows
 from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.decode.reference import decode_entry
+from ledgerlake.errors import LedgerlakeError
 from ledgerlake.options.bounds import parse_start
+from ledgerlake.pipeline.progress import printable
+from ledgerlake.pipeline.start import find_topic_partitions
 from ledgerlake.source.bounds import end_position, matching_partitions, resolve_start
 from ledgerlake.source.positions import next_until
+from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,28 +24,37 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ledgerlake.client.cluster import ClientSettings
-    from ledgerlake.wire.message_id import Position
+
+_LAST = "last"
+
+# A value is shown by so many bytes, if it has no more than this uncompressed.
+_SHOWN_BYTES = 80
+_MOST_BYTES = 8 * 1024 * 1024
 
 
 def peek(settings: ClientSettings, topic: str, start: str, count: int) -> Iterator[dict[str, Any]]:
     """Yield up to ``count`` entries of each topic partition as rows of ``schema.ENTRIES``, with the
-    number of bytes in place of the bytes.
+    number of bytes in place of the bytes, and the beginning of the first value as text.
+
+    Args:
+        start: ``earliest``, a message id, or ``last`` for the last entries of the last ledger.
 
     Raises:
         UsageError, BrokerError, TransportError, ProtocolError.
     """
-    bound = parse_start(start, "--from")
+    bound = None if start == _LAST else parse_start(start, "--from")
     cluster = Cluster(settings)
     try:
-        for name in matching_partitions(cluster.topic_partitions(topic), bound):
-            yield from _peek_partition(cluster, name, bound, count)
+        names = find_topic_partitions(cluster, TopicSelection((full_name(topic),)))
+        for name in names if bound is None else matching_partitions(names, bound):
+            end = end_position(cluster, name)
+            if bound is None:
+                after = Position(end.ledger_id, max(end.entry_id - count, -1))
+            else:
+                after = resolve_start(cluster, name, bound).position
+            yield from described_entries(cluster, name, after, end, count)
     finally:
         cluster.close()
-
-
-def _peek_partition(cluster: Cluster, name: str, bound: Any, count: int) -> Iterator[dict[str, Any]]:
-    end = end_position(cluster, name)
-    return described_entries(cluster, name, resolve_start(cluster, name, bound).position, end, count)
 
 
 def described_entries(
@@ -62,10 +76,22 @@ def described_entries(
 
 
 def _described(rows: pa.RecordBatch) -> dict[str, Any]:
-    """Return the single row of an entry, with its size in place of its bytes."""
+    """Return the single row of an entry, with its size in place of its bytes, and ``value``."""
     row: dict[str, Any] = rows.to_pylist()[0]
-    row["entry_bytes"] = len(row.pop("entry"))
-    return row
+    entry = row.pop("entry")
+    return row | {"entry_bytes": len(entry), "value": _first_value(entry)}
+
+
+def _first_value(entry: bytes) -> str | None:
+    """Return the beginning of an entry's first value; None if it has none that can be read here."""
+    try:
+        first = next(decode_entry(memoryview(entry), 0, 0, _MOST_BYTES), None)
+    except LedgerlakeError:
+        return None
+    if first is None or first["value"] is None or first.get("chunk_uuid") is not None:
+        return None
+    value: bytes = first["value"]
+    return value[:_SHOWN_BYTES].decode(errors="replace") + ("..." if len(value) > _SHOWN_BYTES else "")
 
 
 def entry_line(row: dict[str, Any]) -> str:
@@ -79,10 +105,11 @@ def entry_line(row: dict[str, Any]) -> str:
     if row["reject_reason"]:
         return f"{row['ledger_id']}:{row['entry_id']}{partition}  {broker}  {row['entry_bytes']} bytes  {row['reject_reason']}"
     batch = f"batch of {row['num_messages_in_batch']}" if row["num_messages_in_batch"] is not None else "single"
-    key = f" key {row['key']}" if row["key"] is not None else ""
+    key = f" key {printable(row['key'])}" if row["key"] is not None else ""
+    value = f"  {printable(row['value'])}" if row["value"] else ""
     return (
         f"{row['ledger_id']}:{row['entry_id']}{partition}  {broker}  published {_clock(row['publish_time'])} by "
-        f"{row['producer_name']} #{row['sequence_id']}  {batch} {row['compression']} {row['entry_bytes']} bytes{key}"
+        f"{row['producer_name']} #{row['sequence_id']}  {batch} {row['compression']} {row['entry_bytes']} bytes{key}{value}"
     )
 
 

@@ -56,6 +56,8 @@ class WaitingMessages:
     outputs: dict[str, str] = field(default_factory=dict)
 
     def sentence(self) -> str:
+        if not self.waiting:
+            return f"{self.topic_partition}: no message waits, {self.cancels:,} cancels"
         due = ", ".join(_moment(time_ms) for time_ms in self.next_due_ms) or "none"
         lines = [
             f"{self.topic_partition}: {self.waiting:,} messages wait in {self.buckets} buckets of {self.segments:,} segments "

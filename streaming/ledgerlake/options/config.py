@@ -627,7 +627,12 @@ def load_config(path: str | Path) -> Config:
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise UsageError(f"the configuration {path} cannot be read ({error.strerror}); check the path") from None
+        hint = (
+            "check the path"
+            if str(path).endswith(".toml")
+            else "check the path: it is that of a TOML file, and no topic"
+        )
+        raise UsageError(f"the configuration {path} cannot be read ({error.strerror}); {hint}") from None
     return read_config(content, str(path))
 
 

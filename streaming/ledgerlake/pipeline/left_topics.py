@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.topics import split_partition
-from ledgerlake.errors import LedgerlakeError, TopicNotFoundError
+from ledgerlake.errors import LedgerlakeError, SetupError, TopicNotFoundError
 
 if TYPE_CHECKING:
     from ledgerlake.client.cluster import Cluster
@@ -60,6 +60,25 @@ def warn_of_left_topics(config: Config, cluster: Cluster, checkpoint: Checkpoint
             _some(there),
             config.subscription,
             min(there),
+        )
+
+
+def check_topics(config: Config, cluster: Cluster, checkpoint: Checkpoint) -> None:
+    """Check that the stream still reads one of the topics that it has read, if one of them is there.
+
+    Raises:
+        SetupError: it does not, so the configuration is probably a copy for another stream.
+        OffsetError, CheckpointError: as the checkpoint.
+    """
+    topics = config.source.topics
+    if topics.pattern is not None or any(map(topics.includes, known_topic_partitions(checkpoint))):
+        return
+    there = {topic for topic in left_topics(config, checkpoint) if _is_there(cluster, topic)}
+    if there:
+        raise SetupError(
+            f"the checkpoint {checkpoint.folder} is of a stream that reads {_some(there)}, and the configuration names none of its "
+            "topics; for another stream, set another [stream] name, checkpoint and table; if the stream is to leave them, run: "
+            f"ledgerlake forget CONFIG --topic {min(there)}"
         )
 
 

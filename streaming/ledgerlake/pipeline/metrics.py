@@ -406,7 +406,7 @@ class MetricsListener(StreamingQueryListener):  # type: ignore[misc]
 
 class ServedMetrics(Metrics):
     """Metrics of a session's queries, and the status page (see ``pipeline.status``), served by HTTP;
-    port 0 is a free one, and ``port`` says which.
+    port 0 is a free one, and ``port`` says which. ``url`` is that of the page.
 
     Raises:
         UsageError, SetupError: as ``HttpServer``.
@@ -423,6 +423,8 @@ class ServedMetrics(Metrics):
             self._status.problems.close()
             raise
         self.port = self._server.port
+        host = "localhost" if address in ("0.0.0.0", "::") else f"[{address}]" if ":" in address else address
+        self.url = f"http://{host}:{self.port}/"
         self._streams = spark.streams
         self._listener = MetricsListener(self)
         self._streams.addListener(self._listener)

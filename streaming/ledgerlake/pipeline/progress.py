@@ -85,10 +85,18 @@ class Reading:
     begun_s: float
 
     @property
+    def starts(self) -> Offset:
+        return self._offset("start")
+
+    @property
+    def ends(self) -> Offset:
+        return self._offset("end")
+
+    @property
     def messages(self) -> int | None:
         """Return how many messages it reads; None if the broker gives no index."""
-        starts, ends = self._offset("start"), self._offset("end")
-        counts = [behind(starts.get(name), end).messages for name, end in ends.items()]
+        starts = self.starts
+        counts = [behind(starts.get(name), end).messages for name, end in self.ends.items()]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
@@ -102,7 +110,7 @@ class Reading:
         if taken_s < _LONG_S:
             return ""
         messages = self.messages
-        content = "" if messages is None else f" of {messages:,} new messages"
+        content = f" of {messages:,} new messages" if messages else ""
         return f"a micro-batch{content} has been running for {taken_s:.0f} s"
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from ledgerlake.delay.due_times import first_due_ms, waiting_counts
 from ledgerlake.pipeline.progress import Details, Progress, Totals, offset_of, printable, progress_line
+from ledgerlake.stored.offsets import PartitionOffset
+from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _LIVE_S, _LINES_S = 1.0, 10.0
 # The rate is that of so long, since a micro-batch may take longer than the live screen stays.
 _RATE_S = 10.0
+_UNREAD = PartitionOffset(BEFORE_ALL)
 # As many as a wide terminal has columns for.
 _SHOWN_RATES = 120
 
@@ -98,13 +101,18 @@ class ProgressScreen:
         source = last.sources[0] if last is not None and last.sources else None
         self._rates.append(self._rate())
         reading = self._reading()
+        taken, latest = offset_of(source, "endOffset"), offset_of(source, "latestOffset")
+        if reading is not None:
+            # What a micro-batch reads is not in the tables before it ends.
+            newer = {name: end for name, end in reading.ends.items() if end.is_beyond(latest.get(name, _UNREAD))}
+            taken, latest = reading.starts | taken, latest | newer
         return Progress(
             self._name,
             self.totals,
             self._details,
             list(self._rates),
-            offset_of(source, "endOffset"),
-            offset_of(source, "latestOffset"),
+            taken,
+            latest,
             int(time.time() * 1000),
             "" if reading is None else reading.text(time.monotonic()),
         )

@@ -11,6 +11,7 @@ of another checkpoint are refused with a sentence that says what to do.
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.missing_topics import missing_topic_hint
 from ledgerlake.errors import CheckpointError, SetupError, TopicNotFoundError
 from ledgerlake.options.config import check_stores
-from ledgerlake.pipeline.left_topics import warn_of_left_topics
+from ledgerlake.pipeline.left_topics import check_topics, warn_of_left_topics
 from ledgerlake.pipeline.moved_state import adopt_state, former_place
 from ledgerlake.pipeline.row_settings import PAYLOADS, STORAGE, changed, row_settings
 from ledgerlake.pipeline.wakeups import known_wakeup_times
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from ledgerlake.wire.message_id import Position
 
 _NOTHING = PartitionOffset(BEFORE_ALL)
+
+_log = logging.getLogger(__name__)
 
 
 class Start:
@@ -79,6 +82,8 @@ class Start:
         """
         bound = self._config.starting
         start = self._checkpoint.start()
+        if start is not None:
+            check_topics(self._config, self._cluster, self._checkpoint)
         ends = self._check_first_start(names, bound, tables) if start is None else {}
         self._cursors.acquire(names, from_earliest=bound != "latest" or start is not None)
         # Another process may have run until it closed the cursors.
@@ -106,6 +111,8 @@ class Start:
         """
         bound = self._config.starting
         start = self._checkpoint.start()
+        if start is not None:
+            check_topics(self._config, self._cluster, self._checkpoint)
         ends = self._check_first_start(names, bound, tables) if start is None else {}
         self._cursors.acquire_existing(names)
         self._compare(start, tables)
@@ -135,7 +142,13 @@ class Start:
             SetupError: the tables have messages of this stream, so that its checkpoint is lost.
         """
         paths = [table.path for table in tables if table.last_batch_of(self._config.stream.name) is not None]
-        if paths and bound != "cursor" and not self._checkpoint.is_forgotten:
+        if paths and self._checkpoint.is_forgotten:
+            _log.warning(
+                "the table at %s has rows of the stream %s, which begins anew; what the broker still has comes twice",
+                paths[0],
+                self._config.stream.name,
+            )
+        elif paths and bound != "cursor":
             raise self._lost_checkpoint(f"the table at {paths[0]} knows the stream {self._config.stream.name}")
         self._checkpoint.check_writable()
         if bound not in ("cursor", "latest", "earliest"):
@@ -188,9 +201,10 @@ class Start:
 
     def _lost_checkpoint(self, sign: str) -> SetupError:
         return SetupError(
-            f"there is no checkpoint at {self._config.stream.checkpoint}, but {sign}; restore the checkpoint, or set starting "
-            "to cursor to go on from there (messages may come twice), or begin anew: remove the tables, whose rows would come "
-            "twice, then run: ledgerlake forget CONFIG"
+            f"there is no checkpoint at {self._config.checkpoint_place.absolute}, but {sign}; if a relative path was meant from "
+            "another folder, start there; else restore the checkpoint, or set starting to cursor to go on from there (messages "
+            "may come twice), or begin anew with what the broker still has: remove the tables, whose rows would come twice, then "
+            "run: ledgerlake forget CONFIG"
         )
 
     def compare_with_tables(self, tables: list[Table]) -> None:

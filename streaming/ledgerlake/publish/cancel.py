@@ -43,7 +43,7 @@ def cancel(config: Config, by: Literal["id", "key", "schedule"], target: str, to
             raise UsageError(f"the configuration does not read the topic {topic}")
         for name in names:
             producer = LargeMessageProducer(cluster, name)
-            producer.send(b"", properties={CANCEL_PROPERTY: value})
+            producer.send(None, properties={CANCEL_PROPERTY: value})
             producer.close()
     finally:
         cluster.close()

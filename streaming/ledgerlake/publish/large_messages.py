@@ -51,7 +51,7 @@ class LargeMessageProducer:
 
     def send(
         self,
-        value: bytes,
+        value: bytes | None,
         *,
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
@@ -61,6 +61,7 @@ class LargeMessageProducer:
         too.
 
         Args:
+            value: None for a message without a value.
             deliver_at_ms: when it is to be delivered, in milliseconds since 1970; at once by
                 default.
 
@@ -80,6 +81,8 @@ class LargeMessageProducer:
         metadata.producer_name = self._producer.name
         metadata.sequence_id = self._next_sequence_id()
         metadata.publish_time = int(time.time() * 1000)
+        if value is None:
+            metadata.null_value, value = True, b""
         metadata.compression = self._codec
         metadata.uncompressed_size = len(value)
         if deliver_at_ms is not None:

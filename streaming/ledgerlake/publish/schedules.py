@@ -243,7 +243,8 @@ class Schedules:
 
     def _tell(self, name: str, schedule_id: str | None) -> list[AnyMessageId]:
         target = "all" if schedule_id is None else f"schedule={_checked(schedule_id)}"
-        return [self._send(topic_partition, b"", {name: target}) for topic_partition in self._look_up()]
+        # A message without a value fits every schema.
+        return [self._send(topic_partition, None, {name: target}) for topic_partition in self._look_up()]
 
     def _look_up(self) -> list[str]:
         """Return the partitions of the topic, as they are or were a while ago."""
@@ -256,7 +257,7 @@ class Schedules:
     def _send(
         self,
         name: str,
-        value: bytes,
+        value: bytes | None,
         properties: Mapping[str, str],
         key: str | None = None,
         deliver_at_ms: int | None = None,
