@@ -12,9 +12,10 @@ from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.operators.rows import Released
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.metrics import Metrics, MetricsListener, PipelineState
-from ledgerlake.pipeline.progress import Behind, lags_of
+from ledgerlake.pipeline.progress import Behind, Reading, lags_of
 from ledgerlake.pipeline.upkeep import TableUpkeep, UpkeepReport
 from ledgerlake.stored.offsets import PartitionOffset, to_json
+from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.open_table import TableSize
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
@@ -143,6 +144,19 @@ def test_a_pipeline_shows_whether_it_owns_the_stream_and_what_upkeep_did() -> No
     ]
     metrics.forget("orders")
     assert text(metrics) == []
+
+
+def test_what_a_micro_batch_reads_is_lag_until_it_ends() -> None:
+    metrics = Metrics()
+    span = {"start": {"ledger": 1, "entry": 4, "index": 9}, "end": {"ledger": 1, "entry": 80, "index": 59}}
+    batch = BatchRecord("orders", "q", 0, 1, {NAME: span, "persistent://public/default/other": span})
+    readings = iter([Reading(batch, 0.0), None])
+    metrics.add_progress("orders", {NAME: Behind(70, 5)}, 0.0)
+    metrics.watch("orders", lambda: PipelineState(True, UpkeepReport(), reading=next(readings)))
+    lags = [[line for line in text(metrics) if line.startswith("ledgerlake_lag_messages")] for _ in range(2)]
+    of_first = f'ledgerlake_lag_messages{{query="orders",topic_partition="{NAME}"}} 70.0'
+    of_other = of_first.replace(NAME, "persistent://public/default/other").replace("70.0", "50.0")
+    assert lags == [[of_first, of_other], [of_first]]
 
 
 def test_what_waits_since_an_earlier_run_is_shown_before_its_topic_partition_has_a_micro_batch() -> None:

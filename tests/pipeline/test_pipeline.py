@@ -30,7 +30,7 @@ from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.failures import cause_of
 from ledgerlake.pipeline.pipeline import Pipeline
-from ledgerlake.pipeline.progress import Details, Progress, Reading, Totals, progress_line
+from ledgerlake.pipeline.progress import Details, Progress, Reading, Totals, behind, progress_line
 from ledgerlake.pipeline.progress_screen import ProgressScreen
 from ledgerlake.pipeline.start import check_reachable
 from ledgerlake.stored.offsets import PartitionOffset
@@ -201,7 +201,8 @@ def test_progress_shows_lag_in_messages() -> None:
         "t-partition-1": taken["t-partition-1"],
         "t-partition-2": PartitionOffset(Position(1, 5)),
     }
-    line = progress_line(Progress("orders", Totals(1234, 5, 1), Details(), [99.6], taken, latest, 0))
+    lags = {name: behind(taken.get(name), offset) for name, offset in latest.items()}
+    line = progress_line(Progress("orders", Totals(1234, 5, 1), Details(), [99.6], taken, lags, 0))
     assert line == "1,234 messages  100/s  broker time 01:00:00  lag p0:1,500 p1:0 p2:?  rejects 5"
 
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ledgerlake.client.topics import split_partition
-from ledgerlake.pipeline.progress import behind, broker_time, printable
+from ledgerlake.pipeline.progress import broker_time, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,17 +42,16 @@ _LABEL = 12
 def live_screen(progress: Progress, width: int, height: int, *, ascii_only: bool = False) -> RenderableType:
     """Return the screen for a terminal of so many columns and lines."""
     blocks = _ASCII if ascii_only else _BLOCKS
-    lags = {name: behind(progress.taken.get(name), latest) for name, latest in progress.latest.items()}
     parts: list[RenderableType] = [
         _line("Ledgerlake", progress.name, "bold"),
         _line("messages", _messages(progress)),
         _rate(progress, width, blocks),
-        _line("lag", _lag(lags)),
+        _line("lag", _lag(progress.lags)),
         _line("delayed", _delayed(progress)),
         _line("rejects", _rejects(progress), "red" if progress.totals.rejects else ""),
         _line("large", _large(progress)),
         "",
-        _partitions(progress, lags, max(height - _OTHER_LINES, _FEWEST_ROWS), width, blocks),
+        _partitions(progress, max(height - _OTHER_LINES, _FEWEST_ROWS), width, blocks),
     ]
     if progress.details.commits:
         parts += ["", _commits(progress.details.commits)]
@@ -113,7 +112,8 @@ def _large(progress: Progress) -> str:
     return f"{details.incomplete_count:,} incomplete messages, {details.kept_bytes / 1e6:,.1f} MB kept"
 
 
-def _partitions(progress: Progress, lags: dict[str, Behind], most_rows: int, width: int, blocks: str) -> Table:
+def _partitions(progress: Progress, most_rows: int, width: int, blocks: str) -> Table:
+    lags = progress.lags
     left = max(width - 3 * (_NUMBER + _GAP) - _GAP, 0)
     names = sorted(lags, key=split_partition)
     if len(names) > most_rows:

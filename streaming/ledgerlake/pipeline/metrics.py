@@ -3,7 +3,7 @@ from a pipeline's own batches.
 
 | metric | labels | meaning |
 |---|---|---|
-| ``ledgerlake_lag_messages`` | query, topic_partition | messages behind the last entry, by the broker's index |
+| ``ledgerlake_lag_messages`` | query, topic_partition | messages behind the last entry, by the broker's index; what a micro-batch reads counts until it ends |
 | ``ledgerlake_lag_seconds`` | query, topic_partition | the lag in the broker's time |
 | ``ledgerlake_lag_bytes`` | query, topic_partition | the lag in stored bytes, by the average size so far; pipelines only |
 | ``ledgerlake_rows_per_second`` | query | of the last micro-batch, by Spark's count of rows; not for pipelines |
@@ -53,7 +53,7 @@ from ledgerlake.delay.due_times import first_due_ms, waiting_counts
 from ledgerlake.options.config import MetricsConfig
 from ledgerlake.pipeline.history import History, Sample
 from ledgerlake.pipeline.http_server import HttpServer
-from ledgerlake.pipeline.progress import Behind, lags_of
+from ledgerlake.pipeline.progress import Behind, lags_of, with_reading
 from ledgerlake.pipeline.status import Status
 from ledgerlake.pipeline.tables import REJECTS_TABLE
 
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from ledgerlake.operators.rows import Released
     from ledgerlake.options.config import Config
     from ledgerlake.pipeline.commit import BatchResult
+    from ledgerlake.pipeline.progress import Reading
     from ledgerlake.pipeline.upkeep import TableUpkeep, UpkeepReport
 
 T = TypeVar("T")
@@ -76,20 +77,21 @@ _Family = GaugeMetricFamily | CounterMetricFamily
 @dataclass(frozen=True)
 class PipelineState:
     """What a pipeline says of itself when its metrics are fetched; ``tables`` are the places of those
-    that its configuration names.
+    that its configuration names, ``reading`` the micro-batch that runs.
     """
 
     is_owner: bool
     upkeep: UpkeepReport
     broker: str = ""
     tables: dict[str, str] = field(default_factory=dict)
+    reading: Reading | None = None
 
 
-def state_of(config: Config, *, is_owner: bool, upkeep: UpkeepReport) -> PipelineState:
+def state_of(config: Config, *, is_owner: bool, upkeep: UpkeepReport, reading: Reading | None = None) -> PipelineState:
     """Return the state of the pipeline of a configuration."""
     tables = {table.name: str(table.place) for table in config.table_options if not table.is_template}
     tables[REJECTS_TABLE] = str(config.rejects_place)
-    return PipelineState(is_owner, upkeep, config.source.client.service_url, tables)
+    return PipelineState(is_owner, upkeep, config.source.client.service_url, tables, reading)
 
 
 # The time until delayed messages are due, in seconds.
@@ -161,9 +163,13 @@ class QueryNumbers:
     def bytes_per_message(self) -> float | None:
         return self.stored_bytes / self.messages if self.messages else None
 
-    def sample(self, now_ms: int) -> None:
+    def lags_now(self, state: PipelineState | None) -> dict[str, Behind]:
+        """Return the lags, with the micro-batch that runs."""
+        return with_reading(self.lags, None if state is None else state.reading)
+
+    def sample(self, now_ms: int, lags_now: dict[str, Behind]) -> None:
         """Add the numbers of this time to the history."""
-        lags = [lag.messages for lag in self.lags.values() if lag.messages is not None]
+        lags = [lag.messages for lag in lags_now.values() if lag.messages is not None]
         lag = sum(lags) if lags else None
         self.history.add(Sample(now_ms, self.messages, lag, sum(self.delayed_counts.values())))
 
@@ -223,7 +229,7 @@ class Metrics:
             numbers.batch_ended_s = now_s
             numbers.last_batch_timestamp_seconds = clock_ms / 1000
             numbers.commits.add(result.commit_s)
-            numbers.sample(clock_ms)
+            numbers.sample(clock_ms, numbers.lags)
             numbers.open_sets, numbers.held_bytes = result.incomplete_count, result.kept_bytes
             numbers.delayed_counts |= result.delayed_counts
             numbers.next_due_ms |= result.next_due_ms
@@ -253,17 +259,18 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """Yield every metric with its current values."""
         with self._lock:
-            yield from self._by_partition()
+            states = {query: state() for query, state in self._pipelines.items()}
+            yield from self._by_partition(states)
             yield from self._by_query()
-            yield from self._of_pipelines()
+            yield from self._of_pipelines(states)
 
     def _of(self, query: str) -> QueryNumbers:
         return self._queries.setdefault(query, QueryNumbers())
 
-    def _by_partition(self) -> Iterator[Metric]:
+    def _by_partition(self, states: dict[str, PipelineState]) -> Iterator[Metric]:
         samples: dict[str, list[tuple[str, str, float | None]]] = {name: [] for name in _PARTITION_GAUGES}
         for query, numbers in self._queries.items():
-            for name, lag in numbers.lags.items():
+            for name, lag in numbers.lags_now(states.get(query)).items():
                 size = numbers.bytes_per_message
                 size_bytes = None if lag.messages is None or size is None else lag.messages * size
                 samples["lag_messages"].append((query, name, lag.messages))
@@ -306,8 +313,7 @@ class Metrics:
                 commits.add_metric([query], numbers.commits.buckets, numbers.commits.sum_s)
         yield commits
 
-    def _of_pipelines(self) -> Iterator[Metric]:
-        states = {query: state() for query, state in self._pipelines.items()}
+    def _of_pipelines(self, states: dict[str, PipelineState]) -> Iterator[Metric]:
         for metric, (text, kind, value_of) in _PIPELINE_METRICS.items():
             family = kind(f"ledgerlake_{metric}", text, labels=["query"])
             for query, state in states.items():

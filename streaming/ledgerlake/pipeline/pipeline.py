@@ -238,7 +238,8 @@ class Pipeline:
         self.metrics.add_waiting(self.config.stream.name, self.waiting_since_earlier)
         cursors, upkeep = self._components.cursors, self._upkeep
         self.metrics.watch(
-            self.config.stream.name, lambda: state_of(self.config, is_owner=cursors.is_owner, upkeep=upkeep.report)
+            self.config.stream.name,
+            lambda: state_of(self.config, is_owner=cursors.is_owner, upkeep=upkeep.report, reading=self.reading),
         )
 
     def wait(self, timeout_s: float | None = None) -> bool:

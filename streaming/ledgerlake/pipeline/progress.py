@@ -85,18 +85,15 @@ class Reading:
     begun_s: float
 
     @property
-    def starts(self) -> Offset:
-        return self._offset("start")
-
-    @property
-    def ends(self) -> Offset:
-        return self._offset("end")
+    def lags(self) -> dict[str, Behind]:
+        """Return how far its end is from its start, by topic partition."""
+        starts = self._offset("start")
+        return {name: behind(starts.get(name), end) for name, end in self._offset("end").items()}
 
     @property
     def messages(self) -> int | None:
         """Return how many messages it reads; None if the broker gives no index."""
-        starts = self.starts
-        counts = [behind(starts.get(name), end).messages for name, end in self.ends.items()]
+        counts = [lag.messages for lag in self.lags.values()]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
 
@@ -125,7 +122,7 @@ class Progress:
     details: Details
     rates: list[float]
     taken: Offset
-    latest: Offset
+    lags: dict[str, Behind]
     now_ms: int
     reading: str = ""
 
@@ -135,7 +132,6 @@ class Progress:
 
     def as_json(self) -> str:
         """Return the progress as one line of JSON."""
-        lags = {name: behind(self.taken.get(name), latest).messages for name, latest in self.latest.items()}
         due_ms = [time_ms for time_ms in self.details.next_due_ms.values() if time_ms is not None]
         return json.dumps(
             {
@@ -147,7 +143,7 @@ class Progress:
                 "rejects_by_reason": self.details.reasons,
                 "batches": self.totals.batches,
                 "broker_time_ms": _reached_ms(self.taken),
-                "lag_messages": lags,
+                "lag_messages": {name: lag.messages for name, lag in self.lags.items()},
                 "waiting": sum(self.totals.delayed_counts.values()),
                 "next_due_ms": min(due_ms, default=None),
                 "incomplete_messages": self.details.incomplete_count,
@@ -159,8 +155,8 @@ def progress_line(progress: Progress) -> str:
     """Return the progress as one line; lag is in messages by the broker's index, ``?`` if there is
     no index.
     """
-    totals, taken, latest = progress.totals, progress.taken, progress.latest
-    lags = " ".join(_lag(name, taken, latest) for name in sorted(latest))
+    totals, taken = progress.totals, progress.taken
+    lags = " ".join(_lag(name, lag) for name, lag in sorted(progress.lags.items()))
     line = (
         f"{totals.messages:,} messages  {progress.rate:,.0f}/s  broker time {broker_time(taken)}  lag {lags or '-'}  "
         f"rejects {totals.rejects:,}"
@@ -204,6 +200,20 @@ def lags_of(progress: Any) -> dict[str, Behind]:
     return lags
 
 
+def with_reading(lags: dict[str, Behind], reading: Reading | None) -> dict[str, Behind]:
+    """Return lags as of the last micro-batch together with what the one that runs reads: that is not in
+    the tables before it ends.
+    """
+    if reading is None:
+        return lags
+    more = {name: lag for name, lag in reading.lags.items() if _is_more(lag, lags.get(name))}
+    return lags | more
+
+
+def _is_more(lag: Behind, known: Behind | None) -> bool:
+    return known is None or (lag.messages or 0) > (known.messages or 0) or (lag.time_ms or 0) > (known.time_ms or 0)
+
+
 def behind(taken: PartitionOffset | None, latest: PartitionOffset) -> Behind:
     """Return the lag of a topic partition."""
     if taken is not None and taken.position >= latest.position:
@@ -217,11 +227,10 @@ def behind(taken: PartitionOffset | None, latest: PartitionOffset) -> Behind:
     return Behind(latest.index - taken_index, time_ms)
 
 
-def _lag(name: str, taken: Offset, latest: Offset) -> str:
+def _lag(name: str, lag: Behind) -> str:
     partition = split_partition(name)[1]
     label = f"p{partition}:" if partition >= 0 else ""
-    messages = behind(taken.get(name), latest[name]).messages
-    return f"{label}?" if messages is None else f"{label}{messages:,}"
+    return f"{label}?" if lag.messages is None else f"{label}{lag.messages:,}"
 
 
 def offset_of(source: Any, name: str) -> Offset:

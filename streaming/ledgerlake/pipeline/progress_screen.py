@@ -9,9 +9,16 @@ from collections import deque
 from typing import TYPE_CHECKING, TextIO
 
 from ledgerlake.delay.due_times import first_due_ms, waiting_counts
-from ledgerlake.pipeline.progress import Details, Progress, Totals, offset_of, printable, progress_line
-from ledgerlake.stored.offsets import PartitionOffset
-from ledgerlake.wire.message_id import BEFORE_ALL
+from ledgerlake.pipeline.progress import (
+    Details,
+    Progress,
+    Totals,
+    lags_of,
+    offset_of,
+    printable,
+    progress_line,
+    with_reading,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +34,6 @@ if TYPE_CHECKING:
 _LIVE_S, _LINES_S = 1.0, 10.0
 # The rate is that of so long, since a micro-batch may take longer than the live screen stays.
 _RATE_S = 10.0
-_UNREAD = PartitionOffset(BEFORE_ALL)
 # As many as a wide terminal has columns for.
 _SHOWN_RATES = 120
 
@@ -101,18 +107,13 @@ class ProgressScreen:
         source = last.sources[0] if last is not None and last.sources else None
         self._rates.append(self._rate())
         reading = self._reading()
-        taken, latest = offset_of(source, "endOffset"), offset_of(source, "latestOffset")
-        if reading is not None:
-            # What a micro-batch reads is not in the tables before it ends.
-            newer = {name: end for name, end in reading.ends.items() if end.is_beyond(latest.get(name, _UNREAD))}
-            taken, latest = reading.starts | taken, latest | newer
         return Progress(
             self._name,
             self.totals,
             self._details,
             list(self._rates),
-            taken,
-            latest,
+            offset_of(source, "endOffset"),
+            with_reading({} if last is None else lags_of(last), reading),
             int(time.time() * 1000),
             "" if reading is None else reading.text(time.monotonic()),
         )

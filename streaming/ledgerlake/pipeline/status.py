@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
     from ledgerlake.pipeline.metrics import Metrics, PipelineState, QueryNumbers
+    from ledgerlake.pipeline.progress import Behind
 
 VERSION = 1
 _MOST_ROWS = 100
@@ -129,8 +130,9 @@ def _page() -> bytes:
 
 
 def _query(name: str, numbers: QueryNumbers, state: PipelineState | None, now_ms: int) -> dict[str, Any]:
-    partitions = _partitions(numbers)
-    numbers.sample(now_ms)
+    lags = numbers.lags_now(state)
+    partitions = _partitions(numbers, lags)
+    numbers.sample(now_ms, lags)
     shown = {
         "name": name,
         "lag_messages": _together(sum, [row["lag_messages"] for row in partitions]),
@@ -172,11 +174,11 @@ def _pipeline(numbers: QueryNumbers, state: PipelineState, now_ms: int) -> dict[
     }
 
 
-def _partitions(numbers: QueryNumbers) -> list[dict[str, Any]]:
-    names = sorted({*numbers.lags, *numbers.delayed_counts})
+def _partitions(numbers: QueryNumbers, lags: dict[str, Behind]) -> list[dict[str, Any]]:
+    names = sorted({*lags, *numbers.delayed_counts})
     rows = []
     for name in names:
-        lag = numbers.lags.get(name)
+        lag = lags.get(name)
         rows.append(
             {
                 "name": name,
