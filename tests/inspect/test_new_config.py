@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
@@ -69,7 +70,20 @@ def test_json_without_a_schema_gets_its_fields_as_a_hint_that_is_right() -> None
     assert hinted.table_options[0].json_fields
 
 
-@pytest.mark.parametrize("values", [[], [b"1"], [b'{"a": 1}', b"text"], [b'["a"]'], [b"{}"], [b"\xff"]])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        [b"1"],
+        [b'{"a": 1}', b"text"],
+        [b'["a"]'],
+        [b"{}"],
+        [b"\xff"],
+        [b'{"a": ' * 900 + b"1" + b"}" * 900],
+        [b'{"a": ' * 100_000],
+        [json.dumps(dict.fromkeys((f"field_{number}" for number in range(1000)), 1)).encode()],
+    ],
+)
 def test_other_values_get_no_hint(values: list[bytes]) -> None:
     assert fields_of_json(values) == ""
     assert "json_fields" not in written(TopicFacts(TOPIC))[0]

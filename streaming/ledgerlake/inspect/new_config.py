@@ -39,6 +39,7 @@ _MOST_FIELDS = 8
 # So many values of a topic partition are looked at, if they are not larger.
 _VALUES_OF_PARTITION = 20
 _MOST_BYTES = 1024 * 1024
+_MOST_CHARACTERS = 2000
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -144,12 +145,15 @@ def _last_values(last: list[LastEntries]) -> list[bytes]:
 
 
 def fields_of_json(values: list[bytes]) -> str:
-    """Return the ``json_fields`` of values; empty if one of them is no JSON object."""
+    """Return the ``json_fields`` of values; empty if one of them is no JSON object, or they have too
+    many fields for a comment.
+    """
     try:
         objects = [json.loads(value) for value in values]
-    except ValueError:
+        fields = _toml_type(objects) if objects and all(isinstance(value, dict) for value in objects) else ""
+    except (ValueError, RecursionError):
         return ""
-    return _toml_type(objects) if objects and all(isinstance(value, dict) for value in objects) else ""
+    return fields if len(fields) <= _MOST_CHARACTERS else ""
 
 
 def _toml_type(values: list[Any]) -> str:
