@@ -75,9 +75,10 @@ def test_an_error_names_the_options_and_not_the_properties_that_they_set() -> No
     ],
 )
 def test_a_span_is_written_as_everywhere_and_days_are_dates(text: str | None, taken: timedelta | str | None) -> None:
-    assert schedule._every("--every", text) == taken
+    assert schedule._span("--every", text) == taken
 
 
-def test_a_span_that_is_none_names_its_option() -> None:
-    with pytest.raises(UsageError, match="--jitter '5 fortnights' is not a duration"):
-        schedule._every("--jitter", "5 fortnights")
+@pytest.mark.parametrize(("text", "why"), [("5 fortnights", "is not a duration"), ("999999999999 days", "is too long")])
+def test_a_span_that_is_none_names_its_option(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=f"--jitter '{text}' {why}"):
+        schedule._span("--jitter", text)

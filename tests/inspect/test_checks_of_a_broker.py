@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,11 @@ from ledgerlake.inspect.checks import Finding, check_config
 from ledgerlake.inspect.new_config import look_at
 from ledgerlake.options.config import load_config, parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.stored.offsets import PartitionOffset
+from ledgerlake.stored.places import Place
 from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.message_id import BEFORE_ALL
 from tests.encryption import encrypted, key_folder
 from tests.live.pipelines import config_file, ledgerlake, sentence
 from tests.peer import TOPIC, Peer
@@ -175,11 +180,22 @@ def test_a_subscription_is_seen_without_being_made(peer: Peer) -> None:
         assert cursor.exists()
 
 
-def test_a_second_process_on_the_stream(peer: Peer, tmp_path: Path) -> None:
+def test_a_stream_that_runs_is_no_problem_and_neither_is_its_port(peer: Peer, tmp_path: Path) -> None:
     peer.subscriptions["ledgerlake-orders"] = True
-    checkpoint = found(peer, tmp_path)["checkpoint"]
-    assert checkpoint.state == "warning"
-    assert checkpoint.text.startswith("the stream orders runs now, in another process or on another machine")
+    Checkpoint(Place(str(tmp_path / "checkpoint"))).save_start({TOPIC: PartitionOffset(BEFORE_ALL)})
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        findings = found(peer, tmp_path, metrics={"port": server.getsockname()[1]})
+    assert findings["checkpoint"].state == "warning"
+    assert "the subscription of the stream orders, so it runs now" in findings["checkpoint"].text
+    assert findings["metrics"] == Finding("metrics", "skipped", "see checkpoint")
+    assert "problem" not in [finding.state for finding in findings.values()]
+
+
+def test_a_stream_of_that_name_runs_with_another_checkpoint(peer: Peer, tmp_path: Path) -> None:
+    peer.subscriptions["ledgerlake-orders"] = True
+    text = problem(found(peer, tmp_path), "checkpoint")
+    assert text.startswith("a stream of the name orders runs now, with another checkpoint than")
+    assert text.endswith("set another [stream] name")
 
 
 def test_a_run_that_waits_for_another_one_says_so_once(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:

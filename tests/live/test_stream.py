@@ -201,7 +201,7 @@ def test_a_new_checkpoint_is_a_new_query_and_not_a_silent_skip(
     forget(config)
     with caplog.at_level(logging.WARNING):
         run_once(spark, data)
-    assert "begins anew; what the broker still has comes twice" in caplog.text
+    assert "begins anew, and its rows stay in" in caplog.text
     assert len(rows_by_position(config.delta.path)) == 20
     assert verify(config).duplicate == 10
 

@@ -115,6 +115,23 @@ def test_a_message_without_a_schema_version_has_no_schema_name(tmp_path: Path, r
     }
 
 
+def test_a_message_without_value_and_key_is_no_deletion_of_a_table_by_schema(
+    tmp_path: Path, registry: dict[bytes, Any]
+) -> None:
+    latest = table(tmp_path, "r", schema="R", mode="latest")
+    tables = Tables(tmp_path, latest, table(tmp_path, "rest", is_default=True))
+    batch = messages(
+        {"value": b"1", "schema_version": version_of(0), "key": "a"},
+        {"is_null": True, "key": "b"},
+        {"is_null": True},
+    )
+    assert tables.write(batch) == []
+    assert {name: [row["key"] for row in rows] for name, rows in tables.rows().items()} == {
+        "r": ["a", "b"],
+        "rest": [None],
+    }
+
+
 def test_json_without_a_schema_becomes_the_fields_that_the_configuration_declares(
     tmp_path: Path, registry: dict[bytes, Any]
 ) -> None:

@@ -27,7 +27,10 @@ def add(commands: Commands) -> None:
     add_topic(command)
     command.add_argument("-n", "--count", type=int, default=10, help="how many entries per partition (default: 10)")
     command.add_argument(
-        "--from", dest="start", default="earliest", help="earliest, last or a message id (default: earliest)"
+        "--from",
+        dest="start",
+        default="earliest",
+        help="earliest, a message id, or last: the last ones of the last ledger",
     )
     add_service_url(command)
 
@@ -42,5 +45,6 @@ def _peek(options: argparse.Namespace) -> int:
         is_empty = False
         print(json.dumps(entry, default=str) if options.json else entry_line(entry))
     if is_empty:
-        print(f"{options.topic} has no entry from {options.start} on", file=sys.stderr)
+        after = "" if options.start == "last" else f" from {options.start} on"
+        print(f"{options.topic} has no entry{after}", file=sys.stderr)
     return 0

@@ -150,6 +150,7 @@ def _schedule(options: argparse.Namespace) -> int:
         # Python keeps a byte that is not UTF-8 as half of a surrogate pair.
         raise UsageError("VALUE is not UTF-8 text") from None
     at_ms = _at_ms(options)
+    every, jitter = _span("--every", options.every), _span("--jitter", options.jitter)
     expires_ms, until_ms = _optional_ms(options.expires, "--expires"), _optional_ms(options.until, "--until")
     with Schedules(client_settings(options), options.topic, creates_topic=options.create_topic) as schedules:
         try:
@@ -160,11 +161,11 @@ def _schedule(options: argparse.Namespace) -> int:
                 key=options.key,
                 expires=expires_ms,
                 cron=options.cron,
-                every=_every("--every", options.every),
+                every=every,
                 timezone=options.timezone,
                 until=until_ms,
                 count=options.count,
-                jitter=_every("--jitter", options.jitter),
+                jitter=jitter,
                 catch_up=options.catch_up,
             )
         except UsageError as error:
@@ -215,7 +216,7 @@ def _due_ms(options: argparse.Namespace) -> int:
     return int(time.time() * 1000) + duration_ms("--in", options.span)
 
 
-def _every(option: str, text: str | None) -> str | timedelta | None:
+def _span(option: str, text: str | None) -> str | timedelta | None:
     """Return a span that starts with a number as the API takes it, days as local dates; the rest is
     ISO-8601.
     """
@@ -223,7 +224,10 @@ def _every(option: str, text: str | None) -> str | timedelta | None:
 
     if text is None or not text[:1].isdigit():
         return text
-    span = timedelta(milliseconds=duration_ms(option, text))
+    try:
+        span = timedelta(milliseconds=duration_ms(option, text))
+    except OverflowError:
+        raise UsageError(f"{option} '{text}' is too long") from None
     return f"P{span.days}D" if _DAYS.fullmatch(text) else span
 
 

@@ -47,7 +47,8 @@ def check_may_send(cluster: Cluster, topic: str) -> None:
             raise
         # Pulsar refuses already to describe the topic.
         raise BrokerError(
-            f"the role of the credentials may not send to {topic}; it needs the permission to produce", code=error.code
+            f"the role of the credentials may not send to {topic}, for which it needs the permission to produce ({error.message})",
+            code=error.code,
         ) from None
 
 

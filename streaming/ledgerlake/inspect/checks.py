@@ -92,18 +92,24 @@ def check_config(config: Config) -> Iterator[Finding]:
     if functions:
         yield _found("functions", lambda: _load(functions))
     yield from _disks(config)
-    if config.metrics is not None:
-        yield _found("metrics", lambda: _metrics_port(config))
     if any(table.iceberg_table for table in config.table_options) if config.delta.path or config.tables else False:
         yield _found("iceberg", lambda: _iceberg(config))
     patient = replace(config.source, retry_timeout_ms=_GIVE_UP_AFTER_MS)
-    yield from _Broker(replace(config, source=patient)).check()
+    of_broker = _Broker(replace(config, source=patient))
+    yield from of_broker.check()
+    if config.metrics is not None:
+        # A run of the stream has the port.
+        of_run = Finding("metrics", "skipped", "see checkpoint") if of_broker.is_running else None
+        yield of_run or _found("metrics", lambda: _metrics_port(config))
 
 
 class _Broker:
-    """The checks that need a broker; what one of them finds, later ones use."""
+    """The checks that need a broker; what one of them finds, later ones use. ``is_running`` says whether
+    the stream runs now.
+    """
 
     def __init__(self, config: Config) -> None:
+        self.is_running = False
         self._config = config
         self._names: list[str] = []
         self._last: list[LastEntries] = []
@@ -258,11 +264,18 @@ class _Broker:
             try:
                 components.start.examine(self._names, existing, components.outbox)
             except ConsumerBusyError:
+                name = config.stream.name
+                if checkpoint.start() is None:
+                    raise SetupError(
+                        f"a stream of the name {name} runs now, with another checkpoint than {checkpoint.folder}; set another "
+                        "[stream] name"
+                    ) from None
+                self.is_running = True
                 return Finding(
                     "checkpoint",
                     "warning",
-                    f"the stream {config.stream.name} runs now, in another process or on another machine, so a second run would wait "
-                    "for its end; what a start compares was not looked at",
+                    f"another consumer holds the subscription of the stream {name}, so it runs now, or ended a moment ago; a second "
+                    "run would wait for its end, and what a start compares was not looked at",
                 )
             left = left_topics(config, checkpoint)
             if left:

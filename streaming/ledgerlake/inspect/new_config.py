@@ -39,7 +39,8 @@ _MOST_FIELDS = 8
 # So many values of a topic partition are looked at, if they are not larger.
 _VALUES_OF_PARTITION = 20
 _MOST_BYTES = 1024 * 1024
-_MOST_CHARACTERS = 2000
+_MOST_VALUES = 400
+_MOST_NAMES = 50
 _FIELD_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -141,27 +142,37 @@ def _last_values(last: list[LastEntries]) -> list[bytes]:
         with contextlib.suppress(LedgerlakeError):
             rows = islice(decode_entry(memoryview(entry), 0, 0, _MOST_BYTES), _VALUES_OF_PARTITION)
             values += [row["value"] for row in rows if row["value"] and row.get("chunk_uuid") is None]
-    return values
+    return values[:_MOST_VALUES]
+
+
+class _NoFieldsError(Exception):
+    """Values have no fields that a configuration can name."""
 
 
 def fields_of_json(values: list[bytes]) -> str:
-    """Return the ``json_fields`` of values; empty if one of them is no JSON object, or they have too
-    many fields for a comment.
+    """Return the ``json_fields`` of values; empty if one of them is no JSON object, or if a field has no
+    one type, or a name that no column has beside the others.
     """
     try:
         objects = [json.loads(value) for value in values]
-        fields = _toml_type(objects) if objects and all(isinstance(value, dict) for value in objects) else ""
-    except (ValueError, RecursionError):
+        return _toml_type(objects) if objects and all(isinstance(value, dict) for value in objects) else ""
+    except (ValueError, RecursionError, _NoFieldsError):
         return ""
-    return fields if len(fields) <= _MOST_CHARACTERS else ""
 
 
 def _toml_type(values: list[Any]) -> str:
-    """Return the type of a field by its values, which are JSON; empty if it has none."""
+    """Return the type of a field by its values, which are JSON; empty if all are null.
+
+    Raises:
+        _NoFieldsError: it has none.
+    """
     values = [value for value in values if value is not None]
     kinds = {type(value) for value in values}
     if kinds == {dict}:
-        names = dict.fromkeys(name for value in values for name in value if _FIELD_NAME.fullmatch(name))
+        names = dict.fromkeys(name for value in values for name in value)
+        has_columns = len({name.lower() for name in names} | {"pulsar"}) == len(names) + 1
+        if not has_columns or len(names) > _MOST_NAMES or not all(map(_FIELD_NAME.fullmatch, names)):
+            raise _NoFieldsError
         typed = {name: _toml_type([value.get(name) for value in values]) for name in names}
         fields = ", ".join(f"{name} = {kind}" for name, kind in typed.items() if kind)
         return f"{{ {fields} }}" if fields else ""
@@ -169,9 +180,9 @@ def _toml_type(values: list[Any]) -> str:
         item = _toml_type([item for value in values for item in value])
         return f"[{item}]" if item else ""
     for known, name in (({bool}, "boolean"), ({int}, "long"), ({int, float}, "double"), ({str}, "string")):
-        if kinds and kinds <= known:
-            return f'"{name}"'
-    return ""
+        if kinds <= known:
+            return f'"{name}"' if kinds else ""
+    raise _NoFieldsError
 
 
 def config_text(answers: Answers, facts: TopicFacts, file: str) -> str:
@@ -259,7 +270,7 @@ def _delta(answers: Answers, facts: TopicFacts) -> list[str]:
         lines.append('shape = "messages"   # values are bytes; "record" has a column for each field of a schema')
     if facts.json_fields:
         lines += [
-            "# The last values are JSON. For a column for each field, write these two lines in place of shape:",
+            "# The last values are JSON. For a column for each of their fields, write these two lines in place of shape:",
             '# shape = "record"',
             f"# json_fields = {facts.json_fields}",
         ]

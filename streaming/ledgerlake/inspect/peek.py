@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cluster import Cluster
@@ -43,7 +44,7 @@ def peek(settings: ClientSettings, topic: str, start: str, count: int) -> Iterat
         UsageError, BrokerError, TransportError, ProtocolError.
     """
     bound = None if start == _LAST else parse_start(start, "--from")
-    cluster = Cluster(settings)
+    cluster = Cluster(replace(settings, waits_for_topics=False))
     try:
         names = find_topic_partitions(cluster, TopicSelection((full_name(topic),)))
         for name in names if bound is None else matching_partitions(names, bound):
@@ -109,7 +110,7 @@ def entry_line(row: dict[str, Any]) -> str:
     value = f"  {printable(row['value'])}" if row["value"] else ""
     return (
         f"{row['ledger_id']}:{row['entry_id']}{partition}  {broker}  published {_clock(row['publish_time'])} by "
-        f"{row['producer_name']} #{row['sequence_id']}  {batch} {row['compression']} {row['entry_bytes']} bytes{key}{value}"
+        f"{printable(row['producer_name'])} #{row['sequence_id']}  {batch} {row['compression']} {row['entry_bytes']} bytes{key}{value}"
     )
 
 

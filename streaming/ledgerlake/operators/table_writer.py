@@ -330,8 +330,8 @@ class RowMaker:
             if self._table.schema:
                 wanted = self._by_schema(part)
                 if self._table.keeps_latest:
-                    # A deletion has no value, so it needs no schema.
-                    wanted |= part["is_null"].to_numpy(zero_copy_only=False)
+                    # A deletion of a key has no value, so it needs no schema.
+                    wanted |= part["is_null"].to_numpy(zero_copy_only=False) & _has_key(part)
                 part, numbers = part.filter(pa.array(wanted)), numbers[wanted]
             if part.num_rows:
                 yield self._of_part(part, numbers)
@@ -348,7 +348,7 @@ class RowMaker:
             return self._no_rows(), numbers[:0], Taken(numbers, misfits)
         if not self._table.keeps_latest or not (messages["key"].null_count and messages["key_bytes"].null_count):
             return self._of_messages(messages, numbers)
-        has_key = pc.or_(messages["key"].is_valid(), messages["key_bytes"].is_valid()).to_numpy(zero_copy_only=False)
+        has_key = _has_key(messages)
         misfits = [Misfit(int(row), NO_KEY, "the message has no key") for row in numbers[~has_key]]
         rows, own, taken = self._of_messages(messages.filter(pa.array(has_key)), numbers[has_key])
         return rows, own, Taken(np.concatenate([taken.rows, numbers[~has_key]]), misfits + taken.misfits)
@@ -412,6 +412,14 @@ class RowMaker:
             wanted.append(self._table.takes_schema("" if schema is None else record_name(schema)))
         result: NDArray[np.bool_] = np.array(wanted, dtype=bool)[codes.indices.to_numpy()]
         return result
+
+
+def _has_key(messages: pa.RecordBatch) -> NDArray[np.bool_]:
+    """Return a mask of the messages with a key."""
+    mask: NDArray[np.bool_] = pc.or_(messages["key"].is_valid(), messages["key_bytes"].is_valid()).to_numpy(
+        zero_copy_only=False
+    )
+    return mask
 
 
 def _write_absent(writer: TableWriter, messages: pa.RecordBatch, is_present: NDArray[np.bool_] | None) -> Taken:

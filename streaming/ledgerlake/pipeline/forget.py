@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
-from ledgerlake.client.topics import full_name
+from ledgerlake.client.topics import full_name, split_partition
 from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, UsageError
 from ledgerlake.pipeline.checkpoint import Checkpoint
@@ -76,23 +76,27 @@ def forget_topic(config: Config, topic: str) -> list[str]:
     try:
         names = cluster.topic_partitions(topic)
         has_checkpoint = checkpoint.start() is not None
-        if has_checkpoint:
-            _check_left(config, checkpoint, full_name(topic), names)
+        known = _known_of_left(config, checkpoint, full_name(topic), names) if has_checkpoint else set()
         had_cursor = [name for name in names if DurableCursor(cluster, name, config.subscription).forget()]
     finally:
         cluster.close()
     if has_checkpoint:
-        checkpoint.save_forgotten_topics(checkpoint.forgotten_topics() | set(names))
+        checkpoint.save_forgotten_topics(checkpoint.forgotten_topics() | known | set(names))
     return had_cursor
 
 
-def _check_left(config: Config, checkpoint: Checkpoint, topic: str, names: list[str]) -> None:
+def _known_of_left(config: Config, checkpoint: Checkpoint, topic: str, names: list[str]) -> set[str]:
+    """Return the topic partitions that the stream has read of a topic that it no longer reads. The topic
+    may have been created again with other partitions.
+    """
     if any(config.source.topics.includes(name) for name in names):
         raise CheckpointError(
             f"the stream {config.stream.name} still reads {topic}, and would go on without what the topic removes when its "
             "subscription goes; take the topic out of the configuration first"
         )
-    if known_topic_partitions(checkpoint).isdisjoint(names):
+    known = {name for name in known_topic_partitions(checkpoint) if name in names or split_partition(name)[0] == topic}
+    if not known:
         raise UsageError(
             f"the stream {config.stream.name} has not read {topic}, by the checkpoint {checkpoint.folder}; correct the name"
         )
+    return known

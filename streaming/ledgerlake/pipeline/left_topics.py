@@ -51,7 +51,7 @@ def warn_of_left_topics(config: Config, cluster: Cluster, checkpoint: Checkpoint
             _some(back),
         )
         checkpoint.save_forgotten_topics(forgotten - back)
-    there = {topic for topic in left_topics(config, checkpoint) if _is_there(cluster, topic)}
+    there = {topic for topic in left_topics(config, checkpoint) if _is_there(cluster, topic, if_unknown=True)}
     if there:
         _log.warning(
             "the stream %s no longer reads %s, and its subscription %s stays there, so that the broker keeps what is unread; "
@@ -70,15 +70,16 @@ def check_topics(config: Config, cluster: Cluster, checkpoint: Checkpoint) -> No
         SetupError: it does not, so the configuration is probably a copy for another stream.
         OffsetError, CheckpointError: as the checkpoint.
     """
-    topics = config.source.topics
-    if topics.pattern is not None or any(map(topics.includes, known_topic_partitions(checkpoint))):
+    known = known_topic_partitions(checkpoint)
+    topics, known_topics = config.source.topics, {split_partition(name)[0] for name in known}
+    if any(map(topics.includes, known)) or any(split_partition(name)[0] in known_topics for name in topics.names):
         return
-    there = {topic for topic in left_topics(config, checkpoint) if _is_there(cluster, topic)}
+    there = {topic for topic in left_topics(config, checkpoint) if _is_there(cluster, topic, if_unknown=False)}
     if there:
         raise SetupError(
-            f"the checkpoint {checkpoint.folder} is of a stream that reads {_some(there)}, and the configuration names none of its "
-            "topics; for another stream, set another [stream] name, checkpoint and table; if the stream is to leave them, run: "
-            f"ledgerlake forget CONFIG --topic {min(there)}"
+            f"the checkpoint {checkpoint.folder} is of a stream that reads {_some(there)}, and the configuration selects none of its "
+            "topics; for another stream, set another [stream] name, checkpoint and table; if the stream is to leave what is unread "
+            f"there, run: ledgerlake forget CONFIG --topic {min(there)}"
         )
 
 
@@ -93,14 +94,14 @@ def left_topics(config: Config, checkpoint: Checkpoint) -> set[str]:
     return {split_partition(name)[0] for name in known if not config.source.topics.includes(name)}
 
 
-def _is_there(cluster: Cluster, topic: str) -> bool:
-    """Return whether a topic exists, as far as the broker tells."""
+def _is_there(cluster: Cluster, topic: str, *, if_unknown: bool) -> bool:
+    """Return whether a topic exists; ``if_unknown`` if the broker does not tell."""
     try:
         cluster.topic_partitions(topic)
     except TopicNotFoundError:
         return False
     except LedgerlakeError:
-        pass
+        return if_unknown
     return True
 
 

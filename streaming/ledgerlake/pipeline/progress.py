@@ -8,6 +8,7 @@ import json
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.topics import split_partition
@@ -84,7 +85,7 @@ class Reading:
     batch: BatchRecord
     begun_s: float
 
-    @property
+    @cached_property
     def lags(self) -> dict[str, Behind]:
         """Return how far its end is from its start, by topic partition."""
         starts = self._offset("start")
@@ -206,12 +207,13 @@ def with_reading(lags: dict[str, Behind], reading: Reading | None) -> dict[str, 
     """
     if reading is None:
         return lags
-    more = {name: lag for name, lag in reading.lags.items() if _is_more(lag, lags.get(name))}
-    return lags | more
+    return lags | {name: _greater(lag, lags.get(name, lag)) for name, lag in reading.lags.items()}
 
 
-def _is_more(lag: Behind, known: Behind | None) -> bool:
-    return known is None or (lag.messages or 0) > (known.messages or 0) or (lag.time_ms or 0) > (known.time_ms or 0)
+def _greater(lag: Behind, other: Behind) -> Behind:
+    messages = [count for count in (lag.messages, other.messages) if count is not None]
+    times_ms = [time_ms for time_ms in (lag.time_ms, other.time_ms) if time_ms is not None]
+    return Behind(max(messages, default=None), max(times_ms, default=None))
 
 
 def behind(taken: PartitionOffset | None, latest: PartitionOffset) -> Behind:

@@ -141,15 +141,19 @@ class Start:
         Raises:
             SetupError: the tables have messages of this stream, so that its checkpoint is lost.
         """
-        paths = [table.path for table in tables if table.last_batch_of(self._config.stream.name) is not None]
-        if paths and self._checkpoint.is_forgotten:
-            _log.warning(
-                "the table at %s has rows of the stream %s, which begins anew; what the broker still has comes twice",
-                paths[0],
-                self._config.stream.name,
-            )
-        elif paths and bound != "cursor":
+        last_batches = {table.path: table.last_batch_of(self._config.stream.name) for table in tables}
+        paths = [path for path, last_batch in last_batches.items() if last_batch is not None]
+        if paths and bound != "cursor" and not self._checkpoint.is_forgotten:
             raise self._lost_checkpoint(f"the table at {paths[0]} knows the stream {self._config.stream.name}")
+        with_rows = [
+            str(path) for path, last_batch in last_batches.items() if last_batch is not None and last_batch >= 0
+        ]
+        if with_rows and bound != "latest" and self._checkpoint.is_forgotten:
+            _log.warning(
+                "the stream %s begins anew, and its rows stay in %s; what the broker still has comes twice",
+                self._config.stream.name,
+                ", ".join(with_rows),
+            )
         self._checkpoint.check_writable()
         if bound not in ("cursor", "latest", "earliest"):
             for name in names:
