@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
-KINDS = {"rows": "Spark alone, no Python stage", "stages": "Spark alone, the same stages"}
+KINDS = {"rows": "Spark, no Python stage", "stages": "Spark, the same stages"}
 _POLL_S = 0.05
 
 
