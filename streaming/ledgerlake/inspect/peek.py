@@ -110,7 +110,7 @@ def entry_line(row: dict[str, Any]) -> str:
     value = f"  {printable(row['value'])}" if row["value"] else ""
     return (
         f"{row['ledger_id']}:{row['entry_id']}{partition}  {broker}  published {_clock(row['publish_time'])} by "
-        f"{printable(row['producer_name'])} #{row['sequence_id']}  {batch} {row['compression']} {row['entry_bytes']} bytes{key}{value}"
+        f"{printable(str(row['producer_name']))} #{row['sequence_id']}  {batch} {row['compression']} {row['entry_bytes']} bytes{key}{value}"
     )
 
 
