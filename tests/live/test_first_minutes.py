@@ -157,10 +157,15 @@ def test_a_checkpoint_that_was_lost_or_is_of_another_topic(
     data = runtime.config(tmp_path, topic)
     run_once(spark, data)
     assert "goes on after batch" in found(tmp_path, data)["checkpoint"]["text"]
-    other = runtime.config(tmp_path, runtime.topic())
-    findings = found(tmp_path, other)
-    assert findings["checkpoint"]["state"] == "warning"
-    assert f"has read {topic}, which the configuration does not name any more" in findings["checkpoint"]["text"]
+    other_topic = runtime.topic()
+    other = runtime.config(tmp_path, other_topic)
+    assert f"of a stream that reads {topic}, and the configuration selects none" in problem(
+        found(tmp_path, other), "checkpoint"
+    )
+    run_once(spark, runtime.config(tmp_path, topic, other_topic))
+    checkpoint = found(tmp_path, other)["checkpoint"]
+    assert checkpoint["state"] == "warning"
+    assert f"has read {topic}, which the configuration does not name any more" in checkpoint["text"]
     renamed = runtime.config(tmp_path, topic, name="renamed")
     assert "set [stream] name back" in problem(found(tmp_path, renamed), "checkpoint")
     (tmp_path / "checkpoint").rename(tmp_path / "away")

@@ -142,7 +142,7 @@ def test_due_messages_for_a_topic_that_we_may_not_send_to_stop_the_start(secured
     data = config(secured, tmp_path, topic, method="token", token=secured.security.token("reader"))
     result = ledgerlake_process("run", config_file(tmp_path, data | {"deliver": {"topic": target}}), "--once")
     assert result.returncode == 2, result.stderr
-    assert f"may not send to {target}; it needs the permission to produce" in result.stderr
+    assert f"may not send to {target}, for which it needs the permission to produce" in result.stderr
 
 
 def test_a_token_that_expires_in_mid_stream_is_refreshed(secured: Runtime, spark: SparkSession, tmp_path: Path) -> None:
