@@ -165,7 +165,7 @@ def _show(spark: SparkSession, config: Config, messages: int, seconds: float, as
         tables = {
             "the first messages, in the broker's order": ordered,
             "five large messages, which came in chunks": large,
-            "the last five delayed messages, delivered when they were due": delayed,
+            "the last five delayed messages, none before it was due": delayed,
             "by how much the clocks of the producers are wrong": skew,
         }
         for title, query in tables.items():
