@@ -25,7 +25,9 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
@@ -116,32 +118,33 @@ def _archive_classes(runtime: Runtime, folder: Path, cache: Path) -> None:
 def first_commit(runtime: Runtime, folder: Path, topic: str, rows: int, cache: Path) -> Start:
     """From starting the command to the message, the table's last of so many, in it."""
     _publish_one(runtime, topic)
-    with WorkerMemory() as memory:
-        began_s = time.monotonic()
-        running = start(runtime, folder, topic, cache)
-        try:
-            _await_rows(folder, rows, running)
-            took_s = time.monotonic() - began_s
-            spent_s = _cpu_s_of(running)
-        finally:
-            running.terminate()
-            running.wait()
-    return Start(took_s, spent_s, memory.peak_mb)
+    return _measured(lambda: start(runtime, folder, topic, cache), partial(_await_rows, folder, rows))
 
 
 def _first_micro_batch(kind: str, checkpoint: Path, cache: Path) -> Start:
     """From starting a query in which nothing happens to its first micro-batch."""
+    return _measured(lambda: spark_alone.start(kind, 0, checkpoint, cache), spark_alone.await_first)
+
+
+def _measured(begin: Callable[[], subprocess.Popen[bytes]], wait: Callable[[subprocess.Popen[bytes]], None]) -> Start:
+    """Begin a process, wait for what it is to do, and end it."""
     with WorkerMemory() as memory:
         began_s = time.monotonic()
-        running = spark_alone.start(kind, 0, checkpoint, cache)
-        try:
-            spark_alone.await_first(running)
+        with ended(begin()) as running:
+            wait(running)
             took_s = time.monotonic() - began_s
             spent_s = _cpu_s_of(running)
-        finally:
-            running.terminate()
-            running.wait()
     return Start(took_s, spent_s, memory.peak_mb)
+
+
+@contextmanager
+def ended(running: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """End a process when the block is left."""
+    try:
+        yield running
+    finally:
+        running.terminate()
+        running.wait()
 
 
 def _publish_one(runtime: Runtime, topic: str) -> None:

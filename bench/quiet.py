@@ -22,7 +22,7 @@ from tests.live.runtime import Runtime, start_runtime, to_toml
 from tests.waiting import wait_until
 
 from bench import spark_alone
-from bench.latency import actions_of, publish, run_pipeline
+from bench.latency import actions_of, ended, publish, run_pipeline
 from bench.throughput import cpu_s, pss_mb
 from ledgerlake.runtime.java import cache_folder
 
@@ -51,7 +51,7 @@ def main() -> None:
             for kind, name in spark_alone.KINDS.items():
                 checkpoint = Path(folder) / f"{kind}-{trigger_ms}"
                 running = spark_alone.start(kind, trigger_ms, checkpoint, cache_folder())
-                with _ended(running):
+                with ended(running):
                     spark_alone.await_first(running)
                     time.sleep(options.warm_up)
                     _measure(name, trigger_ms, running, checkpoint, options.seconds)
@@ -63,7 +63,7 @@ def _pipeline(runtime: Runtime, folder: Path, trigger_ms: int, options: argparse
     data = runtime.config(folder, *topics)
     data["stream"]["trigger"] = f"{trigger_ms} milliseconds"
     (folder / "pipeline.toml").write_text(to_toml(data))
-    with _publishing(runtime, topics), _ended(run_pipeline(folder / "pipeline.toml", cache_folder())) as running:
+    with _publishing(runtime, topics), ended(run_pipeline(folder / "pipeline.toml", cache_folder())) as running:
         wait_until((folder / "messages" / "_delta_log" / f"{2:020}.json").exists)
         time.sleep(options.warm_up)
         before = DeltaTable(str(folder / "messages"))
@@ -92,24 +92,14 @@ def _last_commit(checkpoint: Path) -> int:
 
 @contextmanager
 def _publishing(runtime: Runtime, topics: list[str]) -> Iterator[None]:
-    ended = threading.Event()
-    publisher = threading.Thread(target=publish, args=(runtime, topics, RATE, lambda: b"x" * 100, ended))
+    enough = threading.Event()
+    publisher = threading.Thread(target=publish, args=(runtime, topics, RATE, lambda: b"x" * 100, enough))
     publisher.start()
     try:
         yield
     finally:
-        ended.set()
+        enough.set()
         publisher.join()
-
-
-@contextmanager
-def _ended(running: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """End a process when the block is left."""
-    try:
-        yield running
-    finally:
-        running.terminate()
-        running.wait()
 
 
 def _files_written(folder: Path, after: int, through: int) -> tuple[int, int]:

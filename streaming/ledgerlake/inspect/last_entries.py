@@ -71,8 +71,7 @@ def last_entries(cluster: Cluster, topic_partition: str, count: int) -> LastEntr
     stored: list[bytes] = []
     if end == BEFORE_ALL or end.entry_id < 0:
         return LastEntries(topic_partition, BEFORE_ALL, entries)
-    after = Position(end.ledger_id, max(end.entry_id - count, -1))
-    reader = EntryReader(cluster, topic_partition, after, window=count)
+    reader = EntryReader(cluster, topic_partition, before_last(end, count), window=count)
     try:
         while (received := next_until(reader, end)) is not None:
             with contextlib.suppress(CorruptEntryError):
@@ -83,6 +82,11 @@ def last_entries(cluster: Cluster, topic_partition: str, count: int) -> LastEntr
     finally:
         reader.close()
     return LastEntries(topic_partition, end, entries, stored)
+
+
+def before_last(end: Position, count: int) -> Position:
+    """Return the position before the last ``count`` entries up to ``end``, of its ledger alone."""
+    return Position(end.ledger_id, max(end.entry_id - count, -1))
 
 
 def message_count(cluster: Cluster, last: LastEntries) -> int | None:

@@ -6,7 +6,6 @@ that it writes.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.topics import TopicSelection, full_name, split_partition
 from ledgerlake.decode.record_columns import VALUE_COLUMN, record_of
-from ledgerlake.decode.reference import decode_entry
 from ledgerlake.errors import LedgerlakeError
+from ledgerlake.inspect.entry_values import entry_values
 from ledgerlake.inspect.last_entries import last_entries, message_count
 from ledgerlake.options.config import read_config
 from ledgerlake.pipeline.start import find_topic_partitions
@@ -139,9 +138,7 @@ def _last_values(last: list[LastEntries]) -> list[bytes]:
     """Return values of the last entries, as far as they can be read here."""
     values: list[bytes] = []
     for entry in [entry for found in last for entry in found.stored[-_VALUES_OF_PARTITION:]]:
-        with contextlib.suppress(LedgerlakeError):
-            rows = islice(decode_entry(memoryview(entry), 0, 0, _MOST_BYTES), _VALUES_OF_PARTITION)
-            values += [row["value"] for row in rows if row["value"] and row.get("chunk_uuid") is None]
+        values += filter(None, islice(entry_values(entry, _MOST_BYTES), _VALUES_OF_PARTITION))
     return values[:_MOST_VALUES]
 
 

@@ -10,14 +10,13 @@ from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import TopicSelection, full_name, split_partition
 from ledgerlake.decode.entries import entry_rows
 from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.decode.reference import decode_entry
-from ledgerlake.errors import LedgerlakeError
+from ledgerlake.inspect.entry_values import entry_values
+from ledgerlake.inspect.last_entries import before_last
 from ledgerlake.options.bounds import parse_start
 from ledgerlake.pipeline.progress import printable
 from ledgerlake.pipeline.start import find_topic_partitions
 from ledgerlake.source.bounds import end_position, matching_partitions, resolve_start
 from ledgerlake.source.positions import next_until
-from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ledgerlake.client.cluster import ClientSettings
+    from ledgerlake.wire.message_id import Position
 
 _LAST = "last"
 
@@ -49,10 +49,7 @@ def peek(settings: ClientSettings, topic: str, start: str, count: int) -> Iterat
         names = find_topic_partitions(cluster, TopicSelection((full_name(topic),)))
         for name in names if bound is None else matching_partitions(names, bound):
             end = end_position(cluster, name)
-            if bound is None:
-                after = Position(end.ledger_id, max(end.entry_id - count, -1))
-            else:
-                after = resolve_start(cluster, name, bound).position
+            after = before_last(end, count) if bound is None else resolve_start(cluster, name, bound).position
             yield from described_entries(cluster, name, after, end, count)
     finally:
         cluster.close()
@@ -85,13 +82,9 @@ def _described(rows: pa.RecordBatch) -> dict[str, Any]:
 
 def _first_value(entry: bytes) -> str | None:
     """Return the beginning of an entry's first value; None if it has none that can be read here."""
-    try:
-        first = next(decode_entry(memoryview(entry), 0, 0, _MOST_BYTES), None)
-    except LedgerlakeError:
+    value = next(entry_values(entry, _MOST_BYTES), None)
+    if value is None:
         return None
-    if first is None or first["value"] is None or first.get("chunk_uuid") is not None:
-        return None
-    value: bytes = first["value"]
     return value[:_SHOWN_BYTES].decode(errors="replace") + ("..." if len(value) > _SHOWN_BYTES else "")
 
 

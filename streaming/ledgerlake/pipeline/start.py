@@ -82,9 +82,7 @@ class Start:
         """
         bound = self._config.starting
         start = self._checkpoint.start()
-        if start is not None:
-            check_topics(self._config, self._cluster, self._checkpoint)
-        ends = self._check_first_start(names, bound, tables) if start is None else {}
+        ends = self._check_without_cursors(start, names, bound, tables)
         self._cursors.acquire(names, from_earliest=bound != "latest" or start is not None)
         # Another process may have run until it closed the cursors.
         start = self._checkpoint.start()
@@ -111,9 +109,7 @@ class Start:
         """
         bound = self._config.starting
         start = self._checkpoint.start()
-        if start is not None:
-            check_topics(self._config, self._cluster, self._checkpoint)
-        ends = self._check_first_start(names, bound, tables) if start is None else {}
+        ends = self._check_without_cursors(start, names, bound, tables)
         self._cursors.acquire_existing(names)
         self._compare(start, tables)
         if start is None:
@@ -133,6 +129,20 @@ class Start:
         self.compare_settings(tables)
         if start is not None:
             self._compare_with_cursors(start)
+
+    def _check_without_cursors(
+        self, start: Offset | None, names: list[str], bound: Bound, tables: list[Table]
+    ) -> dict[str, Position]:
+        """Check what needs no cursor. Return the ends that ``_check_first_start`` returns, without a
+        checkpoint.
+
+        Raises:
+            SetupError: as ``check_topics`` and ``_check_first_start``.
+        """
+        if start is None:
+            return self._check_first_start(names, bound, tables)
+        check_topics(self._config, self._cluster, self._checkpoint)
+        return {}
 
     def _check_first_start(self, names: list[str], bound: Bound, tables: list[Table]) -> dict[str, Position]:
         """Check a start without a checkpoint before a cursor is created. Return the ends of the topic
