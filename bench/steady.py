@@ -46,13 +46,13 @@ _DELAYED_SHARE, _DELAY_S = 10, 60
 _LARGE_BYTES, _LARGE_EVERY = 2 * 1024 * 1024, 10 * RATE
 _SAMPLE_S = 60
 
-# Words in the command of a process, and what it is. The JVM that archives classes runs once in the first
+# Words in the name and the command of a process, and what it is. The JVM that archives classes runs once in the first
 # minutes, and is not shown.
 _ROLES = {
     "ledgerlake.cli": "command_mb",
     "-Xshare:dump": "archive_mb",
     "/java": "jvm_mb",
-    "streaming_source_runner": "planner_mb",
+    "python streamin": "planner_mb",
     "": "workers_mb",
 }
 
@@ -115,7 +115,7 @@ def _sample(running: subprocess.Popen[bytes], folder: Path) -> dict[str, float]:
     sizes_mb = dict.fromkeys(_ROLES.values(), 0.0)
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            command = " ".join(process.cmdline())
+            command = " ".join((process.name(), *process.cmdline()))
             role = next(role for words, role in _ROLES.items() if words in command)
             sizes_mb[role] += process.memory_info().rss / 1e6
     table = DeltaTable(str(folder / "messages"))

@@ -85,7 +85,6 @@ def runtime() -> Iterator[Runtime]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     from ledgerlake.runtime.session import start_session
-    from tests.live.warm_python import warm_python
 
     # State that is no longer needed goes each minute by default, which no test lasts. Small tables
     # need one task to be read. Compiled code does not pay off for a few rows.
@@ -96,10 +95,8 @@ def spark() -> Iterator[SparkSession]:
         "spark.databricks.delta.snapshotPartitions": "1",
     }
     session = start_session("tests", "local[2]", settings)
-    with warm_python() as python:
-        session.sparkContext.pythonExec = python
-        yield session
-        session.stop()
+    yield session
+    session.stop()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pulsar
 
+from tests.live import forked
 from tests.live.oracle import Confirmed, StoredTable, Verdict, judge, judge_topic
 from tests.live.runtime import Runtime, start_runtime, to_toml
 from tests.waiting import wait_until
@@ -384,10 +385,10 @@ class Campaign(PipelineProcess):
                 self.restart_broker()
                 self.await_commits(1, running)
             elif kind == "worker":
-                _kill_one(running.pid, self.rng, _is_worker)
+                _kill_one(running.pid, self.rng, forked.is_task_worker)
                 self.await_commits(1, running)
             elif kind == "planner":
-                _kill_one(running.pid, self.rng, _is_planner)
+                _kill_one(running.pid, self.rng, forked.is_stream_planner)
                 assert running.wait(timeout=120) == _START_AGAIN, self.last_log()
                 self._running = None
             else:
@@ -563,24 +564,6 @@ def _kill_one(driver: int, rng: random.Random, is_wanted: Callable[[psutil.Proce
 def _is_jvm(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.name() == "java"
-    return False
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        parent = process.parent()
-        return (
-            parent is not None
-            and "daemon" in " ".join(parent.cmdline())
-            and "python" in process.name()
-            and not _is_planner(process)
-        )
-    return False
-
-
-def _is_planner(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return "pyspark.sql.streaming.python_streaming_source_runner" in process.cmdline()
     return False
 
 

@@ -23,6 +23,7 @@ import psutil
 import pulsar
 import pytest
 
+from tests.live.forked import is_worker
 from tests.live.pipelines import config_file, ledgerlake, ledgerlake_process
 from tests.live.runtime import Runtime, commits, start_runtime, wait_for_commits
 
@@ -134,15 +135,9 @@ def _run_and_kill(runtime: Runtime, folder: Path, config: str, kills: int, resta
             running.wait()
 
 
-# Of tasks and of planners.
-_DAEMONS = {"ledgerlake.pipeline.worker_daemon", "pyspark.daemon"}
-
-
 def _kill_a_worker(driver: int, rng: random.Random) -> None:
     """End one of Spark's Python workers, if there is one; the task that it was in is tried again."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        below = psutil.Process(driver).children(recursive=True)
-        daemons = [process for process in below if _DAEMONS & set(process.cmdline())]
-        workers = [daemon for daemon in daemons if daemon.parent() in daemons]
+        workers = [process for process in psutil.Process(driver).children(recursive=True) if is_worker(process)]
         if workers:
             rng.choice(workers).kill()

@@ -20,6 +20,7 @@ from ledgerlake.runtime.class_archive import archive_path, archive_settings
 from ledgerlake.runtime.java import cache_folder, fetch_jars, find_java
 from ledgerlake.runtime.java_errors import root_cause
 from ledgerlake.runtime.jvm_output import start_quiet_jvm
+from ledgerlake.runtime.local_python import local_python
 from ledgerlake.runtime.spark_settings import join_settings
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ _SETTINGS = {
 
 # Executors on other machines have to find the driver, so there Spark chooses its address.
 _LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+# The Python of planners and workers, and the one that lists the sources.
+_PYTHON_NAMES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 
 # spark-submit sets it for a program in Python.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -104,20 +108,12 @@ def start_session(
         from pyspark.sql import SparkSession
     except ImportError:
         raise SetupError("PySpark is missing; install it with: pip install 'ledgerlake[spark]'") from None
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    if master.startswith("local"):
-        os.environ["PYSPARK_PYTHON"] = sys.executable
-    else:
-        # On other machines Python may be at another path, such as ./environment/bin/python.
-        os.environ.setdefault("PYSPARK_PYTHON", (settings or {}).get("spark.pyspark.python", sys.executable))
-        # The planner runs on this machine, under the same name as the executors' Python.
-        os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     jars = delta_jars()
     option, of_archive = archive_settings(archive_path(java, jars), lists_classes=lists_classes)
     java_options = f"{_JAVA_OPTIONS} {option}" if says_all else f"{_JAVA_OPTIONS} {_LESS_LOGGING} {option}"
     all_settings = session_settings(master, settings or {}, jars, java_options) | of_archive
     builder = SparkSession.builder.appName(name).master(master).config(map=all_settings)
-    with home_without_zip():
+    with _python_of(master, settings or {}), home_without_zip():
         try:
             if not says_all:
                 start_quiet_jvm(SparkConf().setMaster(master).setAppName(name).setAll(list(all_settings.items())))
@@ -156,6 +152,27 @@ def _submitted_session(name: str, settings: dict[str, str]) -> SparkSession:
         if not submitted.contains(key):
             builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+@contextlib.contextmanager
+def _python_of(master: str, settings: dict[str, str]) -> Iterator[None]:
+    """Let a session that is started here know its Python."""
+    if master.startswith("local"):
+        names = dict.fromkeys(_PYTHON_NAMES, local_python())
+    else:
+        # On other machines Python may be at another path, such as ./environment/bin/python. The
+        # planner runs on this machine, under the same name as the executors' Python.
+        of_executors = os.environ.get("PYSPARK_PYTHON", settings.get("spark.pyspark.python", sys.executable))
+        names = dict(zip(_PYTHON_NAMES, (of_executors, sys.executable), strict=True))
+        os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    before = {name: os.environ[name] for name in _PYTHON_NAMES if name in os.environ}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name in _PYTHON_NAMES:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @contextlib.contextmanager

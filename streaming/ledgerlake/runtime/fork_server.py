@@ -1,0 +1,241 @@
+"""The process that Spark's Python processes are forked from, on the machine of a local master.
+
+A start of a query has six Python processes: four planners, one that describes the stateful operator,
+and the daemon of the workers. Spark starts them one after another, and each would import PySpark,
+pandas, Arrow and Ledgerlake. This process imports them once, while the JVM starts, and the six share
+its memory.
+
+Spark finds ``fork_client`` in place of Python (``PYSPARK_PYTHON``). A client connects to a Unix socket
+in a folder that no other user may enter, and sends what Spark gave it: three standard streams, then
+the length of a JSON document (8 bytes, big endian) and the document, with the arguments, the
+environment and the working folder. The answer is a byte once the process is forked, and one more with
+its status when it has ended. A client that gets no first byte starts Python by itself.
+
+    client ends, since Spark ended it    its process gets SIGTERM
+    process ends                         its client gets the status, and ends with it
+    standard input ends                  this process takes no more clients, and ends after the last
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+SOCKET = "socket"
+
+_IMPORTED = (
+    "numba",
+    "pyspark.sql.streaming.python_streaming_source_runner",
+    "pyspark.sql.streaming.transform_with_state_driver_worker",
+    "pyspark.sql.worker.create_data_source",
+    "pyspark.sql.worker.lookup_data_sources",
+    "pyspark.sql.worker.plan_data_source_read",
+    "ledgerlake.pipeline.worker_daemon",
+    "ledgerlake.source.stream_reader",
+)
+
+_LENGTH_BYTES = 8
+_STREAMS = 3
+_STDIN = 0
+
+# A client sends all at once. One that was stopped meanwhile does not hold up the others.
+_REQUEST_TIMEOUT_S = 5.0
+
+# Of the name of a process, as Linux shows it.
+_NAME_BYTES = 15
+
+
+@dataclass(frozen=True)
+class Request:
+    """What Spark asked of a Python process."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    streams: list[int]
+
+
+class ForkServer:
+    """Forks a process for each client."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._clients_by_pid: dict[int, socket.socket] = {}
+        self._is_open = True
+        self._ended_reader, self._ended_writer = socket.socketpair()
+
+    def serve(self) -> Request | None:
+        """Return in each forked process with its request, and in this one with nothing, after the last
+        has ended.
+        """
+        # Ctrl-C is for the process that started this one.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._ended_writer.setblocking(False)
+        signal.set_wakeup_fd(self._ended_writer.fileno(), warn_on_full_buffer=False)
+        self._selector.register(_STDIN, selectors.EVENT_READ)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._ended_reader, selectors.EVENT_READ)
+        while self._is_open or self._clients_by_pid:
+            for key, _ in self._selector.select():
+                request = self._handle(key.fileobj)
+                if request is not None:
+                    return request
+        return None
+
+    def _handle(self, ready: object) -> Request | None:
+        if ready == _STDIN:
+            self._close()
+        elif ready is self._listener:
+            return self._accept()
+        elif ready is self._ended_reader:
+            self._ended_reader.recv(4096)
+            self._reap()
+        elif isinstance(ready, socket.socket):
+            self._leave(ready)
+        return None
+
+    def _close(self) -> None:
+        if os.read(_STDIN, 4096):
+            return
+        self._is_open = False
+        self._selector.unregister(_STDIN)
+        self._selector.unregister(self._listener)
+        self._listener.close()
+
+    def _accept(self) -> Request | None:
+        client, _ = self._listener.accept()
+        client.settimeout(_REQUEST_TIMEOUT_S)
+        request = receive(client)
+        if request is None:
+            client.close()
+            return None
+        try:
+            pid = os.fork()
+        except OSError:
+            # The client tries by itself, and Spark has its error.
+            client.close()
+            pid = None
+        if pid == 0:
+            client.close()
+            self._leave_all()
+            return request
+        for stream in request.streams:
+            os.close(stream)
+        if pid is not None:
+            self._clients_by_pid[pid] = client
+            self._selector.register(client, selectors.EVENT_READ)
+            _answer(client, 0)
+        return None
+
+    def _leave(self, client: socket.socket) -> None:
+        """End the process whose client has ended."""
+        self._selector.unregister(client)
+        for pid, other in self._clients_by_pid.items():
+            if other is client:
+                os.kill(pid, signal.SIGTERM)
+
+    def _reap(self) -> None:
+        while self._clients_by_pid:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            client = self._clients_by_pid.pop(pid)
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(client)
+            _answer(client, os.waitstatus_to_exitcode(status) % 256)
+            client.close()
+
+    def _leave_all(self) -> None:
+        """Give up, in a forked process, what belongs to the server."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._selector.close()
+        for server_socket in (self._listener, self._ended_reader, self._ended_writer, *self._clients_by_pid.values()):
+            server_socket.close()
+
+
+def receive(client: socket.socket) -> Request | None:
+    """Read a request; nothing if the client left before its end."""
+    streams: list[int] = []
+    try:
+        start, streams, _, _ = socket.recv_fds(client, _LENGTH_BYTES, _STREAMS)
+        if len(start) == _LENGTH_BYTES and len(streams) == _STREAMS:
+            with client.makefile("rb") as reader:
+                content = reader.read(int.from_bytes(start, "big"))
+            arguments, environment, folder = json.loads(content)
+            return Request(arguments, environment, folder, streams)
+    except (OSError, ValueError):
+        pass
+    for stream in streams:
+        os.close(stream)
+    return None
+
+
+def _answer(client: socket.socket, status: int) -> None:
+    with contextlib.suppress(OSError):
+        client.sendall(bytes([status]))
+
+
+def run(request: Request) -> None:
+    """Be the process that was asked for: ``python -m MODULE ARGUMENTS``."""
+    for number, stream in enumerate(request.streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request.folder)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    _, module, *arguments = request.arguments
+    added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
+    sys.path[1:1] = added
+    sys.argv = ["-m", *arguments]
+    _name_process((arguments or [module])[-1])
+    # Spark's modules are imported here and there before one of them is the main one.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _name_process(module: str) -> None:
+    """Tell the processes apart for ``top`` and ``ps``, if the system can."""
+    with contextlib.suppress(OSError):
+        name = module.rpartition(".")[2].removeprefix("python_")
+        Path("/proc/self/comm").write_text(f"python {name}"[:_NAME_BYTES])
+
+
+def import_all() -> None:
+    """Import what the processes need, and have the garbage collector leave it alone."""
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()
+
+
+def main() -> None:
+    """Listen at a socket that was bound by the process that started this one.
+
+    ``python -m ledgerlake.runtime.fork_server FOLDER LISTENER``, which are the folder that is removed at
+    the end and the number of an open file.
+    """
+    folder, listener = sys.argv[1:]
+    import_all()
+    request = ForkServer(socket.socket(fileno=int(listener))).serve()
+    if request is not None:
+        run(request)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Spark's Python processes among those of a pipeline: forks of ``runtime.fork_server``, named after
+what they run, and forks of those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import psutil
+
+_SERVER = "ledgerlake.runtime.fork_server"
+
+
+def is_worker(process: psutil.Process) -> bool:
+    """Whether a daemon forked this process, for tasks or for planners."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return len([above for above in (process, *process.parents()) if _SERVER in above.cmdline()]) > 2
+    return False
+
+
+def is_task_worker(process: psutil.Process) -> bool:
+    """Whether this process runs tasks."""
+    return is_worker(process) and _name(process) == "python worker"
+
+
+def is_stream_planner(process: psutil.Process) -> bool:
+    """Whether this process plans a stream's micro-batches."""
+    return _name(process) == "python streamin"
+
+
+def _name(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return str(process.name())
+    return ""

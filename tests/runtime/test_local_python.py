@@ -1,0 +1,176 @@
+"""The Python that Spark starts with a local master: forks of a process that has imported everything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from ledgerlake.runtime import local_python as of_driver
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    # Of a process, what is needed to find the module with this code.
+    Module = Callable[[str], dict[str, Any]]
+
+_DRIVER = """
+from ledgerlake.runtime.local_python import _running, local_python
+print(local_python(), _running[0].pid, flush=True)
+input()
+"""
+
+
+class Driver:
+    """A process that has a Python for Spark."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", _DRIVER]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.python, server = self.process.stdout.readline().split()
+        self.server = psutil.Process(int(server))
+
+    def run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        command = [self.python, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+    def start(self, **options: Any) -> tuple[subprocess.Popen[str], str]:
+        """Start the module that was asked for; what Spark started, and the first line."""
+        command = [self.python, "-m", "asked_for"]
+        client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
+        assert client.stdout is not None
+        return client, client.stdout.readline()
+
+    def end(self) -> None:
+        self.process.communicate("\n")
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Driver]:
+    running = Driver()
+    yield running
+    running.end()
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Module:
+    def write(code: str) -> dict[str, Any]:
+        (tmp_path / "asked_for.py").write_text(code)
+        return {"env": {**os.environ, "PYTHONPATH": str(tmp_path), "ASKED": "yes"}, "cwd": str(tmp_path)}
+
+    return write
+
+
+def test_a_process_has_the_arguments_environment_folder_and_streams_that_spark_gave(
+    driver: Driver, module: Module, tmp_path: Path
+) -> None:
+    code = (
+        "import os, sys\n"
+        "print(__name__, sys.argv[1:], os.environ['ASKED'], os.getcwd(), input())\n"
+        "print('pandas' in sys.modules, file=sys.stderr)\n"
+        "sys.exit(7)"
+    )
+    ended = driver.run("-m", "asked_for", "one", "two", input="line\n", **module(code))
+    assert ended.stdout == f"__main__ ['one', 'two'] yes {tmp_path} line\n"
+    assert (ended.stderr, ended.returncode) == ("True\n", 7)
+
+
+def test_an_error_of_a_process_is_on_its_standard_error(driver: Driver, module: Module) -> None:
+    ended = driver.run("-m", "asked_for", **module("raise ValueError('wrong')"))
+    assert "ValueError: wrong" in ended.stderr
+    assert ended.returncode == 1
+
+
+def test_a_process_that_a_signal_ended_is_no_success(driver: Driver, module: Module) -> None:
+    assert driver.run("-m", "asked_for", **module("import os\nos.kill(os.getpid(), 9)")).returncode != 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_process_ends_with_what_spark_started(driver: Driver, module: Module, number: int) -> None:
+    client, pid = driver.start(**module("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)"))
+    forked = psutil.Process(int(pid))
+    assert forked.parent() == driver.server
+    client.send_signal(number)
+    client.communicate()
+    wait_until(lambda: not forked.is_running())
+
+
+def test_what_is_no_module_is_run_by_python_itself(driver: Driver) -> None:
+    assert driver.run("-c", "import sys; print('pandas' in sys.modules)").stdout == "False\n"
+
+
+def test_clients_that_leave_do_not_hold_up_the_others(driver: Driver, module: Module) -> None:
+    for content in (b"", b"\xff" * 8, (2).to_bytes(8, "big") + b"[]"):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(Path(driver.python).with_name("socket")))
+            client.sendall(content)
+    assert driver.run("-m", "asked_for", **module("print('here')")).stdout == "here\n"
+
+
+def test_ctrl_c_does_not_end_what_processes_are_forked_from(driver: Driver, module: Module) -> None:
+    driver.server.send_signal(signal.SIGINT)
+    assert driver.run("-m", "asked_for", **module("print('here')")).stdout == "here\n"
+
+
+def test_the_folder_of_the_processes_is_closed_to_other_users(driver: Driver) -> None:
+    assert Path(driver.python).parent.stat().st_mode & 0o077 == 0
+
+
+def test_if_the_server_was_killed_python_itself_is_started(module: Module) -> None:
+    driver = Driver()
+    driver.server.kill()
+    wait_until(lambda: driver.server.status() == psutil.STATUS_ZOMBIE)
+    ended = driver.run("-m", "asked_for", **module("import sys\nprint('pandas' in sys.modules)"))
+    assert ended.stdout == "False\n"
+    driver.end()
+
+
+def test_after_a_driver_was_killed_processes_go_on_until_spark_ends_them_and_nothing_stays(module: Module) -> None:
+    driver = Driver()
+    client, line = driver.start(**module("print('up', flush=True)\nprint(input())"))
+    assert line == "up\n"
+    driver.process.kill()
+    driver.process.communicate()
+    assert client.communicate("done\n")[0] == "done\n"
+    assert client.returncode == 0
+    wait_until(lambda: not driver.server.is_running())
+    assert not Path(driver.python).parent.exists()
+
+
+def test_with_a_home_of_spark_of_the_users_python_itself_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    assert of_driver.local_python.__wrapped__() == sys.executable
+
+
+def test_the_modules_that_processes_need_start_no_thread() -> None:
+    program = (
+        "import threading, ledgerlake.runtime.fork_server as fork_server\n"
+        "fork_server.import_all()\n"
+        "assert threading.active_count() == 1"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.spark
+def test_sparks_workers_are_forks_of_forks(spark: SparkSession) -> None:
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for _ in batches:
+            commands = [" ".join(above.cmdline()) for above in psutil.Process().parents()]
+            yield pa.RecordBatch.from_pydict({"command": commands})
+
+    rows = spark.range(1).mapInArrow(look, "command string").collect()
+    assert ["runtime.fork_server" in row.command for row in rows[:3]] == [True, True, False]
