@@ -76,6 +76,7 @@ simulate-faults: setup ## the first seeds that find the known faults, put back o
 bench: setup ## side by side with pulsar-client, in one run
 	$(BIN)/python -m bench.limits
 	$(BIN)/python -m bench.throughput
+	$(BIN)/python -m bench.unbatched
 	$(BIN)/python -m bench.large
 	$(BIN)/python -m bench.one_partition
 	$(BIN)/python -m bench.delay

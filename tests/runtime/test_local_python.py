@@ -156,8 +156,8 @@ def test_with_a_home_of_spark_of_the_users_python_itself_is_started(monkeypatch:
 
 def test_the_modules_that_processes_need_start_no_thread() -> None:
     program = (
-        "import threading, ledgerlake.runtime.fork_server as fork_server\n"
-        "fork_server.import_all()\n"
+        "import threading, ledgerlake.pipeline.fork_server as fork_server\n"
+        "fork_server.worker_daemon.prepare()\n"
         "assert threading.active_count() == 1"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -173,4 +173,4 @@ def test_sparks_workers_are_forks_of_forks(spark: SparkSession) -> None:
             yield pa.RecordBatch.from_pydict({"command": commands})
 
     rows = spark.range(1).mapInArrow(look, "command string").collect()
-    assert ["runtime.fork_server" in row.command for row in rows[:3]] == [True, True, False]
+    assert ["pipeline.fork_server" in row.command for row in rows[:3]] == [True, True, False]

@@ -30,7 +30,6 @@ from deltalake import DeltaTable
 
 import ledgerlake
 from ledgerlake.client import cluster, session
-from ledgerlake.decode import kernels
 from ledgerlake.errors import LedgerlakeError
 from ledgerlake.operators import bucket_storage, outcome_files, repeating
 from ledgerlake.options import config as configs
@@ -120,7 +119,6 @@ class Edges:
         self.replace(cluster, "os", SimpleNamespace(getpid=lambda: self.world.current.context.pid))
         self.replace(pyspark.TaskContext, "get", lambda: self.world.current.process.root.session.sparkContext)  # type: ignore[attr-defined]
         self.replace(outcome_files, "data_frame", lambda _columns, *rows: Rows([tuple(row) for row in rows]))
-        self.replace(kernels, "is_kept", lambda: True)
         # So that stops leave more messages and occurrences than a micro-batch delivers.
         self.replace(repeating, "MOST_OVERDUE", 1)
         self.replace(repeating, "MOST_PASSED", 1)

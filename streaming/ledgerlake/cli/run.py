@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ledgerlake.cli.command import Commands
     from ledgerlake.runtime.class_archive import ClassArchive
 
+_PIPELINE = "ledgerlake.pipeline.pipeline"
 _STOPPING = b"stopping; the current micro-batch is finished first\n"
 _STOPPING_SOON = b"stopping as soon as Spark has started\n"
 
@@ -40,10 +42,11 @@ def add(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ledgerlake.decode.warm_up import warm_up
+    # If it is missing, that is said before all else.
+    import pyspark  # noqa: F401
+
     from ledgerlake.options.config import load_config
     from ledgerlake.pipeline.http_server import check_port
-    from ledgerlake.pipeline.pipeline import Pipeline
     from ledgerlake.pipeline.progress_screen import ProgressScreen
     from ledgerlake.pipeline.shared_terminal import shared_terminal
     from ledgerlake.pipeline.start import check_reachable
@@ -54,17 +57,19 @@ def _run(options: argparse.Namespace) -> int:
     if config.metrics is not None:
         check_port(config.metrics.port, config.metrics.address, config.metrics.token)
     with shared_terminal() as terminal:
-        # Where nothing was ever compiled this takes many seconds; the first batch finds it done.
-        threading.Thread(target=warm_up, daemon=True).start()
         screen = ProgressScreen(name=config.stream.name, as_json=options.json, terminal=terminal)
         stop = _Stop()
         _stop_on_signals(stop, is_starting=True)
+        # Both take seconds.
+        threading.Thread(target=importlib.import_module, args=(_PIPELINE,), daemon=True).start()
         name = f"ledgerlake {config.stream.name}"
         spark = start_spark(name, config, options, lists_classes=options.archive_classes or not options.once)
         archive = ClassArchive(spark)
         if stop.is_set():
             spark.stop()
             return stop.exit_code if options.once else 0
+        from ledgerlake.pipeline.pipeline import Pipeline
+
         pipeline = Pipeline(spark, config, screen.add)
         try:
             pipeline.start(options.once)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.producer import check_may_send
 from ledgerlake.client.topics import split_partition
-from ledgerlake.decode import kernels
 from ledgerlake.delay.due_times import waiting_counts
 from ledgerlake.errors import BrokerError, LedgerlakeError, UsageError
 from ledgerlake.operators.stateful import set_up_state
@@ -129,10 +128,6 @@ class Pipeline:
         """Acquire the right to run the stream, create missing tables, and start the query; see
         ``run``.
         """
-        if not kernels.is_kept():
-            _log.warning(
-                "there is no folder for compiled code, so every worker compiles for itself at its start; set NUMBA_CACHE_DIR"
-            )
         components, stream_name = self._components, self.config.stream.name
         connect_store(self._spark, self.config.checkpoint_place)
         components.checkpoint.check_stream(stream_name)

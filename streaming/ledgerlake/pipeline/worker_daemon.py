@@ -13,6 +13,7 @@ does not walk them, which took a tenth of a second per task.
 from __future__ import annotations
 
 import gc
+import logging
 
 import pandas as pd
 import pyspark.worker
@@ -21,16 +22,28 @@ from pyspark import daemon
 import ledgerlake.operators.ingest
 import ledgerlake.operators.outcome_files
 import ledgerlake.operators.stateful
+from ledgerlake.decode import kernels
 from ledgerlake.decode.warm_up import warm_up
 from ledgerlake.runtime.workers import quieten
 
 __all__ = ["ledgerlake", "pd", "pyspark"]
 
+_log = logging.getLogger(__name__)
+
+
+def prepare() -> bool:
+    """Load the kernels, compiled before if that is kept; return whether it is."""
+    warm_up()
+    return kernels.is_kept()
+
 
 def main() -> None:
     """Serve Spark until it closes the pipe."""
     quieten(daemon)
-    warm_up()
+    if not prepare():
+        _log.warning(
+            "there is no folder for compiled code, so every worker compiles for itself at its start; set NUMBA_CACHE_DIR"
+        )
     gc.freeze()
     daemon.manager()
 

@@ -1,4 +1,4 @@
-"""What Spark starts in place of Python on the machine of a local master: it has ``fork_server`` fork
+"""What Spark starts in place of Python on the machine of a local master: it has ``pipeline.fork_server`` fork
 the process, and lasts as long as that does.
 
 It imports as little as possible, since Spark waits for it. If no server answers, or something else
@@ -47,4 +47,5 @@ def _status(server: socket.socket) -> int:
     return status[0] if status else 1
 
 
-main()
+if __name__ == "__main__":
+    main()

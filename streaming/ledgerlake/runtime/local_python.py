@@ -1,5 +1,5 @@
 """The Python that Spark starts on the machine of a local master: a script that runs ``fork_client``,
-with a ``fork_server`` of this process behind it.
+with a server of this process behind it (``pipeline.fork_server``).
 
 The server is told by its standard input, a pipe, when this process ends, however it ends. The script
 and the server's socket are in a folder that no other user may enter.
@@ -16,7 +16,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from ledgerlake.runtime import fork_server
+_SERVER = "ledgerlake.pipeline.fork_server"
 
 # Spark gives its workers the first, unless the user has it; with the second, NumPy has no threads
 # that a fork would lose.
@@ -37,8 +37,8 @@ def local_python() -> str:
         return sys.executable
     folder = Path(tempfile.mkdtemp(prefix="ledgerlake-python-"))
     script = folder / "python"
-    address = folder / fork_server.SOCKET
-    client = Path(fork_server.__file__).with_name("fork_client.py")
+    address = folder / "socket"
+    client = Path(__file__).with_name("fork_client.py")
     command = shlex.join((sys.executable, "-IS", str(client), str(address)))
     script.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     script.chmod(0o700)
@@ -54,7 +54,7 @@ def local_python() -> str:
 def _start(folder: Path, listener: socket.socket) -> subprocess.Popen[bytes]:
     number = listener.fileno()
     return subprocess.Popen(
-        [sys.executable, "-m", fork_server.__name__, str(folder), str(number)],
+        [sys.executable, "-m", _SERVER, str(folder), str(number)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         pass_fds=[number],

@@ -9,18 +9,20 @@ Spark finds ``fork_client`` in place of Python (``PYSPARK_PYTHON``). A client co
 in a folder that no other user may enter, and sends what Spark gave it: three standard streams, then
 the length of a JSON document (8 bytes, big endian) and the document, with the arguments, the
 environment and the working folder. The answer is a byte once the process is forked, and one more with
-its status when it has ended. A client that gets no first byte starts Python by itself.
+its status when it has ended. A client that gets no first byte becomes Python itself.
 
     client ends, since Spark ended it    its process gets SIGTERM
     process ends                         its client gets the status, and ends with it
     standard input ends                  this process takes no more clients, and ends after the last
+
+The kernels are compiled in a fork of their own, which takes a minute on the first start of a machine
+and a third of a second later. After it this process loads them too, and with it all later forks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import json
 import os
 import runpy
@@ -32,19 +34,22 @@ import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-SOCKET = "socket"
+import numba
+import pyspark.sql.streaming.python_streaming_source_runner
+import pyspark.sql.streaming.transform_with_state_driver_worker
+import pyspark.sql.worker.create_data_source
+import pyspark.sql.worker.lookup_data_sources
+import pyspark.sql.worker.plan_data_source_read
 
-_IMPORTED = (
-    "numba",
-    "pyspark.sql.streaming.python_streaming_source_runner",
-    "pyspark.sql.streaming.transform_with_state_driver_worker",
-    "pyspark.sql.worker.create_data_source",
-    "pyspark.sql.worker.lookup_data_sources",
-    "pyspark.sql.worker.plan_data_source_read",
-    "ledgerlake.pipeline.worker_daemon",
-    "ledgerlake.source.stream_reader",
-)
+import ledgerlake.source.stream_reader
+from ledgerlake.pipeline import worker_daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ledgerlake", "numba", "pyspark"]
 
 _LENGTH_BYTES = 8
 _STREAMS = 3
@@ -70,8 +75,10 @@ class Request:
 class ForkServer:
     """Forks a process for each client."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, prepare: Callable[[], bool]) -> None:
         self._listener = listener
+        self._prepare = prepare
+        self._preparing: int | None = None
         self._selector = selectors.DefaultSelector()
         self._clients_by_pid: dict[int, socket.socket] = {}
         self._is_open = True
@@ -89,12 +96,19 @@ class ForkServer:
         self._selector.register(_STDIN, selectors.EVENT_READ)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._ended_reader, selectors.EVENT_READ)
+        self._start_preparing()
         while self._is_open or self._clients_by_pid:
             for key, _ in self._selector.select():
                 request = self._handle(key.fileobj)
                 if request is not None:
                     return request
         return None
+
+    def _start_preparing(self) -> None:
+        self._preparing = os.fork()
+        if self._preparing == 0:
+            self._leave_all()
+            os._exit(0 if self._prepare() else 1)
 
     def _handle(self, ready: object) -> Request | None:
         if ready == _STDIN:
@@ -149,10 +163,16 @@ class ForkServer:
                 os.kill(pid, signal.SIGTERM)
 
     def _reap(self) -> None:
-        while self._clients_by_pid:
+        while self._preparing is not None or self._clients_by_pid:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
+            if pid == self._preparing:
+                self._preparing = None
+                if status == 0:
+                    self._prepare()
+                    gc.freeze()
+                continue
             client = self._clients_by_pid.pop(pid)
             with contextlib.suppress(KeyError):
                 self._selector.unregister(client)
@@ -215,22 +235,15 @@ def _name_process(module: str) -> None:
         Path("/proc/self/comm").write_text(f"python {name}"[:_NAME_BYTES])
 
 
-def import_all() -> None:
-    """Import what the processes need, and have the garbage collector leave it alone."""
-    for name in _IMPORTED:
-        importlib.import_module(name)
-    gc.freeze()
-
-
 def main() -> None:
     """Listen at a socket that was bound by the process that started this one.
 
-    ``python -m ledgerlake.runtime.fork_server FOLDER LISTENER``, which are the folder that is removed at
+    ``python -m ledgerlake.pipeline.fork_server FOLDER LISTENER``, which are the folder that is removed at
     the end and the number of an open file.
     """
     folder, listener = sys.argv[1:]
-    import_all()
-    request = ForkServer(socket.socket(fileno=int(listener))).serve()
+    gc.freeze()
+    request = ForkServer(socket.socket(fileno=int(listener)), worker_daemon.prepare).serve()
     if request is not None:
         run(request)
     else:
