@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from ledgerlake.runtime import local_python as of_driver
+from ledgerlake.runtime.session import python_of
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -68,9 +69,15 @@ def driver() -> Iterator[Driver]:
 def module(tmp_path: Path) -> Module:
     def write(code: str) -> dict[str, Any]:
         (tmp_path / "asked_for.py").write_text(code)
-        return {"env": {**os.environ, "PYTHONPATH": str(tmp_path), "ASKED": "yes"}, "cwd": str(tmp_path)}
+        return {"env": {**os.environ, "PYTHONPATH": str(tmp_path), "asked.for": "yes"}, "cwd": str(tmp_path)}
 
     return write
+
+
+def is_forked(driver: Driver, module: Module) -> bool:
+    """Whether a process has what its server has imported."""
+    ended = driver.run("-m", "asked_for", **module("import sys\nprint('pandas' in sys.modules)"))
+    return {"True\n": True, "False\n": False}[ended.stdout]
 
 
 def test_a_process_has_the_arguments_environment_folder_and_streams_that_spark_gave(
@@ -78,7 +85,7 @@ def test_a_process_has_the_arguments_environment_folder_and_streams_that_spark_g
 ) -> None:
     code = (
         "import os, sys\n"
-        "print(__name__, sys.argv[1:], os.environ['ASKED'], os.getcwd(), input())\n"
+        "print(__name__, sys.argv[1:], os.environ['asked.for'], os.getcwd(), input())\n"
         "print('pandas' in sys.modules, file=sys.stderr)\n"
         "sys.exit(7)"
     )
@@ -116,12 +123,38 @@ def test_clients_that_leave_do_not_hold_up_the_others(driver: Driver, module: Mo
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(Path(driver.python).with_name("socket")))
             client.sendall(content)
-    assert driver.run("-m", "asked_for", **module("print('here')")).stdout == "here\n"
+    assert is_forked(driver, module)
 
 
-def test_ctrl_c_does_not_end_what_processes_are_forked_from(driver: Driver, module: Module) -> None:
-    driver.server.send_signal(signal.SIGINT)
-    assert driver.run("-m", "asked_for", **module("print('here')")).stdout == "here\n"
+def test_a_client_and_its_process_may_end_at_once(driver: Driver, module: Module) -> None:
+    client, pid = driver.start(**module("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)"))
+    files = driver.server.num_fds()
+    with socket.socket(socket.AF_UNIX) as slow, open(os.devnull) as stream:
+        slow.connect(str(Path(driver.python).with_name("socket")))
+        # The server waits for the rest of this, and finds both ends then.
+        socket.send_fds(slow, [(2).to_bytes(8, "big")], [stream.fileno()] * 3)
+        wait_until(lambda: driver.server.num_fds() == files + 4)
+        os.kill(int(pid), signal.SIGKILL)
+        wait_until(lambda: psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE)
+        client.kill()
+        client.communicate()
+    assert is_forked(driver, module)
+
+
+def test_in_a_folder_that_was_removed_python_itself_is_started(driver: Driver, module: Module, tmp_path: Path) -> None:
+    options = module("print('here')")
+    (tmp_path / "gone").mkdir()
+    command = f"cd gone; rmdir ../gone; exec {driver.python} -m asked_for"
+    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, **options)
+    assert (ended.stdout, ended.stderr) == ("here\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_to_all_processes_leave_the_one_that_others_are_forked_from(
+    driver: Driver, module: Module, number: int
+) -> None:
+    driver.server.send_signal(number)
+    assert is_forked(driver, module)
 
 
 def test_the_folder_of_the_processes_is_closed_to_other_users(driver: Driver) -> None:
@@ -132,8 +165,7 @@ def test_if_the_server_was_killed_python_itself_is_started(module: Module) -> No
     driver = Driver()
     driver.server.kill()
     wait_until(lambda: driver.server.status() == psutil.STATUS_ZOMBIE)
-    ended = driver.run("-m", "asked_for", **module("import sys\nprint('pandas' in sys.modules)"))
-    assert ended.stdout == "False\n"
+    assert not is_forked(driver, module)
     driver.end()
 
 
@@ -147,6 +179,30 @@ def test_after_a_driver_was_killed_processes_go_on_until_spark_ends_them_and_not
     assert client.returncode == 0
     wait_until(lambda: not driver.server.is_running())
     assert not Path(driver.python).parent.exists()
+
+
+def test_without_a_place_for_a_socket_python_itself_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    assert of_driver.local_python.__wrapped__() == sys.executable
+    assert list(folder.iterdir()) == []
+
+
+def test_variables_of_the_users_may_be_for_a_python_that_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/before")
+    with python_of("local[2]", {"spark.executorEnv.PYTHONHASHSEED": "7"}):
+        assert os.environ["PYSPARK_PYTHON"] == os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    assert os.environ["PYSPARK_PYTHON"] == "/usr/bin/before"
+    assert "PYSPARK_DRIVER_PYTHON" not in os.environ
+
+
+def test_executors_on_other_machines_have_their_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    with python_of("spark://h:7077", {"spark.pyspark.python": "python3.11"}):
+        assert os.environ["PYSPARK_PYTHON"] == "python3.11"
+        assert os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    assert "PYSPARK_PYTHON" not in os.environ
 
 
 def test_with_a_home_of_spark_of_the_users_python_itself_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,11 @@ and a third of a second later. After it this process loads them too, and with it
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import json
 import os
+import resource
 import runpy
 import selectors
 import shutil
@@ -54,6 +56,7 @@ __all__ = ["ledgerlake", "numba", "pyspark"]
 _LENGTH_BYTES = 8
 _STREAMS = 3
 _STDIN = 0
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # A client sends all at once. One that was stopped meanwhile does not hold up the others.
 _REQUEST_TIMEOUT_S = 5.0
@@ -88,9 +91,11 @@ class ForkServer:
         """Return in each forked process with its request, and in this one with nothing, after the last
         has ended.
         """
-        # Ctrl-C is for the process that started this one.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Signals to all processes of a service or a terminal are for the process that started this one.
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
         self._ended_writer.setblocking(False)
         signal.set_wakeup_fd(self._ended_writer.fileno(), warn_on_full_buffer=False)
         self._selector.register(_STDIN, selectors.EVENT_READ)
@@ -98,14 +103,16 @@ class ForkServer:
         self._selector.register(self._ended_reader, selectors.EVENT_READ)
         self._start_preparing()
         while self._is_open or self._clients_by_pid:
-            for key, _ in self._selector.select():
+            # One at a time: what is done about one event may make another untrue.
+            for key, _ in self._selector.select()[:1]:
                 request = self._handle(key.fileobj)
                 if request is not None:
                     return request
         return None
 
     def _start_preparing(self) -> None:
-        self._preparing = os.fork()
+        with contextlib.suppress(OSError):
+            self._preparing = os.fork()
         if self._preparing == 0:
             self._leave_all()
             os._exit(0 if self._prepare() else 1)
@@ -129,9 +136,14 @@ class ForkServer:
         self._selector.unregister(_STDIN)
         self._selector.unregister(self._listener)
         self._listener.close()
+        if self._preparing is not None:
+            os.kill(self._preparing, signal.SIGKILL)
 
     def _accept(self) -> Request | None:
-        client, _ = self._listener.accept()
+        try:
+            client, _ = self._listener.accept()
+        except OSError:
+            return None
         client.settimeout(_REQUEST_TIMEOUT_S)
         request = receive(client)
         if request is None:
@@ -182,7 +194,8 @@ class ForkServer:
     def _leave_all(self) -> None:
         """Give up, in a forked process, what belongs to the server."""
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
         self._selector.close()
         for server_socket in (self._listener, self._ended_reader, self._ended_writer, *self._clients_by_pid.values()):
             server_socket.close()
@@ -235,6 +248,13 @@ def _name_process(module: str) -> None:
         Path("/proc/self/comm").write_text(f"python {name}"[:_NAME_BYTES])
 
 
+def _raise_limit_of_files() -> None:
+    """Let forks open as many files as what a JVM starts."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def main() -> None:
     """Listen at a socket that was bound by the process that started this one.
 
@@ -242,6 +262,11 @@ def main() -> None:
     the end and the number of an open file.
     """
     folder, listener = sys.argv[1:]
+    # What cleans up folders for temporary files passes over one that is locked.
+    fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_SH)
+    _raise_limit_of_files()
+    # No thread has a lock while this process forks: NumPy's and Arrow's start at their first use.
+    warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*multi-threaded.*fork")
     gc.freeze()
     request = ForkServer(socket.socket(fileno=int(listener)), worker_daemon.prepare).serve()
     if request is not None:

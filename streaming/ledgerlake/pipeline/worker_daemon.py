@@ -32,9 +32,13 @@ _log = logging.getLogger(__name__)
 
 
 def prepare() -> bool:
-    """Load the kernels, compiled before if that is kept; return whether it is."""
-    warm_up()
-    return kernels.is_kept()
+    """Load the kernels, and compile them before if they are not; return whether machine code is kept. If
+    not, nothing is done.
+    """
+    is_kept = kernels.is_kept()
+    if is_kept:
+        warm_up()
+    return is_kept
 
 
 def main() -> None:
@@ -44,6 +48,7 @@ def main() -> None:
         _log.warning(
             "there is no folder for compiled code, so every worker compiles for itself at its start; set NUMBA_CACHE_DIR"
         )
+        warm_up()
     gc.freeze()
     daemon.manager()
 

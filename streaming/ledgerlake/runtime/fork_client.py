@@ -1,10 +1,12 @@
-"""What Spark starts in place of Python on the machine of a local master: it has ``pipeline.fork_server`` fork
-the process, and lasts as long as that does.
+"""What Spark starts in place of Python on the machine of a local master: it has
+``pipeline.fork_server`` fork the process, and lasts as long as that does.
 
 It imports as little as possible, since Spark waits for it. If no server answers, or something else
 than a module is asked for, it becomes Python itself, as if Spark had started that.
 
-    python -IS fork_client.py SOCKET -m MODULE ARGUMENTS
+    python -IS CLIENT -m MODULE ARGUMENTS
+
+where CLIENT is a copy of this file beside the server's socket.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ _STREAMS = (0, 1, 2)
 
 def main() -> None:
     """Ask for a process, and end with its status."""
-    address, *arguments = sys.argv[1:]
+    client, *arguments = sys.argv
+    address = os.path.join(os.path.dirname(client), "socket")
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if arguments[:1] != ["-m"] or not _is_forked(server, address, arguments):
         os.execv(sys.executable, [sys.executable, *arguments])
@@ -29,8 +32,8 @@ def main() -> None:
 
 
 def _is_forked(server: socket.socket, address: str, arguments: list[str]) -> bool:
-    content = json.dumps([arguments, dict(os.environ), os.getcwd()]).encode()
     try:
+        content = json.dumps([arguments, dict(os.environ), os.getcwd()]).encode()
         server.connect(address)
         socket.send_fds(server, [len(content).to_bytes(8, "big")], _STREAMS)
         server.sendall(content)

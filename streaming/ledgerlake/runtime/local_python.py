@@ -1,5 +1,5 @@
-"""The Python that Spark starts on the machine of a local master: a script that runs ``fork_client``,
-with a server of this process behind it (``pipeline.fork_server``).
+"""The Python that Spark starts on the machine of a local master: a copy of ``fork_client``, with a
+server of this process behind it (``pipeline.fork_server``).
 
 The server is told by its standard input, a pipe, when this process ends, however it ends. The script
 and the server's socket are in a folder that no other user may enter.
@@ -7,8 +7,10 @@ and the server's socket are in a folder that no other user may enter.
 
 from __future__ import annotations
 
+import atexit
 import os
-import shlex
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+_CLIENT = Path(__file__).with_name("fork_client.py")
 _SERVER = "ledgerlake.pipeline.fork_server"
 
 # Spark gives its workers the first, unless the user has it; with the second, NumPy has no threads
@@ -30,34 +33,46 @@ _running: list[subprocess.Popen[bytes]] = []
 def local_python() -> str:
     """Return the path of what Spark is to start as Python; its server is started once.
 
-    It is the path of this Python if the user has a home of Spark, whose PySpark may be another than the
-    one that a server would import, or if the folder for temporary files forbids programs.
+    It is the path of this Python if forks of a server would not be the same: the user has a home of
+    Spark, whose PySpark may be another, or a home of Python; or if the system has no place for a
+    server's socket or forbids programs there.
     """
-    if "SPARK_HOME" in os.environ:
+    if {"SPARK_HOME", "PYTHONHOME"} & set(os.environ) or not re.fullmatch(r"\S{1,100}", sys.executable):
         return sys.executable
-    folder = Path(tempfile.mkdtemp(prefix="ledgerlake-python-"))
-    script = folder / "python"
-    address = folder / "socket"
-    client = Path(__file__).with_name("fork_client.py")
-    command = shlex.join((sys.executable, "-IS", str(client), str(address)))
-    script.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-    script.chmod(0o700)
-    if not os.access(script, os.X_OK):
-        return sys.executable
+    folder = None
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="ledgerlake-python-"))
+        script = folder / "python"
+        script.write_text(f"#!{sys.executable} -IS\n{_CLIENT.read_text()}")
+        script.chmod(0o700)
+        if os.access(script, os.X_OK):
+            _start(folder)
+            return str(script)
+    except OSError:
+        pass
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return sys.executable
+
+
+def _start(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(address))
+        listener.bind(str(folder / "socket"))
         listener.listen()
-        _running.append(_start(folder, listener))
-    return str(script)
+        number = listener.fileno()
+        server = subprocess.Popen(
+            [sys.executable, "-m", _SERVER, str(folder), str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[number],
+            start_new_session=True,
+            env=_ENVIRONMENT | os.environ,
+        )
+    _running.append(server)
+    atexit.register(_remove_after, server, folder)
 
 
-def _start(folder: Path, listener: socket.socket) -> subprocess.Popen[bytes]:
-    number = listener.fileno()
-    return subprocess.Popen(
-        [sys.executable, "-m", _SERVER, str(folder), str(number)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        pass_fds=[number],
-        start_new_session=True,
-        env=_ENVIRONMENT | os.environ,
-    )
+def _remove_after(server: subprocess.Popen[bytes], folder: Path) -> None:
+    """Remove what a server left that was killed."""
+    if server.poll() is not None:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -112,7 +112,7 @@ def start_session(
     java_options = f"{_JAVA_OPTIONS} {option}" if says_all else f"{_JAVA_OPTIONS} {_LESS_LOGGING} {option}"
     all_settings = session_settings(master, settings or {}, jars, java_options) | of_archive
     builder = SparkSession.builder.appName(name).master(master).config(map=all_settings)
-    with _python_of(master, settings or {}), home_without_zip():
+    with python_of(master, settings or {}), home_without_zip():
         try:
             if not says_all:
                 start_quiet_jvm(SparkConf().setMaster(master).setAppName(name).setAll(list(all_settings.items())))
@@ -154,10 +154,12 @@ def _submitted_session(name: str, settings: dict[str, str]) -> SparkSession:
 
 
 @contextlib.contextmanager
-def _python_of(master: str, settings: dict[str, str]) -> Iterator[None]:
+def python_of(master: str, settings: dict[str, str]) -> Iterator[None]:
     """Let a session that is started here know its Python."""
     if master.startswith("local"):
-        names = dict.fromkeys(_PYTHON_NAMES, local_python())
+        # Some variables have an effect on a Python that starts alone.
+        has_variables = any(name.startswith("spark.executorEnv.") for name in settings)
+        names = dict.fromkeys(_PYTHON_NAMES, sys.executable if has_variables else local_python())
     else:
         # On other machines Python may be at another path, such as ./environment/bin/python. The
         # planner runs on this machine, under the same name as the executors' Python.
