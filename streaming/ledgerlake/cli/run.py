@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> int:
         screen = ProgressScreen(name=config.stream.name, as_json=options.json, terminal=terminal)
         stop = _Stop()
         _stop_on_signals(stop, is_starting=True)
-        # Both take seconds.
+        # The modules take a second, and the JVM some: the one is done while the other starts.
         threading.Thread(target=importlib.import_module, args=(_PIPELINE,), daemon=True).start()
         name = f"ledgerlake {config.stream.name}"
         spark = start_spark(name, config, options, lists_classes=options.archive_classes or not options.once)
