@@ -27,7 +27,6 @@ import gc
 import json
 import os
 import resource
-import runpy
 import selectors
 import shutil
 import signal
@@ -47,6 +46,7 @@ import pyspark.sql.worker.plan_data_source_read
 
 import ledgerlake.source.stream_reader
 from ledgerlake.pipeline import worker_daemon
+from ledgerlake.runtime.workers import run_quietly
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -238,7 +238,7 @@ def run(request: Request) -> None:
     _name_process((arguments or [module])[-1])
     # Spark's modules are imported here and there before one of them is the main one.
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    run_quietly(module)
 
 
 def _name_process(module: str) -> None:

@@ -5,20 +5,38 @@ domain sockets is what an idle worker finds when the session stops. Tasks run un
 (``pipeline.worker_daemon``); planners run under Spark's own, whatever is configured, so those are
 made quiet from inside once they load the source. The process that Spark asks for the variables of a
 stateful operator prints each of its steps; it is made quiet once it loads the operator, after its
-first line.
+first line. A fork of ``pipeline.fork_server`` has loaded both, so it is quiet from its start.
 """
 
 from __future__ import annotations
 
+import importlib
+import runpy
 import sys
 import traceback
 from types import SimpleNamespace
 from typing import Any
 
+_DAEMON = "pyspark.daemon"
+_DESCRIBER = "pyspark.sql.streaming.transform_with_state_driver_worker"
+
 
 def quieten(daemon: Any) -> None:
     """Have a daemon module say nothing of pipes that the other side has closed."""
     daemon.traceback = SimpleNamespace(print_exc=_print_exc, format_exc=traceback.format_exc)
+
+
+def run_quietly(module: str) -> None:
+    """Run a module as the main one; those of Spark's say no more than they are allowed to from their
+    start.
+    """
+    if module == _DAEMON:
+        daemon = importlib.import_module(module)
+        quieten(daemon)
+        daemon.manager()
+    else:
+        names = {"print": _print_nothing} if module == _DESCRIBER else None
+        runpy.run_module(module, names, run_name="__main__", alter_sys=True)
 
 
 def quieten_this_process() -> None:
@@ -27,10 +45,14 @@ def quieten_this_process() -> None:
     """
     main: Any = sys.modules["__main__"]
     name = getattr(getattr(main, "__spec__", None), "name", None)
-    if name == "pyspark.daemon":
+    if name == _DAEMON:
         quieten(main)
-    elif name == "pyspark.sql.streaming.transform_with_state_driver_worker":
-        main.print = lambda *_, **__: None
+    elif name == _DESCRIBER:
+        main.print = _print_nothing
+
+
+def _print_nothing(*_: object, **__: object) -> None:
+    pass
 
 
 def _print_exc() -> None:
