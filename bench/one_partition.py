@@ -10,16 +10,30 @@ So many messages of 100 bytes, in batches of 1,000 with LZ4, are on one topic pa
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest import mock
 
 from pyspark import SparkContext
 
-from bench.throughput import SETTINGS, Pass, Workload, pipeline_to_delta, publish, spark_pass
+from bench.throughput import (
+    SETTINGS,
+    PassAndPeak,
+    Workload,
+    in_turns,
+    pipeline_to_delta,
+    print_compared,
+    publish,
+    spark_pass,
+)
 from ledgerlake.devbroker import Broker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bench.throughput import Pass
 
 _TASKS = (1, 2)
 
@@ -32,34 +46,20 @@ def main() -> None:
     from ledgerlake.runtime.session import start_session
 
     workload = Workload("", options.messages, 100, 1000)
-    passes: dict[int, list[Pass]] = {tasks: [] for tasks in _TASKS}
-    peaks_mb = dict.fromkeys(_TASKS, 0.0)
     with Broker(settings=SETTINGS) as address, tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
         topic = publish(address, workload, 1)
         spark = start_session("bench", "local[2]")
         try:
             path = partial(pipeline_to_delta, spark, address.service_url, topic, workload.messages, Path(folder))
-            for _ in range(1 + options.passes):
-                for tasks in _TASKS:
-                    with mock.patch.object(SparkContext, "defaultParallelism", tasks):
-                        measured_pass, peak_mb = spark_pass(path)
-                    passes[tasks].append(measured_pass)
-                    peaks_mb[tasks] = max(peaks_mb[tasks], peak_mb)
+            passes = in_turns({str(tasks): partial(_by_tasks, tasks, path) for tasks in _TASKS}, options.passes)
         finally:
             spark.stop()
-    _print(workload.messages, {tasks: of_tasks[1:] for tasks, of_tasks in passes.items()}, peaks_mb)
+    print_compared(workload.messages, "tasks", passes)
 
 
-def _print(messages: int, passes: dict[int, list[Pass]], peaks_mb: dict[int, float]) -> None:
-    print(f"{messages:,} messages\n{'tasks':<8}{'messages/s':>14}{'ratio':>8}{'CPU s/M':>10}{'peak MB':>10}")
-    rates = {
-        tasks: messages / statistics.median(one_pass.seconds for one_pass in of_tasks)
-        for tasks, of_tasks in passes.items()
-    }
-    for tasks, rate in rates.items():
-        cpu_s = statistics.median(one_pass.cpu_s for one_pass in passes[tasks])
-        ratio = rate / rates[_TASKS[0]]
-        print(f"{tasks:<8}{rate:>14,.0f}{ratio:>8.2f}{cpu_s * 1e6 / messages:>10.2f}{peaks_mb[tasks]:>10,.0f}")
+def _by_tasks(tasks: int, path: Callable[[], Pass]) -> PassAndPeak:
+    with mock.patch.object(SparkContext, "defaultParallelism", tasks):
+        return spark_pass(path)
 
 
 if __name__ == "__main__":

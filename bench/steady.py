@@ -46,8 +46,8 @@ _DELAYED_SHARE, _DELAY_S = 10, 60
 _LARGE_BYTES, _LARGE_EVERY = 2 * 1024 * 1024, 10 * RATE
 _SAMPLE_S = 60
 
-# Words in the name and the command of a process, and what it is. The JVM that archives classes runs once in the first
-# minutes, and is not shown.
+# Words in the name and the command of a process, and what it is. The JVM that archives classes runs
+# once in the first minutes, and is not shown.
 _ROLES = {
     "ledgerlake.cli": "command_mb",
     "-Xshare:dump": "archive_mb",

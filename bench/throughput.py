@@ -340,6 +340,27 @@ def spark_pass(path: Callable[[], Pass]) -> PassAndPeak:
     return measured_pass, memory.peak_mb
 
 
+def in_turns(paths: Paths, passes: int) -> dict[str, list[PassAndPeak]]:
+    """The passes of some paths that take turns, after one of each that is not counted."""
+    passes_by_name: dict[str, list[PassAndPeak]] = {name: [] for name in paths}
+    for _ in range(1 + passes):
+        for name, path in paths.items():
+            passes_by_name[name].append(path())
+    return {name: of_path[1:] for name, of_path in passes_by_name.items()}
+
+
+def print_compared(messages: int, heading: str, passes_by_name: dict[str, list[PassAndPeak]]) -> None:
+    """Print the medians of each path, and its rate beside that of the first."""
+    print(f"{messages:,} messages\n{heading:<32}{'messages/s':>14}{'ratio':>8}{'CPU s/M':>10}{'peak MB':>10}")
+    first_rate = 0.0
+    for name, of_path in passes_by_name.items():
+        rate = messages / statistics.median(one_pass.seconds for one_pass, _ in of_path)
+        cpu_s = statistics.median(one_pass.cpu_s for one_pass, _ in of_path)
+        first_rate = first_rate or rate
+        peak_mb = max(peak_mb for _, peak_mb in of_path)
+        print(f"{name:<32}{rate:>14,.0f}{rate / first_rate:>8.2f}{cpu_s * 1e6 / messages:>10.2f}{peak_mb:>10,.0f}")
+
+
 def _source_to_noop(spark: SparkSession, service_url: str, topic: str, count: int, folder: Path) -> Pass:
     reader = spark.readStream.format("ledgerlake").option("service.url", service_url).option("topic", topic)
     checkpoint = tempfile.mkdtemp(dir=folder)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     Module = Callable[[str], dict[str, Any]]
 
 _DRIVER = """
-from ledgerlake.runtime.local_python import _running, local_python
-print(local_python(), _running[0].pid, flush=True)
+from ledgerlake.runtime.local_python import local_python
+print(local_python(), flush=True)
 input()
 """
 
@@ -40,8 +40,8 @@ class Driver:
         command = [sys.executable, "-c", _DRIVER]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
-        self.python, server = self.process.stdout.readline().split()
-        self.server = psutil.Process(int(server))
+        self.python = self.process.stdout.readline().strip()
+        (self.server,) = psutil.Process(self.process.pid).children()
 
     def run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         command = [self.python, *arguments]

@@ -25,9 +25,6 @@ _SERVER = "ledgerlake.pipeline.fork_server"
 # that a fork would lose.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "YES"}
 
-# Of the server, so that it lives as long as this process does.
-_running: list[subprocess.Popen[bytes]] = []
-
 
 @cache
 def local_python() -> str:
@@ -68,7 +65,7 @@ def _start(folder: Path) -> None:
             start_new_session=True,
             env=_ENVIRONMENT | os.environ,
         )
-    _running.append(server)
+    # It also keeps the pipe open until this process ends.
     atexit.register(_remove_after, server, folder)
 
 
