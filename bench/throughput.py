@@ -53,7 +53,7 @@ from ledgerlake.client.producer import EntryProducer
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.demo import create_partitioned_topic
 from ledgerlake.devbroker import Broker
-from ledgerlake.operators.rows import RowKind, StateSummary, report_from_json, summary_from_json
+from ledgerlake.operators.rows import RowKind, StageRow, StateSummary, report_from_json
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_batch, encode_entry
 
@@ -438,11 +438,12 @@ def results(
 ) -> Iterator[pa.RecordBatch]:
     """Turn the report of each task into the result of a stage that has nothing to do."""
     for row in (row for batch in rows for row in batch.to_pylist()):
-        is_summary = row["kind"] == RowKind.SUMMARY
-        summary = (
-            summary_from_json(row["header"]) if is_summary else StateSummary([report_from_json(row["header"]).result])
-        )
-        for frame in output(TopicPartition(row["topic"], row["partition"])).finish(summary):
+        stage = output(TopicPartition(row["topic"], row["partition"]))
+        if row["kind"] == RowKind.RESULTS:
+            frames = stage.pass_on(StageRow(**row))
+        else:
+            frames = stage.finish(StateSummary([report_from_json(row["header"]).result]))
+        for frame in frames:
             yield pa.RecordBatch.from_pandas(frame, preserve_index=False)
 
 

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
-from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.split import split_bundle
 from ledgerlake.operators.ingest import ingest_ranges
 from ledgerlake.operators.outcome_files import OutcomeFiles
-from ledgerlake.operators.results import BatchSettings, PartitionResult, TaskSettings, result_from_json
+from ledgerlake.operators.results import BatchSettings, PartitionResult, TaskSettings, results_from_json
 from ledgerlake.operators.rows import RowKind
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
@@ -26,8 +24,6 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.pieces import Piece
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.stored.places import Place
-from ledgerlake.table.delta_table import Table
-from ledgerlake.table.shared_files import settle_shared
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
@@ -56,7 +52,7 @@ class Batch:
     delay: DelayOptions
 
     def run(
-        self, topics: dict[str, list[bytes]], with_state: list[str] | None, *, shares_files: bool = True
+        self, topics: dict[str, list[bytes]], with_state: list[str] | None, *, are_whole: bool = True
     ) -> dict[str, PartitionResult]:
         """The results by topic."""
         settings = TaskSettings(
@@ -70,23 +66,23 @@ class Batch:
             )
             for topic, entries in topics.items()
         ]
-        rows = list(ingest_ranges(ranges, settings, batch, shares_files=shares_files))
+        rows = list(ingest_ranges(ranges, settings, batch, are_whole=are_whole))
         by_topic: dict[str, list[pa.RecordBatch]] = {}
         for row in rows:
             by_topic.setdefault(row["topic"][0].as_py(), []).append(row)
         results = [
-            result_from_json(row.result)
+            result
             for name, of_topic in by_topic.items()
             for row in Stage(Limits(), self.delay, output=lambda source: OutcomeFiles(source, settings, batch)).run(
                 of_topic, topic_partition=TopicPartition(name, -1)
             )
+            for result in results_from_json(row.result)
         ]
         return {result.topic_partition: result for result in results}
 
     def files_of(self, results: dict[str, PartitionResult]) -> list[list[tuple[str, bytes]]]:
         """The topic and value of each row, by file that is to be committed."""
-        written = {name: result.written.tables["messages"].files for name, result in results.items()}
-        names = [file.name for file in settle_shared(Table(Place(str(self.folder)), schema.MESSAGES), written)[0]]
+        names = [file.name for result in results.values() for file in result.written.tables["messages"].files]
         tables = [pq.read_table(self.folder / name, columns=["topic", "value"]) for name in names]
         return sorted(
             list(zip(*(table[name].to_pylist() for name in ("topic", "value")), strict=True)) for table in tables
@@ -116,7 +112,6 @@ def test_quiet_topics_share_a_file_in_which_each_is_in_order(tmp_path: Path) -> 
         B: TIME_MS * 1000,
         C: TIME_MS * 1000,
     }
-    assert all(not result.replaced["messages"] for result in results.values())
 
 
 def test_a_topic_that_may_have_state_has_files_of_its_own(tmp_path: Path) -> None:
@@ -124,7 +119,7 @@ def test_a_topic_that_may_have_state_has_files_of_its_own(tmp_path: Path) -> Non
     topics = {name: [entry(b"1")] for name in (A, B, C)}
     assert batch.files_of(batch.run(topics, with_state=[B])) == [[(A, b"1"), (C, b"1")], [(B, b"1")]]
     assert len(batch.files_of(batch.run(topics, with_state=None))) == 3
-    assert len(batch.files_of(batch.run(topics, with_state=[], shares_files=False))) == 3
+    assert len(batch.files_of(batch.run(topics, with_state=[], are_whole=False))) == 3
 
 
 def test_a_topic_whose_messages_go_into_state_has_files_of_its_own(tmp_path: Path) -> None:
@@ -148,32 +143,6 @@ def test_rejects_share_a_file_too(tmp_path: Path) -> None:
     assert batch.files_of(results) == [[(A, b"1")]]
 
 
-ALL = {A: [entry(b"1"), entry(b"2")], B: [entry(b"3")], C: [entry(b"4")]}
-ALL_ROWS = [(A, b"1"), (A, b"2"), (B, b"3"), (C, b"4")]
-
-
-@pytest.mark.parametrize("first_state", [[], [A], [B]])
-@pytest.mark.parametrize("second_state", [[], [A], [B]])
-@pytest.mark.parametrize("of_first", [[A], [B], [A, B], [A, C], [A, B, C]])
-def test_reports_of_two_runs_of_a_task_give_each_row_once(
-    tmp_path: Path, first_state: list[str], second_state: list[str], of_first: list[str]
-) -> None:
-    """Spark used some reports of the first run, lost it, and takes the others from a second one, in
-    which other topics share a file.
-    """
-    batch = batch_in(tmp_path)
-    first, second = batch.run(ALL, first_state), batch.run(ALL, second_state)
-    mixed = {name: (first if name in of_first else second)[name] for name in ALL}
-    assert sorted(row for file in batch.files_of(mixed) for row in file) == ALL_ROWS
-
-
-def test_a_report_of_a_run_that_saw_less_counts_with_its_own_rows(tmp_path: Path) -> None:
-    batch = batch_in(tmp_path)
-    first, second = batch.run(ALL, []), batch.run(ALL | {A: [entry(b"1")], C: []}, [])
-    mixed = {A: first[A], B: second[B], C: second[C]}
-    assert sorted(row for file in batch.files_of(mixed) for row in file) == [(A, b"1"), (A, b"2"), (B, b"3")]
-
-
 def test_events_are_reported_before_the_next_range_is_read(tmp_path: Path) -> None:
     """So a task keeps those of one range in memory, however many it reads."""
     (tmp_path / "rejects").mkdir()
@@ -189,7 +158,7 @@ def test_events_are_reported_before_the_next_range_is_read(tmp_path: Path) -> No
     settings = TaskSettings(
         (messages_table(tmp_path),), Place(str(tmp_path / "rejects")), Limits(), DelayOptions(), OPTIONS
     )
-    rows = ingest_ranges(ranges(), settings, BatchSettings(3, {}, []), shares_files=True)
+    rows = ingest_ranges(ranges(), settings, BatchSettings(3, {}, []), are_whole=True)
     for row in rows:
         if row["kind"][0].as_py() == RowKind.REPORT:
             assert read == [A]

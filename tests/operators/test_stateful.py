@@ -14,7 +14,7 @@ from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessag
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.errors import CorruptEntryError, OffsetError
 from ledgerlake.operators import stateful
-from ledgerlake.operators.rows import RowKind, StateSummary, stage_row, summary_to_json
+from ledgerlake.operators.rows import RowKind, stage_row
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.chunks import Marker, promise
@@ -264,19 +264,18 @@ def test_any_publish_time_tells_a_restarted_producers_chunks_apart_and_fits_into
     assert -(2**63) <= chunks[0].publish_ms < 2**63
 
 
-def test_the_summary_of_a_task_passes_alone_and_no_state_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_a_task_pass_as_they_are_and_no_state_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("the state was read")
 
     for state in (DictState, DictValue):
         for name in ("exists", "get", "getValue", "iterator"):
             monkeypatch.setattr(state, name, fail, raising=False)
-    summary = summary_to_json(StateSummary([{"end": "1:2"}]))
-    (row,) = Stage(LIMITS).run([stage_row(SOURCE, RowKind.SUMMARY, header=summary)])
+    (row,) = Stage(LIMITS).run([stage_row(SOURCE, RowKind.RESULTS, header="[]")])
     assert (row.topic, row.partition, row.kind, row.header, row.entry) == (
         SOURCE.topic,
         SOURCE.partition,
-        RowKind.SUMMARY,
-        summary,
+        RowKind.RESULTS,
+        "[]",
         None,
     )

@@ -17,7 +17,7 @@ from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.split import split_bundle
 from ledgerlake.operators.ingest import ingest_ranges
 from ledgerlake.operators.outcome_files import OutcomeFiles
-from ledgerlake.operators.results import BatchSettings, TaskSettings, result_from_json
+from ledgerlake.operators.results import BatchSettings, TaskSettings, results_from_json
 from ledgerlake.operators.rows import RowKind, TaskReport, report_from_json
 from ledgerlake.operators.stage_input import forward_bundles
 from ledgerlake.options.delay_options import DelayOptions
@@ -128,9 +128,14 @@ def test_a_producer_with_a_fast_clock_expires_nobodys_open_message(task: Any, tm
     assert kinds == ["message"]
 
 
-def test_what_the_bench_puts_in_place_of_the_stage_has_its_results(tmp_path: Path) -> None:
-    settings = task_settings(tmp_path)
-    rows = pa.Table.from_batches(written(tmp_path, [ENTRY, ENTRY])).to_batches()
-    (batch_of_results,) = results(lambda source: OutcomeFiles(source, settings, BatchSettings(0)), iter(rows))
+@pytest.mark.parametrize("with_state", [[], None])
+def test_what_the_bench_puts_in_place_of_the_stage_has_its_results(
+    with_state: list[str] | None, tmp_path: Path
+) -> None:
+    settings, batch, entries = task_settings(tmp_path), BatchSettings(0, with_state=with_state), [ENTRY, ENTRY]
+    ingested = ingest_ranges([(span(entries, None), pieces(entries))], settings, batch, are_whole=True)
+    rows = pa.Table.from_batches(ingested).to_batches()
+    (batch_of_results,) = results(lambda source: OutcomeFiles(source, settings, batch), iter(rows))
     (text,) = batch_of_results["result"].to_pylist()
-    assert [file.rows for file in result_from_json(text).written.tables["messages"].files] == [2]
+    (result,) = results_from_json(text)
+    assert [file.rows for file in result.written.tables["messages"].files] == [2]

@@ -9,10 +9,12 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from ledgerlake.decode import schema
-from ledgerlake.errors import OwnershipError
-from ledgerlake.operators.results import TopicSchemas
+from ledgerlake.errors import OwnershipError, ProcessLostError
+from ledgerlake.operators.results import PartitionResult, TaskResult, TopicSchemas, results_to_json
+from ledgerlake.operators.rows import StateSummary
 from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.wire.message_id import Position
 from tests.pipeline_tables import opened_tables
 
 if TYPE_CHECKING:
@@ -24,14 +26,25 @@ _RANGE = {"t": {"start": {"ledger": 1, "entry": 0}, "end": {"ledger": 1, "entry"
 
 
 class Frame:
-    """The rows of a micro-batch whose tasks wrote nothing."""
+    """The rows of a micro-batch whose tasks wrote nothing, with the results of topics."""
 
-    def __init__(self) -> None:
+    def __init__(self, *rows: list[str]) -> None:
+        self.rows = rows
         context = SimpleNamespace(setLocalProperty=lambda _name, _value: None)
         self.sparkSession = SimpleNamespace(sparkContext=context)
 
     def collect(self) -> list[Any]:
-        return []
+        return [
+            SimpleNamespace(
+                result=results_to_json(
+                    [
+                        PartitionResult(TaskResult(topic, -1, Position(1, 5), {}, []), StateSummary([]))
+                        for topic in topics
+                    ]
+                )
+            )
+            for topics in self.rows
+        ]
 
 
 def tables_in(folder: Path) -> Tables:
@@ -52,4 +65,19 @@ def test_a_process_that_lost_the_stream_while_its_tasks_ran_commits_nothing(tmp_
         sink.write(frame, batch, None, taken_over, TopicSchemas())
     assert DeltaTable(str(tmp_path / "messages")).version() == 0
     sink.write(frame, batch, None, lambda: None, TopicSchemas())
+    assert DeltaTable(str(tmp_path / "messages")).version() == 1
+
+
+@pytest.mark.parametrize("rows", [[["a"]], [["a"], ["a", "b"]], [["a", "b"], ["b"]]])
+def test_results_of_two_runs_of_a_task_that_do_not_fit_together_are_not_committed(
+    rows: list[list[str]], tmp_path: Path
+) -> None:
+    sink = DeltaSink(tables_in(tmp_path))
+    batch = BatchRecord("s", "ledgerlake:s:q", 0, 1, _RANGE, frozenset("ab"))
+    frame: Any = Frame(*rows)
+    with pytest.raises(ProcessLostError, match="a task ran twice"):
+        sink.write(frame, batch, None, lambda: None, TopicSchemas())
+    assert DeltaTable(str(tmp_path / "messages")).version() == 0
+    whole: Any = Frame(["a"], ["b"])
+    sink.write(whole, batch, None, lambda: None, TopicSchemas())
     assert DeltaTable(str(tmp_path / "messages")).version() == 1

@@ -209,27 +209,29 @@ def test_a_record_of_a_newer_release_is_refused(tmp_path: Path) -> None:
     reject(settings, 1)
     record = tmp_path / "checkpoint" / "ledgerlake" / "replay.json"
     record.parent.mkdir(parents=True)
-    record.write_text('{"version": 2}')
+    record.write_text('{"version": 3}')
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
         replay(settings)
-    record.write_text('{"version": 1, "number": "x"}')
+    record.write_text('{"version": 2, "number": "x"}')
     with pytest.raises(OffsetError, match="damaged record of a replay"):
         replay(settings)
 
 
 GOLDEN = (
-    '{"version": 1, "number": 5, "topics": ["persistent://public/default/orders"], "tables": {"messages": {"path": "PATH", "before": null, '
+    '{"version": 2, "number": 5, "topics": ["persistent://public/default/orders"], "tables": {"messages": {"path": "PATH", "before": null, '
     '"files": [{"name": "gone.parquet", "size_bytes": 1, "rows": 1, "stats": "{}", "first": [1, 1, 1, -1], "last": [1, 1, 1, -1], '
-    '"members": [], "partition_values": {}}]}}}'
+    '"partition_values": {}}]}}}'
 )
+OF_VERSION_1 = GOLDEN.replace('"version": 2', '"version": 1').replace('"partition', '"members": [], "partition')
 
 
-def test_a_record_of_this_release_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("golden", [GOLDEN, OF_VERSION_1])
+def test_a_record_of_this_release_and_of_an_earlier_one_is_read(golden: str, tmp_path: Path) -> None:
     settings = config(tmp_path, path=str(tmp_path / "t"))
     reject(settings, 1)
     record = tmp_path / "checkpoint" / "ledgerlake" / "replay.json"
     record.parent.mkdir(parents=True)
-    record.write_text(GOLDEN.replace("PATH", str(tmp_path / "t")))
+    record.write_text(golden.replace("PATH", str(tmp_path / "t")))
     Table(settings.messages_place, schema.MESSAGES).create()
     assert replay(settings).replayed == {"no_table": 1}
     assert not record.exists()

@@ -22,6 +22,7 @@ from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.operators.in_task import LocalAssembly
 from ledgerlake.operators.partition_writer import PartitionWriter, SharedFiles
+from ledgerlake.operators.results import PartitionResult, results_to_json
 from ledgerlake.operators.rows import (
     RowKind,
     StateSummary,
@@ -30,7 +31,6 @@ from ledgerlake.operators.rows import (
     latest,
     report_to_json,
     stage_row,
-    summary_to_json,
 )
 from ledgerlake.operators.schedule_events import ScheduleEvents
 from ledgerlake.operators.scheduled import REFUSED_DETAIL, SCHEDULE_REFUSED, find_in_frames, schedule_at_once
@@ -52,29 +52,31 @@ def ingest_ranges(
     settings: TaskSettings,
     batch: BatchSettings,
     *,
-    shares_files: bool = False,
+    are_whole: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Write ranges of entries to files; yield rows of ``STAGE_ROWS`` for the stateful stage.
 
     Args:
-        shares_files: topic partitions with few messages share a file. Each must have one range in
-            the micro-batch.
+        are_whole: no other task of the micro-batch has a range of these topic partitions. So those
+            with few messages can share a file, and the stateful stage need not see those without
+            state.
     """
-    shared = SharedFiles(settings, batch) if shares_files else None
-    sharing: list[tuple[_IngestedRange, TaskResult]] = []
+    shared = SharedFiles(settings, batch) if are_whole else None
+    complete: list[TaskResult] = []
     for span, pieces in ranges:
         ingested = _IngestedRange(span, settings, batch)
         for piece in pieces:
             yield from ingested.take(piece)
         yield from ingested.drain()
         if shared is not None and ingested.is_complete:
-            sharing.append((ingested, ingested.finish(shared)))
+            complete.append(ingested.finish(shared))
         else:
             yield ingested.report(ingested.finish())
-    if shared is not None:
-        results = shared.finish([result for _, result in sharing])
-        for (ingested, _), result in zip(sharing, results, strict=True):
-            yield ingested.summary(result)
+    if shared is not None and complete:
+        shared.finish(complete)
+        results = [PartitionResult(result, StateSummary([])) for result in complete]
+        under = TopicPartition(complete[0].topic, complete[0].partition)
+        yield stage_row(under, RowKind.RESULTS, header=results_to_json(results))
 
 
 class _IngestedRange:
@@ -140,12 +142,6 @@ class _IngestedRange:
     def report(self, result: TaskResult) -> pa.RecordBatch:
         report = TaskReport(self._end, self._now_ms, fields_of(result), self._local.events)
         return stage_row(self.topic_partition, RowKind.REPORT, header=report_to_json(report))
-
-    def summary(self, result: TaskResult) -> pa.RecordBatch:
-        """Return the summary of a range that ``is_complete``: the stateful stage has nothing to add."""
-        return stage_row(
-            self.topic_partition, RowKind.SUMMARY, header=summary_to_json(StateSummary([fields_of(result)]))
-        )
 
     def _take_chunk(self, chunk: Chunk, entry: Entry) -> Iterator[pa.RecordBatch]:
         keep_freed_blocks()

@@ -7,6 +7,7 @@ from the broker nor on their way to the table.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -78,11 +79,14 @@ class _WritingDataSource(DataSource):  # type: ignore[misc]
 
 
 class _RangesPartition(InputPartition):  # type: ignore[misc]
-    """Ranges of entries, of which one task writes the messages, as Spark carries them to it."""
+    """Ranges of entries, of which one task writes the messages, as Spark carries them to it.
+    ``are_whole``: no other task has a range of their topic partitions.
+    """
 
-    def __init__(self, spans: list[EntryRange]) -> None:
+    def __init__(self, spans: list[EntryRange], *, are_whole: bool) -> None:
         super().__init__(spans)
         self.spans = spans
+        self.are_whole = are_whole
 
 
 class _WritingStreamReader(LedgerlakeStreamReader):
@@ -104,9 +108,12 @@ class _WritingStreamReader(LedgerlakeStreamReader):
         if options.min_partitions == 1:
             spans = split_long(spans, planner.entry_bytes(spans), options.task_slots)
         groups = group(spans, planner.entry_bytes(spans), options.min_partitions)
-        return [_RangesPartition(together) for together in groups]
+        counts = Counter(span.topic_partition for span in spans)
+        return [
+            _RangesPartition(together, are_whole=all(counts[span.topic_partition] == 1 for span in together))
+            for together in groups
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         ranges = read_pieces_by_range(self._options, partition.spans)
-        shares_files = len(partition.spans) > 1
-        return ingest_ranges(ranges, self._settings, BatchSettings.of_this_task(), shares_files=shares_files)
+        return ingest_ranges(ranges, self._settings, BatchSettings.of_this_task(), are_whole=partition.are_whole)

@@ -6,9 +6,9 @@ of the micro-batch wrote of it.
 
 from __future__ import annotations
 
-import json
 from collections import Counter, deque
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -20,10 +20,15 @@ from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.delay.cancels import Cancels
 from ledgerlake.operators.delayed import TOPIC
 from ledgerlake.operators.partition_writer import PartitionWriter, file_prefix
-from ledgerlake.operators.results import BatchSettings, PartitionResult, TaskSettings, task_result_from_dict
+from ledgerlake.operators.results import (
+    BatchSettings,
+    PartitionResult,
+    TaskSettings,
+    results_to_json,
+    task_result_from_dict,
+)
 from ledgerlake.operators.rows import StateSummary
 from ledgerlake.operators.stage_output import data_frame
-from ledgerlake.stored.fields import fields_of
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 from ledgerlake.wire.message_id import Position
 
@@ -32,6 +37,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from ledgerlake.operators.rows import StageRow
+
 
 class OutcomeFiles:
     """Writes outcomes to files, and returns a row of ``RESULT_SCHEMA`` at the end; see
@@ -39,11 +46,15 @@ class OutcomeFiles:
     """
 
     def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, batch: BatchSettings) -> None:
-        self._writer = PartitionWriter(topic_partition, settings, batch)
+        self._topic_partition, self._settings, self._batch = topic_partition, settings, batch
         self._outbox: BufferedWriter | None = None
         if settings.outbox is not None:
             folder = data_folder(settings.outbox, schema.MESSAGES, file_prefix(topic_partition.partition, batch))
             self._outbox = BufferedWriter(folder)
+
+    @cached_property
+    def _writer(self) -> PartitionWriter:
+        return PartitionWriter(self._topic_partition, self._settings, self._batch)
 
     def take(self, outcome: Outcome | Cancels) -> Iterator[pd.DataFrame]:
         if isinstance(outcome, Cancels):
@@ -53,7 +64,10 @@ class OutcomeFiles:
         return iter(())
 
     def finish(self, summary: StateSummary) -> Iterator[pd.DataFrame]:
-        yield data_frame(["result"], [json.dumps(self._result(summary), default=fields_of)])
+        yield data_frame(["result"], [results_to_json([self._result(summary)])])
+
+    def pass_on(self, row: StageRow) -> Iterator[pd.DataFrame]:
+        yield data_frame(["result"], [row.header])
 
     def _write(self, outcome: Outcome) -> None:
         mark_delete = None if isinstance(outcome, Rejected | RejectedPositions) else outcome.outputs.get(TOPIC)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from ledgerlake.assembly.assembler import Outcome
-from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.record_rows import Misfit
@@ -42,8 +40,8 @@ class SharedFiles:
 
     Only those without anything in state share one, because what the last stage writes of a topic
     partition may have to be merged with what the first one wrote. The rows of each are in order,
-    one topic partition after another. Each reports all shared files of its tables, because Spark
-    may take the reports from several runs of the task (see ``table.shared_files``).
+    one topic partition after another. All their results go in one row, so Spark takes all of them
+    from one run of the task.
     """
 
     def __init__(self, settings: TaskSettings, batch: BatchSettings) -> None:
@@ -57,27 +55,17 @@ class SharedFiles:
         """Return the writer for rejects."""
         return self._rejects
 
-    def table(self, name: str, topic_partition: str) -> SharedTable:
-        """Return the files of a table, for a topic partition whose rows may come into them."""
-        shared = self._tables.setdefault(name, SharedTable())
-        shared.members.append(topic_partition)
-        return shared
+    def table(self, name: str) -> SharedTable:
+        """Return the files of a table."""
+        return self._tables.setdefault(name, SharedTable())
 
-    def finish(self, results: list[TaskResult]) -> list[TaskResult]:
-        """Close the files, and return the results of the topic partitions with them."""
-        members = tuple(join_partition(result.topic, result.partition) for result in results)
-        rejects = [replace(file, members=members) for file in self._rejects.finish()]
-        files = {name: table.finish() for name, table in self._tables.items()}
-        return [
-            replace(
-                result,
-                tables={
-                    name: replace(of, files=[*of.files, *files.get(name, ())]) for name, of in result.tables.items()
-                },
-                rejects=[*result.rejects, *rejects],
-            )
-            for result in results
-        ]
+    def finish(self, results: list[TaskResult]) -> None:
+        """Close the files, and add each to the first result that has its table."""
+        for name, table in self._tables.items():
+            first = next(result for result in results if name in result.tables)
+            first.tables[name].files.extend(table.finish())
+        if results:
+            results[0].rejects.extend(self._rejects.finish())
 
 
 class PartitionWriter:
@@ -152,9 +140,8 @@ class PartitionWriter:
             shared: takes the rows for which no file was opened yet.
         """
         self._reread_rejects()
-        name = join_partition(self.topic_partition.topic, self.topic_partition.partition)
         tables = {
-            writer.table.name: writer.finish(None if shared is None else shared.table(writer.table.name, name))
+            writer.table.name: writer.finish(None if shared is None else shared.table(writer.table.name))
             for writer in self._tables.with_rows
         }
         rejects = self._rejects.finish(None if shared is None else shared.rejects)

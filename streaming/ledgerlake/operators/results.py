@@ -19,6 +19,7 @@ from ledgerlake.operators.rows import (
     StateSummary,
     summary_from_dict,
 )
+from ledgerlake.stored.fields import fields_of
 from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.wire.message_id import Position
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ledgerlake.wire.value_schema import ValueSchema
 
 
+# A row has the results of one topic partition or of several, as JSON.
 RESULT_SCHEMA = "result string"
 
 # The local property of a job by which the driver sends ``BatchSettings`` to the tasks.
@@ -229,13 +231,22 @@ class PartitionResult:
         return min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
 
 
-def result_from_json(text: str) -> PartitionResult:
+def results_to_json(results: list[PartitionResult]) -> str:
+    """Write a row of ``RESULT_SCHEMA``."""
+    return json.dumps(results, default=fields_of)
+
+
+def results_from_json(text: str) -> list[PartitionResult]:
     """Read a row of ``RESULT_SCHEMA``."""
-    fields = json.loads(text)
-    outbox = [data_file_from_dict(file) for file in fields["outbox"]]
-    return PartitionResult(
-        task_result_from_dict(fields["written"]), summary_from_dict(fields["summary"]), fields["replaced"], outbox
-    )
+    return [
+        PartitionResult(
+            task_result_from_dict(fields["written"]),
+            summary_from_dict(fields["summary"]),
+            fields["replaced"],
+            [data_file_from_dict(file) for file in fields["outbox"]],
+        )
+        for fields in json.loads(text)
+    ]
 
 
 def task_result_from_dict(fields: dict[str, Any]) -> TaskResult:
@@ -251,4 +262,4 @@ def task_result_from_dict(fields: dict[str, Any]) -> TaskResult:
 def data_file_from_dict(fields: dict[str, Any]) -> DataFile:
     """Read a data file from parsed JSON."""
     first, last = (tuple(fields[name]) if fields[name] else None for name in ("first", "last"))
-    return DataFile(**{**fields, "first": first, "last": last, "members": tuple(fields["members"])})
+    return DataFile(**{**fields, "first": first, "last": last})

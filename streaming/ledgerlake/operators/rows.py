@@ -13,8 +13,9 @@ To the stage, of each task and topic partition, in any order (a shuffle lies bet
              (``operators.schedule_events``)
     report   once: the task's result, and the events that need the      ``TaskReport``
              incomplete messages, in order
-    summary  instead of a report, if the topic partition has nothing    ``StateSummary``
-             in state and none of its rows goes there
+    results  instead of reports, of all topic partitions of a task      ``PartitionResult`` of each
+             that have nothing in state and of which no row goes        (``operators.results``)
+             there; under the first of them
 
 From the stage, in order but for ``rows``, which pass as they come:
 
@@ -43,7 +44,7 @@ from __future__ import annotations
 import json
 from dataclasses import astuple, dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 import pyarrow as pa
 
@@ -71,6 +72,7 @@ class RowKind(str, Enum):
     DELAYED = "delayed"
     SCHEDULES = "schedules"
     REPORT = "report"
+    RESULTS = "results"
     MESSAGE = "message"
     MESSAGE_CHUNK = "message_chunk"
     REJECT = "reject"
@@ -92,6 +94,20 @@ STAGE_ROWS = pa.schema(
         ("entry", pa.binary()),
     ]
 )
+
+
+class StageRow(NamedTuple):
+    """A row of ``STAGE_ROWS``. Pandas would make a class like this for each frame."""
+
+    topic: str
+    partition: int
+    kind: str
+    ledger_id: int
+    entry_id: int
+    header: Any
+    entry: Any
+
+
 # The advice of errors: rows between two stages of one batch are never stored.
 _BUG = "this is a bug, please report it"
 

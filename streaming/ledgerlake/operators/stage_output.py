@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from ledgerlake.operators.rows import StageRow
+
 _Output = tuple[TopicPartition, Outcome | pa.RecordBatch | StateSummary | Cancels]
 
 
@@ -56,6 +58,9 @@ class StageOutput(Protocol):
 
     def finish(self, summary: StateSummary) -> Iterator[pd.DataFrame]:
         """Take the summary, which comes last."""
+
+    def pass_on(self, row: StageRow) -> Iterator[pd.DataFrame]:
+        """Take a row in which the stage changes nothing."""
 
 
 class OutcomeRows:
@@ -98,6 +103,9 @@ class OutcomeRows:
 
     def finish(self, summary: StateSummary) -> Iterator[pd.DataFrame]:
         yield self._row(RowKind.SUMMARY, None, summary_to_json(summary), None)
+
+    def pass_on(self, row: StageRow) -> Iterator[pd.DataFrame]:
+        yield data_frame(STAGE_ROWS.names, row)
 
     def _row(
         self, kind: RowKind, position: Position | None, header: str | None, entry: bytes | memoryview | None

@@ -16,7 +16,8 @@ Rules kept here:
     topic partition: their reports are applied in the order of their ranges, so all chunks of a
     message meet here, in order.
   - A topic partition without incomplete or delayed messages and without events costs two reads of
-    the state; none if its task could tell that, and has sent a summary.
+    the state. If its task can tell that, its result passes in one row with those of others, and no
+    state is read.
   - Messages expire and are due by the time of the batch: the broker's time of its entries, or the
     planner's clock in its offset. A batch that is run again does the same again but for
     ``delivered_at``, which is the worker's clock at delivery. No producer's clock counts.
@@ -29,7 +30,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -41,19 +42,18 @@ from ledgerlake.decode.messages import BatchRange, TopicPartition
 from ledgerlake.delay.cancels import Cancel
 from ledgerlake.operators.delayed import DelayedMessages, DelayedState
 from ledgerlake.operators.rows import (
-    STAGE_ROWS,
     DelayedLargeMessage,
     MessageStarted,
     RowKind,
+    StageRow,
     StateSummary,
     TaskReport,
     incomplete_from_dict,
     latest,
     report_from_json,
-    summary_from_json,
 )
 from ledgerlake.operators.scheduled import schedule_at_once
-from ledgerlake.operators.stage_output import OutcomeRows, StageOutput, data_frame
+from ledgerlake.operators.stage_output import OutcomeRows, StageOutput
 from ledgerlake.operators.state_variables import StateVariables
 from ledgerlake.source.reread import read_again
 from ledgerlake.stored.fields import parse_stored
@@ -145,7 +145,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         delayed = DelayedMessages(topic_partition, self._delayed, self._delay, kept_entries, read_chunks_again)
         reports: list[TaskReport] = []
         for frame in rows:
-            stage_rows = [_StageRow._make(row) for row in frame.itertuples(index=False, name=None)]
+            stage_rows = [StageRow._make(row) for row in frame.itertuples(index=False, name=None)]
             if all(row.kind == RowKind.ROWS for row in stage_rows):
                 yield frame
                 continue
@@ -162,10 +162,8 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
                     delayed.schedules.add_row(row.entry)
                 elif row.kind == RowKind.REPORT:
                     reports.append(report_from_json(row.header))
-                elif row.kind == RowKind.SUMMARY:
-                    yield from output.finish(summary_from_json(row.header))
                 else:
-                    yield data_frame(STAGE_ROWS.names, row)
+                    yield from output.pass_on(row)
         if not reports:
             return
         reports.sort(key=lambda report: report.end)
@@ -203,18 +201,6 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         for key, message in after.items():
             if before.get(key) != message:
                 self._incomplete.updateValue((key.producer_name, key.uuid), (incomplete_to_json(message),))
-
-
-class _StageRow(NamedTuple):
-    """A row of ``STAGE_ROWS``. Pandas would make a class like this for each frame."""
-
-    topic: str
-    partition: int
-    kind: str
-    ledger_id: int
-    entry_id: int
-    header: Any
-    entry: Any
 
 
 class _StateEntries:

@@ -79,7 +79,6 @@ class SharedTable:
     """Files of one table that topic partitions of a task share, see ``partition_writer``."""
 
     def __init__(self) -> None:
-        self.members: list[str] = []
         self._writers: dict[PartitionKey, BufferedWriter] = {}
 
     def writer(self, key: PartitionKey, folder: ParquetFolder) -> BufferedWriter:
@@ -92,8 +91,7 @@ class SharedTable:
         return self._writers[key]
 
     def finish(self) -> list[DataFile]:
-        files = [file for writer in self._writers.values() for file in writer.finish()]
-        return [replace(file, members=tuple(self.members)) for file in files]
+        return [file for writer in self._writers.values() for file in writer.finish()]
 
 
 class TableWriter:
@@ -170,10 +168,10 @@ class TableWriter:
         files = [file for result in results for file in result.files]
         if self._keeps_latest:
             return TableResult(files), []
-        ordered, replaced = merge_overlapping(self.folder, [file for file in files if not file.members])
+        ordered, replaced = merge_overlapping(self.folder, files)
         times_us = [result.max_effective_us for result in results]
         reached_us = max((time_us for time_us in times_us if time_us is not None), default=None)
-        return TableResult(ordered + [file for file in files if file.members], reached_us), replaced
+        return TableResult(ordered, reached_us), replaced
 
     def _writer(self, key: PartitionKey) -> OrderedWriter | None:
         """Return the writer for a partition of the table; None if there are too many of them."""

@@ -32,12 +32,12 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from ledgerlake.client.topics import split_partition
-from ledgerlake.operators.results import BATCH_PROPERTY, BatchSettings, PartitionResult, result_from_json
+from ledgerlake.errors import ProcessLostError
+from ledgerlake.operators.results import BATCH_PROPERTY, BatchSettings, PartitionResult, results_from_json
 from ledgerlake.operators.rows import Released
 from ledgerlake.pipeline.tables import REJECTS_TABLE
 from ledgerlake.table.additions import add_losses, add_missing
 from ledgerlake.table.batch_record import SeenBatch
-from ledgerlake.table.shared_files import settle_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,6 +136,7 @@ class DeltaSink:
             schemas: those of the topics.
 
         Raises:
+            ProcessLostError: the results are of two runs of a task that do not fit together.
             TableError: a commit did not land; the batch is not counted as done.
             CheckpointError: the tables contain another batch of that number, or a later one;
                 nothing was changed.
@@ -147,9 +148,10 @@ class DeltaSink:
         # While the tasks run, the driver has time to read its last commits.
         refreshing = threading.Thread(target=_refresh, args=(tables,), name="ledgerlake-table", daemon=True)
         refreshing.start()
-        partitions = [result_from_json(row.result) for row in written.collect()]
+        partitions = [result for row in written.collect() for result in results_from_json(row.result)]
         refreshing.join()
         check_owner()
+        _check_complete(batch, partitions)
         begun_s = time.monotonic()
         result = self.commit(batch, partitions)
         result.commit_s = time.monotonic() - begun_s
@@ -159,11 +161,7 @@ class DeltaSink:
         """Commit what the tasks of a micro-batch wrote; see ``write``. Each topic partition has one
         result, with all that was written for it.
         """
-        names = [partition.topic_partition for partition in partitions]
-        assert len(set(names)) == len(names), f"a topic partition has two results: {sorted(names)}"
-        rejects, cut_rejects = settle_shared(
-            self._tables.rejects, {partition.topic_partition: partition.written.rejects for partition in partitions}
-        )
+        rejects = [file for partition in partitions for file in partition.written.rejects]
         parts = [_TablePart(table, partitions) for table in self._tables_of(batch)]
         main = next(part for part in parts if part.name == self._tables.main_name)
         rows = sum(part.rows for part in parts)
@@ -196,7 +194,6 @@ class DeltaSink:
             result.tables[REJECTS_TABLE] = SeenBatch(str(self._tables.rejects.path), batch.batch_id)
         if self._outbox is not None:
             self._outbox.commit(batch.batch_id)
-        self._tables.rejects.remove_files(cut_rejects)
         for part in parts:
             part.remove_replaced()
         for partition in partitions:
@@ -238,9 +235,7 @@ class _TablePart:
             for partition in partitions
             if self.name in partition.written.tables
         }
-        self.files, self._cut = settle_shared(
-            table.table, {name: written.files for name, written in self._written.items()}
-        )
+        self.files = [file for written in self._written.values() for file in written.files]
         self._replaced = [name for partition in partitions for name in partition.replaced.get(self.name, ())]
 
     @property
@@ -275,7 +270,7 @@ class _TablePart:
 
     def remove_replaced(self) -> None:
         """Remove the files that others replace."""
-        self._table.table.remove_files([*self._cut, *self._replaced])
+        self._table.table.remove_files(self._replaced)
 
     def _later_times(self) -> dict[str, int]:
         """Return the greatest time of each topic partition in the batch; never less than that in
@@ -284,6 +279,19 @@ class _TablePart:
         times_us = {name: written.max_effective_us for name, written in self._written.items()}
         reached = {name: time_us for name, time_us in times_us.items() if time_us is not None}
         return {name: max(time_us, self._table.reached_us.get(name, time_us)) for name, time_us in reached.items()}
+
+
+def _check_complete(batch: BatchRecord, partitions: list[PartitionResult]) -> None:
+    """Check that each topic partition has one result. If an executor is lost, Spark may use rows of two
+    runs of one task, and the second run may have found less in a topic.
+    """
+    counts = Counter(partition.topic_partition for partition in partitions)
+    wrong = [name for name in {*counts, *batch.topic_partitions} if counts[name] != 1]
+    if wrong:
+        raise ProcessLostError(
+            f"batch {batch.batch_id} has {counts[min(wrong)]} results of {min(wrong)} in place of one, since a task ran "
+            "twice; nothing was committed, start the pipeline again"
+        )
 
 
 def _each(parts: list[_TablePart], work: Callable[[_TablePart], Result]) -> list[Result]:

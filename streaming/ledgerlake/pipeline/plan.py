@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def plan(spark: SparkSession, source_options: dict[str, str], settings: TaskSettings) -> DataFrame:
-    """Return a stream with one row for each topic partition of a micro-batch: its
-    ``PartitionResult``, for ``result_from_json``.
+    """Return a stream of rows of ``RESULT_SCHEMA``, which have the ``PartitionResult`` of each topic
+    partition of a micro-batch.
     """
     ingested = ingest(spark, source_options, settings)
     client = settings.options.client

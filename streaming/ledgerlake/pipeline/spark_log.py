@@ -18,6 +18,7 @@ from typing import Any
 from pyarrow import fs
 
 from ledgerlake.errors import CheckpointError, SetupError
+from ledgerlake.source.planning import ranges
 from ledgerlake.stored.files import load_json
 from ledgerlake.stored.offsets import Offset, from_json, to_json
 from ledgerlake.stored.places import Place
@@ -104,7 +105,9 @@ class SparkLog:
         """
         before, after = self._before(batch_id), self._offset_json(batch_id)
         digest = hashlib.sha256(json.dumps([before, after], sort_keys=True).encode()).digest()
-        return BatchRecord(stream, query, batch_id, int.from_bytes(digest[:8], "big") >> 1, _ranges(before, after))
+        number = int.from_bytes(digest[:8], "big") >> 1
+        names = frozenset(span.topic_partition for span in ranges(from_json(before), from_json(after)))
+        return BatchRecord(stream, query, batch_id, number, _ranges(before, after), names)
 
     def _before(self, batch_id: int) -> Any:
         """Return the source's offset before a micro-batch, as JSON."""

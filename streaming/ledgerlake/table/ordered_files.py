@@ -96,7 +96,6 @@ class DataFile:
     Delta's log.
 
     ``first`` and ``last`` are the keys of its first and last row, if its rows have an order.
-    ``members`` are the topic partitions that share it (see ``shared_files``); none if it has one.
     ``partition_values`` has the values of the columns by which the table is partitioned, as the log
     writes them.
     """
@@ -107,7 +106,6 @@ class DataFile:
     stats: str
     first: Key | None = None
     last: Key | None = None
-    members: tuple[str, ...] = ()
     partition_values: dict[str, str | None] = field(default_factory=dict)
 
 
