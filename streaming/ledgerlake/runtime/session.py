@@ -38,8 +38,9 @@ _LESS_LOGGING = f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'log4j2.p
 # Throughput matters here and pauses do not; and Spark asks of each value whether it is null before
 # it reads it, so that Arrow's asking once more costs a row of the source a twentieth of its CPU for
 # nothing. Most code of a start runs a few times, and is compiled only if it runs three times as often
-# as the JVM asks by itself. What the JVM warns of goes where logs go: the output is a command's answer.
-_JAVA_OPTIONS = "-XX:+UseParallelGC -XX:CompileThresholdScaling=3 -Xlog:all=off:stdout -Xlog:all=warning:stderr -Darrow.enable_null_check_for_get=false"
+# as the JVM asks by itself. Up to a tenth of the time may go into collecting garbage before the heap
+# grows. What the JVM warns of goes where logs go: the output is a command's answer.
+_JAVA_OPTIONS = "-XX:+UseParallelGC -XX:GCTimeRatio=9 -XX:CompileThresholdScaling=3 -Xlog:all=off:stdout -Xlog:all=warning:stderr -Darrow.enable_null_check_for_get=false"
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
