@@ -440,7 +440,7 @@ def results(
     for row in (row for batch in rows for row in batch.to_pylist()):
         stage = output(TopicPartition(row["topic"], row["partition"]))
         if row["kind"] == RowKind.RESULTS:
-            frames = stage.pass_on(StageRow(**row))
+            frames = stage.pass_on([StageRow(**row)])
         else:
             frames = stage.finish(StateSummary([report_from_json(row["header"]).result]))
         for frame in frames:

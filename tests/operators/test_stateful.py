@@ -14,14 +14,14 @@ from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessag
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.errors import CorruptEntryError, OffsetError
 from ledgerlake.operators import stateful
-from ledgerlake.operators.rows import RowKind, stage_row
+from ledgerlake.operators.rows import KEY_OF_RESULTS, RowKind, stage_row
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.chunks import Marker, promise
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
-from tests.operators.stage import SOURCE, DictState, DictValue, Settled, Stage, task
+from tests.operators.stage import DictState, DictValue, Settled, Stage, task
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 KEY_A, KEY_B = ChunkedMessageKey("a", "a-1"), ChunkedMessageKey("b", "b-1")
@@ -271,11 +271,8 @@ def test_results_of_a_task_pass_as_they_are_and_no_state_is_read(monkeypatch: py
     for state in (DictState, DictValue):
         for name in ("exists", "get", "getValue", "iterator"):
             monkeypatch.setattr(state, name, fail, raising=False)
-    (row,) = Stage(LIMITS).run([stage_row(SOURCE, RowKind.RESULTS, header="[]")])
-    assert (row.topic, row.partition, row.kind, row.header, row.entry) == (
-        SOURCE.topic,
-        SOURCE.partition,
-        RowKind.RESULTS,
-        "[]",
-        None,
-    )
+    stage = Stage(LIMITS)
+    of_tasks = [stage_row(KEY_OF_RESULTS, RowKind.RESULTS, header=text) for text in ("[]", "[1]")]
+    rows = stage.run(of_tasks, topic_partition=KEY_OF_RESULTS)
+    assert [(row.kind, row.header) for row in rows] == [(RowKind.RESULTS, "[]"), (RowKind.RESULTS, "[1]")]
+    assert stage.frames == 1

@@ -24,6 +24,7 @@ from ledgerlake.operators.in_task import LocalAssembly
 from ledgerlake.operators.partition_writer import PartitionWriter, SharedFiles
 from ledgerlake.operators.results import PartitionResult, results_to_json
 from ledgerlake.operators.rows import (
+    KEY_OF_RESULTS,
     RowKind,
     StateSummary,
     TaskReport,
@@ -75,8 +76,7 @@ def ingest_ranges(
     if shared is not None and complete:
         shared.finish(complete)
         results = [PartitionResult(result, StateSummary([])) for result in complete]
-        under = TopicPartition(complete[0].topic, complete[0].partition)
-        yield stage_row(under, RowKind.RESULTS, header=results_to_json(results))
+        yield stage_row(KEY_OF_RESULTS, RowKind.RESULTS, header=results_to_json(results))
 
 
 class _IngestedRange:

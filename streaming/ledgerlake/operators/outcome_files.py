@@ -66,8 +66,8 @@ class OutcomeFiles:
     def finish(self, summary: StateSummary) -> Iterator[pd.DataFrame]:
         yield data_frame(["result"], [results_to_json([self._result(summary)])])
 
-    def pass_on(self, row: StageRow) -> Iterator[pd.DataFrame]:
-        yield data_frame(["result"], [row.header])
+    def pass_on(self, rows: list[StageRow]) -> Iterator[pd.DataFrame]:
+        yield data_frame(["result"], *([row.header] for row in rows))
 
     def _write(self, outcome: Outcome) -> None:
         mark_delete = None if isinstance(outcome, Rejected | RejectedPositions) else outcome.outputs.get(TOPIC)

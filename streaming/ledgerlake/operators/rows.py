@@ -15,7 +15,7 @@ To the stage, of each task and topic partition, in any order (a shuffle lies bet
              incomplete messages, in order
     results  instead of reports, of all topic partitions of a task      ``PartitionResult`` of each
              that have nothing in state and of which no row goes        (``operators.results``)
-             there; under the first of them
+             there; under ``KEY_OF_RESULTS``
 
 From the stage, in order but for ``rows``, which pass as they come:
 
@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 import pyarrow as pa
 
 from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessage
-from ledgerlake.decode.messages import WHOLE_BATCH
+from ledgerlake.decode.messages import WHOLE_BATCH, TopicPartition
 from ledgerlake.decode.split import read_delayed
 from ledgerlake.delay.cancels import Cancel
 from ledgerlake.delay.due_times import DueSpan
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ledgerlake.assembly.assembler import Assembled
-    from ledgerlake.decode.messages import BatchRange, TopicPartition
+    from ledgerlake.decode.messages import BatchRange
 
 
 class RowKind(str, Enum):
@@ -115,6 +115,9 @@ STAGE_ROWS_DDL = (
     "topic string, partition int, kind string, ledger_id bigint, entry_id bigint, header string, entry binary"
 )
 
+
+# Under this key the rows of results pass the stage: one key for all tasks, since each one costs.
+KEY_OF_RESULTS = TopicPartition("", -1)
 
 # The most bytes, and the most rows, of rejects that pass together.
 _GROUP_BYTES = 1024 * 1024

@@ -59,8 +59,8 @@ class StageOutput(Protocol):
     def finish(self, summary: StateSummary) -> Iterator[pd.DataFrame]:
         """Take the summary, which comes last."""
 
-    def pass_on(self, row: StageRow) -> Iterator[pd.DataFrame]:
-        """Take a row in which the stage changes nothing."""
+    def pass_on(self, rows: list[StageRow]) -> Iterator[pd.DataFrame]:
+        """Take rows in which the stage changes nothing."""
 
 
 class OutcomeRows:
@@ -104,8 +104,8 @@ class OutcomeRows:
     def finish(self, summary: StateSummary) -> Iterator[pd.DataFrame]:
         yield self._row(RowKind.SUMMARY, None, summary_to_json(summary), None)
 
-    def pass_on(self, row: StageRow) -> Iterator[pd.DataFrame]:
-        yield data_frame(STAGE_ROWS.names, row)
+    def pass_on(self, rows: list[StageRow]) -> Iterator[pd.DataFrame]:
+        yield data_frame(STAGE_ROWS.names, *rows)
 
     def _row(
         self, kind: RowKind, position: Position | None, header: str | None, entry: bytes | memoryview | None

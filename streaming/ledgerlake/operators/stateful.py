@@ -149,6 +149,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
             if all(row.kind == RowKind.ROWS for row in stage_rows):
                 yield frame
                 continue
+            passing: list[StageRow] = []
             for row in stage_rows:
                 if row.kind == RowKind.CHUNK:
                     kept_entries.put(Position(int(row.ledger_id), int(row.entry_id)), row.entry)
@@ -163,7 +164,9 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
                 elif row.kind == RowKind.REPORT:
                     reports.append(report_from_json(row.header))
                 else:
-                    yield from output.pass_on(row)
+                    passing.append(row)
+            if passing:
+                yield from output.pass_on(passing)
         if not reports:
             return
         reports.sort(key=lambda report: report.end)
