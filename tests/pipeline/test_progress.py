@@ -202,7 +202,7 @@ def test_on_a_terminal_the_screen_is_live_and_one_line_stays(monkeypatch: pytest
     screen.start(query())
     wait_until(lambda: out.getvalue().count("no_table 2, checksum 1") > 2)
     screen.stop()
-    assert out.getvalue().endswith("1,200 messages and 3 rejects in 1 batches\n")
+    assert out.getvalue().endswith("1,200 messages and 3 rejects in 1 batch\n")
 
 
 _PROGRAM = """
@@ -283,7 +283,7 @@ def test_elsewhere_there_are_lines_of_text_or_of_json(monkeypatch: pytest.Monkey
         lines = out.getvalue().splitlines()
         if not as_json:
             assert lines[1].endswith("broker time 02:00:00  lag p0:1,000 p1:0  rejects 3  waiting 40")
-            assert lines[-1] == "1,200 messages and 3 rejects in 1 batches"
+            assert lines[-1] == "1,200 messages and 3 rejects in 1 batch"
             continue
         line = json.loads(lines[-1])
         assert (line["stream"], line["messages"], line["rejects"], line["batches"]) == ("orders", 1_200, 3, 1)

@@ -51,6 +51,7 @@ def _rejects(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
+    from ledgerlake.pipeline.progress import counted
     from ledgerlake.pipeline.replay import replay
 
     result = replay(load_config_with_paths(options.config), options.reason)
@@ -68,5 +69,7 @@ def _replay(options: argparse.Namespace) -> int:
     if not reasons and not options.json:
         print("there is nothing to replay")
     if result.left_out and not options.json:
-        print(f"{result.left_out:,} rejects are of topics that the configuration does not read")
+        print(
+            f"{counted(result.left_out, 'reject is of a topic', 'rejects are of topics')} that the configuration does not read"
+        )
     return 0

@@ -33,6 +33,7 @@ def _state(options: argparse.Namespace) -> int:
     from ledgerlake.inspect.open_messages import open_messages
     from ledgerlake.inspect.waiting_messages import waiting_messages
     from ledgerlake.options.config import load_config
+    from ledgerlake.pipeline.progress import counted
 
     config = load_config(options.config)
     spark = start_spark(f"ledgerlake state {config.stream.name}", config, options)
@@ -46,7 +47,8 @@ def _state(options: argparse.Namespace) -> int:
     for partition in delayed:
         print(partition.sentence())
     held_bytes = sum(message.held_bytes for message in incomplete)
-    print(f"{len(incomplete):,} large messages are not whole, {held_bytes:,} bytes held")
+    large_count = counted(len(incomplete), "large message is", "large messages are")
+    print(f"{large_count} not whole, {counted(held_bytes, 'byte', 'bytes')} held")
     waiting = sum(partition.waiting for partition in delayed)
-    print(f"{waiting:,} delayed messages wait{_UNTIL_DUE if waiting else ''}")
+    print(f"{counted(waiting, 'delayed message waits', 'delayed messages wait')}{_UNTIL_DUE if waiting else ''}")
     return 0

@@ -32,6 +32,7 @@ def add(commands: Commands) -> None:
 
 def _vacuum(options: argparse.Namespace) -> int:
     from ledgerlake.pipeline.known_tables import known_tables
+    from ledgerlake.pipeline.progress import counted
     from ledgerlake.table.vacuum import vacuum
 
     places = [table.place for table in known_tables(load_config_with_paths(options.config))]
@@ -39,7 +40,9 @@ def _vacuum(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps(asdict(vacuumed)))
             continue
-        print(f"{vacuumed.table}: {len(vacuumed.files):,} files {'would be ' if options.dry_run else ''}removed")
+        print(
+            f"{vacuumed.table}: {counted(len(vacuumed.files), 'file', 'files')} {'would be ' if options.dry_run else ''}removed"
+        )
         for name in vacuumed.files:
             print(f"  {name}")
     return 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.progress import counted
 from ledgerlake.source.bounds import entry_from, latest_offset, resolve_start
 from ledgerlake.source.loss import is_another_topic
 from ledgerlake.stored.offsets import PartitionOffset
@@ -42,7 +43,9 @@ class Lag:
                 f"{self.topic_partition}: the topic ends at {self.last}, before {self.taken}, up to which it was read: it is "
                 "another topic of that name"
             )
-        count = "an unknown number of messages" if self.messages is None else f"{self.messages:,} messages"
+        count = (
+            "an unknown number of messages" if self.messages is None else counted(self.messages, "message", "messages")
+        )
         return (
             f"{self.topic_partition}: {count} and {self.time_ms / 1000:,.1f} s behind, at {self.taken} of {self.last}"
         )

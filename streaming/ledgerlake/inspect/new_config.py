@@ -19,6 +19,7 @@ from ledgerlake.errors import LedgerlakeError
 from ledgerlake.inspect.entry_values import entry_values
 from ledgerlake.inspect.last_entries import last_entries, message_count
 from ledgerlake.options.config import read_config
+from ledgerlake.pipeline.progress import counted
 from ledgerlake.pipeline.start import find_topic_partitions
 
 if TYPE_CHECKING:
@@ -210,8 +211,10 @@ def config_text(answers: Answers, facts: TopicFacts, file: str) -> str:
 
 
 def _head(facts: TopicFacts, file: str) -> list[str]:
-    partitions = f"{facts.partitions} partitions" if facts.partitions else "no partitions"
-    messages = "an unknown number of messages" if facts.messages is None else f"{facts.messages:,} messages"
+    partitions = counted(facts.partitions, "partition", "partitions") if facts.partitions else "no partitions"
+    messages = (
+        "an unknown number of messages" if facts.messages is None else counted(facts.messages, "message", "messages")
+    )
     schema = f"a schema of the kind {facts.schema}" if facts.schema else "no schema"
     return [
         f"# {_comment(facts.topic)} into a Delta table. When this file was made, the topic had {partitions},",

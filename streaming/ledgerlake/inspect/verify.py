@@ -64,6 +64,7 @@ from ledgerlake.inspect.table_rows import (
 )
 from ledgerlake.inspect.topic_content import ExpectedMessages, read_topic
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.progress import counted
 from ledgerlake.pipeline.start import query_name
 from ledgerlake.pipeline.wakeups import wakeup_folder
 from ledgerlake.source.bounds import resolve_end
@@ -113,24 +114,25 @@ class Verdict:
 
     def sentence(self) -> str:
         problems = f"{self.missing:,} missing, {self.duplicate:,} duplicate, {self.out_of_order:,} out of order"
-        notes = f"{self.rejects:,} rejects, {self.late:,} late"
+        notes = f"{counted(self.rejects, 'reject', 'rejects')}, {self.late:,} late"
         if self.not_checked:
             notes += (
                 f", {self.not_checked:,} not compared: removed from the topic, or before the start of this checkpoint"
             )
         if self.open_chunks:
-            notes += f", {self.open_chunks:,} chunks of messages that are not whole yet"
+            chunks = counted(self.open_chunks, "chunk", "chunks")
+            notes += f", {chunks} of messages that are not whole yet"
         if self.left_out:
             notes += f", {self.left_out:,} left out by queries"
         if self.waiting:
-            notes += f", {self.waiting:,} delayed messages wait"
+            notes += f", {counted(self.waiting, 'delayed message waits', 'delayed messages wait')}"
         if self.early:
             problems += f", {self.early:,} early"
         if self.outdated:
             problems += f", {self.outdated:,} outdated"
         if self.undecided:
-            notes += f", {self.undecided:,} keys undecided"
-        return f"{self.messages:,} messages: {problems} ({notes})"
+            notes += f", {counted(self.undecided, 'key', 'keys')} undecided"
+        return f"{counted(self.messages, 'message', 'messages')}: {problems} ({notes})"
 
     def add(self, other: Verdict) -> None:
         for count in fields(self):

@@ -18,6 +18,7 @@ from ledgerlake.inspect.open_messages import last_batch, read_state
 from ledgerlake.operators.bucket_folders import open_folder
 from ledgerlake.operators.bucket_storage import segments_of_block
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.progress import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,11 +58,12 @@ class WaitingMessages:
 
     def sentence(self) -> str:
         if not self.waiting:
-            return f"{self.topic_partition}: no message waits, {self.cancels:,} cancels"
+            return f"{self.topic_partition}: no message waits, {counted(self.cancels, 'cancel', 'cancels')}"
         due = ", ".join(_moment(time_ms) for time_ms in self.next_due_ms) or "none"
         lines = [
-            f"{self.topic_partition}: {self.waiting:,} messages wait in {self.buckets} buckets of {self.segments:,} segments "
-            f"({self.mutable:,} of them in the mutable bucket), {self.cancels:,} cancels; next due {due}"
+            f"{self.topic_partition}: {counted(self.waiting, 'message waits', 'messages wait')} in "
+            f"{counted(self.buckets, 'bucket', 'buckets')} of {counted(self.segments, 'segment', 'segments')} "
+            f"({self.mutable:,} of them in the mutable bucket), {counted(self.cancels, 'cancel', 'cancels')}; next due {due}"
         ]
         most = max(self.horizon.values(), default=0)
         for name, count in self.horizon.items():

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ledgerlake.client.topics import split_partition
-from ledgerlake.pipeline.progress import broker_time, printable
+from ledgerlake.pipeline.progress import broker_time, counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,18 +87,16 @@ def _lag(lags: dict[str, Behind]) -> str:
     times_ms = [lag.time_ms for lag in lags.values() if lag.time_ms is not None]
     if not messages:
         return "not known"
-    return f"{sum(messages):,} messages" + (f", at most {_span(max(times_ms))}" if times_ms else "")
+    return counted(sum(messages), "message", "messages") + (f", at most {_span(max(times_ms))}" if times_ms else "")
 
 
 def _delayed(progress: Progress) -> str:
     due_ms = min((time_ms for time_ms in progress.details.next_due_ms.values() if time_ms is not None), default=None)
-    count = sum(progress.totals.delayed_counts.values())
+    count = counted(sum(progress.totals.delayed_counts.values()), "message", "messages")
     if due_ms is None:
-        return f"{count:,} messages"
+        return count
     left_ms = due_ms - progress.now_ms
-    return f"{count:,} messages, the next " + (
-        f"is due in {_span(left_ms)}" if left_ms > 0 else f"was due {_span(-left_ms)} ago"
-    )
+    return f"{count}, the next " + (f"is due in {_span(left_ms)}" if left_ms > 0 else f"was due {_span(-left_ms)} ago")
 
 
 def _rejects(progress: Progress) -> str:

@@ -108,7 +108,7 @@ class Reading:
         if taken_s < _LONG_S:
             return ""
         messages = self.messages
-        content = f" of {messages:,} new messages" if messages else ""
+        content = f" of {counted(messages, 'new message', 'new messages')}" if messages else ""
         return f"a micro-batch{content} has been running for {taken_s:.0f} s"
 
 
@@ -159,12 +159,17 @@ def progress_line(progress: Progress) -> str:
     totals, taken = progress.totals, progress.taken
     lags = " ".join(_lag(name, lag) for name, lag in sorted(progress.lags.items()))
     line = (
-        f"{totals.messages:,} messages  {progress.rate:,.0f}/s  broker time {broker_time(taken)}  lag {lags or '-'}  "
+        f"{counted(totals.messages, 'message', 'messages')}  {progress.rate:,.0f}/s  broker time {broker_time(taken)}  lag {lags or '-'}  "
         f"rejects {totals.rejects:,}"
     )
     delayed_count = sum(totals.delayed_counts.values())
     waiting = f"waiting {delayed_count:,}" if delayed_count else ""
     return "  ".join(part for part in (line, waiting, progress.reading) if part)
+
+
+def counted(count: int, one: str, many: str) -> str:
+    """Return a count with what it counts, in the singular or plural."""
+    return f"{count:,} {one if count == 1 else many}"
 
 
 def printable(text: str) -> str:

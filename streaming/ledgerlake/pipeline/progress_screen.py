@@ -13,6 +13,7 @@ from ledgerlake.pipeline.progress import (
     Details,
     Progress,
     Totals,
+    counted,
     lags_of,
     offset_of,
     printable,
@@ -97,7 +98,9 @@ class ProgressScreen:
             self._thread.join(timeout=5)
         if not self._as_json:
             totals = self.totals
-            line = f"{totals.messages:,} messages and {totals.rejects:,} rejects in {totals.batches} batches"
+            messages = counted(totals.messages, "message", "messages")
+            rejects = counted(totals.rejects, "reject", "rejects")
+            line = f"{messages} and {rejects} in {counted(totals.batches, 'batch', 'batches')}"
             self._out.write(line + "\n")
         self._out.flush()
 
