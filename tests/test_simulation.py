@@ -550,6 +550,16 @@ def test_a_topic_that_is_made_again_is_kept_from_its_first_entry_on(edges: Edges
     assert history.play().violations == []
 
 
+@pytest.mark.parametrize("by_pattern", [True, False])
+@pytest.mark.parametrize("access", ["plan", "created", "send SUBSCRIBE"])
+def test_an_empty_topic_partition_that_comes_while_the_pipeline_starts_holds_nothing_up(
+    access: str, by_pattern: bool, edges: Edges
+) -> None:
+    topic = Step(0.0, "topic", {"count": 0}, access)
+    script = replace(by_hand(topic, put(1.0), put(3.0)), by_pattern=by_pattern, partitions=1 if by_pattern else 2)
+    assert History(script, edges).play().violations == []
+
+
 def test_topics_that_share_files_keep_the_order_of_what_comes_out_of_state(edges: Edges) -> None:
     plain = [produced(number / 16, 1, partition=number) for number in range(192)]
     # Two of four topic partitions have messages in state now and then.

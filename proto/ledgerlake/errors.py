@@ -168,8 +168,9 @@ class OwnershipError(LedgerlakeError):
 
 
 class ProcessLostError(LedgerlakeError):
-    """A process that the query needs was ended from outside: by hand, or because memory ran out. A
-    new start goes on from there.
+    """A process that the query needs was ended from outside: by hand, or because memory ran out; or
+    an executor was lost, and its task, run again, found other messages. A new start goes on from
+    there.
     """
 
     retryable = True

@@ -4,11 +4,12 @@ partition's messages are in it once, in order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
@@ -39,8 +40,10 @@ TIME_MS = 1_700_000_000_000
 OPTIONS = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
 
 
-def entry(value: bytes, time_ms: int = TIME_MS, deliver_ms: int = 0) -> bytes:
-    message = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=time_ms, deliver_at_time=deliver_ms)
+def entry(value: bytes, time_ms: int = TIME_MS, deliver_ms: int = 0, key: str | None = None) -> bytes:
+    message = pb.MessageMetadata(
+        producer_name="p", sequence_id=1, publish_time=time_ms, deliver_at_time=deliver_ms, partition_key=key
+    )
     return encode_entry(message, value, pb.BrokerEntryMetadata(broker_timestamp=time_ms))
 
 
@@ -50,14 +53,14 @@ class Batch:
 
     folder: Path
     delay: DelayOptions
+    mode: str = "append"
 
     def run(
         self, topics: dict[str, list[bytes]], with_state: list[str] | None, *, are_whole: bool = True
     ) -> dict[str, PartitionResult]:
         """The results by topic."""
-        settings = TaskSettings(
-            (messages_table(self.folder),), Place(str(self.folder / "rejects")), Limits(), self.delay, OPTIONS
-        )
+        table = replace(messages_table(self.folder), mode=self.mode)
+        settings = TaskSettings((table,), Place(str(self.folder / "rejects")), Limits(), self.delay, OPTIONS)
         batch = BatchSettings(3, {}, with_state)
         ranges = [
             (
@@ -89,9 +92,9 @@ class Batch:
         )
 
 
-def batch_in(folder: Path, *, is_delay_enabled: bool = False) -> Batch:
+def batch_in(folder: Path, *, is_delay_enabled: bool = False, mode: str = "append") -> Batch:
     (folder / "rejects").mkdir()
-    return Batch(folder, DelayOptions(enabled=is_delay_enabled))
+    return Batch(folder, DelayOptions(enabled=is_delay_enabled), mode)
 
 
 def topic(name: str) -> str:
@@ -170,3 +173,11 @@ def test_topics_without_messages_write_nothing(tmp_path: Path) -> None:
     results = batch.run({A: [], B: []}, with_state=[])
     assert batch.files_of(results) == []
     assert len(results) == 2
+
+
+@pytest.mark.parametrize("are_whole", [True, False])
+def test_a_table_of_the_latest_messages_has_no_times(are_whole: bool, tmp_path: Path) -> None:
+    batch = batch_in(tmp_path, mode="latest")
+    (result,) = batch.run({A: [entry(b"1", key="k")]}, with_state=[], are_whole=are_whole).values()
+    written = result.written.tables["messages"]
+    assert ([file.rows for file in written.files], written.max_effective_us) == ([1], None)

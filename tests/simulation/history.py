@@ -222,7 +222,7 @@ def _disturbance(rng: random.Random, duration_s: float) -> list[Step]:
         # Many come while the pipeline starts.
         began_s = rng.choice([0.0, 0.0, at_s])
         label = rng.choice(["", "plan", "send SUBSCRIBE", "created", "batch "])
-        args = {"count": rng.randint(1, 3)}
+        args = {"count": rng.randint(0, 3)}
         return [Step(began_s, "topic", args, label, rng.randint(1, 3))]
     if what == "restart":
         args = {"broker": rng.randrange(2), "away_s": rng.choice([0.1, 2.0]), "loses_marks": rng.random() < 0.5}

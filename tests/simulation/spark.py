@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import pickle
 import traceback
+import zlib
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 _POLLING_DELAY_S = 0.01
 
 TASK_TRIES = 4
+
+# How many tasks the stateful stage has.
+STATE_PARTITIONS = 2
 
 # By topic partition: the state variables by name, each with its kind and its values.
 State = dict[tuple[str, int], dict[str, tuple[Any, dict[Any, Any]]]]
@@ -379,7 +383,7 @@ class Query:
         return list(self._reader.read(span))
 
     def collect(self, spans: list[Any]) -> list[Any]:
-        rows = [row for span in spans for row in self._task("read", partial(self._read, span))]
+        rows = [row for span in spans for row in self._task("read", partial(self._read, span), self._mixed)]
         groups: dict[tuple[str, int], list[pa.RecordBatch]] = {}
         for row in rows:
             groups.setdefault((row["topic"][0].as_py(), row["partition"][0].as_py()), []).append(row)
@@ -429,7 +433,17 @@ class Query:
         results = [SimpleNamespace(result=result) for (result,) in found]
         return results, {name: (type(state), dict(state.values)) for name, state in stage.states.items()}
 
-    def _task(self, name: str, work: Callable[[], Any]) -> Any:
+    def _mixed(self, first: list[pa.RecordBatch], second: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """The rows of two runs of a task, as after the loss of an executor: each task of the stateful
+        stage has those of one run.
+        """
+        runs = [self._world.rng.choice([first, second]) for _ in range(STATE_PARTITIONS)]
+        return [row for number, run in enumerate(runs) for row in run if _state_partition(row) == number]
+
+    def _either(self, first: Any, second: Any) -> Any:
+        return self._world.rng.choice([first, second])
+
+    def _task(self, name: str, work: Callable[[], Any], of_two: Callable[[Any, Any], Any] | None = None) -> Any:
         """One task: tried again where its worker dies; sometimes run twice."""
         for attempt in range(TASK_TRIES):
             number = self._world.rng.randrange(len(self._session.workers))
@@ -441,7 +455,7 @@ class Query:
                     if verdict == "speculate":
                         self._world.say(f"{worker.name} runs a task twice")
                         again = work()
-                        found = self._world.rng.choice([found, again])
+                        found = (of_two or self._either)(found, again)
                     self._world.access(f"task done {name}")
                 return found
             except TaskLostError:
@@ -452,6 +466,11 @@ class Query:
                 if attempt == TASK_TRIES - 1:
                     raise
         raise AssertionError("unreachable")
+
+
+def _state_partition(row: pa.RecordBatch) -> int:
+    key = f"{row['topic'][0].as_py()} {row['partition'][0].as_py()}"
+    return zlib.crc32(key.encode()) % STATE_PARTITIONS
 
 
 class Rows:

@@ -158,6 +158,8 @@ class TableWriter:
         files: list[DataFile] = []
         for key, writer in self._writers.items():
             files += writer.finish(None if shared is None else shared.writer(key, self._folder_of(key)))
+        if self._keeps_latest:
+            return TableResult(files)
         times_us = [writer.max_effective_us for writer in self._writers.values()]
         return TableResult(files, max((time_us for time_us in times_us if time_us is not None), default=None))
 

@@ -3,7 +3,8 @@
 Order of a micro-batch, each step safe to repeat after a kill at any point:
 
     1. tasks write Parquet files that no table knows (see ``operators.ingest`` and
-       ``operators.outcome_files``); what a killed task leaves is an orphan for ``ledgerlake vacuum``
+       ``operators.outcome_files``); what a killed task leaves is an orphan for ``ledgerlake vacuum``.
+       Each topic partition of the batch must have one result
     2. ask the tables whether they contain the batch; a batch of another checkpoint is refused
        before anything changes
     3. record the messages for a topic in the outbox (see ``publish.outbox``), if there is one
@@ -286,11 +287,11 @@ def _check_complete(batch: BatchRecord, partitions: list[PartitionResult]) -> No
     runs of one task, and the second run may have found less in a topic.
     """
     counts = Counter(partition.topic_partition for partition in partitions)
-    wrong = [name for name in {*counts, *batch.topic_partitions} if counts[name] != 1]
+    wrong = [name for name in {*counts, *batch.reporting} if counts[name] != 1]
     if wrong:
         raise ProcessLostError(
-            f"batch {batch.batch_id} has {counts[min(wrong)]} results of {min(wrong)} in place of one, since a task ran "
-            "twice; nothing was committed, start the pipeline again"
+            f"batch {batch.batch_id} has {counts[min(wrong)]} results of {min(wrong)} in place of one, as after the loss of "
+            "an executor whose task then found other messages; nothing was committed, start the pipeline again"
         )
 
 

@@ -6,8 +6,8 @@ checkpoint files   in a local checkpoint they are renamed by the JVM; Hadoop's d
                    each file starts a process
 state files        of the version that the checkpoint has (see ``pipeline.spark_log``)
 shuffles           Spark does not compare what a repeated task hands to the stateful stage with what it did before: the files have
-                   other names, so they never agree, and Spark would end the query. No comparison is needed: all rows of a
-                   topic partition go to one task of that stage, so it has them from one run of the tasks before
+                   other names, so they never agree, and Spark would end the query. No comparison is needed: each row comes from
+                   one run of a task, and the driver checks that each topic partition has one result
 state partitions   at most as many as keys, since each costs about a tenth of a second per micro-batch, also if it is empty
 code generation    off: Spark sees a few rows of each micro-batch, and generating code for them costs more than they do
 """

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyarrow import fs
 
@@ -28,6 +28,13 @@ from ledgerlake.table.batch_record import BatchRecord
 # that count. So a process that was suspended in the middle of a batch cannot overwrite the state of
 # its successor.
 STATE_VERSION = 2
+
+
+class _Planned(NamedTuple):
+    """An offset of the source, as JSON and parsed."""
+
+    json: Any
+    offset: Offset
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,7 @@ class SparkLog:
             CheckpointError: there is no such micro-batch.
             OffsetError: a newer release wrote it, or Ledgerlake did not write it.
         """
-        return from_json(self._offset_json(batch_id))
+        return self._planned(batch_id).offset
 
     def committed_offset(self) -> Offset | None:
         """Return the end of the last committed micro-batch; None before the first.
@@ -103,25 +110,27 @@ class SparkLog:
         Raises:
             As ``offset``.
         """
-        before, after = self._before(batch_id), self._offset_json(batch_id)
-        digest = hashlib.sha256(json.dumps([before, after], sort_keys=True).encode()).digest()
+        before, after = self._before(batch_id), self._planned(batch_id)
+        digest = hashlib.sha256(json.dumps([before.json, after.json], sort_keys=True).encode()).digest()
         number = int.from_bytes(digest[:8], "big") >> 1
-        names = frozenset(span.topic_partition for span in ranges(from_json(before), from_json(after)))
-        return BatchRecord(stream, query, batch_id, number, _ranges(before, after), names)
+        planned = {span.topic_partition for span in ranges(before.offset, after.offset)}
+        # The planner chooses where a topic begins that came after the recorded start.
+        reporting = planned & before.offset.keys() if batch_id == 0 else planned
+        return BatchRecord(stream, query, batch_id, number, _ranges(before.json, after.json), frozenset(reporting))
 
-    def _before(self, batch_id: int) -> Any:
-        """Return the source's offset before a micro-batch, as JSON."""
+    def _before(self, batch_id: int) -> _Planned:
+        """Return the source's offset before a micro-batch."""
         if batch_id > 0:
-            return self._offset_json(batch_id - 1)
-        return load_file(self.folder, "ledgerlake/start.json") or to_json({})
+            return self._planned(batch_id - 1)
+        data = load_file(self.folder, "ledgerlake/start.json") or to_json({})
+        return _Planned(data, from_json(data))
 
-    def _offset_json(self, batch_id: int) -> Any:
+    def _planned(self, batch_id: int) -> _Planned:
         try:
-            offset = json.loads(self._offset_text(batch_id))
+            data = json.loads(self._offset_text(batch_id))
         except ValueError:
             raise damaged(self.folder, f"offsets/{batch_id}") from None
-        from_json(offset)
-        return offset
+        return _Planned(data, from_json(data))
 
     def _offset_text(self, batch_id: int) -> str:
         try:

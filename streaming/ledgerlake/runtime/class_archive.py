@@ -48,6 +48,11 @@ _CGROUP = Path("/sys/fs/cgroup")
 _DAY_S = 24 * 60 * 60
 _UNUSED_S = 30 * _DAY_S
 
+# In the name of an archive; archives of an earlier build had classes that the JVM makes too.
+_CONTENT = "2"
+
+_MADE_BY_THE_JVM = (b"@lambda-form-invoker", b"java/lang/invoke/BoundMethodHandle$Species")
+
 # The ends of the names of files that are no archive yet.
 _LIST, _IN_WORK = ".list", ".in-work"
 
@@ -60,7 +65,7 @@ def archive_path(java: str, jars: list[str]) -> Path:
     files = [Path(java).resolve(), *sorted(home.glob("jars/*.jar")), *map(Path, jars)]
     # In whole seconds, as a JVM compares them; an image keeps no more.
     parts = [f"{file} {status.st_size} {int(status.st_mtime)}" for file in files for status in [file.stat()]]
-    name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    name = hashlib.sha256("\n".join([_CONTENT, *parts]).encode()).hexdigest()[:16]
     return cache_folder() / "classes" / f"{name}.jsa"
 
 
@@ -175,8 +180,13 @@ class ClassArchive:
 
 
 def _whole_lines(listed: int) -> bytes:
-    """Return a list; the JVM goes on with it, so its last line may end in the middle."""
-    return os.pread(listed, os.fstat(listed).st_size, 0).rpartition(b"\n")[0]
+    """Return a list; the JVM goes on with it, so its last line may end in the middle.
+
+    It is without the classes that the JVM makes for method handles: with an archive that has some of
+    them, Java 17 crashes if an agent or a flight recording sees the classes that are loaded.
+    """
+    lines = os.pread(listed, os.fstat(listed).st_size, 0).rpartition(b"\n")[0].splitlines()
+    return b"\n".join(line for line in lines if not any(made in line for made in _MADE_BY_THE_JVM))
 
 
 def _free_bytes() -> int:

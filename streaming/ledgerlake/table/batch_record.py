@@ -28,7 +28,7 @@ class BatchRecord:
         range_digest: 63 bits of a hash over the offsets before and after the micro-batch.
         ranges: by topic partition the offsets where its range started and ended, as the checkpoint
             has them.
-        topic_partitions: those of which a task has to report; not in the table.
+        reporting: the topic partitions of which a task has to report; not in the table.
     """
 
     stream: str
@@ -36,7 +36,7 @@ class BatchRecord:
     batch_id: int
     range_digest: int
     ranges: dict[str, Any] = field(default_factory=dict)
-    topic_partitions: frozenset[str] = frozenset()
+    reporting: frozenset[str] = frozenset()
 
     @property
     def reads(self) -> bool:
