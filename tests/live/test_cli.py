@@ -204,3 +204,9 @@ def test_a_run_that_archives_classes_leaves_what_the_next_one_loads_them_from(ru
     # The JVM's own archive has none of Spark's.
     assert any("org.apache.spark.SparkContext source:" in line for line in shared)
     assert list((cache / "classes").iterdir()) == [archive]
+    # A JVM that shows the classes that it loads to an agent or a recording.
+    publish_numbers(runtime, topic, range(10))
+    recording = f"-XX:StartFlightRecording=filename={tmp_path / 'of-jvm.jfr'},settings=profile"
+    third = ledgerlake_process("run", config, "--once", LEDGERLAKE_CACHE=str(cache), JDK_JAVA_OPTIONS=recording)
+    assert third.returncode == 0, third.stderr
+    assert "10 messages and 0 rejects" in third.stderr
