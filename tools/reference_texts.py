@@ -303,7 +303,8 @@ ERRORS: dict[str, tuple[str, str, str]] = {
     ),
     "ProcessLostError": (
         "outside",
-        "A process of Spark's was ended from outside: by hand, or because memory ran out.",
+        "A process of Spark's was ended from outside: by hand, or because memory ran out. Or an executor was lost, and "
+        "its task, run again, found other messages in a topic.",
         "Start again. If it comes back, give the machine or `[spark] memory` more memory.",
     ),
     "TableError": (
