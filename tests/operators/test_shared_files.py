@@ -115,6 +115,7 @@ def test_quiet_topics_share_a_file_in_which_each_is_in_order(tmp_path: Path) -> 
         B: TIME_MS * 1000,
         C: TIME_MS * 1000,
     }
+    assert all(not result.replaced for result in results.values())
 
 
 def test_a_topic_that_may_have_state_has_files_of_its_own(tmp_path: Path) -> None:

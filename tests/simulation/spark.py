@@ -440,9 +440,6 @@ class Query:
         runs = [self._world.rng.choice([first, second]) for _ in range(STATE_PARTITIONS)]
         return [row for number, run in enumerate(runs) for row in run if _state_partition(row) == number]
 
-    def _either(self, first: Any, second: Any) -> Any:
-        return self._world.rng.choice([first, second])
-
     def _task(self, name: str, work: Callable[[], Any], of_two: Callable[[Any, Any], Any] | None = None) -> Any:
         """One task: tried again where its worker dies; sometimes run twice."""
         for attempt in range(TASK_TRIES):
@@ -455,7 +452,7 @@ class Query:
                     if verdict == "speculate":
                         self._world.say(f"{worker.name} runs a task twice")
                         again = work()
-                        found = (of_two or self._either)(found, again)
+                        found = of_two(found, again) if of_two else self._world.rng.choice([found, again])
                     self._world.access(f"task done {name}")
                 return found
             except TaskLostError:

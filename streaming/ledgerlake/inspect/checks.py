@@ -30,6 +30,7 @@ from ledgerlake.decode.crypto import open_entry
 from ledgerlake.decode.data_keys import unreadable_keys
 from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, SetupError, TopicNotFoundError
 from ledgerlake.options.config import check_stores, load_config
+from ledgerlake.pipeline.progress import counted
 from ledgerlake.runtime.java import find_java, java_version
 from ledgerlake.runtime.plugins import load
 
@@ -352,8 +353,7 @@ def _after(before: Finding, name: str, call: Callable[[], str | Finding]) -> Fin
 
 
 def _count(topic_partitions: Sized) -> str:
-    count = len(topic_partitions)
-    return f"{count:,} topic partition{'' if count == 1 else 's'}"
+    return counted(len(topic_partitions), "topic partition", "topic partitions")
 
 
 @contextmanager

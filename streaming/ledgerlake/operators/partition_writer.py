@@ -60,12 +60,11 @@ class SharedFiles:
         return self._tables.setdefault(name, SharedTable())
 
     def finish(self, results: list[TaskResult]) -> None:
-        """Close the files, and add each to the first result that has its table."""
+        """Close the files, and add each to the first result that has its table; there is one at least."""
         for name, table in self._tables.items():
             first = next(result for result in results if name in result.tables)
             first.tables[name].files.extend(table.finish())
-        if results:
-            results[0].rejects.extend(self._rejects.finish())
+        results[0].rejects.extend(self._rejects.finish())
 
 
 class PartitionWriter:

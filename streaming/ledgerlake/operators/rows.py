@@ -95,19 +95,6 @@ STAGE_ROWS = pa.schema(
     ]
 )
 
-
-class StageRow(NamedTuple):
-    """A row of ``STAGE_ROWS``. Pandas would make a class like this for each frame."""
-
-    topic: str
-    partition: int
-    kind: str
-    ledger_id: int
-    entry_id: int
-    header: Any
-    entry: Any
-
-
 # The advice of errors: rows between two stages of one batch are never stored.
 _BUG = "this is a bug, please report it"
 
@@ -124,6 +111,18 @@ _GROUP_BYTES = 1024 * 1024
 _GROUP_ROWS = 10_000
 
 _Item = TypeVar("_Item")
+
+
+class StageRow(NamedTuple):
+    """A row of ``STAGE_ROWS``. Pandas would make a class like this for each frame."""
+
+    topic: str
+    partition: int
+    kind: str
+    ledger_id: int
+    entry_id: int
+    header: Any
+    entry: Any
 
 
 @dataclass(frozen=True)

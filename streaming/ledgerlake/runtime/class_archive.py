@@ -145,7 +145,7 @@ class ClassArchive:
             _remove_unused(path.parent)
             with tempfile.TemporaryDirectory(dir=path.parent, suffix=_IN_WORK) as folder:
                 listed, archive = Path(folder) / "classes", Path(folder) / "archive"
-                listed.write_bytes(_whole_lines(listed_by_jvm))
+                listed.write_bytes(_classes_to_archive(listed_by_jvm))
                 if self._dump(java, listed, archive, is_stopped):
                     archive.replace(path)
         except OSError as error:
@@ -179,7 +179,7 @@ class ClassArchive:
         return False
 
 
-def _whole_lines(listed: int) -> bytes:
+def _classes_to_archive(listed: int) -> bytes:
     """Return a list; the JVM goes on with it, so its last line may end in the middle.
 
     It is without the classes that the JVM makes for method handles: with an archive that has some of
