@@ -62,6 +62,16 @@ def play(script: Script, edges: Edges) -> Verdict:
     return History(script, edges).play()
 
 
+def rejects(history: History) -> list[dict[str, Any]]:
+    """The rows of the table of rejects."""
+    files = [
+        history.disk.files[f"{REJECTS}/{name}"]
+        for commit in history.lake.tables[REJECTS].commits
+        for name in commit.files
+    ]
+    return [row for data in files for row in pq.read_table(io.BytesIO(data)).to_pylist()]
+
+
 @pytest.mark.slow
 def test_no_history_loses_doubles_reorders_or_stops() -> None:
     verdicts = list(play_many(range(1, _HISTORIES + 1), os.cpu_count() or 1))
@@ -177,11 +187,7 @@ def test_a_loss_that_only_the_repeat_of_a_batch_finds_is_a_reject(edges: Edges, 
     )
     history = History(replace(script, goes_on=True), edges)
     assert history.play().violations == ["nothing missing: message 2 at orders 4:1 is rejected: data_loss"]
-    files = [name for commit in history.lake.tables[REJECTS].commits for name in commit.files]
-    rows = [
-        row for name in files for row in pq.read_table(io.BytesIO(history.disk.files[f"{REJECTS}/{name}"])).to_pylist()
-    ]
-    (row,) = rows
+    (row,) = rejects(history)
     assert row["detail"].startswith("at most 7 messages after 4:0 and before 5:0 are lost")
 
 
@@ -252,6 +258,22 @@ def test_a_process_that_is_suspended_while_it_starts_commits_nothing_beside_anot
     history = Elsewhere(script, edges)
     assert [violation for violation in history.play().violations if violation.startswith("once")] == []
     assert "Error: " in history.apps[1].ended
+
+
+class Unsubscribed(History):
+    """The checkpoint and the cursors are lost."""
+
+    def _unsubscribe(self, args: dict[str, Any]) -> None:
+        self._lose(args)
+        for topic in self.topics:
+            topic.cursors.clear()
+
+
+def test_a_start_at_a_cursor_that_is_gone_is_refused_if_the_table_has_rows(edges: Edges) -> None:
+    script = by_hand(put(1.0, count=2), Step(4.0, "unsubscribe", {"back_s": 2.0}), put(8.0), starting="cursor")
+    history = Unsubscribed(script, edges)
+    assert not any(violation.startswith("once") for violation in history.play().violations)
+    assert "no topic has the subscription ledgerlake-sim any more" in history.apps[-1].ended
 
 
 class Abandoned(History):
@@ -505,6 +527,23 @@ def test_what_was_skipped_before_the_first_read_of_a_topic_that_came_later_is_na
     (violation, *_) = SkipsOne(script, edges).play().violations
     assert "DataLossError" in violation
     assert "messages after 5:-1 and before" in violation
+
+
+def test_a_topic_that_comes_while_the_pipeline_starts_and_is_made_again_before_its_first_read_lost_all_of_it(
+    edges: Edges,
+) -> None:
+    script = scripted(
+        Step(0.0, "topic", {"count": 3}, "created"),
+        Step(0.0, "kill", {"back_s": 4.0, "noticed_s": 0.0}, "written /sim/checkpoint/offsets/0"),
+        Step(2.5, "delete", {"partition": 1}),
+        Step(3.0, "topic", {"count": 2}),
+        by_pattern=True,
+        goes_on=True,
+    )
+    history = History(script, edges)
+    history.play()
+    details = [row["detail"] for row in rejects(history)]
+    assert any("messages after the topic's beginning and before 5:3 are lost" in detail for detail in details)
 
 
 @pytest.mark.parametrize("kill", [(), (Step(5.0, "kill", {"back_s": 2.0, "noticed_s": 0.0}),)])

@@ -118,8 +118,15 @@ class CursorKeeper:
         Raises:
             As ``acquire``.
         """
-        existing = [name for name in topic_partitions if DurableCursor(self._cluster, name, self.subscription).exists()]
-        self.acquire(existing, from_earliest=True)
+        self.acquire(self.existing(topic_partitions), from_earliest=True)
+
+    def existing(self, topic_partitions: Iterable[str]) -> list[str]:
+        """Return the topic partitions that have the subscription, whoever holds it.
+
+        Raises:
+            TopicNotFoundError, BrokerError, TransportError: as for a reader.
+        """
+        return [name for name in topic_partitions if DurableCursor(self._cluster, name, self.subscription).exists()]
 
     def positions(self, topic_partitions: Iterable[str] | None = None) -> Ends:
         """Return the mark-delete position of each cursor.

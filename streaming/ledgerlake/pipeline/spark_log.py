@@ -113,10 +113,8 @@ class SparkLog:
         before, after = self._before(batch_id), self._planned(batch_id)
         digest = hashlib.sha256(json.dumps([before.json, after.json], sort_keys=True).encode()).digest()
         number = int.from_bytes(digest[:8], "big") >> 1
-        planned = {span.topic_partition for span in ranges(before.offset, after.offset)}
-        # The planner chooses where a topic begins that came after the recorded start.
-        reporting = planned & before.offset.keys() if batch_id == 0 else planned
-        return BatchRecord(stream, query, batch_id, number, _ranges(before.json, after.json), frozenset(reporting))
+        reporting = frozenset(span.topic_partition for span in ranges(before.offset, after.offset))
+        return BatchRecord(stream, query, batch_id, number, _ranges(before.json, after.json), reporting)
 
     def _before(self, batch_id: int) -> _Planned:
         """Return the source's offset before a micro-batch."""

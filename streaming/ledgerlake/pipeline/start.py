@@ -158,6 +158,8 @@ class Start:
         with_rows = [
             str(path) for path, last_batch in last_batches.items() if last_batch is not None and last_batch >= 0
         ]
+        if with_rows and bound == "cursor" and not self._checkpoint.is_forgotten:
+            self._check_cursor_is_there(names, with_rows[0])
         if with_rows and bound != "latest" and self._checkpoint.is_forgotten:
             _log.warning(
                 "the stream %s begins anew, and its rows stay in %s; what the broker still has comes twice",
@@ -169,6 +171,27 @@ class Start:
             for name in names:
                 resolve_start(self._cluster, name, bound)
         return {name: end_position(self._cluster, name) for name in names} if bound == "latest" else {}
+
+    def _check_cursor_is_there(self, names: list[str], path: str) -> None:
+        """Check that a start at the cursor has one.
+
+        Raises:
+            SetupError: no topic partition has it, so that a table's rows would come twice.
+        """
+        existing = self._cursors.existing(names)
+        if not existing:
+            raise SetupError(
+                f"starting is cursor, but no topic has the subscription {self._config.subscription} any more, and the table at "
+                f"{path} has rows of the stream {self._config.stream.name}, which would come twice; restore the checkpoint, or "
+                "begin anew with what the broker still has: remove the tables, then run: ledgerlake forget CONFIG"
+            )
+        if len(existing) < len(names):
+            _log.warning(
+                "the subscription %s is not on %s, read from the beginning; rows that the table at %s has of it come twice",
+                self._config.subscription,
+                ", ".join(sorted(set(names) - set(existing))),
+                path,
+            )
 
     def _last_writers(self, tables: list[Table]) -> dict[str, int | None]:
         stream = self._config.stream.name

@@ -101,8 +101,15 @@ class Planner:
         self._has_begun = True
 
     def initial(self) -> Offset:
-        """Return where the query begins."""
-        return {name: self._start_of(name) for name in sorted(self._topics.names)}
+        """Return where the query begins.
+
+        A topic partition that came after a pipeline had recorded its start is not in it, as any other
+        that comes later.
+        """
+        names = self._topics.names
+        if self._options.pinned_by:
+            names = names & self._options.starting_by_topic.keys()
+        return {name: self._start_of(name) for name in sorted(names)}
 
     def _start_of(self, name: str) -> PartitionOffset:
         bound = self._options.starting_of(name, "latest")
