@@ -94,9 +94,7 @@ def _argument(action: argparse.Action) -> tuple[str, str]:
         name = ", ".join(action.option_strings)
     else:
         name = f"{', '.join(action.option_strings)} {choices or action.metavar or action.dest.upper()}"
-    # A default that this machine's environment gives is not for the page.
-    meaning = re.sub(r", now \S+", "", action.help or "")
-    return f"`{name}`", _sentence(meaning) if meaning else ""
+    return f"`{name}`", _sentence(action.help) if action.help else ""
 
 
 def columns_page() -> str:

@@ -21,7 +21,8 @@ COLUMNS = {
     "property `ledgerlake.event_time`.",
     "deliver_at": "The requested delivery time. Null for a message without one.",
     "delivered_at": "When the message was released, by the clock of the machine that did it. Null for a message "
-    "without a delivery time.",
+    "that Ledgerlake did not delay: one without a delivery time, of a pipeline with `[delay] enabled = false`, or of the "
+    "bare source.",
     "producer_name": "The sender.",
     "sequence_id": "The sender's number of the message. Null if it is 2^63 or more; the number is then in the property "
     "`ledgerlake.sequence_id`.",
@@ -32,7 +33,7 @@ COLUMNS = {
     "schema_version": "The version of the schema that wrote the value.",
     "is_null": "`true` for a message without a value (a tombstone); `value` is null.",
     "late": "`true` if the effective time lies before the watermark of the topic partition: see "
-    "[ordering](ordering.md).",
+    "[ordering](ordering.md). Always `false` in the bare source.",
     "chunk_count": "The number of chunks of a large message. Null for others.",
     "first_chunk_id": "The id of the first chunk of a large message; `message_id` is that of the last one.",
     "value": "The bytes of the message.",

@@ -64,7 +64,9 @@ def add_service_url(parser: argparse.ArgumentParser) -> None:
     """Declare how a command without a pipeline reaches a broker."""
     default = os.environ.get("LEDGERLAKE_SERVICE_URL", DEFAULT_SERVICE_URL)
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--service-url", default=default, help=f"default: $LEDGERLAKE_SERVICE_URL, now {default}")
+    where.add_argument(
+        "--service-url", default=default, help=f"default: $LEDGERLAKE_SERVICE_URL, or {DEFAULT_SERVICE_URL}"
+    )
     where.add_argument("--config", help="the TOML file that says how to reach the broker, in place of --service-url")
 
 

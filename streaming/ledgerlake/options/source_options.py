@@ -127,8 +127,8 @@ class SourceOptions(ClientOptions):
     ending_offsets: str | None = option(
         TEXT,
         None,
-        "`latest`, the id of the last message, `before ID`, an ISO time, `index N`, or a JSON object by topic. A stream idles "
-        "there; with `Trigger.AvailableNow` it ends.",
+        "`latest`, the id of the last message, `before ID`, an ISO time, or `index N`. As a Spark option also a JSON object by "
+        "topic. A stream idles there; with `Trigger.AvailableNow` it ends.",
         spark="endingOffsets",
         toml="source.ending",
         shown_default="`latest`: a stream goes on",
