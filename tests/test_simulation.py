@@ -20,8 +20,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from ledgerlake.errors import DataLossError, LedgerlakeError
+from ledgerlake.inspect.lag import find_lags
 from ledgerlake.pipeline import left_topics
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
+from ledgerlake.pipeline.components import make_components
 from ledgerlake.pipeline.forget import forget_topic
 from tests.simulation.by_hand import by_hand, put
 from tests.simulation.driver import CHECKPOINT, MESSAGES, REJECTS, Edges, config
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ledgerlake.operators.results import PartitionResult
+    from ledgerlake.options.config import Config
     from ledgerlake.table.batch_record import BatchRecord
 
 _HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "600"))
@@ -64,11 +67,9 @@ def play(script: Script, edges: Edges) -> Verdict:
 
 def rejects(history: History) -> list[dict[str, Any]]:
     """The rows of the table of rejects."""
-    files = [
-        history.disk.files[f"{REJECTS}/{name}"]
-        for commit in history.lake.tables[REJECTS].commits
-        for name in commit.files
-    ]
+    table = history.lake.tables.get(REJECTS)
+    names = [name for commit in table.commits for name in commit.files] if table else []
+    files = [history.disk.files[f"{REJECTS}/{name}"] for name in names]
     return [row for data in files for row in pq.read_table(io.BytesIO(data)).to_pylist()]
 
 
@@ -348,6 +349,97 @@ class TopicsChange(History):
         return bool(self.brokers.topics[self.OTHER].cursors)
 
 
+class Watched(History):
+    """A history with steps that ask, as the commands do; ``found`` has the answers."""
+
+    def __init__(self, script: Script, edges: Edges) -> None:
+        super().__init__(script, edges)
+        self.found: list[Any] = []
+
+    def _ask(self, args: dict[str, Any]) -> None:
+        def run() -> None:
+            try:
+                self.found.append(args["about"](self.settings))
+            except LedgerlakeError as error:
+                self.found.append(error)
+
+        self.world.spawn(self.world.process("command"), "command", run)
+
+
+def messages_behind(settings: Config) -> list[int | None]:
+    return [lag.messages for lag in find_lags(settings)]
+
+
+@pytest.mark.parametrize("starting", ["latest", "cursor"])
+def test_the_lag_of_a_topic_that_came_since_the_last_run_counts_from_its_beginning(edges: Edges, starting: str) -> None:
+    script = scripted(
+        produced(1.0, 1),
+        Step(4.0, "stop", {"back_s": 6.0}),
+        Step(5.0, "topic", {"count": 3}),
+        Step(7.0, "ask", {"about": messages_behind}),
+        starting=starting,
+        by_pattern=True,
+    )
+    history = Watched(script, edges)
+    assert history.play().violations == []
+    assert history.found == [[0, 3]]
+
+
+@pytest.mark.parametrize(("starting", "behind"), [("latest", 0), ("earliest", 2), ("cursor", 1)])
+def test_the_lag_without_a_checkpoint_counts_from_where_the_pipeline_would_start(
+    edges: Edges, starting: str, behind: int
+) -> None:
+    script = scripted(
+        produced(1.0, 1),
+        Step(4.0, "lose", {"back_s": 6.0}),
+        produced(5.0, 1),
+        Step(7.0, "ask", {"about": messages_behind}),
+        starting=starting,
+    )
+    history = Watched(script, edges)
+    history.play()
+    assert history.found == [[behind]]
+
+
+def test_a_stream_that_is_to_begin_at_the_latest_message_passes_the_check_before_its_first_run(edges: Edges) -> None:
+    def examine(settings: Config) -> str:
+        components = make_components(settings)
+        components.start.examine(components.cluster.all_partitions(settings.source.topics), [], None)
+        return "passes"
+
+    killed = Step(0.0, "kill", {"back_s": 6.0, "noticed_s": 0.0}, "send SUBSCRIBE")
+    script = scripted(killed, produced(0.5, 2), Step(2.0, "ask", {"about": examine}), starting="latest")
+    history = Watched(script, edges)
+    history.play()
+    assert history.found == ["passes"]
+
+
+class WithOlder(TopicsChange):
+    """The other topic has messages from before the pipeline starts at the latest one."""
+
+    def __init__(self, script: Script, edges: Edges) -> None:
+        super().__init__(script, edges)
+        self._other({"count": 3})
+        for sent in list(self.oracle.sent.values()):
+            self.oracle.excuse(sent.topic, sent.positions[0])
+
+
+@pytest.mark.parametrize("access", ["written /sim/checkpoint/offsets/0", "created messages"])
+def test_a_topic_that_leaves_the_configuration_before_the_first_commit_keeps_its_start(
+    edges: Edges, access: str
+) -> None:
+    script = by_hand(
+        Step(0.0, "kill", {"back_s": 2.0, "noticed_s": 0.0}, access),
+        Step(1.5, "read", {"topics": [TOPIC]}),
+        put(5.0),
+        Step(7.0, "stop", {"back_s": 1.0}),
+        Step(7.5, "read", {"topics": [TOPIC, TopicsChange.OTHER]}),
+        starting="latest",
+    )
+    history = WithOlder(script, edges)
+    assert history.play().violations == []
+
+
 def test_a_topic_that_leaves_the_configuration_keeps_its_subscription_and_that_is_said(
     edges: Edges, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -529,12 +621,12 @@ def test_what_was_skipped_before_the_first_read_of_a_topic_that_came_later_is_na
     assert "messages after 5:-1 and before" in violation
 
 
-def test_a_topic_that_comes_while_the_pipeline_starts_and_is_made_again_before_its_first_read_lost_all_of_it(
+def test_a_topic_that_is_made_again_before_its_first_read_lost_what_was_planned(
     edges: Edges,
 ) -> None:
     script = scripted(
         Step(0.0, "topic", {"count": 3}, "created"),
-        Step(0.0, "kill", {"back_s": 4.0, "noticed_s": 0.0}, "written /sim/checkpoint/offsets/0"),
+        Step(0.0, "kill", {"back_s": 4.0, "noticed_s": 0.0}, "written /sim/checkpoint/offsets/1"),
         Step(2.5, "delete", {"partition": 1}),
         Step(3.0, "topic", {"count": 2}),
         by_pattern=True,
@@ -542,8 +634,65 @@ def test_a_topic_that_comes_while_the_pipeline_starts_and_is_made_again_before_i
     )
     history = History(script, edges)
     history.play()
-    details = [row["detail"] for row in rejects(history)]
-    assert any("messages after the topic's beginning and before 5:3 are lost" in detail for detail in details)
+    (row,) = rejects(history)
+    assert "messages after 5:-1 and before 5:3 are lost" in row["detail"]
+
+
+@pytest.mark.parametrize(("at_s", "comes_at"), [(0.0, "created"), (3.0, "")])
+def test_what_was_skipped_of_a_topic_that_came_with_messages_is_named(edges: Edges, at_s: float, comes_at: str) -> None:
+    script = scripted(
+        produced(0.5, 1),
+        Step(at_s, "topic", {"count": 1}, comes_at),
+        Step(at_s, "fill", {"count": 19}, "written /sim/checkpoint/offsets"),
+        Step(at_s, "skip_one", {}, "batch "),
+        by_pattern=True,
+        goes_on=True,
+    )
+    history = SkipsOne(script, edges)
+    history.play()
+    (row,) = rejects(history)
+    assert "at most 16 messages after 5:-1 and before 9:0 are lost" in row["detail"]
+
+
+def test_a_topic_that_comes_while_the_trigger_is_awaited_is_kept_at_once(edges: Edges) -> None:
+    script = scripted(
+        produced(0.5, 1),
+        Step(3.0, "topic", {"count": 1}),
+        Step(6.0, "fill", {"count": 19}),
+        produced(150.0, 1),
+        by_pattern=True,
+        duration_s=160.0,
+    )
+    history = SkipsOne(script, edges)
+    stream = {"name": "sim", "checkpoint": CHECKPOINT, "trigger": "2 minutes"}
+    history.settings = config([TOPIC], f"{TOPIC}.*", stream=stream)
+    verdict = history.play()
+    assert verdict.violations == []
+    (made,) = (line for line in verdict.trace if "orders-1: the cursor is made at" in line)
+    assert float(made.split()[0]) < 5.0
+
+
+class Reloaded(History):
+    """A topic that came later has an empty ledger, and the broker replaces it."""
+
+    def _reload(self, _args: dict[str, Any]) -> None:
+        topic = self.topics[1]
+        self.brokers.unload(topic, 0.0)
+        topic.ledgers = [self.brokers._new_ledger()]
+        for cursor in topic.cursors.values():
+            cursor.mark_delete = cursor.stored = topic.first
+
+
+def test_a_topic_whose_empty_ledger_is_replaced_before_its_first_read_was_committed_starts_again(edges: Edges) -> None:
+    script = scripted(
+        produced(0.5, 1),
+        Step(3.0, "topic", {"count": 0}),
+        Step(3.0, "kill", {"back_s": 3.0, "noticed_s": 0.0}, "batch "),
+        Step(5.0, "reload"),
+        produced(8.0, 2, partition=1),
+        by_pattern=True,
+    )
+    assert Reloaded(script, edges).play().violations == []
 
 
 @pytest.mark.parametrize("kill", [(), (Step(5.0, "kill", {"back_s": 2.0, "noticed_s": 0.0}),)])

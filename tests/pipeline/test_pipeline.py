@@ -11,6 +11,7 @@ import pytest
 from deltalake import write_deltalake
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.topics import TopicSelection
 from ledgerlake.decode import schema
 from ledgerlake.errors import (
     BrokerError,
@@ -25,6 +26,7 @@ from ledgerlake.inspect.verify import Verdict
 from ledgerlake.options.config import parse_config
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.pipeline import cursors
 from ledgerlake.pipeline.checkpoint import Checkpoint, as_option
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
@@ -33,6 +35,7 @@ from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.pipeline.progress import Details, Progress, Reading, Totals, behind, progress_line
 from ledgerlake.pipeline.progress_screen import ProgressScreen
 from ledgerlake.pipeline.start import check_reachable
+from ledgerlake.source import topic_list
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord, SeenBatch
@@ -42,6 +45,7 @@ from tests.entries import single
 from tests.peer import TOPIC, Peer
 from tests.table.rows import rows
 from tests.table_rows import out_of_order
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -103,11 +107,27 @@ def test_a_cursor_that_this_run_does_not_hold_is_not_moved_for_an_earlier_one(tm
         peer.add(single(b"a"))
         cluster = Cluster(ClientSettings(peer.url, give_up_after_s=2))
         keeper = CursorKeeper(cluster, "s", Checkpoint(Place(str(tmp_path))))
-        keeper.begin(lambda _error: None)
+        keeper.begin(TopicSelection((TOPIC,)), lambda _error: None)
         keeper.finish(10.0)
         keeper.close()
         cluster.close()
         assert "CommandSubscribe" not in peer.requests
+
+
+def test_a_topic_that_comes_while_a_micro_batch_runs_gets_a_cursor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cursors, "_TOPICS_S", 0.0)
+    monkeypatch.setattr(topic_list, "_REFRESH_S", 0.0)
+    with Peer(topics=[]) as peer:
+        cluster = Cluster(ClientSettings(peer.url, give_up_after_s=2))
+        keeper = CursorKeeper(cluster, "s", Checkpoint(Place(str(tmp_path))))
+        keeper.begin(TopicSelection(pattern="persistent://public/default/pe+r"), lambda _error: None)
+        assert peer.subscriptions == {}
+        peer.topics = [TOPIC]
+        wait_until(lambda: "s" in peer.subscriptions)
+        keeper.close()
+        cluster.close()
 
 
 def test_a_start_of_a_newer_release_is_refused(tmp_path: Path) -> None:
@@ -158,7 +178,7 @@ def test_damaged_cursor_ends_are_one_sentence(tmp_path: Path, text: str) -> None
     (tmp_path / "ledgerlake" / "ends.json").write_text(text)
     keeper = CursorKeeper(None, "s", Checkpoint(Place(str(tmp_path))))  # type: ignore[arg-type]
     with pytest.raises(OffsetError, match=r"damaged cursor ends .*restore the checkpoint"):
-        keeper.begin(lambda _error: None)
+        keeper.begin(TopicSelection((TOPIC,)), lambda _error: None)
     with pytest.raises(OffsetError, match=r"damaged cursor ends"):
         keeper.tables()
 

@@ -85,10 +85,11 @@ def _new_topics_at_latest(edges: Edges) -> None:
     latest message.
     """
 
-    def start_of(self: Any, name: str) -> Any:
-        return resolve_start(self._cluster, name, self._options.starting_by_topic.get(name, "latest"))
+    def initial(self: Any) -> Any:
+        starts = self._options.starting_by_topic
+        return {name: resolve_start(self._cluster, name, starts.get(name, "latest")) for name in self._topics.names}
 
-    edges.replace(Planner, "_start_of", start_of)
+    edges.replace(Planner, "initial", initial)
 
 
 def _forgotten_acknowledgements(edges: Edges) -> None:

@@ -197,6 +197,14 @@ def planned(reader: LedgerlakeStreamReader, start: dict[str, Any]) -> dict[str, 
     return from_json(reader.latestOffset(start, ReadAllAvailable()))
 
 
+def first_read(reader: LedgerlakeStreamReader, start: dict[str, Any]) -> tuple[Position, Position]:
+    """The range of a topic of which nothing was read, after the batch that only notes its beginning."""
+    noted = reader.latestOffset(start, ReadAllAvailable())
+    assert [partition.span.end.entry_id for partition in reader.partitions(start, noted)] == [-1]
+    (partition,) = reader.partitions(noted, reader.latestOffset(noted, ReadAllAvailable()))
+    return partition.span.after, partition.span.end
+
+
 def test_a_deleted_topic_that_was_read_is_forgotten_and_is_new_when_it_comes_back(peer: Peer) -> None:
     peer.add(single(b"a"), single(b"b"))
     reader = pattern_reader(peer)
@@ -213,9 +221,7 @@ def test_a_deleted_topic_that_was_read_is_forgotten_and_is_new_when_it_comes_bac
     peer.add(single(b"c"), ledger_id=9)
     returned = pattern_reader(peer)
     empty: dict[str, Any] = to_json({})
-    newer = returned.latestOffset(empty, ReadAllAvailable())
-    (partition,) = returned.partitions(empty, newer)
-    assert (partition.span.after, partition.span.end) == (BEFORE_ALL, Position(9, 0))
+    assert first_read(returned, empty) == (Position(9, -1), Position(9, 0))
     returned.stop()
 
 
@@ -287,7 +293,8 @@ def test_a_topic_that_was_deleted_while_something_waits_is_new_when_it_comes_bac
     path = str(tmp_path / "wakes")
     reader = pattern_reader(peer, wakes=path, pinnedBy="s")
     _readers.append(reader)
-    read = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    noted = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    read = reader.latestOffset(noted, ReadAllAvailable())
     save_wakeup_times(Place(path), 1, WakeupTimes({TOPIC: 2**60}))
     peer.is_deleted = True
     peer.disconnect()
@@ -302,9 +309,7 @@ def test_a_topic_that_was_deleted_while_something_waits_is_new_when_it_comes_bac
         reader = pattern_reader(peer, wakes=path, pinnedBy="s")
         _readers.append(reader)
     time.sleep(1.1)
-    end = reader.latestOffset(start, ReadAllAvailable())
-    (partition,) = reader.partitions(start, end)
-    assert (partition.span.after, partition.span.end) == (BEFORE_ALL, Position(9, 0))
+    assert first_read(reader, start) == (Position(9, -1), Position(9, 0))
 
 
 def other_topic(peer: Peer, **more: str) -> tuple[LedgerlakeStreamReader, dict[str, Any]]:
@@ -345,9 +350,7 @@ def test_or_it_is_read_from_its_beginning(peer: Peer, caplog: pytest.LogCaptureF
     assert "another topic of that name" in caplog.text
     assert from_json(anew) == {TOPIC: PartitionOffset(BEFORE_ALL)}
     assert list(reader.partitions(start, anew)) == []
-    end = reader.latestOffset(anew, ReadAllAvailable())
-    (partition,) = reader.partitions(anew, end)
-    assert (partition.span.after, partition.span.end) == (BEFORE_ALL, Position(3, 0))
+    assert first_read(reader, anew) == (Position(3, -1), Position(3, 0))
 
 
 @pytest.mark.parametrize("says", ["nothing", "-1 of its ledger", "the same ledger", "it once"])

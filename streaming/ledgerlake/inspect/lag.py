@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.cursors import CursorKeeper
 from ledgerlake.pipeline.progress import counted
 from ledgerlake.source.bounds import entry_from, latest_offset, resolve_start
 from ledgerlake.source.loss import is_another_topic
@@ -18,6 +19,7 @@ from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
     from ledgerlake.options.config import Config
+    from ledgerlake.stored.offsets import Offset
 
 
 @dataclass(frozen=True)
@@ -56,18 +58,33 @@ def find_lags(config: Config) -> list[Lag]:
 
     Raises:
         BrokerError, TransportError, ProtocolError: the topics cannot be read.
+        ConsumerBusyError: the pipeline has no checkpoint and starts at its cursor, which another
+            process holds.
     """
     options = config.source
     cluster = Cluster(options.client)
     try:
         checkpoint = Checkpoint(config.checkpoint_place)
-        taken = checkpoint.log.committed_offset() or checkpoint.start() or {}
-        return [
-            _lag(cluster, name, taken[name] if name in taken else resolve_start(cluster, name, config.starting))
-            for name in cluster.all_partitions(options.topics)
-        ]
+        names = cluster.all_partitions(options.topics)
+        taken = checkpoint.log.committed_offset() or checkpoint.start()
+        if taken is None:
+            taken = _first_start(config, cluster, checkpoint, names)
+        # A topic partition that came later is read from its beginning.
+        return [_lag(cluster, name, taken.get(name, PartitionOffset(BEFORE_ALL))) for name in names]
     finally:
         cluster.close()
+
+
+def _first_start(config: Config, cluster: Cluster, checkpoint: Checkpoint, names: list[str]) -> Offset:
+    """Return where a pipeline without a checkpoint would start now."""
+    if config.starting != "cursor":
+        return {name: resolve_start(cluster, name, config.starting) for name in names}
+    cursors = CursorKeeper(cluster, config.subscription, checkpoint)
+    try:
+        cursors.acquire_existing(names)
+        return {name: PartitionOffset(position) for name, position in cursors.positions().items()}
+    finally:
+        cursors.close()
 
 
 def _lag(cluster: Cluster, name: str, taken: PartitionOffset) -> Lag:

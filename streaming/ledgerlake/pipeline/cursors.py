@@ -9,6 +9,8 @@ Rules kept here:
     once.
   - A failure of a cursor is retried and never ends the query, except that another process holds the
     subscription.
+  - A topic partition that comes gets its cursor within seconds, also while a long micro-batch runs:
+    until then the planner, which sees it otherwise, is not asked.
 
 The ends of micro-batches that are not acknowledged yet are in
 ``<checkpoint>/ledgerlake/ends.json``, so that a restart acknowledges them. The file also has the
@@ -28,11 +30,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, OwnershipError, TopicNotFoundError
+from ledgerlake.source.topic_list import TopicList
 from ledgerlake.stored.fields import stored
 from ledgerlake.stored.files import load_stored, save_json
 from ledgerlake.table.batch_record import SeenBatch
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from ledgerlake.client.cluster import Cluster
+    from ledgerlake.client.topics import TopicSelection
     from ledgerlake.pipeline.checkpoint import Checkpoint
     from ledgerlake.stored.places import Place
 
@@ -54,6 +59,9 @@ _VERSION = 1
 _POLL_S = 0.05
 _IDLE_POLL_S = 1.0
 _RETRY_MOST_S = 10.0
+
+# How often the list of topics is looked at.
+_TOPICS_S = 10.0
 
 Ends = dict[str, Position]
 
@@ -97,6 +105,8 @@ class CursorKeeper:
         self._ending = threading.Event()
         self._lost: OwnershipError | None = None
         self._thread: threading.Thread | None = None
+        self._topics: TopicList | None = None
+        self._look_at_topics_s = 0.0
 
     def acquire(self, topic_partitions: Iterable[str], from_earliest: bool) -> None:
         """Acquire the subscriptions, in order, so that one of two processes gets all of them;
@@ -177,10 +187,11 @@ class CursorKeeper:
         """
         return last_run(self._checkpoint)
 
-    def begin(self, on_lost: Callable[[OwnershipError], None]) -> None:
+    def begin(self, topics: TopicSelection, on_lost: Callable[[OwnershipError], None]) -> None:
         """Acknowledge in the background from here on.
 
         Args:
+            topics: those that the stream reads.
             on_lost: called once, in the background, if another process holds a subscription.
 
         Raises:
@@ -193,6 +204,8 @@ class CursorKeeper:
             batch_id: {name: position for name, position in positions.items() if name in self._cursors}
             for batch_id, positions in ends.pending.items()
         }
+        self._topics = TopicList(self._cluster, topics)
+        self._look_at_topics_s = time.monotonic() + _TOPICS_S
         self._news.set()
         self._thread = threading.Thread(target=self._loop, args=(on_lost,), name="ledgerlake-cursors", daemon=True)
         self._thread.start()
@@ -255,8 +268,8 @@ class CursorKeeper:
                 cursor.close()
 
     def step(self) -> bool:
-        """Reopen closed subscriptions, and acknowledge committed micro-batches. Return whether some
-        are still pending.
+        """Reopen closed subscriptions, open those of new topic partitions, and acknowledge committed
+        micro-batches. Return whether some are still pending.
 
         Raises:
             OwnershipError: another process has taken over.
@@ -264,6 +277,7 @@ class CursorKeeper:
         """
         with self._at_broker:
             self._reopen()
+            self._keep_new_topics()
             with self._lock:
                 pending = sorted(self._pending.items())
             committed = self._checkpoint.log.last_committed() if pending else None
@@ -300,6 +314,19 @@ class CursorKeeper:
                     "stream; let only one process run it"
                 )
                 raise self._lost from None
+
+    def _keep_new_topics(self) -> None:
+        if self._topics is None or time.monotonic() < self._look_at_topics_s:
+            return
+        self._look_at_topics_s = time.monotonic() + _TOPICS_S
+        with contextlib.suppress(TopicNotFoundError):
+            if self._topics.is_due():
+                self._topics.refresh(may_wait=False)
+        for name in sorted(self._topics.names - self._cursors.keys()):
+            cursor = DurableCursor(self._cluster, name, self.subscription)
+            with contextlib.suppress(TopicNotFoundError):
+                cursor.ensure(from_earliest=True)
+                self._cursors[name] = cursor
 
     def _loop(self, on_lost: Callable[[OwnershipError], None]) -> None:
         try:

@@ -153,7 +153,7 @@ class Pipeline:
                 _log.warning("%s", warning)
             main.begin_stream(stream_name)
         tables.begin(components.start.previous_writers, names)
-        components.cursors.begin(self._end_with)
+        components.cursors.begin(self.config.source.topics, self._end_with)
         if self.config.metrics is not None:
             self._serve_metrics(self.config.metrics)
         self._start_query(stream, once, len(names))

@@ -225,7 +225,8 @@ class Start:
         """
         if bound == "latest":
             for name, end in ends.items():
-                if positions[name] < end:
+                # ``examine`` has no cursor that a first start would create.
+                if name in positions and positions[name] < end:
                     raise self._lost_checkpoint(
                         f"the subscription {self._config.subscription} has unread messages of {name} behind {positions[name]}"
                     )
@@ -381,7 +382,12 @@ class Start:
             return
         begins = start | (self._checkpoint.log.committed_offset() or {})
         ends = self._checkpoint.log.offset(planned)
-        names = [name for name, end in ends.items() if end.position > begins.get(name, _NOTHING).position]
+        # An end before a ledger's first entry only notes where an unread topic partition begins.
+        names = [
+            name
+            for name, end in ends.items()
+            if end.is_beyond(begins.get(name, _NOTHING)) and (end.position.entry_id >= 0 or end.batch_index is not None)
+        ]
         for name, position in self._cursors.positions(names).items():
             begin, end = begins.get(name, _NOTHING).position, ends[name].position
             if moved_to(position, begin) != BEFORE_ALL or position.ledger_id > end.ledger_id:

@@ -69,6 +69,19 @@ def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound, *, is_pi
     return empty_start(cluster, topic_partition, None if is_pinned else NO_INDEX_YET)
 
 
+def beginning(cluster: Cluster, topic_partition: str, empty_index: int | None) -> PartitionOffset:
+    """Return where a topic partition begins now: before its first ledger, with the broker's index
+    before its first message; ``BEFORE_ALL`` if it has no ledger.
+
+    Args:
+        empty_index: the index if it has no message yet; None if it is unknown.
+    """
+    first = entry_from(cluster, topic_partition, BEFORE_ALL, AFTER_ALL)
+    if first is None:
+        return empty_start(cluster, topic_partition, empty_index)
+    return empty_start(cluster, topic_partition, _before_stamped(first).index)
+
+
 def empty_start(cluster: Cluster, topic_partition: str, index: int | None) -> PartitionOffset:
     """Return where the read of a topic partition begins that has nothing to read yet; ``BEFORE_ALL``
     if it has no ledger.

@@ -67,15 +67,17 @@ class LossWatch:
         if begin.ledger_id <= self._last_read().position.ledger_id:
             return None
         first = entry_from(self._cluster, self._span.topic_partition, BEFORE_ALL, AFTER_ALL)
-        return self._look(*(first.position, first.first_index) if first is not None else (self._span.end, None))
+        loss = self._look(*(first.position, first.first_index) if first is not None else (self._span.end, None))
+        return loss if loss is not None or self._last_read().position.entry_id >= 0 else self._look_at_beginning(begin)
 
     def _look_at_beginning(self, begin: Position) -> RejectedEntry | None:
-        """Return the loss of a range from the topic's beginning of which nothing was received. One
-        that ends before the first entry of a ledger has only noted where an empty topic begins.
+        """Return the loss of a range from the topic's beginning of which nothing was received: the
+        indexes of a topic that was made again begin again. A range that ends before the first entry of
+        a ledger has only noted where an unread topic begins.
         """
         end = self._span.end
         is_lost = end.entry_id >= 0 and begin.ledger_id > end.ledger_id
-        return self._report(Loss(BEFORE_ALL, end.next, None, False)) if is_lost else None
+        return self._report(Loss(self._span.after, end.next, None, False)) if is_lost else None
 
     def _look(self, following: Position, first_index: int | None) -> RejectedEntry | None:
         span = self._span

@@ -14,8 +14,9 @@ Rules kept here:
     due.
   - The planner of a pipeline keeps the times of the trigger itself, and does not wait for them if
     messages are due (``trigger_times``).
-  - A topic partition that comes later is read from its beginning. While it is empty, the offset has
-    the position of its beginning, so that a removal before its first read is noticed.
+  - A topic partition that comes later is read from its beginning. A first batch only notes the
+    position of that, and a later one reads from there, so that a removal before its first read is
+    noticed. The later one does not wait for the trigger.
   - A position that did not move keeps its JSON unchanged, because Spark takes a changed offset for
     new data.
 """
@@ -32,7 +33,7 @@ from ledgerlake.client.broker_clocks import BrokerClocks
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.errors import DataLossError, TopicNotFoundError
 from ledgerlake.source.admission import BatchAdmission
-from ledgerlake.source.bounds import EndBound, empty_start, resolve_start
+from ledgerlake.source.bounds import EndBound, beginning, resolve_start
 from ledgerlake.source.loss import NO_INDEX_YET, is_another_topic
 from ledgerlake.source.planning import share
 from ledgerlake.source.positions import BacklogCounts, LatestOffset, LimitPlanner, refresh_all
@@ -81,7 +82,9 @@ class Planner:
         self._latest: dict[str, LatestOffset] = {}
         self._end_bounds: dict[str, EndBound] = {}
         self._limit_planners: dict[str, LimitPlanner] = {}
-        self._empty_starts: dict[str, PartitionOffset] = {}
+        # Of topic partitions without entries.
+        self._beginnings: dict[str, PartitionOffset] = {}
+        self._has_noted_unread = False
         self._cursors = SourceCursors(self._cluster, options)
         self._fixed_end: Offset | None = None
         self._fixed_clocks_ms: dict[str, int] = {}
@@ -101,14 +104,10 @@ class Planner:
         self._has_begun = True
 
     def initial(self) -> Offset:
-        """Return where the query begins.
-
-        A topic partition that came after a pipeline had recorded its start is not in it, as any other
-        that comes later.
+        """Return where the query begins: a pipeline at its recorded start, whatever came, left the
+        configuration or was deleted since.
         """
-        names = self._topics.names
-        if self._options.pinned_by:
-            names = names & self._options.starting_by_topic.keys()
+        names = self._options.starting_by_topic if self._options.pinned_by else self._topics.names
         return {name: self._start_of(name) for name in sorted(names)}
 
     def _start_of(self, name: str) -> PartitionOffset:
@@ -147,7 +146,7 @@ class Planner:
         self._latest[name] = LatestOffset(self._cluster, name)
         self._end_bounds[name] = EndBound(self._cluster, name, self._options.ending_of(name))
         self._limit_planners[name] = LimitPlanner(self._cluster, name)
-        self._empty_starts.pop(name, None)
+        self._beginnings.pop(name, None)
 
     def _forget_deleted(self, start: Offset, ends: Offset, delayed: Collection[str]) -> Offset:
         """Return the start without topic partitions that are deleted and were read to their end. If
@@ -264,12 +263,14 @@ class Planner:
         # The times stay as they are until a batch has been planned.
         self._awaited_ms = None if is_time else wakeup_times_ms
         if not is_time:
+            # The broker keeps a new topic partition only once it has a cursor.
+            self._refresh_topics()
             return start
         to_wake = self._to_wake(start, wakeup_times_ms)
         ends = dict(self._fixed_end or self.latest_offsets())
         quiet = self._await_later(start, ends, {name: wakeup_times_ms[name] for name in to_wake})
         start = self._restart_replaced(self._forget_deleted(start, ends, wakeup_times_ms), ends)
-        start = self._with_empty(start, ends)
+        start = self._note_beginnings(start, ends)
         unread = PartitionOffset(BEFORE_ALL)
         moved = [name for name in ends if ends[name].is_beyond(start.get(name, unread))]
         if moved and self._should_defer(start, {name: ends[name] for name in moved}, to_wake):
@@ -323,26 +324,34 @@ class Planner:
                     clocks_ms[name] = self._fixed_or_now_ms(name)
         return clocks_ms
 
-    def _with_empty(self, start: Offset, ends: Offset) -> Offset:
-        """Return the start with where those topic partitions begin that have nothing to read yet."""
+    def _note_beginnings(self, start: Offset, ends: Offset) -> Offset:
+        """Return the start with where those topic partitions begin of which nothing was read yet, and
+        take them from the ends: this batch reads nothing of them.
+        """
         result = dict(start)
-        for name, end in ends.items():
+        self._has_noted_unread = False
+        for name in list(ends):
             begin = start.get(name, PartitionOffset(BEFORE_ALL))
-            is_there = name in self._latest and not self._latest[name].is_gone
-            if is_there and begin.position == end.position == BEFORE_ALL:
-                if name not in self._empty_starts:
-                    self._empty_starts[name] = self._empty_start(name)
-                if self._empty_starts[name].position != BEFORE_ALL:
-                    result[name] = replace(self._empty_starts[name], clock_ms=begin.clock_ms)
+            if begin.position != BEFORE_ALL or name not in self._latest or self._latest[name].is_gone:
+                continue
+            noted = self._beginning(name, is_empty=ends[name].position == BEFORE_ALL)
+            if noted.position != BEFORE_ALL:
+                result[name] = replace(noted, clock_ms=begin.clock_ms)
+                self._has_noted_unread |= ends.pop(name).is_beyond(noted)
         return result
 
-    def _empty_start(self, name: str) -> PartitionOffset:
+    def _beginning(self, name: str, *, is_empty: bool) -> PartitionOffset:
+        """Return where a topic partition begins; ``BEFORE_ALL`` if it has no ledger or is deleted."""
+        if is_empty and name in self._beginnings:
+            return self._beginnings[name]
         # A topic partition that came later had no messages before.
         may_have_index = self._cursors.is_pinned and name not in self._came_later
         try:
-            return empty_start(self._cluster, name, None if may_have_index else NO_INDEX_YET)
+            noted = beginning(self._cluster, name, None if may_have_index else NO_INDEX_YET)
         except TopicNotFoundError:
-            return PartitionOffset(BEFORE_ALL)
+            noted = PartitionOffset(BEFORE_ALL)
+        self._beginnings[name] = noted
+        return noted
 
     def _limited(
         self, name: str, begin: PartitionOffset, end: PartitionOffset, max_rows: int | None, max_bytes: int | None
@@ -371,7 +380,7 @@ class Planner:
         A message cuts a wait short once. If the batch does not release it, the broker's time of the
         entries is behind the planner's clock, as in a backlog, and further batches keep the trigger.
         """
-        if self._trigger is None or self._fixed_end is not None:
+        if self._trigger is None or self._fixed_end is not None or self._has_noted_unread:
             return True
         ahead_ms = {
             name: time_ms
