@@ -30,6 +30,7 @@ from tests.simulation.driver import CHECKPOINT, MESSAGES, REJECTS, Edges, config
 from tests.simulation.history import DUE_TOPIC, TOPIC, History, Script, Step, Verdict, write_script
 from tests.simulation.many import play_many
 from tests.simulation.mutations import MUTATIONS
+from tests.simulation.spark import Query
 from tests.simulation.world import Event, Killed, Lock, Trap, World
 
 if TYPE_CHECKING:
@@ -571,6 +572,13 @@ def test_a_cursor_that_somebody_moves_while_a_batch_is_in_work_is_loss_that_is_s
     assert "after 4:3 and before 8:0 are lost" in violation
 
 
+def with_trigger(script: Script, edges: Edges, trigger: str, kind: type[History] = History) -> History:
+    history = kind(script, edges)
+    stream = {"name": "sim", "checkpoint": CHECKPOINT, "trigger": trigger}
+    history.settings = config([TOPIC], f"{TOPIC}.*", stream=stream)
+    return history
+
+
 class ManyToOne(History):
     """A history with a step that sends many messages to a topic that came later."""
 
@@ -663,13 +671,87 @@ def test_a_topic_that_comes_while_the_trigger_is_awaited_is_kept_at_once(edges: 
         by_pattern=True,
         duration_s=160.0,
     )
-    history = SkipsOne(script, edges)
-    stream = {"name": "sim", "checkpoint": CHECKPOINT, "trigger": "2 minutes"}
-    history.settings = config([TOPIC], f"{TOPIC}.*", stream=stream)
-    verdict = history.play()
+    verdict = with_trigger(script, edges, "2 minutes", SkipsOne).play()
     assert verdict.violations == []
     (made,) = (line for line in verdict.trace if "orders-1: the cursor is made at" in line)
     assert float(made.split()[0]) < 5.0
+
+
+def test_topics_that_keep_coming_do_not_void_the_trigger(edges: Edges, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_batch = Query._run_batch
+
+    def slowly(query: Query) -> None:
+        query._world.sleep(2.5)
+        run_batch(query)
+
+    monkeypatch.setattr(Query, "_run_batch", slowly)
+    comes = [Step(3.0 + 2 * number, "topic", {"count": 1}) for number in range(50)]
+    script = scripted(produced(0.5, 1), *comes, by_pattern=True, duration_s=130.0)
+    verdict = with_trigger(script, edges, "1 minute").play()
+    assert verdict.violations == []
+    assert sum(": batch" in line for line in verdict.trace if float(line.split()[0]) < 125.0) < 7
+
+
+def test_a_broker_that_is_away_between_two_triggers_ends_nothing(edges: Edges) -> None:
+    away = Step(30.0, "restart", {"broker": 0, "away_s": 200.0, "loses_marks": False})
+    script = scripted(produced(0.5, 1), produced(20.0, 1), away, by_pattern=True, duration_s=500.0)
+    history = with_trigger(script, edges, "5 minutes")
+    assert history.play().violations == []
+    assert len(history.apps) == 1
+
+
+class Shrinking(ManyToOne):
+    """All that a topic holds goes, as by message TTL."""
+
+    def _gone(self, _args: dict[str, Any]) -> None:
+        topic = self.topics[1]
+        self.brokers.roll(topic)
+        for cursor in topic.cursors.values():
+            cursor.mark_delete = topic.last
+        self.brokers.trim(topic)
+
+
+@pytest.mark.parametrize("access", [4, 5])
+def test_what_goes_while_the_beginning_of_a_topic_is_asked_for_is_a_loss(edges: Edges, access: int) -> None:
+    script = scripted(
+        produced(0.5, 1),
+        Step(3.0, "topic", {"count": 3}),
+        Step(3.0, "gone", {}, "send SUBSCRIBE", access),
+        Step(9.0, "fill", {"count": 2}),
+        by_pattern=True,
+        goes_on=True,
+    )
+    history = Shrinking(script, edges)
+    history.play()
+    assert "messages after the topic's beginning and before 5:3 are lost" in rejects(history)[0]["detail"]
+
+
+def test_an_empty_topic_that_is_deleted_before_its_first_batch_is_no_loss(edges: Edges) -> None:
+    script = scripted(
+        produced(0.5, 1),
+        Step(3.0, "topic", {"count": 0}),
+        Step(3.0, "delete", {"partition": 1}, "batch "),
+        produced(9.0, 1),
+        by_pattern=True,
+    )
+    history = History(script, edges)
+    assert history.play().violations == []
+    assert len(history.apps) == 1
+
+
+def test_a_start_at_the_cursor_without_any_topic_waits_for_one(edges: Edges) -> None:
+    script = scripted(
+        produced(0.5, 2),
+        Step(4.0, "lose", {"back_s": 3.0}),
+        Step(5.0, "delete", {"partition": 0}),
+        Step(12.0, "topic", {"count": 2}),
+        starting="cursor",
+        by_pattern=True,
+        duration_s=20.0,
+    )
+    history = History(script, edges)
+    assert history.play().violations == []
+    assert [app.ended for app in history.apps if "Error" in app.ended] == []
 
 
 class Reloaded(History):

@@ -42,12 +42,20 @@ def test_a_running_pipeline_merges_its_files_and_its_table_stays_exact_and_in_or
     data["delta"]["iceberg_table"] = "shop.orders"
     path = data["delta"]["path"]
     with running(spark, data):
-        for number in range(8):
+        publish_numbers(runtime, topic, range(20))
+        wait_for_rows(tmp_path, 20)
+        copy = spark.readStream.format("delta").load(path).writeStream.format("memory").queryName("copied").start()
+        for number in range(1, 8):
             publish_numbers(runtime, topic, range(number * 20, (number + 1) * 20))
             wait_for_rows(tmp_path, (number + 1) * 20)
         wait_until(lambda: merges_of(path) > 0)
         publish_numbers(runtime, topic, range(160, 180))
         wait_for_rows(tmp_path, 180)
+        copy.processAllAvailable()
+        copy.stop()
+    assert sorted(int(row.value) for row in spark.table("copied").collect()) == list(range(180)), (
+        "a stream of the table"
+    )
     assert sorted(values(tmp_path)) == list(range(180))
     assert verify(parse_config(data)).clean
     iceberg = load_catalog("default", **catalog).load_table("shop.orders")

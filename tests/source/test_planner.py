@@ -197,12 +197,28 @@ def planned(reader: LedgerlakeStreamReader, start: dict[str, Any]) -> dict[str, 
     return from_json(reader.latestOffset(start, ReadAllAvailable()))
 
 
-def first_read(reader: LedgerlakeStreamReader, start: dict[str, Any]) -> tuple[Position, Position]:
-    """The range of a topic of which nothing was read, after the batch that only notes its beginning."""
-    noted = reader.latestOffset(start, ReadAllAvailable())
-    assert [partition.span.end.entry_id for partition in reader.partitions(start, noted)] == [-1]
-    (partition,) = reader.partitions(noted, reader.latestOffset(noted, ReadAllAvailable()))
-    return partition.span.after, partition.span.end
+def test_a_batch_that_another_one_follows_at_once_only_notes_where_a_new_topic_begins(peer: Peer) -> None:
+    peer.add(single(b"a", index=0), single(b"b", index=1))
+    reader = pattern_reader(peer, trigger="1 hour")
+    _readers.append(reader)
+    noted = reader.latestOffset(to_json({}), ReadAllAvailable())
+    assert from_json(noted) == {TOPIC: PartitionOffset(Position(7, -1), index=-1)}
+    read = reader.latestOffset(noted, ReadAllAvailable())
+    (partition,) = reader.partitions(noted, read)
+    assert (partition.span.after, partition.span.end, partition.span.after_index) == (
+        Position(7, -1),
+        Position(7, 1),
+        -1,
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"trigger": "1 hour", "readCompacted": "true"}])
+def test_others_read_it_at_once(peer: Peer, options: dict[str, str]) -> None:
+    peer.add(single(b"a", index=0), single(b"b", index=1))
+    reader = pattern_reader(peer, **options)
+    _readers.append(reader)
+    (partition,) = reader.partitions(to_json({}), reader.latestOffset(to_json({}), ReadAllAvailable()))
+    assert (partition.span.after, partition.span.end) == (BEFORE_ALL, Position(7, 1))
 
 
 def test_a_deleted_topic_that_was_read_is_forgotten_and_is_new_when_it_comes_back(peer: Peer) -> None:
@@ -221,7 +237,9 @@ def test_a_deleted_topic_that_was_read_is_forgotten_and_is_new_when_it_comes_bac
     peer.add(single(b"c"), ledger_id=9)
     returned = pattern_reader(peer)
     empty: dict[str, Any] = to_json({})
-    assert first_read(returned, empty) == (Position(9, -1), Position(9, 0))
+    newer = returned.latestOffset(empty, ReadAllAvailable())
+    (partition,) = returned.partitions(empty, newer)
+    assert (partition.span.after, partition.span.end) == (BEFORE_ALL, Position(9, 0))
     returned.stop()
 
 
@@ -293,8 +311,7 @@ def test_a_topic_that_was_deleted_while_something_waits_is_new_when_it_comes_bac
     path = str(tmp_path / "wakes")
     reader = pattern_reader(peer, wakes=path, pinnedBy="s")
     _readers.append(reader)
-    noted = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    read = reader.latestOffset(noted, ReadAllAvailable())
+    read = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     save_wakeup_times(Place(path), 1, WakeupTimes({TOPIC: 2**60}))
     peer.is_deleted = True
     peer.disconnect()
@@ -309,7 +326,9 @@ def test_a_topic_that_was_deleted_while_something_waits_is_new_when_it_comes_bac
         reader = pattern_reader(peer, wakes=path, pinnedBy="s")
         _readers.append(reader)
     time.sleep(1.1)
-    assert first_read(reader, start) == (Position(9, -1), Position(9, 0))
+    end = reader.latestOffset(start, ReadAllAvailable())
+    (partition,) = reader.partitions(start, end)
+    assert (partition.span.after, partition.span.end) == (BEFORE_ALL, Position(9, 0))
 
 
 def other_topic(peer: Peer, **more: str) -> tuple[LedgerlakeStreamReader, dict[str, Any]]:
@@ -350,7 +369,9 @@ def test_or_it_is_read_from_its_beginning(peer: Peer, caplog: pytest.LogCaptureF
     assert "another topic of that name" in caplog.text
     assert from_json(anew) == {TOPIC: PartitionOffset(BEFORE_ALL)}
     assert list(reader.partitions(start, anew)) == []
-    assert first_read(reader, anew) == (Position(3, -1), Position(3, 0))
+    end = reader.latestOffset(anew, ReadAllAvailable())
+    (partition,) = reader.partitions(anew, end)
+    assert (partition.span.after, partition.span.end) == (BEFORE_ALL, Position(3, 0))
 
 
 @pytest.mark.parametrize("says", ["nothing", "-1 of its ledger", "the same ledger", "it once"])

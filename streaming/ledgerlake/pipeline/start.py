@@ -179,11 +179,12 @@ class Start:
             SetupError: no topic partition has it, so that a table's rows would come twice.
         """
         existing = self._cursors.existing(names)
-        if not existing:
+        if names and not existing:
             raise SetupError(
                 f"starting is cursor, but no topic has the subscription {self._config.subscription} any more, and the table at "
-                f"{path} has rows of the stream {self._config.stream.name}, which would come twice; restore the checkpoint, or "
-                "begin anew with what the broker still has: remove the tables, then run: ledgerlake forget CONFIG"
+                f"{path} has rows of the stream {self._config.stream.name}, which would come twice if they are of these topics; "
+                "restore the checkpoint, or begin anew with what the broker still has: remove tables with such rows, then run: "
+                "ledgerlake forget CONFIG"
             )
         if len(existing) < len(names):
             _log.warning(

@@ -55,6 +55,9 @@ class LossWatch:
             As ``take``.
         """
         if self.topic_is_gone:
+            if self._span.after == BEFORE_ALL and self._span.end.entry_id < 0:
+                # The range has only noted where the topic begins.
+                return None
             last = self._last_read()
             return self._report(Loss(last.position, self._span.end.next, None, False, "the topic was deleted"))
         if not self._is_enabled or self._last_read().position >= self._span.end:

@@ -14,9 +14,10 @@ Rules kept here:
     due.
   - The planner of a pipeline keeps the times of the trigger itself, and does not wait for them if
     messages are due (``trigger_times``).
-  - A topic partition that comes later is read from its beginning. A first batch only notes the
-    position of that, and a later one reads from there, so that a removal before its first read is
-    noticed. The later one does not wait for the trigger.
+  - A topic partition that comes later is read from its beginning. While it is empty, the offset has
+    the position of that, so that a removal before its first read is noticed. If it has messages, a
+    batch that another one follows at once only notes the position too: that of a pipeline, and one
+    of ``Trigger.AvailableNow``.
   - A position that did not move keeps its JSON unchanged, because Spark takes a changed offset for
     new data.
 """
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.broker_clocks import BrokerClocks
 from ledgerlake.client.cluster import Cluster
-from ledgerlake.errors import DataLossError, TopicNotFoundError
+from ledgerlake.errors import DataLossError, LedgerlakeError, TopicNotFoundError
 from ledgerlake.source.admission import BatchAdmission
 from ledgerlake.source.bounds import EndBound, beginning, resolve_start
 from ledgerlake.source.loss import NO_INDEX_YET, is_another_topic
@@ -263,8 +264,9 @@ class Planner:
         # The times stay as they are until a batch has been planned.
         self._awaited_ms = None if is_time else wakeup_times_ms
         if not is_time:
-            # The broker keeps a new topic partition only once it has a cursor.
-            self._refresh_topics()
+            # The broker keeps a new topic partition only once it has a cursor. Planning asks again.
+            with contextlib.suppress(LedgerlakeError):
+                self._refresh_topics()
             return start
         to_wake = self._to_wake(start, wakeup_times_ms)
         ends = dict(self._fixed_end or self.latest_offsets())
@@ -329,16 +331,29 @@ class Planner:
         take them from the ends: this batch reads nothing of them.
         """
         result = dict(start)
-        self._has_noted_unread = False
-        for name in list(ends):
-            begin = start.get(name, PartitionOffset(BEFORE_ALL))
-            if begin.position != BEFORE_ALL or name not in self._latest or self._latest[name].is_gone:
+        is_followed, has_noted_unread = self._is_followed_at_once, False
+        for name, end in list(ends.items()):
+            begin, is_empty = start.get(name, PartitionOffset(BEFORE_ALL)), end.position == BEFORE_ALL
+            is_there = name in self._latest and not self._latest[name].is_gone
+            if not is_there or begin.position != BEFORE_ALL or not (is_empty or is_followed):
                 continue
-            noted = self._beginning(name, is_empty=ends[name].position == BEFORE_ALL)
-            if noted.position != BEFORE_ALL:
+            noted = self._beginning(name, is_empty=is_empty)
+            # What was removed since the end was known is a loss, which the range up to it names.
+            if noted.position != BEFORE_ALL and (is_empty or noted.position <= end.position):
                 result[name] = replace(noted, clock_ms=begin.clock_ms)
-                self._has_noted_unread |= ends.pop(name).is_beyond(noted)
+                del ends[name]
+                has_noted_unread |= end.is_beyond(noted)
+        # What comes during a batch that did not wait for the trigger waits for it, or as long as new
+        # topics come no batch would.
+        self._has_noted_unread = has_noted_unread and not self._has_noted_unread
         return result
+
+    @property
+    def _is_followed_at_once(self) -> bool:
+        """Return whether a batch that leaves entries is followed by one that does not wait. Losses of
+        compacted topics are not known, so nothing of them is noted.
+        """
+        return not self._options.client.read_compacted and (self._trigger is not None or self._fixed_end is not None)
 
     def _beginning(self, name: str, *, is_empty: bool) -> PartitionOffset:
         """Return where a topic partition begins; ``BEFORE_ALL`` if it has no ledger or is deleted."""
