@@ -259,6 +259,14 @@ def test_what_was_due_before_a_replacement_is_delivered_and_the_next_one_is_a_re
     assert (store.messages, bool(schedules.marked)) == ({}, False)
 
 
+def test_a_cancel_by_a_clock_that_is_ahead_does_not_hold_up_a_later_one_by_a_right_clock() -> None:
+    schedules = Schedules(Store(), MarkedPositions())
+    position = repeating(schedules)
+    schedules.end("a", Position(7, 9), 8_500, CANCELLED)
+    schedules.end("a", Position(7, 10), 6_500, CANCELLED)
+    assert numbers(schedules, position, every_second(), 10_000) == [1, 2]
+
+
 def test_a_replacement_before_the_next_occurrence_hits_that_one() -> None:
     schedules = Schedules(Store(), MarkedPositions())
     position = repeating(schedules)

@@ -78,6 +78,8 @@ def test_a_file_with_a_deletion_vector_of_delta_spark_is_left_and_its_rows_stay_
     assert Compaction(Place(path), schema.MESSAGES).run() == 8
     left = {int(row.value) for row in spark.read.format("delta").load(path).collect()}
     assert left == set(range(45)) - {42}
+    verdict = verify(parse_config(data))
+    assert (verdict.missing, verdict.duplicate) == (1, 0)
 
 
 def test_the_command_merges_what_a_pipeline_without_upkeep_left(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ledgerlake.assembly.assembler import _stored_ms
 from ledgerlake.assembly.chunk_entries import read_alone, read_chunk
 from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessage, Limits
 from ledgerlake.decode.split import PieceKind
@@ -178,7 +179,7 @@ def test_a_set_expires_on_a_clock_alone() -> None:
     play = Play()
     play([chunk(KEY_A, 0, 0)])
     assert play.settled.summary is not None
-    assert play.settled.summary.expires_ms == 6000
+    assert play.settled.summary.expires_ms == 6001, "a batch at 6000 would not give it up"
     play([], now_ms=6000)
     assert play.settled.rejected == []
     play([], now_ms=6001)
@@ -235,7 +236,7 @@ def test_an_open_set_of_version_1_has_the_age_that_the_clock_gives_it_now() -> N
     assert play.settled.summary is not None
     assert play.settled.summary.expires_ms == 1, "a batch with a clock is wanted at once"
     play([], now_ms=9000)
-    assert play.settled.summary.expires_ms == 10_000
+    assert play.settled.summary.expires_ms == 10_001
     assert play.settled.rejected == []
     play([], now_ms=10_001)
     assert play.settled.rejected == [("chunk_expired", position) for position in at(0, 4)]
@@ -250,7 +251,7 @@ def test_without_a_time_by_the_broker_a_set_is_as_old_as_the_batch_that_opened_i
     play([], now_ms=6001)
     assert play.settled.rejected == [("chunk_expired", Position(1, 0))]
     assert play.settled.summary is not None
-    assert play.settled.summary.expires_ms == 7000
+    assert play.settled.summary.expires_ms == 7001
 
 
 @pytest.mark.parametrize("publish_time", [0, 2**63 - 1, 2**63, 2**64 - 1])
@@ -262,6 +263,13 @@ def test_any_publish_time_tells_a_restarted_producers_chunks_apart_and_fits_into
     chunks = [read_chunk(raw, Position(1, 0)) for raw in (first, other)]
     assert chunks[0].publish_ms != chunks[1].publish_ms
     assert -(2**63) <= chunks[0].publish_ms < 2**63
+
+
+@pytest.mark.parametrize(("publish_ms", "stored_ms"), [(0, 0), (7000, 7000), (-(2**63), 0), (2**63 - 1, 0)])
+def test_a_large_message_was_stored_at_a_time_that_fits_into_the_records_of_schedules(
+    publish_ms: int, stored_ms: int
+) -> None:
+    assert _stored_ms(replace(chunk(KEY_A, 2, 2), time_ms=None, publish_ms=publish_ms)) == stored_ms
 
 
 def test_results_of_a_task_pass_as_they_are_and_no_state_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import random
 import re
 from datetime import datetime, timezone
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,7 +16,7 @@ from ledgerlake.client.producer import NumberedEntry, NumberedProducer
 from ledgerlake.errors import LedgerlakeError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.large_messages import CHUNK_BYTES, LargeMessageProducer
-from ledgerlake.publish.topic_writer import TopicSettings, TopicWriter
+from ledgerlake.publish.topic_writer import TopicSettings, TopicWriter, _Target
 from ledgerlake.wire.chunks import attempt_suffix, chunk_limit_bytes, encode_chunks, fits_into_one_entry
 from ledgerlake.wire.entry import parse_entry
 from ledgerlake.wire.message_id import ChunkMessageId, MessageId
@@ -109,6 +110,45 @@ def test_a_micro_batch_that_is_run_again_with_other_batches_is_stored_once(limit
             writer.close()
         stored = [number for first, last in peer.stored for number in range(first, last + 1)]
         assert stored == list(range(1, 2001))
+
+
+class Rows(list[dict[str, Any]]):
+    """A partition that keeps its rows."""
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.append(row)
+
+
+def test_rows_without_a_key_take_turns_that_depend_on_their_place_alone() -> None:
+    """Other options for batches must not change where a repeated micro-batch puts its rows."""
+    partitions = [Rows(), Rows(), Rows()]
+    target = _Target(partitions, 4)  # type: ignore[arg-type]
+    for number in range(250):
+        target.add({"value": number})
+        target.add({"value": "keyed", "key": "a"})
+    without_key = [[row["value"] for row in rows if "key" not in row] for rows in partitions]
+    assert without_key == [list(range(200, 250)), list(range(100)), list(range(100, 200))]
+    assert sorted(sum("key" in row for row in rows) for rows in partitions) == [0, 0, 250]
+
+
+def test_spellings_of_one_topic_have_one_producer() -> None:
+    short = TOPIC.rpartition("/")[2]
+    with Peer() as peer:
+        write(peer, value=[b"a", b"b", b"c"], topic=[None, short, TOPIC])
+        assert peer.requests.count("CommandProducer") == 1
+        assert sum(last - first + 1 for first, last in peer.stored) == 3
+
+
+def test_a_producer_of_large_messages_goes_on_after_the_numbers_of_an_earlier_one_of_its_name() -> None:
+    with Peer() as peer:
+        cluster = Cluster(ClientSettings(peer.url, give_up_after_s=2))
+        ids = []
+        for value in (b"a", b"b"):
+            producer = LargeMessageProducer(cluster, TOPIC, name="p")
+            ids += [producer.send(value), producer.send(value)]
+            producer.close()
+        cluster.close()
+        assert len(peer.stored) == len(set(ids)) == 4
 
 
 @pytest.mark.parametrize("received", [2, 3, 4, 5])

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, Field
 
@@ -147,6 +148,38 @@ def test_bounds_leave_out_what_they_cannot_say(place: Place, monkeypatch: pytest
     assert stats["maxValues"]["id"] == 1
     assert (stats["minValues"]["pulsar"]["entry_id"], stats["maxValues"]["pulsar"]["entry_id"]) == (0, 3)
     assert not {"text", "number"} & (stats["minValues"].keys() | stats["maxValues"].keys())
+
+
+def test_readers_that_take_missing_bounds_for_none_find_all_rows(place: Place) -> None:
+    """The PyArrow dataset of delta-rs skips files without the bounds of a column, unless the table says
+    that it has none.
+    """
+    table = created(place, pa.struct([("id", pa.int64()), ("number", pa.float64())]))
+    writer = OrderedWriter(data_folder(place, table.schema, "part-00000000-00000"), None)
+    messages = rows([1, 2], key="k" * 300)
+    records = pa.array([{"id": 7, "number": 1.5}] * 2, table.record)
+    columns = [*(messages[field.name] for field in PULSAR_FIELDS), records]
+    writer.write(pa.RecordBatch.from_arrays(columns, schema=table.schema))
+    table.begin(None)
+    table.commit(BatchRecord("stream", "query", 0, 0), writer.finish(), {})
+    read = DeltaTable(place.uri).to_pyarrow_dataset()
+    for condition in (pc.field("number") == 1.5, pc.field("id") == 7, pc.field("pulsar", "late") == pa.scalar(False)):
+        assert read.to_table(filter=condition).num_rows == 2
+    table.add_columns(pa.struct([("id", pa.int64()), ("number", pa.float64()), ("city", pa.string())]))
+    columns_with_bounds = DeltaTable(place.uri).metadata().configuration["delta.dataSkippingStatsColumns"].split(",")
+    assert {"id", "city", "pulsar.broker_timestamp"} <= set(columns_with_bounds)
+    assert "number" not in columns_with_bounds
+
+
+def test_a_long_text_has_a_bound_before_it_and_one_after_it(place: Place) -> None:
+    table = Table(place, schema.MESSAGES)
+    writer = OrderedWriter(data_folder(place, table.schema, "part-00000000-00000"), None)
+    writer.write(rows([1], key="a" * 300))
+    writer.write(rows([2], first_entry=1, key="b" * 300))
+    (file,) = writer.finish()
+    stats = json.loads(file.stats)
+    assert stats["minValues"]["key"] == "a" * 256 < "a" * 300
+    assert "b" * 300 < stats["maxValues"]["key"] == "b" * 256 + "\U0010ffff"
 
 
 def test_a_property_that_a_user_sets_meanwhile_does_not_stop_a_table_of_messages(place: Place) -> None:

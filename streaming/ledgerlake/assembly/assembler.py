@@ -21,6 +21,7 @@ from ledgerlake.assembly.rules import (
     Spill,
 )
 from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange
+from ledgerlake.wire.limits import MAX_TIME_MS
 
 if TYPE_CHECKING:
     from ledgerlake.assembly.rules import IncompleteMessage, Limits
@@ -206,12 +207,13 @@ class Assembly:
 
 def _stored_ms(completed_by: Chunk | Marker | None) -> int:
     """Return when a message was stored, by its last chunk or its marker; by the producer's clock if
-    the broker gives no time.
+    the broker gives no time; 0 if neither is a time.
     """
     if completed_by is None:
         return 0
     if completed_by.time_ms is None:
-        return completed_by.publish_ms if isinstance(completed_by, Chunk) else 0
+        is_time = isinstance(completed_by, Chunk) and 0 <= completed_by.publish_ms <= MAX_TIME_MS
+        return completed_by.publish_ms if is_time else 0
     return completed_by.time_ms
 
 

@@ -75,6 +75,7 @@ def _add_reschedule(commands: Commands) -> None:
     )
     command.add_argument("config", metavar="CONFIG")
     command.add_argument("--id", required=True, help="the id of the schedule")
+    command.add_argument("--topic", help="the topic, if messages of several wait under the id")
     due = command.add_mutually_exclusive_group(required=True)
     due.add_argument("--at", metavar="TIME", help="when it is due, or from when it repeats, as ISO time with a zone")
     due.add_argument("--in", metavar="SPAN", dest="span", help="the same from now, such as '90 minutes'")
@@ -82,7 +83,7 @@ def _add_reschedule(commands: Commands) -> None:
 
 
 def _reschedule(options: argparse.Namespace) -> int:
-    from ledgerlake.client.topics import join_partition
+    from ledgerlake.client.topics import full_name, join_partition
     from ledgerlake.inspect.waiting_rows import scheduled_entries
     from ledgerlake.options.config import load_config
     from ledgerlake.publish.schedules import move
@@ -93,12 +94,17 @@ def _reschedule(options: argparse.Namespace) -> int:
     _due_ms(options)
     config = load_config(options.config)
     spark = start_spark(f"ledgerlake reschedule {config.stream.name}", config, options)
-    entries = scheduled_entries(spark, config, options.id)
+    wanted = None if options.topic is None else full_name(options.topic)
+    found = scheduled_entries(spark, config, options.id)
+    entries = [(source, entry) for source, entry in found if wanted in (None, source.topic)]
     if not entries:
         raise UsageError(
             f"no message with the id {options.id} waits in the checkpoint whose content is known there; "
             "ledgerlake schedule sends it anew"
         )
+    topics = sorted({source.topic for source, _ in entries})
+    if len(topics) > 1:
+        raise UsageError(f"messages of {' and '.join(topics)} wait under the id {options.id}; name one with --topic")
     source, entry = max(entries, key=lambda found: read_stamp(memoryview(found[1])).time_ms)
     # Spark's start has taken a while.
     at_ms = _due_ms(options)

@@ -57,6 +57,9 @@ class EntryProducer:
 
     Opening it is retried while the broker does not answer or still loads the topic.
 
+    Numbers go on after those of an earlier producer of that name, or a broker with deduplication
+    would drop the entries.
+
     Raises:
         TopicNotFoundError, BrokerError, TransportError: as for a reader.
     """
@@ -65,8 +68,9 @@ class EntryProducer:
         self.topic_partition = topic_partition
         self._session, self._queue, accepted = _open(cluster, topic_partition, name)
         self.name = accepted.producer_name
+        self.first_sequence_id = accepted.last_sequence_id + 1
         self._pending = 0
-        self._sequence = 0
+        self._sequence = self.first_sequence_id
 
     @property
     def max_entry_bytes(self) -> int:

@@ -407,7 +407,7 @@ class Schedules:
             elif message.deliver_ms > time_ms:
                 del waiting[place]
                 self.marked.mark(message.position, reason)
-            elif message.repeating is not None and message.repeating.ends_ms is None:
+            elif message.repeating is not None and _ends_before(time_ms, message.repeating):
                 ended = replace(message.repeating, ends_ms=time_ms, ends_by=reason)
                 waiting[place] = replace(message, repeating=ended)
         return waiting
@@ -424,6 +424,11 @@ class Schedules:
                 change(message.repeating.pauses, time_ms)
                 message.repeating.pauses.forget_before(message.deliver_ms)
         self._store.store(schedule_id, waiting)
+
+
+def _ends_before(time_ms: int, repeating: Repeating) -> bool:
+    """Return whether a message that repeats ends sooner by what was stored at a time."""
+    return repeating.ends_ms is None or time_ms < repeating.ends_ms
 
 
 def _within_reach(

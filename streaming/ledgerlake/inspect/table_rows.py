@@ -20,6 +20,7 @@ from ledgerlake.options.spark_options import LOCAL_MASTER, SparkConfig
 from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.stored.places import Place
 from ledgerlake.table.compaction import CLUSTERED_PREFIX
+from ledgerlake.table.deletion_vectors import live_rows
 from ledgerlake.table.features import PARTITIONED, special_features
 from ledgerlake.table.open_table import no_table, open_delta
 from ledgerlake.table.ordered_files import sort_keys
@@ -84,6 +85,7 @@ class TableRows:
                 TableFile(f"{partition} {path if path.startswith(CLUSTERED_PREFIX) else ''}", path)
                 for partition, path in zip(partitions, paths, strict=True)
             ]
+            self._live = live_rows(table)
             self._version = table.version()
             self._partitioned_by = [f"`{name}`" for name in table.metadata().partition_columns]
             features = special_features(table)
@@ -115,6 +117,7 @@ class TableRows:
                     yield file, rows
 
     def _read(self, name: str) -> Iterator[pa.Table]:
+        live, first = self._live.get(name.rpartition("/")[2]), 0
         try:
             with pq.ParquetFile((self._path / name).root, filesystem=self._path.filesystem()) as file:
                 present = set(file.schema_arrow.names)
@@ -124,6 +127,9 @@ class TableRows:
                     columns = [name for name in _ORDER_COLUMNS if name in present]
                 for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
                     rows = pa.Table.from_batches([batch])
+                    if live is not None:
+                        rows = _without_deleted(rows, live[first:])
+                    first += batch.num_rows
                     if PULSAR_COLUMN in present:
                         rows = pa.Table.from_struct_array(rows[PULSAR_COLUMN])
                     # Other writers have other types of Arrow for the same columns of Delta.
@@ -150,6 +156,13 @@ class TableRows:
         for (packed_rows,) in in_order.mapInArrow(_as_streams, "rows binary").toLocalIterator():
             with pa.ipc.open_stream(pa.py_buffer(packed_rows)) as stream:
                 yield from _by_file(stream.read_all(), names)
+
+
+def _without_deleted(rows: pa.Table, live: NDArray[np.bool_]) -> pa.Table:
+    """Return the rows that are not deleted; those after the end of the mask are not."""
+    mask = np.ones(rows.num_rows, dtype=bool)
+    mask[: len(live)] = live[: rows.num_rows]
+    return rows.filter(pa.array(mask))
 
 
 def _as_streams(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

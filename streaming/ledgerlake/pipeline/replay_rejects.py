@@ -22,6 +22,7 @@ from deltalake.exceptions import DeltaError
 
 from ledgerlake.decode import schema
 from ledgerlake.errors import CorruptEntryError, TableAccessError
+from ledgerlake.table.deletion_vectors import live_rows
 from ledgerlake.table.open_table import open_delta
 from ledgerlake.table.ordered_files import data_folder, read_row_groups
 from ledgerlake.wire.entry import peek_metadata
@@ -29,7 +30,6 @@ from ledgerlake.wire.entry import peek_metadata
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from deltalake import DeltaTable
     from numpy.typing import NDArray
 
     from ledgerlake.stored.places import Place
@@ -133,10 +133,10 @@ class RejectsToReplay:
         deleted.
         """
         folder = data_folder(self._place, schema.REJECTS, "")
-        deleted = _deleted(self._table)
+        live_by_name = live_rows(self._table)
         for name in pa.table(self._table.get_add_actions())["path"].to_pylist():
             first = 0
-            selection = deleted.get(name.rpartition("/")[2])
+            selection = live_by_name.get(name.rpartition("/")[2])
             for group, rows in enumerate(read_row_groups(folder, name)):
                 live = np.ones(rows.num_rows, dtype=bool)
                 if selection is not None:
@@ -240,12 +240,3 @@ def _large_message_of(entry: memoryview) -> tuple[str, str] | None:
     except CorruptEntryError:
         return None
     return (metadata.producer_name, metadata.uuid) if metadata.num_chunks_from_msg > 1 else None
-
-
-def _deleted(table: DeltaTable) -> dict[str, Any]:
-    """Return the masks of live rows of the files that have deletion vectors."""
-    vectors = pa.table(table.deletion_vectors())
-    return {
-        path.rpartition("/")[2]: selection.values.to_numpy(zero_copy_only=False)
-        for path, selection in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True)
-    }

@@ -47,7 +47,7 @@ class LargeMessageProducer:
         self._producer = EntryProducer(cluster, topic_partition, name)
         self._codec = codec
         self._chunk_bytes = chunk_bytes
-        self._sequence_id = 0
+        self._sequence_id = self._producer.first_sequence_id
 
     def send(
         self,

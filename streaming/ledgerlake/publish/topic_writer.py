@@ -85,6 +85,9 @@ _ENTRY_BYTES = 4 * 1024 * 1024
 # The bits for the number of a message in its micro-batch and producer.
 _SEQUENCE_BITS = 32
 
+# So many rows without a key go to one partition before the next one has its turn.
+_TURN_ROWS = 100
+
 
 @dataclass(frozen=True)
 class TopicSettings:
@@ -141,6 +144,8 @@ class TopicWriter:
         self._name = name
         # Chunks of a message carry the number before its own, see ``wire.chunks``.
         self._first_sequence_id = (batch_id << _SEQUENCE_BITS) or 1
+        self._first_turn = batch_id
+        # By the topic as a row spells it; spellings of one topic have one target.
         self._targets: dict[str, _Target] = {}
 
     def write(self, rows: pa.RecordBatch) -> None:
@@ -160,38 +165,47 @@ class TopicWriter:
 
     def flush(self) -> None:
         """Wait until everything is stored."""
-        for target in self._targets.values():
+        for target in set(self._targets.values()):
             target.flush()
 
     def close(self) -> None:
-        for target in self._targets.values():
+        for target in set(self._targets.values()):
             target.close()
         self._cluster.close()
 
     def _target(self, topic: str) -> _Target:
         if topic not in self._targets:
-            names = self._cluster.topic_partitions(full_name(topic))
-            partitions = [
-                _TargetPartition(self._settings, self._cluster, topic_partition, self._name, self._first_sequence_id)
-                for topic_partition in names
-            ]
-            self._targets[topic] = _Target(partitions)
+            name = full_name(topic)
+            if name not in self._targets:
+                partitions = [
+                    _TargetPartition(
+                        self._settings, self._cluster, topic_partition, self._name, self._first_sequence_id
+                    )
+                    for topic_partition in self._cluster.topic_partitions(name)
+                ]
+                self._targets[name] = _Target(partitions, self._first_turn)
+            self._targets[topic] = self._targets[name]
         return self._targets[topic]
 
 
 class _Target:
-    """The partitions of one topic."""
+    """The partitions of one topic. Rows without a key go to them in turns of so many rows, whatever
+    the options are: a micro-batch that is run again under others has to number its rows as before.
+    """
 
-    def __init__(self, partitions: list[_TargetPartition]) -> None:
+    def __init__(self, partitions: list[_TargetPartition], first_turn: int) -> None:
         self._partitions = partitions
-        self._turn = 0
+        self._first_turn = first_turn
+        self._rows_without_key = 0
 
     def add(self, row: dict[str, Any]) -> None:
         key = _key_text(row.get("key"))[0]
-        if key is not None:
-            self._partitions[java_hash(key) % len(self._partitions)].add(row)
-        elif self._partitions[self._turn % len(self._partitions)].add(row):
-            self._turn += 1
+        if key is None:
+            turn = self._first_turn + self._rows_without_key // _TURN_ROWS
+            self._rows_without_key += 1
+        else:
+            turn = java_hash(key)
+        self._partitions[turn % len(self._partitions)].add(row)
 
     def flush(self) -> None:
         for partition in self._partitions:
@@ -226,8 +240,8 @@ class _TargetPartition:
         self._producer: NumberedProducer | None = None
         self._open_batch = _OpenBatch()
 
-    def add(self, row: dict[str, Any]) -> bool:
-        """Add a message; return whether that ended an entry."""
+    def add(self, row: dict[str, Any]) -> None:
+        """Add a message."""
         if self._sequence_id == self._opened().first_known_id + 1:
             # The batches of an earlier attempt may have had other ends, under other options.
             self.finish()
@@ -237,14 +251,13 @@ class _TargetPartition:
         if alone or size_bytes > self._settings.batch_bytes:
             self.finish()
             self._send_alone(row, payload)
-            return True
+            return
         if self._open_batch.size_bytes + size_bytes > self._settings.batch_bytes:
             self.finish()
         self._open_batch.messages.append((self._single(row), payload))
         self._open_batch.size_bytes += size_bytes
         if len(self._open_batch.messages) >= self._settings.batch_messages:
             self.finish()
-        return not self._open_batch.messages
 
     def finish(self) -> None:
         """Send the open batch."""

@@ -19,9 +19,14 @@ import uuid
 import zlib
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
+    from deltalake import DeltaTable
+    from numpy.typing import NDArray
     from pyroaring import BitMap
 
 Descriptor = dict[str, Any]
@@ -31,6 +36,17 @@ _MAGIC_NUMBER = 1681511377
 _SIZE = struct.Struct(">I")
 _FORMAT = b"\x01"
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+
+
+def live_rows(table: DeltaTable) -> dict[str, NDArray[np.bool_]]:
+    """Return the masks of the rows that are not deleted, by the names of the files that have a vector.
+    A mask may end before the last rows of its file, which are not deleted then.
+    """
+    vectors = pa.table(table.deletion_vectors())
+    return {
+        path.rpartition("/")[2]: selection.values.to_numpy(zero_copy_only=False)
+        for path, selection in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True)
+    }
 
 
 def pack_vectors(vectors: Mapping[str, BitMap]) -> tuple[str, bytes, dict[str, Descriptor]]:

@@ -53,7 +53,7 @@ from ledgerlake.table.features import (
 )
 from ledgerlake.table.layout import file_schema
 from ledgerlake.table.open_table import batch_of_commit, commit_file, existing_table, open_delta, transactions_of
-from ledgerlake.table.ordered_files import DataFile
+from ledgerlake.table.ordered_files import STATISTICS_PROPERTY, DataFile, statistics_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -173,7 +173,7 @@ class Table:
                 file_schema(self.schema),
                 mode="ignore",
                 partition_by=list(self.partition_by) or None,
-                configuration=self._partition_property() | (properties or {}),
+                configuration=self._statistics_property() | self._partition_property() | (properties or {}),
                 # Some are ours.
                 raise_if_key_not_exists=False,
                 storage_options=options,
@@ -181,6 +181,9 @@ class Table:
         except (DeltaError, OSError) as error:
             if existing_table(self.path) is None:
                 raise TableAccessError(f"the table at {self.path} cannot be made: {self.path.reason(error)}") from None
+
+    def _statistics_property(self) -> dict[str, str]:
+        return {STATISTICS_PROPERTY: statistics_columns(self.schema, self.partition_by)}
 
     def begin(self, previous_writer: int | None) -> None:
         """Begin to write; from here on, no other process may write for this query.

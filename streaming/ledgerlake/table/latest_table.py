@@ -29,7 +29,7 @@ from pyroaring import BitMap
 
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import TableAccessError, TableError
-from ledgerlake.table.deletion_vectors import pack_vectors
+from ledgerlake.table.deletion_vectors import live_rows, pack_vectors
 from ledgerlake.table.delta_table import LATEST, MODE, Table
 from ledgerlake.table.latest_index import FileRows, LatestIndex, key_hashes, ranks
 from ledgerlake.table.layout import path_in_file, record_of
@@ -370,9 +370,4 @@ def _mask(numbers: BitMap, first: int, count: int) -> NDArray[np.bool_]:
 
 
 def _deleted_rows(table: DeltaTable) -> dict[str, BitMap]:
-    vectors = pa.table(table.deletion_vectors())
-    found = {}
-    for path, selection in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
-        is_selected = selection.values.to_numpy(zero_copy_only=False)
-        found[path.rpartition("/")[2]] = BitMap(np.flatnonzero(~is_selected).astype(np.uint32))
-    return found
+    return {name: BitMap(np.flatnonzero(~live).astype(np.uint32)) for name, live in live_rows(table).items()}

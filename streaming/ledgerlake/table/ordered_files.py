@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import uuid
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
@@ -41,7 +42,7 @@ from ledgerlake.runtime.memory import give_back
 from ledgerlake.table.layout import file_schema, from_file, path_in_file, record_of, to_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from numpy.typing import NDArray
     from pyarrow.fs import FileSystem
@@ -61,6 +62,12 @@ _MOST_OPEN_FILES = 8
 _SAMPLE_BYTES = 256 * 1024
 
 _MOST_BOUND_CHARACTERS = 256
+_LAST_CHARACTER = "\U0010ffff"
+
+# Readers of delta-rs's PyArrow dataset skip files without the bounds of a column that the table does
+# not leave out by this property.
+STATISTICS_PROPERTY = "delta.dataSkippingStatsColumns"
+_PLAIN_PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 
 # A table of one short row takes kilobytes beside its row.
 _MAX_BUFFERED_TABLES = 1000
@@ -567,6 +574,14 @@ def bounded_paths(rows: pa.Schema) -> list[str]:
     return [*_paths_of(rows, _STATISTICS_COLUMNS), *(field.name for field in fields if _has_bounds(field.type))]
 
 
+def statistics_columns(rows: pa.Schema, partitioned_by: Collection[str] = ()) -> str:
+    """Return the value of ``STATISTICS_PROPERTY`` for a table: the columns of which the log gets the
+    bounds. Names that would have to be quoted are left out, as are columns that partition the table.
+    """
+    paths = [path for path in bounded_paths(rows) if path not in partitioned_by]
+    return ",".join(path for path in paths if _PLAIN_PATH.fullmatch(path))
+
+
 def _has_bounds(kind: pa.DataType) -> bool:
     """Return whether Delta's statistics are written of a column of a record. Parquet leaves numbers
     that are none out of the bounds of floating columns, and readers count them as the largest.
@@ -627,20 +642,26 @@ def _stats(footer: Any, paths: set[str]) -> str:
                     highest[name] = max(highest.get(name, statistics.max), statistics.max)
                 except (OverflowError, ValueError):
                     unbounded.add(name)
-    unbounded.update(name for name in highest if not (_is_bound(lowest[name]) and _is_bound(highest[name])))
     for name in unbounded:
         lowest.pop(name, None)
         highest.pop(name, None)
     for name in uncounted:
         nulls.pop(name, None)
-    parts = {"minValues": lowest, "maxValues": highest, "nullCount": nulls}
+    parts = {
+        "minValues": {name: _short(value, "") for name, value in lowest.items()},
+        "maxValues": {name: _short(value, _LAST_CHARACTER) for name, value in highest.items()},
+        "nullCount": nulls,
+    }
     stats = {"numRecords": footer.num_rows, **{part: _nested(values) for part, values in parts.items()}}
     return json.dumps(stats, default=_stat_text)
 
 
-def _is_bound(value: Any) -> bool:
-    """Return whether a log should have a value: a long text would be in every checkpoint of it."""
-    return not isinstance(value, str) or len(value) <= _MOST_BOUND_CHARACTERS
+def _short(bound: Any, end: str) -> Any:
+    """Return a bound as the log should have it: a long text would be in every checkpoint of it, and is
+    cut, with another end.
+    """
+    is_long = isinstance(bound, str) and len(bound) > _MOST_BOUND_CHARACTERS
+    return bound[:_MOST_BOUND_CHARACTERS] + end if is_long else bound
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:

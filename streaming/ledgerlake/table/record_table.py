@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 from typing import TYPE_CHECKING
 
 import deltalake
@@ -26,6 +27,7 @@ from ledgerlake.errors import TableAccessError, TableError, refuse_newer
 from ledgerlake.table.delta_table import Table, is_metadata_conflict
 from ledgerlake.table.features import CLUSTERED
 from ledgerlake.table.layout import file_schema, record_of, rows_of_table
+from ledgerlake.table.ordered_files import STATISTICS_PROPERTY, statistics_columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,6 +97,7 @@ class RecordTable(Table):
             failure = self._alter(wanted)
             if failure is None:
                 self._adopt(self._load())
+                self._extend_statistics()
                 return
         assert failure is not None
         raise failure
@@ -124,16 +127,21 @@ class RecordTable(Table):
         self._current().alter.add_columns(list(deltalake.Schema.from_arrow(fields).fields))
 
     def create(self, properties: dict[str, str] | None = None) -> None:
-        # Delta's readers look at the bounds of the first 32 columns, unless the table says
-        # otherwise.
-        own = {"delta.dataSkippingNumIndexedCols": "-1"}
-        if self.learned.num_fields:
-            own[LEARNED] = learned_to_text(self.learned)
+        own = {LEARNED: learned_to_text(self.learned)} if self.learned.num_fields else {}
         super().create(own | (properties or {}))
         self._exists = True
 
     def _set_property(self, name: str, value: str) -> None:
         self._current().alter.set_table_properties({name: value}, raise_if_not_exists=False)
+
+    def _extend_statistics(self) -> None:
+        """Let readers use the bounds of columns that were added; without that they read more files."""
+        known = self._current().metadata().configuration.get(STATISTICS_PROPERTY)
+        if known is None:
+            return
+        names = dict.fromkeys([*known.split(","), *statistics_columns(self.schema, self.partition_by).split(",")])
+        with contextlib.suppress(DeltaError, OSError):
+            self._set_property(STATISTICS_PROPERTY, ",".join(names))
 
     def _keep_learned(self) -> None:
         """Write what the table's query sees into its properties.

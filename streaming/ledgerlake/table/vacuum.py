@@ -9,11 +9,12 @@ table's folder are removed, by their names:
     part-compacted-<number>-<uuid>.<codec>.parquet                    of ``table.compaction``; part-clustered- of a clustered table
     part-<number>-<uuid>[-.]c<number>.<codec>.parquet                 of Delta's own writers
 
-Deletion vectors of tables with the latest messages (see ``table.latest_table``) are in files of
-their own, ``deletion_vector_<uuid>.bin``. ``deltalake`` counts each of them as unused. And it looks
-at the first time when a file was removed, though each commit removes it and adds it again with
-another vector. So the log of such a table is read here: a file stays while a version within the
-retention names it.
+``deltalake`` looks at the first time when a file was removed. But a commit that changes the deletion
+vector of a file removes it and adds it again. So the log of a table with deletion vectors is read
+here: a file stays while a version within the retention names it. The vectors of tables with the
+latest messages (see ``table.latest_table``) are in files of their own, ``deletion_vector_<uuid>.bin``,
+and ``deltalake`` counts each of them as unused. They are judged in the same way; those of other
+tables are Spark's.
 
 All other files in the folder or below it are left alone: another table, a checkpoint, files of a
 user.
@@ -107,9 +108,10 @@ def _vacuum(path: Place, retention_hours: int, dry_run: bool, keeps_longer: bool
         if keeps_longer:
             unused &= set(table.vacuum(dry_run=True, full=True))
         names = sorted(name for name in unused if is_data_file(name))
-        if table.metadata().configuration.get(MODE) == LATEST:
+        if "deletionVectors" in (table.protocol().reader_features or ()):
             hours = max(retention_hours, _own_retention_hours(table) if keeps_longer else 0)
-            names = _unused_of_latest(path, table, names, hours)
+            is_latest = table.metadata().configuration.get(MODE) == LATEST
+            names = _unused_with_vectors(path, table, names, hours, removes_vectors=is_latest)
         if not dry_run:
             for name in names:
                 # Keys may be renewed before the last of many files is gone.
@@ -122,12 +124,17 @@ def _vacuum(path: Place, retention_hours: int, dry_run: bool, keeps_longer: bool
     return Vacuumed(str(path), names)
 
 
-def _unused_of_latest(path: Place, table: DeltaTable, names: list[str], retention_hours: int) -> list[str]:
+def _unused_with_vectors(
+    path: Place, table: DeltaTable, names: list[str], retention_hours: int, *, removes_vectors: bool
+) -> list[str]:
     """Return those of a table's unused files that no version within the retention names, and files
     with deletion vectors likewise.
+
+    Args:
+        removes_vectors: whether the files with vectors are the pipeline's own.
     """
     before_s = time.time() - 3600 * retention_hours
-    files = path.filesystem().get_file_info(fs.FileSelector(path.root, allow_not_found=True))
+    files = path.filesystem().get_file_info(fs.FileSelector(path.root, allow_not_found=True)) if removes_vectors else ()
     vectors = {
         file.base_name for file in files if _VECTORS.fullmatch(file.base_name) and file.mtime_ns / 1e9 < before_s
     }
@@ -136,7 +143,9 @@ def _unused_of_latest(path: Place, table: DeltaTable, names: list[str], retentio
     state = read_state(path, table.version())
     kept = [action for action in state.removed if action.get("deletionTimestamp", 0) / 1000 >= before_s]
     actions = [*state.files.values(), *kept]
-    used = {file_of(vector) for vector in vectors_of(actions)} | {action["path"] for action in actions}
+    used = {action["path"] for action in actions}
+    if removes_vectors:
+        used |= {file_of(vector) for vector in vectors_of(actions)}
     return sorted({*names, *vectors} - used)
 
 
