@@ -142,7 +142,7 @@ def compare(records: Records, groups: NDArray[np.int64]) -> Compared:
     Args:
         groups: how many groups of tables each topic partition has.
     """
-    records = _without_overlaps(_in_order(records))
+    records = _without_overlaps(_with_comparable_indexes(_in_order(records)))
     begins_entry = _differs(records, _ENTRY)
     begins_run = begins_entry | _differs(records, _RUN)
     is_row = records["kind"] == Kind.ROW
@@ -164,6 +164,18 @@ def compare(records: Records, groups: NDArray[np.int64]) -> Compared:
 def _in_order(records: Records) -> Records:
     names = (*_ROW, *reversed(_RUN), *reversed(_ENTRY))
     return np.take(records, np.lexsort([records[name] for name in names]))
+
+
+def _with_comparable_indexes(records: Records) -> Records:
+    """Return the records without the broker's index of entries of which it is not always known: a
+    broker may have begun to show it since the rows were written, or show it no more.
+    """
+    is_unknown = records["broker_index"] < 0
+    has_unknown = _has_any(_numbers(_differs(records, _ENTRY)), is_unknown)
+    if (has_unknown == is_unknown).all():
+        return records
+    records["broker_index"][has_unknown] = -1
+    return _in_order(records)
 
 
 def _without_overlaps(records: Records) -> Records:
