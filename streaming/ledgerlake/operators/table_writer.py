@@ -292,9 +292,11 @@ class TableWriters:
         Args:
             rows: the numbers in the batch of the messages that the table was asked to take.
         """
-        misfits = [misfit.row for misfit in taken.misfits]
-        new = rows[np.setdiff1d(taken.rows, misfits)]
-        self.is_new[new if is_present is None else new[~is_present[new]]] = True
+        is_new = np.zeros(len(self.is_new), dtype=bool)
+        is_new[rows[taken.rows]] = True
+        if taken.misfits:
+            is_new[rows[[misfit.row for misfit in taken.misfits]]] = False
+        self.is_new |= is_new if is_present is None else is_new & ~is_present
 
 
 class RowMaker:
