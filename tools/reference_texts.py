@@ -206,8 +206,10 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "cancel_refused": (
         "There are too many cancels: a topic partition has at most 100,000 pending cancels with 16 MiB of targets, and a "
-        "task passes on at most 20,000 cancels with 4 MiB of targets. Cancels of schedules have no such limit.",
-        "Send the cancel again later, or set `max_rows_per_trigger`.",
+        "task passes on at most 20,000 cancels with 4 MiB of targets. A cancel is pending until the last message that waited "
+        "when it came has left. Cancels of [schedules](schedules.md) have no such limit.",
+        "Give the messages ids of schedules, keep messages with long delays on another topic, or, if one range had too many "
+        "cancels, set `max_rows_per_trigger` and send them again.",
     ),
     "data_loss": (
         "The topic no longer has entries that were not read, and `fail_on_data_loss` is `false`. See [loss](loss.md).",
