@@ -211,10 +211,10 @@ def _stored_ms(completed_by: Chunk | Marker | None) -> int:
     """
     if completed_by is None:
         return 0
-    if completed_by.time_ms is None:
-        is_time = isinstance(completed_by, Chunk) and 0 <= completed_by.publish_ms <= MAX_TIME_MS
-        return completed_by.publish_ms if is_time else 0
-    return completed_by.time_ms
+    if completed_by.time_ms is not None:
+        return completed_by.time_ms
+    publish_ms = completed_by.publish_ms if isinstance(completed_by, Chunk) else 0
+    return publish_ms if 0 <= publish_ms <= MAX_TIME_MS else 0
 
 
 def _takes_entries(effect: Effect) -> bool:
