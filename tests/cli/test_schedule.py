@@ -28,6 +28,16 @@ def entry(**properties: str) -> bytes:
     return encode_entry(metadata, b"v", pb.BrokerEntryMetadata(broker_timestamp=3))
 
 
+def rescheduling(monkeypatch: pytest.MonkeyPatch, entries: list[tuple[TopicPartition, bytes]]) -> Namespace:
+    """The options of a command, of whose id these entries wait."""
+    stream = SimpleNamespace(stream=SimpleNamespace(name="orders"), source=SimpleNamespace(client=None))
+    monkeypatch.setattr(config, "load_config", lambda _: stream)
+    monkeypatch.setattr(schedule, "start_spark", lambda *_: None)
+    monkeypatch.setattr(waiting_rows, "scheduled_entries", lambda *_: entries)
+    monkeypatch.setattr(schedules, "move", lambda *_: MessageId(7, 1))
+    return Namespace(config="orders.toml", id="a", topic=None, at="2030-05-02T09:00:00Z", span=None, json=False)
+
+
 @pytest.mark.parametrize(
     ("waiting", "says"),
     [(entry(), "is due"), (entry(**{"ledgerlake.every": "PT1M"}), "repeats from")],
@@ -36,12 +46,7 @@ def entry(**properties: str) -> bytes:
 def test_a_message_that_is_moved_is_due_or_repeats_from_then_on(
     waiting: bytes, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stream = SimpleNamespace(stream=SimpleNamespace(name="orders"), source=SimpleNamespace(client=None))
-    monkeypatch.setattr(config, "load_config", lambda _: stream)
-    monkeypatch.setattr(schedule, "start_spark", lambda *_: None)
-    monkeypatch.setattr(waiting_rows, "scheduled_entries", lambda *_: [(SOURCE, waiting)])
-    monkeypatch.setattr(schedules, "move", lambda *_: MessageId(7, 1))
-    options = Namespace(config="orders.toml", id="a", topic=None, at="2030-05-02T09:00:00Z", span=None, json=False)
+    options = rescheduling(monkeypatch, [(SOURCE, waiting)])
     assert schedule._reschedule(options) == 0
     assert capsys.readouterr().out.startswith(f"schedule a {says} 2030-05-02T09:00:00.000+00:00")
 
@@ -49,13 +54,8 @@ def test_a_message_that_is_moved_is_due_or_repeats_from_then_on(
 def test_of_an_id_that_waits_on_several_topics_one_has_to_be_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stream = SimpleNamespace(stream=SimpleNamespace(name="orders"), source=SimpleNamespace(client=None))
-    monkeypatch.setattr(config, "load_config", lambda _: stream)
-    monkeypatch.setattr(schedule, "start_spark", lambda *_: None)
     other = TopicPartition("persistent://public/default/u", -1)
-    monkeypatch.setattr(waiting_rows, "scheduled_entries", lambda *_: [(SOURCE, entry()), (other, entry())])
-    monkeypatch.setattr(schedules, "move", lambda *_: MessageId(7, 1))
-    options = Namespace(config="orders.toml", id="a", topic=None, at="2030-05-02T09:00:00Z", span=None, json=False)
+    options = rescheduling(monkeypatch, [(SOURCE, entry()), (other, entry())])
     with pytest.raises(UsageError, match=r"default/t and .*default/u wait under the id a; name one with --topic"):
         schedule._reschedule(options)
     options.topic = "u"

@@ -20,7 +20,7 @@ from ledgerlake.options.spark_options import LOCAL_MASTER, SparkConfig
 from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.stored.places import Place
 from ledgerlake.table.compaction import CLUSTERED_PREFIX
-from ledgerlake.table.deletion_vectors import live_rows
+from ledgerlake.table.deletion_vectors import live_part, live_rows
 from ledgerlake.table.features import PARTITIONED, special_features
 from ledgerlake.table.open_table import no_table, open_delta
 from ledgerlake.table.ordered_files import sort_keys
@@ -128,7 +128,7 @@ class TableRows:
                 for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
                     rows = pa.Table.from_batches([batch])
                     if live is not None:
-                        rows = _without_deleted(rows, live[first:])
+                        rows = rows.filter(pa.array(live_part(live, first, batch.num_rows)))
                     first += batch.num_rows
                     if PULSAR_COLUMN in present:
                         rows = pa.Table.from_struct_array(rows[PULSAR_COLUMN])
@@ -156,13 +156,6 @@ class TableRows:
         for (packed_rows,) in in_order.mapInArrow(_as_streams, "rows binary").toLocalIterator():
             with pa.ipc.open_stream(pa.py_buffer(packed_rows)) as stream:
                 yield from _by_file(stream.read_all(), names)
-
-
-def _without_deleted(rows: pa.Table, live: NDArray[np.bool_]) -> pa.Table:
-    """Return the rows that are not deleted; those after the end of the mask are not."""
-    mask = np.ones(rows.num_rows, dtype=bool)
-    mask[: len(live)] = live[: rows.num_rows]
-    return rows.filter(pa.array(mask))
 
 
 def _as_streams(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

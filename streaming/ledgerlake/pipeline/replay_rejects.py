@@ -22,7 +22,7 @@ from deltalake.exceptions import DeltaError
 
 from ledgerlake.decode import schema
 from ledgerlake.errors import CorruptEntryError, TableAccessError
-from ledgerlake.table.deletion_vectors import live_rows
+from ledgerlake.table.deletion_vectors import live_part, live_rows
 from ledgerlake.table.open_table import open_delta
 from ledgerlake.table.ordered_files import data_folder, read_row_groups
 from ledgerlake.wire.entry import peek_metadata
@@ -136,14 +136,10 @@ class RejectsToReplay:
         live_by_name = live_rows(self._table)
         for name in pa.table(self._table.get_add_actions())["path"].to_pylist():
             first = 0
-            selection = live_by_name.get(name.rpartition("/")[2])
+            live = live_by_name.get(name.rpartition("/")[2])
             for group, rows in enumerate(read_row_groups(folder, name)):
-                live = np.ones(rows.num_rows, dtype=bool)
-                if selection is not None:
-                    part = selection[first : first + rows.num_rows]
-                    live[: len(part)] = part
+                yield name, group, rows, live_part(live, first, rows.num_rows)
                 first += rows.num_rows
-                yield name, group, rows, live
 
     def _rows_of(self, part: Iterable[FoundReject]) -> list[dict[str, Any]]:
         """Read the rows of a part."""

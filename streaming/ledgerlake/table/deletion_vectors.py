@@ -19,12 +19,12 @@ import uuid
 import zlib
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
     from deltalake import DeltaTable
     from numpy.typing import NDArray
     from pyroaring import BitMap
@@ -47,6 +47,19 @@ def live_rows(table: DeltaTable) -> dict[str, NDArray[np.bool_]]:
         path.rpartition("/")[2]: selection.values.to_numpy(zero_copy_only=False)
         for path, selection in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True)
     }
+
+
+def live_part(live: NDArray[np.bool_] | None, first: int, count: int) -> NDArray[np.bool_]:
+    """Return the mask of some neighbouring rows of a file.
+
+    Args:
+        live: the mask by ``live_rows``; None if the file has no vector.
+    """
+    mask = np.ones(count, dtype=bool)
+    if live is not None:
+        part = live[first : first + count]
+        mask[: len(part)] = part
+    return mask
 
 
 def pack_vectors(vectors: Mapping[str, BitMap]) -> tuple[str, bytes, dict[str, Descriptor]]:
