@@ -53,6 +53,10 @@ def written(schema: ValueSchema, value: Any) -> bytes:
     return encoded.getvalue()
 
 
+# It has no absolute value.
+LEAST = struct.pack(">q", -(2**63))
+
+
 def field(name: str, kind: Any, **more: Any) -> dict[str, Any]:
     return {"name": name, "type": kind, **more}
 
@@ -97,6 +101,12 @@ def test_every_primitive_is_read_and_null_stays_null(kind: int, payload: bytes, 
         (SchemaType.Instant, struct.pack(">qi", 2**62, 0)),
         (SchemaType.LocalDate, struct.pack(">q", 2**40)),
         (SchemaType.LocalDateTime, struct.pack(">qq", -(2**62), 0)),
+        *[(kind, LEAST) for kind in (SchemaType.Date, SchemaType.Time, SchemaType.Timestamp, SchemaType.LocalDate)],
+        (SchemaType.Instant, LEAST + bytes(4)),
+        (SchemaType.LocalDateTime, LEAST + bytes(8)),
+        (SchemaType.Instant, struct.pack(">qi", 0, 10**9)),
+        (SchemaType.LocalDateTime, struct.pack(">qq", 0, -1)),
+        (SchemaType.LocalDateTime, struct.pack(">qq", 0, 86_400 * 10**9)),
     ],
 )
 def test_a_bad_primitive_spoils_nothing_beside_it(kind: int, payload: bytes) -> None:

@@ -66,7 +66,8 @@ class AvroReader:
         walk_avro(read.data, read.offsets, read.present, self.program, read.values, read.sizes, read.valid, read.ok)
         read.refuse_wrong_texts(self.texts)
         for column, limit in self.limits.items():
-            read.refuse(np.flatnonzero(np.abs(read.values[column]) > limit).tolist())
+            values = read.values[column]
+            read.refuse(np.flatnonzero((values > limit) | (values < -limit)).tolist())
         return self.build(read), read.ok != 0
 
 
