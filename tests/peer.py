@@ -11,6 +11,7 @@ import contextlib
 import socket
 import ssl
 import threading
+import time
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, cast
@@ -80,7 +81,7 @@ class Peer:
         broker answers by ending the consumer, each once, as while it unloads the topic. missing_topics:
         the broker knows no topics of these names. subscriptions: the durable ones, whether a consumer holds each
         of them or not. schema: the only version of the topics' schema. clock_ms: the clock that it tells; None: it
-        tells none.
+        tells none. store_pause_s: how long it takes to store an entry.
     """
 
     entries: list[tuple[Position, bytes]] = field(default_factory=list)
@@ -121,6 +122,7 @@ class Peer:
     subscriptions: dict[str, bool] = field(default_factory=dict)
     schema: pb.Schema | None = None
     clock_ms: Callable[[], int] | None = None
+    store_pause_s: float = 0.0
 
     def __enter__(self) -> Peer:
         self._listener = socket.create_server((self.host, 0))
@@ -299,6 +301,7 @@ class Peer:
         """
         number: dict[str, Any] = {"producer_id": event.producer_id, "sequence_id": event.sequence_id}
         self.received.append(connection.payload)
+        time.sleep(self.store_pause_s)
         if len(self.received) == self.drop_after_received:
             raise OSError
         if self.pushes_only:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ledgerlake.cli.run import _Stop, _stop_on_signals
+from ledgerlake.cli.run import _Stop, _StoppedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ def handlers_as_before() -> Iterator[None]:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_while_spark_starts_a_second_signal_ends_nothing(number: int, capfd: pytest.CaptureFixture[str]) -> None:
     stop = _Stop()
-    _stop_on_signals(stop, is_starting=True)
+    stop.listen()
     for _ in range(3):
         os.kill(os.getpid(), number)
     assert stop.is_set()
@@ -38,9 +38,24 @@ def test_while_spark_starts_a_second_signal_ends_nothing(number: int, capfd: pyt
 @pytest.mark.parametrize("number", SIGNALS)
 def test_while_the_pipeline_runs_a_second_signal_ends_the_process(number: int) -> None:
     stop = _Stop()
-    _stop_on_signals(stop, is_starting=False)
+    stop.listen()
+    stop.ends_at = 2
     os.kill(os.getpid(), number)
     assert stop.is_set()
     with pytest.raises(SystemExit) as ended:
         os.kill(os.getpid(), number)
     assert ended.value.code == 128 + number
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_while_the_pipeline_starts_the_first_signal_ends_the_start(
+    number: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stop = _Stop()
+    stop.listen()
+    stop.ends_at = 1
+    with pytest.raises(_StoppedError):
+        os.kill(os.getpid(), number)
+    assert (stop.is_set(), stop.exit_code, capfd.readouterr().err) == (True, 128 + number, "stopping\n")
+    with pytest.raises(SystemExit):
+        os.kill(os.getpid(), number)

@@ -263,3 +263,16 @@ def test_a_file_of_the_outbox_is_sent_with_one_row_group_in_memory(tmp_path: Pat
         count, most = count + 1, max(most, pa.total_allocated_bytes() - before)
     assert count == groups
     assert most < 6 * group_bytes
+
+
+def test_who_waits_until_everything_is_sent_may_look_around_meanwhile(tmp_path: Path) -> None:
+    outbox = filled(tmp_path, 20)
+    with Peer(store_pause_s=0.1) as peer:
+        due_publisher = Republisher(outbox, ClientSettings(peer.url), TOPIC, "s", lambda: True, lambda _error: None)
+        due_publisher.start()
+        looks = 0
+        while not due_publisher.drain(20.0, 0.1):
+            looks += 1
+        due_publisher.stop()
+        assert looks > 0
+        assert len(peer.stored) == 20

@@ -12,6 +12,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.target_client import Receipt, TargetClient
 from ledgerlake.wire.entry import parse_entry
 from tests.peer import Peer
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,3 +131,17 @@ def test_a_client_whose_broker_is_gone_can_be_closed() -> None:
     sending(b"first", b"second")
     sending.client.close()
     assert sending.names == ["TransportError", "AlreadyClosed"]
+
+
+def test_a_client_of_a_broker_that_stores_slowly_can_be_closed(peer: Peer) -> None:
+    peer.store_pause_s = 0.5
+    client = TargetClient(ClientSettings(peer.url, give_up_after_s=2))
+    (target,) = client.partitions(TOPIC)
+    producer = client.open_producer(target, "p")
+    answered = threading.Semaphore(0)
+    for number in range(100):
+        producer.send(pb.MessageMetadata(sequence_id=number), b"small", lambda _receipt: answered.release())
+    wait_until(lambda: bool(peer.stored))
+    client.close()
+    assert all(answered.acquire(timeout=5) for _ in range(100))
+    assert len(peer.stored) < 100

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _PIPELINE = "ledgerlake.pipeline.pipeline"
 _STOPPING = b"stopping; the current micro-batch is finished first\n"
+_STOPPING_NOW = b"stopping\n"
 _STOPPING_SOON = b"stopping as soon as Spark has started\n"
 
 
@@ -59,7 +60,7 @@ def _run(options: argparse.Namespace) -> int:
     with shared_terminal() as terminal:
         screen = ProgressScreen(name=config.stream.name, as_json=options.json, terminal=terminal)
         stop = _Stop()
-        _stop_on_signals(stop, is_starting=True)
+        stop.listen()
         # The modules take a second, and the JVM some: the one is done while the other starts.
         threading.Thread(target=importlib.import_module, args=(_PIPELINE,), daemon=True).start()
         name = f"ledgerlake {config.stream.name}"
@@ -72,9 +73,12 @@ def _run(options: argparse.Namespace) -> int:
 
         pipeline = Pipeline(spark, config, screen.add)
         try:
+            stop.ends_at = 1
+            if stop.is_set():
+                raise _StoppedError
             pipeline.start(options.once)
             assert pipeline.query is not None
-            _stop_on_signals(stop, is_starting=False)
+            stop.ends_at = 2
             if pipeline.metrics is not None and not options.json:
                 print(f"the status page is at {pipeline.metrics.url}", file=sys.stderr, flush=True)
             screen.add_waiting(pipeline.waiting_since_earlier)
@@ -89,7 +93,10 @@ def _run(options: argparse.Namespace) -> int:
             finally:
                 screen.stop()
                 archive.end()
+        except _StoppedError:
+            return stop.exit_code if options.once else 0
         finally:
+            stop.ends_at = 2
             pipeline.close()
     if screen.totals.rejects:
         print(f"to see why entries were rejected: ledgerlake rejects {options.config}", file=sys.stderr)
@@ -110,24 +117,37 @@ def _archive(archive: ClassArchive) -> None:
         print(f"classes are archived in {path} ({path.stat().st_size / 1e6:,.0f} MB)", file=sys.stderr)
 
 
+class _StoppedError(BaseException):
+    """A signal came while the pipeline was starting."""
+
+
 class _Stop(threading.Event):
-    """Set by a signal; ``exit_code`` is that of a process which the signal has ended."""
+    """Set by SIGINT and SIGTERM.
 
-    exit_code = 0
-
-
-def _stop_on_signals(stop: _Stop, *, is_starting: bool) -> None:
-    """Have SIGINT and SIGTERM set ``stop``. A second one ends this process at once, unless Spark is
-    starting: that would leave a JVM that never ends.
+    Attributes:
+        exit_code: that of a process which the signal has ended.
+        ends_at: the number of the signal that ends what runs at once. None while Spark starts: a JVM
+            would be left that never ends. The first one while the pipeline starts, which may wait for
+            the broker or for another process. The second one once it runs.
     """
 
-    def ask(signal_number: int, _frame: object) -> None:
-        if stop.is_set() and not is_starting:
-            raise SystemExit(128 + signal_number)
-        if not stop.is_set():
-            os.write(2, _STOPPING_SOON if is_starting else _STOPPING)
-        stop.exit_code = 128 + signal_number
-        stop.set()
+    def __init__(self) -> None:
+        super().__init__()
+        self.exit_code = 0
+        self.ends_at: int | None = None
 
-    signal.signal(signal.SIGINT, ask)
-    signal.signal(signal.SIGTERM, ask)
+    def listen(self) -> None:
+        """Be set by signals from now on."""
+        signal.signal(signal.SIGINT, self._ask)
+        signal.signal(signal.SIGTERM, self._ask)
+
+    def _ask(self, signal_number: int, _frame: object) -> None:
+        number = 2 if self.is_set() else 1
+        if number == 1:
+            os.write(2, {None: _STOPPING_SOON, 1: _STOPPING_NOW}.get(self.ends_at, _STOPPING))
+        self.exit_code = 128 + signal_number
+        self.set()
+        if self.ends_at == 1 and number == 1:
+            raise _StoppedError
+        if number == 2 and self.ends_at is not None:
+            raise SystemExit(self.exit_code)

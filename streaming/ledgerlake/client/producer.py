@@ -181,6 +181,7 @@ class NumberedProducer:
         self._backoff = Backoff(give_up_after_s=cluster.settings.give_up_after_s)
         self._pending: deque[NumberedEntry] = deque()
         self._pending_bytes = 0
+        self._is_stopped = False
         self._open()
         self.first_known_id = self.last_sequence_id
 
@@ -243,6 +244,12 @@ class NumberedProducer:
         while self._pending:
             self._retrying(self._take_receipt)
 
+    def stop(self) -> None:
+        """Have calls that wait for receipts end with a TransportError after the next one; called from
+        another thread.
+        """
+        self._is_stopped = True
+
     def close(self) -> None:
         """Close the producer, without waiting for receipts."""
         with contextlib.suppress(LedgerlakeError):
@@ -262,10 +269,10 @@ class NumberedProducer:
             self._send(NumberedEntry(entry, sequence_id, sequence_id, is_chunk=True))
             sizes.append(len(entry))
             while len(sizes) >= _PENDING_MOST or sum(sizes) > _PENDING_BYTES_MOST:
-                _next_receipt(self._session, self._queue, self.topic_partition)
+                self._receipt()
                 sizes.popleft()
         for _ in sizes:
-            position = from_wire(_next_receipt(self._session, self._queue, self.topic_partition)).position
+            position = self._receipt()
         return position
 
     def _send(self, entry: NumberedEntry) -> None:
@@ -282,7 +289,12 @@ class NumberedProducer:
 
     def _take_receipt(self) -> None:
         if self._pending:
-            self._settle(from_wire(_next_receipt(self._session, self._queue, self.topic_partition)).position)
+            self._settle(self._receipt())
+
+    def _receipt(self) -> Position:
+        if self._is_stopped:
+            raise TransportError(f"the producer of {self.topic_partition} was stopped")
+        return from_wire(_next_receipt(self._session, self._queue, self.topic_partition)).position
 
     def _settle(self, position: Position) -> None:
         """Remove the oldest pending entry, which is stored."""
@@ -303,7 +315,8 @@ class NumberedProducer:
     def _open_again(self, failure: LedgerlakeError) -> None:
         """Open the producer again after a failure that is worth a retry; else raise the failure."""
         while True:
-            pause_s = self._backoff.failed(time.monotonic(), failure) if is_retryable(failure) else None
+            can_retry = is_retryable(failure) and not self._is_stopped
+            pause_s = self._backoff.failed(time.monotonic(), failure) if can_retry else None
             if pause_s is None:
                 raise failure
             time.sleep(pause_s)

@@ -109,6 +109,7 @@ class Pipeline:
         self._stopping = threading.Event()
         self._batches = BatchWriter(config.stream.name, self._components, self._stopping, self._after_batch)
         self._failure: LedgerlakeError | None = None
+        self._has_finished = False
         self.waiting_since_earlier: dict[str, list[DueSpan]] = {}
         self._delayed_counts: dict[str, int] = {}
         self.metrics: ServedMetrics | None = None
@@ -138,7 +139,7 @@ class Pipeline:
         topics = {split_partition(name)[0] for name in (*names, *known_topic_partitions(components.checkpoint))}
         tables.expect(sorted(topics))
         start = components.start.acquire(names, tables.check(self._spark))
-        components.schemas.learn([split_partition(name)[0] for name in names], have_messages=False)
+        components.schemas.learn([split_partition(name)[0] for name in names])
         with ThreadPoolExecutor(1) as executor:
             creation = executor.submit(tables.create)
             stream = self._stream(start)
@@ -261,9 +262,11 @@ class Pipeline:
             raise self._failure
         if ended is False:
             return False
-        self._components.cursors.finish(_FINISH_S)
+        if not self._has_finished:
+            self._components.cursors.finish(_FINISH_S)
+            self._has_finished = True
         if self._republisher is not None and not self._stopping.is_set():
-            self._republisher.drain(self.config.source.retry_timeout_ms / 1000)
+            return self._republisher.drain(self.config.source.retry_timeout_ms / 1000, timeout_s)
         return True
 
     def stop(self) -> None:
@@ -285,8 +288,9 @@ class Pipeline:
 
     def close(self) -> None:
         """Disconnect from the broker; the cursors stay on it, and unsent messages stay in the
-        outbox.
+        outbox. No later micro-batch is begun.
         """
+        self._stopping.set()
         self._upkeep.end()
         if self._republisher is not None:
             self._republisher.stop()

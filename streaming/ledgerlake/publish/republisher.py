@@ -35,6 +35,7 @@ import base64
 import contextlib
 import logging
 import threading
+import time
 import zlib
 from dataclasses import dataclass, field
 from functools import partial
@@ -113,6 +114,7 @@ class Republisher:
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._idle = threading.Event()
+        self._drain_until_s: float | None = None
         self._trouble = ""
         self._failure: CheckpointError | None = None
         self._known = _Known()
@@ -127,22 +129,30 @@ class Republisher:
         self._idle.clear()
         self._wake.set()
 
-    def drain(self, timeout_s: float) -> None:
-        """Wait until everything is sent.
+    def drain(self, give_up_after_s: float, timeout_s: float | None = None) -> bool:
+        """Wait until everything is sent; return False if ``timeout_s`` passed first, and call it again.
 
         Raises:
             CheckpointError: the outbox is damaged.
-            TransportError: not all was sent in time; the rest stays in the outbox.
+            TransportError: not all was sent in ``give_up_after_s`` since the first call; the rest stays
+                in the outbox.
         """
-        self.notify()
-        in_time = self._failure is not None or self._idle.wait(timeout_s)
+        if self._drain_until_s is None:
+            self._drain_until_s = time.monotonic() + give_up_after_s
+            self.notify()
+        left_s = max(self._drain_until_s - time.monotonic(), 0.0)
+        is_sent = self._failure is not None or self._idle.wait(left_s if timeout_s is None else min(timeout_s, left_s))
+        if not is_sent and time.monotonic() < self._drain_until_s:
+            return False
+        self._drain_until_s = None
         if self._failure is not None:
             raise self._failure
-        if not in_time:
+        if not is_sent:
             raise TransportError(
-                f"messages for {self._topic} could not be sent in {timeout_s:g} s and wait in {self._outbox.folder}"
+                f"messages for {self._topic} could not be sent in {give_up_after_s:g} s and wait in {self._outbox.folder}"
                 f"{self._trouble}; run the pipeline again when the topic can be written"
             )
+        return True
 
     def stop(self) -> None:
         self._stopping.set()

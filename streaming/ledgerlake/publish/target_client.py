@@ -151,6 +151,7 @@ class TargetProducer:
     def fail(self, reason: str) -> None:
         """Stop sending; later messages fail."""
         self._failure = self._failure or reason
+        self._producer.stop()
 
     def close(self) -> None:
         with contextlib.suppress(LedgerlakeError):
