@@ -24,17 +24,21 @@ if TYPE_CHECKING:
     import pytest
 
 NO_ENTRIES = np.empty((0, 2), dtype=np.int64)
+NO_MESSAGES = np.empty((0, 3), dtype=np.int64)
 
 
 def read(
-    monkeypatch: pytest.MonkeyPatch, entries: list[bytes], rejects: np.ndarray = NO_ENTRIES
+    monkeypatch: pytest.MonkeyPatch,
+    entries: list[bytes],
+    rejects: np.ndarray = NO_ENTRIES,
+    messages: np.ndarray = NO_MESSAGES,
 ) -> tuple[TopicContent, list[tuple[int, int, int]]]:
     """What is read of a topic with these entries: content, and kind, entry and batch index of each record."""
     pieces = [Piece(kind, frames) for kind, frames, _ in split_bundle(bundle(entries))]
     monkeypatch.setattr(topic_content, "read_pieces", lambda *_: pieces)
     options = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
     with HashedParts(RECORD, entry_hashes) as records:
-        expected = ExpectedMessages(0, EntrySet(rejects), records)
+        expected = ExpectedMessages(0, EntrySet(rejects), records, EntrySet(messages))
         content = read_topic(options, EntryRange("t", BEFORE_ALL, Position(7, 99)), None, expected)
         found = [part[["kind", "entry_id", "batch_index"]].tolist() for part in records.parts()]
     return content, sorted(record for part in found for record in part)
@@ -72,3 +76,8 @@ def test_there_may_be_more_large_messages_than_a_task_can_report(monkeypatch: py
     entries = [entry for number in range(9) for entry in chunk_entries(b"large", 2, f"p-{number}")]
     _, records = read(monkeypatch, entries)
     assert records == [(Kind.LARGE, 2 * number + 1, 0) for number in range(9)]
+
+
+def test_a_message_of_a_batch_in_rejects_accounts_for_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, records = read(monkeypatch, [batch([b"a", b"b", b"c"])], messages=np.array([[7, 0, 1]]))
+    assert records == [(Kind.MESSAGE, 0, 0), (Kind.MESSAGE, 0, 2)]

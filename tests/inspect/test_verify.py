@@ -149,3 +149,19 @@ def test_nothing_is_left_in_the_temporary_folder_after_an_error(
     with pytest.raises(TransportError):
         verify(config)
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def reject(number: int, reason: str, batch_index: str = "") -> dict[str, Any]:
+    topic, partition = split_partition(NAMES[0])
+    place = {"topic": topic, "partition": partition, "ledger_id": 7, "entry_id": number}
+    return {**place, "message_id": f"7:{number}{batch_index}", "reason": reason, "detail": ""}
+
+
+def test_what_was_replayed_has_to_be_in_the_table(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    first, second = map(messages, NAMES)
+    write(tmp_path, first.slice(3), second)
+    rejects = [reject(0, "no_table"), reject(1, "no_table"), reject(1, "replayed"), reject(2, "no_table", ":0")]
+    write_deltalake(str(tmp_path / "rejects"), pa.Table.from_pylist(rejects, schema=schema.REJECTS), mode="append")
+    # Entry 2 is no batch, so nothing is known of it.
+    assert verify(config) == Verdict(messages=117, missing=2, rejects=4)

@@ -93,6 +93,14 @@ def test_limits_of_open_messages_are_read_in_their_units() -> None:
         ({"delta": {"path": "", "table": "t", "rejects_path": "r"}}, "[delta] rejects_path needs path"),
         ({"delta": {"rejects_table": "r"}}, "[delta] rejects_table needs table"),
         ({"delta": {"table": "shop.orders`"}}, "[delta] table 'shop.orders`' is not TABLE, SCHEMA.TABLE or CATALOG"),
+        (
+            {"delta": {"writer": "spark", "partition_by": ["topic"]}},
+            'cluster_by and partition_by are not for writer = "spark"',
+        ),
+        (
+            {"source": {"message_payload_processor": "m:f"}, "delay": {"payloads": "reread"}},
+            '[delay] payloads = "reread" is not for [source] message_payload_processor',
+        ),
         ({"delta": {"path": "dbfs:/lake"}}, "[delta] path cannot be 'dbfs:/lake': dbfs: is not supported"),
         ({"delta": {"path": "s3://lake/a", "rejects_path": "s3a://lake/a/b"}}, "lies in the folder of [delta] path"),
         ({"delay": {"storage": "hdfs://h/delayed"}}, "[delay] storage cannot be 'hdfs://h/delayed'"),

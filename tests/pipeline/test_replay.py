@@ -4,6 +4,7 @@ is.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from ledgerlake.table.open_table import existing_table
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 from ledgerlake.wire.entry import encode_entry
 from tests.chunks import chunk_entries
-from tests.entries import metadata
+from tests.entries import metadata, single
 
 TOPIC = "persistent://public/default/orders"
 
@@ -375,3 +376,26 @@ def test_the_chunks_of_a_large_message_are_in_one_part(monkeypatch: pytest.Monke
     monkeypatch.setattr(replay_rejects, "_PART_BYTES", 10)
     large = [found(0, size_bytes=9), found(1, "u", 20), found(2, "u", 20), found(3, size_bytes=5)]
     assert [[reject.place[1] for reject in part] for part in replay_rejects._parts(large)] == [[0], [1, 2], [3]]
+
+
+def test_entries_in_a_format_of_the_users_are_read_by_its_function_and_their_messages_are_not_again(
+    tmp_path: Path,
+) -> None:
+    plain = config(tmp_path, {"path": "t"})
+    settings = replace(
+        plain, source=replace(plain.source, message_payload_processor="tests.source.test_payload_processor:lines")
+    )
+    entries = {1: single(b"lines:a=1 b=2"), 2: single(b"lines:"), 3: single(b"lines:bad=x")}
+    reject_entries(settings, entries, "payload_processor")
+    reject(settings, 4, value=b"lines:c=3")
+    replayed = replay(settings)
+    assert (replayed.replayed, replayed.left) == ({"payload_processor": 1, "no_table": 1}, {"payload_processor": 2})
+    assert values(tmp_path, "t") == [b"1", b"2", b"lines:c=3"]
+
+
+def test_what_only_a_table_with_the_latest_messages_takes_is_left(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "latest", "mode": "latest"}, path=str(tmp_path / "others"))
+    reject(settings, 1, reason="transform_failed")
+    replayed = replay(settings)
+    assert (replayed.replayed, replayed.left) == ({}, {"transform_failed": 1})
+    assert values(tmp_path, "others") == []

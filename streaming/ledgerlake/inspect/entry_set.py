@@ -1,5 +1,5 @@
 """Which entries are in a set of entries: those in ``rejects``, for ``verify``. They are in memory, with
-16 bytes each.
+16 bytes each, and messages with 24.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 
 class EntrySet:
-    """Entries of one topic partition.
+    """Entries of one topic partition, or messages of its batches.
 
     Args:
-        entries: ledger and entry of each, in any order, and any number of times.
+        entries: ledger and entry of each, and the batch index of a message, in any order, and any
+            number of times.
     """
 
     def __init__(self, entries: Keys) -> None:

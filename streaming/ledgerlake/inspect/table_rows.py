@@ -67,13 +67,15 @@ class TableFile:
 class TableRows:
     """The rows of one version of a table: the compared columns, a batch at a time."""
 
-    def __init__(self, path: Place, spark: SparkConfig) -> None:
+    def __init__(self, path: Place, spark: SparkConfig, more: Sequence[str] = ()) -> None:
         """
         Args:
+            more: columns beside those that are compared.
             spark: for the session, on this machine, that reads a table whose files do not have its
                 columns' names.
         """
         self._path, self._spark = path, spark
+        self._columns = [*_ORDER_COLUMNS, *more]
         try:
             table = open_delta(path)
             actions = pa.table(table.get_add_actions(flatten=True))
@@ -122,9 +124,9 @@ class TableRows:
             with pq.ParquetFile((self._path / name).root, filesystem=self._path.filesystem()) as file:
                 present = set(file.schema_arrow.names)
                 if PULSAR_COLUMN in present:
-                    columns = [f"{PULSAR_COLUMN}.{name}" for name in _ORDER_COLUMNS]
+                    columns = [f"{PULSAR_COLUMN}.{name}" for name in self._columns]
                 else:
-                    columns = [name for name in _ORDER_COLUMNS if name in present]
+                    columns = [name for name in self._columns if name in present]
                 for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
                     rows = pa.Table.from_batches([batch])
                     if live is not None:
@@ -147,7 +149,7 @@ class TableRows:
         rows = session.read.format("delta").option("versionAsOf", self._version).load(self._path.hadoop_uri)
         inside = f"{PULSAR_COLUMN}." if PULSAR_COLUMN in rows.columns else ""
         columns = rows.select(f"{PULSAR_COLUMN}.*").columns if inside else rows.columns
-        names = [name for name in _ORDER_COLUMNS if name in columns]
+        names = [name for name in self._columns if name in columns]
         # A large file is read in splits; within a split, rows are numbered in their order.
         place = ["_metadata.file_path", "_metadata.file_block_start", "monotonically_increasing_id() as row"]
         partition = f"to_json(struct({', '.join(self._partitioned_by)}))" if self._partitioned_by else "''"
@@ -213,6 +215,13 @@ def up_to(rows: pa.Table, end: Position) -> pa.Table:
         pc.and_(pc.equal(ledger, end.ledger_id), pc.less_equal(entry, end.entry_id)),
     )
     return _filtered(rows, is_before_end)
+
+
+def rejected_keys(rows: pa.Table) -> Keys:
+    """Return ledger, entry and batch index of rejects; the index is -1 if the entire entry is one."""
+    found = pc.extract_regex(rows["message_id"], r"^\d+:\d+:(?P<index>\d+)")
+    indexes = pc.fill_null(pc.struct_field(found, "index").cast(pa.int64()), -1).to_numpy()
+    return np.column_stack([entries_of(rows), indexes])
 
 
 def _filtered(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:

@@ -59,15 +59,19 @@ class TopicContent:
 
 
 class ExpectedMessages:
-    """Takes the messages of a topic partition, and writes records of those that are not of an entry in
-    rejects.
+    """Takes the messages of a topic partition, and writes records of those that are not in rejects.
 
     Args:
         partition: the number of the topic partition.
+        rejects: the entries in rejects.
+        messages: messages of batches that are in rejects by themselves, with their batch index.
     """
 
-    def __init__(self, partition: int, rejects: EntrySet, records: HashedParts) -> None:
+    def __init__(
+        self, partition: int, rejects: EntrySet, records: HashedParts, messages: EntrySet | None = None
+    ) -> None:
         self._partition, self._rejects, self._records = partition, rejects, records
+        self._messages = messages
 
     def add(self, keys: Keys, is_waiting: NDArray[np.bool_]) -> None:
         """Add messages that are not large.
@@ -76,6 +80,8 @@ class ExpectedMessages:
             is_waiting: a mask of those that are not due.
         """
         is_wanted = ~self._rejects.contains(keys[:, :2])
+        if self._messages is not None:
+            is_wanted &= ~self._messages.contains(keys[:, :3])
         for waits in (False, True):
             wanted = keys[is_wanted & (is_waiting == waits)]
             self._records.add(message_records(self._partition, wanted, is_waiting=waits), len(wanted))

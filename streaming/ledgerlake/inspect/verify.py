@@ -1,7 +1,8 @@
 """Compares the tables with their topics, by position and broker index.
 
 The topic's messages after the query's first offset, up to the last micro-batch that it committed,
-are compared with the table's rows of that range. An entry in ``rejects`` accounts for its messages.
+are compared with the table's rows of that range. An entry in ``rejects`` accounts for its messages, a
+message of a batch there for itself, and what was replayed for nothing.
 Chunks are accounted for by their large message, which has the position of its last chunk. Whether
 that message is complete is found by the rules of ``assembly.rules`` over all chunks of the range,
 without limits.
@@ -17,7 +18,7 @@ of a key are ``duplicate``, and rows of keys that the topic does not have are ``
 
 Topics and tables are read a piece at a time. What is compared becomes records, which are compared part
 by part (see ``hashed_parts`` and ``key_comparison``). So memory does not grow with messages and rows.
-In memory are the entries in ``rejects``, with 16 bytes each, and the positions of the chunks of
+In memory are the rejects, with up to 24 bytes each, and the positions of the chunks of
 incomplete large messages.
 
     missing        in the topic, neither in the table nor in rejects
@@ -57,14 +58,15 @@ from ledgerlake.inspect.table_rows import (
     RowOrder,
     TableRows,
     by_topic_partition,
-    entries_of,
     keys_of,
+    rejected_keys,
     rows_before,
     up_to,
 )
 from ledgerlake.inspect.topic_content import ExpectedMessages, read_topic
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.progress import counted
+from ledgerlake.pipeline.replay_rejects import REPLAYED
 from ledgerlake.pipeline.start import query_name
 from ledgerlake.pipeline.wakeups import wakeup_folder
 from ledgerlake.source.bounds import resolve_end
@@ -174,15 +176,16 @@ def verify(config: Config) -> Verdict:
 class _Partition:
     """A topic partition: what is compared of it, and what is known so far.
 
-    ``number`` is that of its records. ``reject_entries`` are of entries in rejects, until the topic is
-    read.
+    ``number`` is that of its records. ``rejected`` and ``replayed`` have ledger, entry and batch index
+    of rejects, until the topic is read.
     """
 
     number: int
     span: EntryRange
     reached_ms: int | None
     tables: _TablesOfTopic
-    reject_entries: list[Keys] = field(default_factory=list)
+    rejected: list[Keys] = field(default_factory=list)
+    replayed: list[Keys] = field(default_factory=list)
     first: Position | None = None
 
 
@@ -199,16 +202,23 @@ class _Comparison:
     def read_rejects(self, table: TableRows) -> None:
         """Read the entries in rejects. They stay in memory until their topic is read."""
         for _, partition, rows in self._rows(table):
-            partition.reject_entries.append(entries_of(rows))
+            keys, is_mark = rejected_keys(rows), pc.equal(rows["reason"], REPLAYED).to_numpy()
+            partition.rejected.append(keys[~is_mark])
+            partition.replayed.append(keys[is_mark])
             self._verdict.rejects += rows.num_rows
 
     def read_topic(self, options: SourceOptions, partition: _Partition) -> None:
         """Read a topic partition."""
         source = split_partition(partition.span.topic_partition)
-        reject_entries = np.concatenate([np.empty((0, 2), dtype=np.int64), *partition.reject_entries])
-        partition.reject_entries = []
-        latest = [(table, table.begin(*source, reject_entries)) for table in partition.tables.latest]
-        expected = ExpectedMessages(partition.number, EntrySet(reject_entries), self._records)
+        nothing = np.empty((0, 3), dtype=np.int64)
+        rejected, replayed = (np.concatenate([nothing, *keys]) for keys in (partition.rejected, partition.replayed))
+        partition.rejected, partition.replayed = [], []
+        # A replay writes nothing into a table with the latest messages.
+        latest = [(table, table.begin(*source, rejected[:, :2])) for table in partition.tables.latest]
+        rejected = rejected[~EntrySet(replayed).contains(rejected)]
+        is_entry = rejected[:, 2] < 0
+        entries, messages = EntrySet(rejected[is_entry, :2]), EntrySet(rejected[~is_entry])
+        expected = ExpectedMessages(partition.number, entries, self._records, messages)
         content = read_topic(
             options, partition.span, partition.reached_ms, expected, [counting for _, counting in latest]
         )
@@ -334,7 +344,7 @@ class _Tables:
         for options in config.table_options:
             if not options.is_template and not options.keeps_latest:
                 self._open(options)
-        self.rejects = TableRows(config.rejects_place, config.spark)
+        self.rejects = TableRows(config.rejects_place, config.spark, ["message_id", "reason"])
         topics = sorted({split_partition(name)[0] for name in end})
         of_topics = {
             options.of_topic(topic).name: options.of_topic(topic)

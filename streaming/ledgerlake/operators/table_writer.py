@@ -223,6 +223,7 @@ class TableWriters:
 
     Args:
         tables: those of the configuration, perhaps with placeholders.
+        unwritten: tables that are not written; what they take does not go into the default one.
     """
 
     def __init__(
@@ -232,6 +233,7 @@ class TableWriters:
         client: ClientSettings,
         batch: BatchSettings,
         prefix: str,
+        unwritten: Sequence[TableOptions] = (),
     ) -> None:
         topic = topic_partition.topic
         self.is_new = np.zeros(0, dtype=bool)
@@ -241,6 +243,10 @@ class TableWriters:
             owner = batch.table(table.name).section
             obstacle = _TAKEN if is_taken or owner not in ("", table.section) else ""
             self.writers.append(TableWriter(table, topic_partition, client, batch, prefix, obstacle))
+        self._unwritten: list[RowMaker] = []
+        for table in (options.of_topic(topic) for options in unwritten if options.takes_topic(topic)):
+            known = batch.table(table.name)
+            self._unwritten.append(RowMaker(table, topic, client, batch, known, known.obstacle))
         self._matching = [writer for writer in self.writers if not writer.table.is_default]
         # What no table takes goes into the default one, or is rejected.
         self._default = next((writer for writer in self.writers if writer.table.is_default), None)
@@ -262,6 +268,9 @@ class TableWriters:
             BrokerError, TransportError: a version of the schema cannot be read.
         """
         is_taken = np.zeros(messages.num_rows, dtype=bool)
+        for maker in self._unwritten:
+            for _, _, taken in maker.of(messages):
+                is_taken[taken.rows] = True
         self.is_new = np.zeros(messages.num_rows, dtype=bool)
         misfits: dict[int, Misfit] = {}
         for writer in self._matching:

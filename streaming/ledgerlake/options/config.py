@@ -674,6 +674,11 @@ def parse_config(data: dict[str, Any]) -> Config:
     tables = _tables(data)
     delta = _delta(data, tables)
     delay = from_toml(DelayConfig, "delay", data)
+    if source.message_payload_processor and delay.enabled and delay.payloads == "reread":
+        raise UsageError(
+            '[delay] payloads = "reread" is not for [source] message_payload_processor: the topic has no messages as the '
+            "function returns them; remove payloads"
+        )
     config = Config(
         source=source,
         starting=starting,
@@ -788,9 +793,12 @@ def _delta(data: dict[str, Any], tables: tuple[TableConfig, ...]) -> DeltaConfig
         raise UsageError(
             '[delta] shape = "record", mode = "latest" and partition_by need path: the pipeline itself makes such a table'
         )
-    if (delta.shape == "record" or delta.mode == "latest" or delta.cluster_by) and delta.writer == "spark":
+    if (
+        delta.shape == "record" or delta.mode == "latest" or delta.cluster_by or delta.partition_by
+    ) and delta.writer == "spark":
         raise UsageError(
-            '[delta] shape = "record", mode = "latest" and cluster_by are not for writer = "spark"; remove writer'
+            '[delta] shape = "record", mode = "latest", cluster_by and partition_by are not for writer = "spark"; '
+            "remove writer"
         )
     if delta.rejects_path and not delta.path and not tables:
         raise UsageError("[delta] rejects_path needs path; without it, name the table of rejects by rejects_table")

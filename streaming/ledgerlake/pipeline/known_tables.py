@@ -45,12 +45,18 @@ def known_tables(config: Config) -> list[KnownTable]:
     """
     tables: dict[str, KnownTable] = {}
     seen = sorted((name, batch.path) for name, batch in seen_tables(Checkpoint(config.checkpoint_place)).items())
-    for options in config.table_options:
+    # A path without placeholders has one table. Of several templates, the one with the most text names
+    # a table most closely.
+    by_closeness = sorted(config.table_options, key=lambda options: (options.is_template, -len(options.place.uri)))
+    for options in by_closeness:
         rows = None if options.is_of_records else schema.MESSAGES
         places = {options.name: options.place}
         if options.is_template:
+            fixed = {table.place.uri for table in tables.values()} | {config.rejects_place.uri}
             found = (parse_place(path, options.section, config.storage) for name, path in seen if name not in tables)
-            places = {table_name(place.uri): place for place in found if options.matches(place)}
+            places = {
+                table_name(place.uri): place for place in found if options.matches(place) and place.uri not in fixed
+            }
         tables |= {name: KnownTable(name, place, rows, options.keeps_latest) for name, place in places.items()}
     known = [table for table in tables.values() if table.name == MESSAGES_TABLE or existing_table(table.place)]
     return [*known, KnownTable(REJECTS_TABLE, config.rejects_place, schema.REJECTS)]

@@ -128,6 +128,7 @@ class _Replay:
         self._config = config
         # A row of an earlier message would take the place of a later one.
         self._options = [table for table in config.table_options if not table.keeps_latest]
+        self._unwritten = [table for table in config.table_options if table.keeps_latest]
         checkpoint = Checkpoint(config.checkpoint_place)
         folder = checkpoint.folder / "ledgerlake"
         self._log = checkpoint.log
@@ -152,7 +153,7 @@ class _Replay:
         if rejects.topics:
             # What a start of the pipeline refuses is refused here too, before a table gets columns.
             self._open(rejects.topics)
-            self._schemas.learn(rejects.topics, have_messages=False)
+            self._schemas.learn(rejects.topics)
         for rows in rejects.parts():
             self._replay(rows)
         return self.result
@@ -183,7 +184,7 @@ class _Replay:
 
     def _replay(self, rejects: list[dict[str, Any]]) -> None:
         topics = sorted({reject["topic"] for reject in rejects})
-        schemas = self._schemas.learn(topics, have_messages=True)
+        schemas = self._schemas.learn(topics, topics)
         self._tables.create()
         self._parts.begin()
         known = self._tables.settings(self._tables.messages)
@@ -194,7 +195,9 @@ class _Replay:
             late = {join_partition(*source): _LATEST_US}
             tables = {name: replace(settings, reached_us=late) for name, settings in known.items()}
             batch = BatchSettings(0, tables, [], schemas)
-            writers = TableWriters(self._options, TopicPartition(*source), self._config.source.client, batch, _PREFIX)
+            writers = TableWriters(
+                self._options, TopicPartition(*source), self._config.source.client, batch, _PREFIX, self._unwritten
+            )
             marks += self._write(of_partition, TopicPartition(*source), writers)
             for writer in writers.with_rows:
                 files.setdefault(writer.table.name, []).extend(writer.finish(None).files)

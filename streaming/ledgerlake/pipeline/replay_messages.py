@@ -17,10 +17,12 @@ import pyarrow.compute as pc
 from ledgerlake.decode import schema
 from ledgerlake.decode.large import decode_large
 from ledgerlake.decode.messages import decode_entries
+from ledgerlake.decode.payloads import PAYLOAD_PROCESSOR, process_entry
 from ledgerlake.delay.cancel_messages import rows_with_property
 from ledgerlake.errors import CorruptEntryError, DecryptionError
 from ledgerlake.operators.scheduled import find_in_due
 from ledgerlake.pipeline.replay_rejects import batch_index_of
+from ledgerlake.runtime.plugins import load
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.schedules import CRON_PROPERTY, EVERY_PROPERTY
@@ -32,10 +34,14 @@ if TYPE_CHECKING:
 
     from ledgerlake.decode.messages import TopicPartition
     from ledgerlake.options.config import Config
+    from ledgerlake.options.source_options import SourceOptions
 
 
 # Entries that may take so much memory when they are decoded are decoded together.
 _PLAIN_BYTES = 64 * 1024 * 1024
+
+# The reasons of rejects whose entry is as it was stored. Others have a single message.
+_OF_STORED_ENTRIES = ("encrypted", "undecryptable", PAYLOAD_PROCESSOR, "unknown_codec", "bad_compression", "too_large")
 
 _Reject = dict[str, Any]
 
@@ -74,11 +80,18 @@ def messages_of_entries(
     """Return the messages of entries that can be decoded, are due, do not repeat and have not expired,
     and for each message which of the rejects it comes from.
     """
-    raw = pa.array([reject["entry"] for reject in rejects], pa.binary())
+    entries, bad = [], set[int]()
+    for number, reject in enumerate(rejects):
+        try:
+            entries.append(_processed(config.source, reject))
+        except CorruptEntryError:
+            entries.append(reject["entry"])
+            bad.add(number)
+    raw = pa.array(entries, pa.binary())
     # Several rejects may be of one entry, so each gets a number of its own for a while.
     ids = np.arange(len(rejects))
     decoding = config.source.decoding
-    parts, bad = [schema.MESSAGES.empty_table()], set[int]()
+    parts = [schema.MESSAGES.empty_table()]
     for part in decode_entries(raw, np.zeros(len(rejects), dtype=np.int64), ids, source, **decoding):
         parts.append(pa.Table.from_batches([part.messages.select(schema.MESSAGES.names)]))
         bad.update(part.rejects["entry_id"].to_pylist())
@@ -92,6 +105,23 @@ def messages_of_entries(
     messages = _delivered(config, _in_place(messages, [rejects[number] for number in numbers.tolist()]))
     (batch,) = messages.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema.MESSAGES)]
     return batch, numbers
+
+
+def _processed(source: SourceOptions, reject: _Reject) -> bytes:
+    """Return the entry of a reject after the user's function, if the entry was rejected before the
+    function had returned its messages.
+
+    Raises:
+        CorruptEntryError: the function failed, or found no message.
+    """
+    entry: bytes = reject["entry"]
+    if source.message_payload_processor is None or reject["reason"] not in _OF_STORED_ENTRIES:
+        return entry
+    place = reject["ledger_id"], reject["entry_id"]
+    processed = process_entry(load(source.message_payload_processor), memoryview(entry), *place, **source.decoding)
+    if processed == b"":
+        raise CorruptEntryError("the function found no message", reason=PAYLOAD_PROCESSOR)
+    return entry if processed is None else processed
 
 
 def large_message(config: Config, rejects: list[_Reject], source: TopicPartition) -> pa.RecordBatch | None:
