@@ -251,7 +251,7 @@ ERRORS: dict[str, tuple[str, str, str]] = {
     "FrameTooLargeError": (
         "the peer's",
         "A frame is longer than the limit on which both sides agreed.",
-        "Check the port. If the peer is a broker, report it.",
+        "Check the port. If maxMessageSize of the broker was made less than entries that it stores, raise it again.",
     ),
     "MalformedFrameError": (
         "the peer's",

@@ -28,3 +28,14 @@ def test_a_topic_that_ends_before_what_was_read_is_named_so(taken: Position, is_
         )
     else:
         assert lag == Lag(TOPIC, "3:1", "3:1", 0, 0)
+
+
+def test_a_compacted_topic_may_end_before_what_was_read() -> None:
+    with Peer() as peer:
+        peer.add(single(b"a", index=0), single(b"b", index=1), ledger_id=3)
+        cluster = Cluster(ClientSettings(peer.url, read_compacted=True))
+        try:
+            lag = _lag(cluster, TOPIC, PartitionOffset(Position(7, 5), time_ms=1, index=9))
+        finally:
+            cluster.close()
+    assert (lag.messages, lag.is_another_topic) == (0, False)

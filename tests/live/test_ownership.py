@@ -233,7 +233,7 @@ def test_a_refused_start_keeps_a_cursor_that_another_run_made(
 def test_a_second_process_is_refused_and_has_changed_nothing(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ledgerlake.client.cursor._BUSY_FOR_S", 1.0)
+    monkeypatch.setattr("ledgerlake.client.cursor.BUSY_FOR_S", 1.0)
     topic = runtime.topic()
     data = runtime.config(tmp_path, topic, name="owned")
     data["deliver"] = {"topic": "persistent://public/nowhere/due"}

@@ -410,7 +410,7 @@ def test_a_table_path_that_cannot_be_written_is_one_sentence(
 def test_two_pipelines_of_one_name_do_not_run_together(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ledgerlake.client.cursor._BUSY_FOR_S", 0.5)
+    monkeypatch.setattr("ledgerlake.client.cursor.BUSY_FOR_S", 0.5)
     topic = runtime.topic()
     first = run(spark, parse_config(runtime.config(tmp_path / "first", topic, name="same")))
     try:

@@ -144,6 +144,18 @@ def test_their_columns_and_a_topic_for_each_row(runtime: Runtime, spark: SparkSe
     assert [second_message.data() for second_message in received(runtime, second, 1)] == [b"b"]
 
 
+def test_a_topic_and_one_of_its_partitions_in_one_task_share_a_producer(
+    deduplicating: Runtime, spark: SparkSession
+) -> None:
+    topic = deduplicating.topic(partitions=1)
+    frame = spark.createDataFrame(
+        [(f"{number}", topic if number % 2 else f"{topic}-partition-0") for number in range(300)],
+        "value string, topic string",
+    ).coalesce(1)
+    write(frame, deduplicating)
+    assert [int(message.data()) for message in received(deduplicating, topic, 300)] == list(range(300))
+
+
 @pytest.mark.parametrize(
     ("columns", "options", "why"),
     [

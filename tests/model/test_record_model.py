@@ -133,7 +133,7 @@ class History:
         self.tables = opened_tables(self.folder, shape="record")
         self.schemas = RecordSchemas(self.registry, self.tables)  # type: ignore[arg-type]
         self.learn(TOPICS)
-        self.schemas.learn(TOPICS, have_messages=False)
+        self.schemas.learn(TOPICS)
         self.tables.create()
 
     def learn(self, topics: Sequence[str]) -> None:
@@ -190,7 +190,7 @@ class History:
         topics = sorted({topic for topic, *_ in written})
         self.maybe_kill()
         self.learn(topics)
-        settings = self.schemas.learn(topics, have_messages=True)
+        settings = self.schemas.learn(topics, topics)
         self.maybe_kill()
         files = []
         table = self.tables.main
@@ -288,13 +288,13 @@ def test_a_topic_that_is_created_again_has_its_new_columns_and_tasks_ask_again(
 ) -> None:
     table, schemas = learned(registry, tmp_path)
     registry.versions[TOPICS[0]] = [{"a": "string"}]
-    before = schemas.learn(TOPICS, have_messages=False)
+    before = schemas.learn(TOPICS)
     registry.versions[TOPICS[0]] = [{"b": "string"}]
-    after = schemas.learn(TOPICS, have_messages=False)
+    after = schemas.learn(TOPICS)
     assert columns_of(table) == ["a", "b"]
     assert before.registered != after.registered
     registry.versions[TOPICS[0]] = [{"c": "string"}, {"d": "string"}, {"e": "string"}]
-    schemas.learn(TOPICS, have_messages=False)
+    schemas.learn(TOPICS)
     assert columns_of(table) == ["a", "b", "c", "d", "e"]
 
 
@@ -305,7 +305,7 @@ def test_versions_before_a_deletion_have_columns(
     registry.versions[TOPICS[0]] = [{"a": "string"}, {"b": "int"}]
     answer = registry.answer
     monkeypatch.setattr(registry, "answer", lambda topic, version: None if version is None else answer(topic, version))
-    schemas.learn(TOPICS[:1], have_messages=True)
+    schemas.learn(TOPICS[:1], TOPICS[:1])
     assert columns_of(table) == ["a", "b", "value"]
 
 
@@ -320,7 +320,7 @@ def test_a_version_far_away_is_not_counted_up_to(
         return (bytes([255] * 8), schema_of({"a": "int"})) if version is None else None
 
     monkeypatch.setattr(registry, "answer", answer)
-    schemas.learn(TOPICS[:1], have_messages=False)
+    schemas.learn(TOPICS[:1])
     assert columns_of(table) == ["a"]
     assert len(asked) <= 1001
 

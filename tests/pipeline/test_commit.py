@@ -13,7 +13,10 @@ from ledgerlake.errors import OwnershipError, ProcessLostError
 from ledgerlake.operators.results import PartitionResult, TaskResult, TopicSchemas, results_to_json
 from ledgerlake.operators.rows import StateSummary
 from ledgerlake.pipeline.commit import DeltaSink
+from ledgerlake.publish.outbox import Outbox
+from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.wire.message_id import Position
 from tests.pipeline_tables import opened_tables
 
@@ -81,3 +84,21 @@ def test_results_of_two_runs_of_a_task_that_do_not_fit_together_are_not_committe
     whole: Any = Frame(["a"], ["b"])
     sink.write(whole, batch, None, lambda: None, TopicSchemas())
     assert DeltaTable(str(tmp_path / "messages")).version() == 1
+
+
+def test_due_messages_that_no_table_can_have_are_sent_after_a_restart_too(tmp_path: Path) -> None:
+    tables, place = tables_in(tmp_path), Place(str(tmp_path / "outbox"))
+    outbox = Outbox(place)
+    outbox.begin(None, None)
+    for name in ("outbox/due.parquet", "rejects/reject.parquet"):
+        (tmp_path / name).write_bytes(b"rows")
+    batch = BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
+    written = TaskResult("t", -1, Position(1, 5), {}, [DataFile("reject.parquet", 4, 1, "{}")])
+    DeltaSink(tables, outbox).commit(
+        batch, [PartitionResult(written, StateSummary([]), outbox=[DataFile("due.parquet", 4, 1, "{}")])]
+    )
+    recorded = opened_tables(tmp_path).main.table.recorded(batch.query)
+    assert recorded is not None
+    restarted = Outbox(place)
+    restarted.begin(recorded.batch_id, outbox.name)
+    assert [ready.batch_id for ready in restarted.ready()] == [3]

@@ -17,6 +17,7 @@ from ledgerlake.errors import (
     BrokerError,
     CheckpointError,
     OffsetError,
+    OwnershipError,
     ProcessLostError,
     SetupError,
     TopicNotFoundError,
@@ -410,3 +411,34 @@ def with_a_table(folder: Path, planned: Iterable[int], record: BatchRecord) -> t
     table = pipeline._components.tables.main.table
     table.commit(record, [], {})
     return pipeline, table
+
+
+def test_a_new_topic_whose_subscription_another_process_holds_stops_no_acknowledgement_and_is_an_error_at_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cursors, "_TOPICS_S", 0.0)
+    monkeypatch.setattr(cursors, "_TRY_AGAIN_S", 0.1)
+    monkeypatch.setattr(topic_list, "_REFRESH_S", 0.0)
+    (tmp_path / "commits").mkdir()
+    for number in range(2):
+        (tmp_path / "commits" / str(number)).write_text("v1\n{}")
+    lost: list[OwnershipError] = []
+    with Peer(topics=[TOPIC]) as peer:
+        peer.add(single(b"a"), single(b"b"))
+        cluster = Cluster(ClientSettings(peer.url, give_up_after_s=2))
+        keeper = CursorKeeper(cluster, "s", Checkpoint(Place(str(tmp_path))))
+        keeper.acquire([TOPIC], from_earliest=True)
+        peer.subscriptions["s"] = True
+        peer.topics = [TOPIC, f"{TOPIC}-new"]
+        keeper.begin(TopicSelection(pattern="persistent://public/default/.*"), lost.append)
+        keeper.add(LastRun(0, 0), {f"{TOPIC}-new": Position(7, -1), TOPIC: Position(7, 0)})
+        wait_until(lambda: peer.acknowledged == Position(7, 0))
+        keeper.add(LastRun(1, 0), {f"{TOPIC}-new": Position(7, 0), TOPIC: Position(7, 1)})
+        wait_until(lambda: peer.acknowledged == Position(7, 1))
+        assert not lost
+        assert keeper.is_owner
+        monkeypatch.setattr(cursors, "BUSY_FOR_S", 0.0)
+        wait_until(lambda: bool(lost))
+        assert f"holds the subscription s of {TOPIC}-new" in lost[0].message
+        keeper.close()
+        cluster.close()

@@ -38,7 +38,7 @@ def started(
 
 
 def learn(tables: Tables, topics: Any = TOPICS, *, have_messages: bool = True) -> TopicSchemas:
-    found: TopicSchemas = tables.schemas.learn(topics, have_messages=have_messages)  # type: ignore[attr-defined]
+    found: TopicSchemas = tables.schemas.learn(topics, topics if have_messages else ())  # type: ignore[attr-defined]
     tables.create()
     return found
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
-from ledgerlake.errors import UsageError
+from ledgerlake.errors import TableAccessError, UsageError
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.upkeep import Upkeep, UpkeepReport, keep_up
 from ledgerlake.stored.places import Place
 from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.open_table import TableSize, open_delta
+from ledgerlake.table.vacuum import Vacuumed
 from tests.table.test_compaction import Writer, files_of
 from tests.waiting import wait_until
 
@@ -211,3 +212,22 @@ def test_a_new_table_keeps_its_log_as_long_as_its_unused_files(tmp_path: Path) -
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         config_of(tmp_path, **settings)
+
+
+def test_a_table_that_cannot_be_vacuumed_keeps_no_other_one_from_it(
+    tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_rejects(config_of(tmp_path))
+    asked: list[Place] = []
+
+    def of_one_table(places: list[Place], *_: Any, **__: Any) -> list[Vacuumed]:
+        asked.extend(places)
+        if places == [config.messages_place]:
+            raise TableAccessError("its checkpoint is of a kind that is not known")
+        return [Vacuumed(str(place), []) for place in places]
+
+    monkeypatch.setattr("ledgerlake.pipeline.upkeep.vacuum", of_one_table)
+    running = Upkeep(config)
+    running._remove_unused()
+    assert asked == [config.messages_place, config.rejects_place]
+    assert running.report.failed_attempts == 1

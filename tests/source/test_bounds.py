@@ -227,3 +227,14 @@ def test_a_stream_goes_up_to_its_end_once_the_topic_has_it_and_no_further(
         assert where(ending.cap(latest_offset(cluster, TOPIC))) == end
     peer.add(batch([b"13"], index=13), ledger_id=10)
     assert where(ending.cap(latest_offset(cluster, TOPIC))) == end
+
+
+def test_after_the_last_message_of_a_topic_from_which_all_are_removed_is_a_start() -> None:
+    with Peer(first_ledger_id=20) as peer:
+        cluster = cluster_of(peer)
+        assert resolve_start(cluster, TOPIC, After(MessageId(10, 99))).position == Position(10, 99)
+        with pytest.raises(
+            UsageError, match=r"has no entry 21:0 to start at: it has no message, and its first ledger is 20; correct"
+        ):
+            resolve_start(cluster, TOPIC, After(MessageId(21, 0)))
+        cluster.close()

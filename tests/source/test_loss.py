@@ -358,3 +358,38 @@ def test_what_compaction_left_has_no_losses() -> None:
             row for part in read_messages(options_for(peer, readCompacted="true"), span) for row in part.to_pylist()
         ]
         assert [row["value"] for row in rows] == [b"10", b"11"]
+
+
+def test_a_range_of_a_topic_that_another_one_has_replaced_since_is_lost() -> None:
+    with Peer() as peer:
+        peer.add(batch([b"another"], index=0), ledger_id=3)
+        span = EntryRange(TOPIC, Position(500, 10), Position(500, 99), after_index=40, is_end_stored=True)
+        with pytest.raises(
+            DataLossError,
+            match=r"after 500:10 and before 500:100 are lost: the topic ends before them, at 3:0: it is another",
+        ):
+            list(read_messages(options_for(peer, pollTimeoutMs="1"), span))
+        skipping = options_for(peer, pollTimeoutMs="1", failOnDataLoss="false")
+        rows = [row for part in read_messages(skipping, span) for row in part.to_pylist()]
+        assert [(row["message_id"], row["reject_reason"]) for row in rows] == [("500:11", DATA_LOSS)]
+
+
+@pytest.mark.parametrize("last_answer", [Position(7, 0), Position(7, 5)])
+def test_a_broker_that_does_not_know_the_end_of_its_topic_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, last_answer: Position
+) -> None:
+    answers = [Position(7, 0), Position(7, 0)]
+    monkeypatch.setattr("ledgerlake.source.loss_watch._ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr("ledgerlake.source.loss_watch._LOST_TOPIC_S", 0.1)
+    monkeypatch.setattr(
+        "ledgerlake.source.loss_watch.end_position", lambda *_: answers.pop() if answers else last_answer
+    )
+    with Peer() as peer:
+        peer.add(batch([b"a"], index=0), batch([b"b"], index=1), ledger_id=7)
+        span = EntryRange(TOPIC, Position(7, 1), Position(7, 5), after_index=1, is_end_stored=True)
+        rows = [
+            row for part in read_messages(options_for(peer, failOnDataLoss="false"), span) for row in part.to_pylist()
+        ]
+        lost = [("7:2", DATA_LOSS)] if last_answer == Position(7, 0) else []
+        assert [(row["message_id"], row["reject_reason"]) for row in rows] == lost
+        assert answers == []

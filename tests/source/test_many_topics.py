@@ -10,12 +10,13 @@ import pytest
 from ledgerlake.client import reader
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.source.positions import LatestOffset, refresh_all
+from ledgerlake.source.bounds import latest_offset
+from ledgerlake.source.positions import LatestOffset, LimitPlanner, refresh_all
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire import commands
-from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import BROKER_TIME_MS, batch, single
-from tests.peer import Peer
+from tests.peer import TOPIC, Peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,3 +129,21 @@ def test_an_end_is_read_over_a_connection_that_breaks_meanwhile(peer: Peer, late
     assert ends(latest) == end_at(1, 1)
     peer.add(single(b"x", index=2), first=2)
     assert ends(latest) == end_at(2, 2)
+
+
+def test_the_reader_of_a_limited_stream_keeps_little_of_a_backlog_of_large_entries() -> None:
+    with Peer() as peer:
+        peer.add(*[single(b"x" * 1_900_000) for _ in range(40)])
+        cluster = Cluster(ClientSettings(peer.url))
+        limits, end = LimitPlanner(cluster, TOPIC), latest_offset(cluster, TOPIC)
+        session = cluster.session_for(TOPIC)
+        reached = PartitionOffset(BEFORE_ALL)
+        for number in range(10):
+            reached = limits.advance(reached.position, end, None, 4_000_000)
+            assert reached.position == Position(7, 2 * number + 1)
+            for _ in range(3):
+                # Others use the connection until the next batch.
+                latest_offset(cluster, TOPIC)
+            assert session.channels.unread_bytes() < 10_000_000
+        limits.close()
+        cluster.close()

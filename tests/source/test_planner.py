@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
-from ledgerlake.errors import DataLossError
+from ledgerlake.errors import DataLossError, TopicNotFoundError
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source import planner, topic_list
@@ -659,3 +659,54 @@ def test_a_cursor_that_is_moved_while_a_stream_runs_is_noticed_where_a_range_goe
     peer.acknowledged = Position(9, 4)
     assert pin(Position(8, 1), Position(8, 5)) == BEFORE_ALL, "in one ledger nothing can be lost, and nobody is asked"
     assert pin(Position(8, 5), Position(9, 6)) == Position(9, 4)
+
+
+def test_what_a_deleted_topic_is_known_to_have_had_is_not_forgotten_while_its_batch_waits_for_more(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_list, "_REFRESH_S", 0.0)
+    clock = [NOW_MS]
+    monkeypatch.setattr(planner, "_clock_ms", lambda: clock[0])
+    options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", "failOnDataLoss": "false"}
+    reader = LedgerlakeStreamReader(parse_options(options | {"minRowsPerTrigger": "3", "maxTriggerDelay": "30 s"}))
+    _readers.append(reader)
+    peer.add(single(b"a"))
+    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    peer.add(single(b"b", index=1), first=1)
+    time.sleep(0.15)
+    assert reader.latestOffset(start, ReadAllAvailable()) == start
+    peer.is_deleted, peer.missing_topics = True, {TOPIC}
+    for _ in range(3):
+        time.sleep(0.3)
+        assert reader.latestOffset(start, ReadAllAvailable()) == start
+    clock[0] += 30_000
+    assert planned(reader, start)[TOPIC].position == Position(7, 1)
+
+
+def test_a_named_topic_that_is_deleted_is_an_error_however_long_the_trigger_is(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_list, "_REFRESH_S", 0.2)
+    planning = begun(peer, tmp_path, monkeypatch, trigger="5 s")
+    peer.missing_topics = {TOPIC}
+    time.sleep(0.25)
+    assert [planning.plan() for _ in range(4)] == [None] * 4
+    with pytest.raises(TopicNotFoundError):
+        planning.plan()
+    assert planning.clock_ms == NOW_MS + 5000
+
+
+def test_entries_that_wait_for_more_do_not_stop_the_clock_of_a_stream_for_any_sink(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.add(*[single(b"a", index=number) for number in range(3)])
+    planning = Planning(peer, "always", monkeypatch, minRowsPerTrigger="3", maxTriggerDelay="15 min")
+    planning.plan()
+    peer.add(single(b"d", index=3), first=3)
+    clocks_ms = []
+    for _ in range(3):
+        time.sleep(0.15)
+        planning.clock_ms += 1100
+        clocks_ms.append(planning.plan())
+    assert clocks_ms == [NOW_MS + 1100, NOW_MS + 2200, NOW_MS + 3300]
+    assert from_json(planning.offset)[TOPIC].position == Position(7, 2)

@@ -548,3 +548,21 @@ def test_a_table_whose_path_is_a_file_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no table")
     with pytest.raises(TableError, match=r"cannot be opened: it is a file, and not a folder"):
         Table(Place(str(tmp_path / "file")), pa.schema([("a", pa.int64())])).check(None)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "has_messages"),
+    [
+        (None, {"ledger": 3, "entry": -1}, False),
+        ({"ledger": -1, "entry": -1}, {"ledger": 3, "entry": -1}, False),
+        ({"ledger": 3, "entry": 1}, {"ledger": 3, "entry": 1}, False),
+        (None, {"ledger": 3, "entry": 0}, True),
+        (None, {"ledger": 3, "entry": -1, "batch": 2}, True),
+        ({"ledger": 2, "entry": -1}, {"ledger": 3, "entry": -1}, True),
+    ],
+)
+def test_a_range_that_only_notes_where_a_topic_begins_has_no_messages(
+    start: object, end: object, has_messages: bool
+) -> None:
+    batch = BatchRecord("s", "q", 1, 1, {"t": {"start": start, "end": end}})
+    assert batch.with_messages == (["t"] if has_messages else [])

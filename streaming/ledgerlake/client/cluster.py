@@ -292,9 +292,12 @@ def _partitions_of(name: str, answer: pb.CommandPartitionedTopicMetadataResponse
     return [partition_name(name, index) for index in range(answer.partitions)] or [name]
 
 
-_clusters: dict[tuple[int, ClientSettings], Cluster] = {}
+_clusters: dict[tuple[int, ClientSettings, str], Cluster] = {}
 
 
-def shared_cluster(settings: ClientSettings) -> Cluster:
-    """Return this process's cluster object for some settings."""
-    return _clusters.setdefault((os.getpid(), settings), Cluster(settings))
+def shared_cluster(settings: ClientSettings, use: str = "") -> Cluster:
+    """Return this process's cluster object for some settings. Its users share connections: entries for
+    one are received while another waits for an answer. One that asks much beside a reader with large
+    entries names its ``use``, and has connections of its own.
+    """
+    return _clusters.setdefault((os.getpid(), settings, use), Cluster(settings))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # The broker notices by its keep-alive that a consumer has disappeared: within two intervals of 30
 # seconds.
-_BUSY_FOR_S = 75.0
+BUSY_FOR_S = 75.0
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +58,14 @@ class DurableCursor:
             TopicNotFoundError, BrokerError, TransportError: as for a reader.
         """
         self._retrying(lambda: self._opened(from_earliest))
+
+    def try_to_open(self, from_earliest: bool) -> None:
+        """Open it, or create it, as ``ensure`` does, without another try.
+
+        Raises:
+            As ``ensure``.
+        """
+        self._opened(from_earliest)
 
     def make(self, from_earliest: bool) -> None:
         """Create it if it does not exist, and close it at once.
@@ -211,7 +219,7 @@ class DurableCursor:
         """Call until it succeeds or a retry is pointless; if another consumer has the subscription,
         for ``busy_for_s``.
         """
-        busy_s = min(_BUSY_FOR_S if busy_for_s is None else busy_for_s, self._cluster.settings.give_up_after_s)
+        busy_s = min(BUSY_FOR_S if busy_for_s is None else busy_for_s, self._cluster.settings.give_up_after_s)
         backoff = Backoff(give_up_after_s=self._cluster.settings.give_up_after_s)
         busy = Backoff(give_up_after_s=busy_s, most_s=1.0)
         is_told = busy_s == 0.0

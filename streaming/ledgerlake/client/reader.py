@@ -116,6 +116,10 @@ class EntryReader:
         """Return the open session of this reader; None if there is none."""
         return None if self._open is None or self._open[1].closed else self._open[0]
 
+    def set_window(self, window: int) -> None:
+        """Set how many messages the broker may send ahead, from the next grant on."""
+        self._permits.window = window
+
     def ask_last_message(self) -> None:
         """Request the last message without waiting, so that the next ``last_message`` is faster."""
         if self.session is None or self._last_message_request is not None:

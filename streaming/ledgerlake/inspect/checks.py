@@ -291,7 +291,7 @@ class _Broker:
             return f"{checkpoint.folder} {at}, and no other process runs the stream {config.stream.name}"
 
         def learn_schemas() -> str:
-            components.schemas.learn([split_partition(name)[0] for name in self._names], have_messages=False)
+            components.schemas.learn([split_partition(name)[0] for name in self._names])
             for topic, why in components.schemas.misfits.items():
                 raise SetupError(f"messages of {topic} would be rejects: {why}")
             records = [table for table in tables.messages if table.options.is_of_records]

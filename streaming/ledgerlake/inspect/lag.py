@@ -89,7 +89,8 @@ def _first_start(config: Config, cluster: Cluster, checkpoint: Checkpoint, names
 
 def _lag(cluster: Cluster, name: str, taken: PartitionOffset) -> Lag:
     latest = latest_offset(cluster, name)
-    if is_another_topic(taken, latest.position):
+    # A compacted topic may end before the position that was read.
+    if not cluster.settings.read_compacted and is_another_topic(taken, latest.position):
         lag = _lag(cluster, name, PartitionOffset(BEFORE_ALL))
         return replace(lag, taken=str(taken.position), is_another_topic=True)
     position = taken.next_position if taken.position != BEFORE_ALL else BEFORE_ALL

@@ -93,7 +93,7 @@ class BatchWriter:
         topics = [split_partition(name)[0] for name in batch.ranges]
         components.tables.expect(topics)
         components.tables.check(written.sparkSession)
-        schemas = components.schemas.learn(topics, have_messages=batch.reads)
+        schemas = components.schemas.learn(topics, {split_partition(name)[0] for name in batch.with_messages})
         components.tables.open_for(batch)
         result = components.sink.write(written, batch, with_state, components.cursors.check_owner, schemas)
         # A process that was suspended must not overwrite its successor's files in the checkpoint.

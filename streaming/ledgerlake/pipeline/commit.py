@@ -169,7 +169,9 @@ class DeltaSink:
         result = BatchResult(batch.batch_id, rows, sum(file.rows for file in rejects))
         # Entries that stay in state give no row, but the cursor passes them. So the batch is
         # recorded without rows, and an older copy of the checkpoint is not taken for the newest.
-        is_recorded = rows > 0 or (batch.reads and not rejects)
+        # The outbox of a later start sends what the main table has recorded.
+        has_due = any(partition.outbox for partition in partitions)
+        is_recorded = rows > 0 or has_due or (batch.reads and not rejects)
         # Rejects are committed first, and the main table last. If that has a batch, the others have
         # those of its first run.
         asked = [part for part in parts if part.files or part is main] if is_recorded or rejects else []

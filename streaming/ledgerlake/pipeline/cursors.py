@@ -31,10 +31,10 @@ import contextlib
 import logging
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ledgerlake.client.cursor import DurableCursor
+from ledgerlake.client.cursor import BUSY_FOR_S, DurableCursor
 from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, OwnershipError, TopicNotFoundError
 from ledgerlake.source.topic_list import TopicList
 from ledgerlake.stored.fields import stored
@@ -63,6 +63,9 @@ _RETRY_MOST_S = 10.0
 # How often the list of topics is looked at.
 _TOPICS_S = 10.0
 
+# How often the subscription of a new topic partition is tried.
+_TRY_AGAIN_S = 1.0
+
 Ends = dict[str, Position]
 
 
@@ -83,6 +86,17 @@ class _StoredEnds:
     pending: dict[int, Ends] = field(default_factory=dict)
     tables: dict[str, SeenBatch] = field(default_factory=dict)
     last_run: LastRun | None = None
+
+
+@dataclass(frozen=True)
+class _Unopened:
+    """A new topic partition whose subscription could not be opened since a time, and when it is tried
+    again. ``is_busy``: another consumer holds it.
+    """
+
+    since_s: float
+    again_s: float
+    is_busy: bool
 
 
 class CursorKeeper:
@@ -107,6 +121,7 @@ class CursorKeeper:
         self._thread: threading.Thread | None = None
         self._topics: TopicList | None = None
         self._look_at_topics_s = 0.0
+        self._unopened: dict[str, _Unopened] = {}
 
     def acquire(self, topic_partitions: Iterable[str], from_earliest: bool) -> None:
         """Acquire the subscriptions, in order, so that one of two processes gets all of them;
@@ -284,19 +299,25 @@ class CursorKeeper:
             for batch_id, ends in pending:
                 if committed is None or batch_id > committed:
                     return True
-                self._acknowledge(ends)
+                left = self._acknowledge(ends)
                 with self._lock:
                     if self._pending.get(batch_id) is ends:
                         del self._pending[batch_id]
-            return False
+                        if left:
+                            self._pending[batch_id] = left
+            return bool(self._pending)
 
-    def _acknowledge(self, ends: Ends) -> None:
+    def _acknowledge(self, ends: Ends) -> Ends:
+        """Acknowledge ends; return those of topic partitions whose subscription cannot be opened yet."""
+        left: Ends = {}
         for name, position in ends.items():
-            if name not in self._cursors:
-                # A topic partition that came while the query runs.
-                self._cursors[name] = DurableCursor(self._cluster, name, self.subscription)
             with contextlib.suppress(TopicNotFoundError):
-                self._cursors[name].advance(position)
+                # A topic partition may have come while the query runs.
+                if name in self._cursors or self._open_new(name):
+                    self._cursors[name].advance(position)
+                else:
+                    left[name] = position
+        return left
 
     def _reopen(self) -> None:
         for name, cursor in list(self._cursors.items()):
@@ -309,10 +330,7 @@ class CursorKeeper:
                 # cursor.
                 del self._cursors[name]
             except ConsumerBusyError:
-                self._lost = OwnershipError(
-                    f"another process holds the subscription {self.subscription} of {name} and has taken over this "
-                    "stream; let only one process run it"
-                )
+                self._lost = self._held_by_another(name)
                 raise self._lost from None
 
     def _keep_new_topics(self) -> None:
@@ -323,10 +341,45 @@ class CursorKeeper:
             if self._topics.is_due():
                 self._topics.refresh(may_wait=False)
         for name in sorted(self._topics.names - self._cursors.keys()):
-            cursor = DurableCursor(self._cluster, name, self.subscription)
             with contextlib.suppress(TopicNotFoundError):
-                cursor.ensure(from_earliest=True)
-                self._cursors[name] = cursor
+                self._open_new(name)
+
+    def _open_new(self, name: str) -> bool:
+        """Try to open the subscription of a new topic partition once: the other topic partitions do not
+        wait for it. Return whether it is open.
+
+        Raises:
+            OwnershipError: another process keeps holding it.
+            TopicNotFoundError: the topic is deleted.
+        """
+        before, now_s = self._unopened.pop(name, None), time.monotonic()
+        if before is not None and now_s < before.again_s:
+            self._unopened[name] = before
+            return False
+        cursor = DurableCursor(self._cluster, name, self.subscription)
+        try:
+            cursor.try_to_open(from_earliest=True)
+        except TopicNotFoundError:
+            raise
+        except LedgerlakeError as error:
+            is_busy = isinstance(error, ConsumerBusyError)
+            if before is None or before.is_busy != is_busy:
+                _log.warning("the subscription %s of %s cannot be opened yet: %s", self.subscription, name, error)
+                before = _Unopened(now_s, now_s, is_busy)
+            # The broker notices after a while that a consumer has disappeared.
+            if is_busy and now_s - before.since_s >= BUSY_FOR_S:
+                self._lost = self._held_by_another(name)
+                raise self._lost from None
+            self._unopened[name] = replace(before, again_s=now_s + _TRY_AGAIN_S)
+            return False
+        self._cursors[name] = cursor
+        return True
+
+    def _held_by_another(self, name: str) -> OwnershipError:
+        return OwnershipError(
+            f"another process holds the subscription {self.subscription} of {name} and has taken over this "
+            "stream; let only one process run it"
+        )
 
     def _loop(self, on_lost: Callable[[OwnershipError], None]) -> None:
         try:

@@ -17,7 +17,7 @@ from ledgerlake.operators.results import TopicSchemas
 from ledgerlake.wire.value_schema import NO_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.pipeline.tables import MessagesTable, Tables
@@ -48,12 +48,12 @@ class RecordSchemas:
         self._without_newest: set[str] = set()
         self._is_started = False
 
-    def learn(self, topics: Iterable[str], *, have_messages: bool) -> TopicSchemas:
+    def learn(self, topics: Iterable[str], with_messages: Collection[str] = ()) -> TopicSchemas:
         """Ask for versions that are not known, and add columns for their fields; return what tasks
         need to know. Topics whose tables need no schemas are passed over.
 
         Args:
-            have_messages: messages of the topics are to be written. Those of a topic without a
+            with_messages: the topics of which messages are to be written. Those of a topic without a
                 schema need the column ``value``; a topic without messages may get a schema yet.
 
         Raises:
@@ -63,11 +63,11 @@ class RecordSchemas:
         names = [topic for topic in dict.fromkeys(topics) if self._tables_with_schemas(topic)]
         for topic, newest in zip(names, self._ask([(topic, None) for topic in names]), strict=True):
             if newest is None:
-                self._learn_without_newest(topic, have_messages)
+                self._learn_without_newest(topic, topic in with_messages)
             elif newest != self._newest.get(topic):
                 self._learn_versions(topic, newest)
                 self._newest[topic] = newest
-        self._tables.settle(is_start=not have_messages and not self._is_started)
+        self._tables.settle(is_start=not with_messages and not self._is_started)
         self._is_started = True
         return TopicSchemas.of({topic: self._newest[topic] for topic in names if topic in self._newest})
 
@@ -81,7 +81,7 @@ class RecordSchemas:
                 self._add(topic, answer[1])
         self._add(topic, newest[1])
 
-    def _learn_without_newest(self, topic: str, have_messages: bool) -> None:
+    def _learn_without_newest(self, topic: str, has_messages: bool) -> None:
         """Learn of a topic that has no schema, or whose newest version is a deletion: its messages
         may name earlier ones.
         """
@@ -92,7 +92,7 @@ class RecordSchemas:
                 if answer is None:
                     break
                 self._add(topic, answer[1])
-        if have_messages:
+        if has_messages:
             self._add(topic, NO_SCHEMA)
 
     def _ask(self, asked: Sequence[tuple[str, bytes | None]]) -> list[tuple[bytes, ValueSchema] | None]:

@@ -92,7 +92,7 @@ def keep_up(config: Config) -> list[Kept]:
     # A table with the latest messages has none.
     return [
         Kept(table.table, *merged.get(table.table, (0, [])), removed=len(table.files))
-        for table in _remove_unused(config)
+        for table in _remove_unused(config, [table.place for table in known_tables(config)])
     ]
 
 
@@ -165,9 +165,14 @@ class Upkeep:
         self._tables[name] = replace(before, size=size_of(place))
 
     def _remove_unused(self) -> None:
-        removed = {table.table: len(table.files) for table in _remove_unused(self._config)}
+        for table in known_tables(self._config):
+            self._attempts.attempt(f"unused files of {table.place}", partial(self._vacuum, table.place))
+
+    def _vacuum(self, place: Place) -> None:
+        (removed,) = _remove_unused(self._config, [place])
         for name, table in self._tables.items():
-            self._tables[name] = replace(table, removed_files=table.removed_files + removed.get(table.path, 0))
+            if table.path == removed.table:
+                self._tables[name] = replace(table, removed_files=table.removed_files + len(removed.files))
 
     def _rest(self) -> None:
         """Rest after a piece of work."""
@@ -187,8 +192,7 @@ class Upkeep:
         self._obstacles[path] = obstacles
 
 
-def _remove_unused(config: Config) -> list[Vacuumed]:
-    places = [table.place for table in known_tables(config)]
+def _remove_unused(config: Config, places: list[Place]) -> list[Vacuumed]:
     return vacuum(places, config.upkeep.retention_hours, keeps_longer=True)
 
 

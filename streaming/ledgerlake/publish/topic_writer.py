@@ -15,7 +15,7 @@
 the same. No topic is created.
 
 A message goes to the partition of its topic that its key selects (by Java's string hash, as
-Pulsar's clients do by default); without a key, to each partition in turn, a batch at a time.
+Pulsar's clients do by default); without a key, to each partition in turn, a hundred rows at a time.
 
 Exactly once, on topics whose broker deduplicates: each task of a query has a producer name that
 never changes, and a message's sequence id is made of the micro-batch's number and the message's
@@ -147,6 +147,8 @@ class TopicWriter:
         self._first_turn = batch_id
         # By the topic as a row spells it; spellings of one topic have one target.
         self._targets: dict[str, _Target] = {}
+        # Rows may name a topic, and others one of its partitions.
+        self._partitions: dict[str, _TargetPartition] = {}
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Send rows, a bounded number ahead of their receipts.
@@ -165,27 +167,31 @@ class TopicWriter:
 
     def flush(self) -> None:
         """Wait until everything is stored."""
-        for target in set(self._targets.values()):
-            target.flush()
+        for partition in self._partitions.values():
+            partition.finish()
+        for partition in self._partitions.values():
+            partition.wait()
 
     def close(self) -> None:
-        for target in set(self._targets.values()):
-            target.close()
+        for partition in self._partitions.values():
+            partition.close()
         self._cluster.close()
 
     def _target(self, topic: str) -> _Target:
         if topic not in self._targets:
             name = full_name(topic)
             if name not in self._targets:
-                partitions = [
-                    _TargetPartition(
-                        self._settings, self._cluster, topic_partition, self._name, self._first_sequence_id
-                    )
-                    for topic_partition in self._cluster.topic_partitions(name)
-                ]
+                partitions = [self._partition(partition) for partition in self._cluster.topic_partitions(name)]
                 self._targets[name] = _Target(partitions, self._first_turn)
             self._targets[topic] = self._targets[name]
         return self._targets[topic]
+
+    def _partition(self, name: str) -> _TargetPartition:
+        if name not in self._partitions:
+            self._partitions[name] = _TargetPartition(
+                self._settings, self._cluster, name, self._name, self._first_sequence_id
+            )
+        return self._partitions[name]
 
 
 class _Target:
@@ -206,16 +212,6 @@ class _Target:
         else:
             turn = java_hash(key)
         self._partitions[turn % len(self._partitions)].add(row)
-
-    def flush(self) -> None:
-        for partition in self._partitions:
-            partition.finish()
-        for partition in self._partitions:
-            partition.wait()
-
-    def close(self) -> None:
-        for partition in self._partitions:
-            partition.close()
 
 
 @dataclass

@@ -119,7 +119,13 @@ def resolve_end(cluster: Cluster, topic_partition: str, bound: Bound) -> Partiti
         UsageError: an id of another partition.
     """
     _check_partition(topic_partition, bound)
-    return _resolve_named_end(cluster, topic_partition, bound) or latest_offset(cluster, topic_partition)
+    end = _resolve_named_end(cluster, topic_partition, bound)
+    if end is None:
+        return latest_offset(cluster, topic_partition)
+    if end.time_ms is not None and end.is_beyond(latest_offset(cluster, topic_partition)):
+        # The offset was of another topic.
+        return replace(end, time_ms=None)
+    return end
 
 
 class EndBound:
@@ -210,11 +216,13 @@ def first_available(cluster: Cluster, topic_partition: str) -> Position:
     return BEFORE_ALL if first is None else Position(first.position.ledger_id, -1)
 
 
-def end_position(cluster: Cluster, topic_partition: str) -> Position:
-    """Return the topic's last entry now; ``BEFORE_ALL`` for an empty topic."""
+def end_position(cluster: Cluster, topic_partition: str, known_end: Position = BEFORE_ALL) -> Position:
+    """Return the topic's last entry now; ``BEFORE_ALL`` for an empty topic. ``known_end``: see
+    ``last_position``.
+    """
     reader = EntryReader(cluster, topic_partition, AFTER_ALL)
     try:
-        return last_position(reader) or BEFORE_ALL
+        return last_position(reader, known_end) or BEFORE_ALL
     finally:
         reader.close()
 
@@ -264,10 +272,15 @@ def _check_is_there(cluster: Cluster, topic_partition: str, bound: Bound) -> Non
         return
     first = message_id.first if isinstance(message_id, ChunkMessageId) else message_id
     last = latest_offset(cluster, topic_partition).position
+    if last == BEFORE_ALL:
+        # All messages may have been removed.
+        last = first_available(cluster, topic_partition)
+        end = f"it has no message, and its first ledger is {last.ledger_id}"
+    else:
+        end = f"its last one is {last}"
     if first.position.entry_id >= 0 and first.position.ledger_id > last.ledger_id:
         raise UsageError(
-            f"{topic_partition} has no entry {message_id} to start at: its last one is {last}; correct starting "
-            "(startingOffsets)"
+            f"{topic_partition} has no entry {message_id} to start at: {end}; correct starting (startingOffsets)"
         )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import shared_cluster
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.errors import CorruptEntryError, DataLossError
-from ledgerlake.source.bounds import entry_from, first_available
+from ledgerlake.source.bounds import end_position, entry_from, first_available
 from ledgerlake.source.loss import DATA_LOSS, LastRead, Loss, find_loss, moved_cursor
 from ledgerlake.wire.entry import index_count, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.source.planning import EntryRange
     from ledgerlake.wire.connection import EntryReceived, Received
+
+# How often a topic is looked up again that ends before an entry that it had.
+_ASK_AGAIN_S = 1.0
+
+# A broker notices within the timeout of its metadata session, 30 seconds by default, that it has lost
+# a topic.
+_LOST_TOPIC_S = 40.0
 
 
 class LossWatch:
@@ -62,6 +70,11 @@ class LossWatch:
             return self._report(Loss(last.position, self._span.end.next, None, False, "the topic was deleted"))
         if not self._is_enabled or self._last_read().position >= self._span.end:
             return None
+        if self._span.is_end_stored and (earlier := self._earlier_end()) is not None:
+            cause = f"the topic ends before them, at {earlier}"
+            if earlier.ledger_id < self._span.end.ledger_id:
+                cause += ": it is another topic of that name"
+            return self._report(Loss(self._last_read().position, self._span.end.next, None, False, cause))
         # Ask for the topic's beginning before its first entry: if the pipeline's cursor moves in
         # between, ledgers that were read are removed.
         begin = first_available(self._cluster, self._span.topic_partition)
@@ -72,6 +85,19 @@ class LossWatch:
         first = entry_from(self._cluster, self._span.topic_partition, BEFORE_ALL, AFTER_ALL)
         loss = self._look(*(first.position, first.first_index) if first is not None else (self._span.end, None))
         return loss if loss is not None or self._last_read().position.entry_id >= 0 else self._look_at_beginning(begin)
+
+    def _earlier_end(self) -> Position | None:
+        """Return the end of the topic if it is before that of the range, although the topic had that:
+        another topic has taken its name, or its bookies lost entries. A broker that has lost the topic
+        may not know its end, so the topic is looked up again for a while.
+        """
+        deadline_s = time.monotonic() + min(_LOST_TOPIC_S, self._cluster.settings.poll_timeout_s)
+        name, known = self._span.topic_partition, self._last_read().position
+        while BEFORE_ALL < (last := end_position(self._cluster, name, known)) < self._span.end:
+            if time.monotonic() >= deadline_s:
+                return last
+            time.sleep(_ASK_AGAIN_S)
+        return None
 
     def _look_at_beginning(self, begin: Position) -> RejectedEntry | None:
         """Return the loss of a range from the topic's beginning of which nothing was received: the

@@ -129,6 +129,8 @@ class Planner:
         except TopicNotFoundError:
             if self._options.fail_on_data_loss or not self._latest:
                 raise
+            # A topic is missing, and the names are those from before.
+            return
         names = self._topics.names
         for name in [name for name, latest in self._latest.items() if latest.is_gone and name in names]:
             # The list of topics shows that it was created again.
@@ -264,9 +266,12 @@ class Planner:
         # The times stay as they are until a batch has been planned.
         self._awaited_ms = None if is_time else wakeup_times_ms
         if not is_time:
-            # The broker keeps a new topic partition only once it has a cursor. Planning asks again.
-            with contextlib.suppress(LedgerlakeError):
+            # The broker keeps a new topic partition only once it has a cursor. Planning asks again, and
+            # raises what goes wrong.
+            try:
                 self._refresh_topics()
+            except LedgerlakeError:
+                self._topics.expire()
             return start
         to_wake = self._to_wake(start, wakeup_times_ms)
         ends = dict(self._fixed_end or self.latest_offsets())
@@ -276,7 +281,10 @@ class Planner:
         unread = PartitionOffset(BEFORE_ALL)
         moved = [name for name in ends if ends[name].is_beyond(start.get(name, unread))]
         if moved and self._should_defer(start, {name: ends[name] for name in moved}, to_wake):
-            return start
+            # A query for any sink has a batch every second, also of idle topics that wait for entries.
+            moved = []
+            if not to_wake:
+                return start
         taken = {name: ends[name] for name in moved}
         result = start | (self._within_limits(start, taken) if limited else taken)
         at_end = {name for name in ends if result.get(name) == ends[name]}

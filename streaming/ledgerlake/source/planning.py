@@ -42,7 +42,7 @@ class EntryRange:
     None if there is no cursor. ``clock_ms`` is the time of the batch, if its offset carries one; a
     range without entries only carries that. ``end_ms`` is the broker's time of the entry at
     ``end``, if it gives one: a batch that is run again has reached that time even if the entry is
-    gone.
+    gone. ``is_end_stored``: the topic had an entry at ``end`` or after it when the range was planned.
     """
 
     topic_partition: str
@@ -54,6 +54,7 @@ class EntryRange:
     after_index: int | None = None
     pinned_from: Position | None = None
     end_ms: int | None = None
+    is_end_stored: bool = False
 
     @property
     def has_entries(self) -> bool:
@@ -119,6 +120,8 @@ def entry_range(topic_partition: str, before: PartitionOffset, after: PartitionO
         before.index,
         # Without an index the time may be a producer's.
         end_ms=None if after.index is None else after.time_ms,
+        # The offset of an entry that was read has a time, and that of a position from a user has none.
+        is_end_stored=after.time_ms is not None,
     )
 
 

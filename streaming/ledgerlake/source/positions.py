@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from ledgerlake.client.reader import EntryReader, close_together, open_together, read_one_each
+from ledgerlake.client.reader import DEFAULT_WINDOW, EntryReader, close_together, open_together, read_one_each
 from ledgerlake.errors import CorruptEntryError, DeadlineError, LedgerlakeError, TopicNotFoundError
 from ledgerlake.source.last_entry import last_position
 from ledgerlake.stored.offsets import Offset, PartitionOffset
@@ -31,6 +31,9 @@ _POLL_MOST_S = 1.0
 # topic partition.
 _NEAR_ENTRIES = 16
 _NEAR_BYTES = 64 * 1024
+
+# How many messages a reader gets ahead while their size is not known.
+_LEAST_WINDOW = 4
 
 # How long to wait for an entry before asking whether there is one.
 _IDLE_FIRST_S = 0.2
@@ -311,7 +314,7 @@ class LimitPlanner:
         """
         if self._reader is None or self._stopped_at != after:
             self.close()
-            self._reader = EntryReader(self._cluster, self.topic_partition, after)
+            self._reader = EntryReader(self._cluster, self.topic_partition, after, _LEAST_WINDOW)
         rows = size = 0
         stop: PartitionOffset | None = None
         while (entry := self._next_entry or next_until(self._reader, end.position)) is not None:
@@ -325,6 +328,7 @@ class LimitPlanner:
                 return stop
             self._next_entry = None
             rows, size = rows + count, size + len(entry.frames)
+            self._reader.set_window(_messages_within(max_rows, max_bytes, size // max(rows, 1)))
             stop = _stamped(entry)
         self.close()
         return end
@@ -333,6 +337,15 @@ class LimitPlanner:
         if self._reader is not None:
             self._reader.close()
         self._reader = self._next_entry = self._stopped_at = None
+
+
+def _messages_within(max_rows: int | None, max_bytes: int | None, message_bytes: int) -> int:
+    """Return how many messages to get ahead: those of a batch. Until the next batch they are received
+    while others use the connection, and stay in memory.
+    """
+    by_rows = DEFAULT_WINDOW if max_rows is None else max_rows
+    by_bytes = DEFAULT_WINDOW if max_bytes is None else max_bytes // max(message_bytes, 1)
+    return max(_LEAST_WINDOW, min(DEFAULT_WINDOW, by_rows, by_bytes))
 
 
 def _entry_bytes(entry: EntryReceived) -> int:

@@ -48,7 +48,7 @@ def _read_again(client: ClientSettings, topic_partition: str, positions: Iterabl
             if reader is None or not _is_near(reader, entry, position):
                 if reader is not None:
                     reader.close()
-                reader = EntryReader(shared_cluster(client), topic_partition, position.before, _WINDOW)
+                reader = EntryReader(shared_cluster(client, "reading again"), topic_partition, position.before, _WINDOW)
                 entry = None
             while entry is None or entry.position < position:
                 entry = next_until(reader, position)

@@ -37,6 +37,10 @@ class TopicList:
             return waited_s >= _REFRESH_S
         return self._watcher.changed or waited_s >= _REFRESH_WATCHED_S
 
+    def expire(self) -> None:
+        """Have the broker asked at the next opportunity."""
+        self._refreshed_s = float("-inf")
+
     def refresh(self, may_wait: bool) -> None:
         """Ask the broker for the names.
 

@@ -43,6 +43,18 @@ class BatchRecord:
         """Return whether it reads entries; a clock alone can make a micro-batch too."""
         return any(_ids(span["start"]) != _ids(span["end"]) for span in self.ranges.values())
 
+    @property
+    def with_messages(self) -> list[str]:
+        """Return the topic partitions whose ranges may have messages. A range from an unread topic
+        partition's beginning to before a ledger's first entry only notes where it begins.
+        """
+        return [
+            name
+            for name, span in self.ranges.items()
+            if _ids(span["start"]) != _ids(span["end"])
+            and not (_is_unread(span["start"]) and _is_before_first(span["end"]))
+        ]
+
     def more(self, number: int) -> BatchRecord:
         """Return the record of an addition to this micro-batch (see ``table.additions``); the first
         has the number 1.
@@ -84,6 +96,14 @@ def _base_name(query: str) -> str:
     are.
     """
     return query.partition(_MORE)[0]
+
+
+def _is_unread(offset: dict[str, Any] | None) -> bool:
+    return offset is None or offset["ledger"] < 0
+
+
+def _is_before_first(offset: dict[str, Any]) -> bool:
+    return offset["entry"] < 0 and offset.get("batch") is None
 
 
 def _ids(offset: dict[str, Any] | None) -> Any:
