@@ -676,8 +676,9 @@ def test_what_a_deleted_topic_is_known_to_have_had_is_not_forgotten_while_its_ba
     time.sleep(0.15)
     assert reader.latestOffset(start, ReadAllAvailable()) == start
     peer.is_deleted, peer.missing_topics = True, {TOPIC}
-    for _ in range(3):
-        time.sleep(0.3)
+    peer.disconnect()
+    for _ in range(4):
+        time.sleep(0.6)
         assert reader.latestOffset(start, ReadAllAvailable()) == start
     clock[0] += 30_000
     assert planned(reader, start)[TOPIC].position == Position(7, 1)
