@@ -168,6 +168,26 @@ def test_run_ends_cleanly_when_it_is_asked_to(runtime: Runtime, tmp_path: Path, 
     assert ledgerlake("verify", config).returncode == 0
 
 
+def test_a_start_that_waits_for_another_process_ends_when_it_is_asked_to(runtime: Runtime, tmp_path: Path) -> None:
+    topic = runtime.topic()
+    config = config_file(tmp_path, runtime.config(tmp_path, topic, name="held"))
+    holder = runtime.client().subscribe(topic, "ledgerlake-held")
+    starting = subprocess.Popen(
+        [sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=subprocess.PIPE, text=True
+    )
+    assert starting.stderr is not None
+    errors = ""
+    while "another consumer holds the subscription" not in errors and starting.poll() is None:
+        errors += starting.stderr.readline()
+    starting.send_signal(signal.SIGTERM)
+    _, more = starting.communicate(timeout=60)
+    assert starting.returncode == 0, errors + more
+    assert "stopping\n" in more
+    assert "Traceback" not in errors + more
+    holder.close()
+    assert not (tmp_path / "messages" / "_delta_log").exists()
+
+
 def test_the_demo_ends_with_a_clean_verdict() -> None:
     result = ledgerlake_process("demo", "--messages", "4000", "--json")
     assert result.returncode == 0, result.stderr

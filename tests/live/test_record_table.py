@@ -126,6 +126,35 @@ def test_a_version_that_comes_while_the_pipeline_runs_adds_its_columns_before_it
     assert verify(parse_config(data)).clean
 
 
+class Valued(ps.Record):
+    value = ps.Double()
+
+
+def test_a_topic_that_is_still_empty_makes_no_column(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    from tests.waiting import wait_until
+
+    first = runtime.topic()
+    second = f"{first}-later"
+    data = record_config(runtime, tmp_path)
+    del data["source"]["topics"]
+    data["source"]["topics_pattern"] = f"{first.rpartition('/')[2]}(-later)?"
+    send(runtime, first, ps.AvroSchema(Priced), [Priced(id=1, price=2)])
+    with running(spark, data):
+        wait_for_rows_of_records(tmp_path, 1)
+        version = DeltaTable(data["delta"]["path"]).version()
+        runtime.admin("PUT", second)
+        # The micro-batch that only notes where the topic begins.
+        wait_until(lambda: DeltaTable(data["delta"]["path"]).version() > version)
+        send(runtime, second, ps.AvroSchema(Valued), [Valued(value=1.5)])
+        wait_for_rows_of_records(tmp_path, 2)
+    rows = [{name: row[name] for name in ("id", "price", "value")} for row in table_of(data)]
+    assert sorted(rows, key=str) == [
+        {"id": 1, "price": 2, "value": None},
+        {"id": None, "price": None, "value": 1.5},
+    ]
+    assert rejects_rows(tmp_path) == []
+
+
 def wait_for_rows_of_records(folder: Path, count: int) -> None:
     from tests.waiting import wait_until
 

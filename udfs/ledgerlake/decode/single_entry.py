@@ -8,15 +8,20 @@ in Pulsar.
 from __future__ import annotations
 
 import base64
+import re
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.fields import property_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_UNSIGNED = ("publish_time", "event_time", "sequence_id")
+_NUMBER = re.compile(r"[0-9]{1,20}")
 
 
 def single_entries(messages: pa.RecordBatch) -> list[bytes]:
@@ -31,11 +36,12 @@ def single_entries(messages: pa.RecordBatch) -> list[bytes]:
 
 
 def _entry_of(row: Mapping[str, Any]) -> bytes:
+    outside, properties = _outside(row)
     metadata = pb.MessageMetadata(
         producer_name=row["producer_name"] or "",
-        sequence_id=row["sequence_id"] or 0,
-        publish_time=_milliseconds(row["publish_time"]) or 0,
-        event_time=_milliseconds(row["event_time"]),
+        sequence_id=outside.get("sequence_id", row["sequence_id"] or 0),
+        publish_time=outside.get("publish_time", _milliseconds(row["publish_time"]) or 0),
+        event_time=outside.get("event_time", _milliseconds(row["event_time"])),
         deliver_at_time=_milliseconds(row["deliver_at"]),
         schema_version=row["schema_version"],
         ordering_key=row["ordering_key"],
@@ -46,9 +52,24 @@ def _entry_of(row: Mapping[str, Any]) -> bytes:
         metadata.partition_key_b64_encoded = True
     elif row["key"] is not None:
         metadata.partition_key = row["key"]
-    for name, value in row["properties"] or ():
+    for name, value in properties:
         metadata.properties.add(key=name, value=value)
     return encode_entry(metadata, row["value"] or b"", _broker_metadata(row))
+
+
+def _outside(row: Mapping[str, Any]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Return the numbers that their columns could not hold, of which decoding made properties, and the
+    other properties.
+    """
+    columns = {property_of(name): name for name in _UNSIGNED if row[name] is None}
+    outside: dict[str, int] = {}
+    properties: list[tuple[str, str]] = []
+    for name, value in row["properties"] or ():
+        if name in columns and columns[name] not in outside and _NUMBER.fullmatch(value) and int(value) < 2**64:
+            outside[columns[name]] = int(value)
+        else:
+            properties.append((name, value))
+    return outside, properties
 
 
 def _broker_metadata(row: Mapping[str, Any]) -> pb.BrokerEntryMetadata | None:
