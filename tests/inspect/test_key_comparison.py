@@ -248,7 +248,7 @@ def naive(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple[in
                     (waiting if waits else absent)[group, partition] += 1
             for of, chunks, waits in world.large:
                 in_table = len(chunks) > 1 and chunks[-1] in entries
-                if of == partition and not in_table and not rejects.issuperset(chunks):
+                if of == partition and not in_table and chunks[-1] not in rejects:
                     (waiting if waits else absent)[group, partition] += 1
     return len(all_rows) - len(set(all_rows)), absent, waiting
 

@@ -154,14 +154,18 @@ def test_nothing_is_left_in_the_temporary_folder_after_an_error(
 def reject(number: int, reason: str, batch_index: str = "") -> dict[str, Any]:
     topic, partition = split_partition(NAMES[0])
     place = {"topic": topic, "partition": partition, "ledger_id": 7, "entry_id": number}
-    return {**place, "message_id": f"7:{number}{batch_index}", "reason": reason, "detail": ""}
+    detail = "no_table" if reason == "replayed" else ""
+    return {**place, "message_id": f"7:{number}{batch_index}", "reason": reason, "detail": detail}
 
 
 def test_what_was_replayed_has_to_be_in_the_table(tmp_path: Path) -> None:
     config = configured(tmp_path)
     first, second = map(messages, NAMES)
-    write(tmp_path, first.slice(3), second)
+    write(tmp_path, first.slice(5), second)
     rejects = [reject(0, "no_table"), reject(1, "no_table"), reject(1, "replayed"), reject(2, "no_table", ":0")]
+    # One that another table did not take either.
+    rejects += [reject(3, "no_table"), reject(3, "replayed"), reject(3, "schema_mismatch")]
+    rejects += [reject(4, "no_table"), reject(4, "replayed"), reject(4, "no_table")]
     write_deltalake(str(tmp_path / "rejects"), pa.Table.from_pylist(rejects, schema=schema.REJECTS), mode="append")
     # Entry 2 is no batch, so nothing is known of it.
-    assert verify(config) == Verdict(messages=117, missing=2, rejects=4)
+    assert verify(config) == Verdict(messages=115, missing=2, rejects=10)

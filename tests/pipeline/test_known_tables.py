@@ -26,16 +26,16 @@ def test_a_table_belongs_to_the_section_whose_path_names_it_most_closely(tmp_pat
             "stream": {"name": "s", "checkpoint": str(tmp_path / "checkpoint")},
             "delta": {"path": f"{lake}/others"},
             "tables": [
-                {"path": f"{lake}/{{topic}}"},
+                {"path": f"{lake}/{{namespace}}{{topic}}"},
                 {"path": f"{lake}/{{topic}}_latest", "mode": "latest"},
             ],
         }
     )
     seen: dict[str, SeenBatch] = {}
-    for name in ("a", "a_latest", "others", "others_rejects"):
+    for name in ("ab", "ab_latest", "others", "others_rejects"):
         write_deltalake(str(lake / name), schema.MESSAGES.empty_table())
         seen[name] = SeenBatch(str(lake / name), 0)
     no_cluster: Any = None
     CursorKeeper(no_cluster, "s", Checkpoint(Place(config.stream.checkpoint))).add(LastRun(0, 0), {}, seen)
     known = [(table.place.uri.rpartition("/")[2], table.keeps_latest) for table in known_tables(config)]
-    assert sorted(known) == [("a", False), ("a_latest", True), ("others", False), ("others_rejects", False)]
+    assert sorted(known) == [("ab", False), ("ab_latest", True), ("others", False), ("others_rejects", False)]

@@ -437,7 +437,7 @@ def test_a_new_topic_whose_subscription_another_process_holds_stops_no_acknowled
         wait_until(lambda: peer.acknowledged == Position(7, 1))
         assert not lost
         assert keeper.is_owner
-        monkeypatch.setattr(cursors, "BUSY_FOR_S", 0.0)
+        monkeypatch.setattr(cursors, "_HELD_FOR_S", 0.0)
         wait_until(lambda: bool(lost))
         assert f"holds the subscription s of {TOPIC}-new" in lost[0].message
         keeper.close()

@@ -12,6 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from ledgerlake.errors import DataLossError
 from ledgerlake.options.source_options import SourceOptions, parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source import loss_watch
 from ledgerlake.source.bounds import entry_from
 from ledgerlake.source.loss import DATA_LOSS, NO_INDEX_YET, LastRead, Loss, find_loss, moved_to, tell_tasks
 from ledgerlake.source.planning import EntryRange
@@ -360,6 +361,14 @@ def test_what_compaction_left_has_no_losses() -> None:
         assert [row["value"] for row in rows] == [b"10", b"11"]
 
 
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledgerlake.source.loss_watch._patience", loss_watch._Patience())
+    monkeypatch.setattr("ledgerlake.source.loss_watch._LOST_TOPIC_S", 0.1)
+    monkeypatch.setattr("ledgerlake.source.loss_watch._ASK_AGAIN_S", 0.01)
+
+
+@pytest.mark.usefixtures("patience")
 def test_a_range_of_a_topic_that_another_one_has_replaced_since_is_lost() -> None:
     with Peer() as peer:
         peer.add(batch([b"another"], index=0), ledger_id=3)
@@ -368,19 +377,18 @@ def test_a_range_of_a_topic_that_another_one_has_replaced_since_is_lost() -> Non
             DataLossError,
             match=r"after 500:10 and before 500:100 are lost: the topic ends before them, at 3:0: it is another",
         ):
-            list(read_messages(options_for(peer, pollTimeoutMs="1"), span))
-        skipping = options_for(peer, pollTimeoutMs="1", failOnDataLoss="false")
+            list(read_messages(options_for(peer), span))
+        skipping = options_for(peer, failOnDataLoss="false")
         rows = [row for part in read_messages(skipping, span) for row in part.to_pylist()]
         assert [(row["message_id"], row["reject_reason"]) for row in rows] == [("500:11", DATA_LOSS)]
 
 
+@pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize("last_answer", [Position(7, 0), Position(7, 5)])
 def test_a_broker_that_does_not_know_the_end_of_its_topic_is_asked_again(
     monkeypatch: pytest.MonkeyPatch, last_answer: Position
 ) -> None:
     answers = [Position(7, 0), Position(7, 0)]
-    monkeypatch.setattr("ledgerlake.source.loss_watch._ASK_AGAIN_S", 0.01)
-    monkeypatch.setattr("ledgerlake.source.loss_watch._LOST_TOPIC_S", 0.1)
     monkeypatch.setattr(
         "ledgerlake.source.loss_watch.end_position", lambda *_: answers.pop() if answers else last_answer
     )

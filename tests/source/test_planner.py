@@ -695,19 +695,3 @@ def test_a_named_topic_that_is_deleted_is_an_error_however_long_the_trigger_is(
     with pytest.raises(TopicNotFoundError):
         planning.plan()
     assert planning.clock_ms == NOW_MS + 5000
-
-
-def test_entries_that_wait_for_more_do_not_stop_the_clock_of_a_stream_for_any_sink(
-    peer: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    peer.add(*[single(b"a", index=number) for number in range(3)])
-    planning = Planning(peer, "always", monkeypatch, minRowsPerTrigger="3", maxTriggerDelay="15 min")
-    planning.plan()
-    peer.add(single(b"d", index=3), first=3)
-    clocks_ms = []
-    for _ in range(3):
-        time.sleep(0.15)
-        planning.clock_ms += 1100
-        clocks_ms.append(planning.plan())
-    assert clocks_ms == [NOW_MS + 1100, NOW_MS + 2200, NOW_MS + 3300]
-    assert from_json(planning.offset)[TOPIC].position == Position(7, 2)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
+from ledgerlake.decode.rejects import REASONS
 from ledgerlake.errors import TableAccessError
 from ledgerlake.options.spark_options import LOCAL_MASTER, SparkConfig
 from ledgerlake.runtime.hadoop import connect_store
@@ -217,11 +218,27 @@ def up_to(rows: pa.Table, end: Position) -> pa.Table:
     return _filtered(rows, is_before_end)
 
 
-def rejected_keys(rows: pa.Table) -> Keys:
-    """Return ledger, entry and batch index of rejects; the index is -1 if the entire entry is one."""
+def rejected_keys(rows: pa.Table, reasons: pa.ChunkedArray) -> Keys:
+    """Return ledger, entry, batch index and reason of rejects; the index is -1 if the entire entry is
+    one.
+
+    Args:
+        reasons: their reasons, or those of the rejects that were replayed.
+    """
     found = pc.extract_regex(rows["message_id"], r"^\d+:\d+:(?P<index>\d+)")
     indexes = pc.fill_null(pc.struct_field(found, "index").cast(pa.int64()), -1).to_numpy()
-    return np.column_stack([entries_of(rows), indexes])
+    codes = pc.fill_null(pc.index_in(reasons, pa.array(REASONS)), -1).to_numpy()
+    return np.column_stack([entries_of(rows), indexes, codes]).astype(np.int64)
+
+
+def not_replayed(rejected: Keys, replayed: Keys) -> Keys:
+    """Return the keys of rejects, each once, of which more were rejected than replayed."""
+    keys, which, counts = np.unique(
+        np.concatenate([rejected, replayed]), axis=0, return_inverse=True, return_counts=True
+    )
+    done = np.bincount(which.reshape(-1)[len(rejected) :], minlength=len(keys))
+    live: Keys = keys[counts - done > done]
+    return live
 
 
 def _filtered(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:

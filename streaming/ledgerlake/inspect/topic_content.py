@@ -87,9 +87,11 @@ class ExpectedMessages:
             self._records.add(message_records(self._partition, wanted, is_waiting=waits), len(wanted))
 
     def add_large(self, positions: Sequence[Position], *, is_waiting: bool) -> None:
-        """Add a large message by its chunks, or a chunk that belongs to none."""
+        """Add a large message by its chunks, or a chunk that belongs to none. A message that does not fit
+        a table is in rejects with the position of its last chunk.
+        """
         entries = _entries(positions)
-        if not self._rejects.contains(entries).all():
+        if not self._rejects.contains(entries)[-1]:
             kind = Kind.LARGE if len(positions) > 1 else Kind.CHUNK
             self._records.add(chunk_record(kind, self._partition, entries[-1:], is_waiting=is_waiting), 1)
 

@@ -18,7 +18,7 @@ of a key are ``duplicate``, and rows of keys that the topic does not have are ``
 
 Topics and tables are read a piece at a time. What is compared becomes records, which are compared part
 by part (see ``hashed_parts`` and ``key_comparison``). So memory does not grow with messages and rows.
-In memory are the rejects, with up to 24 bytes each, and the positions of the chunks of
+In memory are the rejects, with up to 32 bytes each, and the positions of the chunks of
 incomplete large messages.
 
     missing        in the topic, neither in the table nor in rejects
@@ -59,6 +59,7 @@ from ledgerlake.inspect.table_rows import (
     TableRows,
     by_topic_partition,
     keys_of,
+    not_replayed,
     rejected_keys,
     rows_before,
     up_to,
@@ -176,8 +177,8 @@ def verify(config: Config) -> Verdict:
 class _Partition:
     """A topic partition: what is compared of it, and what is known so far.
 
-    ``number`` is that of its records. ``rejected`` and ``replayed`` have ledger, entry and batch index
-    of rejects, until the topic is read.
+    ``number`` is that of its records. ``rejected`` and ``replayed`` have ledger, entry, batch index and
+    reason of rejects, until the topic is read.
     """
 
     number: int
@@ -202,22 +203,23 @@ class _Comparison:
     def read_rejects(self, table: TableRows) -> None:
         """Read the entries in rejects. They stay in memory until their topic is read."""
         for _, partition, rows in self._rows(table):
-            keys, is_mark = rejected_keys(rows), pc.equal(rows["reason"], REPLAYED).to_numpy()
-            partition.rejected.append(keys[~is_mark])
-            partition.replayed.append(keys[is_mark])
+            is_mark = pc.equal(rows["reason"], REPLAYED)
+            marks, others = rows.filter(is_mark), rows.filter(pc.invert(is_mark))
+            partition.rejected.append(rejected_keys(others, others["reason"]))
+            partition.replayed.append(rejected_keys(marks, marks["detail"]))
             self._verdict.rejects += rows.num_rows
 
     def read_topic(self, options: SourceOptions, partition: _Partition) -> None:
         """Read a topic partition."""
         source = split_partition(partition.span.topic_partition)
-        nothing = np.empty((0, 3), dtype=np.int64)
+        nothing = np.empty((0, 4), dtype=np.int64)
         rejected, replayed = (np.concatenate([nothing, *keys]) for keys in (partition.rejected, partition.replayed))
         partition.rejected, partition.replayed = [], []
         # A replay writes nothing into a table with the latest messages.
         latest = [(table, table.begin(*source, rejected[:, :2])) for table in partition.tables.latest]
-        rejected = rejected[~EntrySet(replayed).contains(rejected)]
+        rejected = not_replayed(rejected, replayed)
         is_entry = rejected[:, 2] < 0
-        entries, messages = EntrySet(rejected[is_entry, :2]), EntrySet(rejected[~is_entry])
+        entries, messages = EntrySet(rejected[is_entry, :2]), EntrySet(rejected[~is_entry, :3])
         expected = ExpectedMessages(partition.number, entries, self._records, messages)
         content = read_topic(
             options, partition.span, partition.reached_ms, expected, [counting for _, counting in latest]
@@ -344,7 +346,7 @@ class _Tables:
         for options in config.table_options:
             if not options.is_template and not options.keeps_latest:
                 self._open(options)
-        self.rejects = TableRows(config.rejects_place, config.spark, ["message_id", "reason"])
+        self.rejects = TableRows(config.rejects_place, config.spark, ["message_id", "reason", "detail"])
         topics = sorted({split_partition(name)[0] for name in end})
         of_topics = {
             options.of_topic(topic).name: options.of_topic(topic)

@@ -155,6 +155,11 @@ class TableOptions:
         return re.fullmatch("[A-Za-z0-9._=+-]+".join(map(re.escape, parts)), place.uri) is not None
 
     @property
+    def closeness(self) -> int:
+        """Return how closely the path names a table: the number of its characters beside placeholders."""
+        return len(_PLACEHOLDER.sub("", self.place.uri))
+
+    @property
     def partition_columns(self) -> list[str]:
         """Return the names of the columns by which it is partitioned."""
         return [name for name, _ in map(self._partition_column, self.partition_by)]

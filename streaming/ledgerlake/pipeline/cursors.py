@@ -31,7 +31,7 @@ import contextlib
 import logging
 import threading
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cursor import BUSY_FOR_S, DurableCursor
@@ -65,6 +65,11 @@ _TOPICS_S = 10.0
 
 # How often the subscription of a new topic partition is tried.
 _TRY_AGAIN_S = 1.0
+_TRY_AGAIN_MOST_S = 60.0
+
+# The broker notices after a while that a consumer has disappeared, and a start that waits for this
+# process gives up before.
+_HELD_FOR_S = BUSY_FOR_S + 30.0
 
 Ends = dict[str, Position]
 
@@ -122,6 +127,7 @@ class CursorKeeper:
         self._topics: TopicList | None = None
         self._look_at_topics_s = 0.0
         self._unopened: dict[str, _Unopened] = {}
+        self._left: Ends = {}
 
     def acquire(self, topic_partitions: Iterable[str], from_earliest: bool) -> None:
         """Acquire the subscriptions, in order, so that one of two processes gets all of them;
@@ -299,25 +305,25 @@ class CursorKeeper:
             for batch_id, ends in pending:
                 if committed is None or batch_id > committed:
                     return True
-                left = self._acknowledge(ends)
+                self._acknowledge(ends)
                 with self._lock:
                     if self._pending.get(batch_id) is ends:
                         del self._pending[batch_id]
-                        if left:
-                            self._pending[batch_id] = left
-            return bool(self._pending)
+            self._acknowledge({})
+            return False
 
-    def _acknowledge(self, ends: Ends) -> Ends:
-        """Acknowledge ends; return those of topic partitions whose subscription cannot be opened yet."""
-        left: Ends = {}
+    def _acknowledge(self, ends: Ends) -> None:
+        """Acknowledge ends, and those left from before. What a subscription that cannot be opened yet has
+        not passed is left.
+        """
+        ends, self._left = self._left | ends, {}
         for name, position in ends.items():
             with contextlib.suppress(TopicNotFoundError):
                 # A topic partition may have come while the query runs.
                 if name in self._cursors or self._open_new(name):
                     self._cursors[name].advance(position)
                 else:
-                    left[name] = position
-        return left
+                    self._left[name] = position
 
     def _reopen(self) -> None:
         for name, cursor in list(self._cursors.items()):
@@ -363,14 +369,15 @@ class CursorKeeper:
             raise
         except LedgerlakeError as error:
             is_busy = isinstance(error, ConsumerBusyError)
-            if before is None or before.is_busy != is_busy:
+            if before is None or not is_busy or not before.is_busy:
                 _log.warning("the subscription %s of %s cannot be opened yet: %s", self.subscription, name, error)
-                before = _Unopened(now_s, now_s, is_busy)
-            # The broker notices after a while that a consumer has disappeared.
-            if is_busy and now_s - before.since_s >= BUSY_FOR_S:
+            since_s = before.since_s if before is not None and before.is_busy == is_busy else now_s
+            if is_busy and now_s - since_s >= _HELD_FOR_S:
                 self._lost = self._held_by_another(name)
                 raise self._lost from None
-            self._unopened[name] = replace(before, again_s=now_s + _TRY_AGAIN_S)
+            # What no try can mend, such as a right that is missing, is tried less and less often.
+            pause_s = _TRY_AGAIN_S if is_busy else min(max(now_s - since_s, _TRY_AGAIN_S), _TRY_AGAIN_MOST_S)
+            self._unopened[name] = _Unopened(since_s, now_s + pause_s, is_busy)
             return False
         self._cursors[name] = cursor
         return True
@@ -405,7 +412,7 @@ class CursorKeeper:
                 _log.warning("the subscription %s cannot be moved (%s); trying again", self.subscription, error)
                 more, is_last = True, False
                 pause_s = min(pause_s * 2, _RETRY_MOST_S)
-            if is_last:
+            if is_last and not self._left:
                 # What is still pending belongs to a micro-batch that will run again.
                 self._idle.set()
             if self._thread is None:

@@ -6,6 +6,7 @@ The tables of a path with placeholders are those that the checkpoint has seen.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ledgerlake.decode import schema
@@ -43,20 +44,22 @@ def known_tables(config: Config) -> list[KnownTable]:
         OffsetError: a newer release wrote the checkpoint, or it is damaged.
         TableError: a table cannot be opened.
     """
-    tables: dict[str, KnownTable] = {}
+    tables: dict[str, tuple[int, KnownTable]] = {}
     seen = sorted((name, batch.path) for name, batch in seen_tables(Checkpoint(config.checkpoint_place)).items())
-    # A path without placeholders has one table. Of several templates, the one with the most text names
-    # a table most closely.
-    by_closeness = sorted(config.table_options, key=lambda options: (options.is_template, -len(options.place.uri)))
-    for options in by_closeness:
+    # Several templates may match a table.
+    numbered = sorted(enumerate(config.table_options), key=lambda item: (item[1].is_template, -item[1].closeness))
+    for number, options in numbered:
         rows = None if options.is_of_records else schema.MESSAGES
         places = {options.name: options.place}
         if options.is_template:
-            fixed = {table.place.uri for table in tables.values()} | {config.rejects_place.uri}
+            fixed = {table.place.uri for _, table in tables.values()} | {config.rejects_place.uri}
             found = (parse_place(path, options.section, config.storage) for name, path in seen if name not in tables)
             places = {
                 table_name(place.uri): place for place in found if options.matches(place) and place.uri not in fixed
             }
-        tables |= {name: KnownTable(name, place, rows, options.keeps_latest) for name, place in places.items()}
-    known = [table for table in tables.values() if table.name == MESSAGES_TABLE or existing_table(table.place)]
+        tables |= {
+            name: (number, KnownTable(name, place, rows, options.keeps_latest)) for name, place in places.items()
+        }
+    in_order = [table for _, table in sorted(tables.values(), key=itemgetter(0))]
+    known = [table for table in in_order if table.name == MESSAGES_TABLE or existing_table(table.place)]
     return [*known, KnownTable(REJECTS_TABLE, config.rejects_place, schema.REJECTS)]

@@ -117,6 +117,9 @@ def _processed(source: SourceOptions, reject: _Reject) -> bytes:
     entry: bytes = reject["entry"]
     if source.message_payload_processor is None or reject["reason"] not in _OF_STORED_ENTRIES:
         return entry
+    if reject["reason"] == "too_large" and not peek_metadata(memoryview(entry)).compression:
+        # The function has returned the messages, together too large.
+        return entry
     place = reject["ledger_id"], reject["entry_id"]
     processed = process_entry(load(source.message_payload_processor), memoryview(entry), *place, **source.decoding)
     if processed == b"":

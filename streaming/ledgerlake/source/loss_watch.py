@@ -25,6 +25,26 @@ _ASK_AGAIN_S = 1.0
 # a topic.
 _LOST_TOPIC_S = 40.0
 
+# If a cluster was made anew, many topic partitions end early: only the first is waited for.
+_KNOWN_FOR_S = 600.0
+
+
+class _Patience:
+    """How long to look topics up again that end early, in this process."""
+
+    def __init__(self) -> None:
+        self._was_over_s = float("-inf")
+
+    def deadline_s(self) -> float:
+        now_s = time.monotonic()
+        return now_s if now_s - self._was_over_s < _KNOWN_FOR_S else now_s + _LOST_TOPIC_S
+
+    def is_over(self) -> None:
+        self._was_over_s = time.monotonic()
+
+
+_patience = _Patience()
+
 
 class LossWatch:
     """Detects loss where a range goes from one ledger to another; it can occur nowhere else.
@@ -91,10 +111,11 @@ class LossWatch:
         another topic has taken its name, or its bookies lost entries. A broker that has lost the topic
         may not know its end, so the topic is looked up again for a while.
         """
-        deadline_s = time.monotonic() + min(_LOST_TOPIC_S, self._cluster.settings.poll_timeout_s)
+        deadline_s = _patience.deadline_s()
         name, known = self._span.topic_partition, self._last_read().position
         while BEFORE_ALL < (last := end_position(self._cluster, name, known)) < self._span.end:
             if time.monotonic() >= deadline_s:
+                _patience.is_over()
                 return last
             time.sleep(_ASK_AGAIN_S)
         return None

@@ -140,10 +140,11 @@ class Planner:
             self._begin(name)
 
     def _begin(self, name: str) -> None:
+        # If that fails, the topic partition stays a new one.
+        self._cursors.begin(name, came_later=self._has_begun)
         self._watch(name)
         if self._has_begun:
             self._came_later.add(name)
-        self._cursors.begin(name, came_later=self._has_begun)
 
     def _watch(self, name: str) -> None:
         self._latest[name] = LatestOffset(self._cluster, name)
@@ -281,10 +282,7 @@ class Planner:
         unread = PartitionOffset(BEFORE_ALL)
         moved = [name for name in ends if ends[name].is_beyond(start.get(name, unread))]
         if moved and self._should_defer(start, {name: ends[name] for name in moved}, to_wake):
-            # A query for any sink has a batch every second, also of idle topics that wait for entries.
-            moved = []
-            if not to_wake:
-                return start
+            return start
         taken = {name: ends[name] for name in moved}
         result = start | (self._within_limits(start, taken) if limited else taken)
         at_end = {name for name in ends if result.get(name) == ends[name]}

@@ -16,11 +16,13 @@ import pyarrow as pa
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.fields import property_of
+from ledgerlake.wire.limits import MAX_TIME_MS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_UNSIGNED = ("publish_time", "event_time", "sequence_id")
+# The greatest number of each column, of the numbers that a message may have.
+_GREATEST = {"publish_time": MAX_TIME_MS, "event_time": MAX_TIME_MS, "sequence_id": 2**63 - 1}
 _NUMBER = re.compile(r"[0-9]{1,20}")
 
 
@@ -61,15 +63,18 @@ def _outside(row: Mapping[str, Any]) -> tuple[dict[str, int], list[tuple[str, st
     """Return the numbers that their columns could not hold, of which decoding made properties, and the
     other properties.
     """
-    columns = {property_of(name): name for name in _UNSIGNED if row[name] is None}
+    columns = {property_of(name): name for name in _GREATEST if row[name] is None}
     outside: dict[str, int] = {}
     properties: list[tuple[str, str]] = []
-    for name, value in row["properties"] or ():
-        if name in columns and columns[name] not in outside and _NUMBER.fullmatch(value) and int(value) < 2**64:
-            outside[columns[name]] = int(value)
+    # Those of the message itself come first.
+    for name, value in reversed(row["properties"] or ()):
+        column = columns.get(name, "")
+        number = int(value) if column not in outside and _NUMBER.fullmatch(value) else 0
+        if column and _GREATEST[column] < number < 2**64:
+            outside[column] = number
         else:
             properties.append((name, value))
-    return outside, properties
+    return outside, properties[::-1]
 
 
 def _broker_metadata(row: Mapping[str, Any]) -> pb.BrokerEntryMetadata | None:
