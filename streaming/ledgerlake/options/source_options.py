@@ -156,7 +156,8 @@ class SourceOptions(ClientOptions):
     min_rows_per_trigger: int | None = option(
         COUNT,
         None,
-        "Start a micro-batch only once there are this many messages. `Trigger.AvailableNow` does not wait.",
+        "Start a micro-batch only once there are this many messages. `Trigger.AvailableNow` does not wait. A pipeline does "
+        "not wait if messages are due; `messages()` does.",
         spark="minRowsPerTrigger",
         toml="source.min_rows_per_trigger",
     )
