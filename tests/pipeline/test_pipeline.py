@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -442,3 +443,21 @@ def test_a_new_topic_whose_subscription_another_process_holds_stops_no_acknowled
         assert f"holds the subscription s of {TOPIC}-new" in lost[0].message
         keeper.close()
         cluster.close()
+
+
+def test_an_acknowledgement_that_fails_drops_no_end_that_waits_for_its_subscription(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_position: Position) -> None:
+        raise BrokerError("the test says no")
+
+    keeper = CursorKeeper(None, "s", Checkpoint(Place(str(tmp_path))))  # type: ignore[arg-type]
+    monkeypatch.setattr(keeper, "_open_new", lambda _name: False)
+    keeper._acknowledge({"a": Position(7, 0), "b": Position(7, 1)})
+    keeper._cursors["a"] = SimpleNamespace(advance=fail)  # type: ignore[assignment]
+    with pytest.raises(BrokerError):
+        keeper._acknowledge({"c": Position(7, 2)})
+    advanced: list[Position] = []
+    keeper._cursors |= dict.fromkeys("abc", SimpleNamespace(advance=advanced.append))  # type: ignore[arg-type]
+    keeper._acknowledge({})
+    assert advanced == [Position(7, 0), Position(7, 1), Position(7, 2)]

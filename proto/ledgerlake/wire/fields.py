@@ -158,6 +158,13 @@ def read_number(source: Message, name: str) -> tuple[int | None, tuple[str, str]
     return value, None
 
 
+def is_kept(name: str, value: int) -> bool:
+    """Return whether a number of a message's metadata does not fit its column, and is kept as a
+    property.
+    """
+    return _BY_NAME["MessageMetadata", name].fate(value) is Outside.NULL
+
+
 def rejected(source: Message, name: str) -> bool:
     """Return whether a number of a message makes its entry a reject."""
     return _BY_NAME[source.DESCRIPTOR.name, name].fate(getattr(source, name)) is Outside.REJECT

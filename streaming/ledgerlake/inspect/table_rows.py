@@ -71,9 +71,9 @@ class TableRows:
     def __init__(self, path: Place, spark: SparkConfig, more: Sequence[str] = ()) -> None:
         """
         Args:
-            more: columns beside those that are compared.
             spark: for the session, on this machine, that reads a table whose files do not have its
                 columns' names.
+            more: columns beside those that are compared.
         """
         self._path, self._spark = path, spark
         self._columns = [*_ORDER_COLUMNS, *more]

@@ -238,13 +238,13 @@ class TableWriters:
         topic = topic_partition.topic
         self.is_new = np.zeros(0, dtype=bool)
         self.writers: list[TableWriter] = []
-        for table in (options.of_topic(topic) for options in tables if options.takes_topic(topic)):
+        for table in _of_topic(tables, topic):
             is_taken = any(writer.table.name == table.name for writer in self.writers)
             owner = batch.table(table.name).section
             obstacle = _TAKEN if is_taken or owner not in ("", table.section) else ""
             self.writers.append(TableWriter(table, topic_partition, client, batch, prefix, obstacle))
         self._unwritten: list[RowMaker] = []
-        for table in (options.of_topic(topic) for options in unwritten if options.takes_topic(topic)):
+        for table in _of_topic(unwritten, topic):
             known = batch.table(table.name)
             self._unwritten.append(RowMaker(table, topic, client, batch, known, known.obstacle))
         self._matching = [writer for writer in self.writers if not writer.table.is_default]
@@ -423,6 +423,11 @@ class RowMaker:
             wanted.append(self._table.takes_schema("" if schema is None else record_name(schema)))
         result: NDArray[np.bool_] = np.array(wanted, dtype=bool)[codes.indices.to_numpy()]
         return result
+
+
+def _of_topic(tables: Sequence[TableOptions], topic: str) -> Iterator[TableOptions]:
+    """Yield the tables, without placeholders, that may take messages of a topic."""
+    return (options.of_topic(topic) for options in tables if options.takes_topic(topic))
 
 
 def _has_key(messages: pa.RecordBatch) -> NDArray[np.bool_]:

@@ -316,14 +316,14 @@ class CursorKeeper:
         """Acknowledge ends, and those left from before. What a subscription that cannot be opened yet has
         not passed is left.
         """
-        ends, self._left = self._left | ends, {}
-        for name, position in ends.items():
+        self._left |= ends
+        for name, position in list(self._left.items()):
             with contextlib.suppress(TopicNotFoundError):
                 # A topic partition may have come while the query runs.
-                if name in self._cursors or self._open_new(name):
-                    self._cursors[name].advance(position)
-                else:
-                    self._left[name] = position
+                if name not in self._cursors and not self._open_new(name):
+                    continue
+                self._cursors[name].advance(position)
+            del self._left[name]
 
     def _reopen(self) -> None:
         for name, cursor in list(self._cursors.items()):

@@ -119,10 +119,8 @@ def resolve_end(cluster: Cluster, topic_partition: str, bound: Bound) -> Partiti
         UsageError: an id of another partition.
     """
     _check_partition(topic_partition, bound)
-    end = _resolve_named_end(cluster, topic_partition, bound)
-    if end is None:
-        return latest_offset(cluster, topic_partition)
-    if end.time_ms is not None and end.is_beyond(latest_offset(cluster, topic_partition)):
+    end = _resolve_named_end(cluster, topic_partition, bound) or latest_offset(cluster, topic_partition)
+    if isinstance(bound, PartitionOffset) and end.is_beyond(latest_offset(cluster, topic_partition)):
         # The offset was of another topic.
         return replace(end, time_ms=None)
     return end

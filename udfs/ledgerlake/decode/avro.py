@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from ledgerlake.decode.columns import exceeds
 from ledgerlake.decode.kernels import (
     A_BOOLEAN,
     A_BYTES,
@@ -66,8 +67,7 @@ class AvroReader:
         walk_avro(read.data, read.offsets, read.present, self.program, read.values, read.sizes, read.valid, read.ok)
         read.refuse_wrong_texts(self.texts)
         for column, limit in self.limits.items():
-            values = read.values[column]
-            read.refuse(np.flatnonzero((values > limit) | (values < -limit)).tolist())
+            read.refuse(np.flatnonzero(exceeds(read.values[column], limit)).tolist())
         return self.build(read), read.ok != 0
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from ledgerlake.errors import SetupError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # The limit for one schema, including nested columns. In a short schema, types that each use another
 # one twice can have more columns than any machine can hold.
@@ -53,6 +57,13 @@ def build(rows: list[Any], physical: pa.DataType, target: pa.DataType, bad: dict
         except (TypeError, ValueError, OverflowError) as error:
             bad[number], fitting[number] = first_line(error), None
     return pa.array(fitting, physical).cast(target)
+
+
+def exceeds(values: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:
+    """Return which values are farther from 0 than the limit. The least 64-bit integer has no absolute
+    value.
+    """
+    return (values > limit) | (values < -limit)
 
 
 def decode_rows(payloads: pa.BinaryArray, read: Callable[[bytes], Any]) -> tuple[list[Any], dict[int, str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ledgerlake.decode.columns import DecodedValues, decode_rows
+from ledgerlake.decode.columns import DecodedValues, decode_rows, exceeds
 from ledgerlake.decode.schema import TIMESTAMP
 from ledgerlake.pb import pulsar_pb2 as pb
 
@@ -80,7 +80,7 @@ def _instants(payloads: pa.BinaryArray) -> DecodedValues:
 def _local_dates(payloads: pa.BinaryArray) -> DecodedValues:
     found, present, bad = _fixed(payloads, np.dtype(">i8"))
     days = found.astype(np.int64)
-    _refuse(_exceeds(days, 2**31 - 1), "the day is out of range", present, bad)
+    _refuse(exceeds(days, 2**31 - 1), "the day is out of range", present, bad)
     return DecodedValues(pa.array(np.where(present, days, 0).astype(np.int32), pa.date32(), mask=~present), bad)
 
 
@@ -98,18 +98,11 @@ def _in_microseconds(
     target: pa.DataType,
     more: NDArray[np.int64] | int = 0,
 ) -> DecodedValues:
-    _refuse(_exceeds(values, (2**63 - 1) // unit - 1), "the time is out of range", present, bad)
+    _refuse(exceeds(values, (2**63 - 1) // unit - 1), "the time is out of range", present, bad)
     if not isinstance(more, int):
         _refuse((more < 0) | (more >= unit), "the nanoseconds are out of range", present, bad)
     microseconds = np.where(present, values, 0) * unit + np.where(present, more, 0)
     return DecodedValues(pa.array(microseconds, pa.int64(), mask=~present).cast(target), bad)
-
-
-def _exceeds(values: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:
-    """Return which values are farther from 0 than the limit. The least 64-bit integer has no absolute
-    value.
-    """
-    return (values > limit) | (values < -limit)
 
 
 def _refuse(wrong: NDArray[np.bool_], why: str, present: NDArray[np.bool_], bad: dict[int, str]) -> None:

@@ -15,14 +15,12 @@ import pyarrow as pa
 
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
-from ledgerlake.wire.fields import property_of
-from ledgerlake.wire.limits import MAX_TIME_MS
+from ledgerlake.wire.fields import is_kept, property_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# The greatest number of each column, of the numbers that a message may have.
-_GREATEST = {"publish_time": MAX_TIME_MS, "event_time": MAX_TIME_MS, "sequence_id": 2**63 - 1}
+_UNSIGNED = ("publish_time", "event_time", "sequence_id")
 _NUMBER = re.compile(r"[0-9]{1,20}")
 
 
@@ -63,14 +61,14 @@ def _outside(row: Mapping[str, Any]) -> tuple[dict[str, int], list[tuple[str, st
     """Return the numbers that their columns could not hold, of which decoding made properties, and the
     other properties.
     """
-    columns = {property_of(name): name for name in _GREATEST if row[name] is None}
+    columns = {property_of(name): name for name in _UNSIGNED if row[name] is None}
     outside: dict[str, int] = {}
     properties: list[tuple[str, str]] = []
     # Those of the message itself come first.
     for name, value in reversed(row["properties"] or ()):
         column = columns.get(name, "")
         number = int(value) if column not in outside and _NUMBER.fullmatch(value) else 0
-        if column and _GREATEST[column] < number < 2**64:
+        if column and number < 2**64 and is_kept(column, number):
             outside[column] = number
         else:
             properties.append((name, value))
