@@ -33,8 +33,8 @@ MUTATIONS = (
     Mutation(
         "a cursor passes only what Spark has recorded",
         "streaming/ledgerlake/pipeline/cursors.py",
-        "if committed is None or batch_id > committed:",
-        "if committed is None or batch_id > committed + 1:",
+        "if committed is not None and batch_id <= committed",
+        "if committed is not None and batch_id <= committed + 1",
         ("tests/test_simulation.py",),
     ),
     Mutation(

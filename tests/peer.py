@@ -79,7 +79,7 @@ class Peer:
         chunk is refused, and those behind it are stored, as by a topic's policy. tells_of_topics: clients may watch the
         namespace, and are told by ``tell_of_topics``. unloads_at: commands of consumers that the
         broker answers by ending the consumer, each once, as while it unloads the topic. missing_topics:
-        the broker knows no topics of these names. subscriptions: the durable ones, whether a consumer holds each
+        the broker knows no topics of these names. partitions: how many a topic has; none if it is not named. subscriptions: the durable ones, whether a consumer holds each
         of them or not. schema: the only version of the topics' schema. clock_ms: the clock that it tells; None: it
         tells none. store_pause_s: how long it takes to store an entry.
     """
@@ -119,6 +119,7 @@ class Peer:
     tells_of_topics: bool = False
     unloads_at: list[type] = field(default_factory=list)
     missing_topics: set[str] = field(default_factory=set)
+    partitions: dict[str, int] = field(default_factory=dict)
     subscriptions: dict[str, bool] = field(default_factory=dict)
     schema: pb.Schema | None = None
     clock_ms: Callable[[], int] | None = None
@@ -238,7 +239,7 @@ class Peer:
                 or commands.connected("peer", self.max_message_bytes, version, watches_topics=self.tells_of_topics)
             )
         elif isinstance(event, pb.CommandPartitionedTopicMetadata):
-            found: dict[str, Any] = {"partitions": 0, "response": 0}
+            found: dict[str, Any] = {"partitions": self.partitions.get(event.topic, 0), "response": 0}
             if event.topic in self.missing_topics:
                 found = {"response": 1, "error": pb.TopicNotFound, "message": "the test says no"}
             connection.send(_encode("PARTITIONED_METADATA_RESPONSE", request_id=event.request_id, **found))
@@ -263,6 +264,8 @@ class Peer:
         elif isinstance(event, pb.CommandSubscribe):
             self._subscribe(connection, consumers, event)
         elif isinstance(event, pb.CommandFlow):
+            if not event.message_permits:
+                raise ProtocolError("a grant of no permits ends the connection, as at Pulsar's brokers")
             consumers[event.consumer_id].permits += event.message_permits
         elif isinstance(event, pb.CommandGetLastMessageId):
             self._tell_last(connection, consumers[event.consumer_id], event.request_id)

@@ -51,7 +51,7 @@ _FOUND_BY = {
     "outbox-before-ownership": 203,
     "one-table-for-all": 7,
     "replaced-is-delivered": 6,
-    "repeats-after-a-cancel": 150,
+    "repeats-after-a-cancel": 6,
     "rest-waits-for-a-message": 18,
 }
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from tools.reference_texts import COLUMNS, ERRORS, METRICS, REASONS, WRITTEN_COLUMNS
+from tools.reference_texts import COLUMNS, ENTRY_COLUMNS, ERRORS, METRICS, REASONS, WRITTEN_COLUMNS
 
 from ledgerlake import api, cli, errors
 from ledgerlake.assembly.rules import ChunkEvent
@@ -99,34 +99,38 @@ def _argument(action: argparse.Action) -> tuple[str, str]:
 
 def columns_page() -> str:
     """Return the page of the columns of tables and views."""
-    arrow: Iterable[tuple[str, str, pa.Schema]] = (
+    arrow: Iterable[tuple[str, str, pa.Schema, dict[str, str]]] = (
         (
             "The table of messages",
             'One row for each message. A table with `shape = "record"` has these columns in the struct `pulsar`, except\n'
             "`value`, and the fields of the record beside it: see [typed values](typed-values.md).",
             schema.MESSAGES,
+            COLUMNS,
         ),
         (
             "The table of rejects",
             "The dead-letter table `rejects` has one row for each entry that could not become a message. One bad entry\n"
             "never stops the stream.",
             schema.REJECTS,
+            COLUMNS,
         ),
         (
             "The view `messages`",
             "The columns of the bare source with `view = messages`, its default. With `schema = auto`, `value` has the type of\n"
             "the topic's schema, and `value_bytes` has the bytes of values that do not fit it.",
             schema.VIEW,
+            COLUMNS,
         ),
         (
             "The view `entries`",
             "The columns of the bare source with `view = entries`: one row for each stored entry.",
             schema.ENTRIES,
+            ENTRY_COLUMNS,
         ),
     )
     parts = ["# Columns\n", _MADE, "The order of rows is in [ordering](ordering.md).\n"]
-    for title, text, columns in arrow:
-        rows = [(f"`{field.name}`", f"`{_sql_type(field.type)}`", COLUMNS[field.name]) for field in columns]
+    for title, text, columns, meanings in arrow:
+        rows = [(f"`{field.name}`", f"`{_sql_type(field.type)}`", meanings[field.name]) for field in columns]
         parts += [f"## {title}\n", f"{text}\n", _table(("column", "type", "meaning"), rows)]
     connectors = {ours: f"`{theirs}`" for theirs, ours in CONNECTOR_COLUMNS.items()}
     compat_rows = [(f"`{field.name}`", f"`{_sql_type(field.type)}`") for field in compat.compat_columns(schema.VIEW)]
@@ -284,8 +288,8 @@ def errors_page() -> str:
             "# Errors\n",
             _MADE,
             "Each error is one sentence: what is wrong, where, and what to do. The classes are in `ledgerlake.errors`; all are\n"
-            "a `LedgerlakeError`. *Retry* says whether the same call may succeed later (`is_retryable(error)`), *lost* whether\n"
-            "data is gone (`error.lost`), *exit* the exit code of a command.\n",
+            "a `LedgerlakeError`. *Retry* says whether Ledgerlake tries the same call again (`is_retryable(error)`), *lost*\n"
+            "whether data is gone (`error.lost`), *exit* the exit code of a command: 3 says that the command may succeed later.\n",
             _table(("error", "whose fault", "cause", "what to do", "retry", "lost", "exit"), rows),
             "## Codes of the broker\n",
             "A `BrokerError` has the protocol's name of its reason in `code`. These codes pass with time, and are tried again:\n"
@@ -306,7 +310,11 @@ def error_classes() -> list[type[errors.LedgerlakeError]]:
 
 def api_page() -> str:
     """Return the page of ``ledgerlake.api``."""
-    parts = ["# Python API\n", _MADE, "Everything here is imported from `ledgerlake.api`. Other modules may change.\n"]
+    parts = [
+        "# Python API\n",
+        _MADE,
+        "Everything here is imported from `ledgerlake.api`. Other modules may change in a later release, which says so.\n",
+    ]
     for name in api.__all__:
         parts += _described(name, getattr(api, name), "##")
         if inspect.isclass(getattr(api, name)):

@@ -51,10 +51,16 @@ COLUMNS = {
     "encryption_keys": "The names of the keys for which the entry is encrypted.",
 }
 
+# Of stored entries.
+ENTRY_COLUMNS = COLUMNS | {
+    "reject_reason": "Null if the entry can be read; else why it cannot be.",
+    "entry": "The complete entry as the broker stored it.",
+}
+
 # Of rows that are written to topics.
 WRITTEN_COLUMNS = {
     "value": "The content: bytes or text. Null is a message without a value. Required.",
-    "key": "The key. It selects the partition. Messages without a key go to each partition in turn, a batch at a time.",
+    "key": "The key. It selects the partition. Messages without a key go to each partition in turn, a hundred rows at a time.",
     "ordering_key": "The ordering key for key-shared subscriptions.",
     "properties": "The properties.",
     "event_time": "The application's time.",
@@ -334,8 +340,8 @@ METRICS = {
     "ledgerlake_messages_total": "Since the start of the process. Pipelines only.",
     "ledgerlake_rejects_total": "Since the start of the process. Pipelines only.",
     "ledgerlake_batches_total": "Since the start of the process. Pipelines only.",
-    "ledgerlake_open_sets": "After the last micro-batch. Pipelines only.",
-    "ledgerlake_held_bytes": "After the last micro-batch. Pipelines only.",
+    "ledgerlake_incomplete_messages": "After the last micro-batch. Pipelines only.",
+    "ledgerlake_kept_bytes": "After the last micro-batch. Pipelines only.",
     "ledgerlake_rejects_by_reason_total": "Since the start of the process. The reasons: [reasons of rejects](reject-reasons.md). "
     "Pipelines only.",
     "ledgerlake_last_batch_timestamp_seconds": "Seconds since 1970. Pipelines only.",

@@ -50,6 +50,12 @@ def test_a_secret_is_read_where_it_is_said_to_be(tmp_path: Path, monkeypatch: py
     assert authentication.data() == b"newer"
     assert parsed("basic", '{"userId": "u", "password": "p"}').data() == b"u:p"
     assert parsed("basic", "secret:u:p").method == "basic"
+    assert parsed("basic", f"secret:u:file:{tmp_path}/token").data() == b"u:newer"
+    assert parsed("basic", "secret:u:env:MY_TOKEN").data() == b"u:from-env"
+    (tmp_path / "basic").write_text("u:file:p\n")
+    assert parsed("basic", f"file:{tmp_path}/basic").data() == b"u:file:p"
+    with pytest.raises(SetupError, match="the variable NOT_SET"):
+        parsed("basic", "secret:u:env:NOT_SET").data()
     assert parsed(f"{JAVA}AuthenticationTls", "tlsCertFile:/c,tlsKeyFile:/k") == Authentication(
         "tls", "tlsCertFile:/c,tlsKeyFile:/k"
     )

@@ -56,7 +56,7 @@ def test_messages_and_complete_large_messages_are_expected_without_those_in_reje
     ]
     content, records = read(monkeypatch, entries, np.array([[7, 4]]))
     assert records == [(Kind.MESSAGE, 0, -1), (Kind.MESSAGE, 1, 0), (Kind.MESSAGE, 1, 1), (Kind.LARGE, 3, 0)]
-    assert (content.first, content.open_chunks, content.bad_entries) == (Position(7, 0), 2, 0)
+    assert (content.first, content.incomplete_chunks, content.bad_entries) == (Position(7, 0), 2, 0)
 
 
 def test_entries_that_are_no_messages_have_to_be_in_rejects(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,32 @@ def test_what_is_missing_twice_and_in_another_order_is_counted(tmp_path: Path) -
     assert verify(config) == Verdict(messages=120, missing=1, duplicate=1, out_of_order=20)
 
 
+def test_a_replay_beside_it_makes_no_message_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured(tmp_path)
+    first = messages(NAMES[0])
+    write(tmp_path, pa.concat_tables([first.slice(1), messages(NAMES[1])]))
+    reject = {"topic": split_partition(NAMES[0])[0], "partition": 0, "message_id": "7:0"}
+    rejects = str(config.rejects_place)
+
+    def mark(**row: str) -> None:
+        write_deltalake(rejects, pa.Table.from_pylist([reject | row], schema=schema.REJECTS), mode="append")
+
+    mark(reason="no_table", detail="d")
+    open_rows = table_rows.TableRows.__init__
+    opened: list[str] = []
+
+    def replays_in_between(self: Any, place: Place, *more: Any) -> None:
+        open_rows(self, place, *more)
+        opened.append(str(place))
+        if len(opened) == 1:
+            write(tmp_path, first.slice(0, 1))
+            mark(reason="replayed", detail="no_table")
+
+    monkeypatch.setattr(table_rows.TableRows, "__init__", replays_in_between)
+    assert verify(config).missing == 0
+    assert len(opened) == 2
+
+
 @pytest.mark.usefixtures("sizes")
 def test_the_latest_message_of_each_key_is_found(tmp_path: Path) -> None:
     config = configured(tmp_path, mode="latest")

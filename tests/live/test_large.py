@@ -13,7 +13,7 @@ import pytest
 from deltalake.exceptions import TableNotFoundError
 
 from ledgerlake.api import messages, rejects, run
-from ledgerlake.inspect.open_messages import open_messages
+from ledgerlake.inspect.incomplete_messages import incomplete_messages
 from ledgerlake.inspect.verify import Verdict, verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -139,21 +139,21 @@ def test_a_message_that_spans_runs_is_held_in_state_and_pinned_on_the_broker(
     data = runtime.config(tmp_path, topic)
     publish_entries(runtime, topic, [small(b"before"), *entries[:3]])
     config = run_once(spark, data)
-    (open_message,) = open_messages(spark, config)
-    assert (open_message.uuid, open_message.present, open_message.missing, open_message.held_bytes) == (
+    (incomplete,) = incomplete_messages(spark, config)
+    assert (incomplete.uuid, incomplete.present, incomplete.missing, incomplete.kept_bytes) == (
         "p-1",
         3,
         3,
         1_500_000,
     )
     assert backlog(runtime, topic) == 3
-    assert verify(config).open_chunks == 3
+    assert verify(config).incomplete_chunks == 3
     publish_entries(runtime, topic, [*entries[3:], small(b"behind")])
     config = run_once(spark, data)
     before, large, behind = table_rows(tmp_path)
     assert (before["value"], behind["value"]) == (b"before", b"behind")
     assert (large["value"], large["chunk_count"]) == (payload, 6)
-    assert open_messages(spark, config) == []
+    assert incomplete_messages(spark, config) == []
     assert backlog(runtime, topic) == 0
     assert verify(config) == Verdict(messages=3)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ledgerlake.client.producer import EntryProducer
-from ledgerlake.inspect.open_messages import open_messages
+from ledgerlake.inspect.incomplete_messages import incomplete_messages
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.chunks import encode_chunks
 from tests.live.pipelines import now_ms, publish_delayed, rows_by_position, run_once
@@ -41,5 +41,5 @@ def test_a_pipeline_goes_on_after_its_folders_were_moved(runtime: Runtime, spark
     config = run_once(spark, runtime.config(after, topic, name="moved"))
 
     assert [row["value"] for row in rows_by_position(config.delta.path)] == [b"plain", b"x" * 3000]
-    assert open_messages(spark, config) == []
+    assert incomplete_messages(spark, config) == []
     assert not before.exists()

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings
-from ledgerlake.decode import schema
+from ledgerlake.decode import columns, schema
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.operators import table_writer
 from ledgerlake.operators.results import BatchSettings, TableBatch, TopicSchemas
@@ -328,11 +328,11 @@ def test_a_version_far_away_is_not_counted_up_to(
 def test_rows_of_many_columns_are_converted_in_parts(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_writer, "_PART_CELLS", 10)
+    monkeypatch.setattr(columns, "_CELLS_AT_ONCE", 10)
     monkeypatch.setattr(table_writer, "schemas_of", lambda *_: lambda _version: schema_of({"a": "int", "b": "int"}))
-    columns = pa.struct([("a", pa.int32()), ("b", pa.int32())])
+    record = pa.struct([("a", pa.int32()), ("b", pa.int32())])
     schemas = TopicSchemas.of({TOPICS[0]: (bytes(8), schema_of({"a": "int", "b": "int"}))})
-    batch_settings = BatchSettings(0, {"messages": TableBatch.of({}, columns, columns)}, None, schemas)
+    batch_settings = BatchSettings(0, {"messages": TableBatch.of({}, record, record)}, None, schemas)
     source, options = TopicPartition(TOPICS[0], -1), messages_table(tmp_path, shape="record")
     rows = TableWriter(options, source, registry.settings, batch_settings, "part-00000000-00000")._rows
     message = {"topic": TOPICS[0], "ledger_id": 1, "schema_version": bytes(8)}

@@ -207,3 +207,39 @@ def test_entries_that_are_read_again_leave_in_the_order_in_which_they_are_due(
         decoded = list(decoder(peer).decode(DuePositions(due, 10**12, {})))
     values = [value for part in decoded if isinstance(part, pa.RecordBatch) for value in part["value"].to_pylist()]
     assert values == [b"3", b"0", b"4", b"1"]
+
+
+@pytest.mark.parametrize("codec", [pb.ZSTD, pb.NONE])
+def test_a_large_message_that_cannot_be_read_when_it_is_due_is_rejected_with_its_bytes(codec: int) -> None:
+    """The topic may have removed them while the message waited."""
+    entries = chunk_entries(b"large message", 3, compression=codec)
+    if codec == pb.NONE:
+        entries[1] = chunk_entries(b"large message", 3, uuid="q-1")[1]
+    with Peer() as peer:
+        judge = decoder(peer)
+        (rejects,) = judge.decode(Assembled(AT, entries, delivered_ms=10**12))
+        assert isinstance(rejects, list)
+        written = rows(judge.reject_tables(rejects))
+    assert [(row["entry_id"], row["entry"]) for row in written] == [
+        (position.entry_id, entry) for position, entry in zip(AT, entries, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("is_in_topic", [False, True])
+def test_due_messages_keep_their_order_beside_one_that_the_kernels_do_not_decode(is_in_topic: bool) -> None:
+    entries = [single(b"%d" % number) for number in range(5)]
+    # A key that is no text, in an entry without a checksum.
+    odd = single(b"4", partition_key="??").replace(b"??", b"\xff\xfe")
+    checksum = odd.index(b"\x0e\x01")
+    entries[4] = odd[:checksum] + odd[checksum + 6 :]
+    order = (3, 0, 4, 1)
+    due: DueEntries | DuePositions = DueEntries(
+        b"".join(commands.message(1, 7, number, entries[number]) for number in order), 10**12, {}
+    )
+    if is_in_topic:
+        due = DuePositions([Position(7, number) for number in order], 10**12, {})
+    with Peer() as peer:
+        peer.add(*entries)
+        decoded = [part for part in decoder(peer).decode(due) if isinstance(part, pa.RecordBatch)]
+    values = [value for part in decoded for value in part["value"].to_pylist()]
+    assert values == [b"3", b"0", b"4", b"1"]

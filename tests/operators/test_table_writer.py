@@ -106,6 +106,19 @@ def test_a_message_that_fits_none_is_said_once_and_others_are_in_the_tables_that
     }
 
 
+def test_a_message_without_key_that_a_condition_leaves_out_is_no_reject_of_the_latest_messages(tmp_path: Path) -> None:
+    latest = table(tmp_path, "r", mode="latest", where="value = 'b'")
+    tables = Tables(tmp_path, latest, table(tmp_path, "rest", is_default=True))
+    batch = messages(
+        {"key": "a", "value": b"a"}, {"value": b"a"}, {"value": b"b"}, {"is_null": True}, {"key": "b", "value": b"b"}
+    )
+    assert tables.write(batch) == [(2, "the message has no key"), (3, "the message has no key")]
+    assert {name: [(row["key"], row["value"]) for row in rows] for name, rows in tables.rows().items()} == {
+        "r": [("b", b"b")],
+        "rest": [("a", b"a"), (None, b"a")],
+    }
+
+
 def test_a_message_without_a_schema_version_has_no_schema_name(tmp_path: Path, registry: dict[bytes, Any]) -> None:
     tables = Tables(tmp_path, table(tmp_path, "r", schema="R"), table(tmp_path, "rest", is_default=True))
     assert tables.write(messages({"value": b"1", "schema_version": version_of(0)}, {"value": b"2"})) == []
@@ -246,6 +259,8 @@ def odd(batch: pa.RecordBatch) -> pa.RecordBatch:
         columns["n"] = pa.array([str(number) for number in range(count)], pa.large_string())
     if kind == "exit":
         raise SystemExit(3)
+    if kind == "surrogate":
+        raise ValueError("no kind \ud800")
     if kind == "missing":
         del columns["n"]
     if kind == "extra":
@@ -266,6 +281,7 @@ def odd(batch: pa.RecordBatch) -> pa.RecordBatch:
         ("large", ""),
         ("missing", ""),
         ("exit", "SystemExit"),
+        ("surrogate", "ValueError: no kind ?"),
         ("extra", "a column more, and did not"),
         ("twice", "a column twice"),
         ("doubled", "each row once"),
@@ -317,3 +333,23 @@ def test_what_is_known_only_when_a_row_is_written_is_null_for_queries(
     transform.apply(messages({"value": b"1", "delivered_at": 5, "late": True}), pa.struct([]))
     assert pc.all(seen[0]["late"].is_null()).as_py()
     assert seen[0]["delivered_at"].null_count == 1
+
+
+def test_a_function_gets_due_messages_together_whose_positions_do_not_rise(tmp_path: Path) -> None:
+    calls.clear()
+    options = table(tmp_path, "t", shape="record", function="tests.operators.test_table_writer:counted")
+    record = pa.struct([("value", pa.binary())])
+    tables = Tables(tmp_path, options, known={"t": known(RowTransform(options).columns(record), record)})
+    batch = messages(*({"value": b"%d" % entry_id, "entry_id": entry_id} for entry_id in (5, 3, 4, 1)))
+    assert tables.write(batch) == []
+    assert [rows for rows in calls if rows] == [4]
+    assert sorted(row["value"] for row in tables.rows()["t"]) == [b"1", b"3", b"4", b"5"]
+
+
+calls: list[int] = []
+
+
+def counted(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A function that changes nothing."""
+    calls.append(batch.num_rows)
+    return batch

@@ -59,6 +59,16 @@ def test_variables_are_read_with_the_configuration_and_files_when_they_are_used(
     assert parse_config(data(auth=basic)).source.auth_params == "secret:u:the-id"
 
 
+def test_certificates_without_tls_are_refused_and_not_ignored() -> None:
+    with pytest.raises(UsageError, match=r"not pulsar\+ssl://, so nothing would be encrypted"):
+        parse_config(data(tls={"ca_file": "ca.pem"}))
+
+
+def test_settings_of_spark_which_may_be_secret_are_in_no_repr() -> None:
+    config = parse_config(data(spark={"settings": {"spark.hadoop.fs.s3a.secret.key": "hidden"}}))
+    assert "hidden" not in repr(config)
+
+
 def test_limits_of_open_messages_are_read_in_their_units() -> None:
     limits = parse_config(data(chunks={"max_pending": 7, "expire_after": "90 s"})).chunks.limits
     assert (limits.max_pending, limits.expire_after_ms) == (7, 90_000)

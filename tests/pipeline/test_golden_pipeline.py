@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from ledgerlake.decode.schema import MESSAGES
 from ledgerlake.errors import SetupError
 from ledgerlake.inspect.due_counts import due_counts
-from ledgerlake.inspect.open_messages import open_messages
+from ledgerlake.inspect.incomplete_messages import incomplete_messages
 from ledgerlake.inspect.waiting_messages import waiting_messages
 from ledgerlake.inspect.waiting_rows import waiting
 from ledgerlake.options.config import parse_config
@@ -89,9 +89,9 @@ def test_what_waits_in_the_state_is_there_after_a_move(config: Config, spark: Sp
     with pytest.raises(
         SetupError, match=r"was moved from file:.*/golden/checkpoint, and the pipeline has not run since"
     ):
-        open_messages(spark, config)
+        incomplete_messages(spark, config)
     adopt_state(config.checkpoint_place)
-    (large,) = open_messages(spark, config)
+    (large,) = incomplete_messages(spark, config)
     assert (large.present, large.missing, large.total_bytes) == (2, 1, 3000)
     (delayed,) = waiting_messages(spark, config)
     assert (delayed.waiting, delayed.cancels, delayed.horizon["later"]) == (3, 1, 3)

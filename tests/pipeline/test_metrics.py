@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from prometheus_client import CollectorRegistry, generate_latest
 
 from ledgerlake.delay.due_times import DueSpan
-from ledgerlake.operators.rows import Released
+from ledgerlake.operators.rows import Incomplete, Released
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.metrics import Metrics, MetricsListener, PipelineState
 from ledgerlake.pipeline.progress import Behind, Reading, lags_of
@@ -76,16 +76,22 @@ def test_a_pipeline_shows_what_its_batches_brought() -> None:
         delayed_counts={NAME: 3},
         next_due_ms={NAME: 2500},
         due_spans={NAME: [DueSpan(2_500, 1000, 4), DueSpan(90_000, 60_000, 1)]},
-        incomplete_count=1,
+        incomplete={NAME: Incomplete(1, 9), f"{NAME}-other": Incomplete(3, 7)},
         released=Released(3, 1_200, 1_000),
         commit_s=0.2,
     )
     metrics.add_batch("orders", first, 10.0, 1_500)
     repeated = BatchResult(
-        1, 50, repeated=True, kept_bytes=7, next_due_ms={NAME: None}, released=Released(9, 1, 1), commit_s=100
+        1,
+        50,
+        repeated=True,
+        incomplete={NAME: Incomplete()},
+        next_due_ms={NAME: None},
+        released=Released(9, 1, 1),
+        commit_s=100,
     )
     metrics.add_batch("orders", repeated, 10.5, 2_000)
-    metrics.add_batch("orders", BatchResult(2, kept_bytes=7), 11.0, 2_500)
+    metrics.add_batch("orders", BatchResult(2), 11.0, 2_500)
     metrics.add_progress("orders", {NAME: Behind(20, 1500)}, 3.0)
     samples = dict(line.rsplit(" ", 1) for line in text(metrics))
     labels = f'{{query="orders",topic_partition="{NAME}"}}'
@@ -117,8 +123,8 @@ def test_a_pipeline_shows_what_its_batches_brought() -> None:
         'ledgerlake_commit_seconds_bucket{le="+Inf",query="orders"}': "3.0",
         'ledgerlake_commit_seconds_count{query="orders"}': "3.0",
         'ledgerlake_commit_seconds_sum{query="orders"}': "100.2",
-        'ledgerlake_open_sets{query="orders"}': "0.0",
-        'ledgerlake_held_bytes{query="orders"}': "7.0",
+        'ledgerlake_incomplete_messages{query="orders"}': "3.0",
+        'ledgerlake_kept_bytes{query="orders"}': "7.0",
     }
 
 

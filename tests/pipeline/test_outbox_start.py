@@ -28,12 +28,20 @@ def begin(checkpoint: Path) -> Outbox:
     return outbox
 
 
-def start_of(checkpoint: Path) -> Start:
+def start_of(checkpoint: Path, *, is_there: bool = True) -> Start:
     config: Any = SimpleNamespace(source=None)
     nothing: Any = None
     table = SimpleNamespace(path="table", outbox_messages=lambda _name: None)
-    tables: Any = SimpleNamespace(main=SimpleNamespace(table=table))
+    tables: Any = SimpleNamespace(main=SimpleNamespace(table=table), main_name="table", exists=lambda _name: is_there)
     return Start(config, nothing, Checkpoint(Place(str(checkpoint))), nothing, tables)
+
+
+def test_an_outbox_is_opened_before_the_main_table_is_made(tmp_path: Path) -> None:
+    start = start_of(tmp_path, is_there=False)
+    start._tables.main.table.outbox_messages = None  # type: ignore[method-assign, assignment]
+    outbox = Outbox(Place(str(tmp_path / "ledgerlake/outbox")))
+    start.open_outbox(outbox)
+    assert Checkpoint(Place(str(tmp_path))).outbox() == outbox.name
 
 
 def test_an_outbox_that_is_gone_is_refused_and_the_way_on_is_said(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from py4j.protocol import Py4JError, Py4JNetworkError
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.topics import TopicSelection
@@ -332,6 +333,24 @@ def test_a_planner_that_was_ended_from_outside_is_started_again(closed: str) -> 
     assert (cause.retryable, cause.exit_code) == (True, 3)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        Py4JNetworkError("An error occurred while trying to connect to the Java server (127.0.0.1:1)"),
+        Py4JError("An error occurred while calling o56.awaitTermination"),
+    ],
+)
+def test_after_a_java_process_that_was_ended_from_outside_a_start_may_help(error: Exception) -> None:
+    cause = cause_of(error)
+    assert isinstance(cause, ProcessLostError)
+    assert (cause.exit_code, "Java" in cause.message) == (3, True)
+
+
+def test_an_error_that_java_names_is_none_of_a_lost_process() -> None:
+    error = Py4JError("An error occurred while calling o56.foo. Trace:\npy4j.Py4JException: Method foo does not exist")
+    assert isinstance(cause_of(error), SetupError)
+
+
 def test_a_broker_that_is_not_there_is_found_out_before_anything_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_pause(_seconds: float) -> None:
         raise AssertionError("it waits")
@@ -445,19 +464,31 @@ def test_a_new_topic_whose_subscription_another_process_holds_stops_no_acknowled
         cluster.close()
 
 
-def test_an_acknowledgement_that_fails_drops_no_end_that_waits_for_its_subscription(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neither_a_failure_nor_a_kill_drops_an_end_that_waits_for_its_subscription(tmp_path: Path) -> None:
     def fail(_position: Position) -> None:
         raise BrokerError("the test says no")
 
+    (tmp_path / "commits").mkdir()
     keeper = CursorKeeper(None, "s", Checkpoint(Place(str(tmp_path))))  # type: ignore[arg-type]
-    monkeypatch.setattr(keeper, "_open_new", lambda _name: False)
-    keeper._acknowledge({"a": Position(7, 0), "b": Position(7, 1)})
-    keeper._cursors["a"] = SimpleNamespace(advance=fail)  # type: ignore[assignment]
+    keeper._open_new = lambda name: False  # type: ignore[method-assign]
+
+    def commit(batch_id: int, ends: dict[str, Position]) -> None:
+        keeper.add(LastRun(batch_id, 0), ends)
+        (tmp_path / "commits" / str(batch_id)).write_text("v1\n{}")
+
+    commit(0, {"a": Position(7, 0), "b": Position(7, 1)})
+    assert not keeper.step()
+    keeper._cursors["a"] = SimpleNamespace(advance=fail, is_open=True)  # type: ignore[assignment]
+    commit(1, {"c": Position(7, 2)})
     with pytest.raises(BrokerError):
-        keeper._acknowledge({"c": Position(7, 2)})
+        keeper.step()
+    del keeper._cursors["a"]
+    # A kill: the next start has all of them from the checkpoint.
+    commit(2, {})
+    keeper = CursorKeeper(None, "s", Checkpoint(Place(str(tmp_path))))  # type: ignore[arg-type]
     advanced: list[Position] = []
-    keeper._cursors |= dict.fromkeys("abc", SimpleNamespace(advance=advanced.append))  # type: ignore[arg-type]
-    keeper._acknowledge({})
-    assert advanced == [Position(7, 0), Position(7, 1), Position(7, 2)]
+    keeper._cursors |= dict.fromkeys("abc", SimpleNamespace(advance=advanced.append, is_open=True))  # type: ignore[arg-type]
+    keeper._pending = keeper._load().pending
+    assert not keeper.step()
+    assert sorted(advanced) == [Position(7, 0), Position(7, 1), Position(7, 2)]
+    assert keeper._pending == {}

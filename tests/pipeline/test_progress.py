@@ -20,6 +20,7 @@ import pytest
 from rich.console import Console
 
 from ledgerlake.delay.due_times import DueSpan
+from ledgerlake.operators.rows import Incomplete
 from ledgerlake.pipeline import progress_screen
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.live_screen import live_screen, sparkline
@@ -57,8 +58,7 @@ def screen_after_a_batch(out: io.StringIO | None = None, **options: Any) -> Prog
         Counter(no_table=2, checksum=1),
         delayed_counts={name: 40},
         next_due_ms={name: int(time.time() * 1000) + 90_500},
-        incomplete_count=2,
-        kept_bytes=7_000_000,
+        incomplete={name: Incomplete(2, 7_000_000)},
         commit_s=0.25,
     )
     screen.add(result)

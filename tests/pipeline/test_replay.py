@@ -27,7 +27,7 @@ from ledgerlake.pipeline.replay_rejects import FoundReject
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.open_table import existing_table
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
-from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.entry import encode_batch, encode_entry
 from tests.chunks import chunk_entries
 from tests.entries import metadata, single
 
@@ -398,4 +398,33 @@ def test_what_only_a_table_with_the_latest_messages_takes_is_left(tmp_path: Path
     reject(settings, 1, reason="transform_failed")
     replayed = replay(settings)
     assert (replayed.replayed, replayed.left) == ({}, {"transform_failed": 1})
+    assert "only tables with the latest messages take it" in replayed.why["transform_failed"]
     assert values(tmp_path, "others") == []
+
+
+def test_of_a_batch_what_only_a_table_with_the_latest_messages_takes_stays_a_reject(tmp_path: Path) -> None:
+    settings = config(
+        tmp_path, {"path": "t", "where": "key = 'a'"}, {"path": "latest", "where": "key = 'b'", "mode": "latest"}
+    )
+    singles = [(pb.SingleMessageMetadata(partition_key=key), key.encode()) for key in "ab"]
+    payload = encode_batch(singles)
+    entry = encode_entry(metadata(num_messages_in_batch=2, uncompressed_size=len(payload)), payload)
+    reject_entries(settings, {1: entry}, "bad_compression")
+    assert replay(settings).replayed == {"bad_compression": 1}
+    assert values(tmp_path, "t") == [b"a"]
+    (left,) = count_rejects(settings)
+    assert (left.reason, left.message_id) == ("no_table", "1:1:1")
+    again = replay(settings)
+    assert (again.replayed, again.left) == ({}, {"no_table": 1})
+
+
+def test_a_table_that_is_not_made_yet_holds_up_no_replay_into_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cluster, "schemas", lambda _self, asked: [None] * len(asked))
+    waits = {"path": "waits", "shape": "record", "partition_by": ["country"], "topics_pattern": ".*other"}
+    settings = config(tmp_path, waits, path=str(tmp_path / "others"))
+    reject(settings, 1)
+    assert replay(settings).replayed == {"no_table": 1}
+    assert values(tmp_path, "others") == [b"1"]
+    assert not (tmp_path / "waits/_delta_log").exists()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ledgerlake.delay.due_times import DueSpan
-from ledgerlake.operators.rows import Released
+from ledgerlake.operators.rows import Incomplete, Released
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.history import History, Sample
@@ -123,8 +125,7 @@ def test_the_document_shows_a_pipeline(metrics: ServedMetrics) -> None:
         delayed_counts={"t": 5},
         next_due_ms={"t": 7_000},
         due_spans={"t": [DueSpan(7_000, 1000, 5)]},
-        incomplete_count=1,
-        kept_bytes=7,
+        incomplete={"t": Incomplete(1, 7)},
         commit_s=0.25,
         released=Released(2, 1_800, 1_500),
     )
@@ -259,3 +260,16 @@ def test_the_history_has_a_sample_for_each_five_seconds_and_what_held_through_a_
     for number in range(1_000):
         history.add(sample(1_000 + 5 * number, number))
     assert len(history.samples) == 180
+
+
+def test_warnings_stay_on_standard_error_beside_the_page() -> None:
+    code = (
+        "import logging\n"
+        "from ledgerlake.pipeline.status import Problems\n"
+        "kept = [Problems(), Problems()]\n"
+        "logging.getLogger('ledgerlake.a').warning('the store is away')\n"
+        "logging.getLogger('ledgerlake').addHandler(logging.NullHandler())\n"
+        "logging.getLogger('ledgerlake.a').warning('a handler of the user has this')\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stderr == "the store is away\n"

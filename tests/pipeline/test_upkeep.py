@@ -125,6 +125,27 @@ def test_a_failure_is_logged_once_and_the_next_round_tries_again(
     assert "the store does not answer" in warnings[0]
 
 
+def test_a_vacuum_that_failed_is_tried_again_in_the_next_round(
+    tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[Place] = []
+
+    def fail_once(self: Upkeep, place: Place) -> None:
+        attempts.append(place)
+        if len(attempts) == 1:
+            raise OSError("the store does not answer")
+
+    monkeypatch.setattr("ledgerlake.pipeline.upkeep._FIRST_VACUUM_S", 0.0)
+    monkeypatch.setattr(Upkeep, "_vacuum", fail_once)
+    running = Upkeep(with_rejects(config_of(tmp_path)))
+    running.start()
+    wait_until(lambda: running.report.last_round_ms is not None)
+    running.end()
+    running.wait()
+    assert [place.uri.rpartition("/")[2] for place in attempts] == ["messages", "messages_rejects"] * 2
+    assert running.report.failed_attempts == 1
+
+
 def test_work_is_followed_by_a_rest_after_which_the_share_of_time_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,14 +174,22 @@ def test_pauses_get_longer_while_it_fails(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_an_obstacle_of_one_table_is_said_once(
-    tmp_path: Path, writer: Writer, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, writer: Writer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    rounds: list[Compaction] = []
+    merge = Compaction.run
+
+    def counted(compaction: Compaction) -> int:
+        rounds.append(compaction)
+        return merge(compaction)
+
+    monkeypatch.setattr(Compaction, "run", counted)
     config = with_rejects(config_of(tmp_path))
     DeltaTable(writer.table.path.uri).alter.add_constraint({"has_entry": "entry_id >= 0"})
     running = Upkeep(config)
     with caplog.at_level(logging.WARNING):
         running.start()
-        time.sleep(0.6)
+        wait_until(lambda: len(rounds) > 6)
         running.end()
         running.wait()
     warnings = [record.getMessage() for record in caplog.records if "not merged" in record.getMessage()]
@@ -228,6 +257,6 @@ def test_a_table_that_cannot_be_vacuumed_keeps_no_other_one_from_it(
 
     monkeypatch.setattr("ledgerlake.pipeline.upkeep.vacuum", of_one_table)
     running = Upkeep(config)
-    running._remove_unused()
+    assert not running._remove_unused([config.messages_place, config.rejects_place])
     assert asked == [config.messages_place, config.rejects_place]
     assert running.report.failed_attempts == 1

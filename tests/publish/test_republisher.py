@@ -276,3 +276,13 @@ def test_who_waits_until_everything_is_sent_may_look_around_meanwhile(tmp_path: 
         due_publisher.stop()
         assert looks > 0
         assert len(peer.stored) == 20
+
+
+def test_a_topic_that_stores_slowly_is_waited_for_as_long_as_it_stores(tmp_path: Path) -> None:
+    outbox = filled(tmp_path, 20)
+    with Peer(store_pause_s=0.1) as peer:
+        due_publisher = Republisher(outbox, ClientSettings(peer.url), TOPIC, "s", lambda: True, lambda _error: None)
+        due_publisher.start()
+        assert due_publisher.drain(1.0)
+        due_publisher.stop()
+        assert len(peer.stored) == 20

@@ -13,7 +13,7 @@ import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.producer import NumberedEntry, NumberedProducer
-from ledgerlake.errors import LedgerlakeError, UsageError
+from ledgerlake.errors import CheckpointError, LedgerlakeError, TransportError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.large_messages import CHUNK_BYTES, LargeMessageProducer
 from ledgerlake.publish.topic_writer import TopicSettings, TopicWriter, _Target
@@ -222,3 +222,31 @@ def test_a_message_that_is_said_to_need_no_chunks_is_below_the_limit_of_chunks()
             chunk_fields_bytes = len(next(encode_chunks(metadata, b"x", 1, attempt_suffix()))) - 1
             assert chunk_fields_bytes + size <= max_entry_bytes
     assert 200 < sum(answers) < 1800
+
+
+def test_a_micro_batch_that_is_older_than_what_the_broker_has_is_refused_and_not_dropped() -> None:
+    with Peer() as peer:
+        write(peer, batch_id=5, value=[b"a"])
+        with pytest.raises(
+            CheckpointError, match="messages of micro-batch 5 by the producer w, and this is micro-batch 3"
+        ):
+            write(peer, batch_id=3, value=[b"b"])
+        write(peer, batch_id=5, value=[b"a"])
+        write(peer, batch_id=6, value=[b"c"])
+        assert [bytes(parse_entry(entry).payload)[-1:] for entry in peer.received] == [b"a", b"a", b"c"]
+
+
+def test_a_broker_that_is_away_for_a_moment_ends_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    find = Cluster.topic_partitions
+
+    def away_at_first(self: Cluster, topic: str) -> list[str]:
+        asked.append(topic)
+        if len(asked) == 1:
+            raise TransportError("the broker is away")
+        return find(self, topic)
+
+    monkeypatch.setattr(Cluster, "topic_partitions", away_at_first)
+    with Peer() as peer:
+        write(peer, value=[b"a"])
+        assert len(peer.stored) == 1

@@ -9,13 +9,14 @@ import pyspark
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from ledgerlake.errors import DataLossError
+from ledgerlake.errors import DataLossError, TransportError
 from ledgerlake.options.source_options import SourceOptions, parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source import loss_watch
-from ledgerlake.source.bounds import entry_from
+from ledgerlake.source.bounds import end_position, entry_from
 from ledgerlake.source.loss import DATA_LOSS, NO_INDEX_YET, LastRead, Loss, find_loss, moved_to, tell_tasks
 from ledgerlake.source.planning import EntryRange
+from ledgerlake.source.reread import read_again
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 from ledgerlake.source.views import read_bundles, read_entries, read_messages
 from ledgerlake.wire.entry import encode_entry
@@ -362,13 +363,13 @@ def test_what_compaction_left_has_no_losses() -> None:
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ledgerlake.source.loss_watch._patience", loss_watch._Patience())
-    monkeypatch.setattr("ledgerlake.source.loss_watch._LOST_TOPIC_S", 0.1)
-    monkeypatch.setattr("ledgerlake.source.loss_watch._ASK_AGAIN_S", 0.01)
+def lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_watch, "_lookups", loss_watch._Lookups())
+    monkeypatch.setattr(loss_watch, "LOST_TOPIC_S", 0.1)
+    monkeypatch.setattr(loss_watch, "_ASK_AGAIN_S", 0.01)
 
 
-@pytest.mark.usefixtures("patience")
+@pytest.mark.usefixtures("lookups")
 def test_a_range_of_a_topic_that_another_one_has_replaced_since_is_lost() -> None:
     with Peer() as peer:
         peer.add(batch([b"another"], index=0), ledger_id=3)
@@ -383,21 +384,62 @@ def test_a_range_of_a_topic_that_another_one_has_replaced_since_is_lost() -> Non
         assert [(row["message_id"], row["reject_reason"]) for row in rows] == [("500:11", DATA_LOSS)]
 
 
-@pytest.mark.usefixtures("patience")
-@pytest.mark.parametrize("last_answer", [Position(7, 0), Position(7, 5)])
-def test_a_broker_that_does_not_know_the_end_of_its_topic_is_asked_again(
-    monkeypatch: pytest.MonkeyPatch, last_answer: Position
+class StaleBroker:
+    """A broker that does not know for a while that it has lost the topic, of which it has two entries."""
+
+    def __init__(self, peer: Peer, monkeypatch: pytest.MonkeyPatch, lookups: int) -> None:
+        peer.add(*(batch([b"%d" % number], index=number) for number in range(6)), ledger_id=7)
+        peer.last_position = Position(7, 1)
+        peer.hold_back = {Position(7, number) for number in range(2, 6)}
+        self._peer, self._lookups = peer, lookups
+        monkeypatch.setattr(loss_watch, "end_position", self._look_up)
+
+    def _look_up(self, *args: Any) -> Position:
+        self._lookups -= 1
+        if self._lookups == 0:
+            self._peer.last_position = None
+            self._peer.hold_back = set()
+        return end_position(*args)
+
+
+ONE_TO_FIVE = EntryRange(TOPIC, Position(7, 0), Position(7, 5), after_index=0, is_end_stored=True)
+
+
+@pytest.mark.usefixtures("lookups")
+@pytest.mark.parametrize("end_messages", [None, 0])
+def test_a_range_is_read_on_after_a_broker_that_has_lost_the_topic(
+    monkeypatch: pytest.MonkeyPatch, end_messages: int | None
 ) -> None:
-    answers = [Position(7, 0), Position(7, 0)]
-    monkeypatch.setattr(
-        "ledgerlake.source.loss_watch.end_position", lambda *_: answers.pop() if answers else last_answer
-    )
+    span = replace(ONE_TO_FIVE, end_batch_index=end_messages)
     with Peer() as peer:
-        peer.add(batch([b"a"], index=0), batch([b"b"], index=1), ledger_id=7)
-        span = EntryRange(TOPIC, Position(7, 1), Position(7, 5), after_index=1, is_end_stored=True)
-        rows = [
-            row for part in read_messages(options_for(peer, failOnDataLoss="false"), span) for row in part.to_pylist()
-        ]
-        lost = [("7:2", DATA_LOSS)] if last_answer == Position(7, 0) else []
-        assert [(row["message_id"], row["reject_reason"]) for row in rows] == lost
-        assert answers == []
+        StaleBroker(peer, monkeypatch, lookups=3)
+        rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
+    assert [row["value"] for row in rows] == [b"1", b"2", b"3", b"4", b"5"]
+
+
+@pytest.mark.usefixtures("lookups")
+def test_entries_are_read_again_from_the_broker_that_has_the_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Peer() as peer:
+        StaleBroker(peer, monkeypatch, lookups=2)
+        entries = list(read_again(options_for(peer).client, TOPIC, [Position(7, 1), Position(7, 3), Position(7, 9)]))
+        assert entries == [peer.entries[1][1], peer.entries[3][1], None]
+
+
+@pytest.mark.usefixtures("lookups")
+def test_a_topic_that_ends_early_for_long_has_lost_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Peer() as peer:
+        StaleBroker(peer, monkeypatch, lookups=10_000)
+        options = options_for(peer, failOnDataLoss="false")
+        rows = [row for part in read_messages(options, ONE_TO_FIVE) for row in part.to_pylist()]
+        assert [(row["message_id"], row["reject_reason"]) for row in rows] == [("7:1:0", None), ("7:2", DATA_LOSS)]
+
+
+@pytest.mark.usefixtures("lookups")
+def test_brokers_that_do_not_agree_on_the_end_of_a_topic_are_named_and_nothing_is_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Peer() as peer:
+        StaleBroker(peer, monkeypatch, lookups=10_000)
+        monkeypatch.setattr(loss_watch, "end_position", lambda *_: Position(7, 5))
+        with pytest.raises(TransportError, match="ends at 7:5 by one answer and at 7:1 by another"):
+            list(read_messages(options_for(peer), ONE_TO_FIVE))

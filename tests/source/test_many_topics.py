@@ -73,6 +73,20 @@ def test_batches_take_more_permits_than_entries_and_the_reader_gets_all_of_them(
     assert peer.requests.count("CommandSubscribe") == opened
 
 
+@pytest.mark.parametrize("last", [6, 10])
+def test_holes_leave_permits_that_the_next_ends_use(peer: Peer, latest: list[LatestOffset], last: int) -> None:
+    """As with a message in each transaction: its marker takes a number and no permit."""
+    few = latest[:3]
+    assert ends(few) == end_at(0, 0)
+    opened = peer.requests.count("CommandSubscribe")
+    for entry_id in range(2, last, 2):
+        peer.add(single(b"x", index=entry_id), first=entry_id)
+    assert ends(few) == end_at(last - 2, last - 2)
+    peer.add(single(b"x", index=last), first=last)
+    assert ends(few) == end_at(last, last)
+    assert peer.requests.count("CommandSubscribe") == opened
+
+
 def test_a_reader_gets_no_entry_that_was_not_asked_for(peer: Peer, latest: list[LatestOffset]) -> None:
     assert ends(latest) == end_at(0, 0)
     peer.add(single(b"a", index=1), single(b"b", index=2), first=1)

@@ -4,6 +4,8 @@ fails.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ledgerlake.decode.payloads import EntryPayload, PayloadMessage
 from ledgerlake.options.source_options import SourceOptions, parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -78,3 +80,20 @@ def test_an_entry_that_the_function_cannot_read_is_a_reject_with_its_words() -> 
             "reject",
             "entries",
         ]
+
+
+def odd(entry: EntryPayload) -> list[PayloadMessage]:
+    """What a function may do with bytes that producers choose."""
+    if entry.payload == b"text":
+        return [PayloadMessage("text", "key")]  # type: ignore[arg-type]
+    raise ValueError("no kind \ud800\nand more")
+
+
+def test_a_function_that_returns_or_says_what_cannot_be_written_makes_a_reject() -> None:
+    with Peer() as peer:
+        peer.add(single(b"text"), single(b"surrogate"))
+        span = EntryRange(TOPIC, BEFORE_ALL, peer.entries[-1][0])
+        options = replace(options_for(peer), message_payload_processor=f"{__name__}:odd")
+        rows = [row for part in read_messages(options, span) for row in part.to_pylist()]
+        assert [row["reject_reason"] for row in rows] == ["payload_processor"] * 2
+        assert sum(bundle["kind"][0].as_py() == "reject" for bundle in read_bundles(options, span)) == 2

@@ -331,6 +331,59 @@ def test_a_topic_that_was_deleted_while_something_waits_is_new_when_it_comes_bac
     assert (partition.span.after, partition.span.end) == (BEFORE_ALL, Position(9, 0))
 
 
+def test_a_topic_that_is_deleted_hides_no_new_partitions_of_the_others(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(topic_list, "_REFRESH_S", 0.0)
+    peer.add(single(b"a"))
+    names = [f"persistent://public/default/{name}" for name in ("a", "b")]
+    options = {"service.url": peer.url, "topics": ",".join(names), "startingOffsets": "earliest"}
+    reader = LedgerlakeStreamReader(parse_options(options | {"failOnDataLoss": "false"}))
+    _readers.append(reader)
+    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert sorted(from_json(start)) == names
+    peer.missing_topics = {names[1]}
+    peer.partitions = {names[0]: 2}
+    for _ in range(2):
+        time.sleep(0.3)
+        start = reader.latestOffset(start, ReadAllAvailable())
+    assert {f"{names[0]}-partition-0", f"{names[0]}-partition-1"} < set(from_json(start))
+    assert len([record for record in caplog.records if "is not there any more" in record.getMessage()]) == 1
+
+
+@pytest.mark.parametrize("limit", [None, 1])
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_topic_that_is_deleted_after_it_was_read_is_not_planned_again_by_a_run_with_a_fixed_end(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None, waits: bool
+) -> None:
+    monkeypatch.setattr(topic_list, "_REFRESH_S", 0.0)
+    peer.add(single(b"a"))
+    path = str(tmp_path / "wakes")
+    reader = pattern_reader(peer, wakes=path, pinnedBy="s", **({} if limit is None else {"maxRowsPerTrigger": "1"}))
+    _readers.append(reader)
+    reader.prepareForTriggerAvailableNow()
+    noted = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    read = reader.latestOffset(noted, ReadAllAvailable())
+    assert from_json(read)[TOPIC].position == Position(7, 0)
+    if waits:
+        save_wakeup_times(Place(path), 1, WakeupTimes({TOPIC: 2**60}))
+    peer.is_deleted = True
+    peer.disconnect()
+    time.sleep(1.1)
+    reader.reportLatestOffset()
+    unread = {TOPIC: PartitionOffset(BEFORE_ALL, clock_ms=from_json(read)[TOPIC].clock_ms)} if waits else {}
+    start = read
+    for _ in range(3):
+        start = reader.latestOffset(start, ReadAllAvailable())
+        assert from_json(start) == unread
+
+
+@pytest.fixture
+def lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "LOST_TOPIC_S", 0.3)
+    monkeypatch.setattr(planner, "_ASK_AGAIN_S", 0.05)
+
+
 def other_topic(peer: Peer, **more: str) -> tuple[LedgerlakeStreamReader, dict[str, Any]]:
     """A stream that read a topic up to 7:1, where now there is one of the same name that ends at
     3:0.
@@ -349,6 +402,7 @@ def other_topic(peer: Peer, **more: str) -> tuple[LedgerlakeStreamReader, dict[s
     return reader, start
 
 
+@pytest.mark.usefixtures("lookups")
 def test_a_topic_that_ends_before_what_was_read_is_another_one_and_an_error(peer: Peer) -> None:
     reader, start = other_topic(peer)
     with pytest.raises(
@@ -363,6 +417,7 @@ def test_a_topic_that_ends_before_what_was_read_is_another_one_and_an_error(peer
         once.latestOffset(start, ReadAllAvailable())
 
 
+@pytest.mark.usefixtures("lookups")
 def test_or_it_is_read_from_its_beginning(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
     reader, start = other_topic(peer, failOnDataLoss="false")
     anew = reader.latestOffset(start, ReadAllAvailable())

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.reader import EntryReader
-from ledgerlake.decode import schema
+from ledgerlake.decode import columns, schema
 from ledgerlake.decode.messages import read_entry_table
 from ledgerlake.errors import DeadlineError, SetupError
 from ledgerlake.options.bounds import AtTime, Bound
 from ledgerlake.options.source_options import parse_options
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.bounds import first_available, resolve_end, resolve_start
 from ledgerlake.source.loss import NO_INDEX_YET
 from ledgerlake.source.planning import EntryRange
@@ -23,6 +26,7 @@ from ledgerlake.stored.offsets import PartitionOffset, from_json
 from ledgerlake.wire.chunks import encode_marker
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, MessageId, Position
+from ledgerlake.wire.value_schema import ValueSchema
 from tests.chunks import chunk_entries
 from tests.entries import BROKER_TIME_MS, batch, metadata, single
 from tests.peer import TOPIC, Peer
@@ -269,3 +273,14 @@ def test_a_reader_travels_without_its_connections() -> None:
         assert copy.__dict__["_planner"] is None
         assert from_json(start)[TOPIC].position == Position(7, -1)
         reader.stop()
+
+
+def test_values_of_many_columns_are_decoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "_CELLS_AT_ONCE", 100)
+    fields = [{"name": f"f{number}", "type": ["null", "int"], "default": None} for number in range(48)]
+    definition = json.dumps({"type": "record", "name": "R", "fields": fields})
+    with Peer() as peer:
+        peer.add(batch([b"{}"] * 7))
+        options = replace(options_for(peer), value_schema=ValueSchema(pb.Schema.Json, definition.encode()))
+        parts = list(read_messages(options, EntryRange(TOPIC, BEFORE_ALL, Position(7, 0))))
+    assert [part.num_rows for part in parts] == [2, 2, 2, 1]

@@ -310,3 +310,11 @@ def test_many_small_tables_become_one_while_they_wait(tmp_path: Path, monkeypatc
     (file,) = writer.finish()
     assert entries_of(tmp_path, [file]) == list(range(105))
     assert pq.ParquetFile(tmp_path / file.name).num_row_groups == 1
+
+
+def test_delayed_messages_with_one_time_are_in_the_order_of_their_positions(tmp_path: Path) -> None:
+    """They come in the order in which they were due."""
+    writer = writer_in(tmp_path)
+    due = rows([5, 5, 5], deliver_at=2, delivered_at=9)
+    writer.write(due.take(pa.array([2, 0, 1])))
+    assert entries_of(tmp_path, writer.finish()) == [0, 1, 2]

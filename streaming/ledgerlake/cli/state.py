@@ -22,7 +22,7 @@ def add(commands: Commands) -> None:
         commands,
         "state",
         _state,
-        "show what waits: large messages that are not whole, delayed ones",
+        "show what waits: incomplete large messages, delayed ones",
         "ledgerlake state orders.toml",
     )
     command.add_argument("config", metavar="CONFIG")
@@ -30,14 +30,14 @@ def add(commands: Commands) -> None:
 
 
 def _state(options: argparse.Namespace) -> int:
-    from ledgerlake.inspect.open_messages import open_messages
+    from ledgerlake.inspect.incomplete_messages import incomplete_messages
     from ledgerlake.inspect.waiting_messages import waiting_messages
     from ledgerlake.options.config import load_config
     from ledgerlake.pipeline.progress import counted
 
     config = load_config(options.config)
     spark = start_spark(f"ledgerlake state {config.stream.name}", config, options)
-    incomplete, delayed = open_messages(spark, config), waiting_messages(spark, config)
+    incomplete, delayed = incomplete_messages(spark, config), waiting_messages(spark, config)
     if options.json:
         large = [asdict(message) for message in incomplete]
         print(json.dumps({"large": large, "delayed": [asdict(partition) for partition in delayed]}))
@@ -46,9 +46,9 @@ def _state(options: argparse.Namespace) -> int:
         print(message.sentence())
     for partition in delayed:
         print(partition.sentence())
-    held_bytes = sum(message.held_bytes for message in incomplete)
+    kept_bytes = sum(message.kept_bytes for message in incomplete)
     large_count = counted(len(incomplete), "large message is", "large messages are")
-    print(f"{large_count} not whole, {counted(held_bytes, 'byte', 'bytes')} held")
+    print(f"{large_count} incomplete, {counted(kept_bytes, 'byte', 'bytes')} kept")
     waiting = sum(partition.waiting for partition in delayed)
     print(f"{counted(waiting, 'delayed message waits', 'delayed messages wait')}{_UNTIL_DUE if waiting else ''}")
     return 0

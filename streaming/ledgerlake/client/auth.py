@@ -69,7 +69,9 @@ class Authentication:
         """
         if self.is_oauth2:
             return _access_token(self.parameters).encode()
-        if self.method in ("token", "basic"):
+        if self.method == "basic":
+            return _with_password(self.parameters).encode()
+        if self.method == "token":
             return resolve_secret(_inline(self.parameters)).encode()
         return b"" if self.method == "tls" else None
 
@@ -154,6 +156,14 @@ def _basic(text: str, where: str) -> str:
     if not text.startswith(("env:", "file:")) and ":" not in text:
         raise UsageError(f"{where}: write user:password, or file:PATH or env:NAME of that")
     return text
+
+
+def _with_password(parameters: str) -> str:
+    """Return user and password; both may be a reference, or the password alone."""
+    if parameters.startswith(("env:", "file:")):
+        return resolve_secret(parameters)
+    user, _, password = parameters.partition(":")
+    return f"{user}:{resolve_secret(password)}"
 
 
 def _oauth2_parameters(text: str, where: str = "the OAuth2 parameters") -> dict[str, Any]:

@@ -113,6 +113,19 @@ class Cluster:
                     raise
             time.sleep(_TOPIC_POLL_S)
 
+    def known_partitions(self, names: Sequence[str]) -> list[str]:
+        """Return the current partitions of those topics that exist, after retries if the broker does
+        not answer.
+
+        Raises:
+            BrokerError, TransportError, ProtocolError: as ``topic_partitions``.
+        """
+        found: list[str] = []
+        for name in names:
+            with contextlib.suppress(TopicNotFoundError):
+                found += with_retries(partial(self._partitions, [name]), self.settings.give_up_after_s)
+        return found
+
     def watch(self, selection: TopicSelection) -> Watcher | None:
         """Return a watcher that notices created and deleted topics of a pattern; None if the broker
         does not support it.

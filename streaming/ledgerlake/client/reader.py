@@ -182,14 +182,15 @@ class EntryReader:
         return end.entry_id - self.after.entry_id
 
     def grant_until(self, end: Position) -> None:
-        """Let the broker send the entries up to ``end``, and none after it: each takes a permit at
-        least.
+        """Let the broker send the entries up to ``end``, each of which takes a permit at least. None
+        follows unless there were holes before: those have left permits.
         """
         assert self._open is not None
         session, consumer = self._open
         permits = min(self.distance(end) - self._permits.outstanding, MOST_PERMITS)
-        self._permits.outstanding += permits
-        grant(session, consumer, permits)
+        if permits > 0:
+            self._permits.outstanding += permits
+            grant(session, consumer, permits)
 
     def take_until(self, end: Position, deadline: float) -> EntryReceived | None:
         """Return the entry at ``end``, after ``grant_until``; None if it does not come, and then the

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as f
 
 from ledgerlake.delay.schedules import waiting_from_json
-from ledgerlake.inspect.open_messages import last_batch, read_state
+from ledgerlake.inspect.stored_state import last_batch, read_state
 from ledgerlake.inspect.waiting_messages import source_of, stored_cancels
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ class TopicContent:
     """
 
     bad_entries: int = 0
-    open_chunks: int = 0
+    incomplete_chunks: int = 0
     first: Position | None = None
 
 
@@ -158,7 +158,7 @@ def read_topic(
             expected.add(message_keys, is_delayed | repeats)
             content.bad_entries += expected.count_missing(bad)
             content.first = content.first or _first_of(message_keys, bad)
-    content.open_chunks = chunks.count_open()
+    content.incomplete_chunks = chunks.count_incomplete()
     return content
 
 
@@ -217,7 +217,7 @@ class _Chunks:
         self._assembly.budget = EventBudget()
         return ended
 
-    def count_open(self) -> int:
+    def count_incomplete(self) -> int:
         """Return the number of chunks of messages that are still incomplete."""
         return len(list(self._assembly.drain_pending()))
 

@@ -27,7 +27,7 @@ incomplete large messages.
     out_of_order   rows that come after a later one, inside a file, or in a file whose range overlaps another's
                    (rows marked ``late`` are not counted)
     not_checked    rows of positions that the topic no longer has, or that are before the start of the checkpoint
-    open_chunks    chunks of incomplete large messages
+    incomplete_chunks    chunks of incomplete large messages
     waiting        delayed messages that were not due when the last micro-batch was planned, and messages that repeat of
                    which no occurrence is in the table
     early          rows that were delivered before they were due
@@ -105,7 +105,7 @@ class Verdict:
     rejects: int = 0
     late: int = 0
     not_checked: int = 0
-    open_chunks: int = 0
+    incomplete_chunks: int = 0
     waiting: int = 0
     early: int = 0
     outdated: int = 0
@@ -122,9 +122,9 @@ class Verdict:
             notes += (
                 f", {self.not_checked:,} not compared: removed from the topic, or before the start of this checkpoint"
             )
-        if self.open_chunks:
-            chunks = counted(self.open_chunks, "chunk", "chunks")
-            notes += f", {chunks} of messages that are not whole yet"
+        if self.incomplete_chunks:
+            chunks = counted(self.incomplete_chunks, "chunk", "chunks")
+            notes += f", {chunks} of incomplete large messages"
         if self.left_out:
             notes += f", {self.left_out:,} left out by queries"
         if self.waiting:
@@ -229,7 +229,7 @@ class _Comparison:
         for table, counting in latest:
             table.end(counting, Span(first, (end.ledger_id, end.entry_id)))
         self._verdict.missing += content.bad_entries
-        self._verdict.open_chunks += content.open_chunks
+        self._verdict.incomplete_chunks += content.incomplete_chunks
 
     def read_table(self, number: int, table: TableRows) -> None:
         """Read the rows of a table; a second time those files whose rows overlap an earlier one's.
@@ -342,11 +342,12 @@ class _Tables:
 
     def __init__(self, config: Config, cluster: Cluster, end: Offset) -> None:
         self._config = config
+        # First, because a replay commits to it last: of what it marks there, the others have the rows.
+        self.rejects = TableRows(config.rejects_place, config.spark, ["message_id", "reason", "detail"])
         self._rows: dict[str, TableRows | None] = {}
         for options in config.table_options:
             if not options.is_template and not options.keeps_latest:
                 self._open(options)
-        self.rejects = TableRows(config.rejects_place, config.spark, ["message_id", "reason", "detail"])
         topics = sorted({split_partition(name)[0] for name in end})
         of_topics = {
             options.of_topic(topic).name: options.of_topic(topic)
@@ -394,7 +395,7 @@ class _Tables:
     def _open(self, options: TableOptions) -> TableRows | None:
         """Return the rows of a table; None if it does not exist yet."""
         if options.name not in self._rows:
-            is_missing = options.name != self._config.main_table and existing_table(options.place) is None
+            is_missing = existing_table(options.place) is None
             self._rows[options.name] = None if is_missing else TableRows(options.place, self._config.spark)
         return self._rows[options.name]
 

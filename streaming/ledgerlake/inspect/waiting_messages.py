@@ -14,7 +14,7 @@ from ledgerlake.delay.bucket import Record, record_from_json
 from ledgerlake.delay.cancels import cancels_from_json
 from ledgerlake.delay.due_times import DueTimes, due_times, needed
 from ledgerlake.delay.storage import METADATA, missing
-from ledgerlake.inspect.open_messages import last_batch, read_state
+from ledgerlake.inspect.stored_state import last_batch, read_state
 from ledgerlake.operators.bucket_folders import open_folder
 from ledgerlake.operators.bucket_storage import segments_of_block
 from ledgerlake.pipeline.checkpoint import Checkpoint

@@ -28,7 +28,7 @@ from ledgerlake.delay.schedules import CANCELLED, REPEATING, REPLACED, MarkedPos
 from ledgerlake.delay.segment import key_columns
 from ledgerlake.delay.snapshot import segment_from_bytes
 from ledgerlake.delay.storage import METADATA
-from ledgerlake.inspect.open_messages import last_batch, read_state
+from ledgerlake.inspect.stored_state import last_batch, read_state
 from ledgerlake.inspect.waiting_messages import stored_cancels, stored_records
 from ledgerlake.operators.bucket_folders import open_folder
 from ledgerlake.operators.bucket_storage import segments_of_block

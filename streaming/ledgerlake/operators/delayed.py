@@ -158,6 +158,22 @@ class StoredEntries(KeptEntries, Protocol):
     def has(self, position: Position) -> bool:
         """Return whether an entry is kept."""
 
+    def get(self, position: Position) -> bytes | None:
+        """Return an entry, which stays kept; None if it is not."""
+
+
+@dataclass(frozen=True)
+class _KeptChunks:
+    """The chunks of a message that is due. They stay kept until it is delivered: if they cannot be
+    joined, they become rejects.
+    """
+
+    kept_entries: StoredEntries
+    positions: tuple[Position, ...]
+
+    def __iter__(self) -> Iterator[bytes | None]:
+        return map(self.kept_entries.get, self.positions)
+
 
 class DelayedMessages:
     """The delayed messages of one topic partition; see the module. The index is opened when it is
@@ -529,7 +545,7 @@ class DelayedMessages:
             if message.batch_range is not None:
                 yield from self._take_partial(positions[0], message.batch_range, release)
                 continue
-            entries = map(self._kept_entries.take, positions) if message.bytes_kept else None
+            entries = _KeptChunks(self._kept_entries, positions) if message.bytes_kept else None
             known = () if message.bytes_kept else positions
             yield Assembled(
                 positions,
@@ -541,6 +557,8 @@ class DelayedMessages:
                 clock_ms=release.clock_ms,
             )
             self._state.large.removeKey((ledger_id, entry_id))
+            for chunk in positions if message.bytes_kept else ():
+                self._kept_entries.drop(chunk)
         if to_reread:
             yield DuePositions(to_reread, release.delivered_ms, release.outputs, release.clock_ms)
 

@@ -74,7 +74,7 @@ class OutcomeFiles:
         for messages in self._writer.write_outcome(outcome):
             if self._outbox is not None and mark_delete is not None:
                 self._outbox.write(pa.Table.from_batches([_after(messages, mark_delete)]))
-        if isinstance(outcome, Assembled):
+        if isinstance(outcome, Assembled) and outcome.delivered_ms is None:
             # The chunks after one that is refused leave the state too.
             deque(outcome.entries or (), maxlen=0)
 

@@ -112,6 +112,9 @@ class OutcomeDecoder:
             )
             self._check_delivery(row, message.delivered_ms)
         except CorruptEntryError as error:
+            if message.delivered_ms is not None and message.entries is not None:
+                # While it waited, the topic may have removed its chunks.
+                return _rejected_large(message, message.entries, error.reason, error.message)
             # If the chunks are read again, a marker may have listed entries of other messages, and
             # any number of missing ones. Those are not rejected.
             positions = message.known if message.entries is None else message.positions

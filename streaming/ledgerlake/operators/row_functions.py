@@ -155,10 +155,15 @@ def _positions(batch: pa.RecordBatch) -> NDArray[np.int64]:
 
 def _places(wanted: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.int64] | None:
     """Return the row of each wanted position among the known ones; None if they are not some of
-    those, in their order. The known ones rise.
+    those, in their order.
     """
     packed = [np.ascontiguousarray((keys + 1).astype(">i8")).view("S24").reshape(-1) for keys in (wanted, known)]
-    rows = np.searchsorted(packed[1], packed[0])
-    if len(rows) and (rows[-1] >= len(known) or (np.diff(rows) <= 0).any() or (packed[1][rows] != packed[0]).any()):
+    if not len(known):
+        return None if len(wanted) else np.empty(0, dtype=np.int64)
+    # Due messages come in the order in which they are due.
+    order = np.argsort(packed[1], kind="stable")
+    found = np.searchsorted(packed[1], packed[0], sorter=order)
+    rows = order[np.minimum(found, len(known) - 1)]
+    if (np.diff(rows) <= 0).any() or (packed[1][rows] != packed[0]).any():
         return None
     return rows.astype(np.int64)

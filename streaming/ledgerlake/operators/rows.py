@@ -201,6 +201,20 @@ class Released:
 
 
 @dataclass(frozen=True)
+class Incomplete:
+    """How many large messages are incomplete, and the bytes kept of them."""
+
+    count: int = 0
+    kept_bytes: int = 0
+
+
+def sum_of(incomplete: Iterable[Incomplete]) -> Incomplete:
+    """Return the numbers of several topic partitions together."""
+    parts = list(incomplete)
+    return Incomplete(sum(part.count for part in parts), sum(part.kept_bytes for part in parts))
+
+
+@dataclass(frozen=True)
 class StateSummary:
     """A topic partition after the stage: the results of its tasks, and its incomplete and
     delayed messages in numbers.

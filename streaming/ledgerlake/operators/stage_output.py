@@ -54,7 +54,9 @@ class StageOutput(Protocol):
     """Takes what comes out of the stateful stage for one topic partition; its frames go on."""
 
     def take(self, outcome: Outcome | Cancels) -> Iterator[pd.DataFrame]:
-        """Take an outcome, and use up its entries: what is not iterated stays in state."""
+        """Take an outcome, and use up its entries before the next one: those of a message that was
+        not delayed stay in state if they are not iterated.
+        """
 
     def finish(self, summary: StateSummary) -> Iterator[pd.DataFrame]:
         """Take the summary, which comes last."""
@@ -202,7 +204,8 @@ def _message(row: dict[str, Any], rows: Iterator[dict[str, Any]]) -> Assembled:
         return message
     # Read all chunks now: the caller may stop iterating the message, and must still get the rows
     # that follow.
-    return replace(message, entries=pop_each([next(rows)["entry"] for _ in message.positions]))
+    entries = [next(rows)["entry"] for _ in message.positions]
+    return replace(message, entries=entries if message.delivered_ms is not None else pop_each(entries))
 
 
 def _positions(lists: list[list[int]]) -> tuple[Position, ...]:

@@ -226,17 +226,17 @@ class _StateEntries:
     def has(self, position: Position) -> bool:
         return position in self._fresh or self._state.getValue((position.ledger_id, position.entry_id)) is not None
 
-    def take(self, position: Position) -> bytes | None:
+    def get(self, position: Position) -> bytes | None:
         if position in self._fresh:
-            entry = self._fresh.pop(position)
-            self._fresh_bytes -= len(entry)
-            return entry
-        key = (position.ledger_id, position.entry_id)
-        row = self._state.getValue(key)
-        if row is None:
-            return None
-        self._state.removeKey(key)
-        return bytes(row[0])
+            return self._fresh[position]
+        row = self._state.getValue((position.ledger_id, position.entry_id))
+        return None if row is None else bytes(row[0])
+
+    def take(self, position: Position) -> bytes | None:
+        entry = self.get(position)
+        if entry is not None:
+            self.drop(position)
+        return entry
 
     def drop(self, position: Position) -> None:
         entry = self._fresh.pop(position, None)

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledgerlake.client.topics import join_partition
+from ledgerlake.decode.columns import rows_at_once
 from ledgerlake.decode.record_rows import PULSAR_FIELDS, Misfit, record_rows, rows_schema
 from ledgerlake.decode.values import record_name
 from ledgerlake.operators.results import TableResult
@@ -51,9 +52,6 @@ NO_TABLE = "no_table"
 # key.
 NO_KEY = "no_key"
 
-# A message of a few bytes may have thousands of columns.
-_PART_CELLS = 4_000_000
-
 # The rows that all partitions of a table may have in memory, in one task for one topic partition.
 _MOST_BUFFERED_BYTES = 128 * 1024 * 1024
 
@@ -62,6 +60,7 @@ _MOST_BUFFERED_BYTES = 128 * 1024 * 1024
 _MOST_PARTITIONS = 1000
 
 _TOO_MANY = f"the micro-batch has messages for more than {_MOST_PARTITIONS} partitions of the table"
+_ONLY_UNWRITTEN = "only tables with the latest messages take it, and messages are not put into those again"
 _TAKEN = "another of [[tables]] has the folder of this topic's table"
 
 PartitionKey = tuple[str | None, ...]
@@ -223,7 +222,7 @@ class TableWriters:
 
     Args:
         tables: those of the configuration, perhaps with placeholders.
-        unwritten: tables that are not written; what they take does not go into the default one.
+        unwritten: tables that are not written. What only they take does not fit.
     """
 
     def __init__(
@@ -268,9 +267,6 @@ class TableWriters:
             BrokerError, TransportError: a version of the schema cannot be read.
         """
         is_taken = np.zeros(messages.num_rows, dtype=bool)
-        for maker in self._unwritten:
-            for _, _, taken in maker.of(messages):
-                is_taken[taken.rows] = True
         self.is_new = np.zeros(messages.num_rows, dtype=bool)
         misfits: dict[int, Misfit] = {}
         for writer in self._matching:
@@ -280,6 +276,11 @@ class TableWriters:
             for misfit in taken.misfits:
                 first = misfits.get(misfit.row)
                 misfits[misfit.row] = misfit if first is None else _with_another(first, misfit, writer.table.section)
+        for maker in self._unwritten:
+            for _, _, taken in maker.of(messages):
+                left = taken.rows[~is_taken[taken.rows]]
+                misfits |= {row: Misfit(row, NO_TABLE, _ONLY_UNWRITTEN) for row in left.tolist()}
+                is_taken[left] = True
         if not is_taken.all():
             misfits |= self._write_others(messages, np.flatnonzero(~is_taken), present or {})
         return sorted(misfits.values(), key=attrgetter("row"))
@@ -328,7 +329,7 @@ class RowMaker:
         self._of_version = schemas_of(client, topic, batch.schemas.registered.get(topic, ""))
         self._newest_version = batch.schemas.newest_version(topic)
         self.schema = rows_schema(self._columns) if table.is_of_records else messages_schema(self._columns)
-        self._part_rows = max(1, _PART_CELLS // (_columns(self._record) + 1)) if table.is_of_records else None
+        self._part_rows = rows_at_once(self._record) if table.is_of_records else None
 
     def of(self, messages: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], Taken]]:
         """Yield rows with the number of each one's message, and which messages are taken, in
@@ -360,9 +361,11 @@ class RowMaker:
         if not self._table.keeps_latest or not (messages["key"].null_count and messages["key_bytes"].null_count):
             return self._of_messages(messages, numbers)
         has_key = _has_key(messages)
-        misfits = [Misfit(int(row), NO_KEY, "the message has no key") for row in numbers[~has_key]]
+        # The table may have a condition that they do not meet.
+        _, _, unkeyed = self._of_messages(messages.filter(pa.array(~has_key)), numbers[~has_key])
+        misfits = [Misfit(row, NO_KEY, "the message has no key") for row in unkeyed.rows.tolist()]
         rows, own, taken = self._of_messages(messages.filter(pa.array(has_key)), numbers[has_key])
-        return rows, own, Taken(np.concatenate([taken.rows, numbers[~has_key]]), misfits + taken.misfits)
+        return rows, own, Taken(np.concatenate([taken.rows, unkeyed.rows]), misfits + taken.misfits)
 
     def _of_messages(
         self, messages: pa.RecordBatch, numbers: NDArray[np.int64]
@@ -453,12 +456,3 @@ def _with_another(first: Misfit, other: Misfit, section: str) -> Misfit:
 
 def _renumbered(misfits: list[Misfit], numbers: NDArray[np.int64]) -> list[Misfit]:
     return [replace(misfit, row=int(numbers[misfit.row])) for misfit in misfits]
-
-
-def _columns(kind: pa.DataType) -> int:
-    """Return the number of columns of a type, with those inside others."""
-    if pa.types.is_struct(kind):
-        return 1 + sum(_columns(field.type) for field in kind)
-    if pa.types.is_list(kind):
-        return 1 + _columns(kind.value_type)
-    return 1 + _columns(kind.item_type) if pa.types.is_map(kind) else 1

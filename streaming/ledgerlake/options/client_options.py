@@ -130,6 +130,11 @@ class ClientOptions:
         cert_file, key_file = self.tls_cert_file or cert_file, self.tls_key_file or key_file
         if (cert_file is None) != (key_file is None):
             raise UsageError("a client certificate needs both its file and its key's")
+        if (self.tls_ca_file or cert_file) and not self.service_url.startswith("pulsar+ssl://"):
+            raise UsageError(
+                "a file of certificates is given, and 'service.url' is not pulsar+ssl://, so nothing would be encrypted; write "
+                "pulsar+ssl:// with the port of TLS, or leave the files out"
+            )
         self._check_proxy()
         return TlsSettings(
             self.tls_ca_file,

@@ -105,7 +105,7 @@ class SourceOptions(ClientOptions):
         TEXT,
         None,
         "`earliest`, `latest`, the id of the first message, `after ID`, an ISO time with a zone, `index N`, or `cursor` for the "
-        "position of `subscription`. As a Spark option also a JSON object from topics or topic partitions to these, or an offset "
+        "position of the durable cursor. As a Spark option also a JSON object from topics or topic partitions to these, or an offset "
         "of a checkpoint.",
         spark="startingOffsets",
         toml="source.starting",
@@ -128,7 +128,7 @@ class SourceOptions(ClientOptions):
         TEXT,
         None,
         "`latest`, the id of the last message, `before ID`, an ISO time, or `index N`. As a Spark option also a JSON object by "
-        "topic. A stream idles there; with `Trigger.AvailableNow` it ends.",
+        "topic. A stream idles there; with `--once`, which is `Trigger.AvailableNow`, it ends.",
         spark="endingOffsets",
         toml="source.ending",
         shown_default="`latest`: a stream goes on",
@@ -156,7 +156,7 @@ class SourceOptions(ClientOptions):
     min_rows_per_trigger: int | None = option(
         COUNT,
         None,
-        "Start a micro-batch only once there are this many messages. `Trigger.AvailableNow` does not wait. A pipeline does "
+        "Start a micro-batch only once there are this many messages. With `--once`, which is `Trigger.AvailableNow`, none waits. A pipeline does "
         "not wait if messages are due; `messages()` does.",
         spark="minRowsPerTrigger",
         toml="source.min_rows_per_trigger",
@@ -164,7 +164,7 @@ class SourceOptions(ClientOptions):
     max_trigger_delay_ms: int = option(
         DURATION,
         15 * 60 * 1000,
-        "The longest wait for `minRowsPerTrigger`.",
+        "The longest wait for that many messages.",
         spark="maxTriggerDelay",
         toml="source.max_trigger_delay",
         shown_default="`15 minutes`",

@@ -47,7 +47,11 @@ class SparkConfig:
         toml="spark.bundle",
     )
     settings: tuple[tuple[str, str], ...] = option(
-        SETTINGS, (), "Other settings of Spark, by their names; `--conf KEY=VALUE` adds to them.", toml="spark.settings"
+        SETTINGS,
+        (),
+        "Other settings of Spark, by their names; `--conf KEY=VALUE` adds to them.",
+        toml="spark.settings",
+        is_secret=True,
     )
 
     def __post_init__(self) -> None:

@@ -33,8 +33,10 @@ class Attempts:
         """Return whether the last attempt of any part failed."""
         return bool(self._failures)
 
-    def attempt(self, part: str, work: Callable[[], object]) -> None:
-        """Do a part of the work, and log a failure unless the last attempt failed alike."""
+    def attempt(self, part: str, work: Callable[[], object]) -> bool:
+        """Do a part of the work, and log a failure unless the last attempt failed alike. Return
+        whether it succeeded.
+        """
         try:
             work()
         # A failure in a library's native part may be no Exception.
@@ -44,5 +46,6 @@ class Attempts:
                 _log.warning("%s failed, and will be tried again: %s", self._name, reason)
             self._failures[part] = reason
             self.failed_attempts += 1
-        else:
-            self._failures.pop(part, None)
+            return False
+        self._failures.pop(part, None)
+        return True

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import ProcessLostError
 from ledgerlake.operators.results import BATCH_PROPERTY, BatchSettings, PartitionResult, results_from_json
-from ledgerlake.operators.rows import Released
+from ledgerlake.operators.rows import Incomplete, Released
 from ledgerlake.pipeline.tables import REJECTS_TABLE
 from ledgerlake.table.additions import add_losses, add_missing
 from ledgerlake.table.batch_record import SeenBatch
@@ -70,14 +70,13 @@ class BatchResult:
     rejects by reason.
 
     By topic partition, for those in the batch: ``ends`` is the last position that is safe to
-    acknowledge; ``wakeup_times_ms`` is when a batch is needed without new entries;
-    ``delayed_counts`` counts the delayed messages, ``next_due_ms`` is when the next of them is due,
-    and ``due_spans`` counts them by when they are due.
+    acknowledge; ``wakeup_times_ms`` is when a batch is needed without new entries; ``incomplete`` counts
+    the large messages that wait for chunks; ``delayed_counts`` counts the delayed messages,
+    ``next_due_ms`` is when the next of them is due, and ``due_spans`` counts them by when they are due.
 
     ``released`` has the times of the delayed messages that were released (see ``operators.rows``).
 
-    ``incomplete_count`` and ``kept_bytes`` are the incomplete large messages and the bytes kept of
-    them. ``tables`` has the tables that contain the batch, by name. ``commit_s`` is what the
+    ``tables`` has the tables that contain the batch, by name. ``commit_s`` is what the
     commits to all tables took together.
     """
 
@@ -88,8 +87,7 @@ class BatchResult:
     repeated: bool = False
     ends: dict[str, Position] = field(default_factory=dict)
     wakeup_times_ms: dict[str, int | None] = field(default_factory=dict)
-    incomplete_count: int = 0
-    kept_bytes: int = 0
+    incomplete: dict[str, Incomplete] = field(default_factory=dict)
     delayed_counts: dict[str, int] = field(default_factory=dict)
     next_due_ms: dict[str, int | None] = field(default_factory=dict)
     due_spans: dict[str, list[DueSpan]] = field(default_factory=dict)
@@ -103,8 +101,7 @@ class BatchResult:
         name, summary = partition.topic_partition, partition.summary
         self.ends[name] = partition.safe_to_acknowledge
         self.wakeup_times_ms[name] = partition.wakeup_time_ms
-        self.incomplete_count += summary.incomplete_count
-        self.kept_bytes += summary.kept_bytes
+        self.incomplete[name] = Incomplete(summary.incomplete_count, summary.kept_bytes)
         self.delayed_counts[name] = summary.delayed_count
         self.next_due_ms[name] = summary.next_due_ms
         self.due_spans[name] = summary.due_spans

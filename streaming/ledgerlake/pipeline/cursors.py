@@ -302,28 +302,31 @@ class CursorKeeper:
             with self._lock:
                 pending = sorted(self._pending.items())
             committed = self._checkpoint.log.last_committed() if pending else None
-            for batch_id, ends in pending:
-                if committed is None or batch_id > committed:
-                    return True
-                self._acknowledge(ends)
-                with self._lock:
+            done = [(batch_id, ends) for batch_id, ends in pending if committed is not None and batch_id <= committed]
+            newest: Ends = {}
+            for _, ends in done:
+                newest |= ends
+            self._left = self._acknowledge(newest)
+            with self._lock:
+                for batch_id, ends in done:
                     if self._pending.get(batch_id) is ends:
                         del self._pending[batch_id]
-            self._acknowledge({})
-            return False
+                if self._left:
+                    # With the last batch that is done, so that the next start knows it too.
+                    self._pending[done[-1][0]] = dict(self._left)
+            return len(done) < len(pending)
 
-    def _acknowledge(self, ends: Ends) -> None:
-        """Acknowledge ends, and those left from before. What a subscription that cannot be opened yet has
-        not passed is left.
-        """
-        self._left |= ends
-        for name, position in list(self._left.items()):
+    def _acknowledge(self, ends: Ends) -> Ends:
+        """Acknowledge ends. Return what a subscription that cannot be opened yet has not passed."""
+        left: Ends = {}
+        for name, position in ends.items():
             with contextlib.suppress(TopicNotFoundError):
                 # A topic partition may have come while the query runs.
-                if name not in self._cursors and not self._open_new(name):
-                    continue
-                self._cursors[name].advance(position)
-            del self._left[name]
+                if name in self._cursors or self._open_new(name):
+                    self._cursors[name].advance(position)
+                else:
+                    left[name] = position
+        return left
 
     def _reopen(self) -> None:
         for name, cursor in list(self._cursors.items()):

@@ -47,7 +47,21 @@ def cause_of(error: BaseException) -> LedgerlakeError:
             "the Python process that plans the micro-batches was ended from outside, by hand or because memory ran out; start "
             "the pipeline again, and it goes on where it was"
         )
+    if _has_lost_java(error):
+        return ProcessLostError(
+            "Spark's Java process was ended from outside, by hand or because memory ran out; start the pipeline again, and it goes "
+            "on where it was"
+        )
     cause = root_cause(error)
     if _NO_SPACE in str(error):
         cause += "; make room on the disks of tables, checkpoint and Spark's temporary files, and start again: it goes on where it was"
     return SetupError(f"the query failed: {cause}")
+
+
+def _has_lost_java(error: BaseException) -> bool:
+    """Return whether Java gave no answer. An error of Java's own comes with its trace."""
+    # By their names, since commands work without PySpark.
+    names = {kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "py4j.protocol"}
+    if "Py4JNetworkError" in names:
+        return True
+    return "Py4JError" in names and "Py4JJavaError" not in names and "Trace:" not in str(error)

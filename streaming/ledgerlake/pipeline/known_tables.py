@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ledgerlake.decode import schema
-from ledgerlake.options.table_options import MESSAGES_TABLE, table_name
+from ledgerlake.options.table_options import table_name
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.cursors import seen_tables
 from ledgerlake.pipeline.tables import REJECTS_TABLE
@@ -37,8 +37,7 @@ class KnownTable:
 
 
 def known_tables(config: Config) -> list[KnownTable]:
-    """Return the tables of a configuration, that of rejects last. Of ``[[tables]]``, those that
-    exist.
+    """Return the tables of a configuration that exist, and that of rejects last.
 
     Raises:
         OffsetError: a newer release wrote the checkpoint, or it is damaged.
@@ -61,5 +60,5 @@ def known_tables(config: Config) -> list[KnownTable]:
             name: (number, KnownTable(name, place, rows, options.keeps_latest)) for name, place in places.items()
         }
     in_order = [table for _, table in sorted(tables.values(), key=itemgetter(0))]
-    known = [table for table in in_order if table.name == MESSAGES_TABLE or existing_table(table.place)]
+    known = [table for table in in_order if existing_table(table.place)]
     return [*known, KnownTable(REJECTS_TABLE, config.rejects_place, schema.REJECTS)]

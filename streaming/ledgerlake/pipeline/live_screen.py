@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ledgerlake.client.topics import split_partition
+from ledgerlake.operators.rows import sum_of
 from ledgerlake.pipeline.progress import broker_time, counted, printable
 
 if TYPE_CHECKING:
@@ -106,8 +107,8 @@ def _rejects(progress: Progress) -> str:
 
 
 def _large(progress: Progress) -> str:
-    details = progress.details
-    return f"{details.incomplete_count:,} incomplete messages, {details.kept_bytes / 1e6:,.1f} MB kept"
+    incomplete = sum_of(progress.details.incomplete.values())
+    return f"{counted(incomplete.count, 'incomplete message', 'incomplete messages')}, {incomplete.kept_bytes / 1e6:,.1f} MB kept"
 
 
 def _partitions(progress: Progress, most_rows: int, width: int, blocks: str) -> Table:

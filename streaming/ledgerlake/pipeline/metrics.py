@@ -12,8 +12,8 @@ from a pipeline's own batches.
 | ``ledgerlake_rejects_total`` | query | rejects committed since the start |
 | ``ledgerlake_rejects_by_reason_total`` | query, reason | the same by reason |
 | ``ledgerlake_batches_total`` | query | micro-batches committed since the start |
-| ``ledgerlake_open_sets`` | query | incomplete large messages after the last micro-batch |
-| ``ledgerlake_held_bytes`` | query | bytes kept of incomplete large messages |
+| ``ledgerlake_incomplete_messages`` | query | incomplete large messages after the last micro-batch |
+| ``ledgerlake_kept_bytes`` | query | bytes kept of incomplete large messages |
 | ``ledgerlake_released_messages_total`` | query | delayed messages that were due and committed since the start |
 | ``ledgerlake_late_seconds_total`` | query | the time from due to committed of those, together |
 | ``ledgerlake_most_late_seconds`` | query | the longest such time in the last micro-batch that released some |
@@ -37,6 +37,7 @@ If the broker adds no entry metadata, the lag is unknown and not shown. ``deploy
 from __future__ import annotations
 
 import bisect
+import contextlib
 import math
 import threading
 import time
@@ -47,9 +48,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from py4j.protocol import Py4JError
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from ledgerlake.delay.due_times import first_due_ms, waiting_counts
+from ledgerlake.operators.rows import sum_of
 from ledgerlake.options.config import MetricsConfig
 from ledgerlake.pipeline.history import History, Sample
 from ledgerlake.pipeline.http_server import HttpServer
@@ -63,7 +66,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ledgerlake.delay.due_times import DueSpan
-    from ledgerlake.operators.rows import Released
+    from ledgerlake.operators.rows import Incomplete, Released
     from ledgerlake.options.config import Config
     from ledgerlake.pipeline.commit import BatchResult
     from ledgerlake.pipeline.progress import Reading
@@ -139,8 +142,7 @@ class QueryNumbers:
     batches: int = 0
     stored_bytes: int = 0
     messages_per_second: float | None = None
-    open_sets: int = 0
-    held_bytes: int = 0
+    incomplete: dict[str, Incomplete] = field(default_factory=dict)
     delayed_counts: dict[str, int] = field(default_factory=dict)
     next_due_ms: dict[str, int | None] = field(default_factory=dict)
     due_spans: dict[str, list[DueSpan]] = field(default_factory=dict)
@@ -158,6 +160,14 @@ class QueryNumbers:
         self.late_seconds += released.count * (clock_ms - released.mean_due_ms) / 1000
         if released.first_due_ms is not None:
             self.most_late_seconds = (clock_ms - released.first_due_ms) / 1000
+
+    @property
+    def incomplete_messages(self) -> int:
+        return sum_of(self.incomplete.values()).count
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum_of(self.incomplete.values()).kept_bytes
 
     @property
     def bytes_per_message(self) -> float | None:
@@ -230,7 +240,7 @@ class Metrics:
             numbers.last_batch_timestamp_seconds = clock_ms / 1000
             numbers.commits.add(result.commit_s)
             numbers.sample(clock_ms, numbers.lags)
-            numbers.open_sets, numbers.held_bytes = result.incomplete_count, result.kept_bytes
+            numbers.incomplete |= result.incomplete
             numbers.delayed_counts |= result.delayed_counts
             numbers.next_due_ms |= result.next_due_ms
             numbers.due_spans |= result.due_spans
@@ -351,8 +361,8 @@ _QUERY_METRICS: dict[str, tuple[str, type[_Family]]] = {
     "released_messages": ("Delayed messages released and committed.", CounterMetricFamily),
     "late_seconds": ("Time from due to committed of the released messages, together.", CounterMetricFamily),
     "most_late_seconds": ("Longest time from due to committed in the last release.", GaugeMetricFamily),
-    "open_sets": ("Large messages that are not whole.", GaugeMetricFamily),
-    "held_bytes": ("Bytes held for large messages that are not whole.", GaugeMetricFamily),
+    "incomplete_messages": ("Large messages that are incomplete.", GaugeMetricFamily),
+    "kept_bytes": ("Bytes kept of incomplete large messages.", GaugeMetricFamily),
 }
 _PIPELINE_METRICS: dict[str, tuple[str, type[_Family], Callable[[PipelineState], float | None]]] = {
     "is_owner": ("Whether this process owns the stream.", GaugeMetricFamily, lambda state: state.is_owner),
@@ -436,6 +446,8 @@ class ServedMetrics(Metrics):
         self._streams.addListener(self._listener)
 
     def close(self) -> None:
-        self._streams.removeListener(self._listener)
+        # Java may have ended.
+        with contextlib.suppress(Py4JError):
+            self._streams.removeListener(self._listener)
         self._status.problems.close()
         self._server.close()

@@ -245,13 +245,14 @@ class Pipeline:
             LedgerlakeError: the query failed; Ledgerlake's own error if that was the cause, else a
                 SetupError with Spark's message.
         """
+        from py4j.protocol import Py4JError
         from pyspark.errors import StreamingQueryException
 
         if self.query is None:
             return True
         try:
             ended = self.query.awaitTermination(timeout_s) if timeout_s is not None else self.query.awaitTermination()
-        except StreamingQueryException as error:
+        except (StreamingQueryException, Py4JError) as error:
             if self._failure is not None:
                 raise self._failure from None
             if not self._stopping.is_set():

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import OffsetError
+from ledgerlake.operators.rows import sum_of
 from ledgerlake.stored.offsets import VERSION, Offset, PartitionOffset, from_json
 
 if TYPE_CHECKING:
+    from ledgerlake.operators.rows import Incomplete
     from ledgerlake.pipeline.commit import BatchResult
     from ledgerlake.table.batch_record import BatchRecord
 
@@ -64,15 +66,14 @@ class Details:
     """
 
     reasons: Counter[str] = field(default_factory=Counter)
-    incomplete_count: int = 0
-    kept_bytes: int = 0
+    incomplete: dict[str, Incomplete] = field(default_factory=dict)
     next_due_ms: dict[str, int | None] = field(default_factory=dict)
     commits: list[Commit] = field(default_factory=list)
 
     def add(self, result: BatchResult, now_ms: int) -> None:
         if not result.repeated:
             self.reasons = self.reasons + result.reasons
-        self.incomplete_count, self.kept_bytes = result.incomplete_count, result.kept_bytes
+        self.incomplete = self.incomplete | result.incomplete
         self.next_due_ms = self.next_due_ms | result.next_due_ms
         commit = Commit(result.batch_id, result.messages, result.rejects, round(result.commit_s * 1000), now_ms)
         self.commits = [*self.commits, commit][-_SHOWN_COMMITS:]
@@ -147,7 +148,7 @@ class Progress:
                 "lag_messages": {name: lag.messages for name, lag in self.lags.items()},
                 "waiting": sum(self.totals.delayed_counts.values()),
                 "next_due_ms": min(due_ms, default=None),
-                "incomplete_messages": self.details.incomplete_count,
+                "incomplete_messages": sum_of(self.details.incomplete.values()).count,
             }
         )
 

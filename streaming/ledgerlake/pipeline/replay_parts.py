@@ -80,7 +80,8 @@ class Parts:
         Raises:
             TableError: a table cannot be read.
         """
-        self._before = {name: table.number(self._name) for name, table in self._tables.by_name.items()}
+        there = {name: table for name, table in self._tables.by_name.items() if self._tables.exists(name)}
+        self._before = {name: table.number(self._name) for name, table in there.items()}
 
     def add(self, topics: list[str], files: dict[str, list[DataFile]]) -> None:
         """Record the part that was begun and commit it.

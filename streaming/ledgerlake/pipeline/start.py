@@ -430,9 +430,11 @@ class Start:
         Raises:
             CheckpointError: it is missing, older than the table, or newer than the checkpoint.
         """
-        committed = self._committed()
+        is_there = self._tables.exists(self._tables.main_name)
+        committed = self._committed() if is_there else None
         outbox.begin(committed, self._checkpoint.outbox())
-        self._compare_with_outbox(outbox, committed, self._tables.main.table.outbox_messages(outbox.name))
+        in_table = self._tables.main.table.outbox_messages(outbox.name) if is_there else None
+        self._compare_with_outbox(outbox, committed, in_table)
         self._checkpoint.save_outbox(outbox.name)
 
     def _committed(self) -> int | None:

@@ -62,6 +62,10 @@ class Problems(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.add(int(record.created * 1000), record.levelname, record.getMessage())
+        # Python writes warnings to standard error only as long as there is no handler.
+        handlers = [*self._logger.handlers, *logging.getLogger().handlers]
+        if logging.lastResort is not None and handlers[0] is self and all(isinstance(it, Problems) for it in handlers):
+            logging.lastResort.handle(record)
 
     def add(self, time_ms: int, level: str, text: str) -> None:
         """Add a problem."""
@@ -161,8 +165,8 @@ def _pipeline(numbers: QueryNumbers, state: PipelineState, now_ms: int) -> dict[
         "messages_per_second": numbers.messages_per_second,
         "commit_ms": _ms(numbers.commits.last_s),
         "mean_commit_ms": _ms(numbers.commits.mean_s),
-        "incomplete_messages": numbers.open_sets,
-        "kept_bytes": numbers.held_bytes,
+        "incomplete_messages": numbers.incomplete_messages,
+        "kept_bytes": numbers.kept_bytes,
         "waiting": sum(numbers.delayed_counts.values()),
         "most_late_ms": _ms(numbers.most_late_seconds),
         "next_due_ms": min((due_ms for due_ms in numbers.next_due_ms.values() if due_ms is not None), default=None),

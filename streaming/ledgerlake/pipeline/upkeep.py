@@ -92,7 +92,7 @@ def keep_up(config: Config) -> list[Kept]:
     # A table with the latest messages has none.
     return [
         Kept(table.table, *merged.get(table.table, (0, [])), removed=len(table.files))
-        for table in _remove_unused(config, [table.place for table in known_tables(config)])
+        for table in _remove_unused(config, compactions.places)
     ]
 
 
@@ -146,9 +146,8 @@ class Upkeep:
                 self._began_s = time.monotonic()
                 self._attempts.attempt(str(place), partial(self._measure, name, place))
                 self._rest()
-            if time.monotonic() >= vacuum_at_s:
+            if time.monotonic() >= vacuum_at_s and self._remove_unused(compactions.places):
                 vacuum_at_s = time.monotonic() + _VACUUM_INTERVAL_S
-                self._attempts.attempt("unused files", self._remove_unused)
             if not self._attempts.has_failed:
                 self._last_round_ms = int(time.time() * 1000)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S) if self._attempts.has_failed else interval_s
@@ -164,9 +163,12 @@ class Upkeep:
         before = self._tables.get(name) or TableUpkeep(name, str(place))
         self._tables[name] = replace(before, size=size_of(place))
 
-    def _remove_unused(self) -> None:
-        for table in known_tables(self._config):
-            self._attempts.attempt(f"unused files of {table.place}", partial(self._vacuum, table.place))
+    def _remove_unused(self, places: list[Place]) -> bool:
+        """Remove the unused files of tables; return whether that succeeded."""
+        attempts = [
+            self._attempts.attempt(f"unused files of {place}", partial(self._vacuum, place)) for place in places
+        ]
+        return bool(attempts) and all(attempts)
 
     def _vacuum(self, place: Place) -> None:
         (removed,) = _remove_unused(self._config, [place])
@@ -198,7 +200,7 @@ def _remove_unused(config: Config, places: list[Place]) -> list[Vacuumed]:
 
 class _Compactions:
     """The compactions of a configuration's tables by their names, which may become more. ``latest``
-    has the tables that need none.
+    has the tables that need none, ``places`` those of all.
     """
 
     def __init__(
@@ -209,6 +211,7 @@ class _Compactions:
         self._is_stopped = is_stopped
         self.by_name: dict[str, Compaction] = {}
         self.latest: dict[str, Place] = {}
+        self.places: list[Place] = []
 
     def find(self) -> None:
         """Find the tables that there are now.
@@ -216,7 +219,9 @@ class _Compactions:
         Raises:
             OffsetError, TableError: they cannot be found.
         """
-        for table in known_tables(self._config):
+        tables = known_tables(self._config)
+        self.places = [table.place for table in tables]
+        for table in tables:
             if table.keeps_latest:
                 self.latest[table.name] = table.place
             elif table.name not in self.by_name:

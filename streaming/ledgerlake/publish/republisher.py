@@ -34,6 +34,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import logging
+import math
 import threading
 import time
 import zlib
@@ -114,7 +115,7 @@ class Republisher:
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._idle = threading.Event()
-        self._drain_until_s: float | None = None
+        self._drain_began_s: float | None = None
         self._trouble = ""
         self._failure: CheckpointError | None = None
         self._known = _Known()
@@ -134,24 +135,28 @@ class Republisher:
 
         Raises:
             CheckpointError: the outbox is damaged.
-            TransportError: not all was sent in ``give_up_after_s`` since the first call; the rest stays
-                in the outbox.
+            TransportError: nothing was stored for ``give_up_after_s`` since the first call; the rest
+                stays in the outbox.
         """
-        if self._drain_until_s is None:
-            self._drain_until_s = time.monotonic() + give_up_after_s
+        if self._drain_began_s is None:
+            self._drain_began_s = time.monotonic()
             self.notify()
-        left_s = max(self._drain_until_s - time.monotonic(), 0.0)
-        is_sent = self._failure is not None or self._idle.wait(left_s if timeout_s is None else min(timeout_s, left_s))
-        if not is_sent and time.monotonic() < self._drain_until_s:
-            return False
-        self._drain_until_s = None
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while self._failure is None and not self._idle.is_set():
+            give_up_s = max(self._drain_began_s, self._known.receipt_s) + give_up_after_s
+            now_s = time.monotonic()
+            if now_s >= give_up_s:
+                self._drain_began_s = None
+                raise TransportError(
+                    f"messages for {self._topic} could not be sent in {give_up_after_s:g} s and wait in {self._outbox.folder}"
+                    f"{self._trouble}; run the pipeline again when the topic can be written"
+                )
+            if now_s >= until_s:
+                return False
+            self._idle.wait(min(give_up_s, until_s) - now_s)
+        self._drain_began_s = None
         if self._failure is not None:
             raise self._failure
-        if not is_sent:
-            raise TransportError(
-                f"messages for {self._topic} could not be sent in {give_up_after_s:g} s and wait in {self._outbox.folder}"
-                f"{self._trouble}; run the pipeline again when the topic can be written"
-            )
         return True
 
     def stop(self) -> None:
@@ -188,7 +193,7 @@ class Republisher:
                 self._stopping.wait(pause_s)
                 pause_s = min(pause_s * 2, _RETRY_MOST_S)
                 continue
-            pause_s = _RETRY_FIRST_S
+            pause_s, self._trouble = _RETRY_FIRST_S, ""
             if not self._wake.is_set():
                 self._idle.set()
             if not self._wake.wait(_KEPT_S):
@@ -242,12 +247,14 @@ class _Known:
     ``stored`` is the last number of each producer, since a broker without deduplication does not
     know it. ``refused`` are messages that the broker does not take, by a policy of the topic.
     ``ends`` are the last known entries of the target's partitions: messages that are sent later
-    come after them. An end is None if it may not be read.
+    come after them. An end is None if it may not be read. ``receipt_s`` is when the last message was
+    stored, by a clock that does not jump.
     """
 
     stored: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: set[tuple[tuple[str, str], int]] = field(default_factory=set)
     ends: dict[str, Position | None] = field(default_factory=dict)
+    receipt_s: float = 0.0
 
 
 class _Sender:
@@ -397,6 +404,7 @@ class _Sender:
             elif not self._failure:
                 producer.stored = sequence
                 self._known.stored[producer.key] = sequence
+                self._known.receipt_s = time.monotonic()
                 self._know_end(producer.key[1], receipt)
         self._news.set()
 

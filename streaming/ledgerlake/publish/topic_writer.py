@@ -46,11 +46,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ledgerlake.client.backoff import with_retries
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.producer import NumberedEntry, NumberedProducer
 from ledgerlake.client.topics import full_name
 from ledgerlake.decode.codecs import compress
-from ledgerlake.errors import UsageError
+from ledgerlake.errors import CheckpointError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.republisher import java_hash
 from ledgerlake.wire.chunks import attempt_suffix, chunk_limit_bytes, encode_chunks
@@ -156,6 +157,7 @@ class TopicWriter:
         Raises:
             UsageError: neither a row nor an option names a topic; or a message or a batch is too
                 large for the broker.
+            CheckpointError: the broker has messages of a later micro-batch.
             TopicNotFoundError, BrokerError, TransportError: a message could not be stored.
         """
         for row in _rows(rows):
@@ -181,8 +183,10 @@ class TopicWriter:
         if topic not in self._targets:
             name = full_name(topic)
             if name not in self._targets:
-                partitions = [self._partition(partition) for partition in self._cluster.topic_partitions(name)]
-                self._targets[name] = _Target(partitions, self._first_turn)
+                found = with_retries(
+                    lambda: self._cluster.topic_partitions(name), self._settings.client.give_up_after_s
+                )
+                self._targets[name] = _Target([self._partition(partition) for partition in found], self._first_turn)
             self._targets[topic] = self._targets[name]
         return self._targets[topic]
 
@@ -308,7 +312,18 @@ class _TargetPartition:
     def _opened(self) -> NumberedProducer:
         if self._producer is None:
             self._producer = NumberedProducer(self._cluster, self._topic_partition, self._name)
+            self._check_is_newest(self._producer.first_known_id >> _SEQUENCE_BITS)
         return self._producer
+
+    def _check_is_newest(self, known_batch_id: int) -> None:
+        """Check that the broker knows no later micro-batch: it would drop the messages of this one."""
+        batch_id = self._sequence_id >> _SEQUENCE_BITS
+        if known_batch_id > batch_id:
+            raise CheckpointError(
+                f"{self._topic_partition} has messages of micro-batch {known_batch_id} by the producer {self._name}, and this is "
+                f"micro-batch {batch_id}, whose messages the broker would drop: the checkpoint is an older copy, or a new one; restore "
+                "the newest copy, or set the option 'pulsar.producer.producerName' to another name, and messages may come twice"
+            )
 
     def _metadata(self, sequence_id: int, size_bytes: int) -> pb.MessageMetadata:
         return pb.MessageMetadata(

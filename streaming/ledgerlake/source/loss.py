@@ -59,6 +59,10 @@ DELAYED_TRIMMED = "delayed_trimmed"
 # message has index 0, or that was empty.
 NO_INDEX_YET = -1
 
+# A broker notices within the timeout of its metadata session, 30 seconds by default, that it has lost
+# a topic.
+LOST_TOPIC_S = 40.0
+
 # The local property by which the driver passes moved cursors to the tasks of a batch:
 # {topic partition: [ledger, entry]}.
 _PROPERTY = "ledgerlake.movedCursors"

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import shared_cluster
 from ledgerlake.decode.rejects import RejectedEntry
-from ledgerlake.errors import CorruptEntryError, DataLossError
+from ledgerlake.errors import CorruptEntryError, DataLossError, TransportError
 from ledgerlake.source.bounds import end_position, entry_from, first_available
-from ledgerlake.source.loss import DATA_LOSS, LastRead, Loss, find_loss, moved_cursor
+from ledgerlake.source.loss import DATA_LOSS, LOST_TOPIC_S, LastRead, Loss, find_loss, moved_cursor
 from ledgerlake.wire.entry import index_count, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
+    from ledgerlake.client.cluster import Cluster
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.source.planning import EntryRange
     from ledgerlake.wire.connection import EntryReceived, Received
@@ -21,29 +22,43 @@ if TYPE_CHECKING:
 # How often a topic is looked up again that ends before an entry that it had.
 _ASK_AGAIN_S = 1.0
 
-# A broker notices within the timeout of its metadata session, 30 seconds by default, that it has lost
-# a topic.
-_LOST_TOPIC_S = 40.0
-
 # If a cluster was made anew, many topic partitions end early: only the first is waited for.
 _KNOWN_FOR_S = 600.0
 
 
-class _Patience:
+class _Lookups:
     """How long to look topics up again that end early, in this process."""
 
     def __init__(self) -> None:
-        self._was_over_s = float("-inf")
+        self._gave_up_s = float("-inf")
 
     def deadline_s(self) -> float:
         now_s = time.monotonic()
-        return now_s if now_s - self._was_over_s < _KNOWN_FOR_S else now_s + _LOST_TOPIC_S
+        return now_s if now_s - self._gave_up_s < _KNOWN_FOR_S else now_s + LOST_TOPIC_S
 
-    def is_over(self) -> None:
-        self._was_over_s = time.monotonic()
+    def note_gave_up(self) -> None:
+        self._gave_up_s = time.monotonic()
 
 
-_patience = _Patience()
+_lookups = _Lookups()
+
+
+def topic_end(cluster: Cluster, topic_partition: str, stored: Position, known: Position) -> Position:
+    """Return the end of a topic partition. If it is before a position that was stored, the topic is
+    looked up again for a while: a broker that has lost it may not know its end. Such an end does not
+    move.
+
+    Args:
+        known: a position up to which it was read.
+    """
+    deadline_s, first = _lookups.deadline_s(), None
+    while BEFORE_ALL < (end := end_position(cluster, topic_partition, known)) < stored:
+        first = first or end
+        if end != first or time.monotonic() >= deadline_s:
+            _lookups.note_gave_up()
+            break
+        time.sleep(_ASK_AGAIN_S)
+    return end
 
 
 class LossWatch:
@@ -62,6 +77,8 @@ class LossWatch:
         self._is_enabled = not options.client.read_compacted
         self._ledger_id = span.after.ledger_id
         self._last: Received | None = None
+        self._topic_end: Position | None = None
+        self._deadline_s: float | None = None
 
     def take(self, received: Received) -> RejectedEntry | None:
         """Return the loss before the entries that were received next, if there is any.
@@ -74,6 +91,31 @@ class LossWatch:
             loss = self._look(received.position, _first_index(received.first_entry))
         self._ledger_id, self._last = received.ledger_id, received
         return loss
+
+    def has_more(self, after: Position) -> bool:
+        """Return whether the topic has the end of the range, although the broker that was read from has
+        nothing after a position: that broker has lost the topic. The range is read on then.
+
+        Raises:
+            TransportError: that does not change.
+        """
+        span = self._span
+        if not (self._is_enabled and span.is_end_stored and after < span.end):
+            return False
+        self._topic_end = topic_end(self._cluster, span.topic_partition, span.end, after)
+        if self._topic_end < span.end:
+            return False
+        now_s = time.monotonic()
+        if self._deadline_s is None:
+            self._deadline_s = now_s + LOST_TOPIC_S
+        elif now_s >= self._deadline_s:
+            raise TransportError(
+                f"{span.topic_partition} ends at {self._topic_end} by one answer and at {after} by another, for {LOST_TOPIC_S:g} s; "
+                "check that the address leads to one cluster, and that all of its brokers are well"
+            )
+        else:
+            time.sleep(_ASK_AGAIN_S)
+        return True
 
     def end(self) -> RejectedEntry | None:
         """Return the loss before the end of the range. There can be one if the last entry of the
@@ -90,9 +132,10 @@ class LossWatch:
             return self._report(Loss(last.position, self._span.end.next, None, False, "the topic was deleted"))
         if not self._is_enabled or self._last_read().position >= self._span.end:
             return None
-        if self._span.is_end_stored and (earlier := self._earlier_end()) is not None:
-            cause = f"the topic ends before them, at {earlier}"
-            if earlier.ledger_id < self._span.end.ledger_id:
+        if self._topic_end is not None and BEFORE_ALL < self._topic_end < self._span.end:
+            # Another topic has taken its name, or its bookies lost entries.
+            cause = f"the topic ends before them, at {self._topic_end}"
+            if self._topic_end.ledger_id < self._span.end.ledger_id:
                 cause += ": it is another topic of that name"
             return self._report(Loss(self._last_read().position, self._span.end.next, None, False, cause))
         # Ask for the topic's beginning before its first entry: if the pipeline's cursor moves in
@@ -105,20 +148,6 @@ class LossWatch:
         first = entry_from(self._cluster, self._span.topic_partition, BEFORE_ALL, AFTER_ALL)
         loss = self._look(*(first.position, first.first_index) if first is not None else (self._span.end, None))
         return loss if loss is not None or self._last_read().position.entry_id >= 0 else self._look_at_beginning(begin)
-
-    def _earlier_end(self) -> Position | None:
-        """Return the end of the topic if it is before that of the range, although the topic had that:
-        another topic has taken its name, or its bookies lost entries. A broker that has lost the topic
-        may not know its end, so the topic is looked up again for a while.
-        """
-        deadline_s = _patience.deadline_s()
-        name, known = self._span.topic_partition, self._last_read().position
-        while BEFORE_ALL < (last := end_position(self._cluster, name, known)) < self._span.end:
-            if time.monotonic() >= deadline_s:
-                _patience.is_over()
-                return last
-            time.sleep(_ASK_AGAIN_S)
-        return None
 
     def _look_at_beginning(self, begin: Position) -> RejectedEntry | None:
         """Return the loss of a range from the topic's beginning of which nothing was received: the

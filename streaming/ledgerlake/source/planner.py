@@ -35,7 +35,7 @@ from ledgerlake.client.cluster import Cluster
 from ledgerlake.errors import DataLossError, LedgerlakeError, TopicNotFoundError
 from ledgerlake.source.admission import BatchAdmission
 from ledgerlake.source.bounds import EndBound, beginning, resolve_start
-from ledgerlake.source.loss import NO_INDEX_YET, is_another_topic
+from ledgerlake.source.loss import LOST_TOPIC_S, NO_INDEX_YET, is_another_topic
 from ledgerlake.source.planning import share
 from ledgerlake.source.positions import BacklogCounts, LatestOffset, LimitPlanner, refresh_all
 from ledgerlake.source.source_cursors import SourceCursors
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ledgerlake.wire.message_id import Position
 
 # The pause before a broker that seems to have another topic is asked again.
-_ASK_AGAIN_S = 0.5
+_ASK_AGAIN_S = 1.0
 
 # The longest wait for a trigger in one call: Spark ends a query between two calls.
 _MOST_WAIT_MS = 1000
@@ -99,6 +99,7 @@ class Planner:
             self._admission = BatchAdmission(options.min_rows_per_trigger, options.max_trigger_delay_ms)
             self._backlog = BacklogCounts(self._cluster, options.min_rows_per_trigger)
         self._warned = False
+        self._missing = ""
         self._came_later: set[str] = set()
         self._has_begun = False
         self._refresh_topics()
@@ -124,15 +125,21 @@ class Planner:
         """
         if not self._topics.is_due():
             return
+        missing = ""
         try:
             self._topics.refresh(may_wait=not self._latest)
-        except TopicNotFoundError:
+        except TopicNotFoundError as error:
             if self._options.fail_on_data_loss or not self._latest:
                 raise
-            # A topic is missing, and the names are those from before.
-            return
+            missing = error.message
+        if missing != self._missing:
+            self._missing = missing
+            if missing:
+                _log.warning("a topic of this stream is not there any more, and the others are read: %s", missing)
         names = self._topics.names
-        for name in [name for name, latest in self._latest.items() if latest.is_gone and name in names]:
+        # The names of a topic that is missing are those from before.
+        gone = [] if missing else [name for name, latest in self._latest.items() if latest.is_gone and name in names]
+        for name in gone:
             # The list of topics shows that it was created again.
             with contextlib.suppress(TopicNotFoundError):
                 self._begin(name)
@@ -169,7 +176,7 @@ class Planner:
                 continue
             if end == unread and begin.position != BEFORE_ALL:
                 _log.warning("%s was deleted while no process read it; its messages after %s are lost", name, begin)
-            for by_name in (self._latest, self._end_bounds, self._limit_planners, ends, result):
+            for by_name in (self._latest, self._end_bounds, self._limit_planners, self._fixed_end or {}, ends, result):
                 by_name.pop(name, None)
             self._cursors.forget(name)
             if name in delayed:
@@ -197,30 +204,37 @@ class Planner:
                 end,
                 start[name].position,
             )
-            for by_name in (self._latest, self._end_bounds, self._limit_planners, ends):
+            for by_name in (self._latest, self._end_bounds, self._limit_planners, self._fixed_end or {}, ends):
                 by_name.pop(name, None)
             result[name] = PartitionOffset(BEFORE_ALL, clock_ms=start[name].clock_ms)
         return result
 
     def _replaced(self, start: Offset) -> dict[str, Position]:
-        """Return the ends of the topic partitions whose name another topic has taken; the broker is
-        asked more than once.
+        """Return the ends of the topic partitions whose name another topic has taken. A broker that has
+        lost a topic may not know its end, so it is asked for as long as that may be. Such an end does
+        not move.
         """
         # A compacted topic may end before the position that was read.
-        ends = {} if self._options.client.read_compacted else dict.fromkeys(start, BEFORE_ALL)
-        for is_last in (False, False, True):
-            suspects = {name: self._latest[name] for name in ends if name in self._latest}
-            ends = {
-                name: latest.answered
-                for name, latest in suspects.items()
-                if not latest.is_gone and is_another_topic(start[name], latest.answered)
-            }
-            if not ends or is_last:
-                break
+        ends = {} if self._options.client.read_compacted else self._earlier_ends(start)
+        if not ends:
+            return ends
+        _log.warning("%s ends before what was read; it is looked up again for %g s", ", ".join(ends), LOST_TOPIC_S)
+        first, deadline_s = ends, time.monotonic() + LOST_TOPIC_S
+        while ends and ends.items() <= first.items() and time.monotonic() < deadline_s:
             time.sleep(_ASK_AGAIN_S)
             for name in ends:
-                suspects[name].ask_anew()
+                self._latest[name].ask_anew()
+            ends = self._earlier_ends({name: start[name] for name in ends})
         return ends
+
+    def _earlier_ends(self, start: Offset) -> dict[str, Position]:
+        """Return the ends of the topic partitions that end before what was read, by the last answers."""
+        known = {name: self._latest[name] for name in start if name in self._latest}
+        return {
+            name: latest.answered
+            for name, latest in known.items()
+            if not latest.is_gone and is_another_topic(start[name], latest.answered)
+        }
 
     def latest_offsets(self) -> Offset:
         """Return the current ends of the topic partitions, or the end of the stream if it is

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.cluster import shared_cluster
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.errors import TopicNotFoundError
+from ledgerlake.source.loss_watch import topic_end
 from ledgerlake.source.positions import next_until
 
 if TYPE_CHECKING:
@@ -50,10 +51,16 @@ def _read_again(client: ClientSettings, topic_partition: str, positions: Iterabl
                     reader.close()
                 reader = EntryReader(shared_cluster(client, "reading again"), topic_partition, position.before, _WINDOW)
                 entry = None
+            has_looked_up = False
             while entry is None or entry.position < position:
                 entry = next_until(reader, position)
-                if entry is None:
+                if entry is not None:
+                    continue
+                # The entry was there: a broker that has lost the topic may not know it.
+                if has_looked_up or topic_end(reader.cluster, topic_partition, position, reader.after) < position:
                     break
+                reader.close()
+                has_looked_up = True
             yield bytes(entry.entry) if entry is not None and entry.position == position else None
     finally:
         if reader is not None:

@@ -48,7 +48,7 @@ class TopicList:
             may_wait: whether to wait for topics that do not exist yet.
 
         Raises:
-            TopicNotFoundError: a topic that was named is missing; the names stay as they were.
+            TopicNotFoundError: a topic that was named is missing; its names stay as they were.
         """
         if self._watcher is None or self._watcher.closed:
             self._watcher = self._cluster.watch(self._topics)
@@ -57,6 +57,8 @@ class TopicList:
         try:
             self.names = set(self._cluster.all_partitions(self._topics, may_wait=may_wait))
         except TopicNotFoundError:
+            # The others may have more partitions by now.
+            self.names |= set(self._cluster.known_partitions(self._topics.names))
             self._refreshed_s = time.monotonic()
             raise
         self._refreshed_s = time.monotonic()

@@ -299,13 +299,16 @@ class OrderedWriter:
         self.max_effective_us: int | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add a batch, in which positions must rise; batches may come in any order."""
+        """Add a batch, in which positions must rise, unless its messages were delayed; batches may come
+        in any order.
+        """
         if batch.num_rows == 0:
             return
         first, last = (
             (batch["ledger_id"][row].as_py(), batch["entry_id"][row].as_py()) for row in (0, batch.num_rows - 1)
         )
-        self._stepped_back |= first < self._last_taken
+        # Delayed messages come in the order in which they were due.
+        self._stepped_back |= first < self._last_taken or batch["delivered_at"].null_count < batch.num_rows
         self._last_taken = last
         alone = _is_row_group(batch)
         if alone:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # one twice can have more columns than any machine can hold.
 COLUMNS_MOST = 10_000
 
+# The values of all columns together that are decoded at once.
+_CELLS_AT_ONCE = 4_000_000
+
 
 @dataclass
 class DecodedValues:
@@ -82,6 +85,23 @@ def decode_rows(payloads: pa.BinaryArray, read: Callable[[bytes], Any]) -> tuple
 
 
 def first_line(error: BaseException) -> str:
-    """Return the error of a library in one line, with its type."""
+    """Return the error of a library or a user's function in one line of UTF-8, with its type."""
     text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__
+    line = f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__
+    return line.encode(errors="replace").decode()
+
+
+def rows_at_once(kind: pa.DataType) -> int:
+    """Return how many values of a type are decoded at once: one of a few bytes may have thousands of
+    columns.
+    """
+    return max(1, _CELLS_AT_ONCE // (_columns(kind) + 1))
+
+
+def _columns(kind: pa.DataType) -> int:
+    """Return the number of columns of a type, with those inside others."""
+    if pa.types.is_struct(kind):
+        return 1 + sum(_columns(field.type) for field in kind)
+    if pa.types.is_list(kind):
+        return 1 + _columns(kind.value_type)
+    return 1 + _columns(kind.item_type) if pa.types.is_map(kind) else 1

@@ -326,7 +326,8 @@ def _decode_slice(part: _Slice, source: TopicPartition, first_entry: BatchRange,
     for run in _runs(part, fields, source, rules):
         messages = _columns(part, fields[:, run.start : run.stop], source)
         if run.odd_rows:
-            messages = _put_back(messages, run.odd_rows, source)
+            entry_numbers = np.concatenate([fields[k.M_ENTRY, run.start : run.stop], run.odd_entries])
+            messages = _put_back(messages, run.odd_rows, entry_numbers, source)
         if first_entry != WHOLE_BATCH and messages.num_rows:
             messages = _keep_part(messages, part.entries[0], first_entry)
         yield Decoded(messages, _to_batch(run.rejects, source, schema.REJECTS) if run.rejects else _NO_REJECTS)
@@ -335,12 +336,13 @@ def _decode_slice(part: _Slice, source: TopicPartition, first_entry: BatchRange,
 @dataclass
 class _Run:
     """Messages that are returned together: those of the kernels, as columns of a slice's fields,
-    and the rows of odd entries between them.
+    and the rows of odd entries between them, each with its entry's number in the slice.
     """
 
     start: int = 0
     stop: int = 0
     odd_rows: list[Row] = field(default_factory=list)
+    odd_entries: list[int] = field(default_factory=list)
     rejects: list[Row] = field(default_factory=list)
     odd_bytes: int = 0
 
@@ -369,7 +371,11 @@ def _runs(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -
         if index is None:
             break
         for row in _judge(part, index, rules):
-            (run.rejects if "reason" in row else run.odd_rows).append(row)
+            if "reason" in row:
+                run.rejects.append(row)
+            else:
+                run.odd_rows.append(row)
+                run.odd_entries.append(index)
             run.odd_bytes += _REFERENCE_ROW_BYTES + sum(len(row.get(name) or ()) for name in _COPIED_COLUMNS)
             if run.odd_bytes > DECODED_PIECE_BYTES:
                 yield run
@@ -426,10 +432,15 @@ def _reject(raw: memoryview, entry: Matrix, reason: str, detail: str) -> Row:
     }
 
 
-def _put_back(messages: pa.RecordBatch, odd_rows: list[Row], source: TopicPartition) -> pa.RecordBatch:
+def _put_back(
+    messages: pa.RecordBatch, odd_rows: list[Row], entry_numbers: NDArray[np.int64], source: TopicPartition
+) -> pa.RecordBatch:
+    """Return messages with the rows of odd entries, in the order of the entries, which need not be that
+    of their positions.
+    """
     odd = _to_batch(odd_rows, source, schema.VIEW)
     both = pa.Table.from_batches([messages, odd]).combine_chunks()
-    order = np.lexsort([both[name].to_numpy() for name in ("batch_index", "entry_id", "ledger_id")])
+    order = np.argsort(entry_numbers, kind="stable")
     return both.take(order).combine_chunks().to_batches()[0]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ledgerlake.decode.codecs import decompress
+from ledgerlake.decode.columns import first_line
 from ledgerlake.decode.crypto import CryptoSettings, open_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -76,13 +77,13 @@ def process_entry(
     try:
         messages = processor(EntryPayload(ledger_id, entry_id, metadata.SerializeToString(), bytes(plain)))
         slots = None if messages is None else [_slot(message) for message in messages]
+        payload = encode_batch(slots or [])
     except Exception as error:
-        raise CorruptEntryError(f"{type(error).__name__}: {error}", reason=PAYLOAD_PROCESSOR) from error
+        raise CorruptEntryError(first_line(error), reason=PAYLOAD_PROCESSOR) from error
     if not slots:
         return None if slots is None else b""
     if entry.broker is not None and len(slots) != max(metadata.num_messages_in_batch, 1):
         entry.broker.ClearField("index")
-    payload = encode_batch(slots)
     metadata.num_messages_in_batch = len(slots)
     metadata.compression, metadata.uncompressed_size = pb.NONE, len(payload)
     return encode_entry(metadata, payload, entry.broker)
