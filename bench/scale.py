@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from tests.delay.memory_storage import MemoryStorage
 
 from bench.delay import FIRST_DUE_MS, HORIZON_MS, index_batch
 from bench.growth import passes_of
 from bench.throughput import SETTINGS, Workload
 from ledgerlake.delay.bucket import record_from_json, record_to_json
-from ledgerlake.delay.storage import MemoryStorage
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.devbroker import Broker
 

@@ -48,7 +48,7 @@ def test_a_message_that_is_moved_is_due_or_repeats_from_then_on(
 ) -> None:
     options = rescheduling(monkeypatch, [(SOURCE, waiting)])
     assert schedule._reschedule(options) == 0
-    assert capsys.readouterr().out.startswith(f"schedule a {says} 2030-05-02T09:00:00.000+00:00")
+    assert capsys.readouterr().out.startswith(f"schedule a {says} 2030-05-02T09:00:00.000Z")
 
 
 def test_of_an_id_that_waits_on_several_topics_one_has_to_be_named(

@@ -13,10 +13,10 @@ import pytest
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.delay.due_times import DueSpan, DueTimes
 from ledgerlake.delay.segment import Key, index_rows, key_at
-from ledgerlake.delay.storage import MemoryStorage
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.errors import OffsetError
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
+from tests.delay.memory_storage import MemoryStorage
 
 SMALL = DelaySettings(min_indexes_per_bucket=20, ledger_step_per_bucket=1, time_step_per_segment_ms=3_600_000, max_indexes_per_segment=5, max_buckets=100, min_indexes_per_segment=1)  # fmt: skip
 

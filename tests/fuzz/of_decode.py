@@ -541,7 +541,7 @@ TARGETS = [
     ),
     Target(
         "decode-wide", "decode_bundle where an entry repeats itself for each of many messages", _a_wide_bundle, _judge_wide,
-        memory_factor=limits.DECODING_FACTOR, memory_bytes=limits.DECODED_PIECES * limits.DECODED_PIECE_BYTES, cost=20,
+        memory_factor=limits.DECODING_FACTOR, memory_bytes=10 * limits.DECODED_PIECE_BYTES, cost=20,
     ),
     Target("entry-rows", "decode.entries", _bundles_of(seeds.all_entries), _judge_entry_rows, (MalformedFrameError,)),
     Target(

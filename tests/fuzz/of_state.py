@@ -21,7 +21,7 @@ from ledgerlake.delay.schedules import (
 )
 from ledgerlake.delay.segment import index_rows
 from ledgerlake.delay.snapshot import metadata_from_bytes, metadata_to_bytes, segment_from_bytes, segment_to_bytes
-from ledgerlake.delay.storage import METADATA, MemoryStorage
+from ledgerlake.delay.storage import METADATA
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators.bucket_storage import StateStorage
@@ -47,6 +47,7 @@ from ledgerlake.stored.fields import parse_stored
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
+from tests.delay.memory_storage import MemoryStorage
 from tests.fuzz import mutate
 from tests.fuzz.engine import MIB, Target
 from tests.operators.stage import DictState

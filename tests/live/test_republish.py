@@ -25,7 +25,8 @@ from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.outbox import Outbox
-from ledgerlake.publish.republisher import Republisher, _Known, _Sender, java_hash
+from ledgerlake.publish.republisher import Republisher, _Known, _Sender
+from ledgerlake.publish.routing import java_hash
 from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.positions import next_until
 from ledgerlake.stored.places import Place

@@ -16,9 +16,9 @@ import pytest
 
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.delay.segment import Key, index_rows, key_at
-from ledgerlake.delay.storage import MemoryStorage
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
+from tests.delay.memory_storage import MemoryStorage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

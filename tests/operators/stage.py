@@ -24,8 +24,8 @@ from ledgerlake.wire.message_id import Position
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ledgerlake.assembly.assembler import Outcome
     from ledgerlake.assembly.rules import Chunk, Limits
+    from ledgerlake.operators.outcome_types import Outcome
     from ledgerlake.wire.chunks import Marker
 
 SOURCE = TopicPartition("persistent://public/default/t", 0)

@@ -7,13 +7,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, Rejected, RejectedPositions, Repetition
+from ledgerlake.assembly.assembler import Assembled, Rejected
 from ledgerlake.assembly.rules import ChunkedMessageKey
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.delay.cancels import Cancel, Cancels
 from ledgerlake.operators import outcomes
+from ledgerlake.operators.outcome_types import Delivery, DueEntries, DuePositions, RejectedPositions
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.rows import RowKind, stage_row
 from ledgerlake.operators.stage_output import read_stage_rows
@@ -159,8 +160,8 @@ def test_occurrences_of_several_messages_come_together_in_their_order() -> None:
     bad = commands.message(1, 7, 3, encode_entry(metadata, b"not compressed"))
     frames = [frame(1, 1_000, schedule="a", every="PT1S"), frame(2, 1_000, schedule="b", every="PT1S"), bad]
     order = [0, 1, 0, 2, 2, 1, 0]
-    repetitions = [Repetition(1_000 * number, {"ledgerlake.occurrence": str(number)}) for number in range(len(order))]
-    due = DueEntries(b"".join(frames[place] for place in order), 9_000, {}, repetitions=repetitions)
+    deliveries = [Delivery(1_000 * number, {"ledgerlake.occurrence": str(number)}) for number in range(len(order))]
+    due = DueEntries(b"".join(frames[place] for place in order), 9_000, {}, deliveries=deliveries)
     found: list[tuple[str, str]] = []
     rejects: list[RejectedEntry] = []
     with Peer() as peer:
@@ -182,7 +183,7 @@ def test_an_occurrence_has_the_time_when_it_was_due_and_the_properties_of_its_nu
         frame(1, 1_000, schedule="a", every="PT1S"),
         delivered_ms=9_000,
         outputs={},
-        repetitions=[Repetition(3_000, {"ledgerlake.occurrence": "3"})],
+        deliveries=[Delivery(3_000, {"ledgerlake.occurrence": "3"})],
     )
     with Peer() as peer:
         (messages,) = decoder(peer).decode(due)

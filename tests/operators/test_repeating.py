@@ -58,7 +58,7 @@ def shown(part: pa.RecordBatch | Repeated | Rejected) -> Iterable[tuple[int, str
     if isinstance(part, pa.RecordBatch):
         return [(key_at(part, row)[2], "") for row in range(part.num_rows)]
     if isinstance(part, Repeated):
-        return [(part.position.entry_id, part.repetition.properties["ledgerlake.occurrence"])]
+        return [(part.position.entry_id, part.delivery.properties["ledgerlake.occurrence"])]
     return [(position.entry_id, part.reason) for position, _ in part.entries]
 
 
@@ -207,5 +207,5 @@ def test_an_occurrence_says_its_time_and_which_time_zones_decided_it() -> None:
     index = Index(a="PT1.5S")
     (part,) = RepeatingMessages(index.schedules, 1_000, index).in_order([index.rows((1_000, 100))])
     assert isinstance(part, Repeated)
-    assert part.repetition.properties["ledgerlake.occurrence_time"] == "1970-01-01T00:00:01.000Z"
-    assert part.repetition.properties["ledgerlake.timezone_data"] == TIMEZONE_DATA_VERSION
+    assert part.delivery.properties["ledgerlake.occurrence_time"] == "1970-01-01T00:00:01.000Z"
+    assert part.delivery.properties["ledgerlake.timezone_data"] == TIMEZONE_DATA_VERSION

@@ -11,7 +11,7 @@ import pytest
 
 from ledgerlake.errors import CheckpointError, OffsetError
 from ledgerlake.publish.outbox import Outbox, OutboxBatch, Sending
-from ledgerlake.publish.republisher import java_hash
+from ledgerlake.publish.routing import java_hash
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.ordered_files import DataFile

@@ -155,7 +155,7 @@ def test_the_command_schedules_by_time_or_by_span() -> None:
             "schedule", *where, "--at", "2026-05-02T12:00:00Z", "--expires", "1777723200001", "x", "--json"
         )
         assert said.returncode == 0, said.stderr
-        assert json.loads(said.stdout)["due"] == "2026-05-02T12:00:00.000+00:00"
+        assert json.loads(said.stdout)["due"] == "2026-05-02T12:00:00.000Z"
         assert ledgerlake("schedule", *where, "--in", "1 hour", "y").returncode == 0
         assert sent(peer)[0] == (
             b"x",
@@ -296,7 +296,7 @@ def test_the_commands_repeat_pause_and_resume() -> None:
         rule = ("--cron", "0 9 * * *", "--timezone", "Asia/Tokyo", "--from", "2026-05-02T12:00:00Z", "--until", "2027-01-01T00:00:00Z")  # fmt: skip
         said = ledgerlake("schedule", *where, "--id", "a", *rule, "x")
         assert said.returncode == 0, said.stderr
-        assert said.stdout.startswith("schedule a repeats from 2026-05-02T12:00:00.000+00:00 on, stored in ")
+        assert said.stdout.startswith("schedule a repeats from 2026-05-02T12:00:00.000Z on, stored in ")
         for command, holds in (("pause", "if there is one\n"), ("resume", "until ledgerlake resume --all\n")):
             said = ledgerlake(command, *where, "--id", "a")
             assert said.stdout.startswith(f"{command} of schedule a stored as ")

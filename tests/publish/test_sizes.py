@@ -15,9 +15,9 @@ from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.producer import NumberedEntry, NumberedProducer
 from ledgerlake.errors import CheckpointError, LedgerlakeError, TransportError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.publish.large_messages import CHUNK_BYTES, LargeMessageProducer
+from ledgerlake.publish.large_messages import LargeMessageProducer
 from ledgerlake.publish.topic_writer import TopicSettings, TopicWriter, _Target
-from ledgerlake.wire.chunks import attempt_suffix, chunk_limit_bytes, encode_chunks, fits_into_one_entry
+from ledgerlake.wire.chunks import CHUNK_BYTES, attempt_suffix, chunk_limit_bytes, encode_chunks, fits_into_one_entry
 from ledgerlake.wire.entry import parse_entry
 from ledgerlake.wire.message_id import ChunkMessageId, MessageId
 from tests.peer import TOPIC, Peer

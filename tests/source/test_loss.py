@@ -14,7 +14,8 @@ from ledgerlake.options.source_options import SourceOptions, parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source import loss_watch
 from ledgerlake.source.bounds import end_position, entry_from
-from ledgerlake.source.loss import DATA_LOSS, NO_INDEX_YET, LastRead, Loss, find_loss, moved_to, tell_tasks
+from ledgerlake.source.loss import DATA_LOSS, NO_INDEX_YET, LastRead, Loss, find_loss, moved_to
+from ledgerlake.source.moved_cursors import tell_tasks
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.reread import read_again
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader

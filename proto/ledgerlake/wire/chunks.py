@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 MARKER_PROPERTY = "ledgerlake.chunks"
 MARKER_VERSION = "1"
 
+# Payload of one entry, if the broker takes that much.
+CHUNK_BYTES = 4 * 1024 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Marker:
@@ -67,6 +70,15 @@ def fits_into_one_entry(metadata: pb.MessageMetadata, size: int, max_entry_bytes
     """
     # Chunk fields repeat the producer's name, and their numbers and the suffix take less than 128 bytes.
     return 2 * metadata.ByteSize() + 128 + size <= max_entry_bytes // 2
+
+
+def payload_limit_bytes(
+    metadata: pb.MessageMetadata, size: int, max_entry_bytes: int, most_bytes: int = CHUNK_BYTES
+) -> int:
+    """Return how many bytes of a payload an entry gets: as ``chunk_limit_bytes``, and ``most_bytes`` at
+    most.
+    """
+    return min(most_bytes, chunk_limit_bytes(metadata, size, max_entry_bytes))
 
 
 def chunk_limit_bytes(metadata: pb.MessageMetadata, size: int, max_entry_bytes: int) -> int:

@@ -326,8 +326,8 @@ class Connection:
     def _next_run(self) -> EntriesReceived | None:
         if self.scan is None or self.state is not State.READY or self.role is not Role.CLIENT:
             return None
-        with self._frames.waiting() as waiting:
-            run = self.scan(waiting, self._frames.limit_bytes)
+        with self._frames.unread() as unread:
+            run = self.scan(unread, self._frames.limit_bytes)
         if run is not None:
             self._frames.drop(len(run.frames))
         return run

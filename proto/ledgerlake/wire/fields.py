@@ -115,7 +115,7 @@ FIELDS = (
     Field(_ENTRY, "highest_sequence_id", _TAKEN),
     Field(_ENTRY, "null_value", _TAKEN),
     Field(_ENTRY, "uuid", _REJECT, "read of chunks and markers; chunk_invalid, malformed_marker above 1 KiB"),
-    Field(_ENTRY, "num_chunks_from_msg", _TAKEN, "above 1 the entry is a chunk, see state.chunks"),
+    Field(_ENTRY, "num_chunks_from_msg", _TAKEN, "above 1 the entry is a chunk, see ``assembly.rules``"),
     Field(_ENTRY, "total_chunk_msg_size", _TAKEN, "chunk_invalid, too_large; sizes nothing"),
     Field(_ENTRY, "chunk_id", _TAKEN, "chunk_invalid"),
     Field(_ENTRY, "null_partition_key", _TAKEN),

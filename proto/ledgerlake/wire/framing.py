@@ -134,7 +134,7 @@ class FrameBuffer:
             self._begin_large(4 + total, 8 + command_size)
         return None
 
-    def waiting(self) -> memoryview:
+    def unread(self) -> memoryview:
         """Return a view of the received bytes that are not taken yet, to find several frames at
         once. Release the view before the next call.
 

@@ -30,11 +30,10 @@ MAX_TIME_MS = 253_402_214_399_999
 MAX_BATCH_MESSAGES = 1_000_000
 
 # Decoding an entry allocates at most this many times its bytes, stored and plain together, and in
-# addition this many pieces of rows: one that is held, one that is made, Python objects of unusual
-# messages, and memory that allocators keep of earlier ones. Plain bytes have their own limit
+# addition ten pieces of rows: one that is held, one that is made, Python objects of unusual messages,
+# and memory that allocators keep of earlier ones. Plain bytes have their own limit
 # (``maxUncompressedBytes``), against which the size in an entry is checked.
 DECODING_FACTOR = 32
-DECODED_PIECES = 10
 DECODED_PIECE_BYTES = 32 * 1024 * 1024
 
 # A chunk of a message with more chunks, or a marker that lists more, becomes a reject.

@@ -6,7 +6,7 @@ The entries are kept in a task's memory or in Spark's state, behind the interfac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,7 +20,6 @@ from ledgerlake.assembly.rules import (
     Retain,
     Spill,
 )
-from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange
 from ledgerlake.wire.limits import MAX_TIME_MS
 
 if TYPE_CHECKING:
@@ -81,58 +80,6 @@ class Rejected:
     entries: list[tuple[Position, Entry | None]]
 
 
-@dataclass(frozen=True)
-class RejectedPositions:
-    """Chunks of a rejected message whose bytes only the topic has: those that are ``known`` (see
-    ``Assembled``).
-    """
-
-    reason: str
-    positions: tuple[Position, ...]
-
-
-@dataclass(frozen=True)
-class Repetition:
-    """One delivery of a message that repeats: when it was due, and the properties that the message
-    gets beside its own.
-    """
-
-    due_ms: int
-    properties: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class DueEntries:
-    """Delayed entries, in the order in which they are due: complete MESSAGE frames.
-
-    ``outputs`` are the outputs beside the table, with their mark-delete positions: an output does
-    not get messages up to its position. ``first_entry`` says which messages of the first entry are
-    due. ``clock_ms`` is the time of the micro-batch, None if it has none. ``repetitions`` has
-    one for each entry if the messages repeat, and several entries may be of one message then; else it
-    is empty.
-    """
-
-    frames: Entry
-    delivered_ms: int
-    outputs: Mapping[str, Position]
-    first_entry: BatchRange = WHOLE_BATCH
-    clock_ms: int | None = None
-    repetitions: Sequence[Repetition] = ()
-
-
-@dataclass(frozen=True)
-class DuePositions:
-    """Delayed entries of which only the topic has the bytes."""
-
-    positions: list[Position]
-    delivered_ms: int
-    outputs: Mapping[str, Position]
-    clock_ms: int | None = None
-
-
-Outcome = Assembled | Rejected | RejectedPositions | DueEntries | DuePositions
-
-
 class Assembly:
     """The incomplete messages of one topic partition with their bytes.
 
@@ -154,31 +101,33 @@ class Assembly:
         self._kept_entries = kept_entries
         self._delays_messages = delays_messages
 
-    def arrive(self, chunk: Chunk) -> Iterator[Outcome]:
+    def arrive(self, chunk: Chunk) -> Iterator[Assembled | Rejected]:
         """Add a chunk; yield what it completes or rejects."""
         effects = self.pending.arrive(chunk)
         yield from self._apply(effects, chunk)
         if Retain(chunk.position) not in effects and not any(_takes_entries(effect) for effect in effects):
             self._kept_entries.drop(chunk.position)
 
-    def apply_marker(self, marker: Marker) -> Iterator[Outcome]:
+    def apply_marker(self, marker: Marker) -> Iterator[Assembled | Rejected]:
         """Apply a marker; yield the message that it completes, or rejects."""
         effects = self.pending.apply_marker(ChunkedMessageKey(marker.producer_name, marker.uuid), marker.positions)
         yield from self._apply(effects, marker)
 
-    def supersede(self, key: ChunkedMessageKey) -> Iterator[Outcome]:
+    def supersede(self, key: ChunkedMessageKey) -> Iterator[Assembled | Rejected]:
         """Reject the incomplete message of a key, because a message of that key began elsewhere."""
         yield from self._apply(self.pending.supersede(key))
 
-    def adopt(self, message: IncompleteMessage) -> Iterator[Outcome]:
+    def adopt(self, message: IncompleteMessage) -> Iterator[Assembled | Rejected]:
         """Continue an incomplete message that began elsewhere; yield what has to give way to it."""
         yield from self._apply(self.pending.adopt(message))
 
-    def expire(self, now_ms: int) -> Iterator[Outcome]:
+    def expire(self, now_ms: int) -> Iterator[Assembled | Rejected]:
         """Reject the messages that are too old at a time."""
         yield from self._apply(self.pending.expire(now_ms))
 
-    def _apply(self, effects: list[Effect], completed_by: Chunk | Marker | None = None) -> Iterator[Outcome]:
+    def _apply(
+        self, effects: list[Effect], completed_by: Chunk | Marker | None = None
+    ) -> Iterator[Assembled | Rejected]:
         for effect in effects:
             if isinstance(effect, Spill):
                 for position in effect.positions:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ledgerlake.cli.command import add_command, add_service_url, add_spark, add_topic, client_settings, start_spark
 from ledgerlake.errors import UsageError
+from ledgerlake.stored.offsets import time_text
 from ledgerlake.wire.entry import read_stamp
 from ledgerlake.wire.schedules import CATCH_UP_PROPERTY, REPETITION_PROPERTIES
 
@@ -192,7 +193,7 @@ def _with_option_names(message: str) -> str:
 def _tell_stored(
     options: argparse.Namespace, message_id: AnyMessageId, topic_partition: str, at_ms: int, *, repeats: bool
 ) -> None:
-    due = _time_text(at_ms)
+    due = time_text(at_ms)
     if options.json:
         result = {"id": options.id, "topic": topic_partition, "message_id": str(message_id)}
         print(json.dumps(result | ({"repeats_from": due} if repeats else {"due": due})))
@@ -235,10 +236,6 @@ def _span(option: str, text: str | None) -> str | timedelta | None:
     except OverflowError:
         raise UsageError(f"{option} '{text}' is too long") from None
     return f"P{span.days}D" if _DAYS.fullmatch(text) else span
-
-
-def _time_text(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _optional_ms(text: str | None, option: str) -> int | None:

@@ -41,35 +41,6 @@ class SnapshotStorage(Protocol):
         """Remove a bucket, at once or later. It may be incomplete or gone already."""
 
 
-class MemoryStorage:
-    """Buckets in memory, for tests and experiments."""
-
-    def __init__(self) -> None:
-        self.buckets: dict[int, dict[int, bytes]] = {}
-        self._last_id = 0
-
-    def start(self) -> None:
-        pass
-
-    def create_bucket(self) -> int:
-        self._last_id += 1
-        return self._last_id
-
-    def save_all_segments(self, bucket_id: int, snapshots: Iterable[tuple[int, bytes]]) -> None:
-        bucket = self.buckets.setdefault(bucket_id, {})
-        for number, value in snapshots:
-            bucket[number] = value
-
-    def get_segment(self, bucket_id: int, number: int) -> bytes:
-        try:
-            return self.buckets[bucket_id][number]
-        except KeyError:
-            raise missing(bucket_id, number) from None
-
-    def delete_bucket(self, bucket_id: int) -> None:
-        self.buckets.pop(bucket_id, None)
-
-
 def missing(bucket_id: int, number: int) -> OffsetError:
     return OffsetError(
         f"bucket {bucket_id} of delayed messages lacks its value {number}; restore the checkpoint and what belongs to it"

@@ -220,19 +220,15 @@ class DelayedTracker:
     def remove_output(self, output: str) -> None:
         self.outputs.pop(output, None)
 
-    def trim(self, through: Position) -> int:
-        """Forget the buckets that lie wholly at or before a position; return how many messages those
-        had.
-        """
-        passed = [bucket for bucket in self._buckets if bucket.last <= through]
-        for bucket in passed:
+    def _trim(self, through: Position) -> None:
+        """Forget the buckets that lie wholly at or before a position."""
+        for bucket in [bucket for bucket in self._buckets if bucket.last <= through]:
             self._replace([bucket], [])
-        return sum(bucket.waiting for bucket in passed)
 
     def save(self) -> Record:
         """Store fresh messages and drop empty buckets; return the record of the buckets."""
         if self.outputs:
-            self.trim(min(self.outputs.values()))
+            self._trim(min(self.outputs.values()))
         self._fresh, self._again = self._fresh + self._again, []
         self._store_fresh()
         self._replace([bucket for bucket in self._buckets if not bucket.waiting], [])

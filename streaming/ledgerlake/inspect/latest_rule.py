@@ -51,7 +51,7 @@ _POSITION = ["ledger_id", "entry_id", "batch_index"]
 # Messages are kept until there are so many, or twice as many as keys.
 _LEAST_MESSAGES = 100_000
 
-Place = tuple[int, int]
+RowPlace = tuple[int, int]
 
 
 class Finding(Enum):
@@ -72,8 +72,8 @@ class Span:
     one.
     """
 
-    first: Place | None
-    end: Place
+    first: RowPlace | None
+    end: RowPlace
 
 
 class LatestMessages:
@@ -156,7 +156,7 @@ def _without_messages(rows: Messages, spans: Mapping[int, Span]) -> Counter[Find
     return findings
 
 
-def _is_before(rows: Messages, place: Place) -> NDArray[np.bool_]:
+def _is_before(rows: Messages, place: RowPlace) -> NDArray[np.bool_]:
     ledger_id, entry_id = place
     is_before: NDArray[np.bool_] = (rows["ledger_id"] < ledger_id) | (
         (rows["ledger_id"] == ledger_id) & (rows["entry_id"] < entry_id)
@@ -220,7 +220,7 @@ def _position(message: Any) -> tuple[int, int, int]:
     return int(message["ledger_id"]), int(message["entry_id"]), int(message["batch_index"])
 
 
-def _place(row: Any) -> Place:
+def _place(row: Any) -> RowPlace:
     return int(row["ledger_id"]), int(row["entry_id"])
 
 

@@ -23,7 +23,7 @@ _SHOWN = 2
 
 
 @dataclass(frozen=True)
-class Place:
+class FoundPosition:
     """A position in one topic partition: the first message that a read from there gets.
 
     ``serialised`` is the id as hex, in the form of every Pulsar client. Both are None after the
@@ -38,7 +38,7 @@ class Place:
     after: dict[str, Any] | None
 
 
-def find_places(settings: ClientSettings, topic: str, bound: Bound) -> Iterator[Place]:
+def find_places(settings: ClientSettings, topic: str, bound: Bound) -> Iterator[FoundPosition]:
     """Return the place of a bound in each partition of a topic.
 
     Raises:
@@ -53,7 +53,7 @@ def find_places(settings: ClientSettings, topic: str, bound: Bound) -> Iterator[
         cluster.close()
 
 
-def _place(cluster: Cluster, name: str, bound: Bound) -> Place:
+def _place(cluster: Cluster, name: str, bound: Bound) -> FoundPosition:
     start = resolve_start(cluster, name, bound)
     end = end_position(cluster, name)
     before = None
@@ -64,7 +64,7 @@ def _place(cluster: Cluster, name: str, bound: Bound) -> Place:
     rows = list(described_entries(cluster, name, start.position, end, _SHOWN))
     at, after = [*rows, None, None][:_SHOWN]
     message_id = None if at is None else _first_message(at, start.batch_index)
-    return Place(
+    return FoundPosition(
         name,
         None if message_id is None else str(message_id),
         None if message_id is None else to_bytes(message_id, split_partition(name)[1]).hex(),

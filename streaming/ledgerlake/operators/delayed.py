@@ -38,14 +38,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from ledgerlake.assembly.assembler import (
-    Assembled,
-    DueEntries,
-    DuePositions,
-    KeptEntries,
-    Rejected,
-    RejectedPositions,
-)
+from ledgerlake.assembly.assembler import Assembled, KeptEntries, Rejected
 from ledgerlake.assembly.rules import MALFORMED_MARKER
 from ledgerlake.decode.split import entries_of, read_delayed
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
@@ -73,6 +66,7 @@ from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.bucket_folders import open_folder, query_id_of_task
 from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
+from ledgerlake.operators.outcome_types import DueEntries, DuePositions, RejectedPositions
 from ledgerlake.operators.repeating import Repeated, RepeatingMessages
 from ledgerlake.operators.rows import Released
 from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvents
@@ -92,8 +86,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pyspark.sql.streaming.stateful_processor import ValueState
 
-    from ledgerlake.assembly.assembler import Entry, Outcome
+    from ledgerlake.assembly.assembler import Entry
     from ledgerlake.decode.messages import BatchRange, TopicPartition
+    from ledgerlake.operators.outcome_types import Outcome
     from ledgerlake.operators.rows import DelayedLargeMessage
     from ledgerlake.operators.state_variables import StateVariables
     from ledgerlake.options.delay_options import DelayOptions
@@ -201,7 +196,7 @@ class DelayedMessages:
         self._tracker: DelayedTracker | None = None
         self._new_cancels: list[Cancel] = []
         self._due_partial: list[tuple[Position, BatchRange]] = []
-        self._repeated: list[tuple[Position, Entry | None]] = []
+        self._known: list[tuple[Position, Entry | None]] = []
         self._large_to_read: list[DelayedLargeMessage] = []
         self._rejected: list[RejectedPositions] = []
         self._not_added: set[Position] = set()
@@ -224,7 +219,7 @@ class DelayedMessages:
             entries = entries_of(frames)
             ids = zip(repeated.column(1).to_pylist(), repeated.column(2).to_pylist(), strict=True)
             positions = [Position(ledger_id, entry_id) for ledger_id, entry_id in ids]
-            self._repeated += [(position, entries[position]) for position in positions]
+            self._known += [(position, entries[position]) for position in positions]
             self._not_added.update(positions)
 
     def add_large(self, message: DelayedLargeMessage) -> None:
@@ -240,7 +235,7 @@ class DelayedMessages:
         last = message.positions[-1]
         is_known = self._load_separate(last.ledger_id, last.entry_id) is not None
         if is_known or self._open().add(index_rows([(message.deliver_ms, last.ledger_id, last.entry_id)])).num_rows:
-            self._repeated += [(position, self._kept_entries.take(position)) for position in message.positions]
+            self._known += [(position, self._kept_entries.take(position)) for position in message.positions]
             return
         if message.schedule_id is not None:
             self.schedules.add(Scheduled(message.schedule_id, last, message.stored_ms, message.deliver_ms))
@@ -310,21 +305,21 @@ class DelayedMessages:
     def cancel(self, cancel: Cancel) -> None:
         self._new_cancels.append(cancel)
 
-    def release(self, due_ms: int | None) -> Iterator[Outcome | Cancels]:
-        """Yield the messages that are due by ``due_ms``, in order, or the first of them (see the module).
+    def release(self, clock_ms: int | None) -> Iterator[Outcome | Cancels]:
+        """Yield the messages that are due by ``clock_ms``, the time of the micro-batch, in order, or the first of them (see the module).
         If something is due and cancels are in force, they come before the messages.
 
         Raises:
             BrokerError, TransportError: chunks had to be read again and could not.
         """
-        cutoff_ms = self._cutoff_ms = due_ms or 0
+        cutoff_ms = self._cutoff_ms = clock_ms or 0
         self._add_large_to_read(cutoff_ms)
         yield from self._rejected
         if self._tracker is None and self._stored_record is None and not self.schedules.pauses_all:
             return
         tracker = self._open()
-        if self._repeated:
-            yield Rejected(DELAYED_KNOWN, self._repeated)
+        if self._known:
+            yield Rejected(DELAYED_KNOWN, self._known)
         stored_cancels = _read_value(self._state.cancels)
         cancels, marked, pauses = (
             cancels_from_json(stored_cancels) if stored_cancels else (Cancels(), MarkedPositions(), Pauses())
@@ -341,7 +336,7 @@ class DelayedMessages:
             if len(cancels):
                 yield cancels
             delivered_ms = max(cutoff_ms, int(time.time() * 1000))
-            release = _Release(delivered_ms, _outputs(tracker), due_ms)
+            release = _Release(delivered_ms, _outputs(tracker), clock_ms)
             for position, batch_range in self._due_partial:
                 yield from self._take_partial(position, batch_range, release)
             yield from self._due_outcomes(tracker, schedules, cutoff_ms, release)
@@ -365,7 +360,7 @@ class DelayedMessages:
                 yield from _repeated_entries(repeated, release)
                 repeated, size = [], 0
             if isinstance(part, Repeated):
-                due_ms = part.repetition.due_ms
+                due_ms = part.delivery.due_ms
                 self._released = self._released.and_more(Released(1, due_ms, due_ms))
                 repeated.append(part)
                 size += len(part.frame)
@@ -614,7 +609,7 @@ def _repeated_entries(repeated: list[Repeated], release: _Release) -> Iterator[D
             release.delivered_ms,
             release.outputs,
             clock_ms=release.clock_ms,
-            repetitions=[message.repetition for message in repeated],
+            deliveries=[message.delivery for message in repeated],
         )
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from ledgerlake.assembly.assembler import Assembled, Assembly, Entry, Outcome, Rejected
+from ledgerlake.assembly.assembler import Assembled, Assembly, Entry, Rejected
 from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, ChunkEvent, classify
+from ledgerlake.operators.outcome_types import Outcome
 from ledgerlake.operators.rows import DelayedLargeMessage, MessageStarted, TaskEvent
 from ledgerlake.wire.limits import MAX_TASK_EVENT_BYTES
 

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ledgerlake.assembly.assembler import Assembled, Entry, Outcome
+from ledgerlake.assembly.assembler import Assembled, Entry
 from ledgerlake.assembly.rules import Chunk
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.operators.in_task import LocalAssembly
+from ledgerlake.operators.outcome_types import Outcome
 from ledgerlake.operators.partition_writer import PartitionWriter, SharedFiles
 from ledgerlake.operators.results import PartitionResult, results_to_json
 from ledgerlake.operators.rows import (

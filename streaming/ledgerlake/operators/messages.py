@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from ledgerlake.assembly.assembler import Outcome
     from ledgerlake.assembly.rules import Limits
     from ledgerlake.decode.messages import TopicPartition
+    from ledgerlake.operators.outcome_types import Outcome
     from ledgerlake.options.delay_options import DelayOptions
     from ledgerlake.options.source_options import SourceOptions
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.assembly.assembler import Assembled, Outcome, Rejected, RejectedPositions
+from ledgerlake.assembly.assembler import Assembled, Rejected
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.delay.cancels import Cancels
 from ledgerlake.operators.delayed import TOPIC
+from ledgerlake.operators.outcome_types import Outcome, RejectedPositions
 from ledgerlake.operators.partition_writer import PartitionWriter, file_prefix
 from ledgerlake.operators.results import (
     BatchSettings,

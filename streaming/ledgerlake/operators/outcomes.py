@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ledgerlake.assembly.assembler import (
-    Assembled,
-    DueEntries,
-    DuePositions,
-    Entry,
-    Outcome,
-    RejectedPositions,
-    Repetition,
-)
+from ledgerlake.assembly.assembler import Assembled, Entry
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.large import decode_large, read_chunks
@@ -30,6 +22,7 @@ from ledgerlake.delay.cancels import Cancels
 from ledgerlake.delay.schedules import CANCELLED
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.cancelled import cancelled_entries, cancelled_rows, is_chunk_cancelled
+from ledgerlake.operators.outcome_types import Delivery, DueEntries, DuePositions, Outcome, RejectedPositions
 from ledgerlake.operators.rows import in_groups
 from ledgerlake.operators.scheduled import expired_chunk, find_in_due, with_occurrences, with_properties
 from ledgerlake.operators.stage_output import pop_each
@@ -68,7 +61,7 @@ class OutcomeDecoder:
         Raises:
             BrokerError, TransportError: entries had to be read again and could not.
         """
-        if isinstance(outcome, DueEntries) and outcome.repetitions:
+        if isinstance(outcome, DueEntries) and outcome.deliveries:
             yield from self._repeated(outcome)
         elif isinstance(outcome, DueEntries):
             bundles = decode_bundle(
@@ -164,7 +157,7 @@ class OutcomeDecoder:
                     replace(reject, position=position, entry=entry)
                     for reject, (position, entry) in zip(rejects, entries, strict=True)
                 ]
-            yield _with_repetitions(messages, [position for position, _ in placed], outcome.repetitions)
+            yield _with_deliveries(messages, [position for position, _ in placed], outcome.deliveries)
 
     def _due_positions(self, outcome: DuePositions) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
         """Read due entries from the topic, and decode them a bundle at a time, in the order in which they
@@ -245,21 +238,21 @@ def _with_delivery(messages: pa.RecordBatch, delivered_ms: int) -> pa.RecordBatc
     return messages.set_column(messages.schema.get_field_index("delivered_at"), "delivered_at", delivered_at)
 
 
-def _with_repetitions(
-    messages: pa.RecordBatch, positions: Sequence[Position], repetitions: Sequence[Repetition]
+def _with_deliveries(
+    messages: pa.RecordBatch, positions: Sequence[Position], deliveries: Sequence[Delivery]
 ) -> pa.RecordBatch:
-    """Return messages with the properties of each repetition, and with the time when it was due.
+    """Return messages with the properties of each delivery, and with the time when it was due.
 
     Args:
-        positions, repetitions: of each message, by the number that it has as its entry id.
+        positions, deliveries: of each message, by the number that it has as its entry id.
     """
     numbers = messages["entry_id"].to_pylist()
-    messages = with_properties(messages, {row: repetitions[number].properties for row, number in enumerate(numbers)})
+    messages = with_properties(messages, {row: deliveries[number].properties for row, number in enumerate(numbers)})
     columns = {
         "message_id": [str(positions[number]) for number in numbers],
         "ledger_id": [positions[number].ledger_id for number in numbers],
         "entry_id": [positions[number].entry_id for number in numbers],
-        "deliver_at": [repetitions[number].due_ms * 1000 for number in numbers],
+        "deliver_at": [deliveries[number].due_ms * 1000 for number in numbers],
     }
     for name, values in columns.items():
         place = messages.schema.get_field_index(name)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ledgerlake.assembly.assembler import Outcome
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.record_rows import Misfit
@@ -15,6 +14,7 @@ from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.single_entry import single_entries
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
 from ledgerlake.errors import SetupError
+from ledgerlake.operators.outcome_types import Outcome
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.results import BatchSettings, TableResult, TaskResult, TaskSettings
 from ledgerlake.operators.scheduled import find_in_messages

@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from ledgerlake.assembly.assembler import Rejected, Repetition
+from ledgerlake.assembly.assembler import Rejected
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.repetition import TIMEZONE_DATA_VERSION, parse_repetition
 from ledgerlake.delay.schedules import NO_OCCURRENCE, REPEATING
 from ledgerlake.delay.segment import index_rows, key_at, key_columns
 from ledgerlake.errors import CorruptEntryError
+from ledgerlake.operators.outcome_types import Delivery
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import AFTER_ALL, Position
 from ledgerlake.wire.schedules import (
@@ -71,7 +72,7 @@ class Repeated(NamedTuple):
 
     position: Position
     frame: bytes
-    repetition: Repetition
+    delivery: Delivery
 
 
 class _Row(NamedTuple):
@@ -187,7 +188,7 @@ class RepeatingMessages:
         if step.is_empty:
             yield Rejected(NO_OCCURRENCE, [(row.position, entry)])
         if step.delivered is not None:
-            yield Repeated(row.position, row.frame, _repetition(step.delivered))
+            yield Repeated(row.position, row.frame, _delivery(step.delivered))
         if step.next_ms is None:
             return
         again = row._replace(due_ms=step.next_ms)
@@ -219,6 +220,6 @@ def _key(batch: pa.RecordBatch, row: int) -> _Key:
     return due_ms, Position(ledger_id, entry_id)
 
 
-def _repetition(occurrence: Occurrence) -> Repetition:
+def _delivery(occurrence: Occurrence) -> Delivery:
     properties = occurrence_properties(occurrence.number, occurrence.nominal_ms)
-    return Repetition(occurrence.due_ms, properties | {TIMEZONE_DATA_PROPERTY: TIMEZONE_DATA_VERSION})
+    return Delivery(occurrence.due_ms, properties | {TIMEZONE_DATA_PROPERTY: TIMEZONE_DATA_VERSION})

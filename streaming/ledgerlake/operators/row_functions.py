@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ledgerlake.decode.columns import first_line
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
-from ledgerlake.decode.row_query import Answer, table_type
+from ledgerlake.decode.row_query import Answer, joined, table_type
 from ledgerlake.errors import SetupError
 from ledgerlake.runtime.plugins import load
 
@@ -81,9 +81,7 @@ class RowFunction:
             if messages.num_rows <= 1:
                 return Answer(pa.array([], columns), np.empty(0, dtype=np.int64), {0: str(error)})
         half = messages.num_rows // 2
-        one, other = (self.of(messages.slice(*span)) for span in ((0, half), (half,)))
-        bad = one.bad | {row + half: reason for row, reason in other.bad.items()}
-        return Answer(pa.concat_arrays([one.values, other.values]), np.concatenate([one.rows, other.rows + half]), bad)
+        return joined(self.of(messages.slice(0, half)), self.of(messages.slice(half)), half)
 
     def _answer(self, messages: pa.RecordBatch, columns: pa.StructType) -> Answer:
         result = self._call(messages)

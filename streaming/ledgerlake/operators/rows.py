@@ -29,7 +29,7 @@ From the stage, in order but for ``rows``, which pass as they come:
                     has
     cancels         the cancels for everything due that follows         ``Cancels``
     due             delayed entries that are due                        delivery, ``BatchRange`` of the first entry,
-                                                                        repetitions, one for each entry
+                                                                        deliveries, one for each entry
     reread          due entries whose bytes only the topic has          delivery, positions
     summary         once for a topic partition, last: the results of    ``StateSummary``
                     its tasks, and the state in numbers

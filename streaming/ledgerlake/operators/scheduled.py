@@ -46,8 +46,9 @@ from ledgerlake.wire.schedules import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ledgerlake.assembly.assembler import Entry, Outcome
+    from ledgerlake.assembly.assembler import Entry
     from ledgerlake.decode.messages import BatchRange
+    from ledgerlake.operators.outcome_types import Outcome
     from ledgerlake.operators.schedule_events import ScheduleEvent, ScheduleEvents
     from ledgerlake.pb import pulsar_pb2 as pb
 

@@ -14,19 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from ledgerlake.assembly.assembler import (
-    Assembled,
-    DueEntries,
-    DuePositions,
-    Entry,
-    Outcome,
-    Rejected,
-    RejectedPositions,
-    Repetition,
-)
+from ledgerlake.assembly.assembler import Assembled, Entry, Rejected
 from ledgerlake.assembly.rules import ChunkedMessageKey
 from ledgerlake.decode.messages import BatchRange, TopicPartition
 from ledgerlake.delay.cancels import Cancels, cancels_from_json, cancels_to_json
+from ledgerlake.operators.outcome_types import Delivery, DueEntries, DuePositions, Outcome, RejectedPositions
 from ledgerlake.operators.rows import (
     STAGE_ROWS,
     RowKind,
@@ -76,7 +68,7 @@ class OutcomeRows:
             yield self._row(RowKind.CANCELS, None, cancels_to_json(outcome.all), None)
         elif isinstance(outcome, DueEntries):
             first_entry = astuple(outcome.first_entry)
-            header = _due_header(outcome, first_entry=first_entry, repetitions=[*map(fields_of, outcome.repetitions)])
+            header = _due_header(outcome, first_entry=first_entry, deliveries=[*map(fields_of, outcome.deliveries)])
             yield self._row(RowKind.DUE, None, header, outcome.frames)
         elif isinstance(outcome, DuePositions):
             header = _due_header(outcome, positions=positions_to_json(outcome.positions))
@@ -176,7 +168,7 @@ def _outputs_of(batches: Iterable[pa.RecordBatch]) -> Iterator[_Output]:
                     _outputs(header),
                     BatchRange(*header["first_entry"]),
                     header["clock_ms"],
-                    [Repetition(**fields) for fields in header["repetitions"]],
+                    [Delivery(**fields) for fields in header["deliveries"]],
                 ),
             )
         elif row["kind"] == RowKind.REREAD:

@@ -34,13 +34,14 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from ledgerlake.assembly.assembler import Assembled, Assembly, Outcome
+from ledgerlake.assembly.assembler import Assembled, Assembly
 from ledgerlake.assembly.rules import MALFORMED_MARKER, ChunkedMessageKey, IncompleteMessage
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.large import read_chunks
 from ledgerlake.decode.messages import BatchRange, TopicPartition
 from ledgerlake.delay.cancels import Cancel
 from ledgerlake.operators.delayed import DelayedMessages, DelayedState
+from ledgerlake.operators.outcome_types import Outcome
 from ledgerlake.operators.rows import (
     DelayedLargeMessage,
     MessageStarted,
@@ -149,27 +150,17 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
             if all(row.kind == RowKind.ROWS for row in stage_rows):
                 yield frame
                 continue
-            passing: list[StageRow] = []
-            for row in stage_rows:
-                if row.kind == RowKind.CHUNK:
-                    kept_entries.put(Position(int(row.ledger_id), int(row.entry_id)), row.entry)
-                elif row.kind == RowKind.DELAYED and isinstance(row.header, str):
-                    position = Position(int(row.ledger_id), int(row.entry_id))
-                    kept_entries.put(position, row.entry)
-                    delayed.add_partial(position, row.entry, BatchRange(*json.loads(row.header)))
-                elif row.kind == RowKind.DELAYED:
-                    delayed.add(row.entry)
-                elif row.kind == RowKind.SCHEDULES:
-                    delayed.schedules.add_row(row.entry)
-                elif row.kind == RowKind.REPORT:
-                    reports.append(report_from_json(row.header))
-                else:
-                    passing.append(row)
+            passing = [row for row in stage_rows if not _take_row(row, kept_entries, delayed, reports)]
             if passing:
                 yield from output.pass_on(passing)
-        if not reports:
-            return
-        reports.sort(key=lambda report: report.end)
+        if reports:
+            reports.sort(key=lambda report: report.end)
+            yield from self._run_batch(output, kept_entries, delayed, reports)
+
+    def _run_batch(
+        self, output: StageOutput, kept_entries: _StateEntries, delayed: DelayedMessages, reports: list[TaskReport]
+    ) -> Iterator[pd.DataFrame]:
+        """Apply what the tasks report, in the order of their ranges, and release what is due."""
         stored = self._load() if self._incomplete.exists() else {}
         oldest_first = sorted(stored.values(), key=lambda incomplete: incomplete.positions[0])
         assembly = Assembly(self._limits, kept_entries, oldest_first, delays_messages=self._delay.enabled)
@@ -275,6 +266,25 @@ def incomplete_from_json(text: str) -> IncompleteMessage:
 def _incomplete(fields: dict[str, Any], version: int) -> IncompleteMessage:
     current = fields if version > 1 else fields | {"opened_ms": None, "publish_ms": None}
     return incomplete_from_dict({"spilled" if name == "aside" else name: value for name, value in current.items()})
+
+
+def _take_row(row: StageRow, kept_entries: _StateEntries, delayed: DelayedMessages, reports: list[TaskReport]) -> bool:
+    """Take a row of a task; return False for one that passes the stage."""
+    if row.kind == RowKind.CHUNK:
+        kept_entries.put(Position(int(row.ledger_id), int(row.entry_id)), row.entry)
+    elif row.kind == RowKind.DELAYED and isinstance(row.header, str):
+        position = Position(int(row.ledger_id), int(row.entry_id))
+        kept_entries.put(position, row.entry)
+        delayed.add_partial(position, row.entry, BatchRange(*json.loads(row.header)))
+    elif row.kind == RowKind.DELAYED:
+        delayed.add(row.entry)
+    elif row.kind == RowKind.SCHEDULES:
+        delayed.schedules.add_row(row.entry)
+    elif row.kind == RowKind.REPORT:
+        reports.append(report_from_json(row.header))
+    else:
+        return False
+    return True
 
 
 def _apply_reports(assembly: Assembly, delayed: DelayedMessages, reports: list[TaskReport]) -> Iterator[Outcome]:

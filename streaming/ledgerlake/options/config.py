@@ -283,7 +283,7 @@ class ChunksConfig:
 
     @property
     def limits(self) -> Limits:
-        """The same for the assembly."""
+        """Return the limits of the assembly."""
         return Limits(
             max_pending=self.max_pending,
             max_pending_bytes=self.max_pending_bytes,
@@ -346,7 +346,7 @@ class DelayConfig:
 
     @property
     def options(self) -> DelayOptions:
-        """The same for the tasks."""
+        """Return the options of the delayed messages' stage."""
         settings = DelaySettings(
             self.min_indexes_per_bucket,
             self.ledger_step_per_bucket,
@@ -578,7 +578,7 @@ class Config:
 
     @property
     def subscription(self) -> str:
-        """The name of the durable cursor, after the stream."""
+        """Return the name of the durable cursor."""
         return f"ledgerlake-{self.stream.name}"
 
     def _place(self, text: str, where: str) -> Place:
@@ -595,7 +595,7 @@ class Config:
         return config
 
     def source_options(self) -> dict[str, str]:
-        """The read as Spark's options."""
+        """Return the options of the read by Spark's names."""
         return to_spark(self.source)
 
 

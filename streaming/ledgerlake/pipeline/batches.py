@@ -17,7 +17,7 @@ from ledgerlake.pipeline.cursors import LastRun
 from ledgerlake.pipeline.moved_cursors import moved_cursors
 from ledgerlake.pipeline.progress import Reading
 from ledgerlake.pipeline.start import query_name
-from ledgerlake.source.loss import tell_tasks
+from ledgerlake.source.moved_cursors import tell_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

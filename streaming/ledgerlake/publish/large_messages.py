@@ -17,7 +17,7 @@ from ledgerlake.client.producer import EntryProducer
 from ledgerlake.decode.codecs import compress
 from ledgerlake.errors import UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire.chunks import chunk_limit_bytes, encode_chunks, encode_marker, promise
+from ledgerlake.wire.chunks import CHUNK_BYTES, encode_chunks, encode_marker, payload_limit_bytes, promise
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import AnyMessageId, ChunkMessageId, MessageId, Position
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ledgerlake.client.cluster import Cluster
-
-# Payload of one entry, if the broker takes that much.
-CHUNK_BYTES = 4 * 1024 * 1024
 
 
 class LargeMessageProducer:
@@ -106,7 +103,7 @@ class LargeMessageProducer:
 
     def _most_bytes(self, metadata: pb.MessageMetadata, packed: bytes) -> int:
         """Return how many bytes of a payload fit into one entry."""
-        return min(self._chunk_bytes, chunk_limit_bytes(metadata, len(packed), self._producer.max_entry_bytes))
+        return payload_limit_bytes(metadata, len(packed), self._producer.max_entry_bytes, self._chunk_bytes)
 
     def _next_sequence_id(self) -> int:
         self._sequence_id += 1

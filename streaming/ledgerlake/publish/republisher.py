@@ -48,6 +48,7 @@ import pyarrow.parquet as pq
 from ledgerlake.errors import CheckpointError, TransportError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.outbox import Sending
+from ledgerlake.publish.routing import java_hash
 from ledgerlake.publish.target_client import TargetClient
 from ledgerlake.publish.target_reader import TargetReader
 
@@ -524,15 +525,6 @@ def _key(row: dict[str, Any]) -> str | None:
 def _route(row: dict[str, Any], topic_partition: str, count: int) -> int:
     key = _key(row)
     return (java_hash(key) if key is not None else zlib.crc32(topic_partition.encode())) % count
-
-
-def java_hash(text: str) -> int:
-    """Return Java's ``String.hashCode`` of a text, without its sign bit."""
-    code = 0
-    units = text.encode("utf-16-be", "surrogatepass")
-    for offset in range(0, len(units), 2):
-        code = (31 * code + int.from_bytes(units[offset : offset + 2], "big")) & 0xFFFFFFFF
-    return code & 0x7FFFFFFF
 
 
 def _milliseconds(time_us: int) -> str:

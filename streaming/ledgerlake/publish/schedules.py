@@ -26,7 +26,7 @@ from ledgerlake.delay.repetition import occurrences, parse_repetition
 from ledgerlake.errors import CorruptEntryError, LedgerlakeError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.large_messages import LargeMessageProducer
-from ledgerlake.publish.republisher import java_hash
+from ledgerlake.publish.routing import java_hash
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import MessageId

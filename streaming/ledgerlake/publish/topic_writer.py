@@ -53,8 +53,8 @@ from ledgerlake.client.topics import full_name
 from ledgerlake.decode.codecs import compress
 from ledgerlake.errors import CheckpointError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.publish.republisher import java_hash
-from ledgerlake.wire.chunks import attempt_suffix, chunk_limit_bytes, encode_chunks
+from ledgerlake.publish.routing import java_hash
+from ledgerlake.wire.chunks import attempt_suffix, encode_chunks, payload_limit_bytes
 from ledgerlake.wire.entry import encode_batch, encode_entry
 
 if TYPE_CHECKING:
@@ -79,9 +79,6 @@ COLUMN_TYPES = {
     "deliver_at": ("timestamp",),
     "topic": ("string",),
 }
-
-# Payload of one entry, if the broker takes that much.
-_ENTRY_BYTES = 4 * 1024 * 1024
 
 # The bits for the number of a message in its micro-batch and producer.
 _SEQUENCE_BITS = 32
@@ -304,7 +301,7 @@ class _TargetPartition:
 
     def _chunk_bytes(self, metadata: pb.MessageMetadata, packed: bytes) -> int:
         """Return how many bytes of a payload fit into one entry."""
-        return min(_ENTRY_BYTES, chunk_limit_bytes(metadata, len(packed), self._opened().max_entry_bytes))
+        return payload_limit_bytes(metadata, len(packed), self._opened().max_entry_bytes)
 
     def _send(self, entry: NumberedEntry) -> None:
         self._opened().send(entry)

@@ -15,8 +15,8 @@ counts as loss.
 
 A broker returns the position of a cursor only to the consumer of the subscription. So if a range
 without an index goes from one ledger into another, that consumer asks: the planner of the bare
-source when it plans the range, the driver of a pipeline before the tasks begin. The driver passes
-the answer to the tasks in a local property of their job (``tell_tasks``).
+source when it plans the range, the driver of a pipeline before the tasks begin (see
+``source.moved_cursors``).
 
 A topic that was empty when its read began (``bounds``) had no entry with an index, and a broker
 removes an empty ledger when it loads the topic again. There too the cursor decides. Without a
@@ -37,15 +37,12 @@ messages says "at most".
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
-
     from ledgerlake.stored.offsets import PartitionOffset
 
 # The reason of a loss in ``rejects``.
@@ -62,10 +59,6 @@ NO_INDEX_YET = -1
 # A broker notices within the timeout of its metadata session, 30 seconds by default, that it has lost
 # a topic.
 LOST_TOPIC_S = 40.0
-
-# The local property by which the driver passes moved cursors to the tasks of a batch:
-# {topic partition: [ledger, entry]}.
-_PROPERTY = "ledgerlake.movedCursors"
 
 
 @dataclass(frozen=True)
@@ -158,23 +151,3 @@ def is_another_topic(read_to: PartitionOffset, end: Position) -> bool:
     which no entry was read, may be after the end; the offset of an entry that was read has a time.
     """
     return read_to.time_ms is not None and end.entry_id >= 0 and end.ledger_id < read_to.position.ledger_id
-
-
-def tell_tasks(context: SparkContext, moved: dict[str, Position]) -> None:
-    """Pass the cursors that were moved from outside, with their positions, to the tasks of the next
-    jobs.
-    """
-    positions = {name: [position.ledger_id, position.entry_id] for name, position in moved.items()}
-    context.setLocalProperty(_PROPERTY, json.dumps(positions))
-
-
-def moved_cursor(topic_partition: str) -> Position:
-    """Return the position of a moved cursor that ``tell_tasks`` passed to this task; ``BEFORE_ALL``
-    if the cursor was not moved.
-    """
-    from pyspark import TaskContext
-
-    task = TaskContext.get()
-    text = task.getLocalProperty(_PROPERTY) if task is not None else None
-    ids = json.loads(text).get(topic_partition) if text else None
-    return BEFORE_ALL if ids is None else Position(*ids)

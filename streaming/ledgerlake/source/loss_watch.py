@@ -9,7 +9,8 @@ from ledgerlake.client.cluster import shared_cluster
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.errors import CorruptEntryError, DataLossError, TransportError
 from ledgerlake.source.bounds import end_position, entry_from, first_available
-from ledgerlake.source.loss import DATA_LOSS, LOST_TOPIC_S, LastRead, Loss, find_loss, moved_cursor
+from ledgerlake.source.loss import DATA_LOSS, LOST_TOPIC_S, LastRead, Loss, find_loss
+from ledgerlake.source.moved_cursors import moved_cursor
 from ledgerlake.wire.entry import index_count, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 

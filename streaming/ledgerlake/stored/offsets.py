@@ -8,9 +8,9 @@ The position is the last entry taken (``"entry": -1``: nothing of that ledger; l
 all). ``batch``, where present, says that only the messages up to that index of the *next* entry
 were taken. ``time`` is the broker's, of that entry, where it is one that can be written so, and
 ``index`` the broker's of the last message taken: for people, and to tell loss from a hole (see
-``loss``); where a read begins does not depend on them. ``clock``, if present, is what time it was
-when nothing new had come and something was to be done all the same, such as to give up a large
-message that never ends.
+``source.loss``); where a read begins does not depend on them. ``clock``, if present, is the planner's
+time. A micro-batch without new entries, or without a time by the broker, needs it to release messages
+that are due and to expire incomplete ones.
 
 Version 1 had no ``clock``.
 

@@ -73,9 +73,6 @@ _FORGETFUL_PROPERTY = "delta.setTransactionRetentionDuration"
 _COMMITS_PER_CLEANUP = 100
 _COMMIT_ATTEMPTS = 5
 
-# Delta's own default.
-DEFAULT_CHECKPOINT_INTERVAL = 100
-
 # How many commits are searched for a micro-batch; others may write to the table too.
 HISTORY_COMMITS = 1000
 

@@ -34,7 +34,7 @@ from ledgerlake.table.delta_table import LATEST, MODE, Table
 from ledgerlake.table.latest_index import FileRows, LatestIndex, key_hashes, ranks
 from ledgerlake.table.layout import path_in_file, record_of
 from ledgerlake.table.log_commit import OwnCommit
-from ledgerlake.table.log_state import read_state
+from ledgerlake.table.log_state import read_log_state
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder, read_row_groups
 from ledgerlake.table.own_commits import OwnCommits
 from ledgerlake.table.record_table import RecordTable
@@ -128,7 +128,7 @@ class _LatestCommits(OwnCommits):
             return known
         self._take_columns(table)
         try:
-            entries = read_state(self.path, version).files
+            entries = read_log_state(self.path, version).files
             if known is not None and _same_files(known.entries, entries):
                 self._state = _State(version, entries, known.index, known.touched)
             else:

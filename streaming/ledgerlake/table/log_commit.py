@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from deltalake.exceptions import DeltaError
 
-from ledgerlake.table.delta_table import DEFAULT_CHECKPOINT_INTERVAL
 from ledgerlake.table.open_table import commit_file, open_delta, read_commit
 
 if TYPE_CHECKING:
@@ -31,6 +30,9 @@ Action = dict[str, Any]
 ENGINE = "ledgerlake"
 
 _ATTEMPT = "ledgerlakeAttempt"
+
+# The default of delta-rs; Delta Spark's is 10.
+_CHECKPOINT_INTERVAL = 100
 
 
 class OwnCommit:
@@ -114,7 +116,7 @@ class OwnCommit:
 
 def checkpoint_interval(table: DeltaTable) -> int:
     """Return after how many commits the log of a table gets a checkpoint."""
-    return int(table.metadata().configuration.get("delta.checkpointInterval", DEFAULT_CHECKPOINT_INTERVAL))
+    return int(table.metadata().configuration.get("delta.checkpointInterval", _CHECKPOINT_INTERVAL))
 
 
 def write_checkpoint(path: Place) -> None:

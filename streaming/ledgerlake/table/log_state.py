@@ -44,7 +44,7 @@ class LogState:
     removed: list[Action]
 
 
-def read_state(path: Place, version: int) -> LogState:
+def read_log_state(path: Place, version: int) -> LogState:
     """Read the log up to a version.
 
     Raises:

@@ -34,7 +34,7 @@ from pyarrow import fs
 from ledgerlake.errors import TableAccessError, UsageError
 from ledgerlake.table.deletion_vectors import file_of
 from ledgerlake.table.delta_table import LATEST, MODE
-from ledgerlake.table.log_state import read_state, vectors_of
+from ledgerlake.table.log_state import read_log_state, vectors_of
 from ledgerlake.table.open_table import no_table, open_delta
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _unused_with_vectors(
     }
     if not names and not vectors:
         return []
-    state = read_state(path, table.version())
+    state = read_log_state(path, table.version())
     kept = [action for action in state.removed if action.get("deletionTimestamp", 0) / 1000 >= before_s]
     actions = [*state.files.values(), *kept]
     used = {action["path"] for action in actions}

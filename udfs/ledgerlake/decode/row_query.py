@@ -118,6 +118,13 @@ class Answer:
     bad: dict[int, str] = field(default_factory=dict)
 
 
+def joined(first: Answer, second: Answer, count: int) -> Answer:
+    """Return the answers of two halves of a batch, the first of which has ``count`` messages."""
+    values = pa.concat_arrays([first.values, second.values])
+    bad = first.bad | {row + count: reason for row, reason in second.bad.items()}
+    return Answer(values, np.concatenate([first.rows, second.rows + count]), bad)
+
+
 class RowQuery:
     """A query of one row at a time.
 
@@ -218,9 +225,8 @@ class RowQuery:
             if messages.num_rows <= 1:
                 return Answer(pa.array([], columns), np.empty(0, dtype=np.int64), {0: first_line(error)})
         half = messages.num_rows // 2
-        one, other = (self._halved(messages.slice(*span), columns) for span in ((0, half), (half,)))
-        bad = one.bad | {row + half: reason for row, reason in other.bad.items()}
-        return Answer(pa.concat_arrays([one.values, other.values]), np.concatenate([one.rows, other.rows + half]), bad)
+        first, second = messages.slice(0, half), messages.slice(half)
+        return joined(self._halved(first, columns), self._halved(second, columns), half)
 
     def _answer(self, messages: pa.Schema) -> pa.Table:
         """Return the answer for no message.

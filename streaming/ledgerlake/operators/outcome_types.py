@@ -1,0 +1,64 @@
+"""What comes out of the stateful stage for one topic partition, beside the large messages that were
+assembled and the chunks that were rejected (see ``assembly.assembler``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ledgerlake.assembly.assembler import Assembled, Entry, Rejected
+from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange
+from ledgerlake.wire.message_id import Position
+
+
+@dataclass(frozen=True)
+class RejectedPositions:
+    """Chunks of a rejected message whose bytes only the topic has: those that are ``known`` (see
+    ``Assembled``).
+    """
+
+    reason: str
+    positions: tuple[Position, ...]
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One delivery of a message that repeats: when it was due, and the properties that the message
+    gets beside its own.
+    """
+
+    due_ms: int
+    properties: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class DueEntries:
+    """Delayed entries, in the order in which they are due: complete MESSAGE frames.
+
+    ``outputs`` are the outputs beside the table, with their mark-delete positions: an output does
+    not get messages up to its position. ``first_entry`` says which messages of the first entry are
+    due. ``clock_ms`` is the time of the micro-batch, None if it has none. ``deliveries`` has
+    one for each entry if the messages repeat, and several entries may be of one message then; else it
+    is empty.
+    """
+
+    frames: Entry
+    delivered_ms: int
+    outputs: Mapping[str, Position]
+    first_entry: BatchRange = WHOLE_BATCH
+    clock_ms: int | None = None
+    deliveries: Sequence[Delivery] = ()
+
+
+@dataclass(frozen=True)
+class DuePositions:
+    """Delayed entries of which only the topic has the bytes."""
+
+    positions: list[Position]
+    delivered_ms: int
+    outputs: Mapping[str, Position]
+    clock_ms: int | None = None
+
+
+Outcome = Assembled | Rejected | RejectedPositions | DueEntries | DuePositions
