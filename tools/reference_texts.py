@@ -340,8 +340,8 @@ METRICS = {
     "ledgerlake_messages_total": "Since the start of the process. Pipelines only.",
     "ledgerlake_rejects_total": "Since the start of the process. Pipelines only.",
     "ledgerlake_batches_total": "Since the start of the process. Pipelines only.",
-    "ledgerlake_incomplete_messages": "After the last micro-batch. Pipelines only.",
-    "ledgerlake_kept_bytes": "After the last micro-batch. Pipelines only.",
+    "ledgerlake_incomplete_messages": "Of the topic partitions that had a micro-batch since the start. Pipelines only.",
+    "ledgerlake_kept_bytes": "Of the topic partitions that had a micro-batch since the start. Pipelines only.",
     "ledgerlake_rejects_by_reason_total": "Since the start of the process. The reasons: [reasons of rejects](reject-reasons.md). "
     "Pipelines only.",
     "ledgerlake_last_batch_timestamp_seconds": "Seconds since 1970. Pipelines only.",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _TOML = """
 [source]
-service_url = "pulsar://localhost:6650"
+service_url = "pulsar+ssl://localhost:6651"
 topics = ["persistent://public/default/orders", "b"]
 starting = "2026-05-01T08:00:00+02:00"
 ending = "before 7:3"

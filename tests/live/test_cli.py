@@ -96,7 +96,7 @@ def test_a_configuration_that_is_not_there() -> None:
 def test_a_table_that_is_not_there_yet(runtime: Runtime, tmp_path: Path) -> None:
     data = runtime.config(tmp_path, runtime.topic())
     error_text = sentence(ledgerlake("verify", config_file(tmp_path, data)), 2)
-    assert error_text == f"ledgerlake: there is no table at {tmp_path / 'messages'}; run the pipeline first"
+    assert error_text == f"ledgerlake: there is no table at {tmp_path / 'rejects'}; run the pipeline first"
 
 
 def test_debug_shows_the_traceback(runtime: Runtime, tmp_path: Path) -> None:

@@ -353,3 +353,28 @@ def counted(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A function that changes nothing."""
     calls.append(batch.num_rows)
     return batch
+
+
+def latest_occurrence(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A function that keeps the rows of a value."""
+    calls.append(batch.num_rows)
+    return batch.filter(pc.equal(batch["value"], b"2"))
+
+
+@pytest.mark.parametrize(("function", "values_left"), [("counted", [b"1", b"2", b"3"]), ("latest_occurrence", [b"2"])])
+def test_a_function_may_leave_out_occurrences_of_a_message_that_repeats(
+    tmp_path: Path, function: str, values_left: list[bytes]
+) -> None:
+    """They have one position."""
+    calls.clear()
+    options = table(tmp_path, "t", shape="record", function=f"tests.operators.test_table_writer:{function}")
+    record = pa.struct([("value", pa.binary())])
+    tables = Tables(tmp_path, options, known={"t": known(RowTransform(options).columns(record), record)})
+    batch = messages(*({"value": b"%d" % number, "entry_id": 7, "event_time": number} for number in (1, 2, 3)))
+    assert tables.write(batch) == []
+    rows = tables.rows()["t"]
+    assert [(row["value"], row["pulsar"]["event_time"].microsecond) for row in rows] == [
+        (value, int(value)) for value in values_left
+    ]
+    if function == "counted":
+        assert [count for count in calls if count] == [3]

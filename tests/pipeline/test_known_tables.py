@@ -4,18 +4,41 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from deltalake import write_deltalake
 
 from ledgerlake.decode import schema
+from ledgerlake.errors import TableError
+from ledgerlake.inspect.verify import _Tables
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.known_tables import known_tables
+from ledgerlake.pipeline.tables import REJECTS_TABLE
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import SeenBatch
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def test_a_main_table_that_is_not_made_yet_is_none_and_one_that_was_removed_is_missed(tmp_path: Path) -> None:
+    config = parse_config(
+        {
+            "source": {"service_url": "pulsar://nowhere:1", "topics": ["a"]},
+            "stream": {"name": "s", "checkpoint": str(tmp_path / "checkpoint")},
+            "delta": {"path": f"{tmp_path}/orders"},
+        }
+    )
+    write_deltalake(str(tmp_path / "orders_rejects"), schema.REJECTS.empty_table())
+    assert [table.name for table in known_tables(config)] == [REJECTS_TABLE]
+    no_cluster: Any = None
+    assert _Tables(config, no_cluster, {}).opened() == []
+    keeper = CursorKeeper(no_cluster, "s", Checkpoint(Place(config.stream.checkpoint)))
+    keeper.add(LastRun(0, 0), {}, {config.main_table: SeenBatch(str(tmp_path / "orders"), 0)})
+    assert [table.name for table in known_tables(config)] == [config.main_table, REJECTS_TABLE]
+    with pytest.raises(TableError, match="there is no table at"):
+        _Tables(config, no_cluster, {})
 
 
 def test_a_table_belongs_to_the_section_whose_path_names_it_most_closely(tmp_path: Path) -> None:

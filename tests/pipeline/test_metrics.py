@@ -128,6 +128,11 @@ def test_a_pipeline_shows_what_its_batches_brought() -> None:
     }
 
 
+def test_a_result_has_the_sums_of_its_topic_partitions() -> None:
+    result = BatchResult(1, incomplete={"a": Incomplete(1, 9), "b": Incomplete(2, 1)})
+    assert (result.incomplete_count, result.kept_bytes) == (3, 10)
+
+
 def test_a_pipeline_shows_whether_it_owns_the_stream_and_what_upkeep_did() -> None:
     metrics = Metrics()
     tables = [TableUpkeep("messages", "lake/orders", TableSize(7, 900), 24, 3), TableUpkeep("rejects", "lake/rejects")]

@@ -44,6 +44,18 @@ def test_an_outbox_is_opened_before_the_main_table_is_made(tmp_path: Path) -> No
     assert Checkpoint(Place(str(tmp_path))).outbox() == outbox.name
 
 
+def test_what_waits_to_be_sent_before_the_main_table_is_made_is_sent(tmp_path: Path) -> None:
+    outbox = begin(tmp_path)
+    (tmp_path / "ledgerlake/outbox/a.parquet").write_bytes(b"rows")
+    outbox.add(BatchRecord("s", "q", 0, 1), {"t": [DataFile("a.parquet", 4, 2, "{}")]})
+    for folder in ("offsets", "commits"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "0").write_text("v1\n{}\n{}")
+    reopened = Outbox(outbox.folder)
+    start_of(tmp_path, is_there=False).open_outbox(reopened)
+    assert [batch.batch_id for batch in reopened.ready()] == [0]
+
+
 def test_an_outbox_that_is_gone_is_refused_and_the_way_on_is_said(tmp_path: Path) -> None:
     outbox = begin(tmp_path)
     assert begin(tmp_path).name == outbox.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -416,6 +417,18 @@ def test_a_range_is_read_on_after_a_broker_that_has_lost_the_topic(
         StaleBroker(peer, monkeypatch, lookups=3)
         rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
     assert [row["value"] for row in rows] == [b"1", b"2", b"3", b"4", b"5"]
+
+
+@pytest.mark.usefixtures("lookups")
+def test_a_topic_may_be_lost_by_one_broker_after_another_while_a_range_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Peer() as peer:
+        StaleBroker(peer, monkeypatch, lookups=2)
+        values: list[bytes] = []
+        for part in read_messages(options_for(peer, maxUncompressedBytes="1024"), ONE_TO_FIVE):
+            values += part["value"].to_pylist()
+            if values == [b"1"]:
+                time.sleep(0.2)
+        assert values == [b"1", b"2", b"3", b"4", b"5"]
 
 
 @pytest.mark.usefixtures("lookups")

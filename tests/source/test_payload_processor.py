@@ -86,14 +86,23 @@ def odd(entry: EntryPayload) -> list[PayloadMessage]:
     """What a function may do with bytes that producers choose."""
     if entry.payload == b"text":
         return [PayloadMessage("text", "key")]  # type: ignore[arg-type]
+    if entry.payload == b"exit":
+        raise SystemExit(3)
+    if entry.payload == b"speechless":
+        raise _SpeechlessError
     raise ValueError("no kind \ud800\nand more")
+
+
+class _SpeechlessError(Exception):
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 def test_a_function_that_returns_or_says_what_cannot_be_written_makes_a_reject() -> None:
     with Peer() as peer:
-        peer.add(single(b"text"), single(b"surrogate"))
+        peer.add(*map(single, (b"text", b"surrogate", b"exit", b"speechless")))
         span = EntryRange(TOPIC, BEFORE_ALL, peer.entries[-1][0])
         options = replace(options_for(peer), message_payload_processor=f"{__name__}:odd")
         rows = [row for part in read_messages(options, span) for row in part.to_pylist()]
-        assert [row["reject_reason"] for row in rows] == ["payload_processor"] * 2
-        assert sum(bundle["kind"][0].as_py() == "reject" for bundle in read_bundles(options, span)) == 2
+        assert [row["reject_reason"] for row in rows] == ["payload_processor"] * 4
+        assert sum(bundle["kind"][0].as_py() == "reject" for bundle in read_bundles(options, span)) == 4

@@ -429,6 +429,28 @@ def test_or_it_is_read_from_its_beginning(peer: Peer, caplog: pytest.LogCaptureF
     assert (partition.span.after, partition.span.end) == (BEFORE_ALL, Position(3, 0))
 
 
+@pytest.mark.usefixtures("lookups")
+@pytest.mark.parametrize("names", [[TOPIC], [TOPIC, f"{TOPIC}-too"]])
+def test_a_run_with_a_fixed_end_reads_another_topic_up_to_that_end(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, names: list[str]
+) -> None:
+    monkeypatch.setattr(topic_list, "_REFRESH_S", 0.0)
+    _, start = other_topic(peer)
+    start = to_json(dict.fromkeys(names, from_json(start)[TOPIC]))
+    options = {"service.url": peer.url, "topics": ",".join(names), "failOnDataLoss": "false"}
+    once = LedgerlakeStreamReader(parse_options(options))
+    _readers.append(once)
+    once.prepareForTriggerAvailableNow()
+    anew = once.latestOffset(start, ReadAllAvailable())
+    peer.add(single(b"later"), ledger_id=3, first=1)
+    time.sleep(1.1)
+    noted = once.latestOffset(anew, ReadAllAvailable())
+    end = once.latestOffset(noted, ReadAllAvailable())
+    spans = [partition.span for partition in once.partitions(noted, end)]
+    assert [(span.after, span.end) for span in spans] == [(Position(3, -1), Position(3, 0))] * len(names)
+    assert once.latestOffset(end, ReadAllAvailable()) == end
+
+
 @pytest.mark.parametrize("says", ["nothing", "-1 of its ledger", "the same ledger", "it once"])
 def test_a_broker_that_says_of_a_topic_what_it_may_say_has_the_same_topic(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, says: str

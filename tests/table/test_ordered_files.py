@@ -318,3 +318,18 @@ def test_delayed_messages_with_one_time_are_in_the_order_of_their_positions(tmp_
     due = rows([5, 5, 5], deliver_at=2, delivered_at=9)
     writer.write(due.take(pa.array([2, 0, 1])))
     assert entries_of(tmp_path, writer.finish()) == [0, 1, 2]
+
+
+def test_a_large_message_that_was_delayed_is_written_without_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(
+        ordered_files.FileWriter,
+        "write",
+        lambda _self, table: written.append(table["value"].chunk(0).buffers()[2].address),
+    )
+    writer = writer_in(tmp_path)
+    due = rows([5], deliver_at=2, delivered_at=9, value=bytes(ordered_files.ROW_GROUP_BYTES))
+    writer.write(due)
+    assert written == [due["value"].buffers()[2].address]

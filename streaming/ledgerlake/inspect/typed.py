@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from ledgerlake.decode import schema
-from ledgerlake.decode.typed import type_values, typed_columns
+from ledgerlake.decode.typed import typed_columns, typed_parts
 from ledgerlake.source.value_schemas import find_value_schema, schemas_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _type_batches(
         for topic, group in groupby(batch["topic"].to_pylist()):
             count = sum(1 for _ in group)
             rows = _as_bytes(batch.slice(start, count))
-            yield type_values(rows, reader, schemas_of(options.client, topic), keep_bytes=keep_bytes)
+            yield from typed_parts(rows, reader, schemas_of(options.client, topic), keep_bytes=keep_bytes)
             start += count
 
 

@@ -66,6 +66,7 @@ from ledgerlake.inspect.table_rows import (
 )
 from ledgerlake.inspect.topic_content import ExpectedMessages, read_topic
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.cursors import has_seen
 from ledgerlake.pipeline.progress import counted
 from ledgerlake.pipeline.replay_rejects import REPLAYED
 from ledgerlake.pipeline.start import query_name
@@ -395,9 +396,14 @@ class _Tables:
     def _open(self, options: TableOptions) -> TableRows | None:
         """Return the rows of a table; None if it does not exist yet."""
         if options.name not in self._rows:
-            is_missing = existing_table(options.place) is None
+            is_missing = existing_table(options.place) is None and not self._was_main(options)
             self._rows[options.name] = None if is_missing else TableRows(options.place, self._config.spark)
         return self._rows[options.name]
+
+    def _was_main(self, options: TableOptions) -> bool:
+        """Return whether a table is the main one and was there: it is missed, and not made yet."""
+        checkpoint = Checkpoint(self._config.checkpoint_place)
+        return options.name == self._config.main_table and has_seen(checkpoint, options.name, options.place)
 
 
 class _TablesOfTopic:

@@ -112,6 +112,9 @@ class OutcomeDecoder:
             # any number of missing ones. Those are not rejected.
             positions = message.known if message.entries is None else message.positions
             return [RejectedEntry(position, None, error.reason, error.message) for position in positions]
+        if isinstance(message.entries, list):
+            # The row has a copy of them.
+            message.entries.clear()
         return row if message.delivered_ms is None else with_occurrences(_with_delivery(row, message.delivered_ms))
 
     def _check_delivery(self, row: pa.RecordBatch, delivered_ms: int | None) -> None:

@@ -153,15 +153,17 @@ def _positions(batch: pa.RecordBatch) -> NDArray[np.int64]:
 
 def _places(wanted: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.int64] | None:
     """Return the row of each wanted position among the known ones; None if they are not some of
-    those, in their order.
+    those, in their order, or if one is known several times, as that of a message that repeats, and not
+    all are wanted.
     """
-    packed = [np.ascontiguousarray((keys + 1).astype(">i8")).view("S24").reshape(-1) for keys in (wanted, known)]
+    if np.array_equal(wanted, known):
+        return np.arange(len(known))
     if not len(known):
-        return None if len(wanted) else np.empty(0, dtype=np.int64)
+        return None
+    packed = [np.ascontiguousarray((keys + 1).astype(">i8")).view("S24").reshape(-1) for keys in (wanted, known)]
     # Due messages come in the order in which they are due.
     order = np.argsort(packed[1], kind="stable")
-    found = np.searchsorted(packed[1], packed[0], sorter=order)
-    rows = order[np.minimum(found, len(known) - 1)]
-    if (np.diff(rows) <= 0).any() or (packed[1][rows] != packed[0]).any():
+    first, behind = (np.searchsorted(packed[1], packed[0], side, order) for side in ("left", "right"))
+    if (behind != first + 1).any() or (np.diff(order[first]) <= 0).any():
         return None
-    return rows.astype(np.int64)
+    return order[first].astype(np.int64)

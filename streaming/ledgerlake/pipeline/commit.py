@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import ProcessLostError
 from ledgerlake.operators.results import BATCH_PROPERTY, BatchSettings, PartitionResult, results_from_json
-from ledgerlake.operators.rows import Incomplete, Released
+from ledgerlake.operators.rows import Incomplete, Released, sum_of
 from ledgerlake.pipeline.tables import REJECTS_TABLE
 from ledgerlake.table.additions import add_losses, add_missing
 from ledgerlake.table.batch_record import SeenBatch
@@ -95,6 +95,16 @@ class BatchResult:
     commit_s: float = 0.0
     released: Released = field(default_factory=Released)
     tables: dict[str, SeenBatch] = field(default_factory=dict)
+
+    @property
+    def incomplete_count(self) -> int:
+        """Return how many large messages are incomplete, of all topic partitions in the batch."""
+        return sum_of(self.incomplete.values()).count
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return the bytes that are kept of them."""
+        return sum_of(self.incomplete.values()).kept_bytes
 
     def add(self, partition: PartitionResult) -> None:
         """Take the numbers of a topic partition."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.decode import schema
 from ledgerlake.options.table_options import table_name
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.pipeline.cursors import seen_tables
+from ledgerlake.pipeline.cursors import has_seen, seen_tables
 from ledgerlake.pipeline.tables import REJECTS_TABLE
 from ledgerlake.stored.places import parse_place
 from ledgerlake.table.open_table import existing_table
@@ -37,14 +37,16 @@ class KnownTable:
 
 
 def known_tables(config: Config) -> list[KnownTable]:
-    """Return the tables of a configuration that exist, and that of rejects last.
+    """Return the tables of a configuration, that of rejects last: those that exist, and the main one if
+    it was there once.
 
     Raises:
         OffsetError: a newer release wrote the checkpoint, or it is damaged.
         TableError: a table cannot be opened.
     """
     tables: dict[str, tuple[int, KnownTable]] = {}
-    seen = sorted((name, batch.path) for name, batch in seen_tables(Checkpoint(config.checkpoint_place)).items())
+    checkpoint = Checkpoint(config.checkpoint_place)
+    seen = sorted((name, batch.path) for name, batch in seen_tables(checkpoint).items())
     # Several templates may match a table.
     numbered = sorted(enumerate(config.table_options), key=lambda item: (item[1].is_template, -item[1].closeness))
     for number, options in numbered:
@@ -60,5 +62,10 @@ def known_tables(config: Config) -> list[KnownTable]:
             name: (number, KnownTable(name, place, rows, options.keeps_latest)) for name, place in places.items()
         }
     in_order = [table for _, table in sorted(tables.values(), key=itemgetter(0))]
-    known = [table for table in in_order if existing_table(table.place)]
+    known = [
+        table
+        for table in in_order
+        if existing_table(table.place)
+        or (table.name == config.main_table and has_seen(checkpoint, table.name, table.place))
+    ]
     return [*known, KnownTable(REJECTS_TABLE, config.rejects_place, schema.REJECTS)]

@@ -12,7 +12,7 @@ from a pipeline's own batches.
 | ``ledgerlake_rejects_total`` | query | rejects committed since the start |
 | ``ledgerlake_rejects_by_reason_total`` | query, reason | the same by reason |
 | ``ledgerlake_batches_total`` | query | micro-batches committed since the start |
-| ``ledgerlake_incomplete_messages`` | query | incomplete large messages after the last micro-batch |
+| ``ledgerlake_incomplete_messages`` | query | incomplete large messages of the topic partitions that had a micro-batch since the start |
 | ``ledgerlake_kept_bytes`` | query | bytes kept of incomplete large messages |
 | ``ledgerlake_released_messages_total`` | query | delayed messages that were due and committed since the start |
 | ``ledgerlake_late_seconds_total`` | query | the time from due to committed of those, together |

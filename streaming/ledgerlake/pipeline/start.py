@@ -432,6 +432,9 @@ class Start:
         """
         is_there = self._tables.exists(self._tables.main_name)
         committed = self._committed() if is_there else None
+        if committed is None:
+            # Spark's log has a micro-batch only once all tables had it; the main one may not be made yet.
+            committed = self._checkpoint.log.last_committed()
         outbox.begin(committed, self._checkpoint.outbox())
         in_table = self._tables.main.table.outbox_messages(outbox.name) if is_there else None
         self._compare_with_outbox(outbox, committed, in_table)

@@ -64,7 +64,11 @@ class Problems(logging.Handler):
         self.add(int(record.created * 1000), record.levelname, record.getMessage())
         # Python writes warnings to standard error only as long as there is no handler.
         handlers = [*self._logger.handlers, *logging.getLogger().handlers]
-        if logging.lastResort is not None and handlers[0] is self and all(isinstance(it, Problems) for it in handlers):
+        if (
+            logging.lastResort is not None
+            and handlers[:1] == [self]
+            and all(isinstance(it, Problems) for it in handlers)
+        ):
             logging.lastResort.handle(record)
 
     def add(self, time_ms: int, level: str, text: str) -> None:

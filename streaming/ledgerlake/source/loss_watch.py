@@ -87,6 +87,7 @@ class LossWatch:
         Raises:
             DataLossError: there is a loss, and the options forbid it.
         """
+        self._deadline_s = None
         loss = None
         if self._is_enabled and 0 <= self._ledger_id != received.ledger_id:
             loss = self._look(received.position, _first_index(received.first_entry))

@@ -204,8 +204,10 @@ class Planner:
                 end,
                 start[name].position,
             )
-            for by_name in (self._latest, self._end_bounds, self._limit_planners, self._fixed_end or {}, ends):
+            for by_name in (self._latest, self._end_bounds, self._limit_planners, ends):
                 by_name.pop(name, None)
+            if self._fixed_end is not None and self._fixed_end[name].position > end:
+                self._fixed_end[name] = PartitionOffset(end)
             result[name] = PartitionOffset(BEFORE_ALL, clock_ms=start[name].clock_ms)
         return result
 
@@ -289,7 +291,7 @@ class Planner:
                 self._topics.expire()
             return start
         to_wake = self._to_wake(start, wakeup_times_ms)
-        ends = dict(self._fixed_end or self.latest_offsets())
+        ends = dict(self.latest_offsets() if self._fixed_end is None else self._fixed_end)
         quiet = self._await_later(start, ends, {name: wakeup_times_ms[name] for name in to_wake})
         start = self._restart_replaced(self._forget_deleted(start, ends, wakeup_times_ms), ends)
         start = self._note_beginnings(start, ends)

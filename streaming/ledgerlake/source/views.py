@@ -10,14 +10,12 @@ import pyarrow as pa
 
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import schema
-from ledgerlake.decode.columns import rows_at_once
 from ledgerlake.decode.compat import as_compat
 from ledgerlake.decode.entries import entry_rows
 from ledgerlake.decode.messages import TopicPartition, decode_bundle, rejects_as_view
 from ledgerlake.decode.rejects import read_reject, reject_rows, rejected_row
 from ledgerlake.decode.split import PieceKind
-from ledgerlake.decode.typed import type_values
-from ledgerlake.decode.values import column_type
+from ledgerlake.decode.typed import typed_parts
 from ledgerlake.errors import SetupError
 from ledgerlake.source.pieces import Piece, read_pieces
 from ledgerlake.source.value_schemas import schemas_of
@@ -56,11 +54,9 @@ def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.Recor
         for rows in piece_as_view(piece, source, options):
             if options.value_schema is None:
                 yield rows
-                continue
-            step = rows_at_once(column_type(options.value_schema))
-            for start in range(0, max(rows.num_rows, 1), step):
-                part = rows.slice(start, step)
-                yield type_values(part, options.value_schema, of_version, keep_bytes=options.includes_value_bytes)
+            else:
+                keep_bytes = options.includes_value_bytes
+                yield from typed_parts(rows, options.value_schema, of_version, keep_bytes=keep_bytes)
 
 
 def read_compat(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:

@@ -368,7 +368,9 @@ class OrderedWriter:
         times = effective_times(table)
         if self._stepped_back or (times[1:] < times[:-1]).any():
             order = np.lexsort(sort_keys(table)[::-1])
-            table, times = table.take(pa.array(order)), times[order]
+            # A copy may be as large as the largest message.
+            if (order[1:] < order[:-1]).any():
+                table, times = table.take(pa.array(order)), times[order]
         self._stepped_back = False
         if self._reached_us is not None and times[0] < self._reached_us:
             table = _mark_late(table, times < self._reached_us)

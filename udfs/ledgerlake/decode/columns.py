@@ -86,7 +86,10 @@ def decode_rows(payloads: pa.BinaryArray, read: Callable[[bytes], Any]) -> tuple
 
 def first_line(error: BaseException) -> str:
     """Return the error of a library or a user's function in one line of UTF-8, with its type."""
-    text = str(error).strip()
+    try:
+        text = str(error).strip()
+    except Exception:  # whatever a user's class does
+        text = ""
     line = f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__
     return line.encode(errors="replace").decode()
 

@@ -2,8 +2,8 @@
 
 The steps for a bundle: read its frames, read every entry's metadata, verify checksums, decompress,
 read the batches, and gather the columns. The loops are in ``kernels``. Entries that they mark as
-odd are decoded by ``reference``, one at a time, and their rows are inserted at their positions, so
-that rows are always in order of (ledger, entry, batch index).
+odd are decoded by ``reference``, one at a time, and their rows are inserted between those of the
+others, so that rows are always in the order of the entries and batch indexes.
 
 Memory: one slice of a bundle is decompressed at a time, at most ``max_bytes`` of plain payload or
 one entry. Fields of an entry are copied for each of its messages, so rows are returned in pieces of

@@ -78,7 +78,7 @@ def process_entry(
         messages = processor(EntryPayload(ledger_id, entry_id, metadata.SerializeToString(), bytes(plain)))
         slots = None if messages is None else [_slot(message) for message in messages]
         payload = encode_batch(slots or [])
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # whatever a user's code raises
         raise CorruptEntryError(first_line(error), reason=PAYLOAD_PROCESSOR) from error
     if not slots:
         return None if slots is None else b""

@@ -17,12 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.decode.columns import DecodedValues, Encoded
+from ledgerlake.decode.columns import DecodedValues, Encoded, rows_at_once
 from ledgerlake.decode.values import column_type, decoder
 from ledgerlake.errors import SetupError
 from ledgerlake.wire.value_schema import ValueSchema
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 UNDECODABLE_VALUE = "undecodable_value"
@@ -46,6 +48,15 @@ def typed_columns(columns: pa.Schema, reader: ValueSchema) -> pa.Schema:
     if "reject_reason" not in columns.names:
         fields.append(pa.field("reject_reason", pa.string()))
     return pa.schema(fields)
+
+
+def typed_parts(
+    messages: pa.RecordBatch, reader: ValueSchema, of_version: SchemaOfVersion, *, keep_bytes: bool
+) -> Iterator[pa.RecordBatch]:
+    """Yield messages as ``type_values`` returns them, in parts of limited size; at least one."""
+    step = rows_at_once(column_type(reader))
+    for start in range(0, max(messages.num_rows, 1), step):
+        yield type_values(messages.slice(start, step), reader, of_version, keep_bytes=keep_bytes)
 
 
 def type_values(
