@@ -206,7 +206,7 @@ class Planner:
             )
             for by_name in (self._latest, self._end_bounds, self._limit_planners, ends):
                 by_name.pop(name, None)
-            if self._fixed_end is not None and self._fixed_end[name].position > end:
+            if self._fixed_end and name in self._fixed_end and self._fixed_end[name].position > end:
                 self._fixed_end[name] = PartitionOffset(end)
             result[name] = PartitionOffset(BEFORE_ALL, clock_ms=start[name].clock_ms)
         return result
