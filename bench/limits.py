@@ -42,7 +42,7 @@ from ledgerlake.client.reader import EntryReader
 from ledgerlake.decode.scan import scan
 from ledgerlake.devbroker import Broker
 from ledgerlake.source.bounds import resolve_end
-from ledgerlake.source.positions import next_together_until
+from ledgerlake.source.read_until import next_together_until
 from ledgerlake.wire.entry import parse_entry
 from ledgerlake.wire.message_id import BEFORE_ALL
 

@@ -25,7 +25,7 @@ from ledgerlake.decode.split import PieceKind, only_entry, read_delayed, split_b
 from ledgerlake.delay.cancel_messages import find_cancels
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.source.positions import _stamped
+from ledgerlake.source.latest_offset import stamped
 from ledgerlake.stored.offsets import from_json, to_json
 from ledgerlake.table.ordered_files import OrderedWriter, ParquetFolder, effective_times
 from ledgerlake.wire.connection import EntryReceived
@@ -217,7 +217,7 @@ def _plan(raw: bytes) -> None:
     with contextlib.suppress(CorruptEntryError):
         assert 0 <= read_stamp(view).time_ms <= MAX_TIME_MS
     frame = bundle([raw])
-    offset = {join_partition(SOURCE.topic, 3): _stamped(EntryReceived(1, 7, 0, frame, len(frame) - len(raw)))}
+    offset = {join_partition(SOURCE.topic, 3): stamped(EntryReceived(1, 7, 0, frame, len(frame) - len(raw)))}
     assert from_json(json.loads(json.dumps(to_json(offset)))) == offset
 
 

@@ -21,7 +21,7 @@ from ledgerlake.errors import (
     TransportError,
 )
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.source.positions import next_until
+from ledgerlake.source.read_until import next_until
 from ledgerlake.wire import commands
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import batch, single

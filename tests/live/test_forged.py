@@ -12,7 +12,8 @@ from ledgerlake.client.producer import EntryProducer
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.bounds import first_available
-from ledgerlake.source.positions import LatestOffset, next_until
+from ledgerlake.source.latest_offset import LatestOffset
+from ledgerlake.source.read_until import next_until
 from ledgerlake.wire.entry import encode_entry, read_stamp
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import metadata

@@ -28,7 +28,7 @@ from ledgerlake.publish.outbox import Outbox
 from ledgerlake.publish.republisher import Republisher, _Known, _Sender
 from ledgerlake.publish.routing import java_hash
 from ledgerlake.source.last_entry import last_position
-from ledgerlake.source.positions import next_until
+from ledgerlake.source.read_until import next_until
 from ledgerlake.stored.places import Place
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import BEFORE_ALL

@@ -10,7 +10,7 @@ import pytest
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.decode.scan import scan
 from ledgerlake.source.bounds import resolve_end
-from ledgerlake.source.positions import next_together_until, next_until
+from ledgerlake.source.read_until import next_together_until, next_until
 from ledgerlake.wire.connection import EntriesReceived
 from ledgerlake.wire.message_id import BEFORE_ALL
 

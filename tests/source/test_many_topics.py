@@ -10,8 +10,9 @@ import pytest
 from ledgerlake.client import reader
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source.batch_limits import LimitPlanner
 from ledgerlake.source.bounds import latest_offset
-from ledgerlake.source.positions import LatestOffset, LimitPlanner, refresh_all
+from ledgerlake.source.latest_offset import LatestOffset, refresh_all
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire import commands
 from ledgerlake.wire.message_id import BEFORE_ALL, Position

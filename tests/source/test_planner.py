@@ -16,8 +16,8 @@ from ledgerlake.errors import DataLossError, TopicNotFoundError
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source import planner, topic_list
+from ledgerlake.source.batch_limits import BacklogCounts, count_messages
 from ledgerlake.source.bounds import latest_offset
-from ledgerlake.source.positions import BacklogCounts, count_messages
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 from ledgerlake.source.wakeup_files import WakeupTimes, save_wakeup_times
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json

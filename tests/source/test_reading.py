@@ -16,10 +16,12 @@ from ledgerlake.errors import DeadlineError, SetupError
 from ledgerlake.options.bounds import AtTime, Bound
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source.batch_limits import LimitPlanner
 from ledgerlake.source.bounds import first_available, resolve_end, resolve_start
+from ledgerlake.source.latest_offset import LatestOffset
 from ledgerlake.source.loss import NO_INDEX_YET
 from ledgerlake.source.planning import EntryRange
-from ledgerlake.source.positions import LatestOffset, LimitPlanner, next_until
+from ledgerlake.source.read_until import next_until
 from ledgerlake.source.reread import read_again
 from ledgerlake.source.views import read_bundles, read_entries, read_messages
 from ledgerlake.stored.offsets import PartitionOffset, from_json

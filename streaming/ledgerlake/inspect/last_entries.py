@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.source.bounds import end_position, entry_from
-from ledgerlake.source.positions import next_until
+from ledgerlake.source.read_until import next_until
 from ledgerlake.wire.entry import delivery_time_ms, parse_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 

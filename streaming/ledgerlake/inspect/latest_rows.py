@@ -19,7 +19,6 @@ from deltalake import QueryBuilder
 from ledgerlake.client.backoff import with_retries
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
-from ledgerlake.errors import TableAccessError
 from ledgerlake.inspect.entry_set import EntrySet
 from ledgerlake.inspect.hashed_parts import HashedParts
 from ledgerlake.inspect.latest_rule import MESSAGE, NO_MESSAGES, REPEATS_US, Finding, LatestMessages, Span, judge
@@ -28,6 +27,7 @@ from ledgerlake.operators.results import BatchSettings, TopicSchemas
 from ledgerlake.operators.table_writer import RowMaker
 from ledgerlake.pipeline.tables import MessagesTable
 from ledgerlake.table.latest_index import key_hashes
+from ledgerlake.table.open_table import not_readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -146,8 +146,7 @@ class LatestComparison:
                 yield messages
         # Errors while the answer comes have no type of their own.
         except Exception as error:
-            place = self._options.place
-            raise TableAccessError(f"the table at {place} cannot be read: {place.reason(error)}") from None
+            raise not_readable(self._options.place, error) from None
 
     def _number(self, topic_partition: str) -> int:
         return self._numbers.setdefault(topic_partition, len(self._numbers))

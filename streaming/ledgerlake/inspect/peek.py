@@ -16,7 +16,7 @@ from ledgerlake.options.bounds import parse_start
 from ledgerlake.pipeline.progress import printable
 from ledgerlake.pipeline.start import find_topic_partitions
 from ledgerlake.source.bounds import end_position, matching_partitions, resolve_start
-from ledgerlake.source.positions import next_until
+from ledgerlake.source.read_until import next_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

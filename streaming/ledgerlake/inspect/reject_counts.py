@@ -12,8 +12,7 @@ import pyarrow as pa
 from deltalake import QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
-from ledgerlake.errors import TableAccessError
-from ledgerlake.table.open_table import no_table, open_delta
+from ledgerlake.table.open_table import no_table, not_readable, open_delta
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -75,5 +74,5 @@ def count_rejects(config: Config, reasons: Collection[str] = ()) -> list[RejectC
         raise no_table(place) from None
     # Errors while the answer comes have no type of their own.
     except Exception as error:
-        raise TableAccessError(f"the table at {place} cannot be read: {place.reason(error)}") from None
+        raise not_readable(place, error) from None
     return [RejectCount(**row) for row in rows if not reasons or row["reason"] in reasons]

@@ -23,7 +23,7 @@ from ledgerlake.stored.places import Place
 from ledgerlake.table.compaction import CLUSTERED_PREFIX
 from ledgerlake.table.deletion_vectors import live_part, live_rows
 from ledgerlake.table.features import PARTITIONED, special_features
-from ledgerlake.table.open_table import no_table, open_delta
+from ledgerlake.table.open_table import no_table, not_readable, open_delta
 from ledgerlake.table.ordered_files import sort_keys
 from ledgerlake.table.vacuum import is_own_file
 
@@ -138,7 +138,7 @@ class TableRows:
                     # Other writers have other types of Arrow for the same columns of Delta.
                     yield rows.cast(pa.schema([_TYPES.field(name) for name in rows.column_names]))
         except (OSError, pa.ArrowException) as error:
-            raise TableAccessError(f"the table at {self._path} cannot be read: {self._path.reason(error)}") from None
+            raise not_readable(self._path, error) from None
 
     def _read_by_spark(self) -> Iterator[tuple[TableFile, pa.Table]]:
         """Yield what ``batches`` does. Spark sorts the rows, and gives them a part at a time."""

@@ -9,7 +9,6 @@ is delayed.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import repeat
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.operators.in_task import LocalAssembly
 from ledgerlake.operators.outcome_types import Outcome
+from ledgerlake.operators.outcomes import rejected_large
 from ledgerlake.operators.partition_writer import PartitionWriter, SharedFiles
 from ledgerlake.operators.results import PartitionResult, results_to_json
 from ledgerlake.operators.rows import (
@@ -162,24 +162,18 @@ class _IngestedRange:
         for outcome in outcomes:
             scheduled = schedule_at_once(outcome)
             if isinstance(outcome, Assembled) and scheduled is not None and not self._schedules.add(scheduled):
-                self._writer.write_rejects(_rejected_large(outcome, SCHEDULE_REFUSED, REFUSED_DETAIL))
+                self._writer.write_rejects(rejected_large(outcome, SCHEDULE_REFUSED, REFUSED_DETAIL))
                 continue
             if not isinstance(outcome, Assembled) or outcome.deliver_ms is None:
                 _use_up(self._writer.write_outcome(outcome))
                 continue
             delayed = self._local.delayed_event(outcome)
             if delayed is None:
-                self._writer.write_rejects(_rejected_large(outcome, "chunk_evicted"))
+                self._writer.write_rejects(rejected_large(outcome, "chunk_evicted"))
                 continue
             self._local.events.append(delayed)
             for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
                 yield stage_row(self.topic_partition, RowKind.CHUNK, position, entry=entry)
-
-
-def _rejected_large(message: Assembled, reason: str, detail: str = "") -> list[RejectedEntry]:
-    positions = message.known if message.entries is None else message.positions
-    entries = zip(positions, message.entries or repeat(None), strict=False)
-    return [RejectedEntry(position, entry, reason, detail) for position, entry in entries]
 
 
 def _use_up(messages: Iterator[pa.RecordBatch]) -> None:

@@ -94,7 +94,7 @@ class OutcomeDecoder:
                 expired = expired_chunk(first, message.clock_ms)
                 entries = chain([first], entries)
                 if expired is not None:
-                    return _rejected_large(message, entries, *expired)
+                    return rejected_large(message, *expired, entries)
             row = decode_large(
                 entries,
                 message.positions,
@@ -107,7 +107,7 @@ class OutcomeDecoder:
         except CorruptEntryError as error:
             if message.delivered_ms is not None and message.entries is not None:
                 # While it waited, the topic may have removed its chunks.
-                return _rejected_large(message, message.entries, error.reason, error.message)
+                return rejected_large(message, error.reason, error.message)
             # If the chunks are read again, a marker may have listed entries of other messages, and
             # any number of missing ones. Those are not rejected.
             positions = message.known if message.entries is None else message.positions
@@ -224,15 +224,20 @@ class OutcomeDecoder:
         )
 
 
-def _rejected_large(
-    message: Assembled, entries: Iterable[Entry | None], reason: str, detail: str
+def rejected_large(
+    message: Assembled, reason: str, detail: str = "", entries: Iterable[Entry | None] | None = None
 ) -> list[RejectedEntry]:
-    """Return the rejects of a large message; if it was read again, only its known chunks are its own."""
+    """Return the rejects of a large message; if it was read again, only its known chunks are its own.
+
+    Args:
+        entries: its chunks, if those of the message were read already.
+    """
     if message.entries is None:
         return [RejectedEntry(position, None, reason, detail) for position in message.known]
+    chunks = message.entries if entries is None else entries
     return [
         RejectedEntry(position, entry, reason, detail)
-        for position, entry in zip(message.positions, entries, strict=True)
+        for position, entry in zip(message.positions, chunks, strict=True)
     ]
 
 

@@ -35,7 +35,6 @@ from ledgerlake.decode.rejects import reject_rows
 from ledgerlake.errors import (
     CheckpointError,
     SetupError,
-    TableAccessError,
 )
 from ledgerlake.operators.partition_writer import misfit_rejects
 from ledgerlake.operators.results import BatchSettings
@@ -46,7 +45,7 @@ from ledgerlake.pipeline.replay_messages import by_plain_size, large_message, me
 from ledgerlake.pipeline.replay_parts import Parts
 from ledgerlake.pipeline.replay_rejects import REPLAYED, RejectsToReplay
 from ledgerlake.pipeline.tables import REJECTS_TABLE, Tables
-from ledgerlake.table.open_table import open_delta
+from ledgerlake.table.open_table import not_readable, open_delta
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder, packed
 from ledgerlake.table.spark_table import SparkTable
 
@@ -317,7 +316,7 @@ class _Replay:
             rows = pa.table(found)
         # Errors while the answer comes have no type of their own.
         except Exception as error:
-            raise TableAccessError(f"the table at {table.place} cannot be read: {table.place.reason(error)}") from None
+            raise not_readable(table.place, error) from None
         here, there = (np.stack([batch[name].to_numpy() for name in _POSITION], axis=1) for batch in (messages, rows))
         is_in: NDArray[np.bool_] = np.isin(packed(here), packed(there))
         return is_in

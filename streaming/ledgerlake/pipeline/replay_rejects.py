@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from ledgerlake.decode import schema
-from ledgerlake.errors import CorruptEntryError, TableAccessError
+from ledgerlake.errors import CorruptEntryError
 from ledgerlake.table.deletion_vectors import live_part, live_rows
-from ledgerlake.table.open_table import open_delta
+from ledgerlake.table.open_table import not_readable, open_delta
 from ledgerlake.table.ordered_files import data_folder, read_row_groups
 from ledgerlake.wire.entry import peek_metadata
 
@@ -81,7 +81,7 @@ class RejectsToReplay:
             self._table = open_delta(place)
             self._found = self._find(reasons)
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
-            raise TableAccessError(f"the table at {place} cannot be read: {place.reason(error)}") from None
+            raise not_readable(place, error) from None
 
     @property
     def topics(self) -> list[str]:
@@ -98,9 +98,7 @@ class RejectsToReplay:
             try:
                 yield self._rows_of(part)
             except (OSError, ValueError, pa.ArrowException) as error:
-                raise TableAccessError(
-                    f"the table at {self._place} cannot be read: {self._place.reason(error)}"
-                ) from None
+                raise not_readable(self._place, error) from None
 
     def _find(self, reasons: Collection[str]) -> list[FoundReject]:
         found: dict[Key, list[FoundReject]] = defaultdict(list)

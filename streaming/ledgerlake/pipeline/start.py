@@ -24,8 +24,8 @@ from ledgerlake.pipeline.moved_state import adopt_state, former_place
 from ledgerlake.pipeline.row_settings import PAYLOADS, STORAGE, changed, row_settings
 from ledgerlake.pipeline.wakeups import known_wakeup_times
 from ledgerlake.source.bounds import end_position, first_available, resolve_start
+from ledgerlake.source.latest_offset import describe
 from ledgerlake.source.loss import moved_to
-from ledgerlake.source.positions import describe
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.table.batch_record import number_of
 from ledgerlake.wire.message_id import BEFORE_ALL

@@ -25,7 +25,7 @@ from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.errors import CorruptEntryError, LedgerlakeError, TopicNotFoundError, TransportError, is_retryable
 from ledgerlake.source.last_entry import last_position
-from ledgerlake.source.positions import next_until
+from ledgerlake.source.read_until import next_until
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position, from_wire
 

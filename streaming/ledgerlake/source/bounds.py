@@ -32,8 +32,9 @@ from ledgerlake.client.topics import partition_name, split_partition
 from ledgerlake.errors import CorruptEntryError, SetupError, TopicNotFoundError, UsageError
 from ledgerlake.options.bounds import After, AtIndex, AtTime, Before
 from ledgerlake.source.last_entry import last_position
+from ledgerlake.source.latest_offset import LatestOffset
 from ledgerlake.source.loss import NO_INDEX_YET
-from ledgerlake.source.positions import LatestOffset, next_until
+from ledgerlake.source.read_until import next_until
 from ledgerlake.source.search import StampedEntry, first_since, first_with_index
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.entry import index_count, read_stamp

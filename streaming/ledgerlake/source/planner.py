@@ -34,10 +34,11 @@ from ledgerlake.client.broker_clocks import BrokerClocks
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.errors import DataLossError, LedgerlakeError, TopicNotFoundError
 from ledgerlake.source.admission import BatchAdmission
+from ledgerlake.source.batch_limits import BacklogCounts, LimitPlanner
 from ledgerlake.source.bounds import EndBound, beginning, resolve_start
+from ledgerlake.source.latest_offset import LatestOffset, refresh_all
 from ledgerlake.source.loss import LOST_TOPIC_S, NO_INDEX_YET, is_another_topic
 from ledgerlake.source.planning import share
-from ledgerlake.source.positions import BacklogCounts, LatestOffset, LimitPlanner, refresh_all
 from ledgerlake.source.source_cursors import SourceCursors
 from ledgerlake.source.topic_list import TopicList
 from ledgerlake.source.trigger_times import TriggerTimes

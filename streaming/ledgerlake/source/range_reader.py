@@ -21,7 +21,7 @@ from ledgerlake.decode.scan import scan
 from ledgerlake.errors import CorruptEntryError, TopicNotFoundError
 from ledgerlake.runtime.plugins import load
 from ledgerlake.source.loss_watch import LossWatch
-from ledgerlake.source.positions import next_together_until
+from ledgerlake.source.read_until import next_together_until
 from ledgerlake.wire import commands
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from ledgerlake.client.cluster import shared_cluster
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.errors import TopicNotFoundError
 from ledgerlake.source.loss_watch import topic_end
-from ledgerlake.source.positions import next_until
+from ledgerlake.source.read_until import next_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -36,6 +36,11 @@ def no_table(path: Place) -> TableError:
     return TableError(f"there is no table at {path}; run the pipeline first")
 
 
+def not_readable(path: Place, error: Exception) -> TableAccessError:
+    """Return the error for what a library raises while a table is read."""
+    return TableAccessError(f"the table at {path} cannot be read: {path.reason(error)}")
+
+
 def open_delta(path: Place, version: int | None = None) -> DeltaTable:
     """Open a version of a table, the current one by default.
 

@@ -1,27 +1,26 @@
-"""Finds the current end of a topic partition, and the end of a limited batch; reads entries up to
-an end.
-"""
+"""The current end of a topic partition, with the broker's time and index of its last entry."""
 
 from __future__ import annotations
 
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from ledgerlake.client.reader import DEFAULT_WINDOW, EntryReader, close_together, open_together, read_one_each
-from ledgerlake.errors import CorruptEntryError, DeadlineError, LedgerlakeError, TopicNotFoundError
+from ledgerlake.client.reader import EntryReader, close_together, open_together, read_one_each
+from ledgerlake.errors import CorruptEntryError, LedgerlakeError, TopicNotFoundError
 from ledgerlake.source.last_entry import last_position
-from ledgerlake.stored.offsets import Offset, PartitionOffset
+from ledgerlake.source.read_until import next_until
+from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.entry import peek_metadata, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
 
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.client.session import Session
-    from ledgerlake.wire.connection import EntryReceived, Received
+    from ledgerlake.wire.connection import EntryReceived
 
 # How often an idle topic is checked: often after new entries, less often while there are none.
 _POLL_FIRST_S = 0.1
@@ -31,57 +30,6 @@ _POLL_MOST_S = 1.0
 # topic partition.
 _NEAR_ENTRIES = 16
 _NEAR_BYTES = 64 * 1024
-
-# How many messages a reader gets ahead while their size is not known.
-_LEAST_WINDOW = 4
-
-# How long to wait for an entry before asking whether there is one.
-_IDLE_FIRST_S = 0.2
-_IDLE_MOST_S = 2.0
-
-
-def next_until(reader: EntryReader, end: Position) -> EntryReceived | None:
-    """Return the next entry up to and including ``end``; None if there is no more.
-
-    The entry at ``end`` itself may never come: it can be a marker, a hole, or trimmed. So if
-    nothing arrives, the broker is asked for its last entry. If that was read already, the range is
-    complete.
-
-    Raises:
-        DeadlineError: the broker has more entries and does not send them.
-    """
-    return cast("EntryReceived | None", _next_until(reader, end, EntryReader.next))
-
-
-def next_together_until(reader: EntryReader, end: Position) -> Received | None:
-    """Return the next entries that came together, up to and including ``end``; None if there are no
-    more.
-
-    Raises:
-        As ``next_until``.
-    """
-    return _next_until(reader, end, EntryReader.next_together)
-
-
-def _next_until(
-    reader: EntryReader, end: Position, take: Callable[[EntryReader, float], Received | None]
-) -> Received | None:
-    waited_s, pause_s = 0.0, _IDLE_FIRST_S
-    while reader.after < end:
-        received = take(reader, pause_s)
-        if received is not None:
-            return received.until(end)
-        last = last_position(reader, end)
-        if last is None or last <= reader.after:
-            return None
-        waited_s += pause_s
-        if waited_s > reader.cluster.settings.poll_timeout_s:
-            raise DeadlineError(
-                f"the broker has entries of {reader.topic_partition} up to {last} and sends none; check its log"
-            )
-        reader.wake()
-        pause_s = min(pause_s * 2, _IDLE_MOST_S)
-    return None
 
 
 class LatestOffset:
@@ -246,108 +194,6 @@ def _entry_at(cluster: Cluster, topic_partition: str, position: Position) -> Ent
         reader.close()
 
 
-def count_messages(
-    cluster: Cluster, topic_partition: str, start: PartitionOffset, end: PartitionOffset, max_count: int
-) -> int:
-    """Return the number of messages between two offsets, by the broker's index. If there is no
-    index, the messages are read and counted, up to ``max_count``.
-    """
-    if end.index is not None and start.index is not None:
-        return max(end.index - start.index, 0)
-    reader = EntryReader(cluster, topic_partition, start.position)
-    count = 0
-    try:
-        while count < max_count and (entry := next_until(reader, end.position)) is not None:
-            count += entry.message_count
-    finally:
-        reader.close()
-    return count
-
-
-class BacklogCounts:
-    """Counts the unread messages; the broker is asked once for each range.
-
-    Args:
-        max_count: where to stop counting in a topic partition whose entries have no index.
-    """
-
-    def __init__(self, cluster: Cluster, max_count: int) -> None:
-        self._cluster = cluster
-        self._max_count = max_count
-        self._counted: dict[str, tuple[Position, Position, int]] = {}
-
-    def total(self, start: Offset, ends: Offset) -> int:
-        """Return the number of messages before the ends, of all topic partitions together."""
-        return sum(self._count(name, start.get(name, PartitionOffset(BEFORE_ALL)), end) for name, end in ends.items())
-
-    def _count(self, name: str, begin: PartitionOffset, end: PartitionOffset) -> int:
-        counted = self._counted.get(name)
-        if counted is None or counted[:2] != (begin.position, end.position):
-            try:
-                count = count_messages(self._cluster, name, begin, end, self._max_count)
-            except TopicNotFoundError:
-                # There is no reason to wait: the tasks report the loss.
-                count = self._max_count
-            counted = self._counted[name] = (begin.position, end.position, count)
-        return counted[2]
-
-
-class LimitPlanner:
-    """Finds the end of a limited batch by reading its entries; without an admin address or
-    estimated sizes.
-
-    It continues at the end of the last batch, so a limited stream costs the broker one extra pass.
-    """
-
-    def __init__(self, cluster: Cluster, topic_partition: str) -> None:
-        self.topic_partition = topic_partition
-        self._cluster = cluster
-        self._reader: EntryReader | None = None
-        self._next_entry: EntryReceived | None = None
-        self._stopped_at: Position | None = None
-
-    def advance(
-        self, after: Position, end: PartitionOffset, max_rows: int | None, max_bytes: int | None
-    ) -> PartitionOffset:
-        """Return the last entry within the budget, at least the first one; ``end`` if the budget
-        covers all of them.
-        """
-        if self._reader is None or self._stopped_at != after:
-            self.close()
-            self._reader = EntryReader(self._cluster, self.topic_partition, after, _LEAST_WINDOW)
-        rows = size = 0
-        stop: PartitionOffset | None = None
-        while (entry := self._next_entry or next_until(self._reader, end.position)) is not None:
-            count = entry.message_count
-            is_over = (max_rows is not None and rows + count > max_rows) or (
-                max_bytes is not None and size + len(entry.frames) > max_bytes
-            )
-            if is_over and stop is not None:
-                self._next_entry = entry
-                self._stopped_at = stop.position
-                return stop
-            self._next_entry = None
-            rows, size = rows + count, size + len(entry.frames)
-            self._reader.set_window(_messages_within(max_rows, max_bytes, size // max(rows, 1)))
-            stop = _stamped(entry)
-        self.close()
-        return end
-
-    def close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-        self._reader = self._next_entry = self._stopped_at = None
-
-
-def _messages_within(max_rows: int | None, max_bytes: int | None, message_bytes: int) -> int:
-    """Return how many messages to get ahead: those of a batch. Until the next batch they are received
-    while others use the connection, and stay in memory.
-    """
-    by_rows = DEFAULT_WINDOW if max_rows is None else max_rows
-    by_bytes = DEFAULT_WINDOW if max_bytes is None else max_bytes // max(message_bytes, 1)
-    return max(_LEAST_WINDOW, min(DEFAULT_WINDOW, by_rows, by_bytes))
-
-
 def _entry_bytes(entry: EntryReceived) -> int:
     """Return the size of an entry; of a chunk, that of an average chunk of its message, since the
     last one may be small.
@@ -360,10 +206,11 @@ def _entry_bytes(entry: EntryReceived) -> int:
 
 
 def _offset_at(position: Position, entry: EntryReceived | None) -> PartitionOffset:
-    return PartitionOffset(position) if entry is None else _stamped(entry)
+    return PartitionOffset(position) if entry is None else stamped(entry)
 
 
-def _stamped(entry: EntryReceived) -> PartitionOffset:
+def stamped(entry: EntryReceived) -> PartitionOffset:
+    """Return the offset of an entry, with the broker's time and index of it."""
     try:
         stamp = read_stamp(entry.entry)
     except CorruptEntryError:
