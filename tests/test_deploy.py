@@ -26,7 +26,7 @@ from ledgerlake.pipeline.upkeep import TableUpkeep, UpkeepReport
 from ledgerlake.table.open_table import TableSize
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
-MANIFESTS = ["pipeline.yaml", "once.yaml"]
+MANIFESTS = ["config.yaml", "pipeline.yaml", "once.yaml"]
 _KUBERNETES = "1.33"
 
 
@@ -48,7 +48,7 @@ def test_a_misspelt_field_of_a_manifest_is_noticed() -> None:
 
 
 def test_the_configurations_in_the_files_are_valid_and_serve_the_port_that_is_probed(tmp_path: Path) -> None:
-    in_cluster = documents("kubernetes/pipeline.yaml")[0]["data"]["pipeline.toml"]
+    in_cluster = documents("kubernetes/config.yaml")[0]["data"]["pipeline.toml"]
     in_compose = documents("compose.yaml")[0]["configs"]["pipeline"]["content"]
     ports = re.findall(r":(\d+)/health", (DEPLOY / "Dockerfile").read_text())
     for text in (in_cluster, in_compose):
