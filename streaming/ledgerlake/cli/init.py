@@ -41,8 +41,9 @@ def _init(options: argparse.Namespace) -> int:
     from ledgerlake.client.cluster import ClientSettings
     from ledgerlake.client.transport import TlsSettings
     from ledgerlake.inspect.new_config import Answers, config_text, look_at, stream_name
+    from ledgerlake.stored.secrets import is_reference
 
-    if options.token and not options.token.startswith(("file:", "env:")):
+    if options.token and not is_reference(options.token):
         raise UsageError("--token is where the token is, file:PATH or env:NAME, so that the file holds no secret")
     default_url = os.environ.get("LEDGERLAKE_SERVICE_URL", DEFAULT_SERVICE_URL)
     service_url = options.service_url or _ask("The broker's service URL", default_url) or default_url

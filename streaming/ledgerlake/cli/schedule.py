@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.cli.command import add_command, add_service_url, add_spark, add_topic, client_settings, start_spark
 from ledgerlake.errors import UsageError
-from ledgerlake.stored.offsets import time_text
 from ledgerlake.wire.entry import read_stamp
 from ledgerlake.wire.schedules import CATCH_UP_PROPERTY, REPETITION_PROPERTIES
 
@@ -193,6 +192,8 @@ def _with_option_names(message: str) -> str:
 def _tell_stored(
     options: argparse.Namespace, message_id: AnyMessageId, topic_partition: str, at_ms: int, *, repeats: bool
 ) -> None:
+    from ledgerlake.stored.offsets import time_text
+
     due = time_text(at_ms)
     if options.json:
         result = {"id": options.id, "topic": topic_partition, "message_id": str(message_id)}

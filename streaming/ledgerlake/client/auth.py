@@ -34,7 +34,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ledgerlake.errors import SetupError, TransportError, UsageError
-from ledgerlake.stored.secrets import read_text, resolve_secret
+from ledgerlake.stored.secrets import is_reference, read_text, resolve_secret
 
 _TIMEOUT_S = 10.0
 
@@ -153,14 +153,14 @@ def _basic(text: str, where: str) -> str:
     if text.startswith("{"):
         fields = _json(text, where)
         text = f"{fields.get('userId', '')}:{fields.get('password', '')}"
-    if not text.startswith(("env:", "file:")) and ":" not in text:
+    if not is_reference(text) and ":" not in text:
         raise UsageError(f"{where}: write user:password, or file:PATH or env:NAME of that")
     return text
 
 
 def _with_password(parameters: str) -> str:
     """Return user and password; both may be a reference, or the password alone."""
-    if parameters.startswith(("env:", "file:")):
+    if is_reference(parameters):
         return resolve_secret(parameters)
     user, _, password = parameters.partition(":")
     return f"{user}:{resolve_secret(password)}"
@@ -248,7 +248,7 @@ def _credentials(private_key: str) -> dict[str, Any]:
     """
     if private_key.startswith("data:"):
         text = _base64_text(private_key.partition(",")[2])
-    elif private_key.lstrip().startswith("{") or private_key.startswith(("file:", "env:")):
+    elif private_key.lstrip().startswith("{") or is_reference(private_key):
         text = resolve_secret(_inline(private_key))
     elif os.path.isfile(private_key):
         text = read_text(f"file:{quote(private_key)}")

@@ -27,7 +27,8 @@ incomplete large messages.
     out_of_order   rows that come after a later one, inside a file, or in a file whose range overlaps another's
                    (rows marked ``late`` are not counted)
     not_checked    rows of positions that the topic no longer has, or that are before the start of the checkpoint
-    incomplete_chunks    chunks of incomplete large messages
+    incomplete_chunks
+                   chunks of incomplete large messages
     waiting        delayed messages that were not due when the last micro-batch was planned, and messages that repeat of
                    which no occurrence is in the table
     early          rows that were delivered before they were due
@@ -66,7 +67,7 @@ from ledgerlake.inspect.table_rows import (
 )
 from ledgerlake.inspect.topic_content import ExpectedMessages, read_topic
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.pipeline.cursors import has_seen
+from ledgerlake.pipeline.known_tables import is_missed
 from ledgerlake.pipeline.progress import counted
 from ledgerlake.pipeline.replay_rejects import REPLAYED
 from ledgerlake.pipeline.start import query_name
@@ -396,14 +397,10 @@ class _Tables:
     def _open(self, options: TableOptions) -> TableRows | None:
         """Return the rows of a table; None if it does not exist yet."""
         if options.name not in self._rows:
-            is_missing = existing_table(options.place) is None and not self._was_main(options)
-            self._rows[options.name] = None if is_missing else TableRows(options.place, self._config.spark)
+            place = options.place
+            is_expected = existing_table(place) is not None or is_missed(self._config, options.name, place)
+            self._rows[options.name] = TableRows(place, self._config.spark) if is_expected else None
         return self._rows[options.name]
-
-    def _was_main(self, options: TableOptions) -> bool:
-        """Return whether a table is the main one and was there: it is missed, and not made yet."""
-        checkpoint = Checkpoint(self._config.checkpoint_place)
-        return options.name == self._config.main_table and has_seen(checkpoint, options.name, options.place)
 
 
 class _TablesOfTopic:

@@ -306,8 +306,8 @@ class DelayedMessages:
         self._new_cancels.append(cancel)
 
     def release(self, clock_ms: int | None) -> Iterator[Outcome | Cancels]:
-        """Yield the messages that are due by ``clock_ms``, the time of the micro-batch, in order, or the first of them (see the module).
-        If something is due and cancels are in force, they come before the messages.
+        """Yield the messages that are due by the time of the micro-batch, in order, or the first of them
+        (see the module). If something is due and cancels are in force, they come before the messages.
 
         Raises:
             BrokerError, TransportError: chunks had to be read again and could not.

@@ -105,13 +105,11 @@ class OutcomeDecoder:
             )
             self._check_delivery(row, message.delivered_ms)
         except CorruptEntryError as error:
-            if message.delivered_ms is not None and message.entries is not None:
-                # While it waited, the topic may have removed its chunks.
+            if message.entries is None or message.delivered_ms is not None:
+                # While a message waited, the topic may have removed its chunks.
                 return rejected_large(message, error.reason, error.message)
-            # If the chunks are read again, a marker may have listed entries of other messages, and
-            # any number of missing ones. Those are not rejected.
-            positions = message.known if message.entries is None else message.positions
-            return [RejectedEntry(position, None, error.reason, error.message) for position in positions]
+            # The chunks are used up, and the topic has them still.
+            return [RejectedEntry(position, None, error.reason, error.message) for position in message.positions]
         if isinstance(message.entries, list):
             # The row has a copy of them.
             message.entries.clear()
@@ -227,7 +225,8 @@ class OutcomeDecoder:
 def rejected_large(
     message: Assembled, reason: str, detail: str = "", entries: Iterable[Entry | None] | None = None
 ) -> list[RejectedEntry]:
-    """Return the rejects of a large message; if it was read again, only its known chunks are its own.
+    """Return the rejects of a large message. If it was read again, a marker may have listed entries of
+    other messages, and any number of missing ones: only the known chunks are its own.
 
     Args:
         entries: its chunks, if those of the message were read already.

@@ -130,12 +130,13 @@ class ClientOptions:
         cert_file, key_file = self.tls_cert_file or cert_file, self.tls_key_file or key_file
         if (cert_file is None) != (key_file is None):
             raise UsageError("a client certificate needs both its file and its key's")
-        if (self.tls_ca_file or cert_file) and not self.service_url.startswith("pulsar+ssl://"):
+        is_tls = parse_service_url(self.service_url)[0].is_tls
+        if (self.tls_ca_file or cert_file) and not is_tls:
             raise UsageError(
                 "a file of certificates is given, and 'service.url' is not pulsar+ssl://, so nothing would be encrypted; write "
                 "pulsar+ssl:// with the port of TLS, or leave the files out"
             )
-        self._check_proxy()
+        self._check_proxy(is_tls)
         return TlsSettings(
             self.tls_ca_file,
             cert_file,
@@ -145,11 +146,11 @@ class ClientOptions:
             proxy_url=self.proxy_url,
         )
 
-    def _check_proxy(self) -> None:
+    def _check_proxy(self, is_tls: bool) -> None:
         url = self.proxy_url
         if url is None:
             return
         if not (len(parse_service_url(url)) == 1 and url.startswith("pulsar+ssl://")):
             raise UsageError("the option 'pulsar.client.proxyServiceUrl' is one address, pulsar+ssl://host:port")
-        if not self.service_url.startswith("pulsar+ssl://"):
+        if not is_tls:
             raise UsageError("an SNI proxy needs a 'service.url' with pulsar+ssl://")

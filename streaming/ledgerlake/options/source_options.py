@@ -105,8 +105,8 @@ class SourceOptions(ClientOptions):
         TEXT,
         None,
         "`earliest`, `latest`, the id of the first message, `after ID`, an ISO time with a zone, `index N`, or `cursor` for the "
-        "position of the durable cursor. As a Spark option also a JSON object from topics or topic partitions to these, or an offset "
-        "of a checkpoint.",
+        "position of the durable cursor. As a Spark option also a JSON object from topics or topic partitions to these, or an "
+        "offset of a checkpoint.",
         spark="startingOffsets",
         toml="source.starting",
         shown_default="`latest` for a stream, `earliest` for a batch and in TOML",
@@ -156,8 +156,8 @@ class SourceOptions(ClientOptions):
     min_rows_per_trigger: int | None = option(
         COUNT,
         None,
-        "Start a micro-batch only once there are this many messages. With `--once`, which is `Trigger.AvailableNow`, none waits. A pipeline does "
-        "not wait if messages are due; `messages()` does.",
+        "Start a micro-batch only once there are this many messages. With `--once`, which is `Trigger.AvailableNow`, none waits. "
+        "A pipeline does not wait if messages are due; `messages()` does.",
         spark="minRowsPerTrigger",
         toml="source.min_rows_per_trigger",
     )

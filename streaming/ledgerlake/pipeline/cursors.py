@@ -449,16 +449,6 @@ def seen_tables(checkpoint: Checkpoint) -> dict[str, SeenBatch]:
     return _load(checkpoint).tables
 
 
-def has_seen(checkpoint: Checkpoint, name: str, place: Place) -> bool:
-    """Return whether a run saw a table at a place: if it is missing, it was removed.
-
-    Raises:
-        OffsetError: as ``seen_tables``.
-    """
-    seen = seen_tables(checkpoint).get(name)
-    return seen is not None and seen.path == str(place)
-
-
 def last_run(checkpoint: Checkpoint) -> LastRun | None:
     """Return the last micro-batch that was run; None if the checkpoint does not say it.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.decode import schema
 from ledgerlake.options.table_options import table_name
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.pipeline.cursors import has_seen, seen_tables
+from ledgerlake.pipeline.cursors import seen_tables
 from ledgerlake.pipeline.tables import REJECTS_TABLE
 from ledgerlake.stored.places import parse_place
 from ledgerlake.table.open_table import existing_table
@@ -45,8 +45,7 @@ def known_tables(config: Config) -> list[KnownTable]:
         TableError: a table cannot be opened.
     """
     tables: dict[str, tuple[int, KnownTable]] = {}
-    checkpoint = Checkpoint(config.checkpoint_place)
-    seen = sorted((name, batch.path) for name, batch in seen_tables(checkpoint).items())
+    seen = sorted((name, batch.path) for name, batch in seen_tables(Checkpoint(config.checkpoint_place)).items())
     # Several templates may match a table.
     numbered = sorted(enumerate(config.table_options), key=lambda item: (item[1].is_template, -item[1].closeness))
     for number, options in numbered:
@@ -62,10 +61,16 @@ def known_tables(config: Config) -> list[KnownTable]:
             name: (number, KnownTable(name, place, rows, options.keeps_latest)) for name, place in places.items()
         }
     in_order = [table for _, table in sorted(tables.values(), key=itemgetter(0))]
-    known = [
-        table
-        for table in in_order
-        if existing_table(table.place)
-        or (table.name == config.main_table and has_seen(checkpoint, table.name, table.place))
-    ]
+    known = [table for table in in_order if existing_table(table.place) or is_missed(config, table.name, table.place)]
     return [*known, KnownTable(REJECTS_TABLE, config.rejects_place, schema.REJECTS)]
+
+
+def is_missed(config: Config, name: str, place: Place) -> bool:
+    """Return whether a table that does not exist is the main one and was there: it was removed, and is
+    not one that is yet to be made.
+
+    Raises:
+        OffsetError: as ``known_tables``.
+    """
+    seen = seen_tables(Checkpoint(config.checkpoint_place)).get(name) if name == config.main_table else None
+    return seen is not None and seen.path == str(place)

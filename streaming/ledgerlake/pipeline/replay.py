@@ -32,10 +32,7 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.decode.rejects import reject_rows
-from ledgerlake.errors import (
-    CheckpointError,
-    SetupError,
-)
+from ledgerlake.errors import CheckpointError, SetupError
 from ledgerlake.operators.partition_writer import misfit_rejects
 from ledgerlake.operators.results import BatchSettings
 from ledgerlake.operators.table_writer import TableWriters

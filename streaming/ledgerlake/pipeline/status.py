@@ -67,7 +67,7 @@ class Problems(logging.Handler):
         if (
             logging.lastResort is not None
             and handlers[:1] == [self]
-            and all(isinstance(it, Problems) for it in handlers)
+            and all(isinstance(handler, Problems) for handler in handlers)
         ):
             logging.lastResort.handle(record)
 

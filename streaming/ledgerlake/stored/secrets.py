@@ -14,6 +14,11 @@ from urllib.parse import unquote
 from ledgerlake.errors import SetupError
 
 
+def is_reference(text: str) -> bool:
+    """Return whether a text refers to a secret."""
+    return text.startswith(("env:", "file:"))
+
+
 def resolve_secret(text: str) -> str:
     """Return the secret that a text is or refers to.
 
