@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,6 +18,9 @@ from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.errors import OffsetError
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.delay.memory_storage import MemoryStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SMALL = DelaySettings(min_indexes_per_bucket=20, ledger_step_per_bucket=1, time_step_per_segment_ms=3_600_000, max_indexes_per_segment=5, max_buckets=100, min_indexes_per_segment=1)  # fmt: skip
 
@@ -376,19 +380,46 @@ def test_due_messages_beyond_the_limit_stay_due_in_stored_buckets_and_among_fres
     assert take(tracker, 99) == [(99, 2, 15)]
 
 
-def test_many_messages_that_are_added_again_are_stored_before_the_next_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ledgerlake.delay.tracker.FRESH_BYTES", 100)
+@pytest.mark.parametrize("max_fresh_messages", [0, 7, 1000])
+@pytest.mark.parametrize("added_at_once", [1, 6, 40])
+def test_exactly_the_first_messages_are_released_however_they_were_added(
+    added_at_once: int, max_fresh_messages: int
+) -> None:
+    settings = replace(SMALL, max_fresh_messages=max_fresh_messages)
     storage = MemoryStorage()
-    tracker = DelayedTracker(storage, SMALL)
+    tracker = DelayedTracker(storage, settings)
+    keys = [(number * 7 % 40, 1 + number // 15, number) for number in range(40)]
+    for start in range(0, 40, added_at_once):
+        added = keys[start : start + added_at_once]
+        tracker.add(index_rows(added, [frame_of(key) for key in added]))
+    taken: list[Key] = []
+    for count in (13, 1, 26):
+        assert take(tracker, 100, count) == sorted(keys)[len(taken) : len(taken) + count]
+        taken += sorted(keys)[len(taken) : len(taken) + count]
+        assert tracker.count == 40 - len(taken)
+        tracker = DelayedTracker(storage, settings, tracker.save())
+
+
+def test_many_messages_that_are_added_again_are_stored_before_the_next_save() -> None:
+    class Watched(MemoryStorage):
+        saved = 0
+
+        def save_all_segments(self, bucket_id: int, snapshots: Iterable[tuple[int, bytes]]) -> None:
+            self.saved += 1
+            super().save_all_segments(bucket_id, snapshots)
+
+    storage = Watched()
+    settings = replace(SMALL, max_fresh_bytes=100)
+    tracker = DelayedTracker(storage, settings)
     keys = [(10, 1, number) for number in range(40)]
     add(tracker, *keys)
-    tracker = DelayedTracker(storage, SMALL, tracker.save())
-    taken: list[Key] = []
+    tracker = DelayedTracker(storage, settings, tracker.save())
+    saved_before, taken = storage.saved, list[Key]()
     for batch in tracker.take_due(30):
         taken += [key_at(batch, row) for row in range(batch.num_rows)]
         again = [(30, *key_at(batch, row)[1:]) for row in range(batch.num_rows)]
         tracker.add_again(index_rows(again, [frame_of(key) for key in again]))
-        assert sum(rows.nbytes for rows in tracker._again) <= 100
     assert taken == keys
+    assert storage.saved - saved_before >= 4
     tracker = DelayedTracker(storage, SMALL, tracker.save())
     assert take(tracker, 30) == [(30, 1, number) for number in range(40)]

@@ -10,12 +10,14 @@
     deleted      when the last message of a bucket was taken
 
 Rules kept here:
-  - All messages that are due by the time that the caller gives are taken, or the first of them up to
-    the caller's limit, and none that is due later.
+  - All messages that are due by the time that the caller gives are taken, or exactly the first of them
+    up to the caller's limit, and none that is due later. Neither how messages were added nor how
+    buckets store them decides which ones these are.
   - Stored buckets never change. ``save`` returns the record of the buckets in use. Until the caller
     has stored it, no bucket that an older record uses is deleted. After a failure, the index is
     opened again from the last saved record.
-  - A message that was added before is not added again (by the buckets' bitmaps).
+  - A message that was added before is not added again (by the bitmaps of the buckets in the last
+    record).
   - If the mutable buckets grow to many times the least size, they are sealed within a ledger range;
     else a single long ledger would make one bucket without end.
 """
@@ -65,10 +67,6 @@ if TYPE_CHECKING:
     from ledgerlake.delay.segment import Key
     from ledgerlake.delay.storage import SnapshotStorage
 
-# Fresh messages in memory; beyond, they are stored before the micro-batch ends.
-FRESH_BYTES = 32 * 1024 * 1024
-FRESH_MESSAGES = 200_000
-
 # The mutable buckets are sealed within a ledger range at this many times the least size.
 _OVERFULL = 10
 
@@ -77,6 +75,9 @@ _OVERFULL = 10
 class DelaySettings:
     """The sizes of buckets and segments; the names are the broker's, the defaults the broker's and
     the proposal's. The broker has no least size of a segment.
+
+    ``max_fresh_messages`` and ``max_fresh_bytes`` limit the messages of a micro-batch in memory; if
+    there are more, they are stored before it ends.
     """
 
     min_indexes_per_bucket: int = 50_000
@@ -85,6 +86,8 @@ class DelaySettings:
     max_indexes_per_segment: int = DEFAULT_MAX_INDEXES
     max_buckets: int = 20
     min_indexes_per_segment: int = DEFAULT_MIN_INDEXES
+    max_fresh_messages: int = 200_000
+    max_fresh_bytes: int = 32 * 1024 * 1024
 
 
 class DelayedTracker:
@@ -102,11 +105,12 @@ class DelayedTracker:
         self._storage = storage
         self._settings = settings
         self._buckets = list(record.buckets)
+        self._saved_buckets = tuple(record.buckets)
         self._range_end = record.range_end
         self._saved = self._reached = record.reached
         self._doomed: list[int] = []
-        self._fresh: list[pa.RecordBatch] = []
-        self._again: list[pa.RecordBatch] = []
+        self._fresh = _RowsInMemory()
+        self._again = _RowsInMemory()
         self._segments: dict[int, tuple[int, pa.RecordBatch]] = {}
         self._metadata: dict[int, list[SegmentMetadata]] = {}
         self._due_times: dict[int, DueTimes] = {}
@@ -122,20 +126,20 @@ class DelayedTracker:
     @property
     def count(self) -> int:
         """Return how many messages are delayed."""
-        return sum(bucket.waiting for bucket in self._buckets) + self._fresh_count
+        return sum(bucket.waiting for bucket in self._buckets) + self._fresh.count
 
     @property
     def next_due_ms(self) -> int | None:
         """Return when the next message is due; None if no message is delayed."""
         times_ms = [bucket.next_ms for bucket in self._buckets if bucket.waiting]
-        added = [*self._fresh, *self._again]
+        added = [*self._fresh.batches, *self._again.batches]
         return min(times_ms + [pc.min(batch.column(0)).as_py() for batch in added], default=None)
 
     @property
     def last_due_ms(self) -> int | None:
         """Return when the last message is due; None if no message is delayed."""
         times_ms = [bucket.last_ms for bucket in self._buckets if bucket.waiting]
-        return max(times_ms + [pc.max(batch.column(0)).as_py() for batch in self._fresh], default=None)
+        return max(times_ms + [pc.max(batch.column(0)).as_py() for batch in self._fresh.batches], default=None)
 
     def due_spans(self, known: dict[int, DueTimes]) -> list[DueSpan]:
         """Return how many messages are due when; for after ``save``.
@@ -174,9 +178,9 @@ class DelayedTracker:
                     self._seal()
                 range_end = ledger_id + self._settings.ledger_step_per_bucket - 1
                 self._range_end = min(range_end, AFTER_ALL.ledger_id)
-            self._fresh.append(rows)
+            self._fresh.add(rows)
             self._reached = max(self._reached, _extent(rows)[1])
-        if sum(rows.nbytes for rows in self._fresh) > FRESH_BYTES or self._fresh_count > FRESH_MESSAGES:
+        if self._is_too_much(self._fresh):
             self._store_fresh()
         return batch.filter(pa.array(is_repeated))
 
@@ -185,31 +189,40 @@ class DelayedTracker:
         method but ``add_again``.
 
         Args:
-            most_messages: after so many no further batch is yielded, and the rest stays due.
+            most_messages: so many are yielded at most, the first ones. The others stay due.
         """
         due = [bucket for bucket in self._buckets if bucket.waiting and bucket.next_ms <= cutoff_ms]
         heads: dict[int, tuple[Bucket, pa.RecordBatch]] = {}
         fresh = self._take_fresh(cutoff_ms)
         sources = [self._take_from(bucket, cutoff_ms, heads) for bucket in due]
-        count = 0
+        left = most_messages
         for batch in shared_queue([iter(fresh), *sources]):
-            yield batch
-            count += batch.num_rows
-            if count >= most_messages:
-                last = key_at(batch, batch.num_rows - 1)
-                self._fresh += [rest for rows in fresh if (rest := rows.slice(_count_through(rows, last))).num_rows]
-                for bucket, messages in heads.values():
-                    self._advance(bucket, messages, _count_through(messages, last))
-                return
+            if batch.num_rows < left:
+                left -= batch.num_rows
+                yield batch
+                continue
+            last = key_at(batch, batch.num_rows - 1)
+            for rows in fresh:
+                self._fresh.add(rows.slice(_count_through(rows, last)))
+            for bucket, messages in heads.values():
+                self._advance(bucket, messages, _count_through(messages, last))
+            # Its last rows have left their buckets with the others.
+            self._fresh.add(batch.slice(left))
+            yield batch.slice(0, left)
+            return
 
     def add_again(self, batch: pa.RecordBatch) -> None:
         """Add messages that were taken, with another time; ``take_due`` yields them after the next
         ``save``.
         """
-        self._again.append(batch)
-        if sum(rows.nbytes for rows in self._again) > FRESH_BYTES:
-            rows, self._again = sort_rows(self._again), []
+        self._again.add(batch)
+        if self._is_too_much(self._again):
+            rows = sort_rows(self._again.take())
             self._buckets += self._write([iter([rows])], sealed=False)
+
+    def _is_too_much(self, rows: _RowsInMemory) -> bool:
+        settings = self._settings
+        return rows.size_bytes > settings.max_fresh_bytes or rows.count > settings.max_fresh_messages
 
     def add_output(self, output: str, mark_delete: Position) -> None:
         """Add an output that gets the messages after a position; an output that was added before
@@ -229,12 +242,13 @@ class DelayedTracker:
         """Store fresh messages and drop empty buckets; return the record of the buckets."""
         if self.outputs:
             self._trim(min(self.outputs.values()))
-        self._fresh, self._again = self._fresh + self._again, []
+        for rows in self._again.take():
+            self._fresh.add(rows)
         self._store_fresh()
         self._replace([bucket for bucket in self._buckets if not bucket.waiting], [])
         if self._mutable_count >= _OVERFULL * self._settings.min_indexes_per_bucket:
             self._seal()
-        self._saved = self._reached
+        self._saved, self._saved_buckets = self._reached, tuple(self._buckets)
         self._forget_passed_marks()
         return Record(list(self._buckets), self._range_end, self._reached, dict(self.outputs), list(self._doomed))
 
@@ -248,12 +262,8 @@ class DelayedTracker:
                 self.outputs[name] = BEFORE_ALL
 
     @property
-    def _fresh_count(self) -> int:
-        return sum(rows.num_rows for rows in self._fresh)
-
-    @property
     def _mutable_count(self) -> int:
-        return sum(bucket.waiting for bucket in self._buckets if not bucket.sealed) + self._fresh_count
+        return sum(bucket.waiting for bucket in self._buckets if not bucket.sealed) + self._fresh.count
 
     def _is_repeated(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
         """Return a mask of the rows that were added before."""
@@ -267,8 +277,12 @@ class DelayedTracker:
         return is_repeated
 
     def _added_entries(self, ledger_id: int) -> NDArray[np.int64]:
-        """Return the entries of a ledger that stored buckets have or had."""
-        buckets = [bucket for bucket in self._buckets if bucket.first.ledger_id <= ledger_id <= bucket.last.ledger_id]
+        """Return the entries of a ledger that the saved buckets have or had. What this micro-batch does
+        to buckets depends on how its rows are cut, and must not decide.
+        """
+        buckets = [
+            bucket for bucket in self._saved_buckets if bucket.first.ledger_id <= ledger_id <= bucket.last.ledger_id
+        ]
         segments = [segment.entries for bucket in buckets for segment in self._load_metadata(bucket)]
         bitmaps = [entries[ledger_id] for entries in segments if ledger_id in entries]
         return np.array(BitMap().union(*bitmaps).to_array(), np.int64)
@@ -298,11 +312,11 @@ class DelayedTracker:
 
     def _take_fresh(self, cutoff_ms: int) -> list[pa.RecordBatch]:
         """Return the fresh messages that are due, in order; no batch is empty."""
-        if not self._fresh:
+        if not self._fresh.count:
             return []
-        fresh = sort_rows(self._fresh)
+        fresh = sort_rows(self._fresh.take())
         count = _due_count(fresh, cutoff_ms)
-        self._fresh = [fresh.slice(count)] if count < fresh.num_rows else []
+        self._fresh.add(fresh.slice(count))
         return [fresh.slice(0, count)] if count else []
 
     def _take_from(
@@ -346,7 +360,7 @@ class DelayedTracker:
         """Store the messages that arrived in this micro-batch as a mutable bucket; the last mutable
         buckets that are no larger are merged into it.
         """
-        count = self._fresh_count
+        count = self._fresh.count
         if not count:
             return
         mutable_buckets: list[Bucket] = []
@@ -401,6 +415,27 @@ class DelayedTracker:
         self._doomed += [bucket.bucket_id for bucket in old]
         others = [bucket for bucket in self._buckets if bucket not in old]
         self._buckets = [*others[:place], *new, *others[place:]]
+
+
+class _RowsInMemory:
+    """Batches of rows, with the number and the bytes of all."""
+
+    def __init__(self) -> None:
+        self.batches: list[pa.RecordBatch] = []
+        self.count = 0
+        self.size_bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows:
+            self.batches.append(batch)
+            self.count += batch.num_rows
+            self.size_bytes += batch.nbytes
+
+    def take(self) -> list[pa.RecordBatch]:
+        """Return the batches, and forget them."""
+        batches = self.batches
+        self.batches, self.count, self.size_bytes = [], 0, 0
+        return batches
 
 
 class _BucketContent:
