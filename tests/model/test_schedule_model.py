@@ -329,17 +329,46 @@ class Results:
     rejected: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
 
-def run_batch(stage: Stage, batch: Batch, rng: random.Random, results: Results) -> None:
-    """Run a micro-batch, and those that release what it has left."""
-    values, has_left_some = run_one(stage, batch, rng, results)
-    while has_left_some:
-        more, has_left_some = run_one(stage, Batch([], batch.clock_ms), rng, results)
-        values += more
+def run_batch(stage: Stage, batch: Batch, rng: random.Random, results: Results) -> Stage:
+    """Run a micro-batch, and those that release what it has left; return the stage after them."""
+    values: list[bytes] = []
+    while True:
+        stage, run = run_one(stage, batch, rng)
+        values += run.values
+        for reason, place in run.rejected:
+            results.rejected[reason].append(place)
+        if not run.has_left_some:
+            break
+        batch = Batch([], batch.clock_ms)
     results.delivered.append(values)
+    return stage
 
 
-def run_one(stage: Stage, batch: Batch, rng: random.Random, results: Results) -> tuple[list[bytes], bool]:
-    """Run a micro-batch; return what it delivered, and whether messages are due that it has left."""
+@dataclass
+class Run:
+    """What one run of a micro-batch delivered and rejected, and whether it has left due messages."""
+
+    values: list[bytes]
+    rejected: list[tuple[str, str]]
+    has_left_some: bool = False
+
+
+def run_one(stage: Stage, batch: Batch, rng: random.Random) -> tuple[Stage, Run]:
+    """Run a micro-batch. After a kill it is run again under another cut: the table has what the first
+    run delivered, and the state is that of the second.
+    """
+    if rng.random() < 0.7:
+        return stage, run_once(stage, batch, rng)
+    killed, again = stage.copy(), stage.copy()
+    again.delay = replace(stage.delay, settings=replace(SMALL, max_fresh_messages=rng.choice([0, 2])))
+    run, repeat = run_once(killed, batch, rng), run_once(again, batch, rng)
+    assert repeat.values == run.values
+    assert sorted(repeat.rejected) == sorted(run.rejected)
+    assert repeat.has_left_some == run.has_left_some
+    return again, run
+
+
+def run_once(stage: Stage, batch: Batch, rng: random.Random) -> Run:
     cuts = sorted(rng.randrange(len(batch.messages) + 1) for _ in range(rng.randint(0, 2)))
     parts = [batch.messages[a:b] for a, b in zip([0, *cuts], [*cuts, len(batch.messages)], strict=True)]
     tasks = [part for part in parts if part] or [[]]
@@ -348,11 +377,10 @@ def run_one(stage: Stage, batch: Batch, rng: random.Random, results: Results) ->
     ]
     decoder = OutcomeDecoder(SOURCE, OPTIONS, 10**6, delays_messages=True)
     plain: list[bytes] = []
-    values: list[bytes] = []
-    has_left_some = False
+    run = Run([], [])
     for _, outcome in read_stage_rows([pa_row(row) for row in stage.run(rows, rng)]):
         if isinstance(outcome, StateSummary):
-            has_left_some = outcome.more_due
+            run.has_left_some = outcome.more_due
         elif isinstance(outcome, Cancels):
             decoder.cancels = outcome
         elif isinstance(outcome, pa.RecordBatch):
@@ -360,12 +388,12 @@ def run_one(stage: Stage, batch: Batch, rng: random.Random, results: Results) ->
         else:
             for decoded in decoder.decode(outcome):
                 if isinstance(decoded, list):
-                    for reject in decoded:
-                        results.rejected[reject.reason].append(str(reject.position))
-                        assert reject.entry is not None
+                    run.rejected += [(reject.reason, str(reject.position)) for reject in decoded]
+                    assert all(reject.entry is not None for reject in decoded)
                 else:
-                    values += map(_numbered, decoded["value"].to_pylist(), decoded["properties"].to_pylist())
-    return sorted(plain) + values, has_left_some
+                    run.values += map(_numbered, decoded["value"].to_pylist(), decoded["properties"].to_pylist())
+    run.values = sorted(plain) + run.values
+    return run
 
 
 def play(seed: int) -> Results:
@@ -374,9 +402,7 @@ def play(seed: int) -> Results:
     stage = Stage(Limits(), DelayOptions(settings=SMALL, most_due=rng.choice([1, 3, 1_000])))
     results = Results()
     for batch in batches:
-        if rng.random() < 0.3:
-            run_batch(stage.copy(), batch, rng, Results())
-        run_batch(stage, batch, rng, results)
+        stage = run_batch(stage, batch, rng, results)
     delivered, rejected = expected(batches)
     assert results.delivered == delivered, seed
     places = {message.value: message for batch in batches for message in batch.messages}
@@ -428,7 +454,7 @@ def test_no_limit_of_occurrences_changes_what_becomes_of_schedules(monkeypatch: 
         stage = Stage(Limits(), DelayOptions(settings=SMALL))
         results = Results()
         for batch in batches:
-            run_batch(stage, batch, rng, results)
+            stage = run_batch(stage, batch, rng, results)
         delivered, rejected = expected(batches)
         assert results.delivered == delivered, seed
         assert not stage.states["schedule_blocks"].values, seed
