@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ledgerlake.source.planning import EntryRange, group, ranges, share, split, split_long
+from ledgerlake.source.planning import (
+    EntryRange,
+    group,
+    parts_for,
+    parts_of_long,
+    ranges,
+    share,
+    split,
+)
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
@@ -49,8 +59,12 @@ def test_a_budget_is_shared_evenly_and_never_to_nothing(budget: int | None, part
     assert share(budget, parts) == expected
 
 
-def pieces(span: EntryRange, min_partitions: int) -> list[tuple[Position, Position, int | None]]:
-    return [(part.after, part.end, part.after_batch_index) for part in split([span], min_partitions)]
+def cut(spans: list[EntryRange], parts: list[int]) -> list[EntryRange]:
+    return split([replace(span, parts=count) for span, count in zip(spans, parts, strict=True)])
+
+
+def pieces(span: EntryRange, parts: int) -> list[tuple[Position, Position, int | None]]:
+    return [(part.after, part.end, part.after_batch_index) for part in cut([span], [parts])]
 
 
 def test_a_range_within_a_ledger_is_cut_into_equal_parts() -> None:
@@ -71,7 +85,7 @@ def test_a_range_over_ledgers_is_cut_where_the_last_one_begins_and_in_it() -> No
 @pytest.mark.parametrize("after", [BEFORE_ALL, Position(1, 0), Position(2, -1), Position(2, 3), Position(2, 5)])
 @pytest.mark.parametrize("wanted", [1, 2, 3, 8])
 def test_however_a_range_is_cut_its_parts_follow_each_other(after: Position, wanted: int) -> None:
-    parts = split([EntryRange("a", after, Position(2, 5), clock_ms=7)], wanted)
+    parts = cut([EntryRange("a", after, Position(2, 5), clock_ms=7)], [wanted])
     assert (parts[0].after, parts[-1].end) == (after, Position(2, 5))
     assert [part.end for part in parts[:-1]] == [part.after for part in parts[1:]]
     assert len(parts) == 1 or all(part.after < part.end for part in parts)
@@ -80,15 +94,17 @@ def test_however_a_range_is_cut_its_parts_follow_each_other(after: Position, wan
 
 def test_enough_topic_partitions_are_not_cut() -> None:
     spans = [EntryRange(name, Position(1, 0), Position(1, 99)) for name in "abc"]
-    assert split(spans, 3) == spans
-    assert len(split(spans, 4)) == 6
+    assert cut(spans, parts_for(spans, 3)) == spans
+    assert len(cut(spans, parts_for(spans, 4))) == 6
+    assert parts_for([], 4) == []
 
 
 LONG = Position(1, 100_000)
 
 
 def ends_of_parts(spans: list[EntryRange], tasks: int, entry_bytes: int | None = 10_000) -> list[Position]:
-    return [part.end for part in split_long(spans, [entry_bytes] * len(spans), tasks)]
+    parts = parts_of_long(spans, [entry_bytes] * len(spans), tasks)
+    return [part.end for part in cut(spans, parts)]
 
 
 @pytest.mark.parametrize(
@@ -191,3 +207,18 @@ def test_the_bytes_of_a_range_are_known_within_a_ledger(
     after: Position, end: Position, entry_bytes: int | None, expected: int | None
 ) -> None:
     assert EntryRange("a", after, end).size_bytes(entry_bytes) == expected
+
+
+def test_the_offset_of_the_end_says_into_how_many_parts_a_range_is_cut() -> None:
+    start = {"a": at(1, 0), "b": at(1, 0)}
+    end = {
+        "a": PartitionOffset(Position(1, 90), parts=3),
+        "b": PartitionOffset(Position(1, 90)),
+    }
+    found = split(ranges(start, end))
+    assert [(part.topic_partition, part.end.entry_id) for part in found] == [
+        ("a", 30),
+        ("a", 60),
+        ("a", 90),
+        ("b", 90),
+    ]

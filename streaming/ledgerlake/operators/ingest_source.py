@@ -23,7 +23,7 @@ from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import SourceOptions, parse_options
 from ledgerlake.options.table_options import TableOptions
 from ledgerlake.source.pieces import read_pieces_by_range
-from ledgerlake.source.planning import group, split_long
+from ledgerlake.source.planning import group
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 from ledgerlake.stored.places import from_text, to_text
 
@@ -98,16 +98,11 @@ class _WritingStreamReader(LedgerlakeStreamReader):
         return {**super().__getstate__(), "_settings": self._settings}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Plan the tasks. How ranges are cut and share tasks depends on what the planner has seen, and
-        not on the offsets alone. It decides which file a message is in, and what is refused because a
-        task has too much of it.
+        """Plan the tasks. Which ranges share a task depends on what the planner has seen, and not on the
+        offsets alone. It decides which file a message is in, and nothing else.
         """
-        planner, options = self._open_planner(), self._options
         spans = self._ranges(start, end)
-        # What is cut for the user may be small, and must not share a file with its other part.
-        if options.min_partitions == 1:
-            spans = split_long(spans, planner.entry_bytes(spans), options.task_slots)
-        groups = group(spans, planner.entry_bytes(spans), options.min_partitions)
+        groups = group(spans, self._open_planner().entry_bytes(spans), self._options.min_partitions)
         counts = Counter(span.topic_partition for span in spans)
         return [
             _RangesPartition(together, are_whole=all(counts[span.topic_partition] == 1 for span in together))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.source.bounds import resolve_end, resolve_start
-from ledgerlake.source.planning import EntryRange, ranges, split
+from ledgerlake.source.planning import EntryRange, parts_for, ranges, split
 from ledgerlake.source.views import read_view
 
 if TYPE_CHECKING:
@@ -44,7 +45,10 @@ class LedgerlakeBatchReader(DataSourceReader):  # type: ignore[misc]
             end = {name: resolve_end(cluster, name, options.ending_of(name)) for name in names}
         finally:
             cluster.close()
-        return [RangePartition(span) for span in split(ranges(start, end), options.min_partitions)]
+        spans = ranges(start, end)
+        parts = parts_for(spans, options.min_partitions)
+        spans = [replace(span, parts=count) for span, count in zip(spans, parts, strict=True)]
+        return [RangePartition(span) for span in split(spans)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # If there is no partition, Spark makes an empty one of its own class.

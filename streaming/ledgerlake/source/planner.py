@@ -18,6 +18,8 @@ Rules kept here:
     the position of that, so that a removal before its first read is noticed. If it has messages, a
     batch that another one follows at once only notes the position too: that of a pipeline, and one
     of ``Trigger.AvailableNow``.
+  - Into how many parts a range is cut depends on the sizes of entries and on how many tasks can run,
+    so the offset has it: a batch that is run again is cut in the same places.
   - A position that did not move keeps its JSON unchanged, because Spark takes a changed offset for
     new data.
 """
@@ -38,7 +40,7 @@ from ledgerlake.source.batch_limits import BacklogCounts, LimitPlanner
 from ledgerlake.source.bounds import EndBound, beginning, resolve_start
 from ledgerlake.source.latest_offset import LatestOffset, refresh_all
 from ledgerlake.source.loss import LOST_TOPIC_S, NO_INDEX_YET, is_another_topic
-from ledgerlake.source.planning import share
+from ledgerlake.source.planning import parts_for, parts_of_long, ranges, share
 from ledgerlake.source.source_cursors import SourceCursors
 from ledgerlake.source.topic_list import TopicList
 from ledgerlake.source.trigger_times import TriggerTimes
@@ -302,11 +304,21 @@ class Planner:
             return start
         taken = {name: ends[name] for name in moved}
         result = start | (self._within_limits(start, taken) if limited else taken)
-        at_end = {name for name in ends if result.get(name) == ends[name]}
+        at_end = {name for name, end in ends.items() if name in result and not end.is_beyond(result[name])}
         last = at_end if self._fixed_end is not None else at_end.intersection(quiet)
         for name, clock_ms in self._clocks_ms(start, result, set(moved), to_wake, last).items():
             result[name] = replace(result[name], clock_ms=clock_ms)
-        return result
+        return result | self._cut(start, {name: result[name] for name in moved})
+
+    def _cut(self, start: Offset, ends: Offset) -> Offset:
+        """Return the ends of ranges, with into how many parts each one is cut."""
+        spans, options = ranges(start, ends), self._options
+        if options.min_partitions > 1:
+            parts = parts_for(spans, options.min_partitions)
+        else:
+            parts = parts_of_long(spans, self.entry_bytes(spans), options.task_slots)
+        names = (span.topic_partition for span in spans)
+        return {name: replace(ends[name], parts=count) for name, count in zip(names, parts, strict=True)}
 
     def _remember(self, start: Offset) -> None:
         for name, offset in start.items():

@@ -1,7 +1,8 @@
 """Plans the ranges that a micro-batch reads between two offsets, and shares a budget among topic
 partitions. Pure: numbers in, numbers out.
 
-A batch depends only on (start, end): the same two offsets always give the same ranges.
+A batch depends only on (start, end): the same two offsets always give the same ranges. Into how many
+parts a range is cut is in the end's offset, because what a task reads decides which limit it meets.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class EntryRange:
     range without entries only carries that. ``end_ms`` is the broker's time of the entry at
     ``end``, if it gives one: a batch that is run again has reached that time even if the entry is
     gone. ``is_end_stored``: the topic had an entry at ``end`` or after it when the range was planned.
+    ``parts`` is into how many ranges ``split`` cuts it at most.
     """
 
     topic_partition: str
@@ -55,6 +57,7 @@ class EntryRange:
     pinned_from: Position | None = None
     end_ms: int | None = None
     is_end_stored: bool = False
+    parts: int = 1
 
     @property
     def has_entries(self) -> bool:
@@ -122,24 +125,27 @@ def entry_range(topic_partition: str, before: PartitionOffset, after: PartitionO
         end_ms=None if after.index is None else after.time_ms,
         # The offset of an entry that was read has a time, and that of a position from a user has none.
         is_end_stored=after.time_ms is not None,
+        parts=after.parts,
     )
 
 
-def split(spans: list[EntryRange], min_partitions: int) -> list[EntryRange]:
-    """Return the same entries in at least ``min_partitions`` ranges, if possible. A range is cut
-    within the ledger that it ends in.
+def split(spans: list[EntryRange]) -> list[EntryRange]:
+    """Return the same entries, with each range cut into its parts, if possible. A range is cut within
+    the ledger that it ends in.
 
     The entries in earlier ledgers stay one range, since their number is not known here.
     """
-    if not spans or len(spans) >= min_partitions:
-        return spans
-    count = -(-min_partitions // len(spans))
-    return [subrange for span in spans for subrange in _split_range(span, count)]
+    return [part for span in spans for part in _split_range(span)]
 
 
-def split_long(spans: list[EntryRange], entry_bytes: list[int | None], tasks: int) -> list[EntryRange]:
-    """Return the same entries, with long ranges in parts, if there are fewer long ranges than tasks
-    that can run at once. A range is cut within the ledger that it ends in, as by ``split``.
+def parts_for(spans: list[EntryRange], min_partitions: int) -> list[int]:
+    """Return into how many parts each range is cut, so that there are at least ``min_partitions``."""
+    return [-(-min_partitions // max(len(spans), 1))] * len(spans)
+
+
+def parts_of_long(spans: list[EntryRange], entry_bytes: list[int | None], tasks: int) -> list[int]:
+    """Return into how many parts each range is cut: a long one into several, if there are fewer long
+    ranges than tasks that can run at once.
 
     Without the broker's times, the rows of a topic are ordered by those of its producers. The files of
     several parts may overlap then, and would be written again. Such a range is not cut. Neither is one of
@@ -150,11 +156,11 @@ def split_long(spans: list[EntryRange], entry_bytes: list[int | None], tasks: in
     """
     most_parts = [_most_parts(span, of_entry) for span, of_entry in zip(spans, entry_bytes, strict=True)]
     long_ranges = sum(count > 1 for count in most_parts)
-    parts: list[EntryRange] = []
+    parts: list[int] = []
     for span, most in zip(spans, most_parts, strict=True):
         count = min(most, tasks // max(long_ranges, 1))
         has_earlier_ledgers = span.after.ledger_id != span.end.ledger_id
-        parts += _split_range(span, count + has_earlier_ledgers) if count > 1 else [span]
+        parts.append(count + has_earlier_ledgers if count > 1 else 1)
     return parts
 
 
@@ -164,10 +170,13 @@ def _most_parts(span: EntryRange, entry_bytes: int | None) -> int:
     return span.last_ledger_bytes(entry_bytes) // _PART_BYTES
 
 
-def _split_range(span: EntryRange, count: int) -> list[EntryRange]:
-    """Return at most ``count`` ranges, which is 2 or more; one of them has the entries before the
-    last ledger, if there are any.
+def _split_range(span: EntryRange) -> list[EntryRange]:
+    """Return at most ``span.parts`` ranges; one of them has the entries before the last ledger, if
+    there are any.
     """
+    count = span.parts
+    if count < 2:
+        return [span]
     ledger_id, last = span.end.ledger_id, span.end.entry_id
     same_ledger = span.after.ledger_id == ledger_id
     before, ledger_count = (span.after.entry_id, count) if same_ledger else (-1, count - 1)
@@ -193,7 +202,7 @@ def group(spans: list[EntryRange], entry_bytes: list[int | None], min_groups: in
     a task costs more than the entries of a quiet topic partition.
 
     Args:
-        entry_bytes: as for ``split_long``.
+        entry_bytes: as for ``parts_of_long``.
         min_groups: how many groups there are at least, if there are as many ranges.
     """
     most_ranges = min(_GROUP_RANGES, len(spans) // max(min_groups, 1))

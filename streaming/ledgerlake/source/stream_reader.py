@@ -69,8 +69,7 @@ class LedgerlakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return [RangePartition(span) for span in self._ranges(start, end)]
 
     def _ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[EntryRange]:
-        spans = self._open_planner().with_pins(ranges(from_json(start), from_json(end)))
-        return split(spans, self._options.min_partitions)
+        return split(self._open_planner().with_pins(ranges(from_json(start), from_json(end))))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_view(self._options, partition.span)

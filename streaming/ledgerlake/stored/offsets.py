@@ -1,7 +1,7 @@
 """What the source writes into Spark's checkpoint: a position per topic partition, as JSON that a
 person can read.
 
-    {"version": 2, "positions": {"persistent://public/default/orders-partition-0":
+    {"version": 3, "positions": {"persistent://public/default/orders-partition-0":
         {"ledger": 12, "entry": 345, "time": "2026-05-01T09:00:00.123Z", "index": 98765}}}
 
 The position is the last entry taken (``"entry": -1``: nothing of that ledger; ledger -1: nothing at
@@ -10,9 +10,10 @@ were taken. ``time`` is the broker's, of that entry, where it is one that can be
 ``index`` the broker's of the last message taken: for people, and to tell loss from a hole (see
 ``source.loss``); where a read begins does not depend on them. ``clock``, if present, is the planner's
 time. A micro-batch without new entries, or without a time by the broker, needs it to release messages
-that are due and to expire incomplete ones.
+that are due and to expire incomplete ones. ``parts``, if present, is into how many ranges the entries
+before the position are cut, if they are cut.
 
-Version 1 had no ``clock``.
+Version 1 had no ``clock``, version 2 no ``parts``.
 
 Rules kept here:
   - A newer version is refused with advice; an unknown key inside a known version is an error too.
@@ -30,7 +31,7 @@ from ledgerlake.stored.fields import stored
 from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import Position
 
-VERSION = 2
+VERSION = 3
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -44,6 +45,7 @@ class PartitionOffset:
     time_ms: int | None = None
     index: int | None = None
     clock_ms: int | None = None
+    parts: int = 1
 
     @property
     def next_position(self) -> Position:
@@ -93,11 +95,13 @@ def _to_json(offset: PartitionOffset) -> dict[str, Any]:
         data["index"] = offset.index
     if offset.clock_ms is not None:
         data["clock"] = time_text(offset.clock_ms)
+    if offset.parts > 1:
+        data["parts"] = offset.parts
     return data
 
 
 def _from_json(data: dict[str, Any]) -> PartitionOffset:
-    unknown = set(data) - {"ledger", "entry", "batch", "time", "index", "clock"}
+    unknown = set(data) - {"ledger", "entry", "batch", "time", "index", "clock", "parts"}
     if unknown:
         raise ValueError(f"unknown {', '.join(sorted(unknown))}")
     return PartitionOffset(
@@ -106,6 +110,7 @@ def _from_json(data: dict[str, Any]) -> PartitionOffset:
         _time_ms(data, "time"),
         stored(int | None, data.get("index")),
         _time_ms(data, "clock"),
+        stored(int, data.get("parts", 1)),
     )
 
 
