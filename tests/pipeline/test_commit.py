@@ -5,11 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from ledgerlake.decode import schema
-from ledgerlake.errors import OwnershipError, ProcessLostError
+from ledgerlake.errors import CheckpointError, OwnershipError, ProcessLostError
+from ledgerlake.operators.outcome_digest import OutcomeDigest, Tally, depends_on_surroundings
 from ledgerlake.operators.results import PartitionResult, TaskResult, TopicSchemas, results_to_json
 from ledgerlake.operators.rows import StateSummary
 from ledgerlake.pipeline.commit import DeltaSink
@@ -102,3 +104,44 @@ def test_due_messages_that_no_table_can_have_are_sent_after_a_restart_too(tmp_pa
     restarted = Outbox(place)
     restarted.begin(recorded.batch_id, outbox.name)
     assert [ready.batch_id for ready in restarted.ready()] == [3]
+
+
+def result_of(rows: int, released: int, reasons: dict[str, int] | None = None) -> PartitionResult:
+    digest = OutcomeDigest(
+        rows=Tally.of(np.arange(rows)),
+        released=Tally.of(np.arange(released)),
+        may_differ=depends_on_surroundings(reasons or {}),
+    )
+    written = TaskResult("t", -1, Position(1, 5), {}, [], reasons or {}, digest=digest)
+    return PartitionResult(written, StateSummary([]))
+
+
+@pytest.mark.parametrize(
+    ("first", "repeat", "difference"),
+    [
+        (result_of(4, 2), result_of(4, 3), "2 released delayed messages, and now 3"),
+        (result_of(4, 2), result_of(5, 2), "4 messages, and now 5"),
+        (result_of(4, 0), result_of(0, 0), "4 messages, and now 0"),
+        (result_of(4, 2), result_of(3, 1, {"data_loss": 1}), "2 released delayed"),
+    ],
+)
+def test_a_repeat_with_another_outcome_is_refused_before_anything_changes(
+    first: PartitionResult, repeat: PartitionResult, difference: str, tmp_path: Path
+) -> None:
+    tables, batch = tables_in(tmp_path), BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
+    DeltaSink(tables).commit(batch, [first])
+    outbox = Outbox(Place(str(tmp_path / "outbox")))
+    outbox.begin(None, None)
+    with pytest.raises(CheckpointError, match=f"batch 3 .*{difference}"):
+        DeltaSink(opened_tables(tmp_path), outbox).commit(batch, [repeat])
+    assert outbox.ready() == []
+    assert DeltaTable(str(tmp_path / "messages")).version() == 1
+
+
+@pytest.mark.parametrize("repeat", [result_of(4, 2), result_of(3, 2, {"data_loss": 1})])
+def test_a_repeat_with_the_same_outcome_or_one_that_the_topic_explains_goes_on(
+    repeat: PartitionResult, tmp_path: Path
+) -> None:
+    batch = BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
+    DeltaSink(tables_in(tmp_path)).commit(batch, [result_of(4, 2)])
+    assert DeltaSink(opened_tables(tmp_path)).commit(batch, [repeat]).repeated

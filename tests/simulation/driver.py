@@ -30,18 +30,20 @@ from deltalake import DeltaTable
 
 import ledgerlake
 from ledgerlake.client import cluster, session
+from ledgerlake.delay import cancel_messages
 from ledgerlake.errors import LedgerlakeError
-from ledgerlake.operators import bucket_storage, outcome_files, repeating
+from ledgerlake.operators import bucket_storage, outcome_files, repeating, stateful
 from ledgerlake.options import config as configs
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.failures import cause_of
 from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.publish import republisher
 from ledgerlake.publish.target_client import Receipt
-from ledgerlake.source import pieces
+from ledgerlake.source import pieces, planning, range_reader
 from ledgerlake.stored.places import Place
 from ledgerlake.table import delta_table
 from ledgerlake.table.ordered_files import FileWriter
+from ledgerlake.wire.limits import MAX_TASK_CANCELS
 from tests.simulation import world
 from tests.simulation.broker import MemoryTransport
 from tests.simulation.lake import MemoryTable
@@ -123,6 +125,12 @@ class Edges:
         self.replace(repeating, "MOST_OVERDUE", 1)
         self.replace(repeating, "MOST_PASSED", 1)
         self.replace(configs, "MOST_DUE", 1)
+        # So that ranges of a few entries are cut, for as many cores as the process has.
+        self.replace(planning, "_PART_BYTES", 1)
+        # Each history cuts them in its own way.
+        self.replace(range_reader, "BUNDLE_BYTES", range_reader.BUNDLE_BYTES)
+        self.replace(stateful, "_FRESH_BYTES", stateful._FRESH_BYTES)
+        self.replace(cancel_messages, "MAX_TASK_CANCELS", MAX_TASK_CANCELS)
         # Compression takes a fifth of a history's time, and none of what is judged.
         new_file = FileWriter._new_file
         self.replace(FileWriter, "_new_file", lambda writer, _codec: new_file(writer, "none"))

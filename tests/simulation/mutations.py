@@ -6,13 +6,18 @@ finds them.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cursor import DurableCursor
+from ledgerlake.decode.sorted_runs import count_through
+from ledgerlake.delay.merge import shared_queue
 from ledgerlake.delay.schedules import REPLACED, Schedules
+from ledgerlake.delay.segment import key_at, key_columns
+from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.operators.results import PartitionResult
-from ledgerlake.pipeline import wakeups
+from ledgerlake.pipeline import commit, wakeups
 from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.pipeline.cursors import CursorKeeper
 from ledgerlake.pipeline.pipeline import Pipeline
@@ -22,6 +27,7 @@ from ledgerlake.publish.outbox import Outbox
 from ledgerlake.source import wakeup_files
 from ledgerlake.source.bounds import resolve_start
 from ledgerlake.source.planner import Planner
+from ledgerlake.source.planning import parts_of_long
 from ledgerlake.table.delta_table import Table
 from ledgerlake.wire.message_id import BEFORE_ALL
 
@@ -172,6 +178,49 @@ def _rest_waits_for_a_message(edges: Edges) -> None:
     edges.replace(PartitionResult, "wakeup_time_ms", property(lambda result: result.summary.next_due_ms))
 
 
+def _released_to_the_end_of_a_row(edges: Edges) -> None:
+    """A release ends with what the index hands over together, which depends on how it was stored."""
+
+    def take_due(self: Any, cutoff_ms: int, most_messages: int = sys.maxsize) -> Any:
+        due = [bucket for bucket in self._buckets if bucket.waiting and bucket.next_ms <= cutoff_ms]
+        heads: dict[int, Any] = {}
+        fresh = self._take_fresh(cutoff_ms)
+        count = 0
+        for batch in shared_queue([iter(fresh), *(self._take_from(one, cutoff_ms, heads) for one in due)]):
+            yield batch
+            count += batch.num_rows
+            if count >= most_messages:
+                last = key_at(batch, batch.num_rows - 1)
+                for rows in fresh:
+                    self._fresh.add(rows.slice(count_through(key_columns(rows), last)))
+                for bucket, messages in heads.values():
+                    self._advance(bucket, messages, count_through(key_columns(messages), last))
+                return
+
+    edges.replace(DelayedTracker, "take_due", take_due)
+
+
+def _cut_for_the_cores_of_this_process(edges: Edges) -> None:
+    """A range is cut as the process that reads it likes, and not as the offset says."""
+    with_pins = Planner.with_pins
+
+    def cut_now(self: Planner, spans: list[Any]) -> list[Any]:
+        parts = parts_of_long(spans, self.entry_bytes(spans), self._options.task_slots)
+        return [replace(one, parts=count) for one, count in zip(with_pins(self, spans), parts, strict=True)]
+
+    edges.replace(Planner, "with_pins", cut_now)
+
+
+def _repeats_are_not_compared(edges: Edges) -> None:
+    edges.replace(commit, "_check_repeat", lambda *_: None)
+
+
+def _released_otherwise_and_not_compared(edges: Edges) -> None:
+    """As before, and a repeat is not compared with the first run: the tables alone tell."""
+    _released_to_the_end_of_a_row(edges)
+    _repeats_are_not_compared(edges)
+
+
 MUTATIONS: dict[str, Callable[[Edges], None]] = {
     "cursors-before-spark": _cursors_before_spark,
     "batches-by-number": _batches_by_number,
@@ -186,4 +235,7 @@ MUTATIONS: dict[str, Callable[[Edges], None]] = {
     "replaced-is-delivered": _replaced_is_delivered,
     "repeats-after-a-cancel": _repeats_after_a_cancel,
     "rest-waits-for-a-message": _rest_waits_for_a_message,
+    "released-to-the-end-of-a-row": _released_to_the_end_of_a_row,
+    "released-otherwise-and-not-compared": _released_otherwise_and_not_compared,
+    "cut-for-the-cores-of-this-process": _cut_for_the_cores_of_this_process,
 }

@@ -18,6 +18,7 @@ import pickle
 import traceback
 import zlib
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ledgerlake.errors import LedgerlakeError
+from ledgerlake.operators import stateful
+from ledgerlake.source import range_reader
 from tests.operators.stage import Stage
 
 if TYPE_CHECKING:
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
 _POLLING_DELAY_S = 0.01
 
 TASK_TRIES = 4
+
+# How many of the batches are run again at once, under another cut.
+_REPEATED = 0.3
 
 # How many tasks the stateful stage has.
 STATE_PARTITIONS = 2
@@ -69,7 +75,7 @@ class Session:
         self.conf = _Conf()
         self.sources: dict[str, Any] = {}
         self.dataSource = SimpleNamespace(register=self._register)
-        self.sparkContext = _Context()
+        self.sparkContext = _Context(world.rng.choice([1, 2, 4]))
         self.query: Query | None = None
 
     @property
@@ -105,9 +111,8 @@ class _Conf:
 
 
 class _Context:
-    defaultParallelism = 2
-
-    def __init__(self) -> None:
+    def __init__(self, parallelism: int) -> None:
+        self.defaultParallelism = parallelism
         self._properties: dict[str, str] = {}
 
     def setLocalProperty(self, name: str, value: str) -> None:
@@ -338,6 +343,10 @@ class Query:
         batch = _Batch(self, spans)
         self._world.access(f"batch {self.batch_id}")
         self._body(batch, self.batch_id)
+        if self._world.rng.random() < _REPEATED:
+            # The table has the first run's rows, and the state will be that of the second one.
+            self._world.say(f"{self._session.process.name}: batch {self.batch_id} once more")
+            self._body(_Batch(self, spans), self.batch_id)
         # Spark would run the plan itself where the function did not.
         self._world.access(f"ran {self.batch_id}")
         self._check_stopped()
@@ -382,7 +391,16 @@ class Query:
     def _read(self, span: Any) -> list[pa.RecordBatch]:
         return list(self._reader.read(span))
 
+    def _cut_otherwise(self) -> None:
+        """Let bundles, and what is kept in memory, end somewhere else than in the last run."""
+        rng, processor = self._world.rng, self._frame.processor
+        range_reader.BUNDLE_BYTES = rng.choice([1, 300, 2**20])
+        stateful._FRESH_BYTES = rng.choice([0, 100, 2**26])
+        settings = replace(processor.delay.settings, max_fresh_messages=rng.choice([0, 2, 200_000]))
+        processor.delay = replace(processor.delay, settings=settings)
+
     def collect(self, spans: list[Any]) -> list[Any]:
+        self._cut_otherwise()
         rows = [row for span in spans for row in self._task("read", partial(self._read, span), self._mixed)]
         groups: dict[tuple[str, int], list[pa.RecordBatch]] = {}
         for row in rows:

@@ -66,6 +66,7 @@ from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.bucket_folders import open_folder, query_id_of_task
 from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
+from ledgerlake.operators.outcome_digest import Tally
 from ledgerlake.operators.outcome_types import DueEntries, DuePositions, RejectedPositions
 from ledgerlake.operators.repeating import Repeated, RepeatingMessages
 from ledgerlake.operators.rows import Released
@@ -113,7 +114,8 @@ DELAYED_KNOWN = "delayed_known"
 @dataclass(frozen=True)
 class DelayedSummary:
     """The delayed messages of a topic partition in numbers. ``oldest_to_reread`` is the first entry
-    whose bytes only the topic has; ``more_due`` tells that the next micro-batch is to release more.
+    whose bytes only the topic has; ``more_due`` tells that the next micro-batch is to release more;
+    ``left`` is the tally of messages that left the index.
     """
 
     count: int = 0
@@ -122,6 +124,7 @@ class DelayedSummary:
     due_spans: list[DueSpan] = field(default_factory=list)
     released: Released = field(default_factory=Released)
     more_due: bool = False
+    left: Tally = field(default_factory=Tally)
 
 
 @dataclass(frozen=True)
@@ -201,6 +204,7 @@ class DelayedMessages:
         self._rejected: list[RejectedPositions] = []
         self._not_added: set[Position] = set()
         self._released = Released()
+        self._left = Tally()
         self._cutoff_ms = 0
 
     @cached_property
@@ -359,6 +363,7 @@ class DelayedMessages:
             if not isinstance(part, Repeated) or size >= _ROW_BYTES:
                 yield from _repeated_entries(repeated, release)
                 repeated, size = [], 0
+            self._left += _tally(part)
             if isinstance(part, Repeated):
                 due_ms = part.delivery.due_ms
                 self._released = self._released.and_more(Released(1, due_ms, due_ms))
@@ -389,6 +394,7 @@ class DelayedMessages:
             self._oldest_to_reread(self._tracker),
             due_spans=self._due_spans(self._tracker),
             released=self._released,
+            left=self._left,
             more_due=next_due_ms is not None and next_due_ms <= self._cutoff_ms,
         )
 
@@ -576,6 +582,17 @@ class DelayedMessages:
 
 def _released(due_ms: NDArray[np.int64]) -> Released:
     return Released(len(due_ms), int(due_ms.mean()), int(due_ms[0])) if len(due_ms) else Released()
+
+
+def _tally(due: pa.RecordBatch | Repeated | Rejected) -> Tally:
+    """Return the tally of messages that leave the index, by when they were due and their positions."""
+    if isinstance(due, pa.RecordBatch):
+        return Tally.of(*key_columns(due))
+    if isinstance(due, Repeated):
+        keys = [(due.delivery.due_ms, due.position.ledger_id, due.position.entry_id)]
+    else:
+        keys = [(0, position.ledger_id, position.entry_id) for position, _ in due.entries]
+    return Tally.of(*np.array(keys, dtype=np.int64).reshape(-1, 3).T)
 
 
 def _read_value(state: ValueState) -> str | None:

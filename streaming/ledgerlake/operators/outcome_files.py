@@ -19,6 +19,7 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.delay.cancels import Cancels
 from ledgerlake.operators.delayed import TOPIC
+from ledgerlake.operators.outcome_digest import OutcomeDigest, Tally, message_tally
 from ledgerlake.operators.outcome_types import Outcome, RejectedPositions
 from ledgerlake.operators.partition_writer import PartitionWriter, file_prefix
 from ledgerlake.operators.results import (
@@ -49,6 +50,7 @@ class OutcomeFiles:
     def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, batch: BatchSettings) -> None:
         self._topic_partition, self._settings, self._batch = topic_partition, settings, batch
         self._outbox: BufferedWriter | None = None
+        self._for_outbox = Tally()
         if settings.outbox is not None:
             folder = data_folder(settings.outbox, schema.MESSAGES, file_prefix(topic_partition.partition, batch))
             self._outbox = BufferedWriter(folder)
@@ -74,7 +76,9 @@ class OutcomeFiles:
         mark_delete = None if isinstance(outcome, Rejected | RejectedPositions) else outcome.outputs.get(TOPIC)
         for messages in self._writer.write_outcome(outcome):
             if self._outbox is not None and mark_delete is not None:
-                self._outbox.write(pa.Table.from_batches([_after(messages, mark_delete)]))
+                for_outbox = _after(messages, mark_delete)
+                self._for_outbox += message_tally(for_outbox)
+                self._outbox.write(pa.Table.from_batches([for_outbox]))
         if isinstance(outcome, Assembled) and outcome.delivered_ms is None:
             # The chunks after one that is refused leave the state too.
             deque(outcome.entries or (), maxlen=0)
@@ -90,6 +94,10 @@ class OutcomeFiles:
             rejects=[file for result in results for file in result.rejects],
             reasons=dict(sum((Counter(result.reasons) for result in results), Counter())),
             stored_bytes=sum(result.stored_bytes for result in ingested),
+            digest=sum(
+                (result.digest for result in results),
+                summary.digest + OutcomeDigest(outbox=self._for_outbox),
+            ),
         )
         outbox = self._outbox.finish() if self._outbox is not None else []
         return PartitionResult(written, replace(summary, results=[]), replaced, outbox)

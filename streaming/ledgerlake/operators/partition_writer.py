@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -14,6 +15,12 @@ from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.single_entry import single_entries
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
 from ledgerlake.errors import SetupError
+from ledgerlake.operators.outcome_digest import (
+    OutcomeDigest,
+    depends_on_surroundings,
+    message_tally,
+    reject_tally,
+)
 from ledgerlake.operators.outcome_types import Outcome
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.results import BatchSettings, TableResult, TaskResult, TaskSettings
@@ -83,6 +90,7 @@ class PartitionWriter:
         self._cancels = TaskCancels()
         self._rejects_to_reread: list[RejectedEntry] = []
         self._reasons: Counter[str] = Counter()
+        self._digest = OutcomeDigest()
         self._rejects = BufferedWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
 
     def write_entries(self, frames: memoryview, first_entry: BatchRange, schedules: ScheduleEvents) -> list[Cancel]:
@@ -145,7 +153,16 @@ class PartitionWriter:
         }
         rejects = self._rejects.finish(None if shared is None else shared.rejects)
         source = self.topic_partition
-        return TaskResult(source.topic, source.partition, end, tables, rejects, dict(self._reasons))
+        digest = replace(self._digest, may_differ=depends_on_surroundings(self._reasons))
+        return TaskResult(
+            source.topic,
+            source.partition,
+            end,
+            tables,
+            rejects,
+            dict(self._reasons),
+            digest=digest,
+        )
 
     def merged(self, results: list[TaskResult]) -> tuple[dict[str, TableResult], dict[str, list[str]]]:
         """Return what all tasks of the topic partition wrote for each table, with files that follow
@@ -169,10 +186,12 @@ class PartitionWriter:
 
     def _write_table(self, rejects: pa.Table) -> None:
         self._reasons.update(rejects["reason"].to_pylist())
+        self._digest += OutcomeDigest(rejects=reject_tally(rejects))
         self._rejects.write(rejects)
 
     def _write_messages(self, messages: pa.RecordBatch) -> None:
         check_broker_metadata(self._options.require_broker_metadata, messages, self.topic_partition)
+        self._digest += OutcomeDigest(rows=message_tally(messages))
         misfits = self._tables.write(messages)
         if misfits and self._stops_at_misfits:
             raise self._misfit_error(misfits[0], messages.slice(misfits[0].row, 1))

@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
+from ledgerlake.operators.outcome_digest import OutcomeDigest
 from ledgerlake.operators.rows import (
     StateSummary,
     summary_from_dict,
 )
-from ledgerlake.stored.fields import fields_of
+from ledgerlake.stored.fields import fields_of, stored
 from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.wire.message_id import Position
 
@@ -183,7 +184,7 @@ class TaskResult:
 
     ``end`` is the last position that was read, ``tables`` what was written by the tables' names,
     ``reasons`` the number of rejects by reason, ``stored_bytes`` the bytes that came from the
-    topic.
+    topic. ``digest`` is of what was written.
     """
 
     topic: str
@@ -193,6 +194,7 @@ class TaskResult:
     rejects: list[DataFile]
     reasons: dict[str, int] = field(default_factory=dict)
     stored_bytes: int = 0
+    digest: OutcomeDigest = field(default_factory=OutcomeDigest)
 
 
 @dataclass(frozen=True)
@@ -256,7 +258,9 @@ def task_result_from_dict(fields: dict[str, Any]) -> TaskResult:
         for name, table in fields["tables"].items()
     }
     rejects = [data_file_from_dict(file) for file in fields["rejects"]]
-    return TaskResult(**{**fields, "tables": tables, "rejects": rejects, "end": Position(**fields["end"])})
+    digest = stored(OutcomeDigest, fields["digest"])
+    end = Position(**fields["end"])
+    return TaskResult(**{**fields, "tables": tables, "rejects": rejects, "end": end, "digest": digest})
 
 
 def data_file_from_dict(fields: dict[str, Any]) -> DataFile:

@@ -53,6 +53,7 @@ from ledgerlake.decode.messages import WHOLE_BATCH, TopicPartition
 from ledgerlake.decode.split import read_delayed
 from ledgerlake.delay.cancels import Cancel
 from ledgerlake.delay.due_times import DueSpan
+from ledgerlake.operators.outcome_digest import OutcomeDigest
 from ledgerlake.stored.fields import fields_of, parse_stored, stored
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
@@ -223,7 +224,8 @@ class StateSummary:
     ``expires_ms`` is when the first of those messages expires. ``kept_bytes`` are the bytes kept of
     incomplete messages. ``oldest_to_reread`` is the position of the first delayed message whose
     bytes only the topic has. ``due_spans`` counts the delayed messages by when they are due;
-    ``more_due`` tells that some of them are due already.
+    ``more_due`` tells that some of them are due already. ``digest`` is of the messages that left the
+    delayed index.
     """
 
     results: list[dict[str, Any]]
@@ -237,6 +239,7 @@ class StateSummary:
     due_spans: list[DueSpan] = field(default_factory=list)
     released: Released = field(default_factory=Released)
     more_due: bool = False
+    digest: OutcomeDigest = field(default_factory=OutcomeDigest)
 
 
 def report_to_json(report: TaskReport) -> str:

@@ -41,6 +41,7 @@ from ledgerlake.decode.large import read_chunks
 from ledgerlake.decode.messages import BatchRange, TopicPartition
 from ledgerlake.delay.cancels import Cancel
 from ledgerlake.operators.delayed import DelayedMessages, DelayedState
+from ledgerlake.operators.outcome_digest import OutcomeDigest
 from ledgerlake.operators.outcome_types import Outcome
 from ledgerlake.operators.rows import (
     DelayedLargeMessage,
@@ -126,7 +127,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         output: Callable[[TopicPartition], StageOutput] = OutcomeRows,
     ) -> None:
         self._limits = limits
-        self._delay = delay
+        self.delay = delay
         self._client = client
         self.output = output
 
@@ -143,7 +144,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         output = self.output(topic_partition)
         kept_entries = _StateEntries(self._entries)
         read_chunks_again = partial(self._read_chunks, topic_partition)
-        delayed = DelayedMessages(topic_partition, self._delayed, self._delay, kept_entries, read_chunks_again)
+        delayed = DelayedMessages(topic_partition, self._delayed, self.delay, kept_entries, read_chunks_again)
         reports: list[TaskReport] = []
         for frame in rows:
             stage_rows = [StageRow._make(row) for row in frame.itertuples(index=False, name=None)]
@@ -163,7 +164,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         """Apply what the tasks report, in the order of their ranges, and release what is due."""
         stored = self._load() if self._incomplete.exists() else {}
         oldest_first = sorted(stored.values(), key=lambda incomplete: incomplete.positions[0])
-        assembly = Assembly(self._limits, kept_entries, oldest_first, delays_messages=self._delay.enabled)
+        assembly = Assembly(self._limits, kept_entries, oldest_first, delays_messages=self.delay.enabled)
         for outcome in _apply_reports(assembly, delayed, reports):
             yield from output.take(outcome)
         for due in delayed.release(latest(report.now_ms for report in reports)):
@@ -351,6 +352,7 @@ def _summary(assembly: Assembly, delayed: DelayedSummary, reports: list[TaskRepo
         oldest_to_reread=delayed.oldest_to_reread,
         due_spans=delayed.due_spans,
         released=delayed.released,
+        digest=OutcomeDigest(released=delayed.left),
     )
 
 

@@ -114,7 +114,8 @@ class BatchWriter:
         if batch_id == 0:
             return []
         # A micro-batch that is run again begins before the state that the wake-up times tell of.
-        return None if self._last is None else self._components.wakeups.topic_partitions()
+        is_next = self._last is not None and self._last < batch_id
+        return self._components.wakeups.topic_partitions() if is_next else None
 
 
 def _query_id(batch: DataFrame) -> str:

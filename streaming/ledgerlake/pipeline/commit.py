@@ -6,7 +6,7 @@ Order of a micro-batch, each step safe to repeat after a kill at any point:
        ``operators.outcome_files``); what a killed task leaves is an orphan for ``ledgerlake vacuum``.
        Each topic partition of the batch must have one result
     2. ask the tables whether they contain the batch; a batch of another checkpoint is refused
-       before anything changes
+       before anything changes, and so is a repeat with another outcome than the run that committed
     3. record the messages for a topic in the outbox (see ``publish.outbox``), if there is one
     4. commit ``rejects``          with the batch's number and offsets. If ``rejects`` has that batch, only what the first run did not
                                    reject is added; if the main table has it, only a loss (see ``table.additions``)
@@ -18,7 +18,8 @@ Order of a micro-batch, each step safe to repeat after a kill at any point:
 
 The durable cursors move later, when Spark's commit log has the batch (see ``pipeline.cursors``):
 until then Spark may run it again. A replayed batch runs the whole plan, because the state store
-must advance. Only its commits are skipped.
+must advance. Only its commits are skipped. Its state is that of the repeat and its rows are those of
+the first run, so both must have the same outcome (see ``operators.outcome_digest``).
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ledgerlake.client.topics import split_partition
-from ledgerlake.errors import ProcessLostError
+from ledgerlake.errors import CheckpointError, ProcessLostError
+from ledgerlake.operators.outcome_digest import OutcomeDigest
 from ledgerlake.operators.results import BATCH_PROPERTY, BatchSettings, PartitionResult, results_from_json
 from ledgerlake.operators.rows import Incomplete, Released, sum_of
 from ledgerlake.pipeline.tables import REJECTS_TABLE
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from ledgerlake.pipeline.tables import MessagesTable, Tables
     from ledgerlake.publish.outbox import Outbox
     from ledgerlake.table.batch_record import BatchRecord
+    from ledgerlake.table.delta_table import Table
     from ledgerlake.table.ordered_files import DataFile
     from ledgerlake.wire.message_id import Position
 
@@ -146,8 +149,8 @@ class DeltaSink:
         Raises:
             ProcessLostError: the results are of two runs of a task that do not fit together.
             TableError: a commit did not land; the batch is not counted as done.
-            CheckpointError: the tables contain another batch of that number, or a later one;
-                nothing was changed.
+            CheckpointError: the tables contain another batch of that number, or a later one, or this
+                batch with another outcome; nothing was changed.
         """
         tables = self._tables_of(batch)
         settings = asdict(BatchSettings(batch.batch_id, self._tables.settings(tables), with_state, schemas))
@@ -169,6 +172,7 @@ class DeltaSink:
         """Commit what the tasks of a micro-batch wrote; see ``write``. Each topic partition has one
         result, with all that was written for it.
         """
+        batch = replace(batch, outcomes=_outcomes(partitions))
         rejects = [file for partition in partitions for file in partition.written.rejects]
         parts = [_TablePart(table, partitions) for table in self._tables_of(batch)]
         main = next(part for part in parts if part.name == self._tables.main_name)
@@ -185,6 +189,8 @@ class DeltaSink:
         with_batch = self._with_batch(batch, asked)
         in_main = main in with_batch
         in_rejects = bool(rejects) and self._tables.rejects.contains(batch)
+        committed = [part.table for part in asked if part in with_batch]
+        _check_repeat(batch, [*committed[::-1], *([self._tables.rejects] if in_rejects else [])])
         if self._outbox is not None:
             self._outbox.add(batch, {partition.topic_partition: partition.outbox for partition in partitions})
         if rejects and in_main:
@@ -249,6 +255,10 @@ class _TablePart:
         self._replaced = [name for partition in partitions for name in partition.replaced.get(self.name, ())]
 
     @property
+    def table(self) -> Table:
+        return self._table.table
+
+    @property
     def rows(self) -> int:
         return sum(file.rows for file in self.files)
 
@@ -289,6 +299,38 @@ class _TablePart:
         times_us = {name: written.max_effective_us for name, written in self._written.items()}
         reached = {name: time_us for name, time_us in times_us.items() if time_us is not None}
         return {name: max(time_us, self._table.reached_us.get(name, time_us)) for name, time_us in reached.items()}
+
+
+def _outcomes(partitions: list[PartitionResult]) -> dict[str, Any]:
+    """Return the digests of a micro-batch by topic partition, without those of no outcome."""
+    digests = {partition.topic_partition: partition.written.digest.to_json() for partition in partitions}
+    return {name: digest for name, digest in digests.items() if digest}
+
+
+def _check_repeat(batch: BatchRecord, tables: list[Table]) -> None:
+    """Check that a micro-batch has the outcome with which a table has it already.
+
+    Args:
+        tables: those that contain the micro-batch.
+
+    Raises:
+        CheckpointError: it has another one; nothing was changed.
+    """
+    for table in tables:
+        committed = table.outcomes_of(batch)
+        if committed is None:
+            continue
+        for name in sorted({*committed, *batch.outcomes}):
+            first = OutcomeDigest.from_json(committed.get(name, {}))
+            difference = first.difference(OutcomeDigest.from_json(batch.outcomes.get(name, {})))
+            if difference:
+                raise CheckpointError(
+                    f"batch {batch.batch_id} of the stream {batch.stream} is in the table at {table.path}, and was run "
+                    f"again with another outcome: of {name} it had {difference}; nothing was changed, since messages "
+                    "would be lost or come twice. Run it with the release and the settings of the first run, or see "
+                    "'A repeated micro-batch has another outcome' in docs/recover.md"
+                )
+        return
 
 
 def _check_complete(batch: BatchRecord, partitions: list[PartitionResult]) -> None:

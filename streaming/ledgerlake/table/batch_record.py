@@ -29,6 +29,8 @@ class BatchRecord:
         ranges: by topic partition the offsets where its range started and ended, as the checkpoint
             has them.
         reporting: the topic partitions of which a task has to report; not in the table.
+        outcomes: by topic partition the digest of what the micro-batch made of its range (see
+            ``operators.outcome_digest``), by which a repeat is compared with it.
     """
 
     stream: str
@@ -37,6 +39,7 @@ class BatchRecord:
     range_digest: int
     ranges: dict[str, Any] = field(default_factory=dict)
     reporting: frozenset[str] = frozenset()
+    outcomes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def reads(self) -> bool:
@@ -82,6 +85,7 @@ class BatchRecord:
                 "batch": self.batch_id,
                 "range_digest": self.range_digest,
                 "ranges": self.ranges,
+                "outcomes": self.outcomes,
             }
         )
 

@@ -413,6 +413,16 @@ class Table:
         commits = ((commit["version"], batch_of_commit(commit)) for commit in self._history(self._current()))
         return [version for version, committed in commits if committed is not None and batch.is_in(committed)]
 
+    def outcomes_of(self, batch: BatchRecord) -> dict[str, Any] | None:
+        """Return the ``outcomes`` with which a micro-batch was committed; None if the history does not
+        show its commit.
+        """
+        for committed in self._recent_batches(self._current()):
+            if committed["query"] == batch.query and batch.is_in(committed):
+                outcomes = committed.get("outcomes")
+                return outcomes if isinstance(outcomes, dict) else None
+        return None
+
     def keys_of(self, batch: BatchRecord, version: int) -> Counter[RowKey]:
         """Return the keys of the rows that a version added of a micro-batch; only for a table of
         rejects.
