@@ -240,6 +240,14 @@ def test_a_message_of_a_topic_made_anew_is_a_reject_if_its_id_waits_already(edge
     assert [any(f"message {number} at" in complaint for complaint in rejected) for number in (21, 22)] == [True, True]
 
 
+def test_a_history_does_not_depend_on_those_played_before_it(edges: Edges) -> None:
+    def trace(seed: int) -> list[str]:
+        return History(write_script(seed), edges, traces=True).play().trace
+
+    first = {seed: trace(seed) for seed in (6, 12, 18)}
+    assert {seed: trace(seed) for seed in (18, 12, 6)} == first
+
+
 class Elsewhere(History):
     """From some moment on, processes are started with another checkpoint, as on another machine."""
 

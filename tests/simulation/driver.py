@@ -11,6 +11,7 @@ Replaced are the edges alone, each by one of the same shape:
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
 import pkgutil
@@ -135,6 +136,9 @@ class Edges:
         new_file = FileWriter._new_file
         self.replace(FileWriter, "_new_file", lambda writer, _codec: new_file(writer, "none"))
         self.replace(republisher, "TargetClient", lambda _settings: _Client(self.due))
+        modules = [vars(module) for name, module in sys.modules.items() if name.startswith("ledgerlake.")]
+        variables = [(name, value) for names in modules for name, value in names.items() if _is_variable(name)]
+        self._kept = [(value, copy.copy(value)) for _, value in variables if isinstance(value, (dict, list, set))]
         self._level = logging.getLogger("ledgerlake").level
         logging.getLogger("ledgerlake").setLevel(logging.CRITICAL)
         return self
@@ -175,10 +179,20 @@ class Edges:
         self.world, self.disk = world, disk
         MemoryTransport.cluster = brokers
         MemoryTable.lake = lake
-        cluster._clusters.clear()
-        # Ids of buckets are never used again but by histories that are played again.
+        self._forget()
+
+    def _forget(self) -> None:
+        """Let the product's modules know nothing of the histories, or tests, before this one."""
+        for one, at_first in self._kept:
+            one.clear()
+            one.extend(at_first) if isinstance(one, list) else one.update(at_first)
         bucket_storage._recent._values.clear()
         bucket_storage._recent._bytes = 0
+
+
+def _is_variable(name: str) -> bool:
+    """Return whether a module's name is that of a variable which only the module uses."""
+    return name.startswith("_") and not name.startswith("__") and name.islower()
 
 
 class _Replaced:
