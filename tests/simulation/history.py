@@ -152,7 +152,9 @@ def write_script(seed: int) -> Script:
         args = {"kind": kind, "count": rng.randint(1, 5), "partition": rng.randrange(6)}
         steps.append(Step(round(rng.uniform(0.0, duration_s), 3), "produce", args))
     steps += [one for _ in range(rng.randint(1, 4)) for one in _disturbance(rng, duration_s)]
-    has_tables, has_schedules = seed % 5 == 2, seed % 6 == 0
+    has_tables, has_schedules, limits_cancels = seed % 5 == 2, seed % 6 == 0, seed % 7 == 3
+    if limits_cancels:
+        steps += _cancels(random.Random(seed), duration_s)
     if has_tables:
         steps += _between_tables(random.Random(seed), duration_s)
     if has_schedules:
@@ -171,7 +173,7 @@ def write_script(seed: int) -> Script:
         duration_s,
         tuple(sorted(steps, key=lambda one: one.at_s)),
         has_tables=has_tables,
-        limits_cancels=seed % 7 == 3,
+        limits_cancels=limits_cancels,
     )
 
 
@@ -196,6 +198,12 @@ def _schedules(rng: random.Random, duration_s: float) -> list[Step]:
         args = {"kind": kind, "count": rng.randint(1, 3), "partition": rng.randrange(6)}
         steps.append(Step(round(rng.uniform(0.0, duration_s), 3), "produce", args))
     return steps
+
+
+def _cancels(rng: random.Random, duration_s: float) -> list[Step]:
+    """More cancels at once than a task passes on."""
+    args = {"kind": "cancel", "count": 4, "partition": 0}
+    return [Step(round(rng.uniform(0.0, duration_s), 3), "produce", args) for _ in range(4)]
 
 
 def _disturbance(rng: random.Random, duration_s: float) -> list[Step]:

@@ -346,7 +346,7 @@ class Query:
         if self._world.rng.random() < _REPEATED:
             # The table has the first run's rows, and the state will be that of the second one.
             self._world.say(f"{self._session.process.name}: batch {self.batch_id} once more")
-            self._body(_Batch(self, spans), self.batch_id)
+            self._body(_Batch(self, self._planned_elsewhere(start)), self.batch_id)
         # Spark would run the plan itself where the function did not.
         self._world.access(f"ran {self.batch_id}")
         self._check_stopped()
@@ -354,6 +354,14 @@ class Query:
         self._put("commits", self.batch_id, f"v{version}\n" + json.dumps({"stateUniqueIds": self._state_id}))
         self.batches += 1
         self.batch_id, self._start, self._planned = self.batch_id + 1, self._end, False
+
+    def _planned_elsewhere(self, start: dict[str, Any]) -> list[Any]:
+        """The tasks of the batch as a process plans them that knows nothing but its offsets."""
+        with self._session.inside(self._session.planner):
+            planner = pickle.loads(pickle.dumps(self._frame.reader))
+            spans: list[Any] = planner.partitions(start, json.loads(self._end or ""))
+            planner.stop()
+        return spans
 
     # The logs
 
