@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -145,3 +146,18 @@ def test_a_repeat_with_the_same_outcome_or_one_that_the_topic_explains_goes_on(
     batch = BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
     DeltaSink(tables_in(tmp_path)).commit(batch, [result_of(4, 2)])
     assert DeltaSink(opened_tables(tmp_path)).commit(batch, [repeat]).repeated
+
+
+def test_a_repeat_without_rejects_is_compared_with_the_rejects_of_the_first_run(
+    tmp_path: Path,
+) -> None:
+    batch = BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
+    tables = tables_in(tmp_path)
+    (tmp_path / "rejects" / "reject.parquet").write_bytes(b"rows")
+    first = result_of(4, 2)
+    outcomes = {first.topic_partition: first.written.digest.to_json()}
+    # A kill came after the commit of rejects.
+    tables.rejects.commit(replace(batch, outcomes=outcomes), [DataFile("reject.parquet", 4, 1, "{}")], {})
+    with pytest.raises(CheckpointError, match="2 released delayed messages, and now 3"):
+        DeltaSink(opened_tables(tmp_path)).commit(batch, [result_of(4, 3)])
+    assert DeltaTable(str(tmp_path / "messages")).version() == 0

@@ -388,13 +388,15 @@ def config(
 class Application:
     """What ``ledgerlake run`` does, as one process; ``ended`` says how."""
 
-    def __init__(self, world: World, name: str, settings: Config, disk: Disk, lake: Lake, once: bool = False) -> None:
+    def __init__(
+        self, world: World, name: str, settings: Config, disk: Disk, lake: Lake, once: bool = False, cores: int = 2
+    ) -> None:
         self.world = world
         self.exits: Callable[[], None] = lambda: None
         self.process = world.process(name)
         # The broker's clock counts, not that of the machine.
         self.process.skew_s = world.names.choice([0.0, -3600.0, 3600.0])
-        self.session = Session(world, self.process, disk, lake)
+        self.session = Session(world, self.process, disk, lake, cores)
         self.process.session = self.session  # type: ignore[attr-defined]
         self.settings = settings
         self.once = once

@@ -121,6 +121,7 @@ class Script:
     goes_on: bool = False
     has_tables: bool = False
     limits_cancels: bool = False
+    cores: tuple[int, ...] = (1, 2, 4)
 
     def __str__(self) -> str:
         head = ", ".join(f"{name} {value}" for name, value in vars(self).items() if name != "steps")
@@ -422,7 +423,9 @@ class History:
         name = f"run {len(self.apps) + 1}"
         self.world.say(f"{name} is started")
         self._commits_at_start = self.oracle.commits
-        app = Application(self.world, name, self.settings, self.disk, self.lake, self.world.rng.random() < 0.1)
+        rng = self.world.rng
+        once, cores = rng.random() < 0.1, rng.choice(self.script.cores)
+        app = Application(self.world, name, self.settings, self.disk, self.lake, once, cores)
         # The threads that are left go with the process.
         app.exits = lambda: self._end_of(app, 0.0)
         for other in self.apps:

@@ -65,7 +65,7 @@ class Interrupted(BaseException):
 class Session:
     """One application's SparkSession, and the processes that it has."""
 
-    def __init__(self, world: World, process: Process, disk: Disk, lake: Lake) -> None:
+    def __init__(self, world: World, process: Process, disk: Disk, lake: Lake, cores: int) -> None:
         self.world = world
         self.process = process
         self.disk = disk
@@ -75,7 +75,7 @@ class Session:
         self.conf = _Conf()
         self.sources: dict[str, Any] = {}
         self.dataSource = SimpleNamespace(register=self._register)
-        self.sparkContext = _Context(world.rng.choice([1, 2, 4]))
+        self.sparkContext = _Context(cores)
         self.query: Query | None = None
 
     @property

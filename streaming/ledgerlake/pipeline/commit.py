@@ -129,6 +129,7 @@ class DeltaSink:
     def __init__(self, tables: Tables, outbox: Outbox | None = None) -> None:
         self._tables = tables
         self._outbox = outbox
+        self._last_batch: int | None = None
 
     def write(
         self,
@@ -183,13 +184,16 @@ class DeltaSink:
         # The outbox of a later start sends what the main table has recorded.
         has_due = any(partition.outbox for partition in partitions)
         is_recorded = rows > 0 or has_due or (batch.reads and not rejects)
+        # A first run may have written to tables for which the repeat has nothing.
+        may_repeat = self._last_batch is None or batch.batch_id <= self._last_batch
+        written = [part for part in parts if part.files]
         # Rejects are committed first, and the main table last. If that has a batch, the others have
         # those of its first run.
-        asked = [part for part in parts if part.files or part is main] if is_recorded or rejects else []
+        asked = parts if may_repeat else [*written, main] if is_recorded or rejects else []
         with_batch = self._with_batch(batch, asked)
         in_main = main in with_batch
-        in_rejects = bool(rejects) and self._tables.rejects.contains(batch)
-        committed = [part.table for part in asked if part in with_batch]
+        in_rejects = bool(rejects or may_repeat) and self._tables.rejects.contains(batch)
+        committed = [part.table for part in parts if part in with_batch]
         _check_repeat(batch, [*committed[::-1], *([self._tables.rejects] if in_rejects else [])])
         if self._outbox is not None:
             self._outbox.add(batch, {partition.topic_partition: partition.outbox for partition in partitions})
@@ -198,18 +202,19 @@ class DeltaSink:
         elif rejects:
             self._commit_rejects(batch, rejects, in_rejects)
         if is_recorded and not in_main:
-            others = [part for part in asked if part is not main and part not in with_batch]
+            others = [part for part in written if part is not main and part not in with_batch]
             _each(others, lambda part: part.commit(batch))
             if self._tables.exists(main.name):
                 outbox = self._outbox
                 main.commit(batch, None if outbox is None else {outbox.name: outbox.messages})
-            with_batch = {*asked, main}
+            with_batch |= {*others, main}
         result.repeated = in_main or (in_rejects and not is_recorded)
         result.tables = {part.name: part.seen(batch) for part in with_batch if self._tables.exists(part.name)}
         if in_rejects or (rejects and not in_main):
             result.tables[REJECTS_TABLE] = SeenBatch(str(self._tables.rejects.path), batch.batch_id)
         if self._outbox is not None:
             self._outbox.commit(batch.batch_id)
+        self._last_batch = batch.batch_id
         for part in parts:
             part.remove_replaced()
         for partition in partitions:
