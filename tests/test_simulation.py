@@ -135,6 +135,58 @@ def test_delays_that_are_switched_before_a_batch_is_run_again_are_refused(enable
     assert any("is to be run again; set it back" in app.ended for app in history.apps)
 
 
+OTHER_PLACES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "another path": (
+        {"delta": {"path": MESSAGES, "rejects_path": REJECTS, "writer": "arrow"}},
+        {"delta": {"path": "/sim/elsewhere", "rejects_path": REJECTS, "writer": "arrow"}},
+    ),
+    "another of the tables": (
+        {"delta": {"rejects_path": REJECTS}, "tables": [{"path": MESSAGES}]},
+        {"delta": {"rejects_path": REJECTS}, "tables": [{"path": "/sim/elsewhere"}]},
+    ),
+    "a table for each topic": (
+        {"delta": {"path": "/sim/rest", "writer": "arrow"}, "tables": [{"path": "/sim/messages/{topic}"}]},
+        {"delta": {"path": "/sim/rest", "writer": "arrow"}, "tables": [{"path": "/sim/elsewhere/{topic}"}]},
+    ),
+    "a table that is taken away": (
+        {"delta": {"path": "/sim/rest", "writer": "arrow"}, "tables": [{"path": MESSAGES}]},
+        {"delta": {"path": "/sim/rest", "writer": "arrow"}},
+    ),
+}
+
+
+def moved(edges: Edges, before: dict[str, Any], now: dict[str, Any], *disturbance: Step) -> Reconfigured:
+    """A history whose tables have other places while a batch is to be run again."""
+    script = by_hand(put(1.0), *disturbance, put(3.0), Step(3.8, "configure", now), put(12.0))
+    history = Reconfigured(script, edges)
+    history.settings = config([TOPIC], None, starting="earliest", **before)
+    return history
+
+
+@pytest.mark.parametrize("places", OTHER_PLACES.values(), ids=OTHER_PLACES)
+def test_a_batch_is_run_again_for_the_tables_that_have_it(
+    edges: Edges, places: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    before, now = places
+    kind = "orders" if "{topic}" in str(now) else "messages"
+    killed = Step(2.9, "kill", {"back_s": 2.0, "noticed_s": 0.0}, f"committed {kind}")
+    history = moved(edges, before, now, killed, Step(14.0, "configure", before))
+    assert history.play().violations == []
+    assert any(
+        "which the configuration no longer names, and that batch is to be run" in app.ended for app in history.apps
+    )
+
+
+@pytest.mark.parametrize("access", ["commit messages", "committed messages"])
+def test_a_batch_that_a_former_table_lacks_is_run_for_the_new_one(edges: Edges, access: str) -> None:
+    before, now = OTHER_PLACES["another path"]
+    ended = "kill" if access == "commit messages" else "stop"
+    disturbance = Step(2.9, ended, {"back_s": 2.0, "noticed_s": 0.0}, access)
+    history = moved(edges, before, now, disturbance)
+    assert history.play().violations == []
+    assert len(history.lake.tables["/sim/elsewhere"].commits) > 1
+
+
 @pytest.mark.parametrize("fault", sorted(_FOUND_BY))
 def test_a_known_fault_is_found(fault: str, edges: Edges) -> None:
     script = write_script(_FOUND_BY[fault])

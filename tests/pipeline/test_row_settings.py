@@ -4,6 +4,8 @@ or while messages wait.
 
 from __future__ import annotations
 
+import os
+import shutil
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +16,18 @@ from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.row_settings import row_settings
-from ledgerlake.pipeline.start import Start
+from ledgerlake.pipeline.start import Start, query_name
 from ledgerlake.source.wakeup_files import WakeupTimes, save_wakeup_times
 from ledgerlake.stored.places import Place
+from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.open_table import existing_table
+from tests.pipeline_tables import opened_tables
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ledgerlake.options.config import Config
+    from ledgerlake.pipeline.tables import Tables
 
 
 def config(folder: Path, **delay: Any) -> Config:
@@ -56,11 +62,79 @@ def save_wakeups(checkpoint: Checkpoint, batch_id: int, wakeup_times_ms: dict[st
 
 def compare(checkpoint: Checkpoint, now: Config, table_batch: int | None = None) -> None:
     recorded = None if table_batch is None else SimpleNamespace(batch_id=table_batch)
-    table: Any = SimpleNamespace(path="lake/messages", recorded=lambda _query: recorded)
+    table: Any = SimpleNamespace(path=Place("lake/messages"), recorded=lambda _query: recorded)
     start: Any = Start.__new__(Start)
     start._config, start._checkpoint = now, checkpoint
+    start._tables = SimpleNamespace(by_name={"messages": table})
     start._cursors = CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
     start.compare_settings([table])
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Tables:
+    """The tables of a run that was killed between their commits of batch 4 and Spark's."""
+    tables = opened_tables(tmp_path)
+    tables.create()
+    checkpoint = checkpoint_of(tmp_path / "checkpoint", tables._config, planned=4, committed=3)
+    checkpoint.save_tables(tables.places)
+    for table in tables.by_name.values():
+        record = BatchRecord("orders", query_name("orders", "q"), 4, 7)
+        assert not table.contains(record)
+        table.commit(record, [], {})
+    return tables
+
+
+def start_with(folder: Path, **delta: Any) -> None:
+    """Compare the settings of a start whose tables are elsewhere."""
+    tables = opened_tables(folder, **delta)
+    start: Any = Start.__new__(Start)
+    start._config, start._checkpoint, start._tables = (
+        tables._config,
+        Checkpoint(Place(str(folder / "checkpoint"))),
+        tables,
+    )
+    start.compare_settings([table for table in tables.by_name.values() if existing_table(table.path)])
+
+
+@pytest.mark.parametrize("key", ["path", "rejects_path"])
+def test_a_batch_is_run_again_for_the_tables_that_have_it(tmp_path: Path, killed: Tables, key: str) -> None:
+    former = killed.main.table if key == "path" else killed.rejects
+    with pytest.raises(CheckpointError) as refused:
+        start_with(tmp_path, **{key: str(tmp_path / "elsewhere")})
+    assert refused.value.message == (
+        f"batch 4 of the stream orders was written to the table at {former.path}, which the configuration no longer names, "
+        "and that batch is to be run again; set the path back, run once with --once, then change it"
+    )
+    start_with(tmp_path)
+
+
+def test_a_table_that_was_moved_with_the_batch_is_the_same_one(tmp_path: Path, killed: Tables) -> None:
+    copied, moved = tmp_path / "copied", tmp_path / "moved"
+    shutil.copytree(killed.main.table.path.root, copied)
+    start_with(tmp_path, path=str(copied))
+    os.rename(killed.main.table.path.root, moved)
+    start_with(tmp_path, path=str(moved))
+
+
+def test_a_table_that_was_removed_with_the_batch_has_it_no_more(tmp_path: Path, killed: Tables) -> None:
+    shutil.rmtree(killed.main.table.path.root)
+    start_with(tmp_path, path=str(tmp_path / "elsewhere"))
+
+
+def test_a_place_may_change_when_every_batch_is_committed(tmp_path: Path, killed: Tables) -> None:
+    (tmp_path / "checkpoint" / "commits" / "4").write_text("v2\n{}")
+    start_with(tmp_path, path=str(tmp_path / "elsewhere"))
+
+
+def test_tables_in_a_checkpoint_that_are_damaged_or_of_a_newer_release_are_refused(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(Place(str(tmp_path)))
+    assert checkpoint.tables() == {}
+    checkpoint.save_tables({"messages": "/lake/orders"})
+    assert checkpoint.tables() == {"messages": "/lake/orders"}
+    for text in ('{"version": 2, "tables": {}}', '{"version": 1}', '{"version": 1, "tables": {"a": 1}}', "x"):
+        (tmp_path / "ledgerlake" / "tables.json").write_text(text)
+        with pytest.raises(OffsetError):
+            checkpoint.tables()
 
 
 def test_a_batch_that_the_table_has_is_run_again_under_the_settings_that_it_was_written_with(tmp_path: Path) -> None:

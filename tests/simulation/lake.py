@@ -90,7 +90,7 @@ class MemoryTable:
         return self._stored.schema
 
     def metadata(self) -> Any:
-        return SimpleNamespace(configuration={}, partition_columns=[])
+        return SimpleNamespace(id=self._path, configuration={}, partition_columns=[])
 
     def protocol(self) -> Any:
         return SimpleNamespace(writer_features=[], min_writer_version=2)

@@ -94,7 +94,9 @@ class BatchWriter:
         components.tables.expect(topics)
         components.tables.check(written.sparkSession)
         schemas = components.schemas.learn(topics, {split_partition(name)[0] for name in batch.with_messages})
-        components.tables.open_for(batch)
+        if components.tables.open_for(batch):
+            components.cursors.check_owner()
+            components.checkpoint.save_tables(components.tables.places)
         result = components.sink.write(written, batch, with_state, components.cursors.check_owner, schemas)
         # A process that was suspended must not overwrite its successor's files in the checkpoint.
         components.cursors.check_owner()

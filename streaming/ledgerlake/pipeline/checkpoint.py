@@ -5,6 +5,8 @@
                                             to commit before the checkpoint began (see ``table.delta_table``), null if there was
                                             none; earlier releases wrote no ``follows``
     <checkpoint>/ledgerlake/settings.json   the settings that decide which rows a micro-batch gives (see ``row_settings``)
+    <checkpoint>/ledgerlake/tables.json     by name the absolute places of the tables that its micro-batches are written to, with a
+                                            version; written before the first micro-batch of a run that may write there
     <checkpoint>/ledgerlake/outbox.json     the name of its outbox, with a version (see ``publish.outbox``)
     <checkpoint>/ledgerlake/forgotten_topics.json   the topic partitions that left the configuration and whose subscriptions the
                                             user has removed (see ``left_topics``), with a version
@@ -33,6 +35,7 @@ from ledgerlake.stored.offsets import Offset, from_json, to_json
 from ledgerlake.stored.places import Place
 
 _STREAM_VERSION = 1
+_TABLES_VERSION = 1
 _OUTBOX_VERSION = 1
 _FORGOTTEN_TOPICS_VERSION = 1
 
@@ -172,6 +175,30 @@ class Checkpoint:
         except OSError as error:
             raise not_writable(self.folder, error) from None
 
+    def tables(self) -> dict[str, str]:
+        """Return by name the places of the tables that the last run wrote to.
+
+        Raises:
+            OffsetError: a newer release wrote them, or they are damaged.
+        """
+        try:
+            return load_stored(self._own("tables"), "tables", _tables, _TABLES_VERSION) or {}
+        except OSError as error:
+            raise not_readable(self.folder, error) from None
+
+    def save_tables(self, tables: dict[str, str]) -> None:
+        """Record the tables of the micro-batches from here on.
+
+        Raises:
+            SetupError: the folder cannot be written.
+        """
+        if self.tables() == tables:
+            return
+        try:
+            save_json(self._own("tables"), {"version": _TABLES_VERSION, "tables": tables})
+        except OSError as error:
+            raise not_writable(self.folder, error) from None
+
     def forgotten_topics(self) -> set[str]:
         """Return the topic partitions whose subscriptions the user has removed.
 
@@ -238,6 +265,11 @@ class Checkpoint:
 def _outbox_name(data: dict[str, Any], _version: int) -> str:
     name: str = stored(str, data["name"])
     return name
+
+
+def _tables(data: dict[str, Any], _version: int) -> dict[str, str]:
+    tables: dict[str, str] = stored(dict[str, str], data["tables"])
+    return tables
 
 
 def _forgotten_topics(data: dict[str, Any], _version: int) -> set[str]:

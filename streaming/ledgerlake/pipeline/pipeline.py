@@ -154,6 +154,7 @@ class Pipeline:
                 _log.warning("%s", warning)
             main.begin_stream(stream_name)
         tables.begin(components.start.previous_writers, names)
+        components.checkpoint.save_tables(tables.places)
         components.cursors.begin(self.config.source.topics, self._end_with)
         if self.config.metrics is not None:
             self._serve_metrics(self.config.metrics)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.missing_topics import missing_topic_hint
+from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, SetupError, TopicNotFoundError
 from ledgerlake.options.config import check_stores
 from ledgerlake.pipeline.left_topics import check_topics, warn_of_left_topics
@@ -27,7 +28,10 @@ from ledgerlake.source.bounds import end_position, first_available, resolve_star
 from ledgerlake.source.latest_offset import describe
 from ledgerlake.source.loss import moved_to
 from ledgerlake.stored.offsets import PartitionOffset
+from ledgerlake.stored.places import parse_place
 from ledgerlake.table.batch_record import number_of
+from ledgerlake.table.delta_table import Table
+from ledgerlake.table.open_table import existing_table
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
@@ -40,7 +44,6 @@ if TYPE_CHECKING:
     from ledgerlake.pipeline.tables import Tables
     from ledgerlake.publish.outbox import Outbox
     from ledgerlake.stored.offsets import Offset
-    from ledgerlake.table.delta_table import Table
     from ledgerlake.wire.message_id import Position
 
 _NOTHING = PartitionOffset(BEFORE_ALL)
@@ -330,6 +333,7 @@ class Start:
         Raises:
             CheckpointError: such a setting was changed.
         """
+        self._check_former_tables(tables)
         before, now = self._checkpoint.settings() or {}, row_settings(self._config)
         names = changed(before, now)
         if not names:
@@ -349,13 +353,47 @@ class Start:
                 "(ledgerlake state CONFIG)"
             )
 
-    def _has_uncommitted(self, tables: list[Table]) -> Table | None:
-        """Return a table that has the micro-batch that Spark runs again; None if there is none."""
+    def _check_former_tables(self, tables: list[Table]) -> None:
+        """Check that the micro-batch that Spark runs again is in no table that the stream no longer
+        writes to. A table that was moved is the same one.
+
+        Raises:
+            CheckpointError: it is, so that its rows would also come into another table.
+            TableError: a former table cannot be opened.
+        """
+        if self._unfinished is None:
+            return
+        now = {str(table.path.absolute) for table in self._tables.by_name.values()}
+        for path in sorted({*self._checkpoint.tables().values()} - now):
+            former = Table(parse_place(path, "the path of a former table", self._config.storage), schema.MESSAGES)
+            existing = existing_table(former.path)
+            if existing is None or self._has_uncommitted([former]) is None:
+                continue
+            if all(table.delta_id != existing.metadata().id for table in tables):
+                raise CheckpointError(
+                    f"batch {self._unfinished[1]} of the stream {self._config.stream.name} was written to the table at "
+                    f"{path}, which the configuration no longer names, and that batch is to be run again; set the path "
+                    "back, run once with --once, then change it"
+                )
+
+    @property
+    def _unfinished(self) -> tuple[str, int] | None:
+        """Return the query and the number of the micro-batch that Spark runs again; None if there
+        is none.
+        """
         planned, query_id = self._checkpoint.log.last_planned(), self._checkpoint.log.query_id()
         if planned is None or query_id is None or self._checkpoint.log.has_committed(planned):
             return None
+        return self._query_name(query_id), planned
+
+    def _has_uncommitted(self, tables: list[Table]) -> Table | None:
+        """Return a table that has the micro-batch that Spark runs again; None if there is none."""
+        unfinished = self._unfinished
+        if unfinished is None:
+            return None
+        query, planned = unfinished
         for table in tables:
-            recorded = table.recorded(self._query_name(query_id))
+            recorded = table.recorded(query)
             if recorded is not None and recorded.batch_id >= planned:
                 return table
         return None

@@ -310,6 +310,11 @@ class Tables:
             "them again; give it tables of its own, or set [stream] name and checkpoint back"
         )
 
+    @property
+    def places(self) -> dict[str, str]:
+        """Return by name the absolute places of the tables that exist, for the checkpoint."""
+        return {name: str(table.path.absolute) for name, table in self.by_name.items() if self.exists(name)}
+
     def settle(self, *, is_start: bool) -> None:
         """Add the columns that the known schemas need.
 
@@ -348,9 +353,9 @@ class Tables:
                     self._by_name[name].reached_us = table.effective_times_us(topic_partitions)
                 self._begun.add(name)
 
-    def open_for(self, batch: BatchRecord) -> None:
+    def open_for(self, batch: BatchRecord) -> bool:
         """Open the tables that a micro-batch needs and that are not open yet; its topics are
-        expected, and their schemas are learned.
+        expected, and their schemas are learned. Return whether one was opened.
 
         Raises:
             CheckpointError: a table has rows of this stream by another checkpoint.
@@ -365,7 +370,9 @@ class Tables:
                     "away, or restore that checkpoint"
                 )
         self.create()
+        begun = len(self._begun)
         self.begin(writers, list(batch.ranges))
+        return len(self._begun) > begun
 
     def _shared_folder(self, options: TableOptions) -> str:
         """Return why a topic can have no table, because its folder would be in another one; empty

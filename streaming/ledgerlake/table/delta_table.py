@@ -191,6 +191,11 @@ class Table:
         """
         self._previous_writer = previous_writer
 
+    @property
+    def delta_id(self) -> str:
+        """Return the id that Delta gave the table, which exists; a copy has it too."""
+        return str((self._opened or self._current()).metadata().id)
+
     def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
         """Return the greatest effective time of each topic partition in the table; without those
         that have none.
