@@ -25,9 +25,11 @@ from ledgerlake.pipeline import left_topics
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
 from ledgerlake.pipeline.components import make_components
 from ledgerlake.pipeline.forget import forget_topic
+from ledgerlake.table.batch_record import number_of
 from tests.simulation.by_hand import by_hand, put
 from tests.simulation.driver import CHECKPOINT, MESSAGES, REJECTS, Edges, config
 from tests.simulation.history import DUE_TOPIC, TOPIC, History, Script, Step, Verdict, write_script
+from tests.simulation.lake import Commit
 from tests.simulation.many import play_many
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.spark import Query
@@ -185,6 +187,128 @@ def test_a_batch_that_a_former_table_lacks_is_run_for_the_new_one(edges: Edges, 
     history = moved(edges, before, now, disturbance)
     assert history.play().violations == []
     assert len(history.lake.tables["/sim/elsewhere"].commits) > 1
+
+
+class TwoStreams(History):
+    """From some moment on, processes are started with the configuration of another stream."""
+
+    def _other_stream(self, args: dict[str, Any]) -> None:
+        stream = {"name": args.pop("name", "other"), "checkpoint": args.pop("checkpoint", "/sim/other")}
+        sections = {"stream": stream | {"trigger": "1 second"}, **args}
+        topics, pattern = sections.pop("topics", [TOPIC]), sections.pop("pattern", None)
+        self.settings = config(topics, pattern, **{"starting": self.script.starting, **sections})
+
+    def _add(self, args: dict[str, Any]) -> None:
+        topic = self.brokers.topics.get(args["topic"])
+        if topic is None:
+            self.brokers.add_topic(args["topic"])
+            topic = self.brokers.topics[args["topic"]]
+        for _ in range(args["count"]):
+            self._send_plain(topic)
+
+    def _write_by_another(self, args: dict[str, Any]) -> None:
+        """A topic comes, and the table gets its messages from another stream."""
+        self.brokers.add_topic(args["topic"])
+        claim = {f"ledgerlake.writer:{args['topic']}": number_of("another")}
+        self.lake.tables[MESSAGES].commits.append(Commit((), claim, self.world.now_s))
+        for number in range(args["count"]):
+            self._store(self.brokers.topics[args["topic"]], self._metadata(), b"another's %d" % number)
+
+    def refusals(self) -> list[str]:
+        return [app.ended for app in self.apps if "would write them a second time" in app.ended]
+
+
+OTHER_STREAMS: dict[str, dict[str, Any]] = {
+    "renamed": {},
+    "from the latest message": {"starting": "latest"},
+    "with other tables": {"tables": [{"path": "/sim/more", "where": "entry_id < 0"}]},
+    "with other rejects": {"delta": {"path": MESSAGES, "rejects_path": "/sim/others", "writer": "arrow"}},
+    "with the same rejects": {"delta": {"path": "/sim/others", "rejects_path": REJECTS, "writer": "arrow"}},
+}
+
+
+@pytest.mark.parametrize("ends", ["stop", "lose", "kill"])
+@pytest.mark.parametrize("other", OTHER_STREAMS.values(), ids=OTHER_STREAMS)
+def test_a_stream_whose_topic_the_tables_have_from_another_one_is_refused_before_it_changes_anything(
+    edges: Edges, ends: str, other: dict[str, Any]
+) -> None:
+    back = {"name": "sim", "checkpoint": CHECKPOINT}
+    script = by_hand(
+        put(1.0, count=2),
+        put(1.2, "reminder"),
+        Step(4.0, ends, {"back_s": 3.0, "noticed_s": 0.0}),
+        Step(4.5, "other_stream", dict(other)),
+        put(6.0),
+        Step(12.0, "other_stream", {**back, "starting": "cursor" if ends == "lose" else "earliest"}),
+        put(16.0),
+    )
+    history = TwoStreams(script, edges)
+    verdict = history.play()
+    # What waited is lost with a checkpoint.
+    assert [one for one in verdict.violations if ends != "lose" or one.startswith("once")] == []
+    assert history.refusals()
+    assert all("/sim/other" not in path for path in history.disk.files)
+    assert not any("ledgerlake-other" in topic.cursors for topic in history.topics)
+
+
+def test_a_stream_may_take_a_topic_over_and_the_former_one_is_refused_from_then_on(edges: Edges) -> None:
+    allowed = {"path": MESSAGES, "rejects_path": REJECTS, "writer": "arrow", "fail_on_second_stream": False}
+    script = by_hand(
+        put(1.0, count=2),
+        Step(4.0, "stop", {"back_s": 1.0}),
+        Step(4.2, "other_stream", {"delta": allowed, "starting": "latest"}),
+        put(8.0, count=2),
+        Step(10.0, "stop", {"back_s": 1.0}),
+        Step(10.2, "other_stream", {"name": "sim", "checkpoint": CHECKPOINT}),
+        Step(14.0, "other_stream", {}),
+        put(18.0),
+    )
+    history = TwoStreams(script, edges)
+    # The former stream's cursor stays.
+    assert [one for one in history.play().violations if "backlog of ledgerlake-sim" not in one] == []
+    assert {refusal.partition(" writes")[0] for refusal in history.refusals()} == {"CheckpointError: the stream other"}
+
+
+def test_two_streams_write_different_topics_into_one_table(edges: Edges) -> None:
+    second = f"{TOPIC}-second"
+    script = by_hand(
+        put(1.0, count=2),
+        Step(2.0, "add", {"topic": second, "count": 3}),
+        Step(4.0, "stop", {"back_s": 1.0}),
+        Step(4.2, "other_stream", {"topics": [second]}),
+        Step(6.0, "add", {"topic": second, "count": 2}),
+        Step(10.0, "stop", {"back_s": 1.0}),
+        Step(10.2, "other_stream", {"name": "sim", "checkpoint": CHECKPOINT}),
+        put(14.0),
+    )
+    history = TwoStreams(script, edges)
+    history.brokers.add_topic(second)
+    verdict = history.play()
+    assert [one for one in verdict.violations if "backlog" not in one] == []
+    assert history.refusals() == []
+
+
+@pytest.mark.parametrize("count", [0, 3])
+@pytest.mark.parametrize("max_rows", [0, 1])
+def test_a_topic_of_another_stream_that_a_pattern_comes_to_match_ends_the_stream_before_its_first_message(
+    edges: Edges, count: int, max_rows: int
+) -> None:
+    later, own = f"{TOPIC}-later", {"name": "sim", "checkpoint": CHECKPOINT}
+    script = by_hand(
+        Step(0.0, "other_stream", {**own, "pattern": f"{TOPIC}.*"}),
+        put(1.0, count=2),
+        put(1.2, "reminder"),
+        Step(5.0, "write_by_another", {"topic": later, "count": count}),
+        put(5.0, count=3),
+        Step(20.0, "other_stream", {**own, "pattern": f"{TOPIC}(-new.*)?"}),
+        put(24.0, count=2),
+    )
+    history = TwoStreams(replace(script, max_rows=max_rows), edges)
+    # The cursor stays until it is forgotten. A message of that topic would be one that no producer
+    # had confirmed.
+    assert [one for one in history.play().violations if "backlog of ledgerlake-sim" not in one] == []
+    assert history.refusals()
+    assert len(history.apps) > 2
 
 
 @pytest.mark.parametrize("fault", sorted(_FOUND_BY))

@@ -302,7 +302,8 @@ ERRORS: dict[str, tuple[str, str, str]] = {
     ),
     "CheckpointError": (
         "the caller's",
-        "The checkpoint is incomplete, older than the table, or of another stream. The table was not changed.",
+        "The checkpoint is incomplete, older than the table, or of another stream; or the table has the topic from another "
+        "stream. The table was not changed.",
         "See [recover a checkpoint](recover.md).",
     ),
     "OwnershipError": (

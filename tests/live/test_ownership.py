@@ -173,6 +173,32 @@ def test_a_stream_that_was_renamed_over_its_checkpoint_is_refused(
     assert list(runtime.subscriptions(topic)) == ["ledgerlake-old-name"]
 
 
+def test_a_stream_whose_topic_the_table_has_from_another_one_is_refused_and_has_changed_nothing(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic, other_topic = runtime.topic(), runtime.topic()
+    publish_numbers(runtime, topic, range(10))
+    publish_numbers(runtime, other_topic, range(10, 20))
+    run_once(spark, runtime.config(tmp_path, topic, name="first-name"))
+    version = DeltaTable(str(tmp_path / "messages")).version()
+    second = runtime.config(tmp_path, topic, name="second-name")
+    second["stream"]["checkpoint"] = str(tmp_path / "second")
+    with pytest.raises(CheckpointError, match=f"the stream first-name writes the messages of {topic} to the table"):
+        run_once(spark, second)
+    assert DeltaTable(str(tmp_path / "messages")).version() == version
+    assert list(runtime.subscriptions(topic)) == ["ledgerlake-first-name"]
+    assert not (tmp_path / "second").exists()
+    run_once(spark, second | {"source": {**second["source"], "topics": [other_topic]}})
+    assert sorted(values(tmp_path)) == list(range(20))
+    second["source"]["starting"] = "latest"
+    second["stream"]["checkpoint"] = str(tmp_path / "third")
+    second["stream"]["name"] = "third-name"
+    run_once(spark, second | {"delta": {**second["delta"], "fail_on_second_stream": False}})
+    publish_numbers(runtime, topic, range(20, 30))
+    run_once(spark, second)
+    assert sorted(values(tmp_path)) == list(range(30))
+
+
 @pytest.mark.parametrize("starting", ["latest", pytest.param("earliest", marks=pytest.mark.long)])
 def test_a_lost_checkpoint_is_noticed_by_the_table_also_if_the_cursor_looks_new(
     trimming: Runtime, spark: SparkSession, tmp_path: Path, starting: str

@@ -116,6 +116,11 @@ class Edges:
             "transactions_of",
             lambda path, version: MemoryTable.lake.tables[path.uri].commits[version].transactions,
         )
+        self.replace(
+            delta_table,
+            "read_transactions",
+            lambda path, version: MemoryTable.lake.tables[path.uri].transactions(version),
+        )
         self.replace(delta_table.Table, "_is_newest", lambda _table, opened: opened.is_newest())
         self.replace(session, "_keep_alive", lambda _session: None)
         self.replace(pieces, "prefetched", lambda source, _most: source)

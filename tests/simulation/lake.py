@@ -39,6 +39,13 @@ class StoredTable:
     schema: deltalake.Schema
     commits: list[Commit] = field(default_factory=list)
 
+    def transactions(self, version: int) -> dict[str, int]:
+        """The app transactions of a version."""
+        found: dict[str, int] = {}
+        for commit in self.commits[: version + 1]:
+            found |= commit.transactions
+        return found
+
 
 @dataclass(eq=False)
 class Lake:

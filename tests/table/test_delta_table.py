@@ -49,14 +49,68 @@ def test_expired_entries_of_the_log_are_removed_though_not_looked_for_at_each_co
     assert reopened_table.transaction_version("query") == COMMITS - 1
 
 
-def test_a_stream_that_is_new_to_a_table_is_told_of_another_one_with_its_topics(tmp_path: Path) -> None:
+def test_a_topic_partition_is_written_by_one_stream_unless_another_takes_it_over(tmp_path: Path) -> None:
     table = new_table(tmp_path / "table")
+    table.begin_stream("orders", ["t", "u"])
     put(table, batch(0), data_file(table, "a"))
-    assert table.other_stream_of("payments", ["t", "u"]) == "orders"
-    assert table.other_stream_of("payments", ["u"]) is None
-    assert table.other_stream_of("orders", ["t"]) is None
-    table.begin_stream("payments")
-    assert table.other_stream_of("payments", ["t"]) is None
+    version = DeltaTable(table.path.uri).version()
+    with pytest.raises(CheckpointError) as refused:
+        table.begin_stream("payments", ["v", "u"])
+    assert refused.value.message == (
+        f"the stream orders writes the messages of u to the table at {table.path}, and the stream payments would write them a "
+        "second time; set [stream] name and checkpoint back, or give the stream tables of its own; if it is to take the topic "
+        "over, and what it reads may come twice, set [delta] fail_on_second_stream to false"
+    )
+    assert DeltaTable(table.path.uri).version() == version
+    table.begin_stream("orders", ["t", "u"])
+    assert DeltaTable(table.path.uri).version() == version
+    table.begin_stream("payments", ["v"])
+    table.begin_stream("payments", ["v", "u"], takes_over=True)
+    table.check_writers("payments", ["v", "u"])
+    with pytest.raises(CheckpointError, match="another stream writes the messages of u to"):
+        table.check_writers("orders", ["t", "u"])
+
+
+def test_of_two_streams_that_begin_at_once_one_gets_a_topic_partition(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    append = Table._append
+
+    def late(self: Table, *args: Any) -> None:
+        Table(self.path, SCHEMA).begin_stream("orders", ["t"])
+        append(self, *args)
+
+    second = Table(table.path, SCHEMA)
+    second._append = late.__get__(second)  # type: ignore[method-assign]
+    with pytest.raises(TableError, match="the stream payments could not be recorded"):
+        second.begin_stream("payments", ["t"])
+    Table(table.path, SCHEMA).check_writers("orders", ["t"])
+
+
+@pytest.mark.parametrize("checkpoint_after", [None, 5, 30])
+def test_the_writers_of_many_topic_partitions_are_read_from_the_log_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_after: int | None
+) -> None:
+    table = new_table(tmp_path / "table")
+    names = [f"t-partition-{number}" for number in range(100)]
+    table.begin_stream("payments", names[:50])
+    table.begin_stream("orders", names[50:])
+    for number in range(10):
+        put(table, batch(number), data_file(table, f"a{number}"))
+        if number == checkpoint_after:
+            DeltaTable(table.path.uri).create_checkpoint()
+    read, lookups = DeltaTable.transaction_version, []
+
+    def counted(opened: DeltaTable, name: str) -> int | None:
+        lookups.append(name)
+        return read(opened, name)
+
+    monkeypatch.setattr(DeltaTable, "transaction_version", counted)
+    again = Table(table.path, SCHEMA)
+    again.check_writers("orders", names[50:])
+    again.check_writers("orders", ["new"] * 20 + names[50:])
+    assert lookups == []
+    with pytest.raises(CheckpointError, match="the messages of t-partition-49 to"):
+        again.check_writers("orders", names[49:])
 
 
 def test_numbers_are_read_from_the_log_again_only_after_a_commit_of_another(
@@ -77,6 +131,7 @@ def test_numbers_are_read_from_the_log_again_only_after_a_commit_of_another(
         put(table, batch(number), data_file(table, f"b{number}"))
     assert names == []
     Table(table.path, SCHEMA).begin_stream("payments")
+    names.clear()
     assert table.last_batch_of("payments") == -1
     assert names == ["ledgerlake.stream:payments"]
     assert table.recorded("ledgerlake:orders:id") == Recorded(3, 7)

@@ -240,7 +240,7 @@ class _Broker:
         config, checkpoint, tables = self._config, components.checkpoint, components.tables
         existing = []
 
-        def examine_tables() -> str | Finding:
+        def examine_tables() -> str:
             names = [*self._names, *known_topic_partitions(checkpoint)]
             tables.expect(sorted({split_partition(name)[0] for name in names}))
             existing.extend(tables.examine())
@@ -249,9 +249,7 @@ class _Broker:
                     _check_connector(config, table.path)
                 table.check_writable()
             new = [str(table.path) for table in tables.by_name.values() if table not in existing]
-            warning = tables.written_twice(config.stream.name, self._names) if tables.main.table in existing else None
-            if warning is not None:
-                return Finding("tables", "warning", warning)
+            tables.check_writers(self._names, existing)
             fit = [f"{len(existing)} are there and fit"] if existing else []
             return "; ".join([*fit, *([f"to be made: {', '.join(new)}"] if new else [])])
 

@@ -198,6 +198,13 @@ class DeltaConfig:
         "cannot compute a value: it becomes a row of rejects, or the stream ends with an error.",
         toml="delta.on_mismatch",
     )
+    fail_on_second_stream: bool = option(
+        FLAG,
+        True,
+        "Fail if another stream writes messages of the same topics to one of the tables. `false` takes the topics over; what both "
+        "streams read comes twice.",
+        toml="delta.fail_on_second_stream",
+    )
     iceberg_table: str = option(
         TEXT,
         "",

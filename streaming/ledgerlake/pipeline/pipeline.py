@@ -147,12 +147,7 @@ class Pipeline:
         register_tables(self._spark, self.config)
         if components.outbox is not None:
             self._begin_delivery(components.outbox)
-        main = tables.main.table
-        if tables.exists(tables.main_name) and main.last_batch_of(stream_name) is None:
-            warning = tables.written_twice(stream_name, names)
-            if warning is not None:
-                _log.warning("%s", warning)
-            main.begin_stream(stream_name)
+        tables.begin_stream(names)
         tables.begin(components.start.previous_writers, names)
         components.checkpoint.save_tables(tables.places)
         components.cursors.begin(self.config.source.topics, self._end_with)

@@ -141,7 +141,9 @@ class Start:
 
         Raises:
             SetupError: as ``check_topics`` and ``_check_first_start``.
+            CheckpointError: another stream writes the messages of a topic to a table.
         """
+        self._tables.check_writers(names, tables)
         if start is None:
             return self._check_first_start(names, bound, tables)
         check_topics(self._config, self._cluster, self._checkpoint)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.record_columns import record_of, united
 from ledgerlake.errors import CheckpointError, SetupError
@@ -32,7 +33,7 @@ from ledgerlake.table.spark_table import open_table
 from ledgerlake.wire.value_schema import NO_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -211,6 +212,8 @@ class Tables:
         self._checked: set[str] = set()
         self._existing: set[str] = set()
         self._begun: set[str] = set()
+        # The topic partitions that all tables know as the stream's.
+        self._joined: set[str] = set()
         self.rejects = open_table(config.rejects_place, schema.REJECTS, config.delta.writer, staging / REJECTS_TABLE)
         self.main_name = config.main_table
         self.expect(())
@@ -299,16 +302,45 @@ class Tables:
         """Return whether a table exists."""
         return name in self._existing
 
-    def written_twice(self, stream: str, topic_partitions: Iterable[str]) -> str | None:
-        """Return a warning if a stream is new to the main table, which exists, and another one has written
-        messages of its topics; None if all is well.
+    def check_writers(self, topic_partitions: Iterable[str], existing: Collection[Table]) -> None:
+        """Check that no other stream writes the messages of topic partitions to the tables that may
+        take them, unless the stream may take them over.
+
+        Args:
+            existing: the tables that exist.
+
+        Raises:
+            CheckpointError: another stream does.
         """
-        main = self.main.table
-        other = main.other_stream_of(stream, topic_partitions)
-        return other and (
-            f"the table {main.path} has messages of these topics by the stream {other}, and the stream {stream} writes "
-            "them again; give it tables of its own, or set [stream] name and checkpoint back"
-        )
+        there = set(existing) if self._config.delta.fail_on_second_stream else set()
+        for table, names in self._by_table(topic_partitions):
+            if table in there:
+                table.check_writers(self._config.stream.name, names)
+
+    def begin_stream(self, topic_partitions: Iterable[str]) -> None:
+        """Record in the tables that exist that the stream writes the messages of topic partitions.
+
+        Raises:
+            CheckpointError: as ``check_writers``; the tables were not changed.
+            TableError: a commit did not land.
+        """
+        names = set(topic_partitions)
+        existing = {table for name, table in self.by_name.items() if self.exists(name)}
+        self.check_writers(names, existing)
+        takes_over = not self._config.delta.fail_on_second_stream
+        for table, taken in self._by_table(names):
+            if table in existing:
+                table.begin_stream(self._config.stream.name, taken, takes_over=takes_over)
+        self._joined |= names
+
+    def _by_table(self, topic_partitions: Iterable[str]) -> list[tuple[Table, list[str]]]:
+        """Return the tables, each with the topic partitions whose messages may come into it."""
+        names = sorted(topic_partitions)
+        taken: dict[str, list[str]] = {name: [] for name in self._by_name}
+        for topic_partition in names:
+            for table in self.of_topic(split_partition(topic_partition)[0]):
+                taken[table.options.name].append(topic_partition)
+        return [*((self._by_name[name].table, own) for name, own in taken.items()), (self.rejects, names)]
 
     @property
     def places(self) -> dict[str, str]:
@@ -358,7 +390,8 @@ class Tables:
         expected, and their schemas are learned. Return whether one was opened.
 
         Raises:
-            CheckpointError: a table has rows of this stream by another checkpoint.
+            CheckpointError: a table has rows of this stream by another checkpoint, or another stream
+                writes messages of the micro-batch's topics there.
             TableError: a table cannot be made.
         """
         existing = {name for name in self._existing if name not in self._begun}
@@ -372,7 +405,15 @@ class Tables:
         self.create()
         begun = len(self._begun)
         self.begin(writers, list(batch.ranges))
-        return len(self._begun) > begun
+        has_begun = len(self._begun) > begun
+        if has_begun:
+            self._joined.clear()
+        # A topic partition that left the configuration is read no further.
+        with_messages, topics = set(batch.with_messages), self._config.source.topics
+        joining = {name for name in batch.ranges if name in with_messages or topics.includes(name)} - self._joined
+        if joining:
+            self.begin_stream(joining)
+        return has_begun
 
     def _shared_folder(self, options: TableOptions) -> str:
         """Return why a topic can have no table, because its folder would be in another one; empty

@@ -16,6 +16,8 @@ numbers that the pipeline needs. ``<query>`` names the stream and its checkpoint
     ledgerlake.replay:<stream>           the last part of a replay of rejects (see ``pipeline.replay``)
     ledgerlake.outbox:<outbox>           how many messages the outbox has had up to that micro-batch
     ledgerlake.effective_time_us:<topic partition>   the greatest time of that topic partition
+    ledgerlake.writer:<topic partition>  the number of the stream that writes its messages, a hash as that of a query; another stream
+                                         is refused, or takes the topic partition over (``[delta] fail_on_second_stream``)
 
 Two writers of one query cannot both commit: Delta refuses a commit if another one with the same
 transaction came first. The history shows each micro-batch with its ranges, under ``ledgerlake``.
@@ -52,6 +54,7 @@ from ledgerlake.table.features import (
     special_features,
 )
 from ledgerlake.table.layout import file_schema
+from ledgerlake.table.log_state import read_transactions
 from ledgerlake.table.open_table import batch_of_commit, commit_file, existing_table, open_delta, transactions_of
 from ledgerlake.table.ordered_files import STATISTICS_PROPERTY, DataFile, statistics_columns
 
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
     from ledgerlake.table.batch_record import BatchRecord
 
 _TIME_PREFIX = "ledgerlake.effective_time_us:"
+_WRITER_PREFIX = "ledgerlake.writer:"
 _STREAM_PREFIX = "ledgerlake.stream:"
 _QUERY_PREFIX = "ledgerlake.query:"
 _ATTEMPT_PREFIX = "ledgerlake.attempt:"
@@ -72,6 +76,9 @@ _OUTBOX_PREFIX = "ledgerlake.outbox:"
 _FORGETFUL_PROPERTY = "delta.setTransactionRetentionDuration"
 _COMMITS_PER_CLEANUP = 100
 _COMMIT_ATTEMPTS = 5
+
+# From so many names on, all transactions of the log are read at once.
+_MOST_LOOKUPS = 8
 
 # How many commits are searched for a micro-batch; others may write to the table too.
 HISTORY_COMMITS = 1000
@@ -200,9 +207,7 @@ class Table:
         """Return the greatest effective time of each topic partition in the table; without those
         that have none.
         """
-        table = self._current()
-        times_us = {name: self._number(table, _TIME_PREFIX + name) for name in topic_partitions}
-        return {name: int(time_us) for name, time_us in times_us.items() if time_us is not None}
+        return self._numbers_by(self._current(), _TIME_PREFIX, topic_partitions)
 
     def recorded(self, query: str) -> Recorded | None:
         """Return the last micro-batch of a query in the current version of the table."""
@@ -222,15 +227,31 @@ class Table:
         """
         return self._number(self._current(), _STREAM_PREFIX + stream)
 
-    def other_stream_of(self, stream: str, topic_partitions: Iterable[str]) -> str | None:
-        """Return another stream that has recently written messages of these topic partitions, if a stream
-        is new to the table.
+    def check_writers(self, stream: str, topic_partitions: Iterable[str]) -> None:
+        """Check that no other stream writes the messages of some topic partitions to the table.
+
+        Raises:
+            CheckpointError: another stream does, so that they would come twice.
         """
-        if self.last_batch_of(stream) is not None:
-            return None
-        names = set(topic_partitions)
-        batches = self._recent_batches(self._current())
-        return next((batch["stream"] for batch in batches if not names.isdisjoint(batch.get("ranges", ()))), None)
+        self._check_writers(self._current(), stream, topic_partitions)
+
+    def _check_writers(self, table: DeltaTable, stream: str, topic_partitions: Iterable[str]) -> None:
+        others = self._writers(table, topic_partitions).items()
+        name, number = next(((name, other) for name, other in others if other != number_of(stream)), ("", 0))
+        if not name:
+            return
+        known = (batch["stream"] for batch in self._recent_batches(table) if number_of(batch["stream"]) == number)
+        other = next(known, None)
+        raise CheckpointError(
+            f"{'another stream' if other is None else f'the stream {other}'} writes the messages of {name} to the table at "
+            f"{self.path}, and the stream {stream} would write them a second time; set [stream] name and checkpoint back, "
+            "or give the stream tables of its own; if it is to take the topic over, and what it reads may come twice, set "
+            "[delta] fail_on_second_stream to false"
+        )
+
+    def _writers(self, table: DeltaTable, topic_partitions: Iterable[str]) -> dict[str, int]:
+        """Return the numbers of the streams that write the messages of topic partitions."""
+        return self._numbers_by(table, _WRITER_PREFIX, topic_partitions)
 
     def last_writer(self, stream: str) -> int | None:
         """Return the number of the query that committed last for a stream; None if the table does
@@ -266,6 +287,17 @@ class Table:
                     f"the log of the table at {self.path} cannot be read: {self.path.reason(error)}"
                 ) from None
         return self._numbers[name]
+
+    def _numbers_by(self, table: DeltaTable, prefix: str, names: Iterable[str]) -> dict[str, int]:
+        """Return the numbers of names behind a prefix; without names that have none."""
+        prefixed = {name: prefix + name for name in names}
+        unknown = [name for name in prefixed.values() if name not in self._numbers]
+        if len(unknown) > _MOST_LOOKUPS:
+            with contextlib.suppress(OSError, ValueError, pa.ArrowException):
+                found = read_transactions(self.path, table.version())
+                self._numbers |= {name: found.get(name) for name in unknown}
+        numbers = {name: self._number(table, full_name) for name, full_name in prefixed.items()}
+        return {name: int(number) for name, number in numbers.items() if number is not None}
 
     def _numbers_of(self, version: int) -> dict[str, int | None]:
         """Return what is known of a version: much, if this process made it. A version of that
@@ -311,14 +343,28 @@ class Table:
         numbers = {name: number, f"{name}:attempt": secrets.randbits(63)}
         self._append(files, numbers, None, f"the files of {name} could not be committed to {self.path}")
 
-    def begin_stream(self, stream: str) -> None:
+    def begin_stream(self, stream: str, topic_partitions: Iterable[str] = (), *, takes_over: bool = False) -> None:
         """Record that a stream begins, so that the loss of its checkpoint is noticed even before
-        its first row.
+        its first row, and that it writes the messages of some topic partitions.
+
+        Args:
+            takes_over: topic partitions of other streams become its own.
 
         Raises:
+            CheckpointError: as ``check_writers``, unless it takes them over.
             TableError: the commit did not land.
         """
-        numbers = {_STREAM_PREFIX + stream: -1, _ATTEMPT_PREFIX + stream: secrets.randbits(63)}
+        table, own = self._current(), number_of(stream)
+        names = list(topic_partitions)
+        if not takes_over:
+            self._check_writers(table, stream, names)
+        writers = self._writers(table, names)
+        numbers = {_WRITER_PREFIX + name: own for name in names if writers.get(name) != own}
+        if self._number(table, _STREAM_PREFIX + stream) is None:
+            numbers[_STREAM_PREFIX + stream] = -1
+        if not numbers:
+            return
+        numbers[_ATTEMPT_PREFIX + stream] = secrets.randbits(63)
         self._append([], numbers, None, f"the stream {stream} could not be recorded in {self.path}")
 
     def outbox_messages(self, outbox: str) -> int | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from ledgerlake.table.open_table import read_commit
+from ledgerlake.table.open_table import read_commit, transactions_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -83,6 +83,26 @@ def clustering_columns(path: Place, version: int) -> list[str]:
                 if domain is not None and domain["domain"] == CLUSTERING_DOMAIN:
                     return _columns_of(domain)
     return []
+
+
+def read_transactions(path: Place, version: int) -> dict[str, int]:
+    """Return the numbers of all application transactions in a version of a table. delta-rs reads
+    the log once for each of them.
+
+    Raises:
+        OSError, ValueError, ArrowException: the log cannot be read.
+    """
+    numbers: dict[str, int] = {}
+    checkpoint, parts = _last_checkpoint(path, version)
+    for part in parts:
+        file = path / f"_delta_log/{part}"
+        with file.filesystem().open_input_file(file.root) as source:
+            if "txn" in pq.read_schema(source).names:
+                rows = pq.read_table(source, columns=["txn"])["txn"].drop_null().to_pylist()
+                numbers |= {row["appId"]: row["version"] for row in rows}
+    for number in range(checkpoint + 1, version + 1):
+        numbers |= transactions_in(read_commit(path, number))
+    return numbers
 
 
 def _columns_of(domain: Action) -> list[str]:

@@ -77,6 +77,11 @@ def transactions_of(path: Place, version: int) -> dict[str, int]:
         actions = read_commit(path, version)
     except (OSError, ValueError):
         return {}
+    return transactions_in(actions)
+
+
+def transactions_in(actions: list[dict[str, dict[str, Any]]]) -> dict[str, int]:
+    """Return the numbers of the application transactions in the actions of a commit."""
     return {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
 
 

@@ -35,7 +35,7 @@ from ledgerlake.table.features import PARTITIONED, column_differences, listed, n
 from ledgerlake.table.open_table import existing_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from deltalake import DeltaTable
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -108,10 +108,19 @@ class SparkTable(Table):
         queries = (batch["query"] for batch in self._recent_batches(table) if batch["stream"] == stream)
         return next((number_of(query) for query in queries), None)
 
-    def begin_stream(self, stream: str) -> None:
-        """Record nothing: a commit of delta-spark needs the number of a micro-batch, and there is
-        none yet.
+    def _writers(self, table: DeltaTable, topic_partitions: Iterable[str]) -> dict[str, int]:
+        names = set(topic_partitions)
+        writers = super()._writers(table, names)
+        for batch in reversed(list(self._recent_batches(table))):
+            writers |= dict.fromkeys(names.intersection(batch.get("ranges", ())), number_of(batch["stream"]))
+        return writers
+
+    def begin_stream(self, stream: str, topic_partitions: Iterable[str] = (), *, takes_over: bool = False) -> None:
+        """Check as ``Table.begin_stream``, and record nothing: a commit of delta-spark needs the
+        number of a micro-batch, and there is none yet.
         """
+        if not takes_over:
+            self.check_writers(stream, topic_partitions)
 
     def outbox_messages(self, outbox: str) -> int | None:
         batches = self._recent_batches(self._current())
