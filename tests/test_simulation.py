@@ -541,6 +541,24 @@ class TopicsChange(History):
         return bool(self.brokers.topics[self.OTHER].cursors)
 
 
+@pytest.mark.parametrize("access", ["commit messages", "committed messages"])
+def test_a_batch_that_is_run_again_reads_a_topic_that_has_left_the_configuration_meanwhile(
+    edges: Edges, access: str
+) -> None:
+    script = by_hand(
+        put(1.0),
+        Step(3.0, "other", {"count": 3}),
+        Step(3.0, "kill", {"back_s": 2.0, "noticed_s": 0.0}, access),
+        Step(4.0, "read", {"topics": [TOPIC]}),
+        Step(6.0, "other", {"count": 2}),
+        put(6.0),
+        Step(12.0, "stop", {"back_s": 1.0}),
+        Step(12.5, "read", {"topics": [TOPIC, TopicsChange.OTHER]}),
+        put(16.0),
+    )
+    assert TopicsChange(script, edges).play().violations == []
+
+
 class Watched(History):
     """A history with steps that ask, as the commands do; ``found`` has the answers."""
 

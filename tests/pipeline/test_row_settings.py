@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ledgerlake.errors import CheckpointError, OffsetError
-from ledgerlake.options.config import parse_config
+from ledgerlake.options.config import SECTION_CLASSES, parse_config
+from ledgerlake.options.declared import declared
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
-from ledgerlake.pipeline.row_settings import row_settings
+from ledgerlake.pipeline.row_settings import changed, row_settings
 from ledgerlake.pipeline.start import Start, query_name
 from ledgerlake.source.wakeup_files import WakeupTimes, save_wakeup_times
 from ledgerlake.stored.places import Place
@@ -39,6 +40,106 @@ def config(folder: Path, **delay: Any) -> Config:
             "delay": delay,
         }
     )
+
+
+# A valid value of each option that decides the rows of a micro-batch, other than its default.
+DECISIVE: dict[str, Any] = {
+    "source.read_compacted": True,
+    "source.max_uncompressed_bytes": 1000,
+    "source.message_payload_processor": "os:getcwd",
+    "source.crypto_key_folder": "keys",
+    "source.crypto_key_reader": "os:getcwd",
+    "source.crypto_failure_action": "pass",
+    "chunks.max_pending": 7,
+    "chunks.max_pending_bytes": 7000,
+    "chunks.max_message_bytes": 7000,
+    "chunks.expire_after": "7 minutes",
+    "delay.enabled": False,
+    "delay.storage": "delayed",
+    "delay.payloads": "reread",
+    "delta.shape": "record",
+    "delta.json_fields": {"page": "string"},
+    "delta.sql": "select 1 as one from messages",
+    "delta.function": "os:getcwd",
+    "delta.partition_by": ["topic"],
+    "delta.mode": "latest",
+    "tables.topics_pattern": "public/default/a.*",
+    "tables.schema": "Order",
+    "tables.where": "entry_id > 7",
+    "tables.shape": "record",
+    "tables.json_fields": {"page": "string"},
+    "tables.sql": "select 1 as one from messages",
+    "tables.function": "os:getcwd",
+    "tables.partition_by": ["topic"],
+    "tables.mode": "latest",
+}
+
+# Why the other options change no row of a micro-batch that is run again.
+OTHERS: dict[str, str] = {
+    "its range is in the offsets, whatever is selected or limited": """
+        source.topics source.topics_pattern source.starting source.ending source.max_rows_per_trigger
+        source.max_bytes_per_trigger source.min_rows_per_trigger source.max_trigger_delay
+        source.payload_to_message_id_converter stream.trigger""",
+    "no cut into tasks and buckets changes what comes": """
+        source.min_partitions delay.min_indexes_per_bucket delay.ledger_step_per_bucket delay.time_step_per_segment
+        delay.max_indexes_per_segment delay.max_buckets""",
+    "it ends with an error, or gives what it gave": """
+        source.fail_on_data_loss source.require_broker_metadata delta.on_mismatch delta.fail_on_second_stream""",
+    "the checkpoint has the stream, and the former tables are asked": """
+        stream.name stream.checkpoint delta.path delta.table delta.rejects_path delta.rejects_table tables.path""",
+    "the same rows are laid out or copied otherwise": """
+        delta.cluster_by delta.iceberg_table delta.writer tables.cluster_by tables.iceberg_table upkeep.enabled
+        upkeep.interval upkeep.busy_percent upkeep.retention iceberg.catalog iceberg.settings iceberg.interval
+        iceberg.retention""",
+    "a topic gets rows that the tables have": "deliver.topic deliver.starting",
+    "the same broker and stores are reached otherwise": """
+        source.service_url source.retry_timeout_s auth.method auth.token auth.user auth.password auth.issuer_url
+        auth.private_key auth.audience auth.scope tls.ca_file tls.cert_file tls.key_file tls.checks_hostname
+        tls.proxy_url storage.endpoint_url storage.region storage.access_key_id storage.secret_access_key
+        storage.session_token storage.account_key""",
+    "it is of the process alone": """
+        spark.master spark.memory spark.packages spark.bundle spark.settings metrics.port metrics.address
+        metrics.token""",
+}
+
+# What an option needs beside it.
+_NEEDS: dict[str, dict[str, Any]] = {name: {"shape": "record"} for name in ("json_fields", "sql", "function")}
+
+
+def with_option(folder: Path, name: str, value: Any = None) -> Config:
+    """A configuration with an option at a value, or without it."""
+    section, key = name.split(".")
+    data: dict[str, Any] = {
+        "source": {"service_url": "pulsar://h:1", "topics": ["t"]},
+        "stream": {"name": "s", "checkpoint": str(folder)},
+        "delta": {"path": str(folder.parent / "messages")},
+    }
+    entries = data.setdefault(section, {}) if section != "tables" else {"path": str(folder.parent / "some")}
+    entries.update(_NEEDS.get(key, {}))
+    entries.update({} if value is None else {key: value})
+    return parse_config(data if section != "tables" else {**data, "tables": [entries]})
+
+
+def test_each_option_decides_rows_or_has_a_reason_why_not() -> None:
+    all_options = [
+        f"{option.section}.{option.key}" for kind in SECTION_CLASSES for _, option in declared(kind) if option.key
+    ]
+    classified = [*DECISIVE, *(name for names in OTHERS.values() for name in names.split())]
+    assert sorted(classified) == sorted(all_options)
+
+
+@pytest.mark.parametrize("name", DECISIVE)
+def test_an_option_that_decides_rows_stays_until_a_batch_that_a_table_has_was_run_again(
+    tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "checkpoint"
+    before, now = with_option(folder, name), with_option(folder, name, DECISIVE[name])
+    for first, second in ((before, now), (now, before)):
+        assert changed(row_settings(first), row_settings(second)) != []
+    checkpoint = checkpoint_of(folder, before, planned=4, committed=3)
+    compare(checkpoint, before, table_batch=4)
+    with pytest.raises(CheckpointError, match="that batch is to be run again; set it back"):
+        compare(checkpoint, now, table_batch=4)
 
 
 def checkpoint_of(folder: Path, before: Config, planned: int, committed: int) -> Checkpoint:

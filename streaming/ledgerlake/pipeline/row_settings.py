@@ -1,7 +1,8 @@
 """The settings that decide which rows a micro-batch gives, and where delayed messages are kept.
 
 A micro-batch that is run again must give the same rows, so these settings must not change until it
-is committed. The checkpoint has them in ``ledgerlake/settings.json``, by their names in the
+is committed. The places of the tables must not change either: see ``start``. A test says of every
+other option why it changes no row (``tests/pipeline/test_row_settings.py``). The checkpoint has them in ``ledgerlake/settings.json``, by their names in the
 configuration file:
 
     {"version": 1, "settings": {"[delay] enabled": true, "[delay] storage": "state"}}
@@ -37,6 +38,10 @@ _STATE = "state"
 def row_settings(config: Config) -> RowSettings:
     """Return the settings of a configuration."""
     return {
+        "[source] read_compacted": config.source.read_compacted,
+        "[source] max_uncompressed_bytes": config.source.max_uncompressed_bytes,
+        "[source] crypto_key_folder": config.source.crypto_key_folder,
+        "[source] crypto_key_reader": config.source.crypto_key_reader,
         "[source] crypto_failure_action": config.source.crypto_failure_action,
         "[source] message_payload_processor": config.source.message_payload_processor,
         "[chunks] max_pending": config.chunks.max_pending,
