@@ -756,6 +756,7 @@ def scripted(*steps: Step, **more: Any) -> Script:
         "by_pattern": False,
         "delivers": False,
         "duration_s": 16.0,
+        "cores": (1,),
     }
     return Script(**{**fields, **more}, steps=steps)
 
