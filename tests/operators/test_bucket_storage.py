@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators import bucket_storage
+from ledgerlake.operators.bucket_folders import open_folder
 from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
 from ledgerlake.pb import delay_pb2 as pb
 from ledgerlake.stored.places import Place
@@ -95,10 +97,10 @@ def test_a_damaged_bucket_says_what_to_do(number: int) -> None:
         storage.get_segment(bucket_id, 1)
 
 
-def start_again(folder: Path, used: list[int], **more: Any) -> FolderStorage:
+def start_again(folder: Path, used: list[int]) -> FolderStorage:
     """The first start of a new worker process."""
     bucket_storage._swept_s.clear()
-    storage = FolderStorage(Place(str(folder)), used, **more)
+    storage = FolderStorage(Place(str(folder)), used)
     storage.start()
     return storage
 
@@ -146,14 +148,17 @@ def test_what_killed_tasks_left_in_a_folder_goes_a_day_after_it_was_noticed(tmp_
     assert names(tmp_path) == [str(used)]
 
 
-def test_buckets_in_the_place_of_older_releases_are_read_and_only_ours_go(tmp_path: Path) -> None:
-    own_folder, shared_folder = tmp_path / "own", tmp_path / "shared"
-    old = start_again(shared_folder, [])
-    own_bucket, other_bucket = save(old, SEGMENTS), save(old, SEGMENTS)
-    storage = start_again(own_folder, [own_bucket], shared=Place(str(shared_folder)))
-    assert storage.get_segment(own_bucket, 1) == SEGMENTS[0]
-    storage.delete_bucket(own_bucket)
-    for folder in (own_folder, shared_folder):
-        a_day_passes(folder)
-    start_again(own_folder, [], shared=Place(str(shared_folder)))
-    assert (names(own_folder), names(shared_folder)) == ([], [str(other_bucket)])
+def test_each_topic_partition_has_a_folder_of_its_own_whatever_its_name_is(tmp_path: Path) -> None:
+    """File systems take 255 bytes, and no ``/``, ``\\0`` or ``..``."""
+    local_names = ["a", "a b", "a=20b", "..", ".a", "_a", "a\0b", "a\nb", "x" * 255, "x" * 256, "\u00fc" * 200]
+    sources = [TopicPartition(f"persistent://{tenant}/n/{name}", -1) for tenant in "ab" for name in local_names]
+    sources += [TopicPartition("persistent://a/n/a", number) for number in (0, 1)]
+    buckets = []
+    for number, source in enumerate(sources):
+        storage = open_folder(Place(str(tmp_path)), source, "query", [])
+        storage.start()
+        buckets.append(save(storage, [b"%d" % number]))
+    for number, source in enumerate(sources):
+        storage = open_folder(Place(str(tmp_path)), source, "query", [buckets[number]])
+        assert storage.get_segment(buckets[number], 1) == b"%d" % number
+    assert len(names(tmp_path / "query")) == len(sources)

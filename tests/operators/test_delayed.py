@@ -21,7 +21,7 @@ from ledgerlake.delay.cancels import Cancel, Cancels, cancels_from_json, cancels
 from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import OffsetError
-from ledgerlake.operators import bucket_folders, bucket_storage, delayed, repeating
+from ledgerlake.operators import bucket_storage, delayed, repeating
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.rows import (
     STAGE_ROWS,
@@ -623,17 +623,6 @@ def test_a_batch_that_is_run_again_from_an_older_state_still_finds_its_buckets(
     query("a")
     play.stage = before
     assert len(play(at_s=100)) == 6
-
-
-def test_buckets_that_an_older_release_wrote_are_found(tmp_path: Path, query: Callable[[str], None]) -> None:
-    query("a")
-    play = Play(folder=Place(str(tmp_path)))
-    play(frame(0, 30), frame(1, 31), at_s=0)
-    bucket_folder = Path(bucket_folders.bucket_folder(Place(str(tmp_path)), SOURCE, "a").root)
-    bucket_folder.rename(bucket_folders.shared_bucket_folder(Place(str(tmp_path)), SOURCE).root)
-    query("a")
-    assert play(at_s=30) == [b"1:0"]
-    assert play(frame(2, 33), at_s=33) == [b"1:1", b"1:2"]
 
 
 def test_flow_has_no_columns_that_pandas_would_round() -> None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,11 @@ from ledgerlake.errors import UsageError
 _FULL = re.compile(r"(persistent|non-persistent)://([^/\s]+)/([^/\s]+)/(\S+)")
 # To Pulsar, ``orders-partition-00`` is a topic of its own.
 _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,5})")
+
+# The most bytes of a folder's name beside its hash; file systems take 255.
+_FOLDER_BYTES_MOST = 200
+_PLAIN_FOLDER = re.compile(r"[A-Za-z0-9+-][A-Za-z0-9._+-]*")
+_NOT_IN_A_FOLDER = re.compile(rb"[^A-Za-z0-9._+-]")
 
 
 @dataclass(frozen=True)
@@ -114,3 +120,20 @@ def split_partition(name: str) -> tuple[str, int]:
     """
     matched = _PARTITION.fullmatch(name)
     return (matched.group(1), int(matched.group(2))) if matched else (name, -1)
+
+
+def folder_name(name: str) -> str:
+    """Return the name of a topic, or a part of it, as the name of a folder that every file system and
+    object store takes. Two names never have the same folder.
+
+    Other characters than letters, digits and ``. _ + -`` are written ``=3A``, by their bytes. So is
+    the first character if it is ``.`` or ``_``, since such a folder is hidden, or Delta's. A long
+    name ends with a hash of the whole.
+    """
+    if _PLAIN_FOLDER.fullmatch(name) and len(name) <= _FOLDER_BYTES_MOST:
+        return name
+    text = _NOT_IN_A_FOLDER.sub(lambda found: b"=%02X" % found[0][0], name.encode()).decode()
+    text = f"={ord(text[0]):02X}{text[1:]}" if text.startswith((".", "_")) else text
+    if len(text) <= _FOLDER_BYTES_MOST:
+        return text
+    return f"{text[:_FOLDER_BYTES_MOST]}={hashlib.sha256(name.encode()).hexdigest()[:16]}"

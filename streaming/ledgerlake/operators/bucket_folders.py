@@ -4,10 +4,9 @@ partition>/<bucket id>``.
 
 from __future__ import annotations
 
-import zlib
 from typing import TYPE_CHECKING
 
-from ledgerlake.client.topics import join_partition
+from ledgerlake.client.topics import folder_name, join_partition
 from ledgerlake.errors import SetupError
 from ledgerlake.operators.bucket_storage import FolderStorage
 
@@ -24,19 +23,8 @@ def open_folder(folder: Place, source: TopicPartition, query_id: str, used: Iter
     Args:
         used: the buckets that the query's record names.
     """
-    return FolderStorage(bucket_folder(folder, source, query_id), used, shared_bucket_folder(folder, source))
-
-
-def bucket_folder(folder: Place, source: TopicPartition, query_id: str) -> Place:
-    return shared_bucket_folder(folder / query_id, source)
-
-
-def shared_bucket_folder(folder: Place, source: TopicPartition) -> Place:
-    """Return the folder in which earlier releases, which did not tell queries apart, kept a topic
-    partition's buckets.
-    """
-    name = join_partition(source.topic, source.partition)
-    return folder / f"{name.rpartition('/')[2]}-{zlib.crc32(name.encode()):08x}"
+    name = folder_name(join_partition(source.topic, source.partition))
+    return FolderStorage(folder / query_id / name, used)
 
 
 def query_id_of_task() -> str:

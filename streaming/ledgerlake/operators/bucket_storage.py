@@ -133,13 +133,10 @@ class FolderStorage(_PackedStorage):
     Args:
         folder: the folder of one query's topic partition; nothing else may be in it.
         used: the buckets that the record names.
-        shared: the folder where older releases kept the buckets of all queries. Nothing is written
-            there, and only buckets that this query's record named are removed.
     """
 
-    def __init__(self, folder: Place, used: Iterable[int], shared: Place | None = None) -> None:
+    def __init__(self, folder: Place, used: Iterable[int]) -> None:
         self._folder, self._filesystem, self._root = folder, folder.filesystem(), folder.root
-        self._roots = [self._root] if shared is None else [self._root, shared.root]
         self._used = {str(bucket_id) for bucket_id in used}
 
     def start(self) -> None:
@@ -162,13 +159,11 @@ class FolderStorage(_PackedStorage):
             pass
 
     def _get(self, bucket_id: int, number: int) -> bytes | None:
-        for root in self._roots:
-            with (
-                contextlib.suppress(FileNotFoundError),
-                self._filesystem.open_input_stream(f"{root}/{bucket_id}/{number}") as stream,
-            ):
+        try:
+            with self._filesystem.open_input_stream(f"{self._root}/{bucket_id}/{number}") as stream:
                 return bytes(stream.read())
-        return None
+        except FileNotFoundError:
+            return None
 
     def _sweep(self) -> None:
         """Mark a bucket as dropped if the record does not name it, remove the mark if a restored
@@ -189,9 +184,8 @@ class FolderStorage(_PackedStorage):
                 self._filesystem.delete_file(mark.path)
 
     def _remove(self, name: str) -> None:
-        for root in self._roots:
-            with contextlib.suppress(FileNotFoundError):
-                self._filesystem.delete_dir(f"{root}/{name}")
+        with contextlib.suppress(FileNotFoundError):
+            self._filesystem.delete_dir(f"{self._root}/{name}")
 
 
 class _Recent:

@@ -1,21 +1,19 @@
 """The tables of a pipeline, as planner and tasks know them: which messages a table takes, and how
 its rows come from them.
 
-A path with ``{tenant}``, ``{namespace}`` or ``{topic}`` names a table for each topic. Other
-characters than letters, digits and ``. _ + -`` in a part of a topic's name are written ``=3A``, by
-their bytes.
+A path with ``{tenant}``, ``{namespace}`` or ``{topic}`` names a table for each topic; a part of a
+topic's name is there as ``client.topics.folder_name`` writes it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ledgerlake.client.topics import TopicSelection
+from ledgerlake.client.topics import TopicSelection, folder_name
 from ledgerlake.decode.row_query import RELATION, row_condition, row_query
 from ledgerlake.errors import UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -37,16 +35,11 @@ _NOT_DECISIVE = ("name", "section", "place", "iceberg_table", "cluster_by")
 
 _UNKNOWN_YET = {"late", "delivered_at"}
 
-# The most characters of a part of a topic's name in a path; file systems take 255 bytes.
-_MOST_CHARACTERS = 200
-
 _PARTS = ("tenant", "namespace", "topic")
 _PLACEHOLDER = re.compile(r"\{(\w*)\}")
 _MOST_CLUSTERING_COLUMNS = 4
 
 _ICEBERG_NAME = re.compile(r"\w+(\.\w+)+")
-_PLAIN = re.compile(r"[A-Za-z0-9+-][A-Za-z0-9._+-]*")
-_ENCODED = re.compile(rb"[^A-Za-z0-9._+-]")
 
 _NAMED = re.compile(r"(?P<expression>.+\S)\s+as\s+(?P<name>[A-Za-z_]\w*)", re.IGNORECASE | re.DOTALL)
 _COLUMN = re.compile(r"[A-Za-z_]\w*")
@@ -146,7 +139,7 @@ class TableOptions:
         if not self.is_template:
             return self
         parts = dict(zip(_PARTS, topic.partition("://")[2].split("/", 2), strict=True))
-        uri = _PLACEHOLDER.sub(lambda found: _encoded(parts[found[1]]), self.place.uri)
+        uri = _PLACEHOLDER.sub(lambda found: folder_name(parts[found[1]]), self.place.uri)
         return replace(self, name=table_name(uri), place=replace(self.place, uri=uri), is_of_template=True)
 
     def matches(self, place: Place) -> bool:
@@ -290,15 +283,3 @@ class TableOptions:
 def table_name(path: str) -> str:
     """Return the name of one of ``[[tables]]`` in results and in the checkpoint."""
     return f"table:{path}"
-
-
-def _encoded(part: str) -> str:
-    """Return a part of a topic's name as the name of a folder; no two parts have the same one."""
-    if _PLAIN.fullmatch(part) and len(part) <= _MOST_CHARACTERS:
-        return part
-    text = _ENCODED.sub(lambda found: b"=%02X" % found[0][0], part.encode()).decode()
-    # Such a folder is hidden, or Delta's.
-    text = f"={ord(text[0]):02X}{text[1:]}" if text.startswith((".", "_")) else text
-    if len(text) <= _MOST_CHARACTERS:
-        return text
-    return f"{text[:_MOST_CHARACTERS]}={hashlib.sha256(part.encode()).hexdigest()[:16]}"
