@@ -79,7 +79,7 @@ class Peer:
         chunk is refused, and those behind it are stored, as by a topic's policy. tells_of_topics: clients may watch the
         namespace, and are told by ``tell_of_topics``. unloads_at: commands of consumers that the
         broker answers by ending the consumer, each once, as while it unloads the topic. missing_topics:
-        the broker knows no topics of these names. partitions: how many a topic has; none if it is not named. subscriptions: the durable ones, whether a consumer holds each
+        the broker knows no topics of these names. terminated_topics: take no producer. partitions: how many a topic has; none if it is not named. subscriptions: the durable ones, whether a consumer holds each
         of them or not. schema: the only version of the topics' schema. clock_ms: the clock that it tells; None: it
         tells none. store_pause_s: how long it takes to store an entry.
     """
@@ -119,6 +119,7 @@ class Peer:
     tells_of_topics: bool = False
     unloads_at: list[type] = field(default_factory=list)
     missing_topics: set[str] = field(default_factory=set)
+    terminated_topics: set[str] = field(default_factory=set)
     partitions: dict[str, int] = field(default_factory=dict)
     subscriptions: dict[str, bool] = field(default_factory=dict)
     schema: pb.Schema | None = None
@@ -280,6 +281,8 @@ class Peer:
         elif isinstance(event, pb.CommandAck):
             self.acknowledged = from_wire(event.message_id[0]).position
             connection.send(_encode("ACK_RESPONSE", request_id=event.request_id, consumer_id=event.consumer_id))
+        elif isinstance(event, pb.CommandProducer) and event.topic in self.terminated_topics:
+            connection.send(commands.error(event.request_id, pb.TopicTerminatedError, "Topic was already terminated"))
         elif isinstance(event, pb.CommandProducer):
             if self.loads_anew:
                 stored_metadata = [parse_entry(entry).metadata for entry in self.received]

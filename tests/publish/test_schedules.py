@@ -283,6 +283,32 @@ def test_a_cancel_goes_to_all_topics_of_a_configuration_or_to_one() -> None:
             cancel(config, "schedule", "a", "third")
 
 
+def test_a_topic_partition_that_takes_no_message_keeps_no_cancel_from_the_others() -> None:
+    topics = [TOPIC, *(f"persistent://public/default/{name}" for name in "abcdefgh")]
+    refusing = {topics[1], topics[4]}
+    with Peer(terminated_topics=refusing) as peer:
+        config = parse_config(
+            {
+                "source": {"service_url": peer.url, "topics": topics},
+                "stream": {"name": "s", "checkpoint": "c"},
+                "delta": {"path": "d"},
+            }
+        )
+        with pytest.raises(BrokerError, match="2 of 9 topic partitions did not store") as failure:
+            cancel(config, "schedule", "a")
+        assert (failure.value.code, failure.value.exit_code) == ("TopicTerminatedError", 2)
+        assert all(topic in failure.value.message for topic in refusing)
+        assert len(peer.received) == 7
+        with Schedules(peer.url, TOPIC) as schedules:
+            for tell in (schedules.cancel, schedules.pause, schedules.resume):
+                schedules._partitions = topics
+                with pytest.raises(BrokerError, match="2 of 9 topic partitions did not store"):
+                    tell("a")
+        assert len(peer.received) == 28
+        with pytest.raises(BrokerError, match="already terminated"):
+            cancel(config, "schedule", "a", topics[1])
+
+
 def test_all_schedules_are_paused_on_each_topic_partition() -> None:
     with Peer() as peer, Schedules(peer.url, TOPIC) as schedules:
         schedules._partitions = [TOPIC, TOPIC]

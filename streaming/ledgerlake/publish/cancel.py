@@ -8,6 +8,7 @@ from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import full_name, split_partition
 from ledgerlake.delay.cancels import CANCEL_PROPERTY, parse_cancel
 from ledgerlake.errors import UsageError
+from ledgerlake.publish.each_partition import send_to_each
 from ledgerlake.publish.large_messages import LargeMessageProducer
 from ledgerlake.wire.message_id import BEFORE_ALL
 
@@ -27,8 +28,8 @@ def cancel(config: Config, by: Literal["id", "key", "schedule"], target: str, to
     Raises:
         UsageError: the target is no message id, or no id of a schedule; or the configuration does not
             read the topic.
-        BrokerError, TransportError, TopicNotFoundError: it was not stored on all topic
-            partitions; sending it again is harmless.
+        BrokerError, TransportError, TopicNotFoundError: some topic partitions did not store it, and the
+            error names them; the others did. Sending it again is harmless.
     """
     value = f"{by}={target}"
     if parse_cancel(value, BEFORE_ALL, 0) is None:
@@ -41,10 +42,13 @@ def cancel(config: Config, by: Literal["id", "key", "schedule"], target: str, to
             names = [name for name in names if full_name(topic) in (name, split_partition(name)[0])]
         if topic is not None and not names:
             raise UsageError(f"the configuration does not read the topic {topic}")
-        for name in names:
-            producer = LargeMessageProducer(cluster, name)
-            producer.send(None, properties={CANCEL_PROPERTY: value})
-            producer.close()
+        send_to_each(names, lambda name: _send(cluster, name, value))
     finally:
         cluster.close()
     return names
+
+
+def _send(cluster: Cluster, topic_partition: str, value: str) -> None:
+    producer = LargeMessageProducer(cluster, topic_partition)
+    producer.send(None, properties={CANCEL_PROPERTY: value})
+    producer.close()

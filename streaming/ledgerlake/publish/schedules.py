@@ -25,6 +25,7 @@ from ledgerlake.delay.cancels import CANCEL_PROPERTY
 from ledgerlake.delay.repetition import occurrences, parse_repetition
 from ledgerlake.errors import CorruptEntryError, LedgerlakeError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.publish.each_partition import send_to_each
 from ledgerlake.publish.large_messages import LargeMessageProducer
 from ledgerlake.publish.routing import java_hash
 from ledgerlake.wire.entry import encode_entry, parse_entry
@@ -196,7 +197,7 @@ class Schedules:
         """Cancel the message that waits under an id; return one message id for each topic partition.
 
         Raises:
-            As ``put``.
+            As ``put``; the error names the topic partitions that did not store it, and the others did.
         """
         return self._tell(CANCEL_PROPERTY, schedule_id)
 
@@ -205,7 +206,7 @@ class Schedules:
         id for each topic partition.
 
         Raises:
-            As ``put``.
+            As ``cancel``.
         """
         return self._tell(PAUSE_PROPERTY, schedule_id)
 
@@ -213,7 +214,7 @@ class Schedules:
         """End a pause.
 
         Raises:
-            As ``put``.
+            As ``cancel``.
         """
         return self._tell(RESUME_PROPERTY, schedule_id)
 
@@ -244,7 +245,7 @@ class Schedules:
     def _tell(self, name: str, schedule_id: str | None) -> list[AnyMessageId]:
         target = "all" if schedule_id is None else f"schedule={_checked(schedule_id)}"
         # A message without a value fits every schema.
-        return [self._send(topic_partition, None, {name: target}) for topic_partition in self._look_up()]
+        return send_to_each(self._look_up(), lambda topic_partition: self._send(topic_partition, None, {name: target}))
 
     def _look_up(self) -> list[str]:
         """Return the partitions of the topic, as they are or were a while ago."""
