@@ -283,6 +283,17 @@ def test_a_cancel_goes_to_all_topics_of_a_configuration_or_to_one() -> None:
             cancel(config, "schedule", "a", "third")
 
 
+@pytest.mark.parametrize("rule", [{"cron": "0 9 * * MON"}, {"every": "PT1H"}])
+def test_a_message_that_repeats_and_needs_chunks_is_refused_before_it_is_sent(rule: dict[str, str]) -> None:
+    with Peer(max_message_bytes=100_000) as peer, Schedules(peer.url, TOPIC) as schedules:
+        schedules.put("a", bytes(90_000), **rule)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=r"repeats.*not sent in chunks.* 300,000 bytes, and 99,\d{3} fit"):
+            schedules.put("a", bytes(300_000), **rule)  # type: ignore[arg-type]
+        assert [len(value) for value, _, _ in sent(peer)] == [90_000]
+        schedules.put("a", bytes(300_000), at=1_777_000_000_000)
+        assert len(peer.received) == 6
+
+
 def test_a_topic_partition_that_takes_no_message_keeps_no_cancel_from_the_others() -> None:
     topics = [TOPIC, *(f"persistent://public/default/{name}" for name in "abcdefgh")]
     refusing = {topics[1], topics[4]}

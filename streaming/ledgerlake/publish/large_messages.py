@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.decode.codecs import compress
-from ledgerlake.errors import UsageError
+from ledgerlake.errors import CorruptEntryError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.chunks import CHUNK_BYTES, encode_chunks, encode_marker, payload_limit_bytes, promise
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import AnyMessageId, ChunkMessageId, MessageId, Position
+from ledgerlake.wire.schedules import schedule_id_of_large
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,7 +65,7 @@ class LargeMessageProducer:
 
         Raises:
             UsageError: the key and properties alone are too large for the broker, or are no Unicode
-                text.
+                text; or the message needs chunks, and repeats.
             BrokerError: the broker refused it.
             TransportError, DeadlineError: it may or may not be stored.
         """
@@ -88,6 +89,14 @@ class LargeMessageProducer:
         if len(packed) <= self._most_bytes(metadata, packed):
             (position,) = self._producer.send_and_wait([encode_entry(metadata, packed)])
             return _plain(position)
+        try:
+            schedule_id_of_large(metadata)
+        except CorruptEntryError as error:
+            # The pipeline would reject it.
+            raise UsageError(
+                f"{error.message}: the value has {len(packed):,} bytes, and {self._most_bytes(metadata, packed):,} fit into "
+                "one entry"
+            ) from None
         metadata.properties.append(promise())
         chunks = encode_chunks(metadata, packed, self._most_bytes(metadata, packed))
         positions = self._producer.send_and_wait(chunks)

@@ -161,7 +161,8 @@ class Schedules:
             timezone, until, count, jitter, catch_up: see ``docs/schedules.md``.
 
         Raises:
-            UsageError: the id, a time or a property cannot be used.
+            UsageError: the id, a time or a property cannot be used; or the message repeats, and is too
+                large for one entry. Nothing was sent.
             BrokerError, TransportError, DeadlineError: see the class.
         """
         taken = [name for name in _RESERVED if name in (properties or {})]
