@@ -81,6 +81,8 @@ def test_the_main_table_is_that_of_delta_or_the_first_with_a_fixed_path() -> Non
         ([{"path": "lake/rest/x"}], {}, r"lies in the folder of \[delta\] path"),
         ([{"path": "lake/{topik}"}], {}, r"placeholder \{topik\}; known are \{tenant\}, \{namespace\}, \{topic\}"),
         ([{"path": "lake/{topic}"}], {"rejects_path": "r"}, "a path without placeholders"),
+        ([], {"path": "lake/{topic}"}, r"\[delta\] path is 'lake/\{topic\}', and only .* takes a placeholder"),
+        ([{"path": "x"}], {"path": "y", "rejects_path": "{tenant}/r"}, r"\[delta\] rejects_path is '\{tenant\}/r'"),
         ([{"path": "x"}], {"table": "shop.orders"}, "table is not for a pipeline with"),
         ([{"path": "x"}], {"shape": "record"}, "needs rejects_path, or path"),
         ([{"path": "x", "sql": "select id from messages"}], {}, 'need shape = "record"'),

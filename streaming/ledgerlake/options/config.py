@@ -28,7 +28,7 @@ from ledgerlake.options.kinds import COUNT, DURATION, FLAG, FUNCTION, LIST, PATH
 from ledgerlake.options.source_options import SourceOptions
 from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.options.storage_options import StorageConfig
-from ledgerlake.options.table_options import MESSAGES_TABLE, TableOptions, table_name
+from ledgerlake.options.table_options import MESSAGES_TABLE, PLACEHOLDER, TableOptions, table_name
 from ledgerlake.stored.places import Place, parse_place, parse_template
 from ledgerlake.stored.secrets import read_variable
 from ledgerlake.stored.stores import ENVIRONMENT, S3, StorageSettings, check_settings
@@ -589,6 +589,12 @@ class Config:
         return f"ledgerlake-{self.stream.name}"
 
     def _place(self, text: str, where: str) -> Place:
+        placeholder = PLACEHOLDER.search(text)
+        if placeholder is not None:
+            raise UsageError(
+                f"{where} is '{text}', and only the path of one of [[tables]] takes a placeholder such as "
+                f"{placeholder[0]}; write one folder here, and the tables of single topics as [[tables]]"
+            )
         return parse_place(text, where, self.storage)
 
     def with_table_paths(self, messages: str, rejects: str) -> Config:

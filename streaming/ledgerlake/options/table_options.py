@@ -36,7 +36,8 @@ _NOT_DECISIVE = ("name", "section", "place", "iceberg_table", "cluster_by")
 _UNKNOWN_YET = {"late", "delivered_at"}
 
 _PARTS = ("tenant", "namespace", "topic")
-_PLACEHOLDER = re.compile(r"\{(\w*)\}")
+# A part of a topic's name in the path of a table.
+PLACEHOLDER = re.compile(r"\{(\w*)\}")
 _MOST_CLUSTERING_COLUMNS = 4
 
 _ICEBERG_NAME = re.compile(r"\w+(\.\w+)+")
@@ -95,7 +96,7 @@ class TableOptions:
     @property
     def is_template(self) -> bool:
         """Return whether each topic has a table of its own."""
-        return _PLACEHOLDER.search(self.place.uri) is not None
+        return PLACEHOLDER.search(self.place.uri) is not None
 
     @property
     def drops_messages(self) -> bool:
@@ -139,18 +140,18 @@ class TableOptions:
         if not self.is_template:
             return self
         parts = dict(zip(_PARTS, topic.partition("://")[2].split("/", 2), strict=True))
-        uri = _PLACEHOLDER.sub(lambda found: folder_name(parts[found[1]]), self.place.uri)
+        uri = PLACEHOLDER.sub(lambda found: folder_name(parts[found[1]]), self.place.uri)
         return replace(self, name=table_name(uri), place=replace(self.place, uri=uri), is_of_template=True)
 
     def matches(self, place: Place) -> bool:
         """Return whether a place may be the table of a topic, by its placeholders."""
-        parts = _PLACEHOLDER.split(self.place.uri)[::2]
+        parts = PLACEHOLDER.split(self.place.uri)[::2]
         return re.fullmatch("[A-Za-z0-9._=+-]+".join(map(re.escape, parts)), place.uri) is not None
 
     @property
     def closeness(self) -> int:
         """Return how closely the path names a table: the number of its characters beside placeholders."""
-        return len(_PLACEHOLDER.sub("", self.place.uri))
+        return len(PLACEHOLDER.sub("", self.place.uri))
 
     @property
     def partition_columns(self) -> list[str]:
@@ -191,7 +192,7 @@ class TableOptions:
             UsageError: a placeholder is unknown, an SQL text is none, or options contradict each
                 other.
         """
-        for found in _PLACEHOLDER.finditer(self.place.uri):
+        for found in PLACEHOLDER.finditer(self.place.uri):
             if found[1] not in _PARTS:
                 known = ", ".join(f"{{{part}}}" for part in _PARTS)
                 raise UsageError(f"{self.section} path has the placeholder {found[0]}; known are {known}")
