@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import deltalake
+import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from google.protobuf import descriptor_pb2
 
 from ledgerlake.decode import record_rows as record_rows_module
 from ledgerlake.decode import schema
@@ -21,6 +27,9 @@ from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import parse_entry
 from ledgerlake.wire.value_schema import NO_SCHEMA, ValueSchema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def avro(*fields: tuple[str, Any], kind: int = pb.Schema.Json) -> ValueSchema:
@@ -47,7 +56,7 @@ def test_a_schema_has_a_column_for_each_field_and_other_kinds_have_one() -> None
     ("fields", "sentence"),
     [
         ([("Pulsar", "long")], "has a field Pulsar, and the table keeps what is Pulsar's in a column of that name"),
-        ([("id", "long"), ("ID", "long")], "has two fields ID that differ in case at most"),
+        ([("id", "long"), ("ID", "long")], "has two fields 'ID' that differ in case at most"),
         (
             [
                 (
@@ -59,7 +68,7 @@ def test_a_schema_has_a_column_for_each_field_and_other_kinds_have_one() -> None
                     },
                 )
             ],
-            "has two fields A that differ",
+            "has two fields 'A' that differ",
         ),
         (
             [
@@ -73,12 +82,94 @@ def test_a_schema_has_a_column_for_each_field_and_other_kinds_have_one() -> None
             ],
             "has a field 'a b', whose name Delta does not take",
         ),
+        ([("n\0a", "int"), ("n\0b", "int")], r"has a field 'n\\x00a', whose name"),
+        ([("a\x1b[2J", "int")], r"has a field 'a\\x1b\[2J', whose name"),
         ([("pulsar.partition", "int")], "has a field 'pulsar.partition', whose name"),
     ],
 )
 def test_fields_that_cannot_be_columns_are_refused(fields: list[tuple[str, Any]], sentence: str) -> None:
     with pytest.raises(SetupError, match=sentence):
         record_of(avro(*fields))
+
+
+def nested(levels: str, kind: int) -> ValueSchema:
+    """A schema with a record in a list in a map, as the letters say."""
+    of: Any = "int"
+    for number, letter in enumerate(reversed(levels)):
+        of = {
+            "l": {"type": "array", "items": of},
+            "m": {"type": "map", "values": of},
+            "r": {"type": "record", "name": f"R{number}", "fields": [{"name": "a", "type": of}]},
+            "n": ["null", {"type": "record", "name": f"R{number}", "fields": [{"name": "a", "type": of}]}],
+        }[letter]
+    return ValueSchema(
+        kind, json.dumps({"type": "record", "name": "R", "fields": [{"name": "x", "type": of}]}).encode()
+    )
+
+
+def nested_messages(count: int) -> ValueSchema:
+    """A Protobuf schema of so many messages, each of which has the next one."""
+    file = descriptor_pb2.FileDescriptorProto(name="d.proto", syntax="proto3")
+    for number in range(count):
+        message = file.message_type.add(name=f"M{number}")
+        message.field.add(name="x", number=1, type=5, label=1)
+        if number + 1 < count:
+            message.field.add(name="a", number=2, type=11, label=1 + 2 * (number % 2), type_name=f".M{number + 1}")
+    files = descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
+    definition = {"fileDescriptorSet": base64.b64encode(files).decode(), "rootMessageTypeName": "M0"}
+    return ValueSchema(pb.Schema.ProtobufNative, json.dumps(definition).encode())
+
+
+def key_value(value: ValueSchema) -> ValueSchema:
+    parts = (b"", value.definition)
+    kinds: dict[int, str] = {
+        pb.Schema.Avro: "AVRO",
+        pb.Schema.Json: "JSON",
+        pb.Schema.ProtobufNative: "PROTOBUF_NATIVE",
+    }
+    return ValueSchema(
+        pb.Schema.KeyAndValue,
+        b"".join(len(part).to_bytes(4, "big") + part for part in parts),
+        (("key.schema.type", "STRING"), ("value.schema.type", kinds[value.kind])),
+    )
+
+
+def is_read_by_all(record: pa.StructType) -> bool:
+    """Whether columns come back from Delta's log, a Parquet file, Arrow's stream and DuckDB."""
+    columns = pa.schema([*record, pa.field("pulsar", pa.struct(record_rows_module.PULSAR_FIELDS))])
+    delta = deltalake.Schema.from_arrow(columns)
+    assert deltalake.Schema.from_json(delta.to_json()) == delta
+    table = pa.Table.from_arrays([pa.nulls(2, field.type) for field in columns], schema=columns)
+    parquet, stream = io.BytesIO(), io.BytesIO()
+    pq.write_table(table, parquet)
+    with pa.ipc.new_stream(stream, pa.schema([("record", record)])) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([pa.nulls(2, record)], names=["record"]))
+    assert pa.ipc.open_stream(stream.getvalue()).read_all().schema.field("record").type == record
+    query = duckdb.from_arrow(table).project("*").to_arrow_table()
+    return pq.read_table(parquet).schema.equals(columns) and query.num_rows == 2
+
+
+@pytest.mark.parametrize("wrap", [lambda schema: schema, key_value], ids=["value", "key and value"])
+def test_a_schema_is_refused_or_read_by_all_readers_however_deep_it_is(
+    wrap: Callable[[ValueSchema], ValueSchema],
+) -> None:
+    taken: set[int] = set()
+    refused: dict[int, str] = {}
+    for depth in (1, 8, 14, 15, 16, 20, 28, 29, 30, 31, 32, 33, 41, 42, 43, 50, 99, 300, 1000, 5000):
+        schemas = [nested_messages(depth)]
+        for letters in ("r", "n", "l", "m", "lr", "nm", "lnm"):
+            levels = (letters * depth)[:depth]
+            schemas += [nested(levels, kind) for kind in ((pb.Schema.Avro, pb.Schema.Json) if depth < 300 else ())]
+        for number, schema_of in enumerate(map(wrap, schemas)):
+            try:
+                record = record_of(schema_of)
+            except SetupError as error:
+                refused[number] = error.message
+                continue
+            assert is_read_by_all(record)
+            taken.add(number)
+    assert taken == set(refused) == set(range(15))
+    assert all("nested too deeply" in why or "recursion" in why for why in refused.values())
 
 
 def test_a_record_without_fields_is_left_out_at_every_depth() -> None:

@@ -303,7 +303,7 @@ def test_a_computed_column_does_not_take_the_name_of_another(tmp_path: Path) -> 
         table(tmp_path, "t", partition_by=("upper(key) as key",)),
         table(tmp_path, "t", shape="record", partition_by=("upper(name) as id",)),
     ):
-        with pytest.raises(SetupError, match=r"two fields (key|id) that differ in case at most"):
+        with pytest.raises(SetupError, match=r"two fields '(key|id)' that differ in case at most"):
             RowTransform(options).columns(RECORD if options.is_of_records else pa.struct([]))
 
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from ledgerlake.decode import schema
 from ledgerlake.decode.columns import DecodedValues
-from ledgerlake.decode.record_columns import PULSAR_COLUMN, as_records, check_names, united
+from ledgerlake.decode.record_columns import PULSAR_COLUMN, as_records, check_columns, united
 from ledgerlake.decode.record_rows import PULSAR_FIELDS, RECORD_COLUMN, Misfit, rows_schema
 from ledgerlake.errors import SetupError
 from ledgerlake.operators.row_functions import row_function
@@ -103,11 +103,11 @@ class RowTransform:
             self._condition.columns(self._seen(record))
         if self._maker is not None:
             columns = self._without_pulsar(self._maker.columns(self._seen(record)))
-            check_names(columns, f"{self._table.section} sql or function", "")
+            check_columns(columns, f"{self._table.section} sql or function", "")
         if self._computed is not None:
             columns = pa.struct([*columns, *self._computed.columns(self._seen(columns))])
         known = columns if self._table.is_of_records else messages_schema(columns)
-        check_names(pa.struct(list(known)), f"{self._table.section} partition_by", "")
+        check_columns(pa.struct(list(known)), f"{self._table.section} partition_by", "")
         self._check_partitions({field.name: field.type for field in known})
         self._check_clusters(columns)
         return columns

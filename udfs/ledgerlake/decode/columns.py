@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 # one twice can have more columns than any machine can hold.
 COLUMNS_MOST = 10_000
 
+# The most levels of a type: a struct and a list are one, a map is two. Each reader has a limit of
+# its own: delta-rs cannot read its own log again from 42 structs on, pyarrow a Parquet file from 50
+# lists on, and Arrow a batch from 64 levels on.
+DEPTH_MOST = 32
+
 # The values of all columns together that are decoded at once.
 _CELLS_AT_ONCE = 4_000_000
 
@@ -45,6 +50,28 @@ Decoder = Callable[[Encoded], DecodedValues]
 def too_wide() -> SetupError:
     """Return the error for a schema with too many columns."""
     return SetupError(f"a schema has more than {COLUMNS_MOST} columns; read it with schema = bytes")
+
+
+def check_depth(kind: pa.DataType, what: str, advice: str = "; read it with schema = bytes") -> None:
+    """Check that all readers of a table can read a type.
+
+    Args:
+        what: what has the type, for the error.
+        advice: the end of its sentence.
+
+    Raises:
+        SetupError: the type is nested too deeply.
+    """
+    if _depth(kind) > DEPTH_MOST:
+        raise SetupError(f"{what} is nested too deeply, in {_depth(kind)} levels of {DEPTH_MOST} at most{advice}")
+
+
+def _depth(kind: pa.DataType) -> int:
+    if pa.types.is_struct(kind):
+        return 1 + max((_depth(field.type) for field in kind), default=0)
+    if pa.types.is_list(kind):
+        return 1 + _depth(kind.value_type)
+    return 2 + _depth(kind.item_type) if pa.types.is_map(kind) else 0
 
 
 def build(rows: list[Any], physical: pa.DataType, target: pa.DataType, bad: dict[int, str]) -> pa.Array:

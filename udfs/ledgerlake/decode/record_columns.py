@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.decode.columns import DecodedValues
+from ledgerlake.decode.columns import DecodedValues, check_depth
 from ledgerlake.decode.values import column_type
 from ledgerlake.errors import SetupError
 
@@ -34,7 +34,8 @@ PULSAR_COLUMN = "pulsar"
 # The column of values that are no record.
 VALUE_COLUMN = "value"
 
-_FORBIDDEN = set(" ,;{}()\n\t=.")
+# Spark takes none of the signs, and Arrow ends a name at a zero byte.
+_FORBIDDEN = {*" ,;{}()=.\x7f", *map(chr, range(32))}
 _OTHER_SHAPE = 'set [delta] shape = "messages"'
 
 _WIDE_DECIMAL = pa.decimal128(38, 0)
@@ -46,7 +47,7 @@ def record_of(schema: ValueSchema) -> pa.StructType:
     column ``value``. A record without fields, which no file can hold, is left out.
 
     Raises:
-        SetupError: no column can have a value or a field.
+        SetupError: no column can have a value or a field, or readers could not read it.
     """
     value_type = column_type(schema)
     record = value_type if pa.types.is_struct(value_type) else pa.struct([(VALUE_COLUMN, value_type)])
@@ -55,7 +56,7 @@ def record_of(schema: ValueSchema) -> pa.StructType:
             raise SetupError(
                 f"a schema has a field {field.name}, and the table keeps what is Pulsar's in a column of that name; {_OTHER_SHAPE}"
             )
-    check_names(record, "a schema")
+    check_columns(record, "a schema")
     return _storable(record) or pa.struct([])
 
 
@@ -97,31 +98,36 @@ def _without(values: pa.Array, bad: dict[int, str]) -> pa.Array:
     return pc.if_else(pa.array(is_bad), pa.scalar(None, values.type), values)
 
 
-def check_names(kind: pa.DataType, what: str, advice: str = f"; {_OTHER_SHAPE}") -> None:
-    """Check the names of the fields of a type, at every depth.
+def check_columns(columns: pa.StructType, what: str, advice: str = f"; {_OTHER_SHAPE}") -> None:
+    """Check the names and the depth of columns of a table.
 
     Args:
-        what: what has the fields, for the error.
+        what: what has the columns, for the error.
         advice: the end of its sentence.
 
     Raises:
-        SetupError: Delta does not take a name, or takes two for one.
+        SetupError: Delta does not take a name, or takes two for one; or a column is nested too deeply.
     """
+    check_depth(columns, what, advice)
+    _check_names(columns, what, advice)
+
+
+def _check_names(kind: pa.DataType, what: str, advice: str) -> None:
     if pa.types.is_list(kind):
-        check_names(kind.value_type, what, advice)
+        _check_names(kind.value_type, what, advice)
     elif pa.types.is_map(kind):
-        check_names(kind.item_type, what, advice)
+        _check_names(kind.item_type, what, advice)
     elif pa.types.is_struct(kind):
         seen: set[str] = set()
         for field in kind:
             if _FORBIDDEN.intersection(field.name) or not field.name:
-                raise SetupError(f"{what} has a field '{field.name}', whose name Delta does not take{advice}")
+                raise SetupError(f"{what} has a field {field.name!r}, whose name Delta does not take{advice}")
             if field.name.lower() in seen:
                 raise SetupError(
-                    f"{what} has two fields {field.name} that differ in case at most, which are one column to Delta{advice}"
+                    f"{what} has two fields {field.name!r} that differ in case at most, which are one column to Delta{advice}"
                 )
             seen.add(field.name.lower())
-            check_names(field.type, what, advice)
+            _check_names(field.type, what, advice)
 
 
 def _storable(kind: pa.DataType) -> pa.DataType | None:

@@ -70,7 +70,6 @@ _LOGICAL: dict[tuple[str, str], pa.DataType] = {
 
 _WIDER = [({"int", "long"}, "long"), ({"float", "double"}, "double")]
 _DECIMAL_DIGITS = 38
-_DEPTH_MOST = 50
 
 # A value of a byte or two stands for a symbol.
 _SYMBOL_MOST = 1000
@@ -154,22 +153,20 @@ class _Types:
         self._columns = 0
         self._open: list[str] = []
 
-    def of(self, node: Any, depth: int = 0) -> pa.DataType:
-        if depth > _DEPTH_MOST:
-            raise SetupError("a schema is nested too deeply; read it with schema = bytes")
+    def of(self, node: Any) -> pa.DataType:
         if isinstance(node, list):
-            return self._union(node, depth + 1)
+            return self._union(node)
         if isinstance(node, str):
             return self._by_name(node)
         kind = node.get("type") if isinstance(node, dict) else None
         if isinstance(kind, (dict, list)):
-            return self.of(kind, depth + 1)
+            return self.of(kind)
         if kind in ("record", "error"):
-            return self._record(node, depth)
+            return self._record(node)
         if kind == "array":
-            return pa.list_(self._item(node.get("items"), depth))
+            return pa.list_(self._item(node.get("items")))
         if kind == "map":
-            return pa.map_(pa.string(), self.of(node.get("values"), depth + 1))
+            return pa.map_(pa.string(), self.of(node.get("values")))
         if kind in ("enum", "fixed"):
             return self._name(node, self._enum_or_fixed(node))
         if _is_decimal(node) and kind == "bytes" and not self._is_json:
@@ -189,13 +186,13 @@ class _Types:
             raise SetupError(f"a schema has the type '{name}', which has no column; read it with schema = bytes")
         return arrow_type
 
-    def _record(self, node: dict[str, Any], depth: int) -> pa.DataType:
+    def _record(self, node: dict[str, Any]) -> pa.DataType:
         before = self._columns
         self._open.append(short_name(str(node.get("name"))))
         fields = []
         for field in node.get("fields", ()):
             self._count(1)
-            fields.append((str(field["name"]), self.of(field["type"], depth + 1)))
+            fields.append((str(field["name"]), self.of(field["type"])))
         self._widths[self._open.pop()] = self._columns - before
         return self._name(node, pa.struct(fields))
 
@@ -242,16 +239,16 @@ class _Types:
             return pa.string()
         return pa.decimal128(node["precision"], node.get("scale", 0)) if _is_decimal(node) else pa.binary()
 
-    def _item(self, node: Any, depth: int) -> pa.DataType:
-        arrow_type = self.of(node, depth + 1)
+    def _item(self, node: Any) -> pa.DataType:
+        arrow_type = self.of(node)
         if not self._is_json and self._takes_no_bytes(node):
             raise SetupError("a schema has an array of items without bytes; read it with schema = bytes")
         return arrow_type
 
-    def _union(self, branches: list[Any], depth: int) -> pa.DataType:
+    def _union(self, branches: list[Any]) -> pa.DataType:
         others = [branch for branch in branches if branch != "null"]
         if len(others) == 1:
-            return self.of(others[0], depth)
+            return self.of(others[0])
         for kinds, wider in _WIDER:
             if all(isinstance(branch, str) for branch in others) and set(others) == kinds:
                 return _PRIMITIVES[wider]

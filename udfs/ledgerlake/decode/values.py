@@ -36,7 +36,7 @@ from functools import cache
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.decode.columns import DecodedValues, Decoder, Encoded, first_line
+from ledgerlake.decode.columns import DecodedValues, Decoder, Encoded, check_depth, first_line
 from ledgerlake.decode.primitives import DECODERS, TYPES
 from ledgerlake.decode.protobufs import message_decoder, message_type
 from ledgerlake.decode.records import record_decoder, record_type
@@ -55,7 +55,9 @@ def column_type(schema: ValueSchema) -> pa.DataType:
         SetupError: no column can hold them, or the schema is damaged; the message tells the reason.
     """
     with _damage_said():
-        return _column_type(schema)
+        found = _column_type(schema)
+        check_depth(found, "a schema")
+        return found
 
 
 def _column_type(schema: ValueSchema) -> pa.DataType:
