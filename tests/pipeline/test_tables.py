@@ -166,6 +166,42 @@ def test_a_table_by_a_fixed_path_says_at_the_start_what_does_not_fit(tmp_path: P
         started(tmp_path, registry, [{"path": "t", "shape": "record", "sql": "select country from messages"}])
 
 
+@pytest.mark.parametrize("table", [{}, {"where": "x > 1"}, {"partition_by": ["x"]}, {"partition_by": ["x % 2 as day"]}, {"cluster_by": ["x"]}, {"sql": "select *, x + 1 as y from messages"}, {"mode": "latest"}])  # fmt: skip
+def test_a_schema_stops_neither_a_run_nor_a_start_and_the_next_one_gets_its_columns(
+    tmp_path: Path, registry: Registry, table: dict[str, Any]
+) -> None:
+    deep: Any = "int"
+    for number in range(50):
+        deep = {"type": "record", "name": f"R{number}", "fields": [{"name": "a", "type": deep}]}
+    bad: list[Any] = [
+        {"day": "string"}, {"Day": "int"}, {"x": "string"}, {"X": "int"}, {"y": "string"}, {"pulsar": "int"},
+        {"messages": "int"}, {"record": "int"}, {'a"b\'c`d': "int"}, {"n\0a": "int", "n\0b": "int"}, {"n\0a": "int"},
+        {"f": {"type": "fixed", "name": "F", "size": 2**70}}, {"a": "int", "A": "int"}, {"_change_type": "int"},
+        {"x": {"type": "record", "name": "X", "fields": [{"name": "z", "type": "int"}]}}, {}, {"deep": deep},
+    ]  # fmt: skip
+    options = {"path": "t", "shape": "record", **table}
+    registry.versions[TOPICS[0]] = [{"x": "int"}]
+    tables = started(tmp_path, registry, [options], TOPICS[:1])
+    for number, schema in enumerate(bad):
+        registry.versions[TOPICS[0]].append({"x": "int", **schema})
+        learn(tables, TOPICS[:1])
+        tables = started(tmp_path, registry, [options], TOPICS[:1])
+        registry.versions[TOPICS[0]].append({"x": "int", f"good{number}": "int"})
+        learn(tables, TOPICS[:1])
+    selects_all = "sql" not in table or "*" in table["sql"]
+    assert {"x", *(f"good{number}" for number in range(len(bad)) if selects_all)} <= set(columns(tmp_path, "t"))
+    assert not tables.settings(tables.messages)[f"table:{tmp_path / 't'}"].obstacle
+
+
+def test_an_option_that_fits_no_schema_ends_each_start_and_no_run(tmp_path: Path, registry: Registry) -> None:
+    registry.versions[TOPICS[0]] = [{"x": "int"}]
+    started(tmp_path, registry, [{"path": "t", "shape": "record"}], TOPICS[:1])
+    for option in ({"where": "nothing > 1"}, {"sql": "select nothing from messages"}):
+        for path in ("t", "u"):
+            with pytest.raises(SetupError, match="nothing"):
+                started(tmp_path, registry, [{"path": path, "shape": "record", **option}], TOPICS[:1])
+
+
 def test_a_later_schema_that_does_not_fit_leaves_a_table_as_it_is(
     tmp_path: Path, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:

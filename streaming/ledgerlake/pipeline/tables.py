@@ -10,7 +10,6 @@ It is committed last, so a micro-batch that it contains is in all tables.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -110,32 +109,46 @@ class MessagesTable:
         self.settle(is_start=False)
 
     def settle(self, *, is_start: bool) -> None:
-        """Add the columns that the noted records need. Records that do not fit stop a start. Later
-        they do not: producers decide about them, and the rejects tell.
+        """Add the columns that the noted records need. Producers decide about schemas, so those that
+        do not fit are left out, and the rejects tell. They stop a start only if none fits, nor do the
+        columns that the table has.
 
         Raises:
-            SetupError: the query does not fit the records.
+            SetupError: the options of the table fit none of them, at a start.
             TableError: the table cannot be changed.
         """
         noted, self._noted = self._noted, []
         if self._records is None:
             return
+        known = self._records.learned if self._transform.makes_records else self._record
         if is_start and self.options.json_fields:
-            self._check_declared(self._records.learned if self._transform.makes_records else self._record)
-        if self._transform.makes_records and not self._learned.num_fields:
+            self._check_declared(known)
+        if not self._learned.num_fields:
             # The types are those of earlier runs, whatever the order in which schemas are learned.
-            noted.insert(0, self._records.learned)
-        try:
-            self._add(self._records, noted)
-        except SetupError as error:
-            if is_start and not self.options.is_of_template:
-                raise
-            if error.message != self._misfit:
-                _log.warning("messages by a schema do not fit the table at %s: %s", self.table.path, error.message)
-            self._misfit = error.message
-            for record in noted:
-                with contextlib.suppress(SetupError):
-                    self._add(self._records, [record])
+            noted.insert(0, known)
+        misfit = self._add_fitting(self._records, noted)
+        if misfit is None:
+            return
+        is_news, self._misfit = misfit.message != self._misfit, misfit.message
+        if is_start and not self.options.is_of_template and (self.obstacle or not self._learned.num_fields):
+            raise misfit
+        if is_news:
+            _log.warning("messages by a schema do not fit the table at %s: %s", self.table.path, misfit.message)
+
+    def _add_fitting(self, table: RecordTable, records: list[pa.StructType]) -> SetupError | None:
+        """Add the columns of all records, or else of each that fits; return why the last other one
+        does not.
+        """
+        misfit = None
+        for together in (records, *([record] for record in records)):
+            try:
+                self._add(table, together)
+            except SetupError as error:
+                misfit = error
+            else:
+                if together is records:
+                    break
+        return misfit
 
     def _check_declared(self, known: pa.StructType) -> None:
         """Check that declared fields have the types that they had when the table was made.

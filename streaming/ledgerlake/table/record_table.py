@@ -21,9 +21,10 @@ import deltalake
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
+from ledgerlake.decode.columns import first_line
 from ledgerlake.decode.record_columns import PULSAR_COLUMN, united
 from ledgerlake.decode.record_rows import rows_schema
-from ledgerlake.errors import TableAccessError, TableError, refuse_newer
+from ledgerlake.errors import SetupError, TableAccessError, TableError, refuse_newer
 from ledgerlake.table.delta_table import Table, is_metadata_conflict
 from ledgerlake.table.features import CLUSTERED
 from ledgerlake.table.layout import file_schema, record_of, rows_of_table
@@ -79,8 +80,10 @@ class RecordTable(Table):
             learned: the columns that the table's query sees.
 
         Raises:
+            SetupError: no Delta table can have these columns. Nothing was changed.
             TableError: the table cannot be changed.
         """
+        check_readable(united(self.record, record))
         if learned is not None and not learned.equals(self.learned):
             self.learned = learned
             if self._exists:
@@ -191,6 +194,23 @@ class RecordTable(Table):
                 f"the table at {self.path} has {', '.join(reasons)}, which a table of records cannot honour; "
                 f"{'set cluster_by again, or ' if set(reasons) == CLUSTERED else ''}use another path"
             )
+
+
+def check_readable(record: pa.StructType) -> None:
+    """Check that a table with the columns of a record can be read from its log. delta-rs commits
+    columns without looking at them, and a table with some could never be opened again.
+
+    Raises:
+        SetupError: it could not.
+    """
+    try:
+        columns = deltalake.Schema.from_arrow(file_schema(rows_schema(record)))
+        is_read = deltalake.Schema.from_json(columns.to_json()) == columns
+        reason = "they are others when they are read from its log"
+    except Exception as error:  # delta-rs has no error of its own for what its own checks find
+        is_read, reason = False, first_line(error)
+    if not is_read:
+        raise SetupError(f"the columns {', '.join(record.names)[:200]} cannot be those of a Delta table: {reason}")
 
 
 def _takes(columns: pa.Schema, field: pa.Field) -> bool:
