@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -196,6 +197,28 @@ def test_a_message_that_is_too_large_is_replaced_by_an_empty_one_and_is_named(
     assert [record.message for record in caplog.records] == [
         f"the message 1:{large} of t is larger than due takes; it is replaced there by an empty message with the "
         "property ledgerlake.too_large, and the table has the full message"
+    ]
+
+
+def test_rows_that_are_no_messages_hold_up_none_after_them(
+    tmp_path: Path, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = filled(tmp_path, 10, event_ms=1)
+    table = pq.read_table(tmp_path / "part.parquet")
+    never, early = pa.scalar(None, table.schema.field("deliver_at").type), pa.scalar(-1000, pa.int64())
+    for column, row, value in (("deliver_at", 3, never), ("event_time", 5, early.cast(table["event_time"].type))):
+        is_row = pa.array([number == row for number in range(10)])
+        index = table.schema.get_field_index(column)
+        table = table.set_column(index, table.schema.field(column), pc.if_else(is_row, value, table[column]))
+    pq.write_table(table, tmp_path / "part.parquet")
+    with caplog.at_level(logging.WARNING):
+        assert send(outbox) == []
+    assert broker.values == [b"" if number == 5 else b"%d" % number for number in range(10)]
+    assert "ledgerlake.deliver_at" not in broker.stored[3][1]
+    assert broker.stored[5][1]["ledgerlake.unusable"] == "true"
+    assert [record.message for record in caplog.records] == [
+        "the message 1:5 of t is none that a topic can have; it is replaced there by an empty message with the property "
+        "ledgerlake.unusable, and the table has the full message"
     ]
 
 

@@ -10,7 +10,7 @@ A message keeps its value, key, ordering key, properties and event time. These p
     ledgerlake.topic             the topic partition that it was read from
     ledgerlake.message_id        its id there
     ledgerlake.broker_timestamp  when the broker stored it there, in milliseconds; absent if the broker did not say
-    ledgerlake.deliver_at        when it was due, in milliseconds
+    ledgerlake.deliver_at        when it was due, in milliseconds; absent if its row has no such time
     ledgerlake.key               ``base64`` if the key is not text; the message's key is then base64 text
     ledgerlake.ordering_key      the ordering key in base64 if it is not text, which pulsar-client for Python cannot read
     ledgerlake.null              ``true``, if it has no value
@@ -80,6 +80,10 @@ _KEPT_S = 5.0
 # it logs that no receipt comes.
 _CHECK_S = 1.0
 _CHECKS_MOST = 30
+
+# The properties of a message that replaces one.
+_TOO_LARGE = "ledgerlake.too_large"
+_UNUSABLE = "ledgerlake.unusable"
 
 
 class _NotOwnerError(TransportError):
@@ -340,16 +344,19 @@ class _Sender:
             if sequence <= producer.stored:
                 continue
             is_refused = (producer.key, sequence) in self._known.refused
-            if not is_refused and self._hand_over(producer, sequence, _message(row, file.topic_partition)):
+            message = _usable_message(row, file.topic_partition)
+            if message is not None and not is_refused and self._hand_over(producer, sequence, message):
                 continue
+            reason = _UNUSABLE if message is None else _TOO_LARGE
             _log.warning(
-                "the message %s of %s is larger than %s takes; it is replaced there by an empty message with "
-                "the property ledgerlake.too_large, and the table has the full message",
+                "the message %s of %s is %s; it is replaced there by an empty message with "
+                "the property %s, and the table has the full message",
                 row["message_id"],
                 file.topic_partition,
-                self._topic,
+                f"larger than {self._topic} takes" if reason == _TOO_LARGE else "none that a topic can have",
+                reason,
             )
-            if not self._hand_over(producer, sequence, _placeholder(row, file.topic_partition)):
+            if not self._hand_over(producer, sequence, _placeholder(row, file.topic_partition, reason)):
                 raise ConnectionError("the broker takes no message as small as that")
         self._wait_for_receipts(1, _PENDING_BYTES_MOST)
 
@@ -463,9 +470,9 @@ def _rows(folder: Place, name: str) -> Iterator[dict[str, Any]]:
 def _origin(row: dict[str, Any], topic_partition: str) -> dict[str, str]:
     """Return the properties that name the origin of a message."""
     properties = {"ledgerlake.topic": topic_partition, "ledgerlake.message_id": row["message_id"]}
-    properties["ledgerlake.deliver_at"] = _milliseconds(row["deliver_at"])
-    if row["broker_timestamp"] is not None:
-        properties["ledgerlake.broker_timestamp"] = _milliseconds(row["broker_timestamp"])
+    for name in ("deliver_at", "broker_timestamp"):
+        if row[name] is not None:
+            properties[f"ledgerlake.{name}"] = _milliseconds(row[name])
     return properties
 
 
@@ -477,9 +484,17 @@ class _Message:
     content: bytes
 
 
-def _placeholder(row: dict[str, Any], topic_partition: str) -> _Message:
-    """Return the empty message that replaces one that is too large."""
-    return _Message(_with_properties(_origin(row, topic_partition) | {"ledgerlake.too_large": "true"}), b"")
+def _placeholder(row: dict[str, Any], topic_partition: str, reason: str) -> _Message:
+    """Return the empty message that replaces one that cannot be sent."""
+    return _Message(_with_properties(_origin(row, topic_partition) | {reason: "true"}), b"")
+
+
+def _usable_message(row: dict[str, Any], topic_partition: str) -> _Message | None:
+    """Return the message of a row; None if there can be no such message, whatever the table took."""
+    try:
+        return _message(row, topic_partition)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _message(row: dict[str, Any], topic_partition: str) -> _Message:
@@ -504,7 +519,9 @@ def _message(row: dict[str, Any], topic_partition: str) -> _Message:
 
 
 def _with_properties(properties: dict[str, str]) -> pb.MessageMetadata:
-    return pb.MessageMetadata(properties=[pb.KeyValue(key=name, value=value) for name, value in properties.items()])
+    return pb.MessageMetadata(
+        properties=[pb.KeyValue(key=name, value=value or "") for name, value in properties.items()]
+    )
 
 
 def _is_text(data: bytes) -> bool:
