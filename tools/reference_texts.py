@@ -151,7 +151,8 @@ REASONS: dict[str, tuple[str, str]] = {
         "`max_pending_bytes`.",
     ),
     "malformed_marker": (
-        "The marker of a large message does not parse, or lists chunks that cannot be its own.",
+        "The marker of a large message does not parse, lists chunks that cannot be its own, or has another delivery "
+        "time than they.",
         "Correct the producer.",
     ),
     "cancelled": ("The delayed message was cancelled.", "Nothing: this is what a cancel does."),

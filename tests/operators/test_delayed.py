@@ -240,7 +240,7 @@ def test_the_limit_of_a_micro_batch_ends_no_pause(paused: str | None, monkeypatc
 
 
 def test_a_large_message_waits_with_its_chunks_and_leaves_nothing() -> None:
-    entries = chunk_entries(b"large message", 3)
+    entries = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000)
     at = tuple(Position(1, number) for number in range(3))
     play = Play()
     waits = DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)
@@ -255,9 +255,9 @@ def test_a_large_message_waits_with_its_chunks_and_leaves_nothing() -> None:
 def test_what_has_the_id_of_a_message_that_waits_is_a_reject() -> None:
     play = Play()
     at = tuple(Position(1, entry_id) for entry_id in (3, 5, 7))
-    parts = list(zip(at, chunk_entries(b"large message", 3), strict=True))
+    parts = list(zip(at, chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000), strict=True))
     play(frame(0, 30), events=[DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)], parts=parts, at_s=0)
-    other_parts = list(zip(at, chunk_entries(b"other message", 3), strict=True))
+    other_parts = list(zip(at, chunk_entries(b"other message", 3, deliver_at_time=STORED_MS + 10_000), strict=True))
     play(
         frame(0, 60),
         frame(1, 60),
@@ -295,7 +295,7 @@ def serving(*entries: bytes) -> Peer:
 
 @pytest.mark.parametrize("bytes_kept", [False, True])
 def test_the_cursor_passes_a_large_message_that_waits_wherever_its_chunks_were(bytes_kept: bool) -> None:
-    entries = chunk_entries(b"large message", 3)
+    entries = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000)
     play = Play()
     with serving(*entries) as peer:
         play.stage.client = ClientSettings(peer.url)
@@ -310,7 +310,7 @@ def test_the_cursor_passes_a_large_message_that_waits_wherever_its_chunks_were(b
 
 @pytest.mark.parametrize("bytes_kept", [False, True])
 def test_with_reread_the_cursor_passes_no_chunk_of_a_message_that_waits(bytes_kept: bool) -> None:
-    entries = chunk_entries(b"large message", 3)
+    entries = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000)
     play = Play(reread=True)
     with serving(*entries) as peer:
         play.stage.client = ClientSettings(peer.url)
@@ -323,12 +323,34 @@ def test_with_reread_the_cursor_passes_no_chunk_of_a_message_that_waits(bytes_ke
 @pytest.mark.parametrize(
     ("entries", "due_s", "reason"),
     [
-        pytest.param(chunk_entries(b"large message", 3)[:2], 10, "delayed_trimmed", id="trimmed"),
-        pytest.param(chunk_entries(b"large message", 3)[:2], 0, "chunk_trimmed", id="trimmed and due at once"),
-        pytest.param(chunk_entries(b"large message", 3, uuid="q-1"), 10, "chunk_mismatch", id="of another message"),
-        pytest.param(chunk_entries(b"large message", 4)[:3], 10, "chunk_mismatch", id="not all"),
+        pytest.param(
+            chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000)[:2],
+            10,
+            "delayed_trimmed",
+            id="trimmed",
+        ),
+        pytest.param(
+            chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000)[:2],
+            0,
+            "chunk_trimmed",
+            id="trimmed and due at once",
+        ),
+        pytest.param(
+            chunk_entries(b"large message", 3, uuid="q-1", deliver_at_time=STORED_MS + 10_000),
+            10,
+            "chunk_mismatch",
+            id="of another message",
+        ),
+        pytest.param(
+            chunk_entries(b"large message", 4, deliver_at_time=STORED_MS + 10_000)[:3],
+            10,
+            "chunk_mismatch",
+            id="not all",
+        ),
         pytest.param([b"\0\0\xff\xffgarbage"] * 3, 10, "malformed_entry", id="unreadable"),
-        pytest.param(chunk_entries(bytes(2000), 3), 10, "too_large", id="too large"),
+        pytest.param(
+            chunk_entries(bytes(2000), 3, deliver_at_time=STORED_MS + 10_000), 10, "too_large", id="too large"
+        ),
     ],
 )
 @pytest.mark.parametrize("reread", [False, True])
@@ -349,7 +371,7 @@ def test_chunks_that_a_marker_lists_falsely_wait_for_nothing(
 
 
 def test_a_marker_takes_no_chunk_of_a_message_that_waits() -> None:
-    entries = chunk_entries(b"large message", 3)
+    entries = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000)
     play = Play()
     play(events=[replace(NOT_KEPT, bytes_kept=True)], parts=list(zip(AT, entries, strict=True)), at_s=0)
     with Peer([*zip(AT[:2], entries, strict=False), (Position(1, 8), entries[2])]) as peer:
@@ -480,7 +502,7 @@ def test_the_rest_of_an_entry_that_an_older_release_holds_whole_is_not_delivered
 def test_what_waits_of_large_messages_by_an_older_release_is_still_read() -> None:
     play = Play()
     at = tuple(Position(1, number) for number in range(3))
-    parts = list(zip(at, chunk_entries(b"large message", 3), strict=True))
+    parts = list(zip(at, chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000), strict=True))
     play(events=[DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)], parts=parts, at_s=0)
     play.state("large")[1, 2] = ('{"version": 1, "positions": [[1, 0], [1, 1], [1, 2]], "held": true}',)
     assert play(at_s=10) == [b"large message"]

@@ -143,6 +143,27 @@ def test_a_marker_of_thousands_of_missing_entries_asks_the_broker_a_few_times(is
         assert len(peer.requests) < 30
 
 
+@pytest.mark.parametrize("in_chunks_ms", [None, 0, -5, 4_999, 5_000, 5_001, 10_000])
+@pytest.mark.parametrize("due_ms", [None, 5_000])
+def test_a_large_message_waits_by_the_time_in_its_chunks_or_is_rejected(
+    in_chunks_ms: int | None, due_ms: int | None
+) -> None:
+    """Its marker may say another time. The worker's clock decides nothing, so a repeat does the same."""
+    fields: dict[str, Any] = {} if in_chunks_ms is None else {"deliver_at_time": in_chunks_ms}
+    entries = chunk_entries(b"large message", 3, **fields)
+    for delivered_ms in (None,) if due_ms is None else (5_000, 10**12):
+        with Peer() as peer:
+            message = Assembled(AT, list(entries), delivered_ms=delivered_ms, due_ms=due_ms)
+            (decoded,) = decoder(peer).decode(message)
+        waits = (in_chunks_ms or 0) > 0
+        fits = not waits if due_ms is None else waits and (in_chunks_ms or 0) <= due_ms
+        if fits:
+            assert not isinstance(decoded, list)
+        else:
+            assert isinstance(decoded, list)
+            assert {reject.reason for reject in decoded} == {"malformed_marker"}
+
+
 def test_an_entry_that_is_read_again_and_is_not_delayed_any_more_is_delivered_and_not_cancelled() -> None:
     with Peer() as peer:
         peer.add(single(b"of a topic that was created anew", partition_key="a"))

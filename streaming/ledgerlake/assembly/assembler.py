@@ -51,7 +51,8 @@ class Assembled:
     must have; None if the message was spilled by a release that did not store it.
 
     ``deliver_ms`` is the requested time, set if the message must still be delayed. ``delivered_ms``
-    is the release time, set once it is due; ``outputs`` is then as in ``DueEntries``.
+    is the release time, set once it is due; ``due_ms`` is then the time by which it waited, and
+    ``outputs`` is as in ``DueEntries``.
 
     ``schedule_id`` is the id of its schedule, if any, and ``stored_ms`` the time when it was stored.
     ``clock_ms`` is as in ``DueEntries``.
@@ -64,6 +65,7 @@ class Assembled:
     entries: Iterable[Entry | None] | None
     deliver_ms: int | None = None
     delivered_ms: int | None = None
+    due_ms: int | None = None
     outputs: Mapping[str, Position] = field(default_factory=dict)
     key: ChunkedMessageKey | None = None
     known: tuple[Position, ...] = ()

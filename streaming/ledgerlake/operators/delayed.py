@@ -534,7 +534,7 @@ class DelayedMessages:
         those that must be read from the topic.
         """
         to_reread: list[Position] = []
-        for ledger_id, entry_id in zip(batch.column(1).to_pylist(), batch.column(2).to_pylist(), strict=True):
+        for due_ms, ledger_id, entry_id in zip(*(column.to_pylist() for column in batch.columns[:3]), strict=True):
             message = self._load_separate(ledger_id, entry_id)
             if to_reread and (message is not None or len(to_reread) == _ROW_POSITIONS):
                 yield DuePositions(to_reread, release.delivered_ms, release.outputs, release.clock_ms)
@@ -552,6 +552,7 @@ class DelayedMessages:
                 positions,
                 entries,
                 delivered_ms=release.delivered_ms,
+                due_ms=due_ms,
                 outputs=release.outputs,
                 key=message.key,
                 known=known,

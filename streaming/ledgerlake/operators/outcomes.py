@@ -103,7 +103,7 @@ class OutcomeDecoder:
                 self._options.client.crypto,
                 sender,
             )
-            self._check_delivery(row, message.delivered_ms)
+            self._check_delivery(row, message)
         except CorruptEntryError as error:
             if message.entries is None or message.delivered_ms is not None:
                 # While a message waited, the topic may have removed its chunks.
@@ -115,14 +115,15 @@ class OutcomeDecoder:
             message.entries.clear()
         return row if message.delivered_ms is None else with_occurrences(_with_delivery(row, message.delivered_ms))
 
-    def _check_delivery(self, row: pa.RecordBatch, delivered_ms: int | None) -> None:
-        """Check that a large message is not delivered before the time in its chunks. The stateful
-        stage used the time in the marker, which may be another one.
+    def _check_delivery(self, row: pa.RecordBatch, message: Assembled) -> None:
+        """Check that a large message is delayed if its chunks say so, and only then, and not released
+        before the time in them. The stateful stage used the time in the marker, which may be another
+        one.
         """
-        deliver_us = row["deliver_at"].cast(pa.int64())[0].as_py()
-        if not self._delays_messages or deliver_us is None or deliver_us <= 0:
+        deliver_us = row["deliver_at"].cast(pa.int64())[0].as_py() or 0
+        if not self._delays_messages or (message.delivered_ms is None and deliver_us <= 0):
             return
-        if delivered_ms is None or delivered_ms * 1000 < deliver_us:
+        if message.due_ms is None or not 0 < deliver_us <= message.due_ms * 1000:
             raise CorruptEntryError("the marker says another delivery time than the chunks", reason="malformed_marker")
 
     def _due(

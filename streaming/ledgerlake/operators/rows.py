@@ -20,8 +20,8 @@ To the stage, of each task and topic partition, in any order (a shuffle lies bet
 From the stage, in order but for ``rows``, which pass as they come:
 
     kind            content                                             header
-    message         a complete large message; its chunks follow,        delivery, positions, key, known chunks, whether to
-                    unless it is to be read again from the topic        read it again
+    message         a complete large message; its chunks follow,        delivery, due time, positions, key, known chunks,
+                    unless it is to be read again from the topic        whether to read it again
     message_chunk   the next chunk of that message                      none
     reject          an entry that cannot become a message; null if      the reason
                     only the topic may still have it

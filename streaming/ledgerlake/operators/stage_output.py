@@ -80,6 +80,7 @@ class OutcomeRows:
                 read_again=outcome.entries is None,
                 key=None if outcome.key is None else astuple(outcome.key),
                 known=positions_to_json(outcome.known),
+                due_ms=outcome.due_ms,
             )
             yield self._row(RowKind.MESSAGE, outcome.positions[-1], header, None)
             for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
@@ -187,6 +188,7 @@ def _message(row: dict[str, Any], rows: Iterator[dict[str, Any]]) -> Assembled:
         _positions(header["positions"]),
         None,
         delivered_ms=header["delivered_ms"],
+        due_ms=header["due_ms"],
         outputs=_outputs(header),
         key=None if header["key"] is None else ChunkedMessageKey(*header["key"]),
         known=_positions(header["known"]),
