@@ -18,6 +18,7 @@ from pyspark.sql.datasource import (
 from ledgerlake.errors import UsageError
 from ledgerlake.options.sink_options import SinkOptions, parse_sink_options
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.publish.planned_batch import newest_planned
 from ledgerlake.publish.topic_writer import TopicSettings, TopicWriter, check_columns
 from ledgerlake.source.datasource import ReadingDataSource
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from ledgerlake.publish.planned_batch import PlannedBatch
+
 _CODECS = {"none": pb.NONE, "lz4": pb.LZ4, "zlib": pb.ZLIB, "zstd": pb.ZSTD, "snappy": pb.SNAPPY}
 
 
@@ -34,7 +37,8 @@ class LedgerlakeDataSource(ReadingDataSource):
     """``format("ledgerlake")``."""
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        return _StreamWrite(_checked(self.options, schema))
+        # Spark calls this for each micro-batch, after it has planned it.
+        return _StreamWrite(_checked(self.options, schema), newest_planned(self.options.get("checkpointLocation")))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         if overwrite:
@@ -68,14 +72,17 @@ class StoredMessages(WriterCommitMessage):  # type: ignore[misc]
 
 
 class _StreamWrite(DataSourceStreamArrowWriter):  # type: ignore[misc]
-    def __init__(self, settings: TopicSettings) -> None:
+    def __init__(self, settings: TopicSettings, planned: PlannedBatch | None) -> None:
         self._settings = settings
+        self._planned = planned
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredMessages:
         task = TaskContext.get()
         name = self._settings.producer_name or f"ledgerlake-{task.getLocalProperty('sql.streaming.queryId')}"
         batch_id = int(task.getLocalProperty("streaming.sql.batchId"))
-        return _write(self._settings, f"{name}-{task.partitionId()}", batch_id, iterator)
+        planned = self._planned
+        plan_number = planned.plan_number if planned is not None and planned.batch_id == batch_id else None
+        return _write(self._settings, f"{name}-{task.partitionId()}", batch_id, plan_number, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: everything is stored already."""
@@ -97,13 +104,17 @@ class _BatchWrite(DataSourceArrowWriter):  # type: ignore[misc]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredMessages:
         name = self._settings.producer_name or "ledgerlake"
-        return _write(self._settings, f"{name}-{self._write_id}-{TaskContext.get().partitionId()}", 0, iterator)
+        return _write(self._settings, f"{name}-{self._write_id}-{TaskContext.get().partitionId()}", 0, None, iterator)
 
 
 def _write(
-    settings: TopicSettings, producer_name: str, batch_id: int, rows: Iterator[pa.RecordBatch]
+    settings: TopicSettings,
+    producer_name: str,
+    batch_id: int,
+    plan_number: int | None,
+    rows: Iterator[pa.RecordBatch],
 ) -> StoredMessages:
-    writer = TopicWriter(settings, producer_name, batch_id)
+    writer = TopicWriter(settings, producer_name, batch_id, plan_number)
     try:
         for batch in rows:
             writer.write(batch)

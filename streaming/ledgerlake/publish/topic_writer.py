@@ -24,6 +24,16 @@ stores none of them twice. So a micro-batch that is run again must give its task
 the same order, as Ledgerlake's and Spark's own sources do. Change the number of tasks only between
 two runs that ended well. Without deduplication a failure may store messages twice.
 
+A sequence id has these bits, from the highest on:
+
+    31   the number of the micro-batch
+     1   whether the plan of the micro-batch is known
+    31   a number that its plan gives (see ``planned_batch``; 0 if the plan is not known), and then one
+         more for each message
+
+So what the broker has of another plan of the micro-batch has other ids than this one: they are below
+its first id, or beyond its last one. Then the task ends with an error, and the micro-batch fails.
+
 The end of a batch depends on its messages and bytes, never on the clock, so that batches are the
 same in a second run. A delayed message is never batched, as with Pulsar's producers.
 
@@ -83,6 +93,8 @@ COLUMN_TYPES = {
 # The bits for the number of a message in its micro-batch and producer.
 _SEQUENCE_BITS = 32
 
+_HAS_PLAN = 1 << (_SEQUENCE_BITS - 1)
+
 # So many rows without a key go to one partition before the next one has its turn.
 _TURN_ROWS = 100
 
@@ -135,13 +147,14 @@ class TopicWriter:
         batch_id: the micro-batch's number.
     """
 
-    def __init__(self, settings: TopicSettings, name: str, batch_id: int) -> None:
+    def __init__(self, settings: TopicSettings, name: str, batch_id: int, plan_number: int | None = None) -> None:
         self.messages = 0
         self._settings = settings
         self._cluster = Cluster(settings.client)
         self._name = name
+        plan = 0 if plan_number is None else _HAS_PLAN + plan_number
         # Chunks of a message carry the number before its own, see ``wire.chunks``.
-        self._first_sequence_id = (batch_id << _SEQUENCE_BITS) or 1
+        self._first_sequence_id = (batch_id << _SEQUENCE_BITS) + plan or 1
         self._first_turn = batch_id
         # By the topic as a row spells it; spellings of one topic have one target.
         self._targets: dict[str, _Target] = {}
@@ -154,7 +167,8 @@ class TopicWriter:
         Raises:
             UsageError: neither a row nor an option names a topic; or a message or a batch is too
                 large for the broker.
-            CheckpointError: the broker has messages of a later micro-batch.
+            CheckpointError: the broker has messages of a later micro-batch, or of another plan of
+                this one.
             TopicNotFoundError, BrokerError, TransportError: a message could not be stored.
         """
         for row in _rows(rows):
@@ -165,7 +179,11 @@ class TopicWriter:
             self.messages += 1
 
     def flush(self) -> None:
-        """Wait until everything is stored."""
+        """Wait until everything is stored.
+
+        Raises:
+            As ``write``.
+        """
         for partition in self._partitions.values():
             partition.finish()
         for partition in self._partitions.values():
@@ -233,7 +251,7 @@ class _TargetPartition:
         self._cluster = cluster
         self._topic_partition = topic_partition
         self._name = name
-        self._sequence_id = first_sequence_id
+        self._first_sequence_id = self._sequence_id = first_sequence_id
         self._producer: NumberedProducer | None = None
         self._open_batch = _OpenBatch()
 
@@ -278,6 +296,7 @@ class _TargetPartition:
     def wait(self) -> None:
         if self._producer is not None:
             self._producer.flush()
+            self._check_is_of_this_plan(self._producer.first_known_id, is_end=True)
 
     def close(self) -> None:
         if self._producer is not None:
@@ -310,6 +329,7 @@ class _TargetPartition:
         if self._producer is None:
             self._producer = NumberedProducer(self._cluster, self._topic_partition, self._name)
             self._check_is_newest(self._producer.first_known_id >> _SEQUENCE_BITS)
+            self._check_is_of_this_plan(self._producer.first_known_id, is_end=False)
         return self._producer
 
     def _check_is_newest(self, known_batch_id: int) -> None:
@@ -320,6 +340,26 @@ class _TargetPartition:
                 f"{self._topic_partition} has messages of micro-batch {known_batch_id} by the producer {self._name}, and this is "
                 f"micro-batch {batch_id}, whose messages the broker would drop: the checkpoint is an older copy, or a new one; restore "
                 "the newest copy, or set the option 'pulsar.producer.producerName' to another name, and messages may come twice"
+            )
+
+    def _check_is_of_this_plan(self, known_id: int, *, is_end: bool) -> None:
+        """Check that what the broker knew of this micro-batch was sent by its plan: it would drop messages
+        that are others.
+
+        Args:
+            is_end: all messages of the micro-batch have their ids.
+        """
+        batch_id = self._sequence_id >> _SEQUENCE_BITS
+        if known_id >> _SEQUENCE_BITS != batch_id:
+            return
+        # Of a message in chunks, a broker may know the number before its own alone.
+        is_of_plan = known_id >= self._first_sequence_id - 1 and not (known_id ^ self._first_sequence_id) & _HAS_PLAN
+        if not is_of_plan or (is_end and known_id >= self._sequence_id):
+            raise CheckpointError(
+                f"{self._topic_partition} has messages of micro-batch {batch_id} by the producer {self._name}, and this "
+                "micro-batch of the same number has other messages, which the broker would drop: the checkpoint is an "
+                "older copy; restore the newest copy, or set the option 'pulsar.producer.producerName' to another name, "
+                "and messages may come twice",
             )
 
     def _metadata(self, sequence_id: int, size_bytes: int) -> pb.MessageMetadata:

@@ -1,0 +1,49 @@
+"""Tells two plans of one micro-batch apart.
+
+Spark writes where a micro-batch ends into the checkpoint (``offsets/<batch>``) before it runs it. A
+micro-batch that is run again has the same entry there. A checkpoint that is an older copy lacks the
+entry, so Spark plans a micro-batch of the same number anew: with another entry, other rows, or the
+same rows in other tasks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+from pyarrow import fs
+
+from ledgerlake.errors import SetupError, UsageError
+from ledgerlake.stored.places import parse_place
+
+# A plan's number has so many bits.
+PLAN_BITS = 30
+
+
+class PlannedBatch(NamedTuple):
+    """A micro-batch, and a number from 1 to 2^30 that differs from that of another plan of it, but for
+    one case in a thousand million.
+    """
+
+    batch_id: int
+    plan_number: int
+
+
+def newest_planned(checkpoint: str | None) -> PlannedBatch | None:
+    """Return the micro-batch that a query has planned last; None if its checkpoint cannot be read from
+    here.
+    """
+    if checkpoint is None:
+        return None
+    try:
+        place = parse_place(checkpoint, "checkpointLocation") / "offsets"
+        files = place.filesystem().get_file_info(fs.FileSelector(place.root, allow_not_found=True))
+        numbers = [int(file.base_name) for file in files if file.base_name.isdecimal()]
+        if not numbers:
+            return None
+        with place.filesystem().open_input_stream((place / str(max(numbers))).root) as stream:
+            entry = stream.read()
+    except (UsageError, SetupError, OSError):
+        return None
+    digest = hashlib.sha256(entry).digest()
+    return PlannedBatch(max(numbers), 1 + int.from_bytes(digest[:8], "big") % 2**PLAN_BITS)
