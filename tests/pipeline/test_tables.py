@@ -228,6 +228,21 @@ def test_a_topic_whose_table_would_share_a_folder_has_none(tmp_path: Path, regis
     assert tables.exists(f"table:{tmp_path / 'a'}")
 
 
+@pytest.mark.parametrize("shape", ["messages", "record"])
+def test_a_topic_whose_table_would_be_that_of_another_program_has_none(
+    tmp_path: Path, registry: Registry, shape: str
+) -> None:
+    DeltaTable.create(str(tmp_path / "b"), pa.schema([("other", pa.int32())]))
+    registry.versions[TOPICS[0]] = [{"f0": "int"}]
+    table = {"path": "{topic}", "shape": shape}
+    for _ in range(2):
+        tables = started(tmp_path, registry, [table])
+        assert "b " in tables.settings([])[f"table:{tmp_path / 'b'}"].obstacle
+        assert tables.exists(f"table:{tmp_path / 'a'}")
+    with pytest.raises(TableError, match=r"b .*use another path"):
+        started(tmp_path, registry, [{**table, "path": "b"}])
+
+
 def test_a_topic_of_a_table_with_a_schema_is_asked_for_again_after_it_was_created_again(
     tmp_path: Path, registry: Registry
 ) -> None:

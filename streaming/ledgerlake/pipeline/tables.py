@@ -19,7 +19,7 @@ import pyarrow as pa
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.record_columns import record_of, united
-from ledgerlake.errors import CheckpointError, SetupError
+from ledgerlake.errors import CheckpointError, SetupError, TableAccessError, TableError
 from ledgerlake.operators.results import TableBatch
 from ledgerlake.operators.transforms import RowTransform, messages_schema, united_columns
 from ledgerlake.options.config import is_inside
@@ -275,8 +275,7 @@ class Tables:
                     continue
                 obstacle = self._shared_folder(of_topic) if options.is_template else ""
                 if obstacle:
-                    _log.warning("a topic gets no table: %s", obstacle)
-                    self._obstacles[of_topic.name] = obstacle
+                    self._leave_out(of_topic.name, obstacle)
                     continue
                 staging = self._staging / "messages"
                 self._by_name[of_topic.name] = MessagesTable(of_topic, self._config.delta.writer, staging)
@@ -292,16 +291,35 @@ class Tables:
         return [self._by_name[name] for name in dict.fromkeys(names) if name in self._by_name]
 
     def check(self, spark: SparkSession) -> list[Table]:
-        """Check the tables that were not checked yet; return all that exist.
+        """Check the tables that were not checked yet; return all that exist. A topic whose table would be
+        one of another program has none: its messages are rejects.
 
         Raises:
             TableError, SetupError: as ``Table.check``.
         """
         for name, table in self.by_name.items():
-            if name not in self._checked and table.check(spark):
+            if name not in self._checked and self._exists(name, table, spark):
                 self._existing.add(name)
             self._checked.add(name)
         return [table for name, table in self.by_name.items() if name in self._existing]
+
+    def _exists(self, name: str, table: Table, spark: SparkSession) -> bool:
+        try:
+            return table.check(spark)
+        except TableAccessError:
+            raise
+        except TableError as error:
+            # The name of a topic decides about the folder of its table.
+            is_of_topic = name in self._by_name and self._by_name[name].options.is_of_template
+            if not is_of_topic or table.last_batch_of(self._config.stream.name) is not None:
+                raise
+            del self._by_name[name]
+            self._leave_out(name, error.message)
+            return False
+
+    def _leave_out(self, name: str, obstacle: str) -> None:
+        _log.warning("a topic gets no table: %s", obstacle)
+        self._obstacles[name] = obstacle
 
     def examine(self) -> list[Table]:
         """Check as ``check``, but change nothing; return all that exist.
