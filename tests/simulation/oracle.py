@@ -185,7 +185,7 @@ class Oracle:
                 self._take_copy(row)
             else:
                 self._take_row(topic, row)
-            time_us = row["broker_timestamp"] or row["publish_time"]
+            time_us = row["broker_timestamp"] or row["publish_time"] or 0
             if row["delivered_at"] is not None:
                 time_us = max(time_us, row["deliver_at"])
             key = (time_us, row["ledger_id"], row["entry_id"], -1 if row["batch_index"] is None else row["batch_index"])
