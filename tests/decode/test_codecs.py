@@ -80,6 +80,10 @@ def test_what_is_declared_over_the_limit_is_too_large() -> None:
     assert refusal(pb.LZ4, b"", 2000, limit=1000) == "too_large"
 
 
+def test_what_no_column_can_hold_is_too_large_whatever_the_option_says() -> None:
+    assert refusal(pb.ZSTD, b"x" * 100_000, 2**31 - 1, limit=2**40) == "too_large"
+
+
 def test_an_unknown_codec_is_named() -> None:
     assert refusal(9, b"", 0) == "unknown_codec"
 

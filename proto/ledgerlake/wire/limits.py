@@ -36,6 +36,10 @@ MAX_BATCH_MESSAGES = 1_000_000
 DECODING_FACTOR = 32
 DECODED_PIECE_BYTES = 32 * 1024 * 1024
 
+# The largest plain entry or large message, whatever the options allow: the offsets in a column of
+# Arrow have 32 bits.
+MAX_PLAIN_BYTES = 2**31 - 64 * 1024 * 1024
+
 # A chunk of a message with more chunks, or a marker that lists more, becomes a reject.
 MAX_CHUNKS = 10_000
 

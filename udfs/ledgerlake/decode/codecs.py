@@ -20,6 +20,7 @@ import zstandard
 
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.limits import MAX_PLAIN_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,15 +34,17 @@ def decompress(codec: int, data: memoryview, declared_bytes: int, max_bytes: int
 
     Raises:
         CorruptEntryError: ``unknown_codec``; ``too_large`` if the declared size is above
-            ``max_bytes``; ``bad_compression`` if the data is damaged or has another size.
+            ``max_bytes`` or ``MAX_PLAIN_BYTES``; ``bad_compression`` if the data is damaged or
+            has another size.
     """
     if codec == pb.NONE:
         return data
     if codec not in _CODECS:
         raise CorruptEntryError(f"compression codec {codec} is unknown", reason="unknown_codec")
-    if declared_bytes > max_bytes:
+    limit_bytes = min(max_bytes, MAX_PLAIN_BYTES)
+    if declared_bytes > limit_bytes:
         raise CorruptEntryError(
-            f"{declared_bytes} uncompressed bytes are over the limit of {max_bytes}", reason="too_large"
+            f"{declared_bytes} uncompressed bytes are over the limit of {limit_bytes}", reason="too_large"
         )
     if declared_bytes > _MOST_EXPANSION[codec] * len(data) + _EXPANSION_BESIDE:
         raise CorruptEntryError(

@@ -22,6 +22,7 @@ from ledgerlake.decode.crypto import NO_KEYS, TAG_BYTES, CryptoSettings, open_en
 from ledgerlake.decode.reference import large_row
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.entry import RawEntry, parse_entry, peek_metadata
+from ledgerlake.wire.limits import MAX_PLAIN_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -131,8 +132,9 @@ def _join(payloads: list[memoryview], max_bytes: int) -> memoryview:
 
 
 def _check_size(size_bytes: int, max_bytes: int) -> None:
-    if size_bytes > max_bytes:
-        raise CorruptEntryError(f"the message is larger than {max_bytes} bytes", reason="too_large")
+    limit_bytes = min(max_bytes, MAX_PLAIN_BYTES)
+    if size_bytes > limit_bytes:
+        raise CorruptEntryError(f"the message is larger than {limit_bytes} bytes", reason="too_large")
 
 
 def _check_sender(first: bytes | memoryview, sender: tuple[str, str] | None) -> None:

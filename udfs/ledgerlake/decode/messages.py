@@ -6,8 +6,9 @@ odd are decoded by ``reference``, one at a time, and their rows are inserted bet
 others, so that rows are always in the order of the entries and batch indexes.
 
 Memory: one slice of a bundle is decompressed at a time, at most ``max_bytes`` of plain payload or
-one entry. Fields of an entry are copied for each of its messages, so rows are returned in pieces of
-``DECODED_PIECE_BYTES``. Apart from that, an entry allocates at most ``DECODING_FACTOR`` times its
+one entry. Odd entries are expanded one at a time. Fields of an entry are copied for each of its
+messages, and the values of several odd entries may be large together, so rows are returned in
+pieces of ``DECODED_PIECE_BYTES``, or one row if a single one is larger. Apart from that, an entry allocates at most ``DECODING_FACTOR`` times its
 bytes, whatever sizes it declares (see ``wire.limits``).
 """
 
@@ -45,11 +46,10 @@ _SLICE_BYTES = 32 * 1024 * 1024
 _LEAST_MESSAGE_BYTES = 6
 
 # The bytes of one row's columns without keys, properties and value; and the same for a row of the
-# reference decoder.
+# reference decoder, and for one of its properties.
 _ROW_BYTES = 256
 _REFERENCE_ROW_BYTES = 3072
-
-_COPIED_COLUMNS = ("producer_name", "schema_version")
+_REFERENCE_PROPERTY_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -355,7 +355,7 @@ def _runs(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -
         return
     counts = np.bincount(fields[k.M_ENTRY], minlength=len(part.entries))
     behind = np.cumsum(counts)
-    sizes = np.concatenate([[0], np.cumsum(np.repeat(row_bytes, counts))])
+    sizes = np.concatenate([[0], np.cumsum(np.repeat(row_bytes, counts) + fields[k.M_VALUE_SIZE])])
     run = _Run()
     yielded = False
     for index in [*np.flatnonzero(part.status != k.OK).tolist(), None]:
@@ -371,17 +371,28 @@ def _runs(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -
         if index is None:
             break
         for row in _judge(part, index, rules):
+            size_bytes = _row_bytes(row)
+            held_bytes = run.odd_bytes + int(sizes[run.stop] - sizes[run.start])
+            # Two values together may be larger than a column can be.
+            if held_bytes and held_bytes + size_bytes > DECODED_PIECE_BYTES:
+                yield run
+                yielded, run = True, _Run(reached, reached)
             if "reason" in row:
                 run.rejects.append(row)
             else:
                 run.odd_rows.append(row)
                 run.odd_entries.append(index)
-            run.odd_bytes += _REFERENCE_ROW_BYTES + sum(len(row.get(name) or ()) for name in _COPIED_COLUMNS)
-            if run.odd_bytes > DECODED_PIECE_BYTES:
-                yield run
-                yielded, run = True, _Run(reached, reached)
+            run.odd_bytes += size_bytes
     if not yielded or run.stop > run.start or run.odd_bytes:
         yield run
+
+
+def _row_bytes(row: Row) -> int:
+    """Return how many bytes a row of the reference decoder takes at most, as Python objects."""
+    texts = sum(len(value) for value in row.values() if isinstance(value, (str, bytes)))
+    properties = row.get("properties") or ()
+    texts += sum(_REFERENCE_PROPERTY_BYTES + len(key) + len(value) for key, value in properties)
+    return _REFERENCE_ROW_BYTES + texts
 
 
 def _copied_bytes(entries: Matrix, status: NDArray[np.int8]) -> Matrix:
@@ -439,6 +450,8 @@ def _put_back(
     of their positions.
     """
     odd = _to_batch(odd_rows, source, schema.VIEW)
+    if not messages.num_rows:
+        return odd
     both = pa.Table.from_batches([messages, odd]).combine_chunks()
     order = np.argsort(entry_numbers, kind="stable")
     return both.take(order).combine_chunks().to_batches()[0]
