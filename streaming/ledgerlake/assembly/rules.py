@@ -51,9 +51,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ledgerlake.wire.limits import MAX_CHUNKS
 from ledgerlake.wire.message_id import Position
@@ -130,6 +130,32 @@ class IncompleteMessage:
     spilled: bool = False
     awaiting: bool = False
 
+
+@dataclass(slots=True)
+class ArrivingMessage:
+    """An incomplete message to which chunks are added, each at the same cost. ``positions`` are in
+    the order of the chunks; the other fields are as in ``IncompleteMessage``.
+    """
+
+    key: ChunkedMessageKey
+    chunk_count: int
+    total_bytes: int
+    opened_ms: int | None
+    publish_ms: int | None
+    positions: dict[Position, None]
+    arrived_bytes: int = 0
+    spilled: bool = False
+    awaiting: bool = False
+
+    @classmethod
+    def of(cls, message: IncompleteMessage) -> ArrivingMessage:
+        """Return a stored message, so that its other chunks can be added."""
+        return cls(**_fields(message) | {"positions": dict.fromkeys(message.positions)})
+
+    def to_stored(self) -> IncompleteMessage:
+        """Return the message as it is stored."""
+        return IncompleteMessage(**_fields(self) | {"positions": tuple(self.positions)})
+
     @property
     def kept_bytes(self) -> int:
         return 0 if self.spilled else self.arrived_bytes
@@ -192,7 +218,7 @@ class ChunkEvent(Enum):
     AWAITED = "awaited"
 
 
-def classify(chunk: Chunk, incomplete: IncompleteMessage | None, limits: Limits) -> ChunkEvent:
+def classify(chunk: Chunk, incomplete: ArrivingMessage | None, limits: Limits) -> ChunkEvent:
     """Return the event of a chunk: the first line of the module's table that applies.
 
     Args:
@@ -232,26 +258,26 @@ class IncompleteMessages:
 
     def __init__(self, limits: Limits, messages: Iterable[IncompleteMessage] = ()) -> None:
         self._limits = limits
-        self._kept: OrderedDict[ChunkedMessageKey, IncompleteMessage] = OrderedDict()
-        self._spilled: OrderedDict[ChunkedMessageKey, IncompleteMessage] = OrderedDict()
+        self._kept: OrderedDict[ChunkedMessageKey, ArrivingMessage] = OrderedDict()
+        self._spilled: OrderedDict[ChunkedMessageKey, ArrivingMessage] = OrderedDict()
         self._kept_bytes = 0
         # The message of each chunk, so that a marker cannot list chunks of another message.
         self._owners: dict[Position, ChunkedMessageKey] = {}
         for message in messages:
-            self._put(message)
+            self._put(ArrivingMessage.of(message))
 
     @property
     def messages(self) -> tuple[IncompleteMessage, ...]:
         """Return the spilled messages, then the others, each oldest first; a message that begins
         again becomes the youngest.
         """
-        return (*self._spilled.values(), *self._kept.values())
+        return tuple(message.to_stored() for message in (*self._spilled.values(), *self._kept.values()))
 
     @property
     def kept_bytes(self) -> int:
         return self._kept_bytes
 
-    def find(self, key: ChunkedMessageKey) -> IncompleteMessage | None:
+    def find(self, key: ChunkedMessageKey) -> ArrivingMessage | None:
         return self._kept.get(key) or self._spilled.get(key)
 
     def arrive(self, chunk: Chunk) -> list[Effect]:
@@ -269,7 +295,7 @@ class IncompleteMessages:
         if self.has_chunk_of_another(key, positions):
             return [self._give_up(key, MALFORMED_MARKER)]
         self._take(key)
-        effects: list[Effect] = [] if incomplete.spilled else [Spill(incomplete.positions)]
+        effects: list[Effect] = [] if incomplete.spilled else [Spill(tuple(incomplete.positions))]
         listed = set(positions)
         left = tuple(position for position in incomplete.positions if position not in listed)
         if left:
@@ -290,16 +316,16 @@ class IncompleteMessages:
         its bytes must be kept.
         """
         effects = self.supersede(message.key)
-        self._put(message)
+        self._put(ArrivingMessage.of(message))
         return [*effects, *self._make_room()]
 
     def expire(self, now_ms: int) -> list[Effect]:
         """Give up every message whose first chunk is too old; a message without a time begins now."""
         oldest_ms = now_ms - self._limits.expire_after_ms
         effects: list[Effect] = []
-        for message in self.messages:
+        for message in [*self._spilled.values(), *self._kept.values()]:
             if message.opened_ms is None:
-                self._put(replace(message, opened_ms=now_ms))
+                message.opened_ms = now_ms
             elif message.opened_ms < oldest_ms:
                 effects.append(self._give_up(message.key, "chunk_expired"))
         return effects
@@ -319,7 +345,8 @@ class IncompleteMessages:
     def _open(self, chunk: Chunk, _event: ChunkEvent) -> list[Effect]:
         if chunk.size_bytes > chunk.total_bytes:
             return [_reject_alone(chunk, "chunk_size")]
-        self._put(replace(_without_chunks(chunk), positions=(chunk.position,), arrived_bytes=chunk.size_bytes))
+        self._put(_without_chunks(chunk))
+        self._add(chunk, chunk.size_bytes)
         return [Retain(chunk.position), *self._make_room()]
 
     def _append(self, chunk: Chunk, _event: ChunkEvent) -> list[Effect]:
@@ -333,7 +360,7 @@ class IncompleteMessages:
             positions = (*incomplete.positions, chunk.position)
             known = positions if incomplete.spilled else ()
             return [Deliver(chunk.key, positions, reread=incomplete.spilled, known=known)]
-        self._put(replace(incomplete, positions=(*incomplete.positions, chunk.position), arrived_bytes=arrived_bytes))
+        self._add(chunk, chunk.size_bytes)
         return [] if incomplete.spilled else [Retain(chunk.position), *self._make_room()]
 
     def _await(self, chunk: Chunk, _event: ChunkEvent) -> list[Effect]:
@@ -341,11 +368,19 @@ class IncompleteMessages:
         effects: list[Effect] = []
         if before is None:
             before = _without_chunks(chunk)
+            before.spilled = True
+            self._put(before)
         elif not before.spilled:
-            self._take(chunk.key)
-            effects.append(Spill(before.positions))
-        self._put(replace(before, positions=(*before.positions, chunk.position), spilled=True, awaiting=True))
+            effects.append(self._spill(chunk.key))
+        before.awaiting = True
+        self._add(chunk, 0)
         return [*effects, *self._make_room()]
+
+    def _spill(self, key: ChunkedMessageKey) -> Spill:
+        message = self._take(key)
+        message.spilled = True
+        self._put(message)
+        return Spill(tuple(message.positions))
 
     def _make_room(self) -> list[Effect]:
         """Spill the oldest messages until the limits are kept; give up the oldest spilled messages
@@ -354,27 +389,30 @@ class IncompleteMessages:
         limits = self._limits
         effects: list[Effect] = []
         while self._kept and (len(self._kept) > limits.max_pending or self._kept_bytes > limits.max_pending_bytes):
-            oldest = self._take(next(iter(self._kept)))
-            self._put(replace(oldest, spilled=True))
-            effects.append(Spill(oldest.positions))
+            effects.append(self._spill(next(iter(self._kept))))
         while len(self._spilled) > limits.max_spilled:
             effects.append(self._give_up(next(iter(self._spilled)), "chunk_evicted"))
         return effects
 
     def _give_up(self, key: ChunkedMessageKey, reason: str) -> Reject:
         message = self._take(key)
-        return Reject(reason, key, message.positions, bytes_kept=not message.spilled)
+        return Reject(reason, key, tuple(message.positions), bytes_kept=not message.spilled)
 
-    def _put(self, message: IncompleteMessage) -> None:
-        """Store a message; if there is one of that key, the new one takes its place in the order."""
-        messages = self._spilled if message.spilled else self._kept
-        before = messages.get(message.key)
-        self._kept_bytes += message.kept_bytes - (before.kept_bytes if before else 0)
-        # Positions are only ever appended.
-        self._owners.update(dict.fromkeys(message.positions[len(before.positions) if before else 0 :], message.key))
-        messages[message.key] = message
+    def _put(self, message: ArrivingMessage) -> None:
+        """Add a message of a key that has none, as the youngest."""
+        self._kept_bytes += message.kept_bytes
+        self._owners.update(dict.fromkeys(message.positions, message.key))
+        (self._spilled if message.spilled else self._kept)[message.key] = message
 
-    def _take(self, key: ChunkedMessageKey) -> IncompleteMessage:
+    def _add(self, chunk: Chunk, size_bytes: int) -> None:
+        """Add a chunk to the message of its key."""
+        message = self._kept.get(chunk.key) or self._spilled[chunk.key]
+        message.positions[chunk.position] = None
+        message.arrived_bytes += size_bytes
+        self._kept_bytes += 0 if message.spilled else size_bytes
+        self._owners[chunk.position] = chunk.key
+
+    def _take(self, key: ChunkedMessageKey) -> ArrivingMessage:
         message = self._kept.pop(key, None) or self._spilled.pop(key)
         self._kept_bytes -= message.kept_bytes
         for position in message.positions:
@@ -382,9 +420,14 @@ class IncompleteMessages:
         return message
 
 
-def _without_chunks(chunk: Chunk) -> IncompleteMessage:
+def _without_chunks(chunk: Chunk) -> ArrivingMessage:
     """Return the incomplete message that a chunk begins, before the chunk is added."""
-    return IncompleteMessage(chunk.key, chunk.chunk_count, chunk.total_bytes, chunk.time_ms, chunk.publish_ms, (), 0)
+    return ArrivingMessage(chunk.key, chunk.chunk_count, chunk.total_bytes, chunk.time_ms, chunk.publish_ms, {})
+
+
+def _fields(message: IncompleteMessage | ArrivingMessage) -> dict[str, Any]:
+    """Return the fields that both kinds of messages have."""
+    return {name: getattr(message, name) for name in IncompleteMessage.__slots__}
 
 
 def _reject_alone(chunk: Chunk, reason: str) -> Reject:
