@@ -7,7 +7,7 @@ import io
 import json
 import struct
 from datetime import date, datetime, timedelta, timezone
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 import fastavro
@@ -156,6 +156,33 @@ def test_avro_records_with_every_type_become_structs() -> None:
     values, bad = read(schema, [payload, None])
     assert bad == {}
     assert values == [{**value, "map": [("a", 1)]}, None]
+
+
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 3}
+
+
+def test_decimals_are_read_to_their_last_digit_however_they_are_padded() -> None:
+    numbers = [0, 1, -1, 127, 128, -128, -129, 10**38 - 1, -(10**38) + 1]
+    payloads = []
+    for number in numbers:
+        for size in (number.bit_length() // 8 + 1, 17, 40, 4_000_000 if number == -129 else 20):
+            data = number.to_bytes(size, "big", signed=True)
+            payloads.append(written(avro(field("d", "bytes")), {"d": data}))
+    values, bad = read(avro(field("d", DECIMAL)), payloads)
+    assert bad == {}
+    expected = [int(f"{number}") for number in numbers for _ in range(4)]
+    assert [int(value["d"].scaleb(3, Context(prec=50))) for value in values] == expected
+
+
+def test_a_decimal_of_too_many_digits_is_bad_whatever_its_size() -> None:
+    small = avro(field("d", {**DECIMAL, "precision": 4}))
+    payloads = [
+        written(avro(field("d", "bytes")), {"d": data}) for data in (b"\x27\x0f", b"\x27\x10", b"\x7f" * 4_000_000)
+    ]
+    values, bad = read(small, payloads)
+    assert values == [{"d": Decimal("9.999")}, None, None]
+    assert bad[1] == "ValueError: the decimal 10000 has more than 4 digits"
+    assert bad[2] == "ValueError: a decimal has 4000000 bytes, more than 4 digits take"
 
 
 def test_avro_evolves_by_its_own_rules() -> None:

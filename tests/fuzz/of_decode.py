@@ -6,7 +6,6 @@ import base64
 import contextlib
 import io
 import json
-from decimal import Decimal
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -348,9 +347,7 @@ _ROW = {
 @cache
 def _avro_value() -> bytes:
     encoded_value = io.BytesIO()
-    fastavro.schemaless_writer(
-        encoded_value, fastavro.parse_schema(records._plain(_AVRO)), _ROW | {"d": Decimal("2.58")}
-    )
+    fastavro.schemaless_writer(encoded_value, fastavro.parse_schema(records._plain(_AVRO)), _ROW)
     return encoded_value.getvalue()
 
 

@@ -19,6 +19,7 @@ Rules kept here:
   - Regular Avro values are read by a compiled loop (see ``avro``), all others by fastavro.
   - An Avro value must end where its bytes end. Sizes in a damaged value allocate no memory: each
     item needs bytes, and a schema with items of no bytes is refused.
+  - A decimal is judged by its size before it becomes a number.
   - JSON is parsed by Arrow, one batch at a time. If a batch has an unusual value, each value is
     parsed alone, by the same rules: a number becomes its text if the schema has a string, and
     nothing else is converted.
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import io
 import json
+from decimal import Context, Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +72,13 @@ _LOGICAL: dict[tuple[str, str], pa.DataType] = {
 
 _WIDER = [({"int", "long"}, "long"), ({"float", "double"}, "double")]
 _DECIMAL_DIGITS = 38
+
+# The bytes of a decimal beside those that only repeat its sign.
+_DECIMAL_BYTES = 16
+
+# Decimals are read by ``_decimal``: fastavro's own reader takes quadratic time, and rounds.
+_DECIMAL = "ledgerlake-decimal"
+_EXACT = Context(prec=_DECIMAL_DIGITS)
 
 # A value of a byte or two stands for a symbol.
 _SYMBOL_MOST = 1000
@@ -114,7 +123,9 @@ def _parse(definition: bytes) -> Any:
 def _compiled(schema: ValueSchema) -> Any:
     # Every worker imports this module, and few read Avro.
     import fastavro
+    from fastavro.read import LOGICAL_READERS
 
+    LOGICAL_READERS.update(dict.fromkeys((f"bytes-{_DECIMAL}", f"fixed-{_DECIMAL}"), _decimal))
     try:
         return fastavro.parse_schema(_plain(_parse(schema.definition)))
     except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, ValueError, KeyError) as error:
@@ -128,8 +139,10 @@ def _plain(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     plain = {name: value if name == "default" else _plain(value) for name, value in node.items()}
-    if "logicalType" in plain and not _is_decimal(node):
-        del plain["logicalType"]
+    if _is_decimal(node):
+        plain["logicalType"] = _DECIMAL
+    else:
+        plain.pop("logicalType", None)
     return plain
 
 
@@ -139,6 +152,23 @@ def _is_decimal(node: dict[str, Any]) -> bool:
         isinstance(digits, int) and isinstance(scale, int) and 0 < digits <= _DECIMAL_DIGITS and 0 <= scale <= digits
     )
     return node.get("logicalType") == "decimal" and sizes
+
+
+def _decimal(data: bytes, writer: dict[str, Any], _reader: Any = None) -> Decimal:
+    """Return the number of a decimal's bytes.
+
+    Raises:
+        ValueError: it has more digits than its schema allows.
+    """
+    digits, scale = writer["precision"], writer.get("scale", 0)
+    sign = b"\xff" if data[:1] >= b"\x80" else b"\0"
+    significant = data.lstrip(sign)
+    if len(significant) > _DECIMAL_BYTES:
+        raise ValueError(f"a decimal has {len(significant)} bytes, more than {digits} digits take")
+    number = int.from_bytes(sign + significant, "big", signed=True)
+    if abs(number) >= 10**digits:
+        raise ValueError(f"the decimal {number} has more than {digits} digits")
+    return Decimal(number).scaleb(-scale, _EXACT)
 
 
 class _Types:
