@@ -185,6 +185,11 @@ REASONS: dict[str, tuple[str, str]] = {
         "The value does not fit the columns of a table of records without loss.",
         "Correct the producer, or the declared fields (`json_fields`); then replay.",
     ),
+    "value_too_large": (
+        "The value would take more than 256 MiB when it is decoded by its schema, for example an array of millions of "
+        "items. `detail` has the bytes that it would take.",
+        "Write smaller messages, or read the topic with `schema = bytes`; then replay.",
+    ),
     "unknown_schema": (
         "The registry does not have the version of the schema that wrote the value.",
         "Restore the version in the registry, then replay.",

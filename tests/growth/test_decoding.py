@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import base64
+import json
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from google.protobuf import descriptor_pb2
 
 from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, Deliver, IncompleteMessages, Limits
+from ledgerlake.decode import avro_weights, columns, json_weights, protobuf_weights, schema, values, weights
 from ledgerlake.decode.codecs import compress
+from ledgerlake.decode.columns import Encoded
 from ledgerlake.decode.messages import decode_bundle
+from ledgerlake.decode.record_columns import record_of
+from ledgerlake.decode.record_rows import record_cuts, record_rows
+from ledgerlake.decode.typed import VALUE_TOO_LARGE, by_version, typed_parts
+from ledgerlake.decode.values import decoder
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
-from ledgerlake.wire.limits import DECODED_PIECE_BYTES, DECODING_FACTOR
+from ledgerlake.wire.limits import DECODED_PIECE_BYTES, DECODING_FACTOR, MAX_VALUES_BYTES
 from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.value_schema import ValueSchema
 from tests.entries import SOURCE, broker, bundle, metadata, single
 from tests.fuzz.engine import MIB, Memory
 from tests.growth.counting import Case, check
@@ -100,10 +112,211 @@ def _awaited_chunks(n: int) -> Callable[[], None]:
     return work
 
 
+# Typed values. Each maker returns the bytes of a value with ``n`` items, a few bytes for each.
+
+
+def _number(number: int) -> bytes:
+    """Return a number as Avro writes it."""
+    bits, out = number << 1, b""
+    while bits > 127:
+        out += bytes([bits & 127 | 128])
+        bits >>= 7
+    return out + bytes([bits])
+
+
+def _record(name: str, **types: Any) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": key, "type": kind} for key, kind in types.items()]}
+
+
+def _list_of(item: Any) -> bytes:
+    return json.dumps(_record("Root", l={"type": "array", "items": item})).encode()
+
+
+def _avro(item: Any) -> ValueSchema:
+    return ValueSchema(pb.Schema.Avro, _list_of(item))
+
+
+def _json(item: Any) -> ValueSchema:
+    return ValueSchema(pb.Schema.Json, _list_of(item))
+
+
+def _avro_items(item: bytes) -> Callable[[int], bytes]:
+    return lambda n: _number(n) + item * n + b"\0"
+
+
+def _json_items(item: str) -> Callable[[int], bytes]:
+    return lambda n: f'{{"l":[{",".join([item] * n)}]}}'.encode()
+
+
+def _protobuf(fields: int, *, of_numbers: bool) -> ValueSchema:
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="o.proto", syntax="proto3")
+    line = file.message_type.add(name="Line")
+    for number in range(1, fields + 1):
+        line.field.add(name=f"q{number}", number=number, type=kinds.TYPE_INT32, label=kinds.LABEL_OPTIONAL)
+    order = file.message_type.add(name="Order")
+    kind = {"type": kinds.TYPE_INT32} if of_numbers else {"type": kinds.TYPE_MESSAGE, "type_name": ".Line"}
+    order.field.add(name="lines", number=1, label=kinds.LABEL_REPEATED, **kind)
+    files = descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
+    definition = {"fileDescriptorSet": base64.b64encode(files).decode(), "rootMessageTypeName": "Order"}
+    return ValueSchema(pb.Schema.ProtobufNative, json.dumps(definition).encode())
+
+
+def _packed_numbers(n: int) -> bytes:
+    size, out = n, b"\x0a"
+    while size > 127:
+        out += bytes([size & 127 | 128])
+        size >>= 7
+    return out + bytes([size]) + bytes(n)
+
+
+_LONG_SYMBOL = {"type": "enum", "name": "E", "symbols": ["S" * 1000]}
+_WIDE = _record("W", **{f"f{number}": ["null", "string"] for number in range(100)})
+_UNION = {"type": "map", "values": ["null", "long"]}
+
+_HEAVY = {
+    "avro, numbers": (_avro("long"), _avro_items(b"\x02")),
+    "avro, records": (_avro(_record("L", q="int")), _avro_items(b"\x02")),
+    "avro, records without a value": (_avro(_record("L", q=["null", "int"])), _avro_items(b"\0")),
+    "avro, arrays": (_avro({"type": "array", "items": "int"}), _avro_items(b"\0")),
+    "avro, maps": (_avro(_UNION), _avro_items(b"\x02\x02k\0\0")),
+    "avro, symbols": (_avro(_LONG_SYMBOL), _avro_items(b"\0")),
+    "avro, texts": (_avro("string"), _avro_items(b"\0")),
+    "json, numbers": (_json("long"), _json_items("7")),
+    "json, wide records": (_json(_WIDE), _json_items("{}")),
+    "json, wide records that are null": (_json(["null", _WIDE]), _json_items("null")),
+    "json, maps": (_json(_UNION), _json_items('{"k":1}')),
+    "json, lists": (_json({"type": "array", "items": "int"}), _json_items("[]")),
+    "protobuf, messages": (_protobuf(6, of_numbers=False), lambda n: b"\x0a\0" * n),
+    "protobuf, packed numbers": (_protobuf(1, of_numbers=True), _packed_numbers),
+    "protobuf, numbers": (_protobuf(1, of_numbers=True), lambda n: b"\x08\x01" * n),
+}
+
+
+def _encoded(*payloads: bytes) -> Encoded:
+    return Encoded(pa.array(payloads, pa.binary()))
+
+
+def _weight(of_schema: ValueSchema, payload: bytes) -> int:
+    return int(decoder(of_schema, of_schema).weigh(_encoded(payload))[0])
+
+
+@pytest.fixture
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The limit of the values of a message, small so that the largest message is quickly decoded."""
+    limit_bytes = 32 * MIB
+    for module in (avro_weights, columns, json_weights, protobuf_weights, values, weights):
+        monkeypatch.setattr(module, "MAX_VALUES_BYTES", limit_bytes)
+    return limit_bytes
+
+
+@pytest.mark.parametrize("name", _HEAVY)
+def test_values_that_stand_for_much_are_refused_before_they_are_decoded(name: str) -> None:
+    of_schema, make = _HEAVY[name]
+    payload = make(6_000_000)
+    decode = decoder(of_schema, of_schema)
+    good = make(3)
+    decode(_encoded(good))
+
+    def refuse() -> None:
+        decoded = decode(_encoded(good, payload, good))
+        assert decoded.too_large == {1}
+        assert f"the limit is {MAX_VALUES_BYTES}" in decoded.bad[1]
+        assert decoded.values.null_count == 1
+
+    assert peak_bytes(refuse) <= DECODING_FACTOR * len(payload) // 4 + 16 * MIB
+
+
+@pytest.mark.parametrize("name", _HEAVY)
+def test_the_largest_value_that_is_decoded_takes_what_the_limit_says(name: str, small_limit: int) -> None:
+    of_schema, make = _HEAVY[name]
+    least, most = 1, 3_000_000
+    while most - least > 100:
+        middle = (least + most) // 2
+        fits = _weight(of_schema, make(middle)) <= small_limit
+        least, most = (middle, most) if fits else (least, middle)
+    payload = make(least)
+    decode = decoder(of_schema, of_schema)
+    decode(_encoded(make(3)))
+
+    def read() -> None:
+        assert decode(_encoded(payload)).bad == {}
+
+    assert peak_bytes(read) <= 2 * small_limit + DECODING_FACTOR * len(payload) + 16 * MIB
+
+
+def _messages(payloads: list[bytes]) -> pa.RecordBatch:
+    entries = [single(payload, index, schema_version=bytes(8)) for index, payload in enumerate(payloads)]
+    (part,) = decode_bundle(bundle(entries), SOURCE)
+    return part.messages.select(schema.MESSAGES.names)
+
+
+@pytest.mark.parametrize("name", _HEAVY)
+def test_messages_of_one_bundle_become_rows_in_pieces(name: str, small_limit: int) -> None:
+    of_schema, make = _HEAVY[name]
+    n = 1000
+    while _weight(of_schema, make(n)) < small_limit // 4:
+        n *= 2
+    payloads = [make(n)] * 12
+    messages = _messages(payloads)
+    record = record_of(of_schema)
+    pieces = []
+
+    def read() -> None:
+        for start, stop in record_cuts(messages, lambda _version: of_schema, of_schema, record):
+            rows, misfits = record_rows(
+                messages.slice(start, stop - start), lambda _version: of_schema, of_schema, record
+            )
+            assert misfits == []
+            pieces.append(rows.num_rows)
+        for part in typed_parts(messages, of_schema, lambda _version: of_schema, keep_bytes=False):
+            assert part["reject_reason"].null_count == part.num_rows
+
+    peak = peak_bytes(read)
+    assert sum(pieces) == len(payloads)
+    assert max(pieces) < len(payloads)
+    assert peak <= 2 * (2 * small_limit + DECODING_FACTOR * max(pieces) * len(payloads[0])) + 16 * MIB
+
+
+def test_a_message_that_is_too_large_is_a_reject_with_its_weight_and_the_limit() -> None:
+    of_schema, make = _HEAVY["avro, records"]
+    messages = _messages([make(2), make(2_000_000), make(1)])
+    rows, (misfit,) = record_rows(messages, lambda _version: of_schema, of_schema, record_of(of_schema))
+    assert rows.num_rows == 2
+    assert (misfit.row, misfit.reason) == (1, VALUE_TOO_LARGE)
+    assert misfit.detail.endswith(f"bytes when they are decoded; the limit is {MAX_VALUES_BYTES}")
+    parts = list(typed_parts(messages, of_schema, lambda _version: of_schema, keep_bytes=False))
+    assert [reason for part in parts for reason in part["reject_reason"].to_pylist()] == [None, VALUE_TOO_LARGE, None]
+    kept = [data for part in parts for data in part["value_bytes"].to_pylist()]
+    assert kept == [None, messages["value"][1].as_py(), None]
+
+
+def _versions(n: int) -> Callable[[], None]:
+    versions = pa.array([number.to_bytes(8, "big") for number in range(n)] * 2, pa.binary())
+
+    def work() -> None:
+        found = list(by_version(versions))
+        assert [rows.tolist() for _, rows in found] == [[number, number + n] for number in range(n)]
+
+    return work
+
+
+def _typed_values(name: str) -> Callable[[int], Callable[[], None]]:
+    of_schema, make = _HEAVY[name]
+
+    def prepare(n: int) -> Callable[[], None]:
+        decode, payload = decoder(of_schema, of_schema), make(n)
+        return lambda: np.testing.assert_equal(decode(_encoded(payload)).bad, {})
+
+    return prepare
+
+
 CASES = [
     Case("rules, chunks of one message", _one_message, n=200),
     Case("rules, messages of which two chunks came", _many_messages, n=200),
     Case("rules, chunks that wait for a marker", _awaited_chunks, n=200),
+    Case("typed, messages that each name another version", _versions, n=200),
+    *(Case(f"values, {name}", _typed_values(name), n=500) for name in _HEAVY),
 ]
 
 

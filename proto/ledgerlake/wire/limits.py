@@ -36,6 +36,12 @@ MAX_BATCH_MESSAGES = 1_000_000
 DECODING_FACTOR = 32
 DECODED_PIECE_BYTES = 32 * 1024 * 1024
 
+# The most bytes that the values of one message take when they are decoded by a schema, as
+# ``decode.weights`` counts them before it decodes: a message with more becomes a reject. No more
+# are decoded at once, either. Its own texts and bytes are not counted: ``maxUncompressedBytes``
+# limits them. Decoding takes at most twice these bytes, and ``DECODING_FACTOR`` times the message.
+MAX_VALUES_BYTES = 256 * 1024 * 1024
+
 # The largest plain entry or large message, whatever the options allow: the offsets in a column of
 # Arrow have 32 bits.
 MAX_PLAIN_BYTES = 2**31 - 64 * 1024 * 1024

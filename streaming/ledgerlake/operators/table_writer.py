@@ -23,8 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledgerlake.client.topics import join_partition
-from ledgerlake.decode.columns import rows_at_once
-from ledgerlake.decode.record_rows import PULSAR_FIELDS, Misfit, record_rows, rows_schema
+from ledgerlake.decode.record_rows import PULSAR_FIELDS, Misfit, record_cuts, record_rows, rows_schema
 from ledgerlake.decode.values import record_name
 from ledgerlake.operators.results import TableResult
 from ledgerlake.operators.transforms import TRANSFORM_FAILED, RowTransform, column_of, messages_schema
@@ -34,7 +33,7 @@ from ledgerlake.table.ordered_files import BufferedWriter, OrderedWriter, data_f
 from ledgerlake.wire.value_schema import NO_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -329,16 +328,17 @@ class RowMaker:
         self._of_version = schemas_of(client, topic, batch.schemas.registered.get(topic, ""))
         self._newest_version = batch.schemas.newest_version(topic)
         self.schema = rows_schema(self._columns) if table.is_of_records else messages_schema(self._columns)
-        self._part_rows = rows_at_once(self._record) if table.is_of_records else None
 
     def of(self, messages: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], Taken]]:
         """Yield rows with the number of each one's message, and which messages are taken, in
         parts.
         """
-        step = self._part_rows or max(messages.num_rows, 1)
-        for start in range(0, messages.num_rows, step):
-            part = messages.slice(start, step)
-            numbers = np.arange(start, start + part.num_rows)
+        ranges: Iterable[tuple[int, int]] = [(0, messages.num_rows)]
+        if self._table.is_of_records and not self._obstacle:
+            ranges = record_cuts(messages, self._schema_of, self._newest(), self._record)
+        for start, stop in ranges:
+            part = messages.slice(start, stop - start)
+            numbers = np.arange(start, stop)
             if self._table.schema:
                 wanted = self._by_schema(part)
                 if self._table.keeps_latest:

@@ -68,6 +68,7 @@ REPLAYABLE = (
     "bad_compression",
     "too_large",
     "schema_mismatch",
+    "value_too_large",
     "unknown_schema",
     "transform_failed",
     "no_table",

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from ledgerlake.decode.weights import Weigh, too_heavy
 from ledgerlake.errors import SetupError
+from ledgerlake.wire.limits import MAX_VALUES_BYTES
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 # The limit for one schema, including nested columns. In a short schema, types that each use another
@@ -23,16 +26,16 @@ COLUMNS_MOST = 10_000
 # lists on, and Arrow a batch from 64 levels on.
 DEPTH_MOST = 32
 
-# The values of all columns together that are decoded at once.
-_CELLS_AT_ONCE = 4_000_000
-
 
 @dataclass
 class DecodedValues:
-    """A column, with null for null and bad values; ``bad`` has the reason for each bad row."""
+    """A column, with null for null and bad values; ``bad`` has the reason for each bad row.
+    ``too_large`` are the bad rows that would have taken too much memory.
+    """
 
     values: pa.Array
     bad: dict[int, str] = field(default_factory=dict)
+    too_large: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,32 @@ class Encoded:
 
 
 # Decodes values of one writer's schema as values of the reader's.
-Decoder = Callable[[Encoded], DecodedValues]
+Read = Callable[[Encoded], DecodedValues]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Decodes values whose weight is within the limit (see ``weights``).
+
+    Args:
+        read: decodes values.
+        weigh: returns the weight of each.
+    """
+
+    read: Read
+    weigh: Weigh
+
+    def __call__(self, encoded: Encoded) -> DecodedValues:
+        """Decode values. Those that are too heavy are bad."""
+        weights = self.weigh(encoded)
+        heavy = np.flatnonzero(weights > MAX_VALUES_BYTES)
+        if not len(heavy):
+            return self.read(encoded)
+        others = pa.array(weights <= MAX_VALUES_BYTES)
+        keys = None if encoded.keys is None else pc.if_else(others, encoded.keys, None)
+        decoded = self.read(Encoded(pc.if_else(others, encoded.payloads, None), keys))
+        reasons = {row: too_heavy(int(weights[row])) for row in heavy.tolist()}
+        return DecodedValues(decoded.values, decoded.bad | reasons, frozenset(reasons))
 
 
 def too_wide() -> SetupError:
@@ -119,19 +147,3 @@ def first_line(error: BaseException) -> str:
         text = ""
     line = f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__
     return line.encode(errors="replace").decode()
-
-
-def rows_at_once(kind: pa.DataType) -> int:
-    """Return how many values of a type are decoded at once: one of a few bytes may have thousands of
-    columns.
-    """
-    return max(1, _CELLS_AT_ONCE // (_columns(kind) + 1))
-
-
-def _columns(kind: pa.DataType) -> int:
-    """Return the number of columns of a type, with those inside others."""
-    if pa.types.is_struct(kind):
-        return 1 + sum(_columns(field.type) for field in kind)
-    if pa.types.is_list(kind):
-        return 1 + _columns(kind.value_type)
-    return 1 + _columns(kind.item_type) if pa.types.is_map(kind) else 1

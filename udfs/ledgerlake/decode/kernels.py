@@ -941,3 +941,180 @@ def walk_protobuf(buffer, offsets, present, columns, kinds, values, sizes, valid
             valid[:, row] = 0
             values[:, row] = 0
             sizes[:, row] = 0
+
+
+# Kinds of nodes of a schema that ``weigh_avro`` walks through (see ``avro_weights``).
+W_FIXED, W_VARINT, W_BYTES, W_UNION, W_RECORD, W_ARRAY, W_MAP = range(7)
+
+
+@compiled
+def skip_long(buffer, position, end):  # type: ignore[no-untyped-def]
+    """The position after a number of at most ten bytes, -1 if it does not fit."""
+    stop = min(position + 10, end)
+    while position < stop:
+        position += 1
+        if buffer[position - 1] < 0x80:
+            return position
+    return -1
+
+
+@compiled
+def weigh_avro(buffer, offsets, nodes, items, depth, limit, weights):  # type: ignore[no-untyped-def]
+    """Add the weights of the items of arrays and maps to each row's weight.
+
+    A node has four numbers: its kind; bytes of a fixed one, else its first child in ``items``; the
+    number of its children; the weight of an item. A row whose bytes do not fit is -1. A row that
+    passes the limit is not read to its end.
+    """
+    stack = np.zeros((depth, 2), np.int64)
+    for row in range(len(weights)):
+        position, end = np.int64(offsets[row]), np.int64(offsets[row + 1])
+        stack[0, 0] = stack[0, 1] = 0
+        top = 0
+        while top >= 0 and position >= 0 and weights[row] <= limit:
+            node, done = stack[top, 0], stack[top, 1]
+            kind, argument, count, weight = nodes[node, 0], nodes[node, 1], nodes[node, 2], nodes[node, 3]
+            child = np.int64(-1)
+            if kind == W_RECORD:
+                if done < count:
+                    stack[top, 1] += 1
+                    child = items[argument + done]
+            elif kind in (W_ARRAY, W_MAP):
+                if done == 0:
+                    number, position = read_varint(buffer, position, end)
+                    number = (number >> 1) ^ -(number & 1)
+                    if position >= 0 and number < 0:
+                        number = -number
+                        position = skip_long(buffer, position, end)
+                    # Each item has at least one byte.
+                    if position < 0 or number > end - position:
+                        position = np.int64(-1)
+                        break
+                    weights[row] += number * weight
+                    stack[top, 1] = done = number
+                if done > 0:
+                    stack[top, 1] -= 1
+                    child = items[argument]
+                    # The end of a block: the next one begins with its count.
+                    if kind == W_MAP:
+                        size, position = read_varint(buffer, position, end)
+                        size = (size >> 1) ^ -(size & 1)
+                        if position < 0 or size < 0 or size > end - position:
+                            position = np.int64(-1)
+                            break
+                        position += size
+            else:
+                top -= 1
+                if kind == W_FIXED:
+                    position = position + argument if argument <= end - position else np.int64(-1)
+                elif kind == W_VARINT:
+                    position = np.int64(skip_long(buffer, position, end))
+                else:
+                    number, position = read_varint(buffer, position, end)
+                    number = (number >> 1) ^ -(number & 1)
+                    if position < 0 or number < 0:
+                        position = np.int64(-1)
+                    elif kind == W_BYTES:
+                        position = position + number if number <= end - position else np.int64(-1)
+                    elif number < count:
+                        top += 1
+                        stack[top, 0], stack[top, 1] = items[argument + number], 0
+                    else:
+                        position = np.int64(-1)
+                continue
+            if child >= 0:
+                top += 1
+                stack[top, 0], stack[top, 1] = child, 0
+            else:
+                top -= 1
+        if weights[row] <= limit and position != end:
+            weights[row] = -1
+
+
+# Kinds of fields of a message that ``weigh_protobuf`` walks through (see ``protobuf_weights``).
+F_SINGLE, F_MESSAGE, F_VARINT, F_FIXED32, F_FIXED64 = range(5)
+
+
+@compiled
+def weigh_protobuf(buffer, offsets, nodes, fields, depth, limit, weights):  # type: ignore[no-untyped-def]
+    """Add the weights of repeated fields to each row's weight.
+
+    A node, one for each message at its place in the schema, has its first field and the number of
+    its fields. A field has its number, its kind, the node of its message (-1: none) and the weight
+    of each item. A row that is odd, for example one with a group, is -1. A row that passes the
+    limit is not read to its end.
+    """
+    stack = np.zeros((depth, 2), np.int64)
+    for row in range(len(weights)):
+        position = np.int64(offsets[row])
+        stack[0, 0], stack[0, 1] = 0, offsets[row + 1]
+        top = 0
+        while top >= 0 and position >= 0 and weights[row] <= limit:
+            node, end = stack[top, 0], stack[top, 1]
+            if position == end:
+                top -= 1
+                continue
+            tag, position = read_short_varint(buffer, position, end)
+            if position < 0:
+                break
+            number, wire_type = tag >> 3, tag & 7
+            low, high = nodes[node, 0], nodes[node, 0] + nodes[node, 1]
+            last = high
+            while low < high:
+                middle = (low + high) // 2
+                if fields[middle, 0] < number:
+                    low = middle + 1
+                else:
+                    high = middle
+            field = low if low < last and fields[low, 0] == number else np.int64(-1)
+            if field < 0:
+                position = np.int64(skip_field(buffer, position, end, wire_type))
+                continue
+            kind, child, weight = fields[field, 1], fields[field, 2], fields[field, 3]
+            weights[row] += weight
+            if wire_type != SIZED or kind == F_SINGLE:
+                position = np.int64(skip_field(buffer, position, end, wire_type))
+                continue
+            size, position = read_short_varint(buffer, position, end)
+            if position < 0 or size > end - position:
+                position = np.int64(-1)
+                break
+            if kind == F_MESSAGE:
+                top += 1
+                stack[top, 0], stack[top, 1] = child, position + size
+                continue
+            if kind == F_VARINT:
+                for place in range(position, position + size):
+                    if buffer[place] < 0x80:
+                        weights[row] += weight
+            else:
+                weights[row] += weight * (size // (4 if kind == F_FIXED32 else 8))
+            position += size
+        if weights[row] <= limit and top >= 0:
+            weights[row] = -1
+
+
+@compiled
+def count_json(buffer, offsets, counts):  # type: ignore[no-untyped-def]
+    """Count commas, colons, braces and brackets that open, outside of texts, in each row."""
+    for row in range(len(counts)):
+        position, end = np.int64(offsets[row]), np.int64(offsets[row + 1])
+        is_text = False
+        while position < end:
+            byte = buffer[position]
+            position += 1
+            if is_text:
+                if byte == 92:  # a backslash
+                    position += 1
+                elif byte == 34:  # a quotation mark
+                    is_text = False
+            elif byte == 34:
+                is_text = True
+            elif byte == 44:
+                counts[row, 0] += 1
+            elif byte == 58:
+                counts[row, 1] += 1
+            elif byte == 123:
+                counts[row, 2] += 1
+            elif byte == 91:
+                counts[row, 3] += 1

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ledgerlake.decode.columns import Decoder
+    from ledgerlake.decode.columns import Read
 
     Matrix = NDArray[np.int64]
 
@@ -83,9 +83,9 @@ class LoopColumns:
 def with_loop(
     read: Callable[[pa.BinaryArray], tuple[pa.Array, NDArray[np.bool_]]],
     finished: Callable[[pa.Array], pa.Array],
-    decode: Decoder,
-) -> Decoder:
-    """Return a decoder that reads regular values by a loop, and hands all others to ``decode``.
+    decode: Read,
+) -> Read:
+    """Return a function that reads regular values by a loop, and hands all others to ``decode``.
 
     Args:
         read: returns the values, and which rows were read.

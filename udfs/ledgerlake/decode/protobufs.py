@@ -18,9 +18,10 @@ import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 
-from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, build, decode_rows, too_wide
+from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, Decoder, build, decode_rows, too_wide
 from ledgerlake.decode.loop_columns import with_loop
 from ledgerlake.decode.protobuf_loop import protobuf_reader
+from ledgerlake.decode.protobuf_weights import protobuf_weigher
 from ledgerlake.errors import SetupError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
     from google.protobuf.message import Message
 
-    from ledgerlake.decode.columns import Decoder, Encoded
+    from ledgerlake.decode.columns import Encoded
     from ledgerlake.wire.value_schema import ValueSchema
 
 _CPP = FieldDescriptor
@@ -70,7 +71,8 @@ def message_decoder(reader: ValueSchema) -> Decoder:
         rows, bad = decode_rows(encoded.payloads, lambda payload: _values(kind.FromString(payload)))
         return DecodedValues(build(rows, target, target, bad), bad)
 
-    return decode if loop is None else with_loop(loop.read, lambda values: values, decode)
+    read = decode if loop is None else with_loop(loop.read, lambda values: values, decode)
+    return Decoder(read, protobuf_weigher(root))
 
 
 def _root(schema: ValueSchema) -> Descriptor:

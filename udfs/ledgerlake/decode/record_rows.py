@@ -12,16 +12,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ledgerlake.decode import schema
-from ledgerlake.decode.columns import DecodedValues, Encoded, first_line
+from ledgerlake.decode.columns import Encoded, first_line
 from ledgerlake.decode.record_columns import as_records, record_of
-from ledgerlake.decode.typed import UNKNOWN_SCHEMA
+from ledgerlake.decode.typed import (
+    UNKNOWN_SCHEMA,
+    VALUE_TOO_LARGE,
+    by_version,
+    encoded_of,
+    message_weights,
+    take,
+)
 from ledgerlake.decode.values import decoder
+from ledgerlake.decode.weights import cuts, fixed_bytes
 from ledgerlake.errors import SetupError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from ledgerlake.decode.columns import Decoder
@@ -51,6 +60,26 @@ def rows_schema(record: pa.StructType) -> pa.Schema:
     return pa.schema([*PULSAR_FIELDS, pa.field(RECORD_COLUMN, record)])
 
 
+def record_cuts(
+    messages: pa.RecordBatch, of_version: SchemaOfVersion, newest: ValueSchema, record: pa.StructType
+) -> Iterator[tuple[int, int]]:
+    """Yield ranges of messages whose rows are to be made at once, so that they take limited memory.
+
+    Args:
+        newest: the schema of messages that name no version.
+        record: the table's columns.
+    """
+
+    def decoder_of(version: bytes | None) -> Decoder | None:
+        writer = of_version(version) if version else newest
+        try:
+            return None if writer is None else decoder(writer, writer)
+        except SetupError:
+            return None
+
+    return cuts(message_weights(messages, decoder_of) + fixed_bytes(record))
+
+
 def record_rows(
     messages: pa.RecordBatch, of_version: SchemaOfVersion, newest: ValueSchema, record: pa.StructType
 ) -> tuple[pa.RecordBatch, list[Misfit]]:
@@ -77,24 +106,19 @@ def _records(
     """Return the record of each message, decoded by the version that the message names."""
     if not messages.num_rows:
         return pa.nulls(0, record), []
-    keys = pc.coalesce(messages["key_bytes"], messages["key"].cast(pa.binary()))
-    encoded = Encoded(messages["value"], keys)
-    codes = messages["schema_version"].dictionary_encode(null_encoding="encode")
-    versions, numbers = codes.dictionary.to_pylist(), codes.indices.to_numpy()
-    if len(versions) == 1:
-        return _of_version(encoded, versions[0], of_version, newest, record, np.arange(len(encoded.payloads)))
-    parts: list[pa.Array] = [pa.nulls(0, record)]
+    encoded = encoded_of(messages)
+    parts: list[pa.Array] = []
     places: list[NDArray[np.int64]] = []
     misfits: list[Misfit] = []
-    for number, version in enumerate(versions):
-        rows = np.flatnonzero(numbers == number)
-        part = Encoded(encoded.payloads.take(pa.array(rows)), keys.take(pa.array(rows)))
-        records, more = _of_version(part, version, of_version, newest, record, rows)
+    for version, rows in by_version(messages["schema_version"]):
+        records, more = _of_version(take(encoded, rows), version, of_version, newest, record, rows)
         parts.append(records)
         places.append(rows)
         misfits += more
-    back = np.empty(len(numbers), dtype=np.int64)
-    back[np.concatenate(places)] = np.arange(len(numbers))
+    if len(parts) == 1:
+        return parts[0], misfits
+    back = np.empty(messages.num_rows, dtype=np.int64)
+    back[np.concatenate(places)] = np.arange(messages.num_rows)
     return pa.concat_arrays(parts).take(pa.array(back)), misfits
 
 
@@ -123,7 +147,8 @@ def _decoded(
 ) -> tuple[pa.Array, list[Misfit]]:
     """Decode values; if that fails for all together, halve them until it fails for single ones."""
     try:
-        fitted: DecodedValues = as_records(decode(encoded), record)
+        decoded = decode(encoded)
+        fitted = as_records(decoded, record)
     except (ValueError, OverflowError, pa.ArrowException) as error:
         if len(rows) == 1:
             return _none(encoded, record, rows, SCHEMA_MISMATCH, first_line(error))
@@ -133,7 +158,10 @@ def _decoded(
             for start, end in ((0, half), (half, len(rows)))
         ]
         return pa.concat_arrays([values for values, _ in parts]), [misfit for _, of_part in parts for misfit in of_part]
-    misfits = [Misfit(int(rows[row]), SCHEMA_MISMATCH, detail) for row, detail in sorted(fitted.bad.items())]
+    misfits = [
+        Misfit(int(rows[row]), VALUE_TOO_LARGE if row in decoded.too_large else SCHEMA_MISMATCH, detail)
+        for row, detail in sorted(fitted.bad.items())
+    ]
     return fitted.values, misfits
 
 

@@ -17,6 +17,7 @@ Other unions and recursive records have no column; read such a topic with ``sche
 
 Rules kept here:
   - Regular Avro values are read by a compiled loop (see ``avro``), all others by fastavro.
+  - What a value takes when it is decoded is counted before (see ``weights``).
   - An Avro value must end where its bytes end. Sizes in a damaged value allocate no memory: each
     item needs bytes, and a schema with items of no bytes is refused.
   - A decimal is judged by its size before it becomes a number.
@@ -39,7 +40,9 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from ledgerlake.decode.avro import avro_reader, short_name
-from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, build, decode_rows, too_wide
+from ledgerlake.decode.avro_weights import avro_weigher
+from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, Decoder, build, decode_rows, too_wide
+from ledgerlake.decode.json_weights import json_weigher
 from ledgerlake.decode.loop_columns import with_loop
 from ledgerlake.decode.schema import TIMESTAMP
 from ledgerlake.errors import SetupError
@@ -48,7 +51,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ledgerlake.decode.columns import Decoder, Encoded
+    from ledgerlake.decode.columns import Encoded, Read
     from ledgerlake.wire.value_schema import ValueSchema
 
 _PRIMITIVES: dict[str, pa.DataType] = {
@@ -101,8 +104,13 @@ def record_decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
     """
     physical = _Types(reader).of(_parse(reader.definition))
     if reader.kind == pb.Schema.Json:
-        return partial(_decode_json, physical)
+        return Decoder(partial(_decode_json, physical), json_weigher(physical))
     _Types(writer).of(_parse(writer.definition))
+    weigh = avro_weigher(_parse(writer.definition), _parse(reader.definition))
+    return Decoder(_avro_decoder(physical, writer, reader), weigh)
+
+
+def _avro_decoder(physical: pa.DataType, writer: ValueSchema, reader: ValueSchema) -> Read:
     ours, theirs = _compiled(reader), _compiled(writer)
     if ours != theirs:
         return partial(_decode_avro, physical, theirs, ours)

@@ -54,6 +54,7 @@ REASONS = (
     "delayed_trimmed",
     "delayed_known",
     "schema_mismatch",
+    "value_too_large",
     "unknown_schema",
     "transform_failed",
     "no_table",

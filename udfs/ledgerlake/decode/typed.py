@@ -4,8 +4,9 @@ Two columns are added:
 
     value_bytes     the bytes of messages without a typed value, which are chunks and values that
                     do not fit their schema; on request, of every message
-    reject_reason   of a value that does not fit: ``undecodable_value``, or ``unknown_schema`` for
-                    a version that the registry does not have
+    reject_reason   of a value that does not fit: ``undecodable_value``; ``value_too_large`` if
+                    it would take too much memory (see ``weights``); or ``unknown_schema`` for a
+                    version that the registry does not have
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.decode.columns import DecodedValues, Encoded, rows_at_once
+from ledgerlake.decode.columns import DecodedValues, Decoder, Encoded
 from ledgerlake.decode.values import column_type, decoder
+from ledgerlake.decode.weights import cuts
 from ledgerlake.errors import SetupError
 from ledgerlake.wire.value_schema import ValueSchema
 
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 UNDECODABLE_VALUE = "undecodable_value"
 UNKNOWN_SCHEMA = "unknown_schema"
+
+# A decoded value would take too much memory (see ``weights``).
+VALUE_TOO_LARGE = "value_too_large"
 
 # Returns the schema of a message's version; None if the registry has no such version.
 SchemaOfVersion = Callable[[bytes], "ValueSchema | None"]
@@ -54,9 +59,53 @@ def typed_parts(
     messages: pa.RecordBatch, reader: ValueSchema, of_version: SchemaOfVersion, *, keep_bytes: bool
 ) -> Iterator[pa.RecordBatch]:
     """Yield messages as ``type_values`` returns them, in parts of limited size; at least one."""
-    step = rows_at_once(column_type(reader))
-    for start in range(0, max(messages.num_rows, 1), step):
-        yield type_values(messages.slice(start, step), reader, of_version, keep_bytes=keep_bytes)
+    weights = message_weights(messages, lambda version: _decoder(version, reader, of_version))
+    for start, stop in cuts(weights) if messages.num_rows else [(0, 0)]:
+        yield type_values(messages.slice(start, stop - start), reader, of_version, keep_bytes=keep_bytes)
+
+
+def message_weights(
+    messages: pa.RecordBatch, decoder_of: Callable[[bytes | None], Decoder | None]
+) -> NDArray[np.int64]:
+    """Return how many bytes each message takes if its value is decoded, with its own.
+
+    Args:
+        decoder_of: returns the decoder of a version; None if its values cannot be decoded.
+    """
+    encoded = encoded_of(messages)
+    weights: NDArray[np.int64] = np.array(
+        pc.fill_null(pc.binary_length(encoded.payloads), 0).to_numpy(), dtype=np.int64
+    )
+    for version, rows in by_version(messages["schema_version"]):
+        decode = decoder_of(version)
+        if decode is not None:
+            weights[rows] += decode.weigh(take(encoded, rows))
+    return weights
+
+
+def encoded_of(messages: pa.RecordBatch) -> Encoded:
+    """Return the bytes of messages' values and keys."""
+    keys = pc.coalesce(messages["key_bytes"], messages["key"].cast(pa.binary()))
+    return Encoded(messages["value"], keys)
+
+
+def by_version(versions: pa.Array) -> Iterator[tuple[bytes | None, NDArray[np.int64]]]:
+    """Yield each schema version with the rows that have it."""
+    codes = versions.dictionary_encode(null_encoding="encode")
+    numbers = codes.indices.to_numpy()
+    # Each message may name a version of its own, so the rows are not searched for each one.
+    order = np.argsort(numbers, kind="stable")
+    ends = np.cumsum(np.bincount(numbers, minlength=len(codes.dictionary)))
+    for number, version in enumerate(codes.dictionary.to_pylist()):
+        yield version, order[ends[number - 1] if number else 0 : ends[number]]
+
+
+def take(encoded: Encoded, rows: NDArray[np.int64]) -> Encoded:
+    """Return the values of some rows."""
+    if len(rows) == len(encoded.payloads):
+        return encoded
+    keys = None if encoded.keys is None else encoded.keys.take(pa.array(rows))
+    return Encoded(encoded.payloads.take(pa.array(rows)), keys)
 
 
 def type_values(
@@ -75,7 +124,7 @@ def type_values(
     is_message = pc.is_null(columns["reject_reason"])
     if "chunk_uuid" in columns:
         is_message = pc.and_(is_message, pc.is_null(columns["chunk_uuid"]))
-    keys = pc.coalesce(columns["key_bytes"], columns["key"].cast(pa.binary()))
+    keys = encoded_of(messages).keys
     encoded = Encoded(pc.if_else(is_message, columns["value"], None), keys)
     reasons: dict[int, str] = {}
     values = _by_version(columns["schema_version"], encoded, reader, of_version, reasons)
@@ -94,40 +143,36 @@ def _by_version(
     versions: pa.Array, encoded: Encoded, reader: ValueSchema, of_version: SchemaOfVersion, reasons: dict[int, str]
 ) -> pa.Array:
     """Return all values; add to ``reasons`` those of messages that should have a value and do not."""
-    codes = versions.dictionary_encode(null_encoding="encode")
-    names, numbers = codes.dictionary.to_pylist(), codes.indices.to_numpy()
-    target = column_type(reader)
-    pieces = [pa.nulls(0, target)]
+    pieces = [pa.nulls(0, column_type(reader))]
     places: list[NDArray[np.int64]] = []
-    for number, name in enumerate(names):
-        rows = np.flatnonzero(numbers == number)
-        part = encoded if len(names) == 1 else _take(encoded, rows)
-        found, reason = _decode(part, reader if not name else of_version(name), reader)
-        reasons.update((int(rows[row]), reason) for row in found.bad)
+    for version, rows in by_version(versions):
+        decode = _decoder(version, reader, of_version)
+        part = take(encoded, rows)
+        found = _undecoded(part, reader) if decode is None else decode(part)
+        reason = UNDECODABLE_VALUE if not version or of_version(version) else UNKNOWN_SCHEMA
+        reasons.update((int(rows[row]), VALUE_TOO_LARGE if row in found.too_large else reason) for row in found.bad)
         pieces.append(found.values)
         places.append(rows)
     together = pa.concat_arrays(pieces)
-    if len(names) < 2:
+    if len(places) < 2:
         return together
     back = np.empty(len(versions), dtype=np.int64)
     back[np.concatenate(places)] = np.arange(len(versions))
     return together.take(pa.array(back))
 
 
-def _take(encoded: Encoded, rows: NDArray[np.int64]) -> Encoded:
-    keys = None if encoded.keys is None else encoded.keys.take(pa.array(rows))
-    return Encoded(encoded.payloads.take(pa.array(rows)), keys)
+def _decoder(version: bytes | None, reader: ValueSchema, of_version: SchemaOfVersion) -> Decoder | None:
+    """Return the decoder of a version; None if no value of this version can be decoded."""
+    writer = of_version(version) if version else reader
+    if writer is None:
+        return None
+    try:
+        return decoder(writer, reader)
+    except SetupError:
+        # The reader's own schema has a column, or the read would not have begun.
+        return None
 
 
-def _decode(encoded: Encoded, writer: ValueSchema | None, reader: ValueSchema) -> tuple[DecodedValues, str]:
-    """Return the values of one version, and the reasons of those that cannot be decoded."""
-    if writer is not None:
-        try:
-            return decoder(writer, reader)(encoded), UNDECODABLE_VALUE
-        except SetupError:
-            # No value of this version can be read. The reader's own schema has a column, or the
-            # read would not have begun.
-            pass
+def _undecoded(encoded: Encoded, reader: ValueSchema) -> DecodedValues:
     present = np.flatnonzero(encoded.payloads.is_valid().to_numpy(False)).tolist()
-    nothing = pa.nulls(len(encoded.payloads), column_type(reader))
-    return DecodedValues(nothing, dict.fromkeys(present, "")), UNDECODABLE_VALUE if writer else UNKNOWN_SCHEMA
+    return DecodedValues(pa.nulls(len(encoded.payloads), column_type(reader)), dict.fromkeys(present, ""))

@@ -32,17 +32,24 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.decode.columns import DecodedValues, Decoder, Encoded, check_depth, first_line
+from ledgerlake.decode.columns import DecodedValues, Decoder, Encoded, Read, check_depth, first_line
 from ledgerlake.decode.primitives import DECODERS, TYPES
 from ledgerlake.decode.protobufs import message_decoder, message_type
 from ledgerlake.decode.records import record_decoder, record_type
+from ledgerlake.decode.weights import Weigh, Weigher, fixed_bytes, offsets_of
 from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.limits import MAX_VALUES_BYTES
 from ledgerlake.wire.value_schema import ValueSchema
+
+if TYPE_CHECKING:
+    from ledgerlake.decode.weights import Weights
 
 _T = pb.Schema
 
@@ -113,7 +120,7 @@ def _damage_said() -> Iterator[None]:
 def _decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
     target = column_type(reader)
     if pa.types.is_binary(target):
-        return lambda encoded: DecodedValues(encoded.payloads)
+        return _of_fixed(lambda encoded: DecodedValues(encoded.payloads), target)
     if writer.kind != reader.kind:
         raise SetupError(f"a value of kind {writer.kind_name} is none of kind {reader.kind_name}")
     if reader.kind in (_T.Avro, _T.Json):
@@ -122,7 +129,12 @@ def _decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
         return message_decoder(reader)
     if reader.kind == _T.KeyAndValue:
         return _key_value_decoder(_key_value(writer), _key_value(reader), target)
-    return lambda encoded: DECODERS[reader.kind](encoded.payloads)
+    return _of_fixed(lambda encoded: DECODERS[reader.kind](encoded.payloads), target)
+
+
+def _of_fixed(read: Read, target: pa.DataType) -> Decoder:
+    """Return a decoder of values that have neither arrays nor maps."""
+    return Decoder(read, Weigher(fixed_bytes(target)))
 
 
 @dataclass(frozen=True)
@@ -188,19 +200,49 @@ def _key_value_decoder(writer: _KeyValue, reader: _KeyValue, target: pa.DataType
     def decode(encoded: Encoded) -> DecodedValues:
         bad: dict[int, str] = {}
         present = encoded.payloads.is_valid()
-        keys, payloads = encoded.keys, encoded.payloads
-        if not writer.separated:
-            pairs = [None if payload is None else _two(payload) for payload in payloads.to_pylist()]
-            broken = [number for number, pair in enumerate(pairs) if pair is None and present[number].as_py()]
-            bad.update(dict.fromkeys(broken, "its key and value do not fill it"))
-            keys = pa.array([None if pair is None else pair[0] for pair in pairs], pa.binary())
-            payloads = pa.array([None if pair is None else pair[1] for pair in pairs], pa.binary())
-        key = read_key(Encoded(pa.nulls(len(payloads), pa.binary()) if keys is None else keys))
-        value = read_value(Encoded(payloads))
+        keys, payloads, broken = _parts(encoded, writer.separated)
+        bad.update(dict.fromkeys(broken, "its key and value do not fill it"))
+        key, value = read_key.read(Encoded(keys)), read_value.read(Encoded(payloads))
         bad |= {row: f"its key: {why}" for row, why in key.bad.items()} | value.bad
         rows = pa.array([number not in bad for number in range(len(payloads))]) if bad else None
         is_valid = present if rows is None else pc.and_(present, rows)
         columns = [decoded.values.cast(field.type) for decoded, field in zip((key, value), target, strict=True)]
         return DecodedValues(pa.StructArray.from_arrays(columns, fields=list(target), mask=pc.invert(is_valid)), bad)
 
-    return decode
+    return Decoder(decode, _PairWeigher(read_key.weigh, read_value.weigh, writer.separated))
+
+
+@dataclass(frozen=True)
+class _PairWeigher:
+    """The weights of keys and values together."""
+
+    of_key: Weigh
+    of_value: Weigh
+    separated: bool
+
+    @property
+    def fixed_bytes(self) -> int:
+        return self.of_key.fixed_bytes + self.of_value.fixed_bytes
+
+    @property
+    def rate(self) -> int:
+        return max(self.of_key.rate, self.of_value.rate)
+
+    def __call__(self, encoded: Encoded) -> Weights:
+        weights: Weights = self.fixed_bytes + self.rate * np.diff(offsets_of(encoded.payloads)).astype(np.int64)
+        if not self.separated and weights.sum() <= MAX_VALUES_BYTES:
+            return weights
+        keys, payloads, _ = _parts(encoded, self.separated)
+        return self.of_key(Encoded(keys)) + self.of_value(Encoded(payloads))
+
+
+def _parts(encoded: Encoded, separated: bool) -> tuple[pa.BinaryArray, pa.BinaryArray, list[int]]:
+    """Return keys, values, and the rows whose bytes are not a key and a value."""
+    payloads = encoded.payloads
+    if separated:
+        return pa.nulls(len(payloads), pa.binary()) if encoded.keys is None else encoded.keys, payloads, []
+    pairs = [None if payload is None else _two(payload) for payload in payloads.to_pylist()]
+    present = payloads.is_valid().to_pylist()
+    broken = [number for number, pair in enumerate(pairs) if pair is None and present[number]]
+    keys = pa.array([None if pair is None else pair[0] for pair in pairs], pa.binary())
+    return keys, pa.array([None if pair is None else pair[1] for pair in pairs], pa.binary()), broken
