@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from ledgerlake.decode import record_columns
 from ledgerlake.errors import OffsetError, SetupError, TableError
 from ledgerlake.operators.results import TopicSchemas
 from ledgerlake.pipeline.record_schemas import RecordSchemas
@@ -216,6 +217,28 @@ def test_a_later_schema_that_does_not_fit_leaves_a_table_as_it_is(
     registry.versions[TOPICS[0]].append({"f0": "int", "f1": "int"})
     learn(tables, TOPICS[:1])
     assert set(columns(tmp_path, "t")) == {"f0", "day", "f1", "f2"}
+
+
+@pytest.mark.parametrize("query", [{}, {"sql": "select * from messages"}], ids=["fields", "query"])
+def test_columns_of_all_versions_together_are_limited_and_a_version_beyond_is_a_misfit(
+    tmp_path: Path,
+    registry: Registry,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    query: dict[str, str],
+) -> None:
+    monkeypatch.setattr(record_columns, "COLUMNS_MOST", 25)
+    registry.versions[TOPICS[0]] = [{"f0": "int"}]
+    tables = started(tmp_path, registry, [{"path": "t", "shape": "record", **query}], TOPICS[:1])
+    registry.versions[TOPICS[0]] += [{f"v{version}_{number}": "int" for number in range(10)} for version in range(6)]
+    learn(tables, TOPICS[:1])
+    kept = {"f0", *(f"v{version}_{number}" for version in range(2) for number in range(10))}
+    assert set(columns(tmp_path, "t")) == kept
+    assert "columns together, more than the 25 of a table" in caplog.text
+    registry.versions[TOPICS[0]].append({"f0": "int", "small": "int"})
+    learn(tables, TOPICS[:1])
+    assert set(columns(tmp_path, "t")) == {*kept, "small"}
+    assert not tables.settings(tables.messages)[f"table:{tmp_path / 't'}"].obstacle
 
 
 @pytest.mark.parametrize("name", ["rejects", "messages", "checkpoint"])

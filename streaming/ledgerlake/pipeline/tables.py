@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import schema
-from ledgerlake.decode.record_columns import record_of, united
+from ledgerlake.decode.record_columns import check_width, record_of, united
 from ledgerlake.errors import CheckpointError, SetupError, TableAccessError, TableError
 from ledgerlake.operators.results import TableBatch
 from ledgerlake.operators.transforms import RowTransform, messages_schema, united_columns
@@ -167,10 +167,19 @@ class MessagesTable:
             ) from None
 
     def _add(self, table: RecordTable, records: list[pa.StructType]) -> None:
-        """Add the columns of records, all or none."""
+        """Add the columns of records, all or none.
+
+        Raises:
+            SetupError: the query does not fit the records, or the columns are too many together.
+            TableError: the table cannot be changed.
+        """
         learned = self._learned
+        known = table.learned if self._transform.makes_records else table.record
         for record in records:
             learned = united(learned, record)
+            wanted = united(known, learned)
+            if not wanted.equals(known):
+                check_width(wanted)
         if learned.equals(self._learned):
             return
         if self._transform.makes_records:

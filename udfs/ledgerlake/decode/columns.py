@@ -17,8 +17,8 @@ from ledgerlake.wire.limits import MAX_VALUES_BYTES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# The limit for one schema, including nested columns. In a short schema, types that each use another
-# one twice can have more columns than any machine can hold.
+# The limit for one schema and for a table, including nested columns. In a short schema, types that
+# each use another one twice can have more columns than any machine can hold.
 COLUMNS_MOST = 10_000
 
 # The most levels of a type: a struct and a list are one, a map is two. Each reader has a limit of
@@ -100,6 +100,15 @@ def _depth(kind: pa.DataType) -> int:
     if pa.types.is_list(kind):
         return 1 + _depth(kind.value_type)
     return 2 + _depth(kind.item_type) if pa.types.is_map(kind) else 0
+
+
+def column_count(kind: pa.DataType) -> int:
+    """Return the number of columns of a type inside of it, at every depth."""
+    if pa.types.is_struct(kind):
+        return sum(1 + column_count(field.type) for field in kind)
+    if pa.types.is_list(kind):
+        return column_count(kind.value_type)
+    return column_count(kind.item_type) if pa.types.is_map(kind) else 0
 
 
 def build(rows: list[Any], physical: pa.DataType, target: pa.DataType, bad: dict[int, str]) -> pa.Array:

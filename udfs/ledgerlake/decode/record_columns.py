@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.decode.columns import DecodedValues, check_depth
+from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, check_depth, column_count
 from ledgerlake.decode.values import column_type
 from ledgerlake.errors import SetupError
 
@@ -76,6 +76,20 @@ def united(known: pa.DataType, more: pa.DataType) -> pa.DataType:
     if pa.types.is_map(known) and pa.types.is_map(more):
         return pa.map_(known.key_type, known.item_field.with_type(united(known.item_type, more.item_type)))
     return known
+
+
+def check_width(columns: pa.StructType) -> None:
+    """Check that a table may have so many columns. Each version of a schema may add some.
+
+    Raises:
+        SetupError: there are more.
+    """
+    count = column_count(columns)
+    if count > COLUMNS_MOST:
+        raise SetupError(
+            f"the schemas of a table's topics have {count} columns together, more than the {COLUMNS_MOST} of a table; "
+            f"{_OTHER_SHAPE}"
+        )
 
 
 def as_records(decoded: DecodedValues, record: pa.StructType) -> DecodedValues:
