@@ -36,9 +36,11 @@ def main() -> int:
         return max(_repeat(target, arguments.seed, arguments.index) for target in targets)
     failures = Path(arguments.failures)
     inputs_per_target = -(-arguments.count // len(targets))
-    total, peak, failed = 0, Result(), 0
+    total, peak, longest, failed = 0, Result(), Result(), 0
     began = time.monotonic()
-    print(f"{'target':18} {'inputs':>11} {'taken':>11} {'refused':>11} {'a second':>9} {'memory':>9}  failures")
+    print(
+        f"{'target':18} {'inputs':>11} {'taken':>11} {'refused':>11} {'a second':>9} {'memory':>9} {'longest':>9}  failures"
+    )
     for target in targets:
         result = run_apart(target, arguments.seed, -(-inputs_per_target // target.cost))
         for failure in result.failures:
@@ -46,15 +48,20 @@ def main() -> int:
             print(f"    {_save(failures, failure)}; again: {failure.command}")
         total, failed = total + result.count, failed + result.failed.total()
         peak = max(peak, result, key=lambda target_result: target_result.memory_bytes)
+        longest = max(longest, result, key=lambda target_result: target_result.longest_s)
         print(
             f"{target.name:18} {result.count:>11,} {result.taken:>11,} {result.refused:>11,} "
-            f"{result.count / max(result.seconds, 1e-9):>9,.0f} {result.memory_bytes / MIB:>5.1f} MiB  {result.failed.total()}",
+            f"{result.count / max(result.seconds, 1e-9):>9,.0f} {result.memory_bytes / MIB:>5.1f} MiB "
+            f"{result.longest_s:>7.2f} s  {result.failed.total()}",
             flush=True,
         )
         if arguments.report:
             _note(Path(arguments.report), target, arguments.seed, result)
     seconds = time.monotonic() - began
-    print(f"{total:,} inputs in {seconds:,.0f} s, largest memory {peak.memory_bytes / MIB:.1f} MiB, {failed:,} failed")
+    print(
+        f"{total:,} inputs in {seconds:,.0f} s, largest memory {peak.memory_bytes / MIB:.1f} MiB, "
+        f"longest input {longest.longest_s:.2f} s, {failed:,} failed"
+    )
     return 1 if failed else 0
 
 
@@ -94,7 +101,8 @@ def _save(folder: Path, failure: Failure) -> Path:
 def _note(path: Path, target: Target, seed: int, result: Result) -> None:
     line = {
         "target": target.name, "seed": seed, "count": result.count, "taken": result.taken, "refused": result.refused,
-        "memory_bytes": result.memory_bytes, "memory_index": result.memory_index, "seconds": round(result.seconds, 1), "failed": dict(result.failed),
+        "memory_bytes": result.memory_bytes, "memory_index": result.memory_index,
+        "longest_s": round(result.longest_s, 3), "longest_index": result.longest_index, "seconds": round(result.seconds, 1), "failed": dict(result.failed),
     }  # fmt: skip
     with path.open("a") as file:
         file.write(json.dumps(line) + "\n")

@@ -102,6 +102,8 @@ class Result:
     seconds: float = 0.0
     memory_bytes: int = 0
     memory_index: int = -1
+    longest_s: float = 0.0
+    longest_index: int = -1
     failed: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
 
@@ -115,6 +117,8 @@ class Result:
         self.seconds += other.seconds
         if other.memory_bytes > self.memory_bytes:
             self.memory_bytes, self.memory_index = other.memory_bytes, other.memory_index
+        if other.longest_s > self.longest_s:
+            self.longest_s, self.longest_index = other.longest_s, other.longest_index
         self.failed += other.failed
         self.failures += other.failures
 
@@ -143,7 +147,11 @@ def run(
     for index in range(start, stop):
         tell(index)
         data = input_of(target, seed, index)
+        input_began = time.process_time()
         failure, taken, peak_bytes = judge(target, data, memory, traced=index % traced_every == 0)
+        input_s = time.process_time() - input_began
+        if input_s > result.longest_s and index % traced_every:
+            result.longest_s, result.longest_index = input_s, index
         if failure is not None:
             result.failed[failure[0]] += 1
             if result.failed[failure[0]] == 1:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.fuzz import of_decode, of_settings, of_state, of_wire
+from tests.fuzz import of_decode, of_settings, of_state, of_values, of_wire
 
 if TYPE_CHECKING:
     from tests.fuzz.engine import Target
 
-TARGETS: tuple[Target, ...] = (*of_wire.TARGETS, *of_decode.TARGETS, *of_state.TARGETS, *of_settings.TARGETS)
+TARGETS: tuple[Target, ...] = (
+    *of_wire.TARGETS,
+    *of_decode.TARGETS,
+    *of_values.TARGETS,
+    *of_state.TARGETS,
+    *of_settings.TARGETS,
+)
 
 
 def target_of(name: str) -> Target:

@@ -12,7 +12,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, Deliver, IncompleteMessages, Limits
-from ledgerlake.decode import avro_weights, columns, json_weights, protobuf_weights, schema, values, weights
+from ledgerlake.decode import schema
 from ledgerlake.decode.codecs import compress
 from ledgerlake.decode.columns import Encoded
 from ledgerlake.decode.messages import decode_bundle
@@ -25,12 +25,13 @@ from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.limits import DECODED_PIECE_BYTES, DECODING_FACTOR, MAX_VALUES_BYTES
 from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.value_schema import ValueSchema
+from tests.decode.values_limit import values_limit
 from tests.entries import SOURCE, broker, bundle, metadata, single
 from tests.fuzz.engine import MIB, Memory
 from tests.growth.counting import Case, check
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 # A number of the metadata that no column holds. The entry is decoded by the reference decoder.
 _ODD = 2**63
@@ -202,12 +203,11 @@ def _weight(of_schema: ValueSchema, payload: bytes) -> int:
 
 
 @pytest.fixture
-def small_limit(monkeypatch: pytest.MonkeyPatch) -> int:
+def small_limit() -> Iterator[int]:
     """The limit of the values of a message, small so that the largest message is quickly decoded."""
     limit_bytes = 32 * MIB
-    for module in (avro_weights, columns, json_weights, protobuf_weights, values, weights):
-        monkeypatch.setattr(module, "MAX_VALUES_BYTES", limit_bytes)
-    return limit_bytes
+    with values_limit(limit_bytes):
+        yield limit_bytes
 
 
 @pytest.mark.parametrize("name", _HEAVY)
