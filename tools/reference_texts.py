@@ -93,7 +93,7 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "too_large": (
         "The entry expands to more than `max_uncompressed_bytes`, or a large message has more than `max_message_bytes`, "
-        "or the copies of its properties are too large.",
+        "or the copies of its properties are too large, or the metadata of a message has more than 8 MiB.",
         "Raise the limit, then replay.",
     ),
     "encrypted": (

@@ -22,7 +22,12 @@ from ledgerlake.decode.typed import VALUE_TOO_LARGE, by_version, typed_parts
 from ledgerlake.decode.values import decoder
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
-from ledgerlake.wire.limits import DECODED_PIECE_BYTES, DECODING_FACTOR, MAX_VALUES_BYTES
+from ledgerlake.wire.limits import (
+    DECODED_PIECE_BYTES,
+    DECODING_FACTOR,
+    MAX_MESSAGE_METADATA_BYTES,
+    MAX_VALUES_BYTES,
+)
 from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.value_schema import ValueSchema
 from tests.decode.values_limit import values_limit
@@ -63,6 +68,37 @@ def test_entries_of_the_reference_decoder_are_expanded_a_few_at_a_time() -> None
     peak = peak_bytes(decode)
     assert ids == list(range(40))
     assert peak <= DECODING_FACTOR * len(plain) + 10 * DECODED_PIECE_BYTES
+
+
+_PROPERTY = pb.SingleMessageMetadata(payload_size=0, properties=[pb.KeyValue(key="", value="")])
+
+
+def _with_properties(messages: int, properties: int, sequence_id: int = 1) -> bytes:
+    """An entry of messages with as many properties as their bytes can hold."""
+    empty = pb.SingleMessageMetadata(payload_size=0).SerializeToString()
+    own = empty + _PROPERTY.SerializeToString().replace(empty, b"") * properties
+    plain = (len(own).to_bytes(4, "big") + own) * messages
+    fields = {"compression": pb.ZSTD, "uncompressed_size": len(plain), "sequence_id": sequence_id}
+    entry = metadata(num_messages_in_batch=messages, **fields)
+    return encode_entry(entry, compress(pb.ZSTD, plain), broker(0))
+
+
+@pytest.mark.parametrize("sequence_id", [1, _ODD], ids=["kernels", "reference"])
+@pytest.mark.parametrize(("messages", "properties"), [(1, 20_000_000), (20, 60_000), (1, 1_000_000)])
+def test_properties_of_six_bytes_take_limited_memory(messages: int, properties: int, sequence_id: int) -> None:
+    frames = bundle([_with_properties(messages, properties, sequence_id)])
+    list(decode_bundle(bundle([_with_properties(2, 2, sequence_id)]), SOURCE))
+    rows, reasons = 0, []
+
+    def decode() -> None:
+        nonlocal rows
+        for part in decode_bundle(frames, SOURCE):
+            rows += part.messages.num_rows
+            reasons.extend(part.rejects["reason"].to_pylist())
+
+    assert peak_bytes(decode) <= DECODING_FACTOR * MAX_MESSAGE_METADATA_BYTES + 10 * DECODED_PIECE_BYTES
+    is_too_large = properties * 6 > MAX_MESSAGE_METADATA_BYTES
+    assert (rows, reasons) == ((0, ["too_large"]) if is_too_large else (messages, []))
 
 
 def test_odd_entries_between_regular_ones_keep_their_order_in_pieces() -> None:

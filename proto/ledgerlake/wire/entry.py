@@ -28,7 +28,7 @@ from google.protobuf.message import DecodeError
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.fields import rejected
-from ledgerlake.wire.limits import MAX_TIME_MS
+from ledgerlake.wire.limits import MAX_MESSAGE_METADATA_BYTES, MAX_TIME_MS
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -54,7 +54,7 @@ def parse_entry(raw: bytes | memoryview) -> RawEntry:
 
     Raises:
         CorruptEntryError: ``bad_checksum``, or ``malformed_entry`` if a length is larger than the
-            rest or the metadata does not parse.
+            rest or the metadata does not parse; ``too_large``, if the metadata is.
     """
     broker, rest = split_broker_metadata(memoryview(raw))
     body = _verify_checksum(rest)
@@ -104,6 +104,7 @@ def _take_sized(raw: memoryview, what: str) -> tuple[memoryview, memoryview]:
 
 
 def _parse(message_type: type, data: memoryview, what: str):  # type: ignore[no-untyped-def]
+    _check_size(len(data), what)
     try:
         parsed = message_type.FromString(bytes(data))  # type: ignore[attr-defined]
     except DecodeError as error:
@@ -111,6 +112,13 @@ def _parse(message_type: type, data: memoryview, what: str):  # type: ignore[no-
     if not parsed.IsInitialized():
         raise CorruptEntryError(f"{what} lacks a required field", reason="malformed_entry")
     return parsed
+
+
+def _check_size(size_bytes: int, what: str) -> None:
+    if size_bytes > MAX_MESSAGE_METADATA_BYTES:
+        raise CorruptEntryError(
+            f"{what} has {size_bytes} bytes; the limit is {MAX_MESSAGE_METADATA_BYTES}", reason="too_large"
+        )
 
 
 def _magic(raw: memoryview) -> int:
@@ -227,13 +235,14 @@ def take_message(
     the payload.
 
     Raises:
-        CorruptEntryError: ``batch_count``, ``truncated_batch`` or ``malformed_entry``.
+        CorruptEntryError: ``batch_count``, ``truncated_batch``, ``malformed_entry`` or ``too_large``.
     """
     if len(payload) == 0:
         raise CorruptEntryError(f"the batch claims {count} messages and holds {batch_index}", reason="batch_count")
     if len(payload) < 4 or _U32.unpack_from(payload)[0] > len(payload) - 4:
         raise CorruptEntryError(f"the batch ends inside message {batch_index}", reason="truncated_batch")
     metadata_end = 4 + _U32.unpack_from(payload)[0]
+    _check_size(metadata_end - 4, f"metadata of message {batch_index}")
     try:
         single = pb.SingleMessageMetadata.FromString(bytes(payload[4:metadata_end]))
     except DecodeError as error:

@@ -29,6 +29,10 @@ MAX_TIME_MS = 253_402_214_399_999
 # No producer makes a larger batch; its rows would take far more memory than its bytes.
 MAX_BATCH_MESSAGES = 1_000_000
 
+# The largest metadata of an entry, and of a message in a batch: its properties have six bytes at
+# least, and take far more as objects.
+MAX_MESSAGE_METADATA_BYTES = 8 * 1024 * 1024
+
 # Decoding an entry allocates at most this many times its bytes, stored and plain together, and in
 # addition ten pieces of rows: one that is held, one that is made, Python objects of unusual messages,
 # and memory that allocators keep of earlier ones. Plain bytes have their own limit

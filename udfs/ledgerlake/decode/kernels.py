@@ -73,7 +73,12 @@ from ledgerlake.decode.field_numbers import (
     SIZED,
     VARINT,
 )
-from ledgerlake.wire.limits import MAX_BATCH_MESSAGES, MAX_SCANNED_COMMAND_BYTES, MAX_TIME_MS
+from ledgerlake.wire.limits import (
+    MAX_BATCH_MESSAGES,
+    MAX_MESSAGE_METADATA_BYTES,
+    MAX_SCANNED_COMMAND_BYTES,
+    MAX_TIME_MS,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -494,7 +499,7 @@ def read_entry(buffer, entry):  # type: ignore[no-untyped-def]
         return False
     size = read_u32(buffer, position)
     position += 4
-    if size > end - position:
+    if size > end - position or size > MAX_MESSAGE_METADATA_BYTES:
         return False
     entry[E_METADATA] = position
     entry[E_PAYLOAD] = position + size
@@ -635,7 +640,7 @@ def read_batch(buffer, entry, index, messages, column):  # type: ignore[no-untyp
             return -1
         size = read_u32(buffer, position)
         position += 4
-        if size > end - position or column + filled >= messages.shape[1]:
+        if size > end - position or size > MAX_MESSAGE_METADATA_BYTES or column + filled >= messages.shape[1]:
             return -1
         message = messages[:, column + filled]
         message[M_ENTRY] = index

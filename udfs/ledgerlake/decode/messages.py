@@ -45,9 +45,10 @@ _SLICE_BYTES = 32 * 1024 * 1024
 # The smallest batched message: a length and the required payload size.
 _LEAST_MESSAGE_BYTES = 6
 
-# The bytes of one row's columns without keys, properties and value; and the same for a row of the
-# reference decoder, and for one of its properties.
+# The bytes of one row's columns without keys, properties and value, and of one of its properties;
+# and the same for a row of the reference decoder.
 _ROW_BYTES = 256
+_PROPERTY_BYTES = 64
 _REFERENCE_ROW_BYTES = 3072
 _REFERENCE_PROPERTY_BYTES = 256
 
@@ -350,12 +351,14 @@ class _Run:
 def _runs(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -> Iterator[_Run]:
     """Yield the messages of a slice in order, in pieces of limited size; at least one piece."""
     row_bytes = _ROW_BYTES + len(source.topic) + _copied_bytes(part.entries, part.status)
-    if (part.status == k.OK).all() and fields.shape[1] * int(row_bytes.max(initial=0)) <= DECODED_PIECE_BYTES:
+    most_bytes = fields.shape[1] * int(row_bytes.max(initial=0)) + _PROPERTY_BYTES * int(fields[k.M_PROPERTIES].sum())
+    if (part.status == k.OK).all() and most_bytes <= DECODED_PIECE_BYTES:
         yield _Run(0, fields.shape[1])
         return
     counts = np.bincount(fields[k.M_ENTRY], minlength=len(part.entries))
     behind = np.cumsum(counts)
-    sizes = np.concatenate([[0], np.cumsum(np.repeat(row_bytes, counts) + fields[k.M_VALUE_SIZE])])
+    own_bytes = fields[k.M_VALUE_SIZE] + _PROPERTY_BYTES * fields[k.M_PROPERTIES]
+    sizes = np.concatenate([[0], np.cumsum(np.repeat(row_bytes, counts) + own_bytes)])
     run = _Run()
     yielded = False
     for index in [*np.flatnonzero(part.status != k.OK).tolist(), None]:
