@@ -26,8 +26,9 @@ _MARKS = [ord(mark) for mark in ",:{["]
 def json_weigher(kind: pa.DataType) -> Weigher:
     """Return the weights of values that are decoded into a type."""
     item_bytes = _item_bytes(kind)
-    # Of the bytes of an item, one is a mark; of two braces, one opens. The shortest item is a number.
-    rate = PART_BYTES + RECORD_BYTES // 2 + item_bytes // 2
+    # The most for a byte: an object without fields and its comma, three bytes that are two parts. An
+    # item of a list has two bytes at least.
+    rate = -(-(RECORD_BYTES + 2 * PART_BYTES) // 3) + item_bytes // 2
 
     def bound(data: Bytes) -> int:
         return _weight([int(np.count_nonzero(data == mark)) for mark in _MARKS], item_bytes)

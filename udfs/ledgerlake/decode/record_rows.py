@@ -77,7 +77,7 @@ def record_cuts(
         except SetupError:
             return None
 
-    return cuts(message_weights(messages, decoder_of) + fixed_bytes(record))
+    return cuts(np.maximum(message_weights(messages, decoder_of), fixed_bytes(record)))
 
 
 def record_rows(

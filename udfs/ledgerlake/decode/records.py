@@ -82,6 +82,7 @@ _DECIMAL_BYTES = 16
 # Decimals are read by ``_decimal``: fastavro's own reader takes quadratic time, and rounds.
 _DECIMAL = "ledgerlake-decimal"
 _EXACT = Context(prec=_DECIMAL_DIGITS)
+_POWERS = [10**digits for digits in range(_DECIMAL_DIGITS + 1)]
 
 # A value of a byte or two stands for a symbol.
 _SYMBOL_MOST = 1000
@@ -169,14 +170,16 @@ def _decimal(data: bytes, writer: dict[str, Any], _reader: Any = None) -> Decima
         ValueError: it has more digits than its schema allows.
     """
     digits, scale = writer["precision"], writer.get("scale", 0)
-    sign = b"\xff" if data[:1] >= b"\x80" else b"\0"
-    significant = data.lstrip(sign)
-    if len(significant) > _DECIMAL_BYTES:
-        raise ValueError(f"a decimal has {len(significant)} bytes, more than {digits} digits take")
-    number = int.from_bytes(sign + significant, "big", signed=True)
-    if abs(number) >= 10**digits:
+    if len(data) > _DECIMAL_BYTES:
+        sign = b"\xff" if data[:1] >= b"\x80" else b"\0"
+        significant = data.lstrip(sign)
+        if len(significant) > _DECIMAL_BYTES:
+            raise ValueError(f"a decimal has {len(significant)} bytes, more than {digits} digits take")
+        data = sign + significant
+    number = int.from_bytes(data, "big", signed=True)
+    if not -_POWERS[digits] < number < _POWERS[digits]:
         raise ValueError(f"the decimal {number} has more than {digits} digits")
-    return Decimal(number).scaleb(-scale, _EXACT)
+    return _EXACT.scaleb(number, -scale)
 
 
 class _Types:

@@ -228,6 +228,13 @@ class _PairWeigher:
     def rate(self) -> int:
         return max(self.of_key.rate, self.of_value.rate)
 
+    def most_bytes(self, encoded: Encoded) -> int:
+        """Return an upper bound of all weights together, in constant time."""
+        if self.separated and encoded.keys is not None:
+            return self.of_key.most_bytes(Encoded(encoded.keys)) + self.of_value.most_bytes(encoded)
+        offsets = offsets_of(encoded.payloads)
+        return self.fixed_bytes * len(encoded.payloads) + self.rate * int(offsets[-1] - offsets[0])
+
     def __call__(self, encoded: Encoded) -> Weights:
         weights: Weights = self.fixed_bytes + self.rate * np.diff(offsets_of(encoded.payloads)).astype(np.int64)
         if not self.separated and weights.sum() <= MAX_VALUES_BYTES:

@@ -61,6 +61,9 @@ class Weigh(Protocol):
     @property
     def rate(self) -> int: ...
 
+    def most_bytes(self, encoded: Encoded) -> int:
+        """Return an upper bound of all weights together, in constant time."""
+
     def __call__(self, encoded: Encoded) -> Weights: ...
 
 
@@ -78,6 +81,11 @@ class Weigher:
     rate: int = 0
     walk: Walk | None = None
     bound: Bound | None = None
+
+    def most_bytes(self, encoded: Encoded) -> int:
+        """Return an upper bound of all weights together, in constant time."""
+        offsets = offsets_of(encoded.payloads)
+        return self.fixed_bytes * len(encoded.payloads) + self.rate * int(offsets[-1] - offsets[0])
 
     def __call__(self, encoded: Encoded) -> Weights:
         """Return the weight of each value. One above the limit may be larger."""
