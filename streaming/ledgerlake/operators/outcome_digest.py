@@ -27,7 +27,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_OF_TABLES = ("schema_mismatch", "unknown_schema", "transform_failed", "no_table", "no_key")
+_OF_TABLES = (
+    "schema_mismatch",
+    "value_too_large",
+    "unknown_schema",
+    "transform_failed",
+    "no_table",
+    "no_key",
+)
 _OF_SURROUNDINGS = frozenset(
     {
         "encrypted",
