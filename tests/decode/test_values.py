@@ -8,7 +8,7 @@ import json
 import struct
 from datetime import date, datetime, timedelta, timezone
 from decimal import Context, Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fastavro
 import pyarrow as pa
@@ -25,12 +25,18 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.value_schema import ValueSchema
 from tests.decode.protobuf_schemas import protobuf
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 SchemaType = pb.Schema
 UTC = timezone.utc
 
 
 def read(
-    schema: ValueSchema, payloads: list[bytes | None], writer: ValueSchema | None = None, keys: list[Any] | None = None
+    schema: ValueSchema,
+    payloads: Sequence[bytes | None],
+    writer: ValueSchema | None = None,
+    keys: list[Any] | None = None,
 ) -> tuple[list[Any], dict[int, str]]:
     encoded = Encoded(pa.array(payloads, pa.binary()), None if keys is None else pa.array(keys, pa.binary()))
     decoded = decoder(writer or schema, schema)(encoded)

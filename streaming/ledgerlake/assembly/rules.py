@@ -130,6 +130,11 @@ class IncompleteMessage:
     spilled: bool = False
     awaiting: bool = False
 
+    @property
+    def kept_bytes(self) -> int:
+        """Return the bytes that are kept of it."""
+        return 0 if self.spilled else self.arrived_bytes
+
 
 @dataclass(slots=True)
 class ArrivingMessage:
