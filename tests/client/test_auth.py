@@ -19,9 +19,17 @@ from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.topics import TopicSelection
 from ledgerlake.client.transport import TlsSettings
 from ledgerlake.devbroker.security import make_security
-from ledgerlake.errors import BrokerError, LedgerlakeError, SetupError, TransportError, UsageError
+from ledgerlake.errors import (
+    BrokerError,
+    LedgerlakeError,
+    ProtocolError,
+    SetupError,
+    TransportError,
+    UsageError,
+)
 from ledgerlake.options.config import parse_config
 from ledgerlake.options.source_options import parse_options
+from ledgerlake.pb import pulsar_pb2 as pb
 from tests.entries import single
 from tests.peer import TOPIC, Peer
 
@@ -356,6 +364,23 @@ def test_a_proxy_learns_the_brokers_name_and_the_broker_is_checked_by_it(tmp_pat
         with pytest.raises(SetupError, match=r"the certificate of pulsar\+ssl://broker.example:1 is not accepted"):
             partitions(peer, "broker.example")
     assert asked_for == ["localhost", "broker.example"]
+
+
+@pytest.mark.parametrize("response", [pb.CommandLookupTopicResponse.Connect, pb.CommandLookupTopicResponse.Redirect])
+def test_credentials_for_a_tls_url_are_sent_to_no_address_without_tls(tmp_path: Path, response: int) -> None:
+    security = make_security(tmp_path / "security")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "security" / "broker.pem", tmp_path / "security" / "broker.key.pem")
+    token = Authentication("token", "token:the-token")
+    with Peer(tls=context) as broker, Peer() as plain:
+        broker.lookup = {"response": response, "broker_service_url_tls": plain.url}
+        settings = ClientSettings(broker.url, tls=TlsSettings(security.ca_file), authentication=token)
+        cluster = Cluster(settings)
+        with pytest.raises(ProtocolError, match=r"the service url begins with pulsar\+ssl://"):
+            cluster.session_for(TOPIC)
+        assert cluster.sessions_for([TOPIC]) == {}
+        cluster.close()
+        assert plain.requests == []
 
 
 def test_a_plain_broker_behind_a_tls_url_is_told_apart() -> None:

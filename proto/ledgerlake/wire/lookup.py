@@ -3,15 +3,25 @@
 The answer to a LOOKUP is Connect (that broker owns the topic), Redirect (ask that broker), or
 Failed. ``proxy_through_service_url`` means that the owner's address is not reachable from here:
 connect to the service address again and name the owner in CONNECT.
+
+The credentials are sent to the address in an answer. So it is checked here: it is the URL of one
+broker, and it has TLS if the service url has.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ledgerlake.errors import BrokerError, ProtocolError, TopicNotFoundError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import limits
+
+_BROKER_URL = re.compile(
+    r"(?P<scheme>pulsar(?:\+ssl)?)://(?:[A-Za-z0-9._-]{1,255}|\[[0-9a-fA-F:.]{2,45}\])(?::(?P<port>[0-9]{1,5}))?/?"
+)
+_MAX_PORT = 65535
+_MAX_SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
@@ -39,18 +49,42 @@ def step(topic: str, response: pb.CommandLookupTopicResponse, hops: int, use_tls
 
     Raises:
         TopicNotFoundError, BrokerError: the broker refused.
-        ProtocolError: the answer has no address, or there were too many redirects.
+        ProtocolError: the answer has no address or one that is refused (see ``check_broker_url``),
+            or there were too many redirects.
     """
     if response.response == pb.CommandLookupTopicResponse.Failed or not response.HasField("response"):
         raise refused(f"look up {topic}", response.error, response.message)
     url = response.broker_service_url_tls if use_tls else response.broker_service_url
     if not url:
         raise ProtocolError(f"the broker named no address for {topic}")
+    check_broker_url(url, use_tls)
     if response.response == pb.CommandLookupTopicResponse.Connect:
         return Owner(url, response.proxy_through_service_url)
     if hops + 1 > limits.MAX_LOOKUP_HOPS:
         raise ProtocolError(f"the lookup of {topic} was redirected more than {limits.MAX_LOOKUP_HOPS} times")
     return AskAgain(url, response.proxy_through_service_url, response.authoritative, hops + 1)
+
+
+def check_broker_url(url: str, use_tls: bool) -> None:
+    """Check the address of a broker that another broker has named.
+
+    Args:
+        use_tls: whether the service url has TLS.
+
+    Raises:
+        ProtocolError: it is not the URL of one broker, or one of the two URLs has TLS and the other
+            has not.
+    """
+    matched = _BROKER_URL.fullmatch(url)
+    shown = ascii(url[:_MAX_SHOWN_CHARACTERS])
+    scheme = "pulsar+ssl" if use_tls else "pulsar"
+    if matched is None or not 0 < int(matched["port"] or 1) <= _MAX_PORT:
+        raise ProtocolError(f"the broker named the address {shown}; an address is {scheme}://host:port")
+    if matched["scheme"] != scheme:
+        raise ProtocolError(
+            f"the broker named the address {shown}, but the service url begins with {scheme}://; check the broker's "
+            "advertised listeners"
+        )
 
 
 def refused(attempt: str, code: int, text: str) -> BrokerError:
