@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from ledgerlake.errors import ProtocolError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire import limits
 from ledgerlake.wire.connection import EntriesReceived, EntryReceived, Event, Received
 
 
@@ -20,11 +22,26 @@ from ledgerlake.wire.connection import EntriesReceived, EntryReceived, Event, Re
 class Consumer:
     """The unread entries of one consumer id. ``closed`` is set when the broker has closed it
     (unload, seek, takeover).
+
+    ``permits`` is the number of messages that the broker may still send; each entry uses at least
+    one. A broker exceeds it by what it reads at once, and by messages of producers that give a
+    wrong count. ``excess_bytes`` is the size of the unread entries that came without a permit.
     """
 
     consumer_id: int
     entries: deque[Received] = field(default_factory=deque)
     closed: bool = False
+    permits: int = 0
+    excess_bytes: int = 0
+
+    def add(self, received: Received) -> None:
+        """Add entries that have arrived."""
+        if not self.entries:
+            self.excess_bytes = 0
+        if self.permits <= 0:
+            self.excess_bytes += len(received.frames)
+        self.permits -= received.message_count
+        self.entries.append(received)
 
 
 @dataclass
@@ -65,10 +82,15 @@ class Channels:
     def take(self, event: Event) -> bool:
         """Hand an event to its channel; return False if it is not for a channel. Events of a closed
         channel are dropped.
+
+        Raises:
+            ProtocolError: the broker sent more entries than it has permits for.
         """
         if isinstance(event, (EntryReceived, EntriesReceived)):
             if consumer := self.consumers.get(event.consumer_id):
-                consumer.entries.append(event)
+                consumer.add(event)
+                if consumer.excess_bytes:
+                    self._check_excess()
         elif isinstance(event, pb.CommandCloseConsumer):
             if consumer := self.consumers.pop(event.consumer_id, None):
                 consumer.closed = True
@@ -84,6 +106,14 @@ class Channels:
         else:
             return False
         return True
+
+    def _check_excess(self) -> None:
+        excess_bytes = sum(consumer.excess_bytes for consumer in self.consumers.values() if consumer.entries)
+        if excess_bytes > limits.MAX_EXCESS_BYTES:
+            raise ProtocolError(
+                f"the broker sent {excess_bytes} bytes of entries without permits, over the limit of "
+                f"{limits.MAX_EXCESS_BYTES}"
+            )
 
     def close_all(self) -> None:
         """Close every channel, because the connection is closed."""

@@ -57,6 +57,7 @@ def subscribed(session: Session, attempt: str, consumer: Consumer, request_id: i
 
 def grant(session: Session, consumer: Consumer, message_permits: int) -> None:
     """Let the broker send that many messages more."""
+    consumer.permits += message_permits
     session.send(commands.flow(consumer.consumer_id, message_permits))
 
 

@@ -279,11 +279,7 @@ class Session:
         )
         deadline = time.monotonic() + self.request_timeout_s
         try:
-            while (event := self._connection.next_event()) is None or isinstance(event, pb.CommandAuthChallenge):
-                if event is None:
-                    self._receive(deadline, "greet us")
-                else:
-                    self._answer_challenge()
+            event = self._next_greeting(deadline)
         except ProtocolError:
             raise ProtocolError(
                 f"the peer at {self.url} does not speak Pulsar's binary protocol; check the port{self._tls_hint}"
@@ -305,6 +301,18 @@ class Session:
             )
         self._can_watch = event.feature_flags.supports_topic_watchers
         self.max_message_bytes = limits.message_limit_bytes(event.max_message_size)
+
+    def _next_greeting(self, deadline: float) -> Event:
+        """Return the first event that is not a challenge; challenges are answered."""
+        while True:
+            is_challenged = False
+            while isinstance(event := self._connection.next_event(), pb.CommandAuthChallenge):
+                is_challenged = True
+            if is_challenged:
+                self._answer_challenge()
+            if event is not None:
+                return event
+            self._receive(deadline, "greet us")
 
     @property
     def _tls_hint(self) -> str:
@@ -333,7 +341,9 @@ class Session:
         self._pump(remaining_s)
 
     def _receive(self, deadline: float, attempt: str) -> None:
-        data = self._transport.receive(max(deadline - time.monotonic(), 0.0))
+        remaining_s = deadline - time.monotonic()
+        # Bytes that have arrived are received without waiting, and a peer may send without end.
+        data = self._transport.receive(remaining_s) if remaining_s > 0 else None
         if data is None:
             raise DeadlineError(
                 f"the broker at {self.url} did not {attempt} in {self.request_timeout_s:g} s; check the port and the network"
@@ -355,8 +365,14 @@ class Session:
                 self._connection.receive_data(data)
             else:
                 self._connection.filled(len(data))
+            is_challenged = False
             while (event := self._connection.next_event()) is not None:
-                self._dispatch(event)
+                if isinstance(event, pb.CommandAuthChallenge):
+                    is_challenged = True
+                else:
+                    self._dispatch(event)
+            if is_challenged:
+                self._answer_challenge()
             answer = self._connection.data_to_send()
             if answer:
                 self._transport.send(answer, self.request_timeout_s)
@@ -364,11 +380,7 @@ class Session:
             raise self._fail(error) from None
 
     def _dispatch(self, event: Event) -> None:
-        if self.channels.take(event):
-            return
-        if isinstance(event, pb.CommandAuthChallenge):
-            self._answer_challenge()
-        else:
+        if not self.channels.take(event):
             request_id = getattr(event, "request_id", None)
             if request_id in self._pending_requests:
                 self._answers[request_id] = event
