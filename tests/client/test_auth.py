@@ -127,9 +127,18 @@ class Issuer(BaseHTTPRequestHandler):
     forms: ClassVar[list[dict[str, list[str]]]] = []
     failures: ClassVar[list[tuple[int, dict[str, str]]]] = []
     expires_in: Any = 3600
+    access_token: ClassVar[object] = None
+    token_endpoint: ClassVar[object] = None
+    discovery: ClassVar[bytes] = b""
 
     def do_GET(self) -> None:
-        self._answer({"token_endpoint": f"http://127.0.0.1:{cast('HTTPServer', self.server).server_port}/token"})
+        own = f"http://127.0.0.1:{cast('HTTPServer', self.server).server_port}/token"
+        if self.discovery:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(self.discovery)
+            return
+        self._answer({"token_endpoint": self.token_endpoint or own})
 
     def do_POST(self) -> None:
         form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
@@ -144,7 +153,8 @@ class Issuer(BaseHTTPRequestHandler):
         if form["client_secret"] != ["hush"]:
             self.send_error(401)
             return
-        self._answer({"access_token": f"access-{len(self.forms)}", "expires_in": self.expires_in})
+        access_token = self.access_token or f"access-{len(self.forms)}"
+        self._answer({"access_token": access_token, "expires_in": self.expires_in})
 
     def _answer(self, data: dict[str, Any]) -> None:
         self.send_response(200)
@@ -287,7 +297,55 @@ def test_an_issuer_is_left_alone_for_as_long_as_it_asks(
     assert authentication.data() == b"access-2"
 
 
-@pytest.mark.parametrize("expires_in", ["soon", None, [], "-1", "NaN"])
+@pytest.mark.parametrize("endpoint", ["http://issuer/token", "file:///etc/hostname", "ftp://issuer/token", 7, "token"])
+def test_a_secret_is_sent_to_no_token_endpoint_without_tls(
+    issuer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: object
+) -> None:
+    monkeypatch.setattr(Issuer, "token_endpoint", endpoint)
+    with pytest.raises(SetupError, match=r"named an address to which no secret is sent: .* begin with https://"):
+        oauth2(issuer, tmp_path).data()
+
+
+@pytest.mark.parametrize("url", ["http://issuer", "file:///etc", "issuer"])
+def test_an_issuer_without_tls_is_refused(url: str) -> None:
+    parameters = json.dumps({"issuerUrl": url, "client_id": "me", "client_secret": "hush"})
+    with pytest.raises(UsageError, match=r"issuerUrl '.*' does not begin with https://") as raised:
+        parsed("oauth2", f"secret:{parameters}")
+    assert "hush" not in str(raised.value)
+
+
+@pytest.mark.parametrize("discovery", [b"[" * 500_000, b"<html>", b"\xff"], ids=["deep", "html", "no text"])
+def test_an_answer_that_is_not_json_is_one_error(
+    issuer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, discovery: bytes
+) -> None:
+    monkeypatch.setattr(Issuer, "discovery", discovery)
+    with pytest.raises(TransportError, match="did not answer with JSON"):
+        oauth2(issuer, tmp_path).data()
+
+
+@pytest.mark.parametrize("access_token", ["tok\x1b[31m", "a\nb", ["a"], {"a": 1}, "a" * 65537])
+def test_an_access_token_is_visible_text(
+    issuer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, access_token: object
+) -> None:
+    monkeypatch.setattr(Issuer, "access_token", access_token)
+    with pytest.raises(SetupError, match="gave no access token"):
+        oauth2(issuer, tmp_path).data()
+
+
+@pytest.mark.parametrize("expires_in", [10**9, "1e300"])
+def test_a_token_is_fetched_again_after_a_day_at_most(
+    issuer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expires_in: object
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(auth, "time", clock)
+    monkeypatch.setattr(Issuer, "expires_in", expires_in)
+    authentication = oauth2(issuer, tmp_path)
+    assert (authentication.data(), authentication.data()) == (b"access-1", b"access-1")
+    clock.now_s += 24 * 60 * 60
+    assert authentication.data() == b"access-2"
+
+
+@pytest.mark.parametrize("expires_in", ["soon", None, [], "-1", "NaN", "1e999", float("inf")])
 def test_a_token_without_a_usable_lifetime_is_used_once(
     issuer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expires_in: object
 ) -> None:

@@ -123,8 +123,8 @@ def test_entries_beyond_the_permits_end_the_connection(monkeypatch: pytest.Monke
 
 def last_message(request_id: int) -> bytes:
     body = pb.CommandGetLastMessageIdResponse(request_id=request_id)
-    body.last_message_id.ledgerId = body.last_message_id.entryId = 1
-    command = pb.BaseCommand(type=pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE, getLastMessageIdResponse=body)
+    body.last_message_id.ledger_id = body.last_message_id.entry_id = 1
+    command = pb.BaseCommand(type=pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE, get_last_message_id_response=body)
     return commands.encode(command)
 
 

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import re
 import time
 import urllib.error
 import urllib.parse
-import urllib.request
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -33,10 +33,13 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import quote
 
+from ledgerlake.client import bounded_http
 from ledgerlake.errors import SetupError, TransportError, UsageError
 from ledgerlake.stored.secrets import is_reference, read_text, resolve_secret
 
+# The limits of one request to an issuer.
 _TIMEOUT_S = 10.0
+_ANSWER_MOST_BYTES = 1_000_000
 
 # Parameters that Spark redacts, or that are not secret.
 _HIDDEN = re.compile(r"secret|password|token|^file:|^env:|file:", re.IGNORECASE)
@@ -47,8 +50,12 @@ _BUSY_STATUS = frozenset({408, 429})
 # The longest wait that an issuer may ask for, so that a wrong value does not stop the stream.
 _PAUSE_MOST_S = 60.0
 
-# An access token is not used in its last seconds.
+# An access token is not used in its last seconds, and not for longer than a day.
 _SPARE_S = 30.0
+_LIFETIME_MOST_S = 24 * 60 * 60.0
+
+# RFC 6749, appendix A.12: visible ASCII characters. The limit is our own.
+_ACCESS_TOKEN = re.compile(r"[\x20-\x7e]{1,65536}")
 
 
 @dataclass(frozen=True)
@@ -170,6 +177,10 @@ def _oauth2_parameters(text: str, where: str = "the OAuth2 parameters") -> dict[
     parameters = _json(text, where)
     if not parameters.get("issuerUrl") or not (parameters.get("privateKey") or parameters.get("client_id")):
         raise UsageError(f"{where}: OAuth2 needs issuerUrl, and privateKey or client_id with client_secret, as JSON")
+    try:
+        bounded_http.check_url(str(parameters["issuerUrl"]))
+    except bounded_http.UnsafeUrlError as error:
+        raise UsageError(f"{where}: issuerUrl {error}, and the client's secret would be sent in plain text") from None
     return parameters
 
 
@@ -212,18 +223,20 @@ def _access_token(parameters: str) -> str:
     except _IssuerBusyError as error:
         token.ask_from_s, token.failure = now_s + error.pause_s, error.message
         raise TransportError(error.message) from None
-    token.token = str(answer["access_token"])
+    token.token = answer["access_token"]
     token.until_s = now_s + _lifetime_s(answer.get("expires_in")) - _SPARE_S
     return token.token
 
 
 def _lifetime_s(expires_in: object) -> float:
-    """Return how long a token is valid by its issuer's answer; 0 if the answer has no valid time."""
+    """Return how long a token is valid by its issuer's answer, at most a day; 0 if the answer has no
+    valid time.
+    """
     try:
         lifetime_s = float(str(expires_in))
     except ValueError:
         return 0.0
-    return lifetime_s if lifetime_s > 0 else 0.0
+    return min(lifetime_s, _LIFETIME_MOST_S) if math.isfinite(lifetime_s) and lifetime_s > 0 else 0.0
 
 
 def _client_credentials(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -237,7 +250,8 @@ def _client_credentials(parameters: dict[str, Any]) -> dict[str, Any]:
     }
     endpoint = _fetch(f"{issuer}/.well-known/openid-configuration", None, issuer).get("token_endpoint")
     answer = _fetch(str(endpoint), urllib.parse.urlencode(form).encode(), issuer)
-    if not answer.get("access_token"):
+    access_token = answer.get("access_token")
+    if not isinstance(access_token, str) or not _ACCESS_TOKEN.fullmatch(access_token):
         raise SetupError(f"the OAuth2 issuer {issuer} gave no access token; check client id, secret and audience")
     return answer
 
@@ -269,8 +283,11 @@ def _base64_text(encoded: str) -> str:
 
 def _fetch(url: str, form: bytes | None, issuer: str) -> dict[str, Any]:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data=form), timeout=_TIMEOUT_S) as response:
-            answer = json.loads(response.read(1_000_000))
+        answer = json.loads(bounded_http.fetch(url, form, _TIMEOUT_S, _ANSWER_MOST_BYTES))
+    except bounded_http.UnsafeUrlError as error:
+        raise SetupError(
+            f"the OAuth2 issuer {issuer} named an address to which no secret is sent: {error}; correct the issuer"
+        ) from None
     except urllib.error.HTTPError as error:
         with error:
             if error.code in _BUSY_STATUS or error.code >= 500:
@@ -281,8 +298,10 @@ def _fetch(url: str, form: bytes | None, issuer: str) -> dict[str, Any]:
         raise SetupError(
             f"the OAuth2 issuer {issuer} refused us with status {error.code}; check client id, secret and audience"
         ) from None
-    except (OSError, ValueError, HTTPException) as error:
+    except (OSError, HTTPException) as error:
         raise TransportError(f"the OAuth2 issuer {issuer} cannot be reached ({error})") from None
+    except (ValueError, RecursionError):
+        raise TransportError(f"the OAuth2 issuer {issuer} did not answer with JSON; check issuerUrl") from None
     return answer if isinstance(answer, dict) else {}
 
 

@@ -1,0 +1,168 @@
+"""HTTP requests that carry secrets: bounded in time and bytes, and encrypted.
+
+Rules kept here:
+  - A URL begins with https://, or with http:// and names this machine. This holds for redirects.
+  - A form is sent to the URL that was given; a redirect is not followed.
+  - The deadline is of the whole request: connections, headers and body. At the deadline the
+    connections are shut down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
+
+class UnsafeUrlError(ValueError):
+    """A URL to which no secret is sent."""
+
+
+def check_url(url: str) -> None:
+    """Check that secrets may be sent to a URL.
+
+    Raises:
+        UnsafeUrlError: it is not encrypted, or not a URL.
+    """
+    try:
+        parts = urlsplit(url)
+        is_safe = bool(parts.hostname) and (
+            parts.scheme == "https" or (parts.scheme == "http" and _is_of_this_machine(parts.hostname or ""))
+        )
+    except ValueError:
+        is_safe = False
+    if not is_safe or not (url.isascii() and url.isprintable()):
+        raise UnsafeUrlError(f"{url[:200]!a} does not begin with https://")
+
+
+def fetch(url: str, form: bytes | None, timeout_s: float, most_bytes: int) -> bytes:
+    """Return the body of the answer, up to ``most_bytes``.
+
+    Args:
+        form: the body of a POST; None for a GET.
+
+    Raises:
+        UnsafeUrlError: as ``check_url``, also of a redirect.
+        urllib.error.HTTPError: the status is an error, or the redirect of a form.
+        OSError, HTTPException: there was no answer before the deadline.
+    """
+    check_url(url)
+    exchange = _Exchange(time.monotonic() + timeout_s)
+    timer = threading.Timer(timeout_s, exchange.end)
+    timer.daemon = True
+    timer.start()
+    try:
+        request = urllib.request.Request(url, data=form)
+        with exchange.opener().open(request, timeout=timeout_s) as response:
+            body: bytes = response.read(most_bytes)
+    except (OSError, HTTPException, ValueError) as error:
+        # A socket may time out just before the timer ends it.
+        if exchange.is_over or isinstance(getattr(error, "reason", error), TimeoutError):
+            raise TimeoutError(f"no answer in {timeout_s:g} s") from None
+        raise
+    finally:
+        timer.cancel()
+    if exchange.is_over:
+        raise TimeoutError(f"no answer in {timeout_s:g} s")
+    return body
+
+
+def _is_of_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class _Exchange:
+    """One request with its redirects, and the connections that it has opened."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._connections: list[_Connection | _SecureConnection] = []
+        self.is_over = False
+
+    def opener(self) -> urllib.request.OpenerDirector:
+        return urllib.request.build_opener(_Http(self), _Https(self), _Redirects)
+
+    def end(self) -> None:
+        """Shut the connections down."""
+        self.is_over = True
+        for connection in self._connections:
+            for opened in (connection.opened, connection.sock):
+                if opened is not None:
+                    with contextlib.suppress(OSError):
+                        opened.shutdown(socket.SHUT_RDWR)
+
+    def note(self, connection: _Connection | _SecureConnection) -> None:
+        """Note a connection before it is opened, and give it the time that is left."""
+        self._connections.append(connection)
+        connection.timeout = max(self._deadline - time.monotonic(), 0.001)
+
+
+class _Connection(HTTPConnection):
+    """``opened`` stays after urllib has handed the socket to the response."""
+
+    opened: socket.socket | None = None
+
+    def connect(self) -> None:
+        super().connect()
+        self.opened = self.sock
+
+
+class _SecureConnection(HTTPSConnection):
+    """As ``_Connection``."""
+
+    opened: socket.socket | None = None
+
+    def connect(self) -> None:
+        super().connect()
+        self.opened = self.sock
+
+
+class _Http(urllib.request.HTTPHandler):
+    def __init__(self, exchange: _Exchange) -> None:
+        super().__init__()
+        self._exchange = exchange
+
+    def http_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(self._connection, req)
+
+    def _connection(self, host: str, **options: Any) -> _Connection:
+        connection = _Connection(host, **options)
+        self._exchange.note(connection)
+        return connection
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, exchange: _Exchange) -> None:
+        super().__init__()
+        self._exchange = exchange
+
+    def https_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(self._connection, req)
+
+    def _connection(self, host: str, **options: Any) -> _SecureConnection:
+        connection = _SecureConnection(host, **options)
+        self._exchange.note(connection)
+        return connection
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if req.data is not None:
+            return None
+        check_url(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
