@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
+import socket
+import struct
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ledgerlake.errors import SetupError, UsageError
 from ledgerlake.options.config import parse_config
+from ledgerlake.pipeline import http_server
 from ledgerlake.pipeline.http_server import HttpServer, page
 
 if TYPE_CHECKING:
@@ -129,3 +135,73 @@ def test_the_token_is_in_no_repr() -> None:
         "metrics": {"token": "very-secret"},
     }
     assert "very-secret" not in repr(parse_config(data))
+
+
+HEAD = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def connect(server: HttpServer, sent: bytes = HEAD) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    connection.sendall(sent)
+    return connection
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+@pytest.mark.parametrize("most", [16, 200])
+def test_connections_are_bounded_and_the_next_request_is_answered(open_server: HttpServer, most: int) -> None:
+    threads = threading.active_count()
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(connect(open_server)) for _ in range(most)]
+        assert answer(open_server) == (200, "numbers")
+        assert threading.active_count() <= threads + 16
+        assert all(map(is_closed, connections[: most - 16]))
+
+
+@pytest.mark.parametrize("drop", [b"X: 1\r\n", b"x"], ids=["headers", "bytes"])
+def test_a_request_that_trickles_in_is_ended(
+    open_server: HttpServer, monkeypatch: pytest.MonkeyPatch, drop: bytes
+) -> None:
+    monkeypatch.setattr(http_server, "_CONNECTION_MOST_S", 0.2)
+    with connect(open_server) as connection:
+        until_s = time.monotonic() + 15
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < until_s:
+                connection.sendall(drop)
+                time.sleep(0.05)
+        assert time.monotonic() < until_s
+
+
+def test_a_client_that_is_silent_or_leaves_prints_nothing(
+    open_server: HttpServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(http_server._Handler, "timeout", 0.2)
+    linger = struct.pack("ii", 1, 0)
+    with connect(open_server) as silent, connect(open_server) as reset, connect(open_server, b"\x00\xff") as garbage:
+        reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        reset.close()
+        assert is_closed(silent)
+        garbage.shutdown(socket.SHUT_WR)
+        is_closed(garbage)
+    assert answer(open_server)[0] == 200
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_page_that_fails_is_one_line_in_the_log(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> bytes:
+        raise ValueError("no numbers")
+
+    server = HttpServer(0, "127.0.0.1", "", {"/": page("text/plain", fail)})
+    try:
+        assert answer(server) == (500, "the page failed; see the pipeline's log\n")
+    finally:
+        server.close()
+    assert caplog.messages == ["the page / was not answered: ValueError: no numbers"]
+    assert "Traceback" not in capfd.readouterr().err

@@ -7,17 +7,23 @@ Rules kept here:
     only that the process answers.
   - If there is no token, the address is of this machine alone, and so is the host that a request
     names. Else a page of another site could read the answers, by a name that leads to this machine.
-  - A connection that is silent for ten seconds is closed.
+  - A connection lasts ten seconds at most, and there are sixteen at most: of more, the oldest is
+    closed. So clients that are slow or silent take neither threads nor files from the pipeline.
+  - No request prints a traceback: a client that leaves is not an error of the pipeline.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import errno
 import hmac
+import io
+import logging
 import socket
 import threading
+import time
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -32,7 +38,14 @@ if TYPE_CHECKING:
 
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
-_SILENT_S = 10.0
+_log = logging.getLogger(__name__)
+
+_CONNECTION_MOST_S = 10.0
+_MOST_CONNECTIONS = 16
+
+# How long a new connection waits for the end of the oldest one.
+_CLOSES_WITHIN_S = 1.0
+
 _TEXT = "text/plain; charset=utf-8"
 
 
@@ -78,8 +91,9 @@ def page(content_type: str, content: Callable[[], bytes], headers: Mapping[str, 
 
     def answer(_environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         always = {"Content-Type": content_type, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        made = content()
         start_response("200 OK", list((always | dict(headers or {})).items()))
-        return [content()]
+        return [made]
 
     return answer
 
@@ -113,7 +127,11 @@ class _Gate:
             return _refuse(start_response, "405 Method Not Allowed", "only GET is answered", [("Allow", "GET")])
         if path not in self._pages:
             return _refuse(start_response, "404 Not Found", f"there are {', '.join(sorted(self._pages))}")
-        return self._pages[path](environ, start_response)
+        try:
+            return self._pages[path](environ, start_response)
+        except Exception as error:
+            _log.warning("the page %s was not answered: %s: %s", path, type(error).__name__, error)
+            return _refuse(start_response, "500 Internal Server Error", "the page failed; see the pipeline's log")
 
     def _has_token(self, authorization: str) -> bool:
         kind, _, given = authorization.partition(" ")
@@ -149,14 +167,65 @@ def _refuse(
 class _Handler(WSGIRequestHandler):
     """Logs no request."""
 
-    timeout = _SILENT_S
+    timeout = _CONNECTION_MOST_S
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
 
+    def get_stderr(self) -> Any:
+        """Return where wsgiref prints the traceback of a client that leaves: nowhere."""
+        return io.StringIO()
+
 
 class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, and a bounded number of them."""
+
     daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, *args: Any) -> None:
+        # When each connection was accepted, the oldest first, by the monotonic clock.
+        self._accepted: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+        self._free = threading.Semaphore(_MOST_CONNECTIONS)
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin a connection, after the oldest one has ended if there are too many."""
+        if not self._free.acquire(blocking=False):
+            with self._lock:
+                _shut_down(list(self._accepted)[:1])
+            if not self._free.acquire(timeout=_CLOSES_WITHIN_S):
+                super().shutdown_request(request)
+                return
+        with self._lock:
+            self._accepted[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """End connections that have lasted too long; ``serve_forever`` calls it twice a second."""
+        super().service_actions()
+        accepted_before = time.monotonic() - _CONNECTION_MOST_S
+        with self._lock:
+            _shut_down([request for request, since in self._accepted.items() if since < accepted_before])
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self._lock:
+            is_known = self._accepted.pop(request, None) is not None
+        super().shutdown_request(request)
+        if is_known:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing: the client was too slow, or has left."""
+
+
+def _shut_down(connections: list[socket.socket]) -> None:
+    """Let the threads of connections end, which close them."""
+    for connection in connections:
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 class _ServerOfVersion6(_Server):
