@@ -195,3 +195,21 @@ def test_each_alert_says_what_is_wrong_and_what_to_do() -> None:
     for rule in alerts():
         assert rule["labels"]["severity"] in {"critical", "warning"}
         assert set(rule["annotations"]) == {"summary", "description"}
+
+
+ROOT = DEPLOY.parent
+
+
+@pytest.mark.parametrize("file", ["docker-compose.yml", "deploy/compose.yaml"])
+def test_containers_listen_on_this_machine_alone(file: str) -> None:
+    services = yaml.safe_load((ROOT / file).read_text())["services"]
+    ports = [port for service in services.values() for port in service.get("ports", [])]
+    assert ports
+    assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda file: file.name)
+def test_each_action_is_pinned_by_its_commit(file: Path) -> None:
+    used = re.findall(r"^\s*-?\s*uses:\s*(.*)$", file.read_text(), re.MULTILINE)
+    assert used
+    assert [action for action in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", action)] == []

@@ -129,7 +129,7 @@ def test_compose_runs_the_same_broker_with_entry_metadata_on() -> None:
     assert environment["PULSAR_PREFIX_brokerEntryMetadataInterceptors"] == INTERCEPTORS
     assert environment["PULSAR_PREFIX_exposingBrokerEntryMetadataToClientEnabled"] == "true"
     assert "apply-config-from-env.py conf/standalone.conf" in " ".join(service["command"])
-    assert "6650:6650" in service["ports"]
+    assert "127.0.0.1:6650:6650" in service["ports"]
 
 
 @pytest.mark.parametrize(
