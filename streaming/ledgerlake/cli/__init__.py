@@ -39,6 +39,7 @@ from ledgerlake.cli import (
     waiting,
 )
 from ledgerlake.errors import LedgerlakeError, SetupError
+from ledgerlake.runtime.guarded_output import guarded_output
 
 # In the order in which help lists them.
 _COMMANDS = (
@@ -66,6 +67,11 @@ _COMMANDS = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; its exit code."""
+    with guarded_output():
+        return _run(arguments)
+
+
+def _run(arguments: list[str] | None) -> int:
     options = parser().parse_args(arguments)
     if not options.debug:
         # delta-rs warns of each place without credentials that it has looked at.
@@ -92,7 +98,8 @@ def _report(error: LedgerlakeError, debug: bool) -> int:
     if debug:
         import traceback
 
-        traceback.print_exc()
+        for line in traceback.format_exc().splitlines():
+            print(line, file=sys.stderr)
     print(f"ledgerlake: {error.message}", file=sys.stderr)
     return error.exit_code
 
@@ -122,6 +129,11 @@ class _Parser(argparse.ArgumentParser):
         from ledgerlake.options.declared import nearest
 
         self.error(f"there is no {kind} {name}{nearest(name, known)}")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # Standard output takes one line at a time (see ``guarded_output``).
+        for line in message.splitlines(keepends=True):
+            super()._print_message(line, file)
 
     def error(self, message: str) -> NoReturn:
         mark = "" if message.endswith("?") else ";"

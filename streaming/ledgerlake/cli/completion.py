@@ -33,7 +33,8 @@ def _completion(options: argparse.Namespace) -> int:
     for action in _arguments(options.parser):
         if action.metavar in ("CONFIG", "FILE"):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
-    print(shtab.complete(options.parser, options.shell))
+    for line in shtab.complete(options.parser, options.shell).splitlines():
+        print(line)
     return 0
 
 

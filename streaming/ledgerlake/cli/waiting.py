@@ -78,7 +78,7 @@ def _waiting(options: argparse.Namespace) -> int:
 
 def _print_row(row: dict[str, Any], paused_since_ms: int | None, as_json: bool) -> None:
     from ledgerlake.client.topics import join_partition
-    from ledgerlake.pipeline.progress import printable
+    from ledgerlake.runtime.guarded_output import printable
     from ledgerlake.stored.offsets import time_text
 
     due = time_text(round(row["deliver_at"].timestamp() * 1000))

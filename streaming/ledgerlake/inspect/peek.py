@@ -13,8 +13,8 @@ from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.inspect.entry_values import entry_values
 from ledgerlake.inspect.last_entries import before_last
 from ledgerlake.options.bounds import parse_start
-from ledgerlake.pipeline.progress import printable
 from ledgerlake.pipeline.start import find_topic_partitions
+from ledgerlake.runtime.guarded_output import printable
 from ledgerlake.source.bounds import end_position, matching_partitions, resolve_start
 from ledgerlake.source.read_until import next_until
 

@@ -21,7 +21,8 @@ from rich.text import Text
 
 from ledgerlake.client.topics import split_partition
 from ledgerlake.operators.rows import sum_of
-from ledgerlake.pipeline.progress import broker_time, counted, printable
+from ledgerlake.pipeline.progress import broker_time, counted
+from ledgerlake.runtime.guarded_output import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

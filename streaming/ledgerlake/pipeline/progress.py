@@ -173,11 +173,6 @@ def counted(count: int, one: str, many: str) -> str:
     return f"{count:,} {one if count == 1 else many}"
 
 
-def printable(text: str) -> str:
-    """Return a text that came from outside as one line, without control characters."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 def broker_time(taken: Offset) -> str:
     """Return the broker's time up to which messages are taken, as a clock shows it."""
     reached_ms = _reached_ms(taken)

@@ -16,10 +16,10 @@ from ledgerlake.pipeline.progress import (
     counted,
     lags_of,
     offset_of,
-    printable,
     progress_line,
     with_reading,
 )
+from ledgerlake.runtime.guarded_output import printable, unguarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +135,7 @@ class ProgressScreen:
 
         from ledgerlake.pipeline.live_screen import live_screen
 
-        console, terminal = Console(file=self._out), self._terminal
+        console, terminal = Console(file=unguarded(self._out)), self._terminal
         # What is logged meanwhile appears above the screen.
         with Live(console=console, auto_refresh=False, transient=True, redirect_stderr=terminal is None) as live:
             if terminal is not None:

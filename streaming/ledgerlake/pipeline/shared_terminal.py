@@ -15,6 +15,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, TextIO
 
+from ledgerlake.runtime.guarded_output import printable_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -59,7 +61,7 @@ class SharedTerminal:
                 self._show(line.removesuffix("\n"))
 
     def _write(self, line: str) -> None:
-        self.out.write(line + "\n")
+        self.out.write(printable_line(line) + "\n")
         self.out.flush()
 
 

@@ -1,7 +1,7 @@
 """What Spark's JVM and its Python processes write to standard error, without what is no news.
 
 The JVM is started with a pipe as its standard error, and the processes that it starts inherit it. A
-thread of this process hands each line on. Two lines come with every start and cannot be switched
+thread of this process hands each line on, as plain text. Two lines come with every start and cannot be switched
 off: the JVM's warning of a module that Spark's launcher asks for, and the first line of the process
 that Spark asks for the variables of a stateful operator, with an empty line after it.
 
@@ -14,6 +14,8 @@ from __future__ import annotations
 import os
 import threading
 from typing import TYPE_CHECKING, BinaryIO
+
+from ledgerlake.runtime.guarded_output import printable_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,7 +55,9 @@ def start_quiet_jvm(conf: SparkConf) -> None:
 def _copy(lines: BinaryIO) -> None:
     with lines:
         for line in news(lines):
-            os.write(_STDERR, line)
+            text = line.decode(errors="backslashreplace")
+            end = "\n" if text.endswith("\n") else ""
+            os.write(_STDERR, (printable_line(text.rstrip("\r\n")) + end).encode())
 
 
 def news(lines: Iterable[bytes]) -> Iterator[bytes]:
