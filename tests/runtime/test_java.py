@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+import hashlib
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from ledgerlake.errors import SetupError
 from ledgerlake.runtime import java
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from ledgerlake.runtime.session import _JARS, DELTA_VERSION
 
 
 def test_jars_that_are_complete_are_used_where_nothing_can_be_written(
@@ -26,3 +27,53 @@ def test_jars_that_are_complete_are_used_where_nothing_can_be_written(
     for name in ("complete", "lake.jar"):
         (tmp_path / "jars" / "lake-1" / name).touch()
     assert [jar.name for jar in java.fetch_jars("org", "lake", "1")] == ["lake.jar"]
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> list[str]:
+    """Let a download have these files; return the list of downloads."""
+    downloads: list[str] = []
+
+    def ivy(dependency: str, pattern: str) -> None:
+        downloads.append(dependency)
+        for name, content in files.items():
+            (Path(pattern).parent / name).write_bytes(content)
+
+    monkeypatch.setattr(java, "_ivy", ivy)
+    return downloads
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_only_jars_with_the_expected_checksums_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEDGERLAKE_CACHE", str(tmp_path))
+    downloads = serve(monkeypatch, {"lake.jar": b"lake", "pond.jar": b"pond", "other.jar": b"other"})
+    expected = {"lake.jar": sha256(b"lake"), "pond.jar": sha256(b"pond")}
+    for _ in range(2):
+        assert [jar.name for jar in java.fetch_jars("org", "lake", "1", expected)] == ["lake.jar", "pond.jar"]
+    assert len(downloads) == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({"lake.jar": b"evil"}, "lake.jar does not have the expected checksum .* find out why"),
+        ({}, "lake.jar was not downloaded"),
+    ],
+)
+def test_a_jar_that_is_not_the_expected_one_is_never_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes], sentence: str
+) -> None:
+    monkeypatch.setenv("LEDGERLAKE_CACHE", str(tmp_path))
+    downloads = serve(monkeypatch, files)
+    for _ in range(2):
+        with pytest.raises(SetupError, match=sentence):
+            java.fetch_jars("org", "lake", "1", {"lake.jar": sha256(b"lake")})
+    assert len(downloads) == 2
+    assert list((tmp_path / "jars" / "lake-1").glob("*.jar")) == []
+
+
+def test_the_jars_of_a_session_are_pinned() -> None:
+    assert any(DELTA_VERSION in name for name in _JARS)
+    assert all(len(checksum) == 64 for checksum in _JARS.values())

@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -14,12 +15,13 @@ import pytest
 
 from ledgerlake.pipeline.query_settings import settings_of
 from ledgerlake.runtime.class_archive import archive_path
+from ledgerlake.runtime.jvm_output import _properties
 from ledgerlake.runtime.session import home_without_zip, session_settings
 from ledgerlake.stored.places import Place
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -209,3 +211,73 @@ def test_why_a_jvm_does_not_start_is_on_the_screen() -> None:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "nowhere.jar" in ended.stderr
     assert "Spark did not start with master local" in ended.stderr
+
+
+_SESSION = r"""
+import os, sys
+os.umask(0)
+from pathlib import Path
+import psutil
+from ledgerlake.runtime.session import start_session
+
+SECRET = os.environ["A_SECRET"]
+ODD = "a\\b=c:#!é d"
+settings = {"spark.hadoop.fs.s3a.secret.key": SECRET, "spark.odd": ODD, "spark.executorEnv.ODD": "x"}
+spark = start_session("test", "local[2]", settings if sys.argv[1] == "odd" else {"spark.odd": ODD, "spark.hadoop.k": SECRET})
+
+def look(batches):
+    yield from batches
+
+assert spark.range(4).repartition(2).mapInArrow(look, "id long").count() == 4
+
+def seen(look):
+    found = []
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        try:
+            found += look(process)
+        except psutil.NoSuchProcess:
+            # It has ended.
+            pass
+    return found
+
+arguments = seen(psutil.Process.cmdline)
+assert "org.apache.spark.deploy.SparkSubmit" in arguments
+assert not [argument for argument in arguments if SECRET in argument]
+properties = spark._jvm.java.lang.System
+assert properties.getProperty("spark.odd") == ODD
+
+def is_open(path):
+    return all(folder.stat().st_mode & 0o001 for folder in path.parents)
+
+folder = Path(properties.getProperty("java.io.tmpdir"))
+assert not is_open(folder / "x"), folder
+assert spark.conf.get("spark.python.unix.domain.socket.dir") == str(folder)
+connections = seen(lambda process: process.net_connections("unix"))
+sockets = {Path(one.laddr) for one in connections if one.laddr.startswith("/")}
+assert len(sockets) > 1
+assert [path for path in sockets if is_open(path)] == []
+assert not list(folder.glob("settings"))
+print(folder)
+spark.stop()
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("variant", ["forked", "odd"])
+def test_nobody_else_enters_what_a_session_makes_and_no_argument_is_a_secret(variant: str) -> None:
+    command = [sys.executable, "-c", _SESSION, variant]
+    environment = {**os.environ, "A_SECRET": "the-secret"}
+    ended = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    folder = Path(ended.stdout.strip())
+    assert folder.name.startswith("ledgerlake-")
+    # The JVM ends after the process that has started it, and removes its files.
+    wait_until(lambda: not folder.exists() or not list(folder.iterdir()))
+
+
+def test_settings_are_written_as_java_reads_them() -> None:
+    settings = {"a.b": "c", "d": " e=f:#!\\", "g": "é\n\U0001f600"}
+    assert (
+        _properties(settings)
+        == "a.b=c\nd=\\u0020e\\u003df\\u003a\\u0023\\u0021\\u005c\ng=\\u00e9\\u000a\\ud83d\\ude00\n"
+    )

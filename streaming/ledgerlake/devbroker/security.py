@@ -8,6 +8,8 @@ Files of the folder ``security`` in a broker's data folder:
     client.pem client.key.pem    a client's, whose common name is its role
     token.secret                 what tokens are signed with (HS256)
     admin.token                  the token of the role that may do everything
+
+No other user can read them, from their first byte on.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
 from ledgerlake.errors import SetupError
+from ledgerlake.runtime.private_files import only_owner_reads
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,6 +94,13 @@ def make_security(folder: Path) -> Security:
     security = Security(folder)
     if (folder / "admin.token").exists():
         return security
+    with only_owner_reads():
+        _make(security)
+    return security
+
+
+def _make(security: Security) -> None:
+    folder = security.folder
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "token.secret").write_bytes(secrets.token_bytes(32))
     ca_key, ca_name = _key(), _name("ledgerlake development authority")
@@ -105,9 +115,6 @@ def make_security(folder: Path) -> Security:
             )
         )
     (folder / "admin.token").write_text(security.token(ADMIN_ROLE))
-    for path in folder.iterdir():
-        path.chmod(0o600)
-    return security
 
 
 def _key() -> rsa.RSAPrivateKey:

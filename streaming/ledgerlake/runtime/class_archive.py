@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.errors import SetupError
 from ledgerlake.runtime.java import cache_folder
+from ledgerlake.runtime.private_files import make_trusted_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +44,7 @@ _DELAY_S = 60.0
 _POLL_S = 0.5
 
 _NEEDED_BYTES = 1500 * 1024 * 1024
+_ARCHIVE_UMASK = 0o022
 _CGROUP = Path("/sys/fs/cgroup")
 
 _DAY_S = 24 * 60 * 60
@@ -162,7 +164,10 @@ class ClassArchive:
         command = [*java, "-Xshare:dump", *quiet, *options]
         with (
             tempfile.TemporaryFile() as said,
-            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said) as process,
+            # The archive is loaded as code.
+            subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, umask=_ARCHIVE_UMASK
+            ) as process,
         ):
             with contextlib.suppress(OSError):
                 Path(f"/proc/{process.pid}/oom_score_adj").write_text("1000")
@@ -206,7 +211,7 @@ def _free_bytes() -> int:
 
 def _is_writable(folder: Path) -> bool:
     with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_trusted_folder(folder)
     return os.access(folder, os.W_OK)
 
 

@@ -19,20 +19,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ledgerlake.errors import SetupError
+from ledgerlake.runtime.private_files import check_trusted_folder, make_trusted_folder, only_owner_writes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 OLDEST_JAVA = 17
 _FETCH_TIMEOUT_S = 1800
 
 
 def cache_folder() -> Path:
-    """Return the folder for downloads: ``$LEDGERLAKE_CACHE``, else the user's cache folder."""
+    """Return the folder for downloads: ``$LEDGERLAKE_CACHE``, else the user's cache folder.
+
+    Raises:
+        SetupError: other users can write to it.
+    """
     configured = os.environ.get("LEDGERLAKE_CACHE")
-    if configured:
-        return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ledgerlake"
+    user_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ledgerlake"
+    folder = Path(configured) if configured else user_folder
+    check_trusted_folder(folder)
+    return folder
 
 
 def find_java() -> str:
@@ -69,20 +75,26 @@ def java_version(java: str) -> int | None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder against other processes that would fill it at the same time."""
+    """Hold a folder against other processes that would fill it at the same time. No other user may
+    write to what is made there.
+    """
     import fcntl
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    with only_owner_writes():
+        make_trusted_folder(folder)
+        with open(folder / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
 
-def fetch_jars(organisation: str, name: str, revision: str) -> list[Path]:
+def fetch_jars(organisation: str, name: str, revision: str, sha256: Mapping[str, str] | None = None) -> list[Path]:
     """A library and what it needs at run time, fetched once; the jars' paths.
 
+    Args:
+        sha256: the expected checksums by file name. Other jars that come with them are removed.
+
     Raises:
-        SetupError: no Java, or the download failed.
+        SetupError: no Java, the download failed, or a jar is missing or is not the expected one.
     """
     target = cache_folder() / "jars" / f"{name}-{revision}"
     done = target / "complete"
@@ -94,6 +106,8 @@ def fetch_jars(organisation: str, name: str, revision: str) -> list[Path]:
                     f'<dependency org="{organisation}" name="{name}" rev="{revision}" conf="default->default"/>'
                 )
                 _ivy(dependency, f"{target}/[artifact]-[revision].[ext]")
+                if sha256 is not None:
+                    _keep_expected(target, sha256)
                 done.touch()
     return sorted(target.glob("*.jar"))
 
@@ -118,14 +132,29 @@ def fetch_file(organisation: str, name: str, revision: str, classifier: str, ext
     return path
 
 
-def _verify(path: Path, sha512: str) -> None:
+def _keep_expected(folder: Path, sha256: Mapping[str, str]) -> None:
+    """Check the jars of a folder that are expected, and remove the others."""
+    for jar in folder.glob("*.jar"):
+        if jar.name not in sha256:
+            jar.unlink()
+    for name, expected in sha256.items():
+        if not (folder / name).exists():
+            raise SetupError(f"{name} was not downloaded from Maven Central; run the command again")
+        _verify(folder / name, expected, "sha256")
+
+
+def _verify(path: Path, expected: str, algorithm: str = "sha512") -> None:
     with open(path, "rb") as file:
-        digest = hashlib.sha512()
+        digest = hashlib.new(algorithm)
         while block := file.read(1 << 20):
             digest.update(block)
-    if digest.hexdigest() != sha512:
+    if digest.hexdigest() != expected:
         path.unlink()
-        raise SetupError(f"{path.name} does not have the expected checksum and was removed; run the command again")
+        raise SetupError(
+            f"{path.name} does not have the expected checksum (it has the {algorithm} {digest.hexdigest()}) and was "
+            "removed; run the command again. If that repeats, what answers for Maven Central serves another file: do "
+            "not use it, and find out why"
+        )
 
 
 def _ivy(dependency: str, pattern: str) -> None:

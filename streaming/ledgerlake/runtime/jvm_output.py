@@ -12,44 +12,108 @@ does not end the JVM before the current micro-batch is finished. It ends when it
 from __future__ import annotations
 
 import os
+import shlex
+import string
 import threading
-from typing import TYPE_CHECKING, BinaryIO
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ledgerlake.runtime.guarded_output import printable_line
+from ledgerlake.runtime.private_files import only_owner_reads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from pyspark import SparkConf
+    from pathlib import Path
 
 _STDERR = 2
+
+# PySpark passes its words to spark-submit.
+_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+
+# Characters of settings that Java's class Properties takes as they are.
+_PLAIN = frozenset(string.ascii_letters + string.digits + "-_./,;@+*$%&()[]{}<>|?'\"")
 _LAST_WORDS_S = 2.0
 _NO_NEWS = (b"WARNING: Using incubator modules: jdk.incubator.vector", b"Starting Streaming TransformWithState")
 
 
-def start_quiet_jvm(conf: SparkConf) -> None:
+def start_jvm(settings: dict[str, str], folder: Path, *, is_quiet: bool = True) -> None:
     """Start the JVM of the sessions of this process, unless there is one.
+
+    Args:
+        settings: the settings of Spark. They may be secrets, and each user of this machine can read
+            the arguments of a process. So the JVM reads them from a file.
+        folder: a folder that no other user may enter.
+        is_quiet: whether lines are left out.
 
     Raises:
         PySparkException: it does not start.
     """
     from pyspark import SparkContext
-    from pyspark.java_gateway import launch_gateway
 
     if SparkContext._gateway is not None:
         return
+    file = folder / "settings"
+    with only_owner_reads():
+        file.write_text(_properties(settings))
+    try:
+        with _arguments(f"--properties-file {shlex.quote(str(file))} --load-spark-defaults"):
+            gateway = _launch_quietly() if is_quiet else _launch({})
+    finally:
+        file.unlink()
+    remove_with_jvm(gateway.jvm, str(folder))
+    SparkContext._ensure_initialized(gateway=gateway)
+
+
+def remove_with_jvm(jvm: Any, folder: str) -> None:
+    """Let a JVM remove a folder when it ends, which is after this process has ended. It removes the
+    files first that it has noted later, so the folder is noted before them.
+    """
+    jvm.java.io.File(folder).deleteOnExit()
+
+
+def _launch_quietly() -> Any:
     reader, writer = os.pipe()
     copying = threading.Thread(target=_copy, args=(os.fdopen(reader, "rb"),), name="ledgerlake-jvm", daemon=True)
     copying.start()
     try:
-        gateway = launch_gateway(conf, {"stderr": writer, "start_new_session": True})
+        with os.fdopen(writer, "wb") as stderr:
+            return _launch({"stderr": stderr, "start_new_session": True})
     except BaseException:
-        os.close(writer)
         # What a JVM that has ended said last.
         copying.join(_LAST_WORDS_S)
         raise
-    os.close(writer)
-    SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _launch(options: dict[str, Any]) -> Any:
+    from pyspark.java_gateway import launch_gateway
+
+    return launch_gateway(None, options)
+
+
+@contextmanager
+def _arguments(arguments: str) -> Iterator[None]:
+    """Let ``launch_gateway`` start spark-submit with these arguments, before those that the user
+    has set.
+    """
+    given = os.environ.get(_ARGUMENTS)
+    os.environ[_ARGUMENTS] = f"{arguments} {'pyspark-shell' if given is None else given}"
+    try:
+        yield
+    finally:
+        del os.environ[_ARGUMENTS]
+        if given is not None:
+            os.environ[_ARGUMENTS] = given
+
+
+def _properties(settings: dict[str, str]) -> str:
+    """Return settings as Java's class Properties reads them."""
+    return "".join(f"{_escaped(name)}={_escaped(value)}\n" for name, value in settings.items())
+
+
+def _escaped(text: str) -> str:
+    units = memoryview(text.encode("utf-16-be")).cast("B")
+    codes = [units[at] << 8 | units[at + 1] for at in range(0, len(units), 2)]
+    return "".join(chr(code) if chr(code) in _PLAIN else f"\\u{code:04x}" for code in codes)
 
 
 def _copy(lines: BinaryIO) -> None:

@@ -19,8 +19,14 @@ from ledgerlake.errors import SetupError
 from ledgerlake.runtime.class_archive import archive_path, archive_settings
 from ledgerlake.runtime.java import cache_folder, fetch_jars, find_java
 from ledgerlake.runtime.java_errors import root_cause
-from ledgerlake.runtime.jvm_output import start_quiet_jvm
+from ledgerlake.runtime.jvm_output import remove_with_jvm, start_jvm
 from ledgerlake.runtime.local_python import local_python
+from ledgerlake.runtime.private_files import (
+    check_trusted_folder,
+    make_trusted_folder,
+    only_owner_reads,
+    session_folder,
+)
 from ledgerlake.runtime.spark_settings import join_settings
 
 if TYPE_CHECKING:
@@ -30,8 +36,16 @@ if TYPE_CHECKING:
 
 DELTA_VERSION = "4.4.0"
 
-# Delta's own; what else it depends on is in PySpark already.
-_JAR_PREFIXES = ("delta-", "unitycatalog-")
+# The checksums (SHA-256) of Delta's own jars; what else it depends on is in PySpark already.
+_JARS = {
+    "delta-kernel-api-4.4.0.jar": "ee9b5a14ac3b7efdff4d61a58478fe8eb0e5a3fbca43889dca7290795fe79a11",
+    "delta-kernel-defaults-4.4.0.jar": "225c975199e4718b38ee5b7e6da7f19e9585024262b2cec2656b32151a856b0b",
+    "delta-kernel-unitycatalog-4.4.0.jar": "cea22dfb4ac562b3cd27bf652697750e8336009d73fb06631363aaaad5345ffa",
+    "delta-spark_4.2_2.13-4.4.0.jar": "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead",
+    "delta-storage-4.4.0.jar": "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
+    "unitycatalog-client-0.6.0.jar": "48257499a86b801a3e2372cec55ac226ca1c1c7eabe5c118e7302f29a1fdbc19",
+    "unitycatalog-hadoop-0.6.0.jar": "c47b63c961c87102b9e1d63809a0915ba4c86b7652f57c8d39ca3a05b441a150",
+}
 
 _LESS_LOGGING = f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'log4j2.properties').as_uri()}"
 
@@ -45,7 +59,8 @@ _JAVA_OPTIONS = "-XX:+UseParallelGC -XX:GCTimeRatio=9 -XX:CompileThresholdScalin
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Between JVM and Python workers: cheaper than loopback TCP, and closed to other users.
+    # Between JVM and Python workers: cheaper than loopback TCP, and closed to other users, if they
+    # are in a private folder (``_private_settings``, ``pipeline.worker_daemon``).
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "ledgerlake.pipeline.worker_daemon",
     # It is an environment variable of some workers and not of others, and each environment has a
@@ -65,6 +80,12 @@ _LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress":
 # The Python of planners and workers, and the one that lists the sources.
 _PYTHON_NAMES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 
+# The folder in which Numba keeps compiled kernels.
+_KERNEL_CACHE = "NUMBA_CACHE_DIR"
+
+# Python then looks for modules in the working folder only if it is told to (from Python 3.11 on).
+_SAFE_PATH = "PYTHONSAFEPATH"
+
 # spark-submit sets it for a program in Python.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
@@ -73,10 +94,10 @@ def delta_jars() -> list[str]:
     """Paths of Delta's jars, fetched once.
 
     Raises:
-        SetupError: no Java, or the download failed.
+        SetupError: no Java, the download failed, or a jar is not the expected one.
     """
-    jars = fetch_jars("io.delta", "delta-spark_4.2_2.13", DELTA_VERSION)
-    return [str(jar) for jar in jars if jar.name.startswith(_JAR_PREFIXES)]
+    jars = fetch_jars("io.delta", "delta-spark_4.2_2.13", DELTA_VERSION, _JARS)
+    return [str(jar) for jar in jars if jar.name in _JARS]
 
 
 def start_session(
@@ -96,27 +117,33 @@ def start_session(
         says_all: Spark logs what it logs by itself, and nothing that it writes is left out.
 
     Raises:
-        SetupError: no Java, PySpark is not installed, or Spark does not start.
+        SetupError: no Java, PySpark is not installed, other users can write to a cache of code, or Spark
+            does not start.
     """
     if _SUBMITTED in os.environ:
         return _submitted_session(name, settings or {})
+    if kernels := os.environ.get(_KERNEL_CACHE):
+        check_trusted_folder(Path(kernels), _KERNEL_CACHE)
     java = find_java()
     try:
         from py4j.protocol import Py4JError
-        from pyspark import SparkConf
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError:
         raise SetupError("PySpark is missing; install it with: pip install 'ledgerlake[spark]'") from None
     jars = delta_jars()
     option, of_archive = archive_settings(archive_path(java, jars), lists_classes=lists_classes)
-    java_options = f"{_JAVA_OPTIONS} {option}" if says_all else f"{_JAVA_OPTIONS} {_LESS_LOGGING} {option}"
-    all_settings = session_settings(master, settings or {}, jars, java_options) | of_archive
+    folder = session_folder(os.getpid())
+    java_options = f'{_JAVA_OPTIONS} "-Djava.io.tmpdir={folder}" {option}'
+    if not says_all:
+        java_options = f"{java_options} {_LESS_LOGGING}"
+    private = _private_settings(master) | (settings or {})
+    all_settings = session_settings(master, private, jars, java_options) | of_archive
     builder = SparkSession.builder.appName(name).master(master).config(map=all_settings)
     with python_of(master, settings or {}), home_without_zip():
         try:
-            if not says_all:
-                start_quiet_jvm(SparkConf().setMaster(master).setAppName(name).setAll(list(all_settings.items())))
+            launched = {"spark.master": master, "spark.app.name": name} | all_settings
+            start_jvm(launched, folder, is_quiet=not says_all)
             return builder.getOrCreate()
         except (Py4JError, PySparkException) as error:
             raise SetupError(
@@ -137,6 +164,16 @@ def session_settings(master: str, settings: dict[str, str], jars: list[str], jav
     return join_settings(defaults, settings)
 
 
+def _private_settings(master: str) -> dict[str, str]:
+    """Return the settings with which the Unix sockets of a local master are in a private folder.
+    Executors on other machines do not have that folder; the socket that runs code there is closed
+    to other users by itself (``pipeline.worker_daemon``).
+    """
+    if not master.startswith("local"):
+        return {}
+    return {"spark.python.unix.domain.socket.dir": str(session_folder(os.getpid()))}
+
+
 def _submitted_session(name: str, settings: dict[str, str]) -> SparkSession:
     """Return the session of ``spark-submit``. Its JVM runs already, with the master, the jars and the
     memory of that command, and each setting of the command stands.
@@ -148,10 +185,15 @@ def _submitted_session(name: str, settings: dict[str, str]) -> SparkSession:
     SparkContext._ensure_initialized()
     submitted = SparkConf(_jvm=SparkContext._jvm)
     builder = SparkSession.builder.appName(name)
-    for key, value in {**_SETTINGS, **settings}.items():
+    private = _private_settings(submitted.get("spark.master", ""))
+    for key, value in {**_SETTINGS, **private, **settings}.items():
         if not submitted.contains(key):
             builder = builder.config(key, value)
-    return builder.getOrCreate()
+    for folder in private.values():
+        remove_with_jvm(SparkContext._jvm, folder)
+    # This process makes a socket too.
+    with only_owner_reads():
+        return builder.getOrCreate()
 
 
 @contextlib.contextmanager
@@ -161,18 +203,19 @@ def python_of(master: str, settings: dict[str, str]) -> Iterator[None]:
         # Some variables have an effect on a Python that starts alone.
         has_variables = any(name.startswith("spark.executorEnv.") for name in settings)
         names = dict.fromkeys(_PYTHON_NAMES, sys.executable if has_variables else local_python())
+        names[_SAFE_PATH] = "1"
     else:
         # On other machines Python may be at another path, such as ./environment/bin/python. The
         # planner runs on this machine, under the same name as the executors' Python.
         of_executors = os.environ.get("PYSPARK_PYTHON", settings.get("spark.pyspark.python", sys.executable))
         names = dict(zip(_PYTHON_NAMES, (of_executors, sys.executable), strict=True))
         os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
-    before = {name: os.environ[name] for name in _PYTHON_NAMES if name in os.environ}
+    before = {name: os.environ[name] for name in names if name in os.environ}
     os.environ.update(names)
     try:
         yield
     finally:
-        for name in _PYTHON_NAMES:
+        for name in names:
             del os.environ[name]
         os.environ.update(before)
 
@@ -189,7 +232,7 @@ def home_without_zip() -> Iterator[None]:
         return
     installed = Path(_find_spark_home())
     home = cache_folder() / "spark" / hashlib.sha256(str(installed).encode()).hexdigest()[:16]
-    home.mkdir(parents=True, exist_ok=True)
+    make_trusted_folder(home)
     # A configuration may come later.
     for name in ("bin", "conf", "jars"):
         with contextlib.suppress(FileExistsError):
