@@ -230,3 +230,19 @@ def test_sparks_workers_are_forks_of_forks(spark: SparkSession) -> None:
 
     rows = spark.range(1).mapInArrow(look, "command string").collect()
     assert ["pipeline.fork_server" in row.command for row in rows[:3]] == [True, True, False]
+
+
+def test_nothing_is_imported_from_the_working_folder(tmp_path: Path) -> None:
+    mark = tmp_path / "imported"
+    for name in ("numba", "pyspark", "ledgerlake", "json", "asked_for"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(mark)!r}, 'a').write({name!r})\n")
+    program = f"import sys, os\nsys.path.remove('')\nos.chdir({str(tmp_path)!r})\n{_DRIVER}"
+    command = [sys.executable, "-c", program]
+    driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    python = driver.stdout.readline().strip()
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    asked = [python, "-m", "json.tool", "--help"]
+    subprocess.run(asked, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    driver.communicate("\n")
+    assert not mark.exists()

@@ -233,7 +233,7 @@ def run(request: Request) -> None:
     os.environ.update(request.environment)
     _, module, *arguments = request.arguments
     added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
-    sys.path[1:1] = added
+    sys.path[:0] = added
     sys.argv = ["-m", *arguments]
     _name_process((arguments or [module])[-1])
     # Spark's modules are imported here and there before one of them is the main one.
@@ -262,6 +262,8 @@ def main() -> None:
     the end and the number of an open file.
     """
     folder, listener = sys.argv[1:]
+    # It is where this process has started, and has no modules.
+    sys.path[:] = [path for path in sys.path if path != folder]
     # What cleans up folders for temporary files passes over one that is locked.
     fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_SH)
     _raise_limit_of_files()

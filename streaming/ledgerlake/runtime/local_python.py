@@ -1,6 +1,8 @@
 """The Python that Spark starts on the machine of a local master: a copy of ``fork_client``, with a
 server of this process behind it (``pipeline.fork_server``).
 
+The server imports nothing from the working folder, which other users may be able to write to.
+
 The server is told by its standard input, a pipe, when this process ends, however it ends. The script
 and the server's socket are in a folder that no other user may enter.
 """
@@ -63,10 +65,20 @@ def _start(folder: Path) -> None:
             stdout=subprocess.DEVNULL,
             pass_fds=[number],
             start_new_session=True,
-            env=_ENVIRONMENT | os.environ,
+            # Python looks for modules in the folder where it starts.
+            cwd=folder,
+            env=_ENVIRONMENT | os.environ | _absolute_python_path(),
         )
     # It also keeps the pipe open until this process ends.
     atexit.register(_remove_after, server, folder)
+
+
+def _absolute_python_path() -> dict[str, str]:
+    """Return the paths that the user has set, for a process with another working folder."""
+    given = os.environ.get("PYTHONPATH")
+    if not given:
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in given.split(os.pathsep) if path)}
 
 
 def _remove_after(server: subprocess.Popen[bytes], folder: Path) -> None:

@@ -1,11 +1,14 @@
 """Functions that a user supplies by name, as ``package.module:name``; they must be importable where
-Spark's workers run.
+Spark's workers run. The working folder is searched last, so that no file in it replaces an
+installed module.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import sys
 from functools import cache
 from typing import Any
 
@@ -33,6 +36,8 @@ def load(path: str) -> Any:
         SetupError: it cannot be imported here.
     """
     module, _, name = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         value: Any = importlib.import_module(module)
         for attribute in name.split("."):
