@@ -168,7 +168,7 @@ def test_a_batch_of_messages_without_a_time_moves_no_watermark(tmp_path: Path) -
     assert (entries_of(tmp_path, files), writer.max_effective_us) == ([0, 1], 0)
 
 
-def test_a_time_that_python_cannot_hold_leaves_its_column_without_ends(
+def test_a_file_with_a_time_that_python_cannot_hold_has_no_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ordered_files, "ROW_GROUP_BYTES", 1)
@@ -178,8 +178,7 @@ def test_a_time_that_python_cannot_hold_leaves_its_column_without_ends(
     writer.write(rows([3, 3], first_entry=4))
     (file,) = writer.finish()
     stats = json.loads(file.stats)
-    assert "publish_time" not in stats["minValues"] | stats["maxValues"]
-    assert (stats["numRecords"], stats["minValues"]["entry_id"], stats["nullCount"]["publish_time"]) == (6, 0, 0)
+    assert stats == {"numRecords": 6}
 
 
 def test_delayed_messages_are_ordered_by_when_they_were_due_or_stored_if_that_is_later(tmp_path: Path) -> None:

@@ -132,7 +132,9 @@ def test_a_column_that_must_not_be_null_is_refused_at_the_start(place: Place) ->
         RecordTable(place).check(None)
 
 
-def test_bounds_leave_out_what_they_cannot_say(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_floating_numbers_have_no_bounds_and_long_texts_have_short_ones(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = pa.struct([("id", pa.int64()), ("text", pa.string()), ("number", pa.float64())])
     table = created(place, record)
     monkeypatch.setattr(ordered_files, "ROW_GROUP_BYTES", 1)
@@ -147,7 +149,8 @@ def test_bounds_leave_out_what_they_cannot_say(place: Place, monkeypatch: pytest
     stats = json.loads(file.stats)
     assert stats["maxValues"]["id"] == 1
     assert (stats["minValues"]["pulsar"]["entry_id"], stats["maxValues"]["pulsar"]["entry_id"]) == (0, 3)
-    assert not {"text", "number"} & (stats["minValues"].keys() | stats["maxValues"].keys())
+    assert (stats["minValues"]["text"], stats["maxValues"]["text"]) == ("a", "z" * 256 + "\U0010ffff")
+    assert "number" not in stats["minValues"] | stats["maxValues"] | stats["nullCount"]
 
 
 def test_readers_that_take_missing_bounds_for_none_find_all_rows(place: Place) -> None:
@@ -166,9 +169,8 @@ def test_readers_that_take_missing_bounds_for_none_find_all_rows(place: Place) -
     for condition in (pc.field("number") == 1.5, pc.field("id") == 7, pc.field("pulsar", "late") == pa.scalar(False)):
         assert read.to_table(filter=condition).num_rows == 2
     table.add_columns(pa.struct([("id", pa.int64()), ("number", pa.float64()), ("city", pa.string())]))
-    columns_with_bounds = DeltaTable(place.uri).metadata().configuration["delta.dataSkippingStatsColumns"].split(",")
-    assert {"id", "city", "pulsar.broker_timestamp"} <= set(columns_with_bounds)
-    assert "number" not in columns_with_bounds
+    read = DeltaTable(place.uri).to_pyarrow_dataset()
+    assert read.to_table(filter=pc.field("city").is_null()).num_rows == 2
 
 
 def test_a_long_text_has_a_bound_before_it_and_one_after_it(place: Place) -> None:
@@ -180,6 +182,15 @@ def test_a_long_text_has_a_bound_before_it_and_one_after_it(place: Place) -> Non
     stats = json.loads(file.stats)
     assert stats["minValues"]["key"] == "a" * 256 < "a" * 300
     assert "b" * 300 < stats["maxValues"]["key"] == "b" * 256 + "\U0010ffff"
+
+
+@pytest.mark.parametrize("length", [255, 256, 257, 300, 5000])
+def test_a_text_of_the_last_characters_has_a_bound_after_it(place: Place, length: int) -> None:
+    for key in ("\U0010ffff" * length, "a" + "\U0010ffff" * length, "\U0010ffff" * length + "a"):
+        writer = OrderedWriter(data_folder(place, schema.MESSAGES, "part-00000000-00000"), None)
+        writer.write(rows([1], key=key))
+        (file,) = writer.finish()
+        assert json.loads(file.stats)["maxValues"]["key"] >= key
 
 
 def test_a_property_that_a_user_sets_meanwhile_does_not_stop_a_table_of_messages(place: Place) -> None:

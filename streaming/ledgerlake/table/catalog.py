@@ -18,6 +18,7 @@ from ledgerlake.errors import SetupError, TableAccessError, TableError
 from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.runtime.java_errors import root_cause
 from ledgerlake.stored.places import parse_place
+from ledgerlake.table.ordered_files import STATISTICS_PROPERTY, statistics_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -112,7 +113,9 @@ def _make(spark: SparkSession, name: str, columns: pa.Schema) -> None:
     from delta.tables import DeltaTable
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    DeltaTable.createIfNotExists(spark).tableName(name).addColumns(from_arrow_schema(columns)).execute()
+    made = DeltaTable.createIfNotExists(spark).tableName(name)
+    made = made.addColumns(from_arrow_schema(columns))
+    made.property(STATISTICS_PROPERTY, statistics_columns(columns)).execute()
 
 
 def _check_keeps_names(spark: SparkSession, name: str) -> None:

@@ -17,7 +17,11 @@ files of several writers are merged the same way.
 A value as large as a row group or larger has a file of its own, compressed only if a sample of it
 shrinks.
 
-The statistics of a file come from Parquet's own footer.
+The statistics of a file come from Parquet's own footer, and the bounds of long texts from the rows.
+Readers of delta-rs's PyArrow dataset skip a file if the table names a column
+(``STATISTICS_PROPERTY``) for which the file has no bounds or no count of nulls. So a file has the
+statistics of all columns with bounds, or only its number of rows, and a table names only columns
+that all its files have.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ from ledgerlake.runtime.memory import give_back
 from ledgerlake.table.layout import file_schema, from_file, path_in_file, record_of, to_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
     from pyarrow.fs import FileSystem
@@ -64,8 +68,10 @@ _SAMPLE_BYTES = 256 * 1024
 _MOST_BOUND_CHARACTERS = 256
 _LAST_CHARACTER = "\U0010ffff"
 
-# Readers of delta-rs's PyArrow dataset skip files without the bounds of a column that the table does
-# not leave out by this property.
+# Parquet leaves out the bounds of longer texts; its limit is 4096 bytes.
+_MOST_FOOTER_BYTES = 1024
+
+# The columns with statistics; see the module.
 STATISTICS_PROPERTY = "delta.dataSkippingStatsColumns"
 _PLAIN_PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 
@@ -139,6 +145,7 @@ class _OpenFile:
     name: str
     writer: pq.ParquetWriter
     footer: list[Any]
+    long_texts: dict[str, tuple[str, str]] = field(default_factory=dict)
     bytes_taken: int = 0
     first: Key | None = None
     last: Key | None = None
@@ -168,7 +175,9 @@ class FileWriter:
         if self._is_ordered:
             self._open.first = self._open.first or key_of(table, 0)
             self._open.last = key_of(table, table.num_rows - 1)
-        self._open.writer.write_table(to_file(table), row_group_size=max(table.num_rows, 1))
+        content = to_file(table)
+        _note_long_texts(self._open.long_texts, content, self._statistics_paths)
+        self._open.writer.write_table(content, row_group_size=max(table.num_rows, 1))
 
     def roll_file(self) -> None:
         """Close the open file; later rows go into another."""
@@ -182,7 +191,7 @@ class FileWriter:
                 self._open.name,
                 size_bytes,
                 footer.num_rows,
-                _stats(footer, set(self._statistics_paths)),
+                _stats(footer, self._statistics_paths, self._open.long_texts),
                 self._open.first,
                 self._open.last,
                 partition_values=self._folder.partition_values,
@@ -612,61 +621,78 @@ def _text_paths(kind: pa.DataType | None, path: str = "") -> Iterator[str]:
         yield path
 
 
-def _stats(footer: Any, paths: set[str]) -> str:
-    """Return Delta's statistics of a file, from its Parquet footer; without the bounds of a column
-    with a value that they cannot represent.
+def _note_long_texts(bounds: dict[str, tuple[str, str]], content: pa.Table, paths: Iterable[str]) -> None:
+    """Add the bounds of those texts of a file that may be too long for its footer."""
+    for path in paths:
+        outer, _, name = path.rpartition(".")
+        column = pc.struct_field(content[outer], name) if outer else content[name]
+        if not pa.types.is_string(column.type):
+            continue
+        if (pc.max(pc.binary_length(column)).as_py() or 0) > _MOST_FOOTER_BYTES:
+            found = pc.min_max(column).as_py()
+            lowest, highest = bounds.get(path, (found["min"], found["max"]))
+            bounds[path] = min(lowest, found["min"]), max(highest, found["max"])
+
+
+def _stats(footer: Any, paths: Collection[str], long_texts: Mapping[str, tuple[str, str]]) -> str:
+    """Return Delta's statistics of a file; only its number of rows, if the bounds of a column are
+    not known or cannot be represented.
 
     Args:
+        footer: Parquet's.
         paths: the columns with statistics.
+        long_texts: bounds of texts, perhaps beyond those of the footer.
     """
-    unbounded: set[str] = set()
-    uncounted: set[str] = set()
-    lowest: dict[str, Any] = {}
-    highest: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
+    lowest = {path: bounds[0] for path, bounds in long_texts.items()}
+    highest = {path: bounds[1] for path, bounds in long_texts.items()}
+    nulls = dict.fromkeys(paths, 0)
     for group_index in range(footer.num_row_groups):
         group = footer.row_group(group_index)
         for column_index in range(group.num_columns):
             column = group.column(column_index)
-            statistics = column.statistics
-            name = column.path_in_schema
-            if name not in paths:
+            path, statistics = column.path_in_schema, column.statistics
+            if path not in nulls:
                 continue
             if statistics is None or statistics.null_count is None:
-                unbounded.add(name)
-                uncounted.add(name)
-                continue
-            nulls[name] = nulls.get(name, 0) + statistics.null_count
-            if not statistics.has_min_max:
-                # Parquet leaves out the bounds of long values.
-                if statistics.null_count < column.num_values:
-                    unbounded.add(name)
-            elif name not in unbounded:
+                return _stats_text(footer, {})
+            nulls[path] += statistics.null_count
+            if statistics.has_min_max:
                 try:
-                    lowest[name] = min(lowest.get(name, statistics.min), statistics.min)
-                    highest[name] = max(highest.get(name, statistics.max), statistics.max)
+                    lowest[path] = min(lowest.get(path, statistics.min), statistics.min)
+                    highest[path] = max(highest.get(path, statistics.max), statistics.max)
                 except (OverflowError, ValueError):
-                    unbounded.add(name)
-    for name in unbounded:
-        lowest.pop(name, None)
-        highest.pop(name, None)
-    for name in uncounted:
-        nulls.pop(name, None)
+                    return _stats_text(footer, {})
+            elif statistics.null_count < column.num_values and path not in long_texts:
+                return _stats_text(footer, {})
     parts = {
-        "minValues": {name: _short(value, "") for name, value in lowest.items()},
-        "maxValues": {name: _short(value, _LAST_CHARACTER) for name, value in highest.items()},
+        "minValues": {path: _lower(value) for path, value in lowest.items()},
+        "maxValues": {path: _upper(value) for path, value in highest.items()},
         "nullCount": nulls,
     }
-    stats = {"numRecords": footer.num_rows, **{part: _nested(values) for part, values in parts.items()}}
-    return json.dumps(stats, default=_stat_text)
+    return _stats_text(footer, {part: _nested(values) for part, values in parts.items()})
 
 
-def _short(bound: Any, end: str) -> Any:
-    """Return a bound as the log should have it: a long text would be in every checkpoint of it, and is
-    cut, with another end.
+def _stats_text(footer: Any, parts: dict[str, Any]) -> str:
+    return json.dumps({"numRecords": footer.num_rows, **parts}, default=_stat_text)
+
+
+def _lower(bound: Any) -> Any:
+    """Return a lower bound as the log should have it: a long text would be in each checkpoint of
+    the log, and its beginning is a bound too.
     """
-    is_long = isinstance(bound, str) and len(bound) > _MOST_BOUND_CHARACTERS
-    return bound[:_MOST_BOUND_CHARACTERS] + end if is_long else bound
+    return bound[:_MOST_BOUND_CHARACTERS] if isinstance(bound, str) else bound
+
+
+def _upper(bound: Any) -> Any:
+    """Return an upper bound as the log should have it: the beginning of a long text, with a
+    character at the end that is greater than the one in its place.
+    """
+    if not isinstance(bound, str) or len(bound) <= _MOST_BOUND_CHARACTERS:
+        return bound
+    end = _MOST_BOUND_CHARACTERS
+    while bound[end : end + 1] == _LAST_CHARACTER:
+        end += 1
+    return bound if end == len(bound) else bound[:end] + _LAST_CHARACTER
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:

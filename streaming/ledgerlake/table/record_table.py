@@ -7,14 +7,15 @@ Arrow serializes it, in base64:
     ledgerlake.record = "1 <base64>"
 
 Its columns are what its log says. A field that a schema adds becomes a column before the
-micro-batch that brings it is written. Columns are never removed, and their types never change.
+micro-batch that brings it is written. Columns are never removed, and their types never change. The
+property that names the columns with statistics does not get it, because earlier files lack it (see
+``ordered_files``).
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 from typing import TYPE_CHECKING
 
 import deltalake
@@ -28,7 +29,6 @@ from ledgerlake.errors import SetupError, TableAccessError, TableError, refuse_n
 from ledgerlake.table.delta_table import Table, is_metadata_conflict
 from ledgerlake.table.features import CLUSTERED
 from ledgerlake.table.layout import file_schema, record_of, rows_of_table
-from ledgerlake.table.ordered_files import STATISTICS_PROPERTY, statistics_columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,7 +100,6 @@ class RecordTable(Table):
             failure = self._alter(wanted)
             if failure is None:
                 self._adopt(self._load())
-                self._extend_statistics()
                 return
         assert failure is not None
         raise failure
@@ -136,15 +135,6 @@ class RecordTable(Table):
 
     def _set_property(self, name: str, value: str) -> None:
         self._current().alter.set_table_properties({name: value}, raise_if_not_exists=False)
-
-    def _extend_statistics(self) -> None:
-        """Let readers use the bounds of columns that were added; without that they read more files."""
-        known = self._current().metadata().configuration.get(STATISTICS_PROPERTY)
-        if known is None:
-            return
-        names = dict.fromkeys([*known.split(","), *statistics_columns(self.schema, self.partition_by).split(",")])
-        with contextlib.suppress(DeltaError, OSError):
-            self._set_property(STATISTICS_PROPERTY, ",".join(names))
 
     def _keep_learned(self) -> None:
         """Write what the table's query sees into its properties.
