@@ -16,6 +16,7 @@ from ledgerlake.errors import TableError
 from ledgerlake.stored.places import Place
 from ledgerlake.table import ordered_files
 from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.clustered_table import ClusteredTable
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.ordered_files import OrderedWriter, data_folder
 from ledgerlake.table.record_table import RecordTable
@@ -221,3 +222,19 @@ def test_a_column_whose_type_another_writer_changed_is_refused(place: Place) -> 
     )
     with pytest.raises(TableError, match="another writer changed the columns id"):
         commit(table, 0, files)
+
+
+@pytest.mark.parametrize("key", ["\U00020000", "a\U0010ffff", "\U0001f600"])
+def test_rows_are_found_by_a_key_with_any_character(place: Place, key: str) -> None:
+    """delta-rs reads an escaped pair of surrogates in the log as another character."""
+    for number, table in enumerate(
+        [Table(place / "plain", schema.MESSAGES), ClusteredTable(place / "by", schema.MESSAGES, ["key"])]
+    ):
+        table.path.make()
+        table.create()
+        table.begin(None)
+        writer = OrderedWriter(data_folder(table.path, schema.MESSAGES, f"part-{number:08}-00000"), None)
+        writer.write(rows([1], key=key))
+        commit(table, 0, writer.finish())
+        read = DeltaTable(table.path.uri).to_pyarrow_dataset()
+        assert read.to_table(filter=pc.field("key") == key).num_rows == 1

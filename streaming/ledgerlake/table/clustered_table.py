@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from ledgerlake.errors import TableAccessError, TableError
 from ledgerlake.table.features import CLUSTERED
+from ledgerlake.table.layout import log_text
 from ledgerlake.table.log_commit import OwnCommit
 from ledgerlake.table.log_state import CLUSTERING_DOMAIN, clustering_columns
 from ledgerlake.table.ordered_files import bounded_paths
@@ -79,7 +80,7 @@ class _ClusteredCommits(OwnCommits):
             if clustering_columns(self.path, table.version()) == columns:
                 return []
             content = {"clusteringColumns": [name.split(".") for name in columns], "domainName": CLUSTERING_DOMAIN}
-            domain = {"domain": CLUSTERING_DOMAIN, "configuration": json.dumps(content), "removed": False}
+            domain = {"domain": CLUSTERING_DOMAIN, "configuration": log_text(content), "removed": False}
             return [*self._protocol(table, CLUSTERED), {"domainMetadata": domain}]
 
         self._change("CLUSTER BY", {"newClusteringColumns": ",".join(columns)}, actions)
@@ -178,7 +179,7 @@ class ClusteredRecordTable(_ClusteredCommits, RecordTable):
         def actions(table: DeltaTable) -> list[Action]:
             return [_metadata(table, properties={name: value})]
 
-        self._change("SET TBLPROPERTIES", {"properties": json.dumps({name: value})}, actions)
+        self._change("SET TBLPROPERTIES", {"properties": log_text({name: value})}, actions)
 
 
 def _added(file: DataFile, now_ms: int) -> Action:
@@ -201,7 +202,7 @@ def _metadata(table: DeltaTable, schema: Action | None = None, properties: dict[
             "id": str(known.id),
             **{name: value for name, value in named.items() if value is not None},
             "format": {"provider": "parquet", "options": {}},
-            "schemaString": table.schema().to_json() if schema is None else json.dumps(schema),
+            "schemaString": table.schema().to_json() if schema is None else log_text(schema),
             "partitionColumns": known.partition_columns,
             "configuration": known.configuration | (properties or {}),
         }

@@ -53,7 +53,7 @@ from ledgerlake.table.features import (
     null_constraints,
     special_features,
 )
-from ledgerlake.table.layout import file_schema
+from ledgerlake.table.layout import file_schema, log_text
 from ledgerlake.table.log_state import read_transactions
 from ledgerlake.table.open_table import batch_of_commit, commit_file, existing_table, open_delta, transactions_of
 from ledgerlake.table.ordered_files import STATISTICS_PROPERTY, DataFile, statistics_columns
@@ -705,7 +705,7 @@ class Table:
     def _partition_property(self) -> dict[str, str]:
         """Return the property that says how partition columns are computed, if any is."""
         computed = {name: expression for name, expression in self.partition_by.items() if expression}
-        return {PARTITION_BY: f"{_PARTITION_VERSION} {json.dumps(computed)}"} if computed else {}
+        return {PARTITION_BY: f"{_PARTITION_VERSION} {log_text(computed)}"} if computed else {}
 
     def _reasons(self, existing: DeltaTable, columns: pa.Schema) -> list[str]:
         """Return what the files of tasks cannot honour."""

@@ -32,7 +32,7 @@ from ledgerlake.errors import TableAccessError, TableError
 from ledgerlake.table.deletion_vectors import live_rows, pack_vectors
 from ledgerlake.table.delta_table import LATEST, MODE, Table
 from ledgerlake.table.latest_index import FileRows, LatestIndex, key_hashes, ranks
-from ledgerlake.table.layout import path_in_file, record_of
+from ledgerlake.table.layout import log_text, path_in_file, record_of
 from ledgerlake.table.log_commit import OwnCommit
 from ledgerlake.table.log_state import read_log_state
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder, read_row_groups
@@ -242,7 +242,7 @@ class _Change:
                 "size": size_bytes,
                 "modificationTime": now_ms,
                 "dataChange": True,
-                "stats": json.dumps(json.loads(stats) | ({"tightBounds": False} if name in descriptors else {})),
+                "stats": log_text(json.loads(stats) | ({"tightBounds": False} if name in descriptors else {})),
                 **({"deletionVector": descriptors[name]} if name in descriptors else {}),
             }
             for name, (size_bytes, _, stats) in live.items()

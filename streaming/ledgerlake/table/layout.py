@@ -10,6 +10,7 @@ null.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -69,6 +70,13 @@ def from_file(content: pa.Table, schema: pa.Schema) -> pa.Table:
     ]
     records = pa.StructArray.from_arrays(columns, fields=list(record))
     return pa.Table.from_arrays([*pulsar.flatten(), records], schema=schema)
+
+
+def log_text(value: Any) -> str:
+    """Return JSON for Delta's log. Characters stand as they are: delta-rs 1.6 reads an escaped pair
+    of surrogates as another character.
+    """
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def partition_text(value: Any) -> str | None:

@@ -9,13 +9,13 @@ and answer with a failure.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
 from deltalake.exceptions import DeltaError
 
+from ledgerlake.table.layout import log_text
 from ledgerlake.table.open_table import commit_file, open_delta, read_commit
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class OwnCommit:
             _ATTEMPT: self._attempt,
             **(more or {}),
         }
-        lines = [json.dumps(action, separators=(",", ":")) for action in ({"commitInfo": info}, *actions)]
+        lines = [log_text(action) for action in ({"commitInfo": info}, *actions)]
         self._content = "".join(f"{line}\n" for line in lines).encode()
 
     def create(self, version: int) -> bool:

@@ -43,7 +43,7 @@ import pyarrow.parquet as pq
 from ledgerlake.decode import sorted_runs
 from ledgerlake.decode.schema import TIMESTAMP
 from ledgerlake.runtime.memory import give_back
-from ledgerlake.table.layout import file_schema, from_file, path_in_file, record_of, to_file
+from ledgerlake.table.layout import file_schema, from_file, log_text, path_in_file, record_of, to_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -673,14 +673,14 @@ def _stats(footer: Any, paths: Collection[str], long_texts: Mapping[str, tuple[s
 
 
 def _stats_text(footer: Any, parts: dict[str, Any]) -> str:
-    return json.dumps({"numRecords": footer.num_rows, **parts}, default=_stat_text)
+    return log_text({"numRecords": footer.num_rows, **parts})
 
 
 def _lower(bound: Any) -> Any:
     """Return a lower bound as the log should have it: a long text would be in each checkpoint of
     the log, and its beginning is a bound too.
     """
-    return bound[:_MOST_BOUND_CHARACTERS] if isinstance(bound, str) else bound
+    return bound[:_MOST_BOUND_CHARACTERS] if isinstance(bound, str) else _plain(bound)
 
 
 def _upper(bound: Any) -> Any:
@@ -688,7 +688,7 @@ def _upper(bound: Any) -> Any:
     character at the end that is greater than the one in its place.
     """
     if not isinstance(bound, str) or len(bound) <= _MOST_BOUND_CHARACTERS:
-        return bound
+        return _plain(bound)
     end = _MOST_BOUND_CHARACTERS
     while bound[end : end + 1] == _LAST_CHARACTER:
         end += 1
@@ -709,9 +709,8 @@ def _nested(values: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _stat_text(value: object) -> str:
-    if isinstance(value, datetime):
-        return value.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    if isinstance(value, date):
-        return value.isoformat()
-    raise TypeError(f"no statistics of {type(value).__name__}")
+def _plain(bound: Any) -> Any:
+    """Return a bound as JSON has it."""
+    if isinstance(bound, datetime):
+        return bound.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return bound.isoformat() if isinstance(bound, date) else bound
