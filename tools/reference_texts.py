@@ -29,7 +29,7 @@ COLUMNS = {
     "key": "The key, if it is text.",
     "key_bytes": "The key, if it is not text.",
     "ordering_key": "The ordering key of a key-shared subscription.",
-    "properties": "The properties.",
+    "properties": "The properties. Of a key that the message has twice, the last value counts.",
     "schema_version": "The version of the schema that wrote the value.",
     "is_null": "`true` for a message without a value (a tombstone); `value` is null.",
     "late": "`true` if the effective time lies before the watermark of the topic partition: see "
@@ -62,7 +62,7 @@ WRITTEN_COLUMNS = {
     "value": "The content: bytes or text. Null is a message without a value. Required.",
     "key": "The key. It selects the partition. Messages without a key go to each partition in turn, a hundred rows at a time.",
     "ordering_key": "The ordering key for key-shared subscriptions.",
-    "properties": "The properties.",
+    "properties": "The properties. Of a key that the message has twice, the last value counts.",
     "event_time": "The application's time.",
     "deliver_at": "When the message is to be delivered.",
     "topic": "The topic of the row. If it is missing or null, the option `topic` counts.",

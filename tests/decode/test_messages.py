@@ -325,6 +325,20 @@ def test_a_time_out_of_range_is_null_and_its_number_a_property(beyond: int) -> N
     ]
 
 
+@pytest.mark.parametrize("others", [0, 1, 40])
+def test_a_property_that_is_there_twice_has_its_last_value(others: int) -> None:
+    slot = pb.SingleMessageMetadata(payload_size=0)
+    more = [(str(number), "") for number in range(others)]
+    for key, value in [("p", "first"), *more, ("q", "only"), ("p", "last"), ("", "a"), ("", "b")]:
+        slot.properties.add(key=key, value=value)
+    plain = encode_batch([(slot, b""), (pb.SingleMessageMetadata(payload_size=0), b"")])
+    entry = encode_entry(metadata(uncompressed_size=len(plain), num_messages_in_batch=2), plain, None)
+    same_both_ways([entry])
+    (row, other), _ = decoded([entry])
+    assert row["properties"] == [*more, ("q", "only"), ("p", "last"), ("", "b")]
+    assert other["properties"] == []
+
+
 def test_a_sequence_id_beyond_what_the_column_holds_is_a_property() -> None:
     messages, _ = decoded([single(b"", sequence_id=2**63), single(b"", sequence_id=2**63 - 1)])
     assert [(row["sequence_id"], row["properties"]) for row in messages] == [

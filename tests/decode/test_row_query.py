@@ -191,16 +191,6 @@ def test_a_whole_row_has_nothing_of_ours() -> None:
     assert list(json.loads(found[0]["row"])) == MESSAGES.names
 
 
-def test_a_property_that_is_there_twice_has_its_last_value() -> None:
-    rows = batch(1, 2).to_pylist()
-    rows[0]["pulsar"]["properties"] = [("p", "first"), ("p", "last")]
-    found = RowQuery("select pulsar.properties['p'] as p from messages", "sql").of(
-        pa.RecordBatch.from_pylist(rows, schema=MESSAGES)
-    )
-    assert found.values.to_pylist() == [{"p": "last"}, {"p": "q"}]
-    assert found.bad == {}
-
-
 def test_what_fails_for_any_message_is_found_without_one() -> None:
     with pytest.raises(SetupError, match=r"fails for any message: .*Could not convert string 'abc'"):
         RowQuery("select cast('abc' as int) as n from messages", "sql").columns(MESSAGES)

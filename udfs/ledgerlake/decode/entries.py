@@ -9,6 +9,7 @@ import pyarrow as pa
 from ledgerlake.decode import kernels as k
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, read_entry_table
+from ledgerlake.decode.reference import once_each
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import parse_entry, split_broker_metadata
@@ -64,7 +65,7 @@ def _metadata_columns(metadata: pb.MessageMetadata) -> dict[str, Any]:
         "event_time": _microseconds(numbers["event_time"]),
         "deliver_at": _microseconds(numbers["deliver_at_time"]),
         "key": _text(metadata.partition_key) if metadata.HasField("partition_key") else None,
-        "properties": properties,
+        "properties": once_each(properties),
         "schema_version": _present(metadata, "schema_version"),
         "compression": {number: name for name, number in codecs}.get(metadata.compression, str(metadata.compression)),
         "uncompressed_size": _present(metadata, "uncompressed_size"),

@@ -141,6 +141,9 @@ ODD = 1
 
 NONE = -(2**62)  # "absent", in every column where a real value cannot be this
 
+# So many properties of a message are compared with each other.
+COMPARED_PROPERTIES = 16
+
 # Columns of an entry row.
 (
     E_START, E_END, E_LEDGER, E_ENTRY,
@@ -724,11 +727,15 @@ def read_single_metadata(buffer, message, position, end):  # type: ignore[no-unt
 
 @compiled
 def walk_properties(buffer, messages, spans):  # type: ignore[no-untyped-def]
-    """Key start, key size, value start, value size of every property, in message order."""
+    """Key start, key size, value start, value size of every property, in message order. Return
+    whether a message may have a key twice.
+    """
     row = 0
+    repeats = False
     for index in range(messages.shape[1]):
         if messages[M_PROPERTIES, index] == 0:
             continue
+        first = row
         position, end = messages[M_REGION, index], messages[M_REGION_END, index]
         wanted = messages[M_PROPERTY_FIELD, index] << 3 | 2
         while position < end:
@@ -742,7 +749,25 @@ def walk_properties(buffer, messages, spans):  # type: ignore[no-untyped-def]
             )
             position += size
             row += 1
-    return row
+        # Comparing many keys with each other would take quadratic time.
+        repeats = repeats or row - first > COMPARED_PROPERTIES or has_equal(buffer, spans, first, row)
+    return repeats
+
+
+@compiled
+def has_equal(buffer, spans, first, end):  # type: ignore[no-untyped-def]
+    """Whether two of these spans have the same bytes."""
+    for one in range(first, end):
+        for other in range(first, one):
+            size = spans[one, 1]
+            if spans[other, 1] != size:
+                continue
+            place = 0
+            while place < size and buffer[spans[one, 0] + place] == buffer[spans[other, 0] + place]:
+                place += 1
+            if place == size:
+                return True
+    return False
 
 
 @compiled

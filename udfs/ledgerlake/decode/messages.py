@@ -605,10 +605,12 @@ def _message_ids(ledgers: Matrix, entries: Matrix, batch_indexes: Matrix) -> pa.
 
 
 def _properties(buffer: Bytes, fields: Matrix, times_ms: dict[str, Matrix]) -> pa.Array:
-    """Return each message's properties, followed by its times that are out of range."""
+    """Return each message's properties, followed by its times that are out of range. Of a key that a
+    message has several times, the last value counts, as in Pulsar's clients.
+    """
     counts = fields[k.M_PROPERTIES]
     spans = np.empty((int(counts.sum()), 4), dtype=np.int64)
-    k.walk_properties(buffer, np.ascontiguousarray(fields), spans)
+    repeats = k.walk_properties(buffer, np.ascontiguousarray(fields), spans)
     keys: Any = _spans(buffer, spans[:, 0], spans[:, 1], pa.string()) if len(spans) else pa.array([], pa.string())
     values: Any = _spans(buffer, spans[:, 2], spans[:, 3], pa.string()) if len(spans) else pa.array([], pa.string())
     for column, numbers in times_ms.items():
@@ -620,6 +622,20 @@ def _properties(buffer: Bytes, fields: Matrix, times_ms: dict[str, Matrix]) -> p
             keys = pa.concat_arrays([keys, more]).take(order)
             values = pa.concat_arrays([values, pa.array(numbers[rows]).cast(pa.string())]).take(order)
             counts = counts + np.bincount(rows, minlength=len(counts))
+            repeats = True
+    if repeats:
+        last = _last_of_each(np.repeat(np.arange(len(counts)), counts), keys)
+        counts = np.bincount(np.repeat(np.arange(len(counts)), counts)[last], minlength=len(counts))
+        keys, values = keys.take(pa.array(last)), values.take(pa.array(last))
     offsets = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=offsets[1:])
     return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, values)
+
+
+def _last_of_each(owners: Matrix, keys: pa.StringArray) -> Matrix:
+    """Return the places, in order, of the last of equal keys of each owner."""
+    codes = keys.dictionary_encode().indices.to_numpy()
+    pairs = owners * (int(codes.max(initial=0)) + 1) + codes
+    order = np.argsort(pairs, kind="stable")
+    is_last = np.append(pairs[order[1:]] != pairs[order[:-1]], True)
+    return np.sort(order[is_last])

@@ -123,9 +123,17 @@ def _with_own_columns(
         "key": key,
         "key_bytes": key_bytes,
         "ordering_key": source.ordering_key if source.HasField("ordering_key") else None,
-        "properties": properties + _recipients(source) + shared["properties"] + kept,
+        "properties": once_each(properties + _recipients(source) + shared["properties"] + kept),
         "is_null": source.null_value,
     }
+
+
+def once_each(properties: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return properties with each key once, with its last value, as Pulsar's clients read them."""
+    last: dict[str, str] = {}
+    for key, value in reversed(properties):
+        last.setdefault(key, value)
+    return list(last.items())[::-1]
 
 
 def _recipients(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> list[tuple[str, str]]:

@@ -88,7 +88,6 @@ _CLAIM = "it may select and filter by what one message has, and by functions tha
 # What DuckDB's errors say of the place: a line, or the name that it does not find.
 _LINE = re.compile(r"^LINE (\d+):", re.MULTILINE)
 _UNKNOWN = re.compile(r'"([^"]+)" not found')
-_DUPLICATE_KEY = "map contains duplicate key"
 
 _MOST_CHARACTERS = 400
 
@@ -176,9 +175,8 @@ class RowQuery:
         columns = self.columns(messages.schema)
         try:
             return self._run(messages, columns)
-        except (duckdb.Error, pa.ArrowException) as error:
-            has_keys_twice = _DUPLICATE_KEY in str(error)
-        return self._without_bad(_with_single_keys(messages) if has_keys_twice else messages, columns)
+        except (duckdb.Error, pa.ArrowException):
+            return self._without_bad(messages, columns)
 
     def _run(self, messages: pa.RecordBatch, columns: pa.StructType) -> Answer:
         answer = _run(self._numbered, messages)
@@ -509,23 +507,6 @@ def _with_line(error: Exception, query: str) -> str:
     elif unknown and unknown[1] in query:
         shown.append(f"line {query[: query.index(unknown[1])].count(chr(10)) + 1}")
     return "; ".join(shown)[:_MOST_CHARACTERS]
-
-
-def _with_single_keys(messages: pa.RecordBatch) -> pa.RecordBatch:
-    """Return messages whose maps have each key once, with its last value: Pulsar's properties may
-    have a key twice, and DuckDB's maps may not.
-    """
-    columns = [_single_keys(column) for column in messages.columns]
-    return pa.RecordBatch.from_arrays(columns, schema=messages.schema)
-
-
-def _single_keys(column: pa.Array) -> pa.Array:
-    if pa.types.is_map(column.type):
-        return pa.array([None if one is None else list(dict(one).items()) for one in column.to_pylist()], column.type)
-    if pa.types.is_struct(column.type):
-        parts = [_single_keys(part) for part in column.flatten()]
-        return pa.StructArray.from_arrays(parts, fields=list(column.type), mask=column.is_null())
-    return column
 
 
 def table_type(kind: pa.DataType) -> pa.DataType | None:
