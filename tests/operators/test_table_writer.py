@@ -223,7 +223,9 @@ def test_dates_that_no_partition_can_have_are_misfits(tmp_path: Path, registry: 
     )
     tables = Tables(tmp_path, options, known={"t": known(pa.struct([("day", pa.date32())]), pa.struct([]))})
     (mixed,) = both.combine_chunks().to_batches()
-    assert tables.write(mixed) == [(row, "day is no date of the years 1 to 9999") for row in (3, 4, 5)]
+    misfits = tables.write(mixed)
+    assert [row for row, _ in misfits] == [3, 4, 5]
+    assert all("the years are 1 to 9999" in detail for _, detail in misfits)
     assert [row["day"] for row in tables.rows()["t"]] == [date(2026, 1, 1), date(1960, 1, 1), None]
 
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ledgerlake.decode import schema
 from ledgerlake.decode.columns import DecodedValues
 from ledgerlake.decode.record_columns import PULSAR_COLUMN, as_records, check_columns, united
 from ledgerlake.decode.record_rows import PULSAR_FIELDS, RECORD_COLUMN, Misfit, rows_schema
+from ledgerlake.decode.times import without_python_time
 from ledgerlake.errors import SetupError
 from ledgerlake.operators.row_functions import row_function
 from ledgerlake.table.layout import record_of, to_file
@@ -43,9 +43,6 @@ _PULSAR = pa.struct(PULSAR_FIELDS)
 
 # What is known only when a row is written.
 _UNKNOWN_YET = ("late", "delivered_at")
-
-# The days that a date can be, as numbers from 1970 on: those of the years 1 to 9999.
-_FIRST_DAY, _LAST_DAY = -719162, 2932896
 
 
 @dataclass(frozen=True)
@@ -181,10 +178,7 @@ class RowTransform:
         for name, column in zip(self._table.partition_columns, columns, strict=True):
             if column is None:
                 raise SetupError(f"the table has no column {name} yet, by which it is partitioned")
-            if pa.types.is_date(column.type):
-                days = pc.fill_null(column.cast(pa.int32()), 0).to_numpy()
-                wrong = np.flatnonzero((days < _FIRST_DAY) | (days > _LAST_DAY)).tolist()
-                bad |= dict.fromkeys(wrong, f"{name} is no date of the years 1 to 9999")
+            bad |= without_python_time(column, name)
         fits = np.setdiff1d(np.arange(rows.num_rows), list(bad))
         return _chosen(rows, fits), fits, bad
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, check_depth, column_count
+from ledgerlake.decode.times import without_python_time
 from ledgerlake.decode.values import column_type
 from ledgerlake.errors import SetupError
 
@@ -93,14 +94,14 @@ def check_width(columns: pa.StructType) -> None:
 
 
 def as_records(decoded: DecodedValues, record: pa.StructType) -> DecodedValues:
-    """Return decoded values as rows of a record's columns; those that do not fit are null, and
-    bad.
+    """Return decoded values as rows of a record's columns; those that do not fit, or have a time
+    that Python does not have, are null, and bad.
     """
     values = decoded.values
     if not pa.types.is_struct(values.type):
         values = pa.StructArray.from_arrays([values], names=[VALUE_COLUMN], mask=values.is_null())
     fitted, misfits = _fit(values, record, "")
-    bad = misfits | decoded.bad
+    bad = without_python_time(fitted) | misfits | decoded.bad
     if not bad:
         return DecodedValues(fitted)
     return DecodedValues(_without(fitted, bad), bad)

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledgerlake.decode.columns import DecodedValues, Decoder, Encoded
+from ledgerlake.decode.times import with_python_times
 from ledgerlake.decode.values import column_type, decoder
 from ledgerlake.decode.weights import cuts
 from ledgerlake.errors import SetupError
@@ -165,7 +166,7 @@ def _by_version(
     for version, rows in by_version(versions):
         decode = _decoder(version, reader, of_version)
         part = take(encoded, rows)
-        found = _undecoded(part, reader) if decode is None else decode(part)
+        found = _undecoded(part, reader) if decode is None else with_python_times(decode(part))
         reason = UNDECODABLE_VALUE if not version or of_version(version) else UNKNOWN_SCHEMA
         reasons.update((int(rows[row]), VALUE_TOO_LARGE if row in found.too_large else reason) for row in found.bad)
         pieces.append(found.values)
