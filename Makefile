@@ -17,8 +17,9 @@ FIRST ?= 1
 KILLS ?= 200
 STOPS ?= 50
 SCHEDULES ?= 100000
+TABLES ?= 2000
 
-.PHONY: alerts archive constraints coverage docs help setup demo test test-all test-fast test-campaign campaign campaign-schedules fuzz mutations simulate simulate-faults bench check screens proto reference wheel clean
+.PHONY: alerts archive constraints coverage docs help setup demo test test-all test-fast test-campaign campaign campaign-schedules fuzz mutations readers simulate simulate-faults bench check screens proto reference wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -66,6 +67,9 @@ fuzz: setup ## mutated input for every parser and kernel: COUNT= inputs of SEED=
 
 mutations: setup ## ten promises broken in one line each; the fast tests have to find them
 	$(BIN)/python -m tests.mutations
+
+readers: setup ## random tables, whose rows all readers have to see alike: make readers TABLES=200 SEED=2
+	$(BIN)/python -m tests.readers --tables $(TABLES) --seed $(SEED)
 
 simulate: setup ## histories of the whole pipeline in a simulated world: make simulate SEEDS=1000 FIRST=1
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST)

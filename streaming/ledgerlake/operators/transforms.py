@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ledgerlake.decode import schema
 from ledgerlake.decode.columns import DecodedValues
@@ -172,13 +173,18 @@ class RowTransform:
         return _with_record(kept, known | values, columns), answer.rows, answer.bad
 
     def _with_partitions(self, rows: pa.RecordBatch, _columns: pa.StructType) -> _Step:
-        """Return the rows whose partition values are such that a table can have them."""
+        """Return the rows whose partition values are such that a table can have them. An empty text
+        is null: Delta's log has no other partition for it, and readers take the value from the log
+        or from the file.
+        """
         columns = [column_of(rows, name) for name in self._table.partition_columns]
         bad: dict[int, str] = {}
         for name, column in zip(self._table.partition_columns, columns, strict=True):
             if column is None:
                 raise SetupError(f"the table has no column {name} yet, by which it is partitioned")
             bad |= without_python_time(column, name)
+            if pa.types.is_string(column.type):
+                rows = _with_column(rows, name, pc.if_else(pc.equal(column, ""), None, column))
         fits = np.setdiff1d(np.arange(rows.num_rows), list(bad))
         return _chosen(rows, fits), fits, bad
 
@@ -267,6 +273,16 @@ def column_of(rows: pa.RecordBatch, name: str) -> pa.Array | None:
         return rows[name]
     records = rows[RECORD_COLUMN]
     return records.flatten()[records.type.get_field_index(name)] if name in records.type.names else None
+
+
+def _with_column(rows: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
+    """Return rows with another column in place of the table's column of that name."""
+    record = record_of(rows.schema)
+    if record is None:
+        number = rows.schema.get_field_index(name)
+        return rows.set_column(number, rows.schema.field(number), column)
+    parts = dict(zip(record.names, rows[RECORD_COLUMN].flatten(), strict=True))
+    return _with_record(rows, parts | {name: column}, record)
 
 
 def _fits(kind: pa.DataType, column: pa.DataType) -> bool:

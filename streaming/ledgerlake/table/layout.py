@@ -80,10 +80,8 @@ def log_text(value: Any) -> str:
 
 
 def partition_text(value: Any) -> str | None:
-    """Return a value of a column by which a table is partitioned, as Delta's log has it. The log
-    has no empty texts: they are null there.
-    """
-    if value is None or value == "":
+    """Return a value of a column by which a table is partitioned, as Delta's log has it."""
+    if value is None:
         return None
     return str(value).lower() if isinstance(value, bool) else str(value)
 

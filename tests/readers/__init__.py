@@ -1,0 +1,1 @@
+"""All readers of a table see the same rows."""
