@@ -4,24 +4,20 @@ files (see ``clusters`` and ``compaction``), and other writers' ``OPTIMIZE`` doe
     protocol         writer version 7 with the features clustering and domainMetadata
     domainMetadata   delta.clustering: {"clusteringColumns": [["customer"]], "domainName": "delta.clustering"}
 
-delta-rs (1.6) reads such a table and commits nothing to it. So all commits are written here, also
-those that add columns. Other columns may be named from one run to the next; files that are
+delta-rs (1.6) reads such a table and commits nothing to it. So all commits are written here. Other columns may be named from one run to the next; files that are
 clustered already stay as they are.
 """
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import deltalake
-import pyarrow as pa
-
-from ledgerlake.errors import TableAccessError, TableError
+from ledgerlake.errors import TableError
 from ledgerlake.table.features import CLUSTERED
 from ledgerlake.table.layout import log_text
 from ledgerlake.table.log_commit import OwnCommit
 from ledgerlake.table.log_state import CLUSTERING_DOMAIN, clustering_columns
+from ledgerlake.table.metadata_commits import MetadataCommits, protocol_change
 from ledgerlake.table.ordered_files import bounded_paths
 from ledgerlake.table.own_commits import OwnCommits
 from ledgerlake.table.record_table import RecordTable
@@ -29,25 +25,15 @@ from ledgerlake.table.record_table import RecordTable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pyarrow as pa
     from deltalake import DeltaTable
 
     from ledgerlake.stored.places import Place
     from ledgerlake.table.log_commit import Action
     from ledgerlake.table.ordered_files import DataFile
 
-_ATTEMPTS = 20
 
-# What a table of writer version 2 has, before it has features.
-_LEGACY_VERSION = 2
-_LEGACY_FEATURES = ["appendOnly", "invariants"]
-_FEATURES_VERSION, _READER_FEATURES_VERSION = 7, 3
-
-# A type that is a feature of its own.
-_WITHOUT_ZONE = "timestamp_ntz"
-_WITHOUT_ZONE_FEATURE = frozenset({"timestampNtz"})
-
-
-class _ClusteredCommits(OwnCommits):
+class _ClusteredCommits(OwnCommits, MetadataCommits):
     """The commits of a clustered table, for both shapes; ``cluster_by`` are its columns."""
 
     cluster_by: Sequence[str] = ()
@@ -81,57 +67,9 @@ class _ClusteredCommits(OwnCommits):
                 return []
             content = {"clusteringColumns": [name.split(".") for name in columns], "domainName": CLUSTERING_DOMAIN}
             domain = {"domain": CLUSTERING_DOMAIN, "configuration": log_text(content), "removed": False}
-            return [*self._protocol(table, CLUSTERED), {"domainMetadata": domain}]
+            return [*protocol_change(table, str(self.path), CLUSTERED), {"domainMetadata": domain}]
 
         self._change("CLUSTER BY", {"newClusteringColumns": ",".join(columns)}, actions)
-
-    def _protocol(
-        self, table: DeltaTable, features: frozenset[str], reader_features: frozenset[str] = frozenset()
-    ) -> list[Action]:
-        """Return the action that gives the table features, if it lacks them.
-
-        Args:
-            reader_features: those of them that readers have to know too.
-        """
-        protocol = table.protocol()
-        if protocol.writer_features is None and protocol.min_writer_version > _LEGACY_VERSION:
-            raise TableError(
-                f"the table at {self.path} has an older protocol of writer version {protocol.min_writer_version}, which cannot become "
-                "clustered here; use another path"
-            )
-        writers = {*(_LEGACY_FEATURES if protocol.writer_features is None else protocol.writer_features)}
-        readers = {*(protocol.reader_features or ())}
-        if writers >= features and readers >= reader_features:
-            return []
-        content: Action = {
-            "minReaderVersion": _READER_FEATURES_VERSION if readers | reader_features else protocol.min_reader_version,
-            "minWriterVersion": _FEATURES_VERSION,
-            "writerFeatures": sorted(writers | features),
-        }
-        if readers | reader_features:
-            content["readerFeatures"] = sorted(readers | reader_features)
-        return [{"protocol": content}]
-
-    def _change(self, operation: str, parameters: dict[str, Any], actions: Any) -> None:
-        """Commit what ``actions`` returns for the current version of the table, if anything.
-
-        Raises:
-            TableError: the log cannot be read or written, or other writers commit without pause.
-        """
-        table = self._current()
-        try:
-            for _ in range(_ATTEMPTS):
-                content = actions(table)
-                version = table.version()
-                if not content:
-                    return
-                if OwnCommit(self.path, operation, parameters, version, content).land(version + 1):
-                    self._load()
-                    return
-                table = self._load()
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise TableAccessError(f"the table at {self.path} cannot be changed: {self.path.reason(error)}") from None
-        raise TableAccessError(f"other writers commit to the table at {self.path} without pause")
 
     def _try_to_append(
         self, table: DeltaTable, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None
@@ -165,22 +103,6 @@ class ClusteredRecordTable(_ClusteredCommits, RecordTable):
         RecordTable.__init__(self, path)
         self.cluster_by = cluster_by
 
-    def _add_fields(self, fields: pa.Schema) -> None:
-        more = json.loads(deltalake.Schema.from_arrow(fields).to_json())
-
-        def actions(table: DeltaTable) -> list[Action]:
-            schema = _merged(json.loads(table.schema().to_json()), more)
-            needed = _WITHOUT_ZONE_FEATURE if _has_type(schema, _WITHOUT_ZONE) else frozenset[str]()
-            return [*self._protocol(table, needed, needed), _metadata(table, schema=schema)]
-
-        self._change("ADD COLUMNS", {"columns": ",".join(fields.names)}, actions)
-
-    def _set_property(self, name: str, value: str) -> None:
-        def actions(table: DeltaTable) -> list[Action]:
-            return [_metadata(table, properties={name: value})]
-
-        self._change("SET TBLPROPERTIES", {"properties": log_text({name: value})}, actions)
-
 
 def _added(file: DataFile, now_ms: int) -> Action:
     return {
@@ -191,42 +113,3 @@ def _added(file: DataFile, now_ms: int) -> Action:
         "dataChange": True,
         "stats": file.stats,
     }
-
-
-def _metadata(table: DeltaTable, schema: Action | None = None, properties: dict[str, str] | None = None) -> Action:
-    """Return the action that gives a table another schema, or more properties."""
-    known = table.metadata()
-    named = {"name": known.name, "description": known.description, "createdTime": known.created_time}
-    return {
-        "metaData": {
-            "id": str(known.id),
-            **{name: value for name, value in named.items() if value is not None},
-            "format": {"provider": "parquet", "options": {}},
-            "schemaString": table.schema().to_json() if schema is None else log_text(schema),
-            "partitionColumns": known.partition_columns,
-            "configuration": known.configuration | (properties or {}),
-        }
-    }
-
-
-def _has_type(kind: Any, name: str) -> bool:
-    """Return whether a type of Delta is, or has at any depth, one of that name."""
-    if isinstance(kind, dict):
-        parts = [field["type"] for field in kind.get("fields", ())]
-        return any(_has_type(part, name) for part in (*parts, kind.get("elementType"), kind.get("valueType")))
-    return bool(kind == name)
-
-
-def _merged(known: Any, more: Any) -> Any:
-    """Return a type of Delta with the fields of both; those that are known stay as they are."""
-    if not (isinstance(known, dict) and isinstance(more, dict) and known["type"] == more["type"]):
-        return known
-    if known["type"] == "struct":
-        others = {field["name"].lower(): field for field in more["fields"]}
-        fields = []
-        for field in known["fields"]:
-            other = others.pop(field["name"].lower(), field)
-            fields.append({**field, "type": _merged(field["type"], other["type"])})
-        return {**known, "fields": [*fields, *others.values()]}
-    part = "elementType" if known["type"] == "array" else "valueType"
-    return {**known, part: _merged(known[part], more[part])}

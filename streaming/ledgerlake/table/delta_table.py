@@ -53,7 +53,7 @@ from ledgerlake.table.features import (
     null_constraints,
     special_features,
 )
-from ledgerlake.table.layout import file_schema, log_text
+from ledgerlake.table.layout import file_schema
 from ledgerlake.table.log_state import read_transactions
 from ledgerlake.table.open_table import batch_of_commit, commit_file, existing_table, open_delta, transactions_of
 from ledgerlake.table.ordered_files import STATISTICS_PROPERTY, DataFile, statistics_columns
@@ -170,21 +170,28 @@ class Table:
         Raises:
             TableError: it cannot be created.
         """
-        options = self.path.delta_options()
         try:
-            DeltaTable.create(
-                self.path.uri,
-                file_schema(self.schema),
-                mode="ignore",
-                partition_by=list(self.partition_by) or None,
-                configuration=self._statistics_property() | self._partition_property() | (properties or {}),
-                # Some are ours.
-                raise_if_key_not_exists=False,
-                storage_options=options,
-            )
+            self._create(self._statistics_property() | self._partition_property() | (properties or {}))
         except (DeltaError, OSError) as error:
             if existing_table(self.path) is None:
                 raise TableAccessError(f"the table at {self.path} cannot be made: {self.path.reason(error)}") from None
+
+    def _create(self, properties: dict[str, str]) -> None:
+        """Create the table, unless there is one.
+
+        Raises:
+            DeltaError, OSError: it cannot be created.
+        """
+        DeltaTable.create(
+            self.path.uri,
+            file_schema(self.schema),
+            mode="ignore",
+            partition_by=list(self.partition_by) or None,
+            configuration=properties,
+            # Some are ours.
+            raise_if_key_not_exists=False,
+            storage_options=self.path.delta_options(),
+        )
 
     def _statistics_property(self) -> dict[str, str]:
         return {STATISTICS_PROPERTY: statistics_columns(self.schema, self.partition_by)}
@@ -705,7 +712,7 @@ class Table:
     def _partition_property(self) -> dict[str, str]:
         """Return the property that says how partition columns are computed, if any is."""
         computed = {name: expression for name, expression in self.partition_by.items() if expression}
-        return {PARTITION_BY: f"{_PARTITION_VERSION} {log_text(computed)}"} if computed else {}
+        return {PARTITION_BY: f"{_PARTITION_VERSION} {json.dumps(computed)}"} if computed else {}
 
     def _reasons(self, existing: DeltaTable, columns: pa.Schema) -> list[str]:
         """Return what the files of tasks cannot honour."""

@@ -32,9 +32,10 @@ from ledgerlake.errors import TableAccessError, TableError
 from ledgerlake.table.deletion_vectors import live_rows, pack_vectors
 from ledgerlake.table.delta_table import LATEST, MODE, Table
 from ledgerlake.table.latest_index import FileRows, LatestIndex, key_hashes, ranks
-from ledgerlake.table.layout import log_text, path_in_file, record_of
+from ledgerlake.table.layout import file_schema, log_text, path_in_file, record_of
 from ledgerlake.table.log_commit import OwnCommit
 from ledgerlake.table.log_state import read_log_state
+from ledgerlake.table.metadata_commits import create_table
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder, read_row_groups
 from ledgerlake.table.own_commits import OwnCommits
 from ledgerlake.table.record_table import RecordTable
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from ledgerlake.table.log_commit import Action
 
 _VECTORS = "delta.enableDeletionVectors"
+_FEATURES = ("deletionVectors",)
 _APPEND_ONLY = "delta.appendOnly"
 
 
@@ -94,6 +96,9 @@ class _LatestCommits(OwnCommits):
 
     def create(self, properties: dict[str, str] | None = None) -> None:
         super().create({_VECTORS: "true", MODE: LATEST} | (properties or {}))
+
+    def _create(self, properties: dict[str, str]) -> None:
+        create_table(self.path, file_schema(self.schema), properties, _FEATURES)
 
     def _check_mode(self, existing: DeltaTable) -> None:
         configuration, protocol = existing.metadata().configuration, existing.protocol()

@@ -18,17 +18,14 @@ import base64
 import binascii
 from typing import TYPE_CHECKING
 
-import deltalake
 import pyarrow as pa
-from deltalake.exceptions import DeltaError
 
-from ledgerlake.decode.columns import first_line
 from ledgerlake.decode.record_columns import PULSAR_COLUMN, united
 from ledgerlake.decode.record_rows import rows_schema
-from ledgerlake.errors import SetupError, TableAccessError, TableError, refuse_newer
-from ledgerlake.table.delta_table import Table, is_metadata_conflict
+from ledgerlake.errors import TableError, refuse_newer
 from ledgerlake.table.features import CLUSTERED
 from ledgerlake.table.layout import file_schema, record_of, rows_of_table
+from ledgerlake.table.metadata_commits import MetadataCommits, readable_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,14 +36,12 @@ if TYPE_CHECKING:
     from ledgerlake.stored.places import Place
 
 
-_ATTEMPTS = 5
-
 # The property of a table with the columns that its query sees.
 LEARNED = "ledgerlake.record"
 _VERSION = 1
 
 
-class RecordTable(Table):
+class RecordTable(MetadataCommits):
     """The table at ``path``."""
 
     def __init__(self, path: Place, partition_by: Mapping[str, str] | None = None) -> None:
@@ -83,78 +78,26 @@ class RecordTable(Table):
             SetupError: no Delta table can have these columns. Nothing was changed.
             TableError: the table cannot be changed.
         """
-        check_readable(united(self.record, record))
+        readable_schema(file_schema(rows_schema(united(self.record, record))))
         if learned is not None and not learned.equals(self.learned):
             self.learned = learned
             if self._exists:
-                self._keep_learned()
+                self._set_property(LEARNED, learned_to_text(learned))
         if not self._exists:
             self.schema = rows_schema(united(self.record, record))
             return
-        failure: TableError | None = None
-        for _ in range(_ATTEMPTS):
-            self._adopt(self._current())
-            wanted = united(self.record, record)
-            if wanted.equals(self.record):
-                return
-            failure = self._alter(wanted)
-            if failure is None:
-                self._adopt(self._load())
-                return
-        assert failure is not None
-        raise failure
-
-    def _alter(self, wanted: pa.StructType) -> TableError | None:
-        """Add columns; return the error if another writer changed columns at the same time.
-
-        Raises:
-            TableError: the table cannot be changed.
-        """
+        self._adopt(self._current())
+        wanted = united(self.record, record)
         known = {field.name: field.type for field in self.record}
-        changed = pa.schema([field for field in wanted if known.get(field.name) != field.type])
-        try:
-            self._add_fields(changed)
-        except TableError:
-            raise
-        except Exception as error:  # delta-rs has no error of its own for what its own checks find
-            failure = TableError(
-                f"the columns {', '.join(changed.names)} could not be added to the table at {self.path}: {self.path.reason(error)}"
-            )
-            if is_metadata_conflict(error):
-                return failure
-            raise failure from None
-        return None
-
-    def _add_fields(self, fields: pa.Schema) -> None:
-        self._current().alter.add_columns(list(deltalake.Schema.from_arrow(fields).fields))
+        missing = pa.schema([field for field in wanted if known.get(field.name) != field.type])
+        if missing.names:
+            self._add_fields(missing)
+            self._adopt(self._load())
 
     def create(self, properties: dict[str, str] | None = None) -> None:
         own = {LEARNED: learned_to_text(self.learned)} if self.learned.num_fields else {}
         super().create(own | (properties or {}))
         self._exists = True
-
-    def _set_property(self, name: str, value: str) -> None:
-        self._current().alter.set_table_properties({name: value}, raise_if_not_exists=False)
-
-    def _keep_learned(self) -> None:
-        """Write what the table's query sees into its properties.
-
-        Raises:
-            TableError: they cannot be changed.
-        """
-        for _ in range(_ATTEMPTS):
-            try:
-                self._set_property(LEARNED, learned_to_text(self.learned))
-            except (DeltaError, OSError) as error:
-                failure = error
-                if is_metadata_conflict(error):
-                    continue
-                break
-            self._load()
-            return
-        raise TableAccessError(
-            f"the properties of the table at {self.path} cannot be changed: {self.path.reason(failure)}"
-        )
 
     def _adopt(self, existing: DeltaTable) -> None:
         self.schema = rows_of_table(pa.schema(existing.schema()))
@@ -184,23 +127,6 @@ class RecordTable(Table):
                 f"the table at {self.path} has {', '.join(reasons)}, which a table of records cannot honour; "
                 f"{'set cluster_by again, or ' if set(reasons) == CLUSTERED else ''}use another path"
             )
-
-
-def check_readable(record: pa.StructType) -> None:
-    """Check that a table with the columns of a record can be read from its log. delta-rs commits
-    columns without looking at them, and a table with some could never be opened again.
-
-    Raises:
-        SetupError: it could not.
-    """
-    try:
-        columns = deltalake.Schema.from_arrow(file_schema(rows_schema(record)))
-        is_read = deltalake.Schema.from_json(columns.to_json()) == columns
-        reason = "they are others when they are read from its log"
-    except Exception as error:  # delta-rs has no error of its own for what its own checks find
-        is_read, reason = False, first_line(error)
-    if not is_read:
-        raise SetupError(f"the columns {', '.join(record.names)[:200]} cannot be those of a Delta table: {reason}")
 
 
 def _takes(columns: pa.Schema, field: pa.Field) -> bool:
