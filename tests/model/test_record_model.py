@@ -292,7 +292,7 @@ def test_a_topic_that_is_created_again_has_its_new_columns_and_tasks_ask_again(
     registry.versions[TOPICS[0]] = [{"b": "string"}]
     after = schemas.learn(TOPICS)
     assert columns_of(table) == ["a", "b"]
-    assert before.registered != after.registered
+    assert before.asked != after.asked
     registry.versions[TOPICS[0]] = [{"c": "string"}, {"d": "string"}, {"e": "string"}]
     schemas.learn(TOPICS)
     assert columns_of(table) == ["a", "b", "c", "d", "e"]
@@ -354,6 +354,29 @@ def test_a_version_that_the_registry_lacks_for_a_while_is_asked_for_again(monkey
     assert of_version(version) is None
     assert of_version(version) == schema_of({"a": "int"})
     assert of_version(version) == schema_of({"a": "int"})
+
+
+def test_a_topic_that_was_created_again_is_decoded_by_none_of_its_former_schemas(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+
+    def schema(topic: str, version: bytes) -> ValueSchema | None:
+        asked.append(version)
+        return registry.schema(topic, version)
+
+    monkeypatch.setattr(value_schemas, "shared_cluster", lambda _client: SimpleNamespace(schema=schema))
+    client, topic = ClientSettings("pulsar://nowhere:2"), TOPICS[0]
+    newest = {"b": "int", "a": "int"}
+    for first in ({"a": "int"}, {"c": "int"}):
+        registry.versions[topic] = [first, newest]
+        micro_batch = TopicSchemas.of({topic: (version_of(1), schema_of(newest))})
+        # Tasks of a micro-batch in one process, and a read that has none.
+        for batch in (micro_batch.asked, micro_batch.asked, ""):
+            of_version = value_schemas.schemas_of(client, topic, batch)
+            for _ in range(3):
+                assert of_version(version_of(0)) == schema_of(first)
+    assert len(asked) == 4
 
 
 @pytest.mark.parametrize("version", [b"\x01", bytes(7), bytes(9), b"\xff" * 8, b"a" * 1000])

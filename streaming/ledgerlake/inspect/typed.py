@@ -6,6 +6,7 @@ The table has the published bytes, so a new or corrected schema applies to all o
 
 from __future__ import annotations
 
+from functools import cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -52,12 +53,13 @@ def typed(rows: DataFrame, config: Config, *, keep_bytes: bool = False) -> DataF
 def _type_batches(
     batches: Iterator[pa.RecordBatch], options: SourceOptions, reader: ValueSchema, keep_bytes: bool
 ) -> Iterator[pa.RecordBatch]:
+    schemas = cache(partial(schemas_of, options.client))
     for batch in batches:
         start = 0
         for topic, group in groupby(batch["topic"].to_pylist()):
             count = sum(1 for _ in group)
             rows = _as_bytes(batch.slice(start, count))
-            yield from typed_parts(rows, reader, schemas_of(options.client, topic), keep_bytes=keep_bytes)
+            yield from typed_parts(rows, reader, schemas(topic), keep_bytes=keep_bytes)
             start += count
 
 

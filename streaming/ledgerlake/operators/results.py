@@ -5,8 +5,8 @@ sends to the tasks; nothing of it is stored.
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
+import secrets
 from dataclasses import astuple, dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -63,19 +63,17 @@ class TopicSchemas:
     """What the registry has of the topics of a micro-batch.
 
     ``newest_versions`` has the newest version of each topic's schema, in hexadecimal; none of a
-    topic without one. ``registered`` has a text for each topic that changes with its newest schema,
-    so that tasks ask again for versions of a topic that was created again.
+    topic without one. ``asked`` is a text that is new each time when the registry is asked: by it,
+    tasks ask again for versions of a topic, which may have been created again.
     """
 
     newest_versions: dict[str, str] = field(default_factory=dict)
-    registered: dict[str, str] = field(default_factory=dict)
+    asked: str = ""
 
     @classmethod
     def of(cls, newest: Mapping[str, tuple[bytes, ValueSchema]]) -> TopicSchemas:
-        return cls(
-            {topic: version.hex() for topic, (version, _) in newest.items()},
-            {topic: _digest(schema) for topic, (_, schema) in newest.items()},
-        )
+        versions = {topic: version.hex() for topic, (version, _) in newest.items()}
+        return cls(versions, secrets.token_hex(8))
 
     def newest_version(self, topic: str) -> bytes | None:
         """Return the newest version of a topic's schema; None if it has none."""
@@ -120,10 +118,6 @@ def _to_text(columns: pa.StructType) -> str:
 
 def _from_text(text: str) -> pa.StructType:
     return pa.struct(list(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))) if text else ()))
-
-
-def _digest(schema: ValueSchema) -> str:
-    return hashlib.sha256(repr((schema.kind, schema.definition, schema.properties)).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

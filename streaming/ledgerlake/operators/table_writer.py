@@ -325,7 +325,7 @@ class RowMaker:
         self._transform = RowTransform(table)
         self._record, self._columns = known.record_type, known.columns_type
         self._is_plain = not (table.where or table.makes_records or table.partition_by)
-        self._of_version = schemas_of(client, topic, batch.schemas.registered.get(topic, ""))
+        self._of_version = schemas_of(client, topic, batch.schemas.asked)
         self._newest_version = batch.schemas.newest_version(topic)
         self.schema = rows_schema(self._columns) if table.is_of_records else messages_schema(self._columns)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from ledgerlake.client.backoff import with_retries
 from ledgerlake.client.cluster import Cluster, shared_cluster
@@ -62,28 +62,32 @@ def find_value_schema(options: SourceOptions) -> ValueSchema:
     return first_schema if len(set(schemas.values())) == 1 else NO_SCHEMA
 
 
-def schemas_of(client: ClientSettings, topic: str, registered: str = "") -> SchemaOfVersion:
+def schemas_of(client: ClientSettings, topic: str, batch: str = "") -> SchemaOfVersion:
     """Return a function from a schema version of a topic to the schema; the broker is asked for
-    each version once per process.
+    each version once. A topic that is created again begins again with its versions, so nothing is
+    known from one task or micro-batch to the next.
 
     Args:
-        registered: changes if the topic was created again, and its versions begin again.
+        batch: a text that no other micro-batch has; its tasks in this process share what the broker
+            answered.
     """
+    known = _known_in(batch) if batch else {}
 
     def of_version(version: bytes) -> ValueSchema | None:
-        key = (os.getpid(), client, topic, registered, version)
-        schema = _schemas.get(key)
+        schema = known.get((client, topic, version))
         if schema is None and _is_version(version):
             cluster = shared_cluster(client)
             schema = with_retries(lambda: cluster.schema(topic, version), client.give_up_after_s)
             if schema is not None:
-                _schemas[key] = schema
+                known[client, topic, version] = schema
         return schema
 
     return of_version
 
 
-_schemas: dict[tuple[int, Any, str, str, bytes], ValueSchema] = {}
+@lru_cache(maxsize=8)
+def _known_in(_batch: str) -> dict[tuple[ClientSettings, str, bytes], ValueSchema]:
+    return {}
 
 
 def _is_version(version: bytes) -> bool:
