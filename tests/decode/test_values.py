@@ -327,6 +327,18 @@ def test_a_batch_of_json_reads_as_its_values_do_one_by_one(rows: list[Any]) -> N
     assert set(together[1]) == {row for row, (_, bad) in enumerate(alone) if 1 in bad}
 
 
+_NUMBERS = st.from_regex(r"-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,4})?", fullmatch=True)
+
+
+@given(st.lists(_NUMBERS, min_size=1, max_size=5))
+def test_a_number_of_json_in_a_column_of_texts_keeps_its_digits(numbers: list[str]) -> None:
+    parts = [{"type": "array", "items": "string"}, {"type": "map", "values": "string"}]
+    schema = as_json(avro(field("a", "string"), field("l", parts[0]), field("m", parts[1])))
+    payloads: list[bytes | None] = [f'{{"a":{one},"l":[{one},"x"],"m":{{"k":{one}}}}}'.encode() for one in numbers]
+    values, bad = read(schema, payloads)
+    assert (values, bad) == ([{"a": one, "l": [one, "x"], "m": [("k", one)]} for one in numbers], {})
+
+
 def test_plain_json_takes_the_way_of_whole_batches() -> None:
     physical = column_type(JSON)
     assert records._parse_together(pa.array([b'{"a":1}', None, b'{"a":2}'], pa.binary()), physical) is not None

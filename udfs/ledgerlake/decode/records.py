@@ -84,6 +84,9 @@ _DECIMAL = "ledgerlake-decimal"
 _EXACT = Context(prec=_DECIMAL_DIGITS)
 _POWERS = [10**digits for digits in range(_DECIMAL_DIGITS + 1)]
 
+# So much of a number is in an error.
+_SHOWN_CHARACTERS = 50
+
 # A value of a byte or two stands for a symbol.
 _SYMBOL_MOST = 1000
 
@@ -328,8 +331,17 @@ def _decode_json(physical: pa.DataType, encoded: Encoded) -> DecodedValues:
     if together is not None:
         return DecodedValues(together)
     conform = _conformer(physical)
-    rows, bad = decode_rows(encoded.payloads, lambda payload: conform(json.loads(payload)))
+    rows, bad = decode_rows(encoded.payloads, lambda payload: conform(_parse_json(payload)))
     return DecodedValues(build(rows, physical, _for_spark(physical), bad), bad)
+
+
+class _Number(str):
+    """A number of JSON as it is written: a text column takes all of its digits."""
+
+    __slots__ = ()
+
+
+_parse_json = partial(json.loads, parse_int=_Number, parse_float=_Number, parse_constant=_Number)
 
 
 def _is_simple(arrow_type: pa.DataType) -> bool:
@@ -397,20 +409,25 @@ def _conformer(arrow_type: pa.DataType) -> Callable[[Any], Any]:
         item = _conformer(arrow_type.value_type)
         return _or_null(list, lambda value: [item(element) for element in value])
     if pa.types.is_string(arrow_type):
-        return _or_null((str, int, float), lambda value: value if isinstance(value, str) else json.dumps(value))
+        return _or_null(str, str)
     if pa.types.is_boolean(arrow_type):
         return _or_null(bool, lambda value: value)
-    if pa.types.is_floating(arrow_type):
-        return _or_null((int, float), float)
-    return _or_null(int, lambda value: value)
+    return _or_null(_Number, float if pa.types.is_floating(arrow_type) else _whole)
 
 
-def _or_null(kinds: type | tuple[type, ...], convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _whole(number: _Number) -> int:
+    if not number.removeprefix("-").isdigit():
+        raise ValueError(f"{number[:_SHOWN_CHARACTERS]} is no whole number")
+    return int(number)
+
+
+def _or_null(kind: type, convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def conform(value: Any) -> Any:
         if value is None:
             return None
-        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-            raise ValueError(f"a {type(value).__name__} stands where another type belongs")
+        if not isinstance(value, kind):
+            name = "number" if isinstance(value, _Number) else type(value).__name__
+            raise ValueError(f"a {name} stands where another type belongs")
         return convert(value)
 
     return conform
