@@ -238,3 +238,23 @@ def test_rows_are_found_by_a_key_with_any_character(place: Place, key: str) -> N
         commit(table, 0, writer.finish())
         read = DeltaTable(table.path.uri).to_pyarrow_dataset()
         assert read.to_table(filter=pc.field("key") == key).num_rows == 1
+
+
+@pytest.mark.parametrize("indexed", [None, "3"])
+def test_a_table_that_another_writer_made_names_the_columns_with_statistics(place: Place, indexed: str | None) -> None:
+    settings = {} if indexed is None else {"delta.dataSkippingNumIndexedCols": indexed}
+    DeltaTable.create(place.uri, schema.MESSAGES, configuration=settings)
+    table = Table(place, schema.MESSAGES)
+    assert table.examine()
+    table.begin(None)
+    version = DeltaTable(place.uri).version()
+    assert version == (1 if indexed is None else 0)
+    Table(place, schema.MESSAGES).begin(None)
+    assert DeltaTable(place.uri).version() == version
+    writer = OrderedWriter(data_folder(place, schema.MESSAGES, "part-00000000-00000"), None)
+    writer.write(rows([1, 2], message_id="1:0"))
+    commit(table, 0, writer.finish())
+    read = DeltaTable(place.uri).to_pyarrow_dataset()
+    if indexed is None:
+        for condition in (pc.field("message_id") == "1:0", pc.field("late") == pa.scalar(False)):
+            assert read.to_table(filter=condition).num_rows == 2
