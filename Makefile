@@ -19,7 +19,7 @@ STOPS ?= 50
 SCHEDULES ?= 100000
 TABLES ?= 2000
 
-.PHONY: alerts archive constraints coverage docs help setup demo test test-all test-fast test-campaign campaign campaign-schedules fuzz mutations readers simulate simulate-faults bench check screens proto reference wheel clean
+.PHONY: alerts archive constraints coverage docs growth help setup demo test test-all test-fast test-campaign campaign campaign-schedules fuzz mutations readers simulate simulate-faults bench check screens proto reference wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -64,6 +64,9 @@ campaign-schedules: setup ## schedules of two clients over kills of the pipeline
 
 fuzz: setup ## mutated input for every parser and kernel: COUNT= inputs of SEED=
 	$(BIN)/python -m tests.fuzz --count $(COUNT) --seed $(SEED)
+
+growth: setup ## how the work of each function grows with the lists that it meets
+	$(BIN)/python -m tests.growth
 
 mutations: setup ## ten promises broken in one line each; the fast tests have to find them
 	$(BIN)/python -m tests.mutations
