@@ -5,6 +5,7 @@ partition's messages are in it once, in order.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -59,8 +60,7 @@ class Batch:
         self, topics: dict[str, list[bytes]], with_state: list[str] | None, *, are_whole: bool = True
     ) -> dict[str, PartitionResult]:
         """The results by topic."""
-        table = replace(messages_table(self.folder), mode=self.mode)
-        settings = TaskSettings((table,), Place(str(self.folder / "rejects")), Limits(), self.delay, OPTIONS)
+        settings = self._settings()
         batch = BatchSettings(3, {}, with_state)
         ranges = [
             (
@@ -82,6 +82,32 @@ class Batch:
             for result in results_from_json(row.result)
         ]
         return {result.topic_partition: result for result in results}
+
+    def run_batches(self, topic: str, batches: list[list[bytes]]) -> list[PartitionResult]:
+        """The results of one topic's micro-batches, whose state goes from each to the next."""
+        settings, states, results = self._settings(), Stage(Limits(), self.delay), []
+        for number, entries in enumerate(batches):
+            batch = BatchSettings(number)
+            pieces = [
+                Piece(kind, view, broker_ms=time_ms)
+                for kind, view, time_ms in split_bundle(bundle(entries, ledger_id=7 + number))
+            ]
+            span = EntryRange(topic, Position(7 + number, -1), Position(7 + number, len(entries) - 1))
+            states.output = partial(OutcomeFiles, settings=settings, batch=batch)
+            rows = list(ingest_ranges([(span, pieces)], settings, batch))
+            (row,) = states.run(rows, topic_partition=TopicPartition(topic, -1))
+            results += results_from_json(row.result)
+        return results
+
+    def _settings(self) -> TaskSettings:
+        table = replace(messages_table(self.folder), mode=self.mode)
+        return TaskSettings((table,), Place(str(self.folder / "rejects")), Limits(), self.delay, OPTIONS)
+
+    def values_of(self, result: PartitionResult) -> list[bytes]:
+        """The values in the files that are to be committed, file after file."""
+        names = [file.name for file in result.written.tables["messages"].files]
+        tables = [pq.read_table(self.folder / name, columns=["value"]) for name in names]
+        return [value for table in tables for value in table["value"].to_pylist()]
 
     def files_of(self, results: dict[str, PartitionResult]) -> list[list[tuple[str, bytes]]]:
         """The topic and value of each row, by file that is to be committed."""
@@ -182,3 +208,19 @@ def test_a_table_of_the_latest_messages_has_no_times(are_whole: bool, tmp_path: 
     (result,) = batch.run({A: [entry(b"1", key="k")]}, with_state=[], are_whole=are_whole).values()
     written = result.written.tables["messages"]
     assert ([file.rows for file in written.files], written.max_effective_us) == ([1], None)
+
+
+def test_many_large_messages_that_began_before_stand_between_the_others_in_order(tmp_path: Path) -> None:
+    """More than the places at which a task closes its file."""
+    count, batch = 20, batch_in(tmp_path)
+    chunks = [
+        chunk_entries(b"large %d" % number, 2, uuid=f"p-{number}", publish_time=TIME_MS + 2 * number + 1)
+        for number in range(count)
+    ]
+    plain = [entry(b"plain %d" % number, TIME_MS + 2 * number) for number in range(count)]
+    second = [each for number in range(count) for each in (plain[number], chunks[number][1])]
+
+    _, result = batch.run_batches(A, [[first for first, _ in chunks], second])
+
+    expected = [each for number in range(count) for each in (b"plain %d" % number, b"large %d" % number)]
+    assert batch.values_of(result) == expected

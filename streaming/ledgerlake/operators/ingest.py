@@ -3,7 +3,7 @@
 Large messages that begin and end within the range are assembled here. Chunks of other messages go
 on to the stateful stage. The task closes its file at the last chunk of such a message, so that the
 message's own file, which the last stage writes, fits between. It does so whether or not the message
-is delayed.
+is delayed, but only a few times in a range: beyond, the last stage merges the files.
 """
 
 from __future__ import annotations

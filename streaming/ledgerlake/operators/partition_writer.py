@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 _MAX_TO_REREAD = 10_000
 
+# A range's files are closed at so many places at most, since a producer decides how many last chunks
+# come, and a closed file may be tiny. Where no file was closed, the last stage merges.
+_MOST_ROLLS = 8
+
 
 class SharedFiles:
     """Files for the topic partitions of one task that have few messages; a file of its own for each
@@ -88,6 +92,7 @@ class PartitionWriter:
         )
         self._delays_messages = settings.delay.enabled
         self._cancels = TaskCancels()
+        self._rolls = 0
         self._rejects_to_reread: list[RejectedEntry] = []
         self._reasons: Counter[str] = Counter()
         self._digest = OutcomeDigest()
@@ -136,7 +141,12 @@ class PartitionWriter:
             self._reread_rejects()
 
     def roll_files(self) -> None:
-        """Close the open files: a row from another file will come between."""
+        """Close the open files: a row from another file will come between. After ``_MOST_ROLLS`` calls
+        they stay open.
+        """
+        if self._rolls == _MOST_ROLLS:
+            return
+        self._rolls += 1
         for writer in self._tables.writers:
             writer.roll_files()
 
