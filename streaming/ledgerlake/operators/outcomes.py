@@ -26,7 +26,7 @@ from ledgerlake.operators.outcome_types import Delivery, DueEntries, DuePosition
 from ledgerlake.operators.rows import in_groups
 from ledgerlake.operators.scheduled import expired_chunk, find_in_due, with_occurrences, with_properties
 from ledgerlake.operators.stage_output import pop_each
-from ledgerlake.source.reread import read_again
+from ledgerlake.source.reread import GoneEntries, read_again
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class OutcomeDecoder:
         self._options = options
         self._max_message_bytes = max_message_bytes
         self._delays_messages = delays_messages
+        self._gone = GoneEntries()
 
     def decode(self, outcome: Outcome) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
         """Yield rows of ``schema.MESSAGES``, and rejects. Cancelled messages become rejects.
@@ -220,6 +221,7 @@ class OutcomeDecoder:
             self._options.client,
             join_partition(self._topic_partition.topic, self._topic_partition.partition),
             positions,
+            self._gone,
         )
 
 

@@ -57,7 +57,7 @@ from ledgerlake.operators.rows import (
 from ledgerlake.operators.scheduled import schedule_at_once
 from ledgerlake.operators.stage_output import OutcomeRows, StageOutput
 from ledgerlake.operators.state_variables import StateVariables
-from ledgerlake.source.reread import read_again
+from ledgerlake.source.reread import GoneEntries, read_again
 from ledgerlake.stored.fields import parse_stored
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import Position
@@ -143,7 +143,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         topic_partition = TopicPartition(*key)
         output = self.output(topic_partition)
         kept_entries = _StateEntries(self._entries)
-        read_chunks_again = partial(self._read_chunks, topic_partition)
+        read_chunks_again = partial(self._read_chunks, topic_partition, GoneEntries())
         delayed = DelayedMessages(topic_partition, self._delayed, self.delay, kept_entries, read_chunks_again)
         reports: list[TaskReport] = []
         for frame in rows:
@@ -176,9 +176,11 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
     def close(self) -> None:
         pass
 
-    def _read_chunks(self, topic_partition: TopicPartition, message: DelayedLargeMessage) -> Iterator[Entry]:
+    def _read_chunks(
+        self, topic_partition: TopicPartition, gone: GoneEntries, message: DelayedLargeMessage
+    ) -> Iterator[Entry]:
         name = join_partition(topic_partition.topic, topic_partition.partition)
-        entries = read_again(self._client, name, message.positions)
+        entries = read_again(self._client, name, message.positions, gone)
         sender = None if message.key is None else (message.key.producer_name, message.key.uuid)
         for entry, _ in read_chunks(entries, len(message.positions), self._limits.max_message_bytes, sender):
             yield entry
