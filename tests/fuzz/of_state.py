@@ -365,7 +365,7 @@ TARGETS = [
     Target("tables", "pipeline.checkpoint: the tables that are written to", _json_of('{"version": 1, "tables": {"messages": "/lake/orders"}}'), _reads(checkpoint._tables, 1), _REFUSED),
     Target("outbox-record", "publish.outbox: a micro-batch", _json_of(_OUTBOX_RECORD), _reads(outbox._record, 2), _REFUSED),
     Target("outbox-sending", "publish.outbox: how a sending began", _json_of('{"version": 1, "partitions": 3, "ends": {"due": {"ledger_id": 7, "entry_id": -1}}}'), _reads(outbox._sending, 1), _REFUSED),
-    Target("wakes", "source.wakes", _json_of('{"version": 1, "wakes": {"t": 1777626000123}, "due": {"t": [[1777626000123, 60000, 4, 1]]}}'), _reads(wakeup_files._wakeups, 1), _REFUSED),
+    Target("wakes", "source.wakes", _json_of('{"version": 2, "wakes": {"t": 1777626000123}, "due": {"t": [[1777626000123, 60000, 4, 1]]}, "extends": 16}'), _reads(wakeup_files._file, 2), _REFUSED),
     Target("record", "the record of the delayed index", _texts_of(lambda: [_index()[0]]), _judge_record, _REFUSED),
     Target("snapshot-metadata", "state.delay.snapshot: metadata", _any_of(lambda: _values(True)), _judge_metadata, _REFUSED, work_factor=10),
     Target("snapshot-segment", "state.delay.snapshot: segments", _any_of(lambda: _values(False)), _judge_segment, _REFUSED),

@@ -11,7 +11,13 @@ from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.wakeups import Wakeups
-from ledgerlake.source.wakeup_files import WakeupTimes, load_wakeup_times, save_wakeup_times
+from ledgerlake.source.wakeup_files import (
+    WakeupTimes,
+    load_wakeup_file,
+    load_wakeup_times,
+    newest_wakeup_batch,
+    save_wakeup_times,
+)
 from ledgerlake.stored.places import Place
 
 if TYPE_CHECKING:
@@ -135,3 +141,49 @@ def test_counts_change_with_the_micro_batches_of_their_topic_partition_and_go_wi
     fewer = [DueSpan(9500, 1000, 1)]
     wakeups.update(6, {TOPIC: 9000, "other": None}, {TOPIC: fewer, "other": []})
     assert load_wakeup_times(wakeups.folder) == WakeupTimes({TOPIC: 9000}, {TOPIC: fewer})
+
+
+def test_a_restart_knows_what_many_micro_batches_with_few_changes_have_left(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """Each changes one topic partition of many, and the files of some extend others."""
+    expected = {f"t-{number}": [DueSpan(9000, 1000, number + 1)] for number in range(50)}
+    wakeups = started(checkpoint)
+    wakeups.update(5, dict.fromkeys(expected, 9000), dict(expected))
+    expected[TOPIC] = SPANS
+    extending = 0
+    for batch_id in range(6, 206):
+        name = f"t-{batch_id * 7 % 50}"
+        if batch_id % 3:
+            expected[name] = [DueSpan(9000, 1000, batch_id)]
+            wakeups.update(batch_id, {name: 9000}, {name: expected[name]})
+        else:
+            expected.pop(name, None)
+            wakeups.update(batch_id, {name: None}, {name: []})
+        file = load_wakeup_file(wakeups.folder)
+        extending += file is not None and file.extends is not None
+        keeper(checkpoint).add(LastRun(batch_id, wakeups.batch_id), {})
+        commit(tmp_path, batch_id)
+        again = started(checkpoint)
+        assert again.due_spans == wakeups.due_spans == expected
+    assert extending > 100
+
+
+def test_counts_whose_earlier_file_is_missing_wake_everything(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    wakeups = started(checkpoint)
+    many = {f"t-{number}": SPANS for number in range(5)}
+    run(checkpoint, 5, wakeups, dict.fromkeys(many, 9000))
+    run(checkpoint, 6, wakeups, {TOPIC: 9500, "t-1": 9500})
+    commit(tmp_path, 6)
+    (tmp_path / "ledgerlake" / "wakes" / "0000000005.json").unlink()
+    assert newest_wakeup_batch(wakeups.folder) == 6
+    assert times_ms(started(checkpoint)) == {TOPIC: 1}
+
+
+def test_a_file_that_another_process_replaced_is_not_extended(checkpoint: Checkpoint) -> None:
+    wakeups = started(checkpoint)
+    wakeups.update(5, {f"t-{number}": 9000 for number in range(9)}, {f"t-{number}": SPANS for number in range(9)})
+    known = wakeups.due_spans
+    save_wakeup_times(wakeups.folder, 5, WakeupTimes({TOPIC: 5000}))
+    wakeups.update(6, {TOPIC: 9000}, {TOPIC: []})
+    assert load_wakeup_times(wakeups.folder) == WakeupTimes({name: 9000 for name in known}, known | {TOPIC: []})

@@ -4,18 +4,21 @@ many of their messages are due when. The pipeline writes them, the planner reads
 The two live in different processes. After a micro-batch that changed something, and after another
 process has replaced the file, the pipeline writes, in a folder of the checkpoint,
 
-    <batch>.json    {"version": 1,
+    <batch>.json    {"version": 2, "extends": 16,
                      "wakes": {"persistent://public/default/orders-partition-0": 1777626000123},
                      "due": {"persistent://public/default/orders-partition-0": [[1777626000123, 1000, 4, 0]]}}
 
 (milliseconds since 1970). A negative time says that messages have been due since then and were left
 to the next micro-batch. ``due`` has the spans of ``delay.due_times``: time of the first message,
-length in milliseconds, number of messages, and 1 if that is an estimate. The file of the newest
-micro-batch counts, so a process that was suspended and continues beside its successor cannot replace
-the successor's file. A planned micro-batch carries the clock in its offset, so that it does the same
-when it is run again; these files only decide when one is planned.
+length in milliseconds, number of messages, and 1 if that is an estimate. A topic partition can have
+a thousand spans. So a file that ``extends`` the one of an earlier micro-batch has the spans of the
+topic partitions that have changed since, and those of the others are in the earlier file. The file
+of the newest micro-batch counts, so a process that was suspended and continues beside its successor
+cannot replace the successor's file. A planned micro-batch carries the clock in its offset, so that
+it does the same when it is run again; these files only decide when one is planned.
 
-Earlier builds wrote no ``due``, and still earlier ones kept one file for all, beside the folder.
+Version 1 had no ``extends``. Earlier builds wrote no ``due``, and still earlier ones kept one file
+for all, beside the folder.
 """
 
 from __future__ import annotations
@@ -40,12 +43,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
 class WakeupTimes:
-    """The content of a file, by topic partition: those with messages in state have a time, and the
+    """The wake-up times by topic partition: those with messages in state have a time, and the
     spans of their delayed messages as far as these are known.
     """
 
@@ -58,6 +61,16 @@ class WakeupTimes:
         return self.times_ms.keys() <= self.due_spans.keys()
 
 
+@dataclass(frozen=True)
+class WakeupFile:
+    """The content of a file. If it ``extends`` the file of an earlier micro-batch, it lacks the spans of
+    topic partitions that have not changed since.
+    """
+
+    wakeups: WakeupTimes
+    extends: int | None = None
+
+
 def load_times_ms(folder: Place) -> dict[str, int]:
     """Return the times of the newest file; none if there is no file, or it is not valid.
 
@@ -66,12 +79,24 @@ def load_times_ms(folder: Place) -> dict[str, int]:
     """
     # A file can have many spans, and the planner reads it for each micro-batch.
     with contextlib.suppress(OffsetError):
-        return _read(folder, _times_ms) or {}
+        return _read(folder, newest_wakeup_batch(folder), _times_ms) or {}
     return {}
 
 
-def load_wakeup_times(folder: Place) -> WakeupTimes | None:
+def load_wakeup_file(folder: Place) -> WakeupFile | None:
     """Return the content of the newest file; None if there is no file, or it is not valid.
+
+    Raises:
+        OSError: a file is there and cannot be read.
+    """
+    with contextlib.suppress(OffsetError):
+        return _read(folder, newest_wakeup_batch(folder), _file)
+    return None
+
+
+def load_wakeup_times(folder: Place) -> WakeupTimes | None:
+    """Return what the newest file and those that it extends say; None if there is no file, or one of
+    them is missing or not valid.
 
     Raises:
         OSError: a file is there and cannot be read.
@@ -82,18 +107,42 @@ def load_wakeup_times(folder: Place) -> WakeupTimes | None:
 
 
 def read_wakeup_times(folder: Place) -> WakeupTimes | None:
-    """Return the content of the newest file; None if there is no file.
+    """Return what the newest file and those that it extends say; None if there is no file.
 
     Raises:
-        OffsetError: a newer release wrote it, or it is damaged.
-        OSError: it cannot be read.
+        OffsetError: a newer release wrote one of them, or it is damaged or missing.
+        OSError: one of them cannot be read.
     """
-    return _read(folder, _wakeups)
+    batch_id = newest_wakeup_batch(folder)
+    while (wakeups := _read_extended(folder, batch_id)) is None and batch_id is not None:
+        newer = newest_wakeup_batch(folder)
+        if newer == batch_id:
+            raise OffsetError("the checkpoint lacks wake-up times of an earlier micro-batch; restore all of its files")
+        # A pipeline that runs has written a file that extends none, and removed those before it.
+        batch_id = newer
+    return wakeups
 
 
-def _read(folder: Place, read: Callable[[dict[str, Any], int], T]) -> T | None:
-    names = _names(folder)
-    file = folder / names[-1] if names else replace(folder, uri=f"{folder.uri}.json")
+def _read_extended(folder: Place, batch_id: int | None) -> WakeupTimes | None:
+    """Return what a file and those that it extends say; None if one of them is missing."""
+    newest = file = _read(folder, batch_id, _file)
+    due_spans: dict[str, list[DueSpan]] = {}
+    while newest is not None and file is not None:
+        due_spans = file.wakeups.due_spans | due_spans
+        if file.extends is None:
+            times_ms = newest.wakeups.times_ms
+            return WakeupTimes(times_ms, {name: due_spans[name] for name in times_ms.keys() & due_spans.keys()})
+        if batch_id is None or file.extends >= batch_id:
+            raise OffsetError(
+                f"the wake-up times of micro-batch {batch_id} extend those of {file.extends}; restore them"
+            )
+        batch_id = file.extends
+        file = _read(folder, batch_id, _file)
+    return None
+
+
+def _read(folder: Place, batch_id: int | None, read: Callable[[dict[str, Any], int], T]) -> T | None:
+    file = replace(folder, uri=f"{folder.uri}.json") if batch_id is None else folder / _name(batch_id)
     return load_stored(file, "wake-up times", read, VERSION)
 
 
@@ -103,17 +152,25 @@ def newest_wakeup_batch(folder: Place) -> int | None:
     return int(names[-1].removesuffix(".json")) if names else None
 
 
-def save_wakeup_times(folder: Place, batch_id: int, wakeups: WakeupTimes) -> None:
-    """Write the file of a micro-batch.
+def save_wakeup_times(folder: Place, batch_id: int, wakeups: WakeupTimes, extends: int | None = None) -> None:
+    """Write the file of a micro-batch. If it extends none, the files before it are removed.
+
+    Args:
+        extends: see ``WakeupFile``.
 
     Raises:
         OSError: it cannot be written.
     """
     due = {name: [_numbers(span) for span in spans] for name, spans in wakeups.due_spans.items()}
-    save_json(folder / f"{batch_id:010d}.json", {"version": VERSION, "wakes": wakeups.times_ms, "due": due})
+    save_json(
+        folder / _name(batch_id),
+        {"version": VERSION, "extends": extends, "wakes": wakeups.times_ms, "due": due},
+    )
+    if extends is not None:
+        return
     filesystem = folder.filesystem()
-    # The planner may be about to read the previous file.
-    for name in _names(folder)[:-2]:
+    # The planner may be about to read the times of the previous file.
+    for name in [name for name in _names(folder) if name < _name(batch_id)][:-1]:
         with contextlib.suppress(FileNotFoundError):
             filesystem.delete_file(f"{folder.root}/{name}")
 
@@ -126,6 +183,10 @@ def _numbers(span: DueSpan) -> tuple[int, int, int, int]:
     return span.first_ms, span.length_ms, span.count, int(span.is_estimate)
 
 
+def _name(batch_id: int) -> str:
+    return f"{batch_id:010d}.json"
+
+
 def _names(folder: Place) -> list[str]:
     files = folder.filesystem().get_file_info(fs.FileSelector(folder.root, allow_not_found=True))
     return sorted(file.base_name for file in files if file.base_name.removesuffix(".json").isdecimal())
@@ -136,10 +197,11 @@ def _times_ms(fields: dict[str, Any], _version: int) -> dict[str, int]:
     return times_ms
 
 
-def _wakeups(fields: dict[str, Any], version: int) -> WakeupTimes:
+def _file(fields: dict[str, Any], version: int) -> WakeupFile:
     due = stored(dict[str, list[list[int]]], fields.get("due", {}))
     due_spans = {name: [_span(*numbers) for numbers in spans] for name, spans in due.items()}
     for span in chain.from_iterable(due_spans.values()):
         if not 0 <= span.first_ms <= MAX_TIME_MS or span.length_ms < 1:
             raise ValueError(f"{span} is no span")
-    return WakeupTimes(_times_ms(fields, version), due_spans)
+    extends = stored(int | None, fields["extends"]) if version > 1 else None
+    return WakeupFile(WakeupTimes(_times_ms(fields, version), due_spans), extends)

@@ -1,0 +1,57 @@
+"""What a micro-batch writes beside its tables, if the topic partitions of a stream grow."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ledgerlake.delay.due_times import DueSpan
+from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.wakeups import Wakeups
+from ledgerlake.stored.places import Place
+from tests.growth.counting import Case, check
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_BATCHES = 10
+
+
+def _few_changes_of_delayed_messages(n: int) -> Callable[[], Mapping[str, int]]:
+    """Prepare topic partitions with delayed messages; each micro-batch changes one of them."""
+    folder = tempfile.TemporaryDirectory()
+    wakeups = Wakeups(Checkpoint(Place(folder.name)))
+    names = [f"persistent://public/default/orders-partition-{number}" for number in range(n)]
+    spans = [DueSpan(1000 * number, 1000, 1) for number in range(1, 200)]
+    wakeups.update(0, dict.fromkeys(names, 1000), {name: list(spans) for name in names})
+
+    def work() -> Mapping[str, int]:
+        written = 0
+        for batch_id in range(1, 1 + _BATCHES):
+            wakeups.update(
+                batch_id, {names[batch_id]: 1000}, {names[batch_id]: [*spans, DueSpan(10**6, 1000, batch_id)]}
+            )
+            file = Path(folder.name) / "ledgerlake" / "wakes" / f"{batch_id:010d}.json"
+            written += sum(len(of_name) for of_name in json.loads(file.read_text())["due"].values())
+        folder.cleanup()
+        return {"due counts": written}
+
+    return work
+
+
+CASES = [
+    Case(
+        "Wakeups.update, topic partitions without a change",
+        _few_changes_of_delayed_messages,
+        constant=("due counts",),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_work_of_a_commit_grows_with_its_list_at_most(case: Case) -> None:
+    check(case)
