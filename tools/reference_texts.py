@@ -213,8 +213,14 @@ REASONS: dict[str, tuple[str, str]] = {
         "Correct the producer, and send the message again.",
     ),
     "schedule_refused": (
-        "The range that a task read had more messages with an id than it can pass on: 256 MiB, of which each takes 48 bytes and its id.",
+        "The range that a task read had more messages with an id than it can pass on: 256 MiB, of which each takes 64 bytes and its id.",
         "Read fewer bytes in a micro-batch (`max_bytes_per_trigger`), and send the messages again.",
+    ),
+    "repetition_refused": (
+        "With this message, the messages of its topic partition would repeat more often, or with more bytes, than "
+        "`[delay] max_repetitions_per_second` and `max_repeated_bytes_per_second` allow. A message counts as if its occurrences "
+        "were always as near to each other as its rule allows, at least one a day. What waits under its id goes on.",
+        "Cancel schedules that are not needed, or raise the limits; then send the message again.",
     ),
     "cancel_refused": (
         "There are too many cancels: a topic partition has at most 100,000 pending cancels with 16 MiB of targets, and a "

@@ -19,8 +19,10 @@ from ledgerlake.delay.repetition import (
     TIMEZONE_DATA_VERSION,
     CatchUp,
     Occurrence,
+    RepetitionRate,
     occurrences,
     parse_repetition,
+    rate_of,
 )
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.limits import MAX_TIME_MS
@@ -375,3 +377,34 @@ def test_a_rule_is_kept_and_a_text_as_long_as_a_message_is_not() -> None:
     with contextlib.suppress(CorruptEntryError):
         parse_repetition(rule | {"ledgerlake.until": f"2030-01-01T00:00:00.{'5' * 1000}Z"})
     assert repetition_rules._parsed.cache_info().currsize == kept
+
+
+@pytest.mark.parametrize(
+    ("properties", "a_day"),
+    [
+        ({"every": "PT1S"}, 86_400),
+        ({"every": "PT7H"}, 4),
+        ({"every": "P1M"}, 1),
+        ({"every": "R/2030-05-02T09:00:00+02:00/P1DT12H"}, 1),
+        ({"cron": "* * * * * *"}, 86_400),
+        ({"cron": "0,50 * * * * *"}, 8_640),
+        ({"cron": "30 */5 * * * *"}, 288),
+        ({"cron": "0 0 9-17 * * *"}, 24),
+        ({"cron": "0 9,18 * * *"}, 3),
+        ({"cron": "0 9 L * *"}, 1),
+        ({"cron": "0 0 29 2 *"}, 1),
+    ],
+)
+def test_a_message_counts_as_if_it_always_came_as_often_as_it_may(properties: dict[str, str], a_day: int) -> None:
+    rule = parse_repetition({f"ledgerlake.{name}": value for name, value in properties.items()})
+    assert rule is not None
+    assert rate_of(rule, 1_000) == RepetitionRate(a_day, 1_000 * a_day)
+
+
+@given(st.lists(st.integers(0, 59), min_size=1, max_size=5, unique=True), st.sampled_from(["*", "3", "7,9"]))
+def test_no_occurrences_are_nearer_than_a_cron_expression_counts(seconds: list[int], minute: str) -> None:
+    rule = parse_repetition({"ledgerlake.cron": f"{','.join(map(str, sorted(seconds)))} {minute} * * * *"})
+    assert rule is not None
+    times_ms = [each.nominal_ms for each in islice(occurrences(rule, "a", NEW_YEAR_MS), 20)]
+    shortest_ms = min(later - earlier for earlier, later in pairwise(times_ms))
+    assert rate_of(rule, 0).occurrences >= 86_400_000 // shortest_ms

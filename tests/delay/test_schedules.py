@@ -5,6 +5,7 @@ stored.
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from ledgerlake.delay.cancels import cancels_from_json, cancels_to_json, parse_cancel
-from ledgerlake.delay.repetition import Occurrence, Repetition, parse_repetition
+from ledgerlake.delay.repetition import Occurrence, Repetition, RepetitionLimit, RepetitionRate, parse_repetition
 from ledgerlake.delay.schedules import (
     CANCELLED,
     REPEATING,
@@ -39,6 +40,7 @@ class Store:
 
     def __init__(self) -> None:
         self.messages: dict[str, list[WaitingMessage]] = {}
+        self.rate = RepetitionRate()
 
     def load(self, schedule_id: str) -> list[WaitingMessage]:
         return self.messages.setdefault(schedule_id, [])
@@ -174,19 +176,24 @@ def test_what_waits_under_an_id_is_readable_by_later_releases_and_newer_ones_are
     first = '{"version": 1, "messages": [{"position": {"ledger_id": 7, "entry_id": 4}, "time_ms": 20, "deliver_ms": 500}]}'  # fmt: skip
     assert waiting_from_json(first) == [waiting(4, 20, 500)]
     golden = (
-        '{"version": 3, "messages": [{"position": {"ledger_id": 7, "entry_id": 4}, "time_ms": 20, "deliver_ms": 500,'
+        '{"version": 4, "messages": [{"position": {"ledger_id": 7, "entry_id": 4}, "time_ms": 20, "deliver_ms": 500,'
         ' "repeating": {"start_ms": 30, "occurrence": {"number": 3, "nominal_ms": 499, "due_ms": 500}, "ends_ms": 800,'
-        ' "ends_by": "replaced", "pauses": {"since_ms": 70, "ended_ms": [40, 60]}}}]}'
+        ' "ends_by": "replaced", "pauses": {"since_ms": 70, "ended_ms": [40, 60]},'
+        ' "rate": {"occurrences": 24, "size_bytes": 2400}}}]}'
     )
-    repeating = Repeating(30, Occurrence(3, 499, 500), 800, REPLACED, Pauses(70, [40, 60]))
+    repeating = Repeating(30, Occurrence(3, 499, 500), 800, REPLACED, Pauses(70, [40, 60]), RepetitionRate(24, 2400))
     assert waiting_from_json(golden) == [replace(waiting(4, 20, 500), repeating=repeating)]
     assert json.loads(waiting_to_json(waiting_from_json(golden))) == json.loads(golden)
-    second = golden.replace('"version": 3', '"version": 2')
+    third = golden.replace('"version": 4', '"version": 3')
+    third = third.replace(', "rate": {"occurrences": 24, "size_bytes": 2400}', "")
+    repeating = replace(repeating, rate=RepetitionRate())
+    assert waiting_from_json(third) == [replace(waiting(4, 20, 500), repeating=repeating)]
+    second = third.replace('"version": 3', '"version": 2')
     second = second.replace('"pauses": {"since_ms": 70, "ended_ms": [40, 60]}', '"paused_ms": 70')
     repeating = replace(repeating, pauses=Pauses(70))
     assert waiting_from_json(second) == [replace(waiting(4, 20, 500), repeating=repeating)]
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
-        waiting_from_json('{"version": 4}')
+        waiting_from_json('{"version": 5}')
 
 
 def test_marks_in_state_are_readable_by_later_releases() -> None:
@@ -200,11 +207,36 @@ def test_marks_in_state_are_readable_by_later_releases() -> None:
     marked.mark(Position(7, 4), REPLACED)
     marked.mark(Position(7, 9), REPLACED)
     pauses = Pauses(70, [40, 60])
-    fields = {"version": 5, "pauses": {"since_ms": 70, "ended_ms": [40, 60]}}
+    fields = {"version": 6, "pauses": {"since_ms": 70, "ended_ms": [40, 60]}}
     assert json.loads(cancels_to_json([], marked, pauses)) == json.loads(golden) | fields
     assert cancels_from_json(cancels_to_json([], marked, pauses))[2] == pauses
     fourth = json.loads(golden) | {"version": 4, "paused_ms": 70}
     assert cancels_from_json(json.dumps(fourth))[2] == Pauses(70)
+
+
+def test_the_rate_is_that_of_the_messages_that_repeat_whatever_happens_to_them() -> None:
+    """Messages of a few ids are put, replaced, cancelled and delivered in a random order."""
+    rng = random.Random(1)
+    schedules = Schedules(store := Store(), MarkedPositions(), limit=RepetitionLimit(occurrences_per_s=3))
+    refused = 0
+    for number in range(1, 2_000):
+        schedule_id, time_ms = rng.choice("abcdef"), 1_000 * number
+        if rng.random() < 0.5:
+            rate = RepetitionRate(rng.choice([40_000, 86_400, 170_000]), number)
+            repeating = Repeating(time_ms + 500, rate=rate) if rng.random() < 0.8 else None
+            refused += not schedules.put(
+                schedule_id, WaitingMessage(Position(7, number), time_ms, time_ms + 500, repeating)
+            )
+        elif rng.random() < 0.3:
+            schedules.end(schedule_id, Position(7, number), time_ms, CANCELLED)
+        for name, waiting in list(store.messages.items()):
+            for message in waiting:
+                if message.repeating is not None and schedules.repeats(message.position) and rng.random() < 0.5:
+                    schedules.advance(name, message.position, every_second(count="4"), time_ms + 500)
+        of_all = [message.repeating.rate for waits in store.messages.values() for message in waits if message.repeating]
+        assert store.rate == sum(of_all, RepetitionRate())
+        assert store.rate.occurrences <= 3 * 86_400
+    assert refused > 100
 
 
 def every_second(**more: str) -> Repetition:

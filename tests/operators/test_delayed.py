@@ -19,6 +19,7 @@ from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.cancels import Cancel, Cancels, cancels_from_json, cancels_to_json, parse_cancel
 from ledgerlake.delay.due_times import DueSpan
+from ledgerlake.delay.repetition import RepetitionRate, parse_repetition, rate_of
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators import bucket_storage, delayed, repeating
@@ -211,7 +212,10 @@ def test_occurrences_beyond_the_limit_of_a_micro_batch_need_another_one_though_n
     names = {"ledgerlake.schedule": "a", "ledgerlake.every": "PT1S", "ledgerlake.count": "9"}
     properties = [pb.KeyValue(key=name, value=value) for name, value in names.items()]
     play = Play()
-    play(frame(1, 1, properties=properties), events=[Scheduled("a", Position(1, 1), STORED_MS, STORED_MS + 1000, True)])
+    play(
+        frame(1, 1, properties=properties),
+        events=[Scheduled("a", Position(1, 1), STORED_MS, STORED_MS + 1000, RepetitionRate(1))],
+    )
     values: list[bytes] = []
     at_s = 60
     while play.summary.next_due_ms is not None:
@@ -221,6 +225,49 @@ def test_occurrences_beyond_the_limit_of_a_micro_batch_need_another_one_though_n
     assert values == [b"1:1"] * 9
 
 
+@pytest.mark.parametrize("limit", [{"max_repetitions_per_s": 2}, {"max_repeated_bytes_per_s": 200}])
+def test_messages_that_would_repeat_beyond_the_limit_are_rejects_when_they_arrive(limit: dict[str, int]) -> None:
+    play = Play(**limit)
+
+    def put(entry_id: int, schedule_id: str, every: str) -> list[tuple[str, Position]]:
+        before = len(play.rejects)
+        play(repeating_frame(entry_id, schedule_id, every), events=[every_event(entry_id, schedule_id, every)], at_s=0)
+        return [(reject.reason, reject.position) for reject in play.rejects[before:]]
+
+    assert put(1, "a", "PT1S") == put(2, "b", "PT1S") == []
+    assert put(3, "c", "PT1H") == [("repetition_refused", Position(1, 3))]
+    # What waits under an id stays if the new message is refused, and makes room if it is replaced.
+    assert put(4, "a", "PT2S") == []
+    assert put(5, "c", "PT2S") == []
+    assert put(6, "a", "PT1S") == [("repetition_refused", Position(1, 6))]
+    values = play(at_s=12)
+    assert {value: values.count(value) for value in sorted(set(values))} == {b"1:2": 3, b"1:4": 2, b"1:5": 2}
+    # Refused messages leave without a word.
+    assert [reject.reason for reject in play.rejects] == ["repetition_refused"] * 2 + ["replaced"]
+
+
+def test_with_a_limit_of_zero_no_message_repeats_and_others_wait() -> None:
+    play = Play(max_repetitions_per_s=0)
+    play(repeating_frame(1, "a", "P1Y"), frame(2, 1), events=[every_event(1, "a", "P1Y")], at_s=0)
+    assert [(reject.reason, reject.position) for reject in play.rejects] == [("repetition_refused", Position(1, 1))]
+    assert play(at_s=20) == [b"1:2"]
+    assert not play.state("cancels")
+    assert not play.state("schedule_blocks")
+
+
+def repeating_frame(entry_id: int, schedule_id: str, every: str) -> bytes:
+    """A message that repeats from 10 seconds on."""
+    names = {"ledgerlake.schedule": schedule_id, "ledgerlake.every": every}
+    return frame(entry_id, 10, properties=[pb.KeyValue(key=name, value=value) for name, value in names.items()])
+
+
+def every_event(entry_id: int, schedule_id: str, every: str) -> Scheduled:
+    """What the task says of such a message, as if it had 100 bytes."""
+    rule = parse_repetition({"ledgerlake.every": every})
+    assert rule is not None
+    return Scheduled(schedule_id, Position(1, entry_id), STORED_MS, STORED_MS + 10_000, rate_of(rule, 100))
+
+
 @pytest.mark.parametrize("paused", ["a", None])
 def test_the_limit_of_a_micro_batch_ends_no_pause(paused: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeating, "MOST_OVERDUE", 2)
@@ -228,7 +275,7 @@ def test_the_limit_of_a_micro_batch_ends_no_pause(paused: str | None, monkeypatc
     properties = [pb.KeyValue(key=name, value=value) for name, value in names.items()]
     play = Play()
     events = [
-        Scheduled("a", Position(1, 1), STORED_MS, STORED_MS + 1000, True),
+        Scheduled("a", Position(1, 1), STORED_MS, STORED_MS + 1000, RepetitionRate(1)),
         PauseChanged(paused, Position(1, 2), STORED_MS + 4500, resumes=False),
         PauseChanged(paused, Position(1, 3), STORED_MS + 7500, resumes=True),
     ]
@@ -591,7 +638,7 @@ def test_cancels_in_state_are_readable_by_later_releases_and_newer_ones_are_refu
     assert cancels.is_cancelled(Position(1, 4), -1, "a", 8)
     written = cancels_to_json([Cancel("id", "1:2:3", Position(1, 5), 7, 9)])
     assert json.loads(written) == {
-        "version": 5,
+        "version": 6,
         "cancels": [
             {"by": "id", "target": "1:2:3", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": 7, "until_ms": 9}
         ],
@@ -600,7 +647,7 @@ def test_cancels_in_state_are_readable_by_later_releases_and_newer_ones_are_refu
     }
     assert cancels_from_json(written)[0].is_cancelled(Position(1, 2), 3, None, 8)
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
-        cancels_from_json('{"version": 6}')
+        cancels_from_json('{"version": 7}')
 
 
 @pytest.fixture

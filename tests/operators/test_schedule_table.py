@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from ledgerlake.delay.repetition import RepetitionRate
 from ledgerlake.delay.schedules import REPEATING, SCHEDULED, MarkedPositions, Repeating, WaitingMessage
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators.schedule_state import (
@@ -78,7 +79,7 @@ def test_every_id_is_found_while_the_table_grows_by_any_steps(table: Table) -> N
         assert table.found(range(added + 10)) == list(range(added))
     blocks = table.blocks
     size = size_from_bytes(blocks.pop(-1))
-    assert size == (-(-added // BLOCK_MESSAGES), added)
+    assert size == (-(-added // BLOCK_MESSAGES), added, RepetitionRate())
     assert max(len(block_from_bytes(block)) for block in blocks.values()) < 4 * BLOCK_MESSAGES
 
 
@@ -104,8 +105,10 @@ def test_an_event_does_not_copy_the_messages_that_wait_under_its_id(table: Table
         store.store("a", waiting)
         assert store.load("a") is waiting
     store.save()
+    store.rate = RepetitionRate(2**70, 5)
     store.save_repeating()
     assert table.open().load("a") == waiting
+    assert table.open().rate == RepetitionRate(2**63 - 1, 5)
 
 
 def test_messages_that_have_left_are_removed_with_the_next_change_of_their_block(table: Table) -> None:
@@ -114,7 +117,7 @@ def test_messages_that_have_left_are_removed_with_the_next_change_of_their_block
         table.marked.take(Position(7, number))
     table.add(99)
     size, block = table.blocks[-1], table.blocks[0]
-    assert size_from_bytes(size) == (1, 6)
+    assert size_from_bytes(size) == (1, 6, RepetitionRate())
     assert sorted(block_from_bytes(block)) == sorted(map(name_of, (15, 16, 17, 18, 19, 99)))
 
 

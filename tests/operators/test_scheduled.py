@@ -14,6 +14,7 @@ from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange, decode_bundle
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.cancel_messages import TaskCancels
 from ledgerlake.delay.cancels import Cancel
+from ledgerlake.delay.repetition import RepetitionRate
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.operators.rows import DelayedLargeMessage
 from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvent, ScheduleEvents
@@ -146,7 +147,7 @@ def test_a_message_expires_by_the_time_of_the_micro_batch_that_releases_it(clock
 
 
 def test_schedules_beyond_the_room_in_a_task_are_rejected_in_words() -> None:
-    schedules = ScheduleEvents(max_bytes=100)
+    schedules = ScheduleEvents(max_bytes=130)
     frames = b"".join(frame(number, 9, schedule="a") for number in range(3))
     found = find_in_frames(memoryview(frames), WHOLE_BATCH, schedules)
     assert [event.position.entry_id for event in schedules.in_order(lambda _: 0)] == [0, 1]
@@ -243,16 +244,24 @@ def test_a_delayed_message_with_a_rule_is_the_schedule_of_a_message_that_repeats
     frames = memoryview(frame(0, STORED_MS + 9_000, schedule="a", cron="0 9 * * *"))
     found, events = in_frames(frames)
     assert found.frames.obj is frames.obj
-    assert events == [Scheduled("a", Position(7, 0), STORED_MS, STORED_MS + 9_000, repeats=True)]
+    ((_, entry),) = entries_of(frames).items()
+    rate = RepetitionRate(1, len(entry))
+    assert events == [Scheduled("a", Position(7, 0), STORED_MS, STORED_MS + 9_000, rate)]
 
 
 def test_a_message_that_repeats_counts_from_its_publish_time_if_the_broker_adds_none() -> None:
     names = {"schedule": "a", "every": "PT1S"}
     metadata = pb.MessageMetadata(
-        producer_name="p", sequence_id=1, publish_time=STORED_MS, deliver_at_time=9, properties=properties(names)
+        producer_name="p",
+        sequence_id=1,
+        publish_time=STORED_MS,
+        deliver_at_time=9,
+        properties=properties(names),
+        uncompressed_size=1_000_000,
     )
     _, events = in_frames(commands.message(1, 7, 0, encode_entry(metadata, b"v")))
-    assert events == [Scheduled("a", Position(7, 0), STORED_MS, STORED_MS, repeats=True)]
+    rate = RepetitionRate(86_400, 86_400 * 1_000_000)
+    assert events == [Scheduled("a", Position(7, 0), STORED_MS, STORED_MS, rate)]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ledgerlake.assembly.rules import Limits
+from ledgerlake.delay.repetition import RepetitionLimit, RepetitionRate
 from ledgerlake.errors import UsageError
 from ledgerlake.options.config import load_config, parse_config
 from ledgerlake.options.spark_options import with_command_line
@@ -218,6 +219,12 @@ def test_how_delayed_messages_wait_can_be_told() -> None:
     assert (options.settings.time_step_per_segment_ms, options.settings.max_buckets) == (3_600_000, 1)
 
 
+def test_repetition_has_a_limit_and_can_be_forbidden() -> None:
+    assert parse_config(data()).delay_options.repetition_limit == RepetitionLimit(1_000, 4 * 1024 * 1024)
+    forbidden = parse_config(data(delay={"max_repetitions_per_second": 0})).delay_options.repetition_limit
+    assert not forbidden.allows(RepetitionRate(1, 1))
+
+
 def test_due_messages_need_delays() -> None:
     with pytest.raises(UsageError, match=r"\[deliver\] publishes what was held back"):
         parse_config(data(delay={"enabled": False}, deliver={"topic": "due"}))
@@ -228,6 +235,11 @@ def test_due_messages_need_delays() -> None:
     [
         ("delay", {"payloads": "gone"}, r"\[delay\] payloads cannot be 'gone'"),
         ("delay", {"time_step_per_segment": "soon"}, r"\[delay\] time_step_per_segment 'soon' is not a duration"),
+        (
+            "delay",
+            {"max_repetitions_per_second": -1},
+            r"\[delay\] max_repetitions_per_second must be a whole number, or 0",
+        ),
         ("delay", {"max_buckets": 0}, r"\[delay\] max_buckets must be a whole number above 0"),
         ("deliver", {}, r"\[deliver\] topic is missing"),
         ("deliver", {"topic": "due", "starting": "now"}, r"\[deliver\] starting cannot be 'now'"),

@@ -15,7 +15,8 @@ Rules kept here:
     gives the time, that is the last one.
 
 Version 1 had no ``BATCH``, version 2 no marked positions (``delay.schedules``), version 3 no pauses of
-all schedules, version 4 only the time of one that had not ended.
+all schedules, version 4 only the time of one that had not ended, version 5 no mark of a message whose
+repetition was refused.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ledgerlake.wire.schedules import OCCURRENCE_PROPERTY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-VERSION = 5
+VERSION = 6
 CANCEL_PROPERTY = "ledgerlake.cancel"
 
 # Of one topic partition: the number of cancels, and the bytes of their targets.

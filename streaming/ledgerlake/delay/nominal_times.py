@@ -75,6 +75,21 @@ def cron_times_ms(cron: str, zone: ZoneInfo, after_ms: int) -> Iterator[int]:
     return (_clock_times_ms if is_by_clock else _appointments_ms)(cron, zone, after_ms)
 
 
+def shortest_cron_ms(cron: str) -> int:
+    """Return the shortest time between two occurrences of a valid cron expression; a day if it has one
+    occurrence on each of its days.
+    """
+    fields = CronSim(cron, datetime(2000, 1, 1))
+    units = ((fields.seconds, 60, 1_000), (fields.minutes, 60, 60_000), (fields.hours, 24, 3_600_000))
+    for unordered, count, unit_ms in units:
+        values = sorted(unordered)
+        if len(values) > 1:
+            # From the last one to the first of the next minute, hour or day, too.
+            following = [*values[1:], values[0] + count]
+            return unit_ms * min(later - earlier for earlier, later in zip(values, following, strict=True))
+    return DAY_MS
+
+
 def _appointments_ms(cron: str, zone: ZoneInfo, after_ms: int) -> Iterator[int]:
     """Yield the appointments. After one that was skipped, the search goes on where the clock does."""
     while True:

@@ -40,7 +40,15 @@ from typing import TYPE_CHECKING
 from cronsim import CronSim, CronSimError
 
 from ledgerlake.delay import local_times
-from ledgerlake.delay.nominal_times import DAY_MS, LAST_MS, Duration, Interval, cron_times_ms, interval_times_ms
+from ledgerlake.delay.nominal_times import (
+    DAY_MS,
+    LAST_MS,
+    Duration,
+    Interval,
+    cron_times_ms,
+    interval_times_ms,
+    shortest_cron_ms,
+)
 from ledgerlake.wire.limits import MAX_CRON_CHARACTERS, MAX_OCCURRENCES
 from ledgerlake.wire.schedules import (
     CATCH_UP_PROPERTY,
@@ -67,6 +75,8 @@ TIMEZONE_DATA_VERSION = local_times.DATA_VERSION
 # message.
 _MOST_KEPT, _LONGEST_KEPT = 10_000, 500
 
+_DAY_S = DAY_MS // 1000
+
 _DURATION = re.compile(
     r"P(?=[0-9T])(?:([0-9]{1,9})Y)?(?:([0-9]{1,9})M)?(?:([0-9]{1,9})W)?(?:([0-9]{1,9})D)?"
     r"(?:T(?=[0-9])(?:([0-9]{1,9})H)?(?:([0-9]{1,9})M)?(?:([0-9]{1,9})(?:\.([0-9]{1,3}))?S)?)?"
@@ -92,6 +102,35 @@ class Repetition:
     count: int | None = None
     jitter_ms: int = 0
     catch_up: CatchUp = CatchUp.ALL
+
+
+@dataclass(frozen=True, slots=True)
+class RepetitionRate:
+    """What messages that repeat become in a day: occurrences, and the bytes of these."""
+
+    occurrences: int = 0
+    size_bytes: int = 0
+
+    def __add__(self, other: RepetitionRate) -> RepetitionRate:
+        return RepetitionRate(self.occurrences + other.occurrences, self.size_bytes + other.size_bytes)
+
+    def __sub__(self, other: RepetitionRate) -> RepetitionRate:
+        return RepetitionRate(max(0, self.occurrences - other.occurrences), max(0, self.size_bytes - other.size_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class RepetitionLimit:
+    """The most occurrences, and bytes of these, that the messages of a topic partition that repeat may
+    become in a second; None without a limit.
+    """
+
+    occurrences_per_s: int | None = None
+    bytes_per_s: int | None = None
+
+    def allows(self, rate: RepetitionRate) -> bool:
+        """Return whether a rate is within the limit."""
+        amounts = (self.occurrences_per_s, rate.occurrences), (self.bytes_per_s, rate.size_bytes)
+        return all(limit is None or amount <= limit * _DAY_S for limit, amount in amounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +215,22 @@ def occurrences(
             return
         jitter_ms = _hash(schedule_id, nominal_ms) % (repetition.jitter_ms + 1)
         yield Occurrence(next_number, nominal_ms, nominal_ms + jitter_ms)
+
+
+def rate_of(repetition: Repetition, size_bytes: int) -> RepetitionRate:
+    """Return what a message becomes in a day on which its occurrences are as near to each other as its
+    rule allows, at least one.
+
+    Args:
+        size_bytes: of the message.
+    """
+    if repetition.every is not None:
+        shortest_ms = repetition.every.duration.shortest_ms
+    else:
+        assert repetition.cron is not None
+        shortest_ms = shortest_cron_ms(repetition.cron)
+    count = -(-DAY_MS // shortest_ms)
+    return RepetitionRate(count, count * size_bytes)
 
 
 def _hash(schedule_id: str, nominal_ms: int) -> int:

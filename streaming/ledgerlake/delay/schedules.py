@@ -12,6 +12,9 @@ Rules kept here:
     without such a mark does not wait any more, and a release costs no call into the state store.
   - A message that repeats waits in the index for its start, and then for one occurrence at a time.
     ``advance`` says what becomes of that one, and which one follows.
+  - The rates of the messages that repeat, each as if its occurrences were always as near as its rule
+    allows, are within a limit. A message beyond it is refused, and changes nothing of its id. Those
+    that come in one micro-batch are taken in the order of the blocks of their ids.
   - If a message that repeats is hit while an occurrence waits that was due before, that occurrence is
     delivered, with all others up to the time of the hit.
   - A pause holds back the occurrences that are due after the time when it was stored, up to the time
@@ -41,7 +44,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from pyroaring import BitMap
 
-from ledgerlake.delay.repetition import CatchUp, Occurrence, occurrences
+from ledgerlake.delay.repetition import CatchUp, Occurrence, RepetitionLimit, RepetitionRate, occurrences
 from ledgerlake.stored.fields import fields_of, parse_stored, stored
 from ledgerlake.wire.message_id import Position
 
@@ -52,8 +55,9 @@ if TYPE_CHECKING:
 
     from ledgerlake.delay.repetition import Repetition
 
-# Version 1 had no ``repeating``, and version 2 only the time of a pause that had not ended.
-VERSION = 3
+# Version 1 had no ``repeating``, version 2 only the time of a pause that had not ended, and version 3
+# no ``rate``.
+VERSION = 4
 
 SCHEDULED = "scheduled"
 REPEATING = "repeating"
@@ -62,8 +66,9 @@ REPEATING = "repeating"
 REPLACED = "replaced"
 CANCELLED = "cancelled"
 NO_OCCURRENCE = "no_occurrence"
+REPETITION_REFUSED = "repetition_refused"
 
-_REASONS = (REPLACED, CANCELLED)
+_REASONS = (REPLACED, CANCELLED, REPETITION_REFUSED)
 _MARKS = (SCHEDULED, REPEATING, *_REASONS)
 
 # An occurrence that is released later than this after it was due was missed (``CatchUp``).
@@ -108,7 +113,7 @@ class Repeating:
 
     ``start_ms`` is the time from which its rule counts, ``occurrence`` the one that waits in the
     index, None until the start. Occurrences that are due after ``ends_ms`` are not delivered, for
-    the reason ``ends_by``; those due in ``pauses`` neither.
+    the reason ``ends_by``; those due in ``pauses`` neither. ``rate`` counts towards the limit.
     """
 
     start_ms: int
@@ -116,6 +121,7 @@ class Repeating:
     ends_ms: int | None = None
     ends_by: str | None = None
     pauses: Pauses = field(default_factory=Pauses)
+    rate: RepetitionRate = field(default_factory=RepetitionRate)
 
     def is_over(self, occurrence: Occurrence) -> bool:
         """Return whether the message was hit before an occurrence is due."""
@@ -156,7 +162,9 @@ class Step:
 
 
 class ScheduleStore(Protocol):
-    """The messages that wait, by id."""
+    """The messages that wait, by id. ``rate`` is that of all that repeat."""
+
+    rate: RepetitionRate
 
     def load(self, schedule_id: str) -> list[WaitingMessage]:
         """Return the messages that wait under an id, and maybe some that have left, as a list that may
@@ -275,15 +283,28 @@ class Schedules:
 
     Args:
         pauses: those of all schedules.
+        limit: of the messages that repeat.
     """
 
-    def __init__(self, store: ScheduleStore, marked: MarkedPositions, pauses: Pauses | None = None) -> None:
+    def __init__(
+        self,
+        store: ScheduleStore,
+        marked: MarkedPositions,
+        pauses: Pauses | None = None,
+        limit: RepetitionLimit | None = None,
+    ) -> None:
         self.marked = marked
         self.pauses = pauses or Pauses()
         self._store = store
+        self._limit = limit or RepetitionLimit()
 
-    def put(self, schedule_id: str, message: WaitingMessage) -> None:
-        """Add a delayed message: it replaces those that wait under its id."""
+    def put(self, schedule_id: str, message: WaitingMessage) -> bool:
+        """Add a delayed message: it replaces those that wait under its id. Return False if it is refused,
+        because messages would repeat beyond the limit.
+        """
+        if message.repeating is not None and not self._has_room(schedule_id, message):
+            self.marked.mark(message.position, REPETITION_REFUSED)
+            return False
         waiting = self._hit(schedule_id, message.position, message.time_ms, REPLACED)
         place = len(waiting)
         while place and not waiting[place - 1].stands_before(message.position, message.time_ms):
@@ -296,7 +317,16 @@ class Schedules:
         elif not is_known:
             waiting.insert(place, message)
             self.marked.mark(message.position, SCHEDULED if message.repeating is None else REPEATING)
+            self._store.rate += _rate_of(message)
         self._store.store(schedule_id, waiting)
+        return True
+
+    def _has_room(self, schedule_id: str, message: WaitingMessage) -> bool:
+        """Return whether a message that repeats is within the limit, if it replaces others of its id."""
+        within_reach = _within_reach(self._store.load(schedule_id), message.position, message.time_ms)
+        replaced = (_rate_of(other) for _, other in within_reach if other.deliver_ms > message.time_ms)
+        rate = self._store.rate - sum(replaced, RepetitionRate()) + _rate_of(message)
+        return self._limit.allows(rate)
 
     def end(self, schedule_id: str, position: Position, time_ms: int, reason: str) -> None:
         """End a schedule: by a message with its id that was delivered at once, or by a cancel."""
@@ -334,6 +364,7 @@ class Schedules:
             if following is not None and repeating.ends_by is not None:
                 self.marked.mark(position, repeating.ends_by)
             del waiting[place]
+            self._store.rate -= repeating.rate
         else:
             repeating.pauses.forget_before(following.due_ms)
             later = replace(repeating, occurrence=following)
@@ -383,8 +414,10 @@ class Schedules:
     def end_repetition(self, schedule_id: str, position: Position) -> None:
         """Forget a message whose rule can no longer be used."""
         self.marked.take(position)
-        waiting = [message for message in self._store.load_repeating(schedule_id) if message.position != position]
-        self._store.store_repeating(schedule_id, waiting)
+        waiting = self._store.load_repeating(schedule_id)
+        ended = [message for message in waiting if message.position == position]
+        self._store.rate -= sum(map(_rate_of, ended), RepetitionRate())
+        self._store.store_repeating(schedule_id, [message for message in waiting if message not in ended])
 
     def release(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> dict[int, str]:
         """Forget messages that are due and do not repeat; return the numbers of those that are not to
@@ -407,6 +440,7 @@ class Schedules:
             elif message.deliver_ms > time_ms:
                 del waiting[place]
                 self.marked.mark(message.position, reason)
+                self._store.rate -= _rate_of(message)
             elif message.repeating is not None and _ends_before(time_ms, message.repeating):
                 ended = replace(message.repeating, ends_ms=time_ms, ends_by=reason)
                 waiting[place] = replace(message, repeating=ended)
@@ -424,6 +458,10 @@ class Schedules:
                 change(message.repeating.pauses, time_ms)
                 message.repeating.pauses.forget_before(message.deliver_ms)
         self._store.store(schedule_id, waiting)
+
+
+def _rate_of(message: WaitingMessage) -> RepetitionRate:
+    return RepetitionRate() if message.repeating is None else message.repeating.rate
 
 
 def _ends_before(time_ms: int, repeating: Repeating) -> bool:
@@ -472,15 +510,17 @@ def waiting_from_json(text: str) -> list[WaitingMessage]:
 
 def _from_fields(fields: dict[str, Any], version: int) -> list[WaitingMessage]:
     messages = stored(list[dict[str, Any]], fields["messages"])
-    if version < 3:
-        messages = [message | {"repeating": _with_pauses(message.get("repeating"))} for message in messages]
+    if version < VERSION:
+        messages = [message | {"repeating": _current(message.get("repeating"), version)} for message in messages]
     waiting: list[WaitingMessage] = stored(list[WaitingMessage], messages)
     return waiting
 
 
-def _with_pauses(repeating: Any) -> Any:
-    """Return the fields of ``Repeating`` that version 2 stored as they are now."""
+def _current(repeating: Any, version: int) -> Any:
+    """Return the fields of ``Repeating`` that an earlier version stored as they are now."""
     if not isinstance(repeating, dict):
         return repeating
-    others = {name: value for name, value in repeating.items() if name != "paused_ms"}
-    return others | {"pauses": {"since_ms": repeating["paused_ms"], "ended_ms": []}}
+    fields = {name: value for name, value in repeating.items() if name != "paused_ms"}
+    if version < 3:
+        fields["pauses"] = {"since_ms": repeating["paused_ms"], "ended_ms": []}
+    return fields | {"rate": fields_of(RepetitionRate())}

@@ -54,6 +54,7 @@ from ledgerlake.delay.cancels import (
 from ledgerlake.delay.due_times import DueSpan, DueTimes
 from ledgerlake.delay.schedules import (
     CANCELLED,
+    REPETITION_REFUSED,
     REPLACED,
     MarkedPositions,
     Pauses,
@@ -203,6 +204,7 @@ class DelayedMessages:
         self._large_to_read: list[DelayedLargeMessage] = []
         self._rejected: list[RejectedPositions] = []
         self._not_added: set[Position] = set()
+        self._not_repeated: list[Position] = []
         self._released = Released()
         self._left = Tally()
         self._cutoff_ms = 0
@@ -329,8 +331,10 @@ class DelayedMessages:
             cancels_from_json(stored_cancels) if stored_cancels else (Cancels(), MarkedPositions(), Pauses())
         )
         store = StoredSchedules(self._state.schedules, marked)
-        schedules = Schedules(store, marked, pauses)
+        schedules = Schedules(store, marked, pauses, self._options.repetition_limit)
         has_schedules = self._apply_schedule_events(store, schedules)
+        if self._not_repeated:
+            yield Rejected(REPETITION_REFUSED, [(position, None) for position in self._not_repeated])
         refused = self._add_cancels(cancels, tracker.last_due_ms)
         if refused:
             positions = dict.fromkeys(cancel.position for cancel in refused)
@@ -468,9 +472,10 @@ class DelayedMessages:
             elif event.deliver_ms is None:
                 schedules.end(event.schedule_id, event.position, event.time_ms, REPLACED)
             elif event.position not in self._not_added:
-                repeating = Repeating(event.deliver_ms) if event.repeats else None
+                repeating = None if event.rate is None else Repeating(event.deliver_ms, rate=event.rate)
                 message = WaitingMessage(event.position, event.time_ms, event.deliver_ms, repeating)
-                schedules.put(event.schedule_id, message)
+                if not schedules.put(event.schedule_id, message):
+                    self._not_repeated.append(event.position)
         if has_schedules:
             store.save()
         return has_schedules
@@ -483,6 +488,9 @@ class DelayedMessages:
         frames: dict[str, list[bytes]] = {}
         for row, reason in schedules.release(ledger_ids, entry_ids).items():
             is_kept[row] = False
+            if reason == REPETITION_REFUSED:
+                # It was rejected when it arrived.
+                continue
             frame = batch.column(3)[row].as_py()
             if frame is None:
                 position = Position(int(ledger_ids[row]), int(entry_ids[row]))
@@ -490,7 +498,7 @@ class DelayedMessages:
             else:
                 frames.setdefault(reason, []).append(frame)
         rejects += [Rejected(reason, list(entries_of(b"".join(group)).items())) for reason, group in frames.items()]
-        return batch.filter(pa.array(is_kept)) if rejects else batch, rejects
+        return batch if is_kept.all() else batch.filter(pa.array(is_kept)), rejects
 
     def _reject_separate(self, reason: str, position: Position) -> Outcome:
         """Return the reject of a due message whose bytes are not in its segment."""

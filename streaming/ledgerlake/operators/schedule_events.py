@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledgerlake.delay.cancels import Cancel
+from ledgerlake.delay.repetition import RepetitionRate
 from ledgerlake.operators.rows import RowKind, stage_row
 from ledgerlake.wire.limits import MAX_TASK_SCHEDULE_BYTES
 from ledgerlake.wire.message_id import Position
@@ -33,14 +34,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Scheduled:
     """The event of a message with the id of a schedule, stored at ``time_ms``; ``deliver_ms`` is when
-    it is due, or when it starts to repeat, None if it was delivered at once.
+    it is due, or when it starts to repeat, None if it was delivered at once. ``rate`` is how often it
+    repeats, None if it does not.
     """
 
     schedule_id: str
     position: Position
     time_ms: int
     deliver_ms: int | None = None
-    repeats: bool = False
+    rate: RepetitionRate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ _EVENTS = pa.schema(
         ("schedule_id", pa.string()),
         ("time_ms", pa.int64()),
         ("deliver_ms", pa.int64()),
+        ("occurrences", pa.int64()),
+        ("size_bytes", pa.int64()),
     ]
 )
 
@@ -73,12 +77,12 @@ _EVENTS = pa.schema(
 _AT_ONCE, _DELAYED, _REPEATING, _CANCEL, _PAUSE, _RESUME = range(6)
 
 # The bytes of an event without its id.
-_EVENT_BYTES = 48
+_EVENT_BYTES = 64
 
 # Events in one row.
 _ROW_EVENTS = 10_000
 
-_Values = tuple[int, int, int, int, str | None, int, int | None]
+_Values = tuple[int, int, int, int, str | None, int, int | None, int, int]
 
 
 class ScheduleEvents:
@@ -190,11 +194,12 @@ def _values(event: ScheduleEvent, batch_index: int) -> _Values:
     position = event.position
     place = position.ledger_id, position.entry_id, batch_index
     if isinstance(event, Cancel):
-        return *place, _CANCEL, event.target, event.time_ms, None
+        return *place, _CANCEL, event.target, event.time_ms, None, 0, 0
     if isinstance(event, PauseChanged):
-        return *place, _RESUME if event.resumes else _PAUSE, event.schedule_id, event.time_ms, None
-    kind = _AT_ONCE if event.deliver_ms is None else _REPEATING if event.repeats else _DELAYED
-    return *place, kind, event.schedule_id, event.time_ms, event.deliver_ms
+        return *place, _RESUME if event.resumes else _PAUSE, event.schedule_id, event.time_ms, None, 0, 0
+    kind = _AT_ONCE if event.deliver_ms is None else _DELAYED if event.rate is None else _REPEATING
+    rate = event.rate or RepetitionRate()
+    return *place, kind, event.schedule_id, event.time_ms, event.deliver_ms, rate.occurrences, rate.size_bytes
 
 
 def _event(
@@ -205,6 +210,8 @@ def _event(
     schedule_id: str | None,
     time_ms: int,
     deliver_ms: int | None,
+    occurrences: int,
+    size_bytes: int,
 ) -> ScheduleEvent:
     position = Position(ledger_id, entry_id)
     if kind in (_PAUSE, _RESUME):
@@ -212,4 +219,5 @@ def _event(
     assert schedule_id is not None
     if kind == _CANCEL:
         return Cancel("schedule", schedule_id, position, time_ms)
-    return Scheduled(schedule_id, position, time_ms, deliver_ms, kind == _REPEATING)
+    rate = RepetitionRate(occurrences, size_bytes) if kind == _REPEATING else None
+    return Scheduled(schedule_id, position, time_ms, deliver_ms, rate)

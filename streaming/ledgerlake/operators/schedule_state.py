@@ -1,7 +1,7 @@
 """The state of schedules by id (see ``delay.schedules``): a hash table of the messages that wait.
 
     schedule_blocks  block -> the messages of the ids of one hash, some thirty (``ScheduleBlock`` of ``pb/delay.proto``);
-                     -1 -> the size of the table (``ScheduleTable``)
+                     -1 -> the size of the table, and the rate of the messages that repeat (``ScheduleTable``)
     schedules        id -> those messages that repeat, with what waits of them, JSON with a version; by earlier builds, all that
                      wait
     schedule_ids     (ledger, entry) -> the id of a message that waits: by earlier builds
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, TypeVar
 from google.protobuf.message import DecodeError
 
 from ledgerlake.decode.split import MAX_DELAYED_ENTRY_ID
+from ledgerlake.delay.repetition import RepetitionRate
 from ledgerlake.delay.schedules import Repeating, WaitingMessage, waiting_from_json, waiting_to_json
 from ledgerlake.errors import OffsetError, refuse_newer
 from ledgerlake.pb import delay_pb2 as pb
@@ -46,6 +47,9 @@ VERSION = 1
 BLOCK_MESSAGES = 32
 
 _TABLE_KEY = (-1,)
+
+# Without a limit, producers may claim any rate.
+_MOST_STORED = 2**63 - 1
 
 _Stored = TypeVar("_Stored", pb.ScheduleBlock, pb.ScheduleTable)
 _Value = TypeVar("_Value")
@@ -80,6 +84,7 @@ class StoredSchedules:
         self._marked = marked
         self._stored_size = b""
         self._blocks = self._messages = 0
+        self.rate = RepetitionRate()
         self._number: int | None = None
         self._block: Block = {}
         self._loaded: set[str] = set()
@@ -92,7 +97,7 @@ class StoredSchedules:
         row = self._state.blocks.getValue(_TABLE_KEY)
         if row is not None:
             self._stored_size = bytes(row[0])
-            self._blocks, self._messages = size_from_bytes(self._stored_size)
+            self._blocks, self._messages, self.rate = size_from_bytes(self._stored_size)
         elif self._marked:
             self._take_over()
         self._grow(added)
@@ -129,7 +134,8 @@ class StoredSchedules:
         self._repeating[schedule_id] = messages
 
     def save_repeating(self) -> None:
-        """Store the messages that repeat and have changed."""
+        """Store the messages that repeat and have changed, and their rate."""
+        self._save_size()
         for schedule_id, messages in self._repeating.items():
             before = self._stored_repeating.get(schedule_id)
             text = waiting_to_json(messages) if messages else None
@@ -141,11 +147,21 @@ class StoredSchedules:
     def save(self) -> None:
         """Store the blocks that have changed, if ``begin`` was called."""
         self._close()
-        if not self._blocks:
-            return
-        size = pb.ScheduleTable(blocks=self._blocks, messages=self._messages, version=VERSION).SerializeToString()
+        if self._blocks:
+            self._save_size()
+
+    def _save_size(self) -> None:
+        table = pb.ScheduleTable(
+            blocks=self._blocks,
+            messages=self._messages,
+            occurrences_per_day=min(self.rate.occurrences, _MOST_STORED),
+            bytes_per_day=min(self.rate.size_bytes, _MOST_STORED),
+            version=VERSION,
+        )
+        size = table.SerializeToString()
         if size != self._stored_size:
             self._state.blocks.updateValue(_TABLE_KEY, (size,))
+            self._stored_size = size
 
     def _take_over(self) -> None:
         """Move the messages that an earlier build has stored."""
@@ -262,13 +278,17 @@ def _messages(block: pb.ScheduleBlock) -> Block:
     return messages
 
 
-def size_from_bytes(data: bytes) -> tuple[int, int]:
-    """Read how many blocks the table has, and how many messages.
+def size_from_bytes(data: bytes) -> tuple[int, int, RepetitionRate]:
+    """Read how many blocks the table has, how many messages, and the rate of those that repeat.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.
     """
-    return _read(pb.ScheduleTable, data, lambda table: (table.blocks, table.messages))
+    return _read(pb.ScheduleTable, data, _size)
+
+
+def _size(table: pb.ScheduleTable) -> tuple[int, int, RepetitionRate]:
+    return table.blocks, table.messages, RepetitionRate(table.occurrences_per_day, table.bytes_per_day)
 
 
 def _read(kind: type[_Stored], data: bytes, read: Callable[[_Stored], _Value]) -> _Value:

@@ -23,7 +23,7 @@ from ledgerlake.decode.single_entry import single_entries
 from ledgerlake.decode.split import entries_of, read_delayed
 from ledgerlake.delay.cancel_messages import rows_with_property, stored_times_ms
 from ledgerlake.delay.cancels import CANCEL_PROPERTY, cancel_of
-from ledgerlake.delay.repetition import parse_repetition
+from ledgerlake.delay.repetition import parse_repetition, rate_of
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.cancelled import of_batch
 from ledgerlake.operators.schedule_events import PauseChanged, Scheduled
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from ledgerlake.assembly.assembler import Entry
     from ledgerlake.decode.messages import BatchRange
+    from ledgerlake.delay.repetition import Repetition
     from ledgerlake.operators.outcome_types import Outcome
     from ledgerlake.operators.schedule_events import ScheduleEvent, ScheduleEvents
     from ledgerlake.pb import pulsar_pb2 as pb
@@ -102,23 +103,27 @@ def find_in_frames(frames: memoryview, first_entry: BatchRange, schedules: Sched
         if _NAMES.search(entry) is None:
             continue
         try:
-            schedule_id, repeats = _schedule_of_delayed(peek_metadata(memoryview(entry)))
+            metadata = peek_metadata(memoryview(entry))
+            schedule_id, rule = _schedule_of_delayed(metadata)
             time_ms = read_stamp(memoryview(entry)).time_ms
         except CorruptEntryError as error:
             refused.add(row)
             rejects.append(RejectedEntry(position, entry, error.reason, error.message))
             continue
-        if repeats and row == 0 and first_entry.after is not None:
+        if rule is not None and row == 0 and first_entry.after is not None:
             # It was sent alone, so it is the message that was read before.
             refused.add(row)
             continue
-        if repeats and row == 0:
+        if rule is not None and row == 0:
             first_entry = WHOLE_BATCH
         if schedule_id is None:
             continue
         # A time that is long past would have any number of occurrences up to now.
-        start_ms = max(due_ms[row], time_ms) if repeats else due_ms[row]
-        if not schedules.add(Scheduled(schedule_id, position, time_ms, start_ms, repeats)):
+        start_ms = due_ms[row] if rule is None else max(due_ms[row], time_ms)
+        # An occurrence costs as much as it is long, however well it is compressed.
+        size_bytes = max(len(entry), metadata.uncompressed_size)
+        rate = None if rule is None else rate_of(rule, size_bytes)
+        if not schedules.add(Scheduled(schedule_id, position, time_ms, start_ms, rate)):
             refused.add(row)
             rejects.append(RejectedEntry(position, entry, SCHEDULE_REFUSED, REFUSED_DETAIL))
     if not refused:
@@ -242,8 +247,8 @@ def schedule_at_once(outcome: Outcome) -> Scheduled | None:
     return Scheduled(outcome.schedule_id, outcome.positions[-1], outcome.stored_ms)
 
 
-def _schedule_of_delayed(metadata: pb.MessageMetadata) -> tuple[str | None, bool]:
-    """Return the id of a delayed message, and whether it repeats.
+def _schedule_of_delayed(metadata: pb.MessageMetadata) -> tuple[str | None, Repetition | None]:
+    """Return the id of a delayed message, and by which rule it repeats, if it does.
 
     Raises:
         CorruptEntryError: ``bad_schedule``, and why.
@@ -252,15 +257,15 @@ def _schedule_of_delayed(metadata: pb.MessageMetadata) -> tuple[str | None, bool
     schedule = parse_schedule(properties)
     if any(not isinstance(text, str) for pair in properties.items() for text in pair):
         # It will be a reject when it is due, so it must not replace a message that can be delivered.
-        return None, False
+        return None, None
     if schedule.pause is not None:
         raise bad_schedule(_DELAYED_PAUSE)
     if not schedule.repeats:
-        return schedule.schedule_id, False
-    parse_repetition(properties)
+        return schedule.schedule_id, None
+    rule = parse_repetition(properties)
     if schedule.schedule_id is None:
         raise bad_schedule(f"a message that repeats needs an id, by which it can be ended: {SCHEDULE_PROPERTY}")
-    return schedule.schedule_id, True
+    return schedule.schedule_id, rule
 
 
 def _expired(expires_ms: int | None, clock_ms: int | None) -> tuple[str, str] | None:

@@ -24,7 +24,19 @@ from ledgerlake.options.bounds import Bound, parse_end, parse_start
 from ledgerlake.options.declared import declared, from_toml, nearest, option, to_spark, toml_values
 from ledgerlake.options.delay_options import MOST_DUE, DelayOptions
 from ledgerlake.options.json_fields import JSON_FIELDS
-from ledgerlake.options.kinds import COUNT, DURATION, FLAG, FUNCTION, LIST, PATH, SETTINGS, TEXT, URL, choice
+from ledgerlake.options.kinds import (
+    COUNT,
+    DURATION,
+    FLAG,
+    FUNCTION,
+    LIMIT,
+    LIST,
+    PATH,
+    SETTINGS,
+    TEXT,
+    URL,
+    choice,
+)
 from ledgerlake.options.source_options import SourceOptions
 from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.options.storage_options import StorageConfig
@@ -350,6 +362,19 @@ class DelayConfig:
         "The most buckets of a topic partition; if there are more, they are merged.",
         toml="delay.max_buckets",
     )
+    max_repetitions_per_second: int = option(
+        LIMIT,
+        1_000,
+        "The most occurrences a second of all messages of a topic partition that repeat. A message beyond it is a reject when "
+        "it arrives. `0`: no message may repeat.",
+        toml="delay.max_repetitions_per_second",
+    )
+    max_repeated_bytes_per_second: int = option(
+        LIMIT,
+        4 * 1024 * 1024,
+        "The same of the bytes of these occurrences, as long as they are without compression.",
+        toml="delay.max_repeated_bytes_per_second",
+    )
 
     @property
     def options(self) -> DelayOptions:
@@ -361,7 +386,13 @@ class DelayConfig:
             self.max_indexes_per_segment,
             self.max_buckets,
         )
-        return DelayOptions(self.enabled, reread=self.payloads == "reread", settings=settings)
+        return DelayOptions(
+            self.enabled,
+            reread=self.payloads == "reread",
+            settings=settings,
+            max_repetitions_per_s=self.max_repetitions_per_second,
+            max_repeated_bytes_per_s=self.max_repeated_bytes_per_second,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

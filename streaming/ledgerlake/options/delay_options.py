@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
+from ledgerlake.delay.repetition import RepetitionLimit
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.stored.places import Place
 
@@ -24,6 +25,8 @@ class DelayOptions:
         reread: keep positions only.
         republish: whether there is an output beside the table, and where it begins: ``earliest``
             (everything that waits) or ``latest`` (what is published from now on).
+        max_repetitions_per_s, max_repeated_bytes_per_s: of the messages of a topic partition that repeat;
+            None without a limit.
         most_due: after so many due messages a micro-batch releases no more of a topic partition.
     """
 
@@ -33,3 +36,10 @@ class DelayOptions:
     republish: str | None = None
     most_due: int = sys.maxsize
     settings: DelaySettings = field(default_factory=DelaySettings)
+    max_repetitions_per_s: int | None = None
+    max_repeated_bytes_per_s: int | None = None
+
+    @property
+    def repetition_limit(self) -> RepetitionLimit:
+        """Return the limit of the messages that repeat."""
+        return RepetitionLimit(self.max_repetitions_per_s, self.max_repeated_bytes_per_s)

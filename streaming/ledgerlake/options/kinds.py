@@ -110,6 +110,18 @@ def _check_count(value: Any, where: str) -> int:
     return value
 
 
+def _parse_limit(text: str, where: str) -> int:
+    if not NUMBER.fullmatch(text.strip()):
+        raise UsageError(f"{where} cannot be '{text}'; it is a number, or 0")
+    return int(text)
+
+
+def _check_limit(value: Any, where: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise UsageError(f"{where} must be a whole number, or 0")
+    return value
+
+
 def _parse_list(text: str, _where: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -163,6 +175,7 @@ LIST = Kind(
 )
 FLAG = Kind("`true` or `false`", _parse_flag, _check_flag, lambda value: str(value).lower())
 COUNT = Kind("a number above 0", _parse_count, _check_count)
+LIMIT = Kind("a number, or 0", _parse_limit, _check_limit)
 DURATION = Kind(
     "a time span such as `30s`",
     lambda text, where: duration_ms(where, text),

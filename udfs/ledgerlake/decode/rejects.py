@@ -61,6 +61,7 @@ REASONS = (
     "no_key",
     "bad_schedule",
     "schedule_refused",
+    "repetition_refused",
     "cancel_refused",
     "data_loss",
 )
