@@ -62,7 +62,7 @@ from ledgerlake.delay.schedules import (
     Schedules,
     WaitingMessage,
 )
-from ledgerlake.delay.segment import INDEX_SCHEMA, frame_sizes, index_rows, key_columns
+from ledgerlake.delay.segment import INDEX_SCHEMA, frame_sizes, index_rows, key_at, key_columns
 from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.bucket_folders import open_folder, query_id_of_task
@@ -376,9 +376,9 @@ class DelayedMessages:
             elif isinstance(part, Rejected):
                 yield part
             else:
-                messages, rejects = self._without_withheld(part, schedules)
+                messages, withheld = _without_withheld(part, schedules)
                 self._released = self._released.and_more(_released(key_columns(messages)[0]))
-                yield from rejects
+                yield from self._withheld_rejects(part, withheld)
                 yield from self._outcomes(messages, release)
         yield from _repeated_entries(repeated, release)
 
@@ -480,25 +480,26 @@ class DelayedMessages:
             store.save()
         return has_schedules
 
-    def _without_withheld(self, batch: pa.RecordBatch, schedules: Schedules) -> tuple[pa.RecordBatch, list[Outcome]]:
-        """Return due messages without those that are not to be delivered, and the rejects of these."""
-        _, ledger_ids, entry_ids = key_columns(batch)
-        is_kept = np.ones(batch.num_rows, dtype=bool)
-        rejects: list[Outcome] = []
+    def _withheld_rejects(self, batch: pa.RecordBatch, withheld: dict[int, str]) -> Iterator[Outcome]:
+        """Yield the rejects of due messages that are not to be delivered. A large one is read when the
+        one before it was taken.
+
+        Args:
+            withheld: the reasons by row.
+        """
         frames: dict[str, list[bytes]] = {}
-        for row, reason in schedules.release(ledger_ids, entry_ids).items():
-            is_kept[row] = False
+        for row, reason in withheld.items():
+            frame = batch.column(3)[row].as_py()
             if reason == REPETITION_REFUSED:
                 # It was rejected when it arrived.
                 continue
-            frame = batch.column(3)[row].as_py()
             if frame is None:
-                position = Position(int(ledger_ids[row]), int(entry_ids[row]))
-                rejects.append(self._reject_separate(reason, position))
+                _, ledger_id, entry_id = key_at(batch, row)
+                yield self._reject_separate(reason, Position(ledger_id, entry_id))
             else:
                 frames.setdefault(reason, []).append(frame)
-        rejects += [Rejected(reason, list(entries_of(b"".join(group)).items())) for reason, group in frames.items()]
-        return batch if is_kept.all() else batch.filter(pa.array(is_kept)), rejects
+        for reason, group in frames.items():
+            yield Rejected(reason, list(entries_of(b"".join(group)).items()))
 
     def _reject_separate(self, reason: str, position: Position) -> Outcome:
         """Return the reject of a due message whose bytes are not in its segment."""
@@ -587,6 +588,17 @@ class DelayedMessages:
 
     def _store_separate(self, position: Position, message: SeparatelyStored) -> None:
         self._state.large.updateValue((position.ledger_id, position.entry_id), (separately_stored_to_json(message),))
+
+
+def _without_withheld(batch: pa.RecordBatch, schedules: Schedules) -> tuple[pa.RecordBatch, dict[int, str]]:
+    """Return due messages without those that are not to be delivered, and the reasons of these by row."""
+    _, ledger_ids, entry_ids = key_columns(batch)
+    withheld = schedules.release(ledger_ids, entry_ids)
+    if not withheld:
+        return batch, withheld
+    is_kept = np.ones(batch.num_rows, dtype=bool)
+    is_kept[list(withheld)] = False
+    return batch.filter(pa.array(is_kept)), withheld
 
 
 def _released(due_ms: NDArray[np.int64]) -> Released:
