@@ -399,7 +399,7 @@ def _index_bytes(messages: int) -> float:
     every bucket.
     """
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
-        tracker = DelayedTracker(FolderStorage(Place(f"{folder}/buckets"), []), DelaySettings())
+        tracker = DelayedTracker(FolderStorage(Place(f"{folder}/buckets"), {}), DelaySettings())
         for first in range(0, messages, _BUNDLE):
             tracker.add(index_batch(first, min(_BUNDLE, messages - first)))
         Path(folder, "record.json").write_text(record_to_json(tracker.save()))
@@ -418,12 +418,12 @@ def _open_index(folder: str) -> int:
     """What the resident set grows by."""
     record = record_from_json(Path(folder, "record.json").read_text())
     # What the libraries take once, whatever the size of the index, is not counted. The second message is looked up.
-    unused = DelayedTracker(FolderStorage(Place(f"{folder}/unused"), []), DelaySettings())
+    unused = DelayedTracker(FolderStorage(Place(f"{folder}/unused"), {}), DelaySettings())
     for _ in range(2):
         unused.add(index_rows([(0, 1, 1)]))
         unused.save()
     before = _resident_bytes()
-    storage = FolderStorage(Place(f"{folder}/buckets"), [bucket.bucket_id for bucket in record.buckets])
+    storage = FolderStorage(Place(f"{folder}/buckets"), {bucket.bucket_id: bucket.segment for bucket in record.buckets})
     tracker = DelayedTracker(storage, DelaySettings(), record)
     for bucket in tracker.buckets:
         # What was added before is looked up by the bucket's bitmaps.

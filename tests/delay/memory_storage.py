@@ -9,6 +9,8 @@ from ledgerlake.delay.storage import missing
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ledgerlake.delay.bucket import SegmentRange
+
 
 class MemoryStorage:
     def __init__(self) -> None:
@@ -32,6 +34,11 @@ class MemoryStorage:
             return self.buckets[bucket_id][number]
         except KeyError:
             raise missing(bucket_id, number) from None
+
+    def delete_segments(self, segments: SegmentRange) -> None:
+        values = self.buckets.get(segments.bucket_id, {})
+        for number in [number for number in values if segments.first <= number < segments.end]:
+            del values[number]
 
     def delete_bucket(self, bucket_id: int) -> None:
         self.buckets.pop(bucket_id, None)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
+from ledgerlake.delay.bucket import Record, SegmentRange, record_from_json, record_to_json
 from ledgerlake.delay.segment import Key, index_rows, key_at
+from ledgerlake.delay.storage import METADATA
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.delay.memory_storage import MemoryStorage
@@ -57,6 +58,11 @@ class FailingStorage(MemoryStorage):
     def get_segment(self, bucket_id: int, number: int) -> bytes:
         self._may_fail()
         return super().get_segment(bucket_id, number)
+
+    def delete_segments(self, segments: SegmentRange) -> None:
+        self._may_fail()
+        super().delete_segments(segments)
+        self._may_fail()
 
     def delete_bucket(self, bucket_id: int) -> None:
         self._may_fail()
@@ -182,6 +188,9 @@ class Life:
         used = {bucket.bucket_id for bucket in self.tracker.buckets}
         assert used <= self.storage.buckets.keys()
         assert self.killed or used == self.storage.buckets.keys()
+        for bucket in self.tracker.buckets:
+            numbers = self.storage.buckets[bucket.bucket_id].keys() - {METADATA}
+            assert numbers == set(range(bucket.segment, bucket.segments + 1))
 
 
 def frame_of(key: Key) -> bytes:

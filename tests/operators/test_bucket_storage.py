@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.delay.bucket import SegmentRange
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators import bucket_storage
 from ledgerlake.operators.bucket_folders import open_folder
@@ -28,7 +29,7 @@ SEGMENTS = [bytes([number]) * size for number, size in enumerate([5, 100, 300_00
 def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(bucket_storage, "_recent", bucket_storage._Recent(10**6))
     fresh_storage = (
-        StateStorage(DictState()) if request.param == "state" else FolderStorage(Place(str(tmp_path / "buckets")), [])
+        StateStorage(DictState()) if request.param == "state" else FolderStorage(Place(str(tmp_path / "buckets")), {})
     )
     fresh_storage.start()
     return fresh_storage
@@ -97,7 +98,22 @@ def test_a_damaged_bucket_says_what_to_do(number: int) -> None:
         storage.get_segment(bucket_id, 1)
 
 
-def start_again(folder: Path, used: list[int]) -> FolderStorage:
+def test_blocks_of_finished_segments_leave_the_state_and_the_others_are_read() -> None:
+    storage = StateStorage(state := DictState())
+    bucket_id = save(storage, SEGMENTS)
+    stored = {number for _, number in state.values}
+    assert stored == {-1, 0, 1, 3, 4}
+    storage.delete_segments(SegmentRange(bucket_id, 1, 3))
+    storage.delete_segments(SegmentRange(bucket_id, 1, 3))
+    assert {number for _, number in state.values} == stored - {1}
+    storage.delete_segments(SegmentRange(bucket_id, 3, 6))
+    assert {number for _, number in state.values} == stored - {1, 3}
+    assert [storage.get_segment(bucket_id, number) for number in range(6, 9)] == SEGMENTS[5:]
+    storage.delete_bucket(bucket_id)
+    assert not state.values
+
+
+def start_again(folder: Path, used: dict[int, int]) -> FolderStorage:
     """The first start of a new worker process."""
     bucket_storage._swept_s.clear()
     storage = FolderStorage(Place(str(folder)), used)
@@ -116,35 +132,61 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_bucket_deleted_from_a_folder_stays_readable_for_a_day(tmp_path: Path) -> None:
-    storage = start_again(tmp_path, [])
+    storage = start_again(tmp_path, {})
     used, dropped = save(storage, SEGMENTS), save(storage, SEGMENTS)
     storage.delete_bucket(dropped)
     storage.delete_bucket(dropped)
-    assert start_again(tmp_path, [used]).get_segment(dropped, 1) == SEGMENTS[0]
+    assert start_again(tmp_path, {used: 1}).get_segment(dropped, 1) == SEGMENTS[0]
     a_day_passes(tmp_path)
-    start_again(tmp_path, [used])
+    start_again(tmp_path, {used: 1})
     assert names(tmp_path) == [str(used)]
 
 
 def test_a_dropped_bucket_that_a_restored_checkpoint_names_is_kept(tmp_path: Path) -> None:
-    storage = start_again(tmp_path, [])
+    storage = start_again(tmp_path, {})
     bucket_id = save(storage, SEGMENTS)
     storage.delete_bucket(bucket_id)
     a_day_passes(tmp_path)
     for _ in range(2):
-        start_again(tmp_path, [bucket_id])
+        start_again(tmp_path, {bucket_id: 1})
         assert names(tmp_path) == [str(bucket_id)]
         a_day_passes(tmp_path)
 
 
+def test_finished_segments_in_a_folder_go_a_day_after_they_were_noticed(tmp_path: Path) -> None:
+    bucket_id = save(start_again(tmp_path, {}), SEGMENTS)
+    folder = tmp_path / str(bucket_id)
+    start_again(tmp_path, {bucket_id: 6})
+    assert names(folder) == ["-1", "0", "1", "3", "4"]
+    a_day_passes(tmp_path)
+    storage = start_again(tmp_path, {bucket_id: 8})
+    assert names(folder) == ["-1", "0", "4"]
+    assert storage.get_segment(bucket_id, 6) == SEGMENTS[5]
+    a_day_passes(tmp_path)
+    start_again(tmp_path, {})
+    a_day_passes(tmp_path)
+    start_again(tmp_path, {})
+    assert names(tmp_path) == []
+
+
+def test_finished_segments_that_a_restored_checkpoint_needs_are_kept(tmp_path: Path) -> None:
+    bucket_id = save(start_again(tmp_path, {}), SEGMENTS)
+    start_again(tmp_path, {bucket_id: 4})
+    a_day_passes(tmp_path)
+    for _ in range(2):
+        assert start_again(tmp_path, {bucket_id: 2}).get_segment(bucket_id, 2) == SEGMENTS[1]
+        assert names(tmp_path / str(bucket_id)) == ["-1", "0", "1", "3", "4"]
+        a_day_passes(tmp_path)
+
+
 def test_what_killed_tasks_left_in_a_folder_goes_a_day_after_it_was_noticed(tmp_path: Path) -> None:
-    storage = start_again(tmp_path, [])
+    storage = start_again(tmp_path, {})
     used, left_over = save(storage, SEGMENTS), save(storage, SEGMENTS)
     a_day_passes(tmp_path)
-    start_again(tmp_path, [used])
+    start_again(tmp_path, {used: 1})
     assert {str(used), str(left_over)} <= set(names(tmp_path))
     a_day_passes(tmp_path)
-    start_again(tmp_path, [used])
+    start_again(tmp_path, {used: 1})
     assert names(tmp_path) == [str(used)]
 
 
@@ -155,10 +197,10 @@ def test_each_topic_partition_has_a_folder_of_its_own_whatever_its_name_is(tmp_p
     sources += [TopicPartition("persistent://a/n/a", number) for number in (0, 1)]
     buckets = []
     for number, source in enumerate(sources):
-        storage = open_folder(Place(str(tmp_path)), source, "query", [])
+        storage = open_folder(Place(str(tmp_path)), source, "query", {})
         storage.start()
         buckets.append(save(storage, [b"%d" % number]))
     for number, source in enumerate(sources):
-        storage = open_folder(Place(str(tmp_path)), source, "query", [buckets[number]])
+        storage = open_folder(Place(str(tmp_path)), source, "query", {buckets[number]: 1})
         assert storage.get_segment(buckets[number], 1) == b"%d" % number
     assert len(names(tmp_path / "query")) == len(sources)

@@ -14,8 +14,8 @@ from typing import Any
 from ledgerlake.stored.fields import fields_of, parse_stored, stored
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
-# Version 1 had no ``reread_from``.
-VERSION = 2
+# Version 1 had no ``reread_from``, version 2 no ``finished``.
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,23 @@ class Bucket:
 
 
 @dataclass(frozen=True)
+class SegmentRange:
+    """The segments of a bucket from number ``first`` up to, and without, number ``end``."""
+
+    bucket_id: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
 class Record:
     """A topic partition's delayed index between micro-batches.
 
     ``buckets`` are in the order in which they were written. ``range_end`` is the last ledger of the
     mutable buckets' range; ``reached`` the greatest position that was ever added. ``outputs`` are
     the mark-delete positions: messages up to there are not for that output. ``doomed`` buckets are
-    no longer used, and deleted next time.
+    no longer used, and deleted next time; so are the ``finished`` segments of other buckets, whose
+    messages have all left.
     """
 
     buckets: list[Bucket] = field(default_factory=list)
@@ -57,6 +67,7 @@ class Record:
     reached: Position = BEFORE_ALL
     outputs: dict[str, Position] = field(default_factory=dict)
     doomed: list[int] = field(default_factory=list)
+    finished: list[SegmentRange] = field(default_factory=list)
 
 
 def record_to_json(record: Record) -> str:
@@ -76,9 +87,13 @@ def _record(fields: dict[str, Any], version: int) -> Record:
     if version < 2:
         buckets = stored(list[dict[str, Any]], fields["buckets"])
         fields = fields | {"buckets": [bucket | {"reread_from": bucket.get("first")} for bucket in buckets]}
+    if version < 3:
+        fields = fields | {"finished": []}
     record: Record = stored(Record, fields)
     ids = [bucket.bucket_id for bucket in record.buckets]
-    if len(set(ids)) != len(ids) or not all(map(_is_sound, record.buckets)):
+    reached = {bucket.bucket_id: bucket.segment for bucket in record.buckets}
+    are_finished = all(1 <= part.first < part.end <= reached.get(part.bucket_id, part.end) for part in record.finished)
+    if len(set(ids)) != len(ids) or not all(map(_is_sound, record.buckets)) or not are_finished:
         raise ValueError("its buckets contradict themselves")
     return record
 

@@ -2,8 +2,8 @@
 BucketSnapshotStorage).
 
 A bucket is numbered values: 0 is its metadata, from 1 on its segments (see ``snapshot``). It is
-written once, metadata last, so a bucket that has metadata is complete; it never changes, and ids
-are never used again.
+written once, metadata last, so a bucket that has metadata is complete; its values never change, and
+ids are never used again. Its segments are deleted in their order.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from ledgerlake.errors import OffsetError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from ledgerlake.delay.bucket import SegmentRange
 
 METADATA = 0
 
@@ -35,6 +37,11 @@ class SnapshotStorage(Protocol):
 
         Raises:
             OffsetError: it is not there.
+        """
+
+    def delete_segments(self, segments: SegmentRange) -> None:
+        """Remove the first segments of a bucket, at once or later. Those before them were deleted, and
+        so may some of these be.
         """
 
     def delete_bucket(self, bucket_id: int) -> None:

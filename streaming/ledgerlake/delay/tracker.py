@@ -7,14 +7,14 @@
                  immutable bucket of segments
     merged       if there are too many immutable buckets: those two neighbours that have the fewest messages
     taken        from all buckets in the order of (time, ledger, entry), with one segment of each in memory
-    deleted      when the last message of a bucket was taken
+    deleted      segments when their last message was taken, and buckets with their last segment
 
 Rules kept here:
   - All messages that are due by the time that the caller gives are taken, or exactly the first of them
     up to the caller's limit, and none that is due later. Neither how messages were added nor how
     buckets store them decides which ones these are.
-  - Stored buckets never change. ``save`` returns the record of the buckets in use. Until the caller
-    has stored it, no bucket that an older record uses is deleted. After a failure, the index is
+  - Stored segments never change. ``save`` returns the record of the buckets in use. Until the caller
+    has stored it, no bucket or segment that an older record uses is deleted. After a failure, the index is
     opened again from the last saved record.
   - A message that was added before is not added again (by the bitmaps of the buckets in the last
     record).
@@ -35,7 +35,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from ledgerlake.decode.sorted_runs import count_through
-from ledgerlake.delay.bucket import Bucket, Record
+from ledgerlake.delay.bucket import Bucket, Record, SegmentRange
 from ledgerlake.delay.due_times import FEW_SEGMENTS, DueTimes, due_spans, due_times
 from ledgerlake.delay.merge import shared_queue, smallest_neighbours
 from ledgerlake.delay.segment import (
@@ -109,6 +109,7 @@ class DelayedTracker:
         self._range_end = record.range_end
         self._saved = self._reached = record.reached
         self._doomed: list[int] = []
+        self._finished: list[SegmentRange] = []
         self._fresh = _RowsInMemory()
         self._again = _RowsInMemory()
         self._segments: dict[int, tuple[int, pa.RecordBatch]] = {}
@@ -116,6 +117,8 @@ class DelayedTracker:
         self._due_times: dict[int, DueTimes] = {}
         self.outputs = dict(record.outputs)
         storage.start()
+        for segments in record.finished:
+            storage.delete_segments(segments)
         for bucket_id in record.doomed:
             storage.delete_bucket(bucket_id)
 
@@ -248,9 +251,25 @@ class DelayedTracker:
         self._replace([bucket for bucket in self._buckets if not bucket.waiting], [])
         if self._mutable_count >= _OVERFULL * self._settings.min_indexes_per_bucket:
             self._seal()
+        self._finished += self._newly_finished()
         self._saved, self._saved_buckets = self._reached, tuple(self._buckets)
         self._forget_passed_marks()
-        return Record(list(self._buckets), self._range_end, self._reached, dict(self.outputs), list(self._doomed))
+        return Record(
+            list(self._buckets),
+            self._range_end,
+            self._reached,
+            dict(self.outputs),
+            list(self._doomed),
+            list(self._finished),
+        )
+
+    def _newly_finished(self) -> Iterator[SegmentRange]:
+        """Yield the segments whose last messages were taken since the last record."""
+        saved = {bucket.bucket_id: bucket.segment for bucket in self._saved_buckets}
+        for bucket in self._buckets:
+            first = saved.get(bucket.bucket_id, 1)
+            if first < bucket.segment:
+                yield SegmentRange(bucket.bucket_id, first, bucket.segment)
 
     def _forget_passed_marks(self) -> None:
         """Forget the mark-delete positions that no delayed message stands at or before. A topic that is

@@ -124,7 +124,7 @@ def _due_times(
         query_id = str(Checkpoint(config.checkpoint_place).log.query_id())
         times: dict[int, DueTimes] = {}
         for source, of_source in buckets.items():
-            storage = open_folder(folder, source, query_id, [bucket.bucket_id for bucket in of_source])
+            storage = open_folder(folder, source, query_id, {bucket.bucket_id: bucket.segment for bucket in of_source})
             times |= {bucket.bucket_id: due_times(bucket, storage.get_segment) for bucket in of_source}
         return times
     by_id = {bucket.bucket_id: bucket for of_source in buckets.values() for bucket in of_source}

@@ -178,7 +178,7 @@ class _Decoder:
         for row in _rows(batches):
             source = TopicPartition(row["topic"], row["partition"])
             bucket = used[source, row["bucket_id"]]
-            storage = open_folder(folder, source, query_id, [bucket.bucket_id])
+            storage = open_folder(folder, source, query_id, {bucket.bucket_id: bucket.segment})
             for number in range(bucket.segment, bucket.segments + 1):
                 segment = storage.get_segment(bucket.bucket_id, number)
                 yield source, self.waiting_rows(source, bucket, number, segment)

@@ -11,17 +11,17 @@ from ledgerlake.errors import SetupError
 from ledgerlake.operators.bucket_storage import FolderStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from ledgerlake.decode.messages import TopicPartition
     from ledgerlake.stored.places import Place
 
 
-def open_folder(folder: Place, source: TopicPartition, query_id: str, used: Iterable[int]) -> FolderStorage:
+def open_folder(folder: Place, source: TopicPartition, query_id: str, used: Mapping[int, int]) -> FolderStorage:
     """Return the storage of one query's topic partition, below a folder for all.
 
     Args:
-        used: the buckets that the query's record names.
+        used: the first unfinished segment of each bucket that the query's record names.
     """
     name = folder_name(join_partition(source.topic, source.partition))
     return FolderStorage(folder / query_id / name, used)

@@ -2,8 +2,10 @@
 
 The state store drops the values that a failed micro-batch wrote, and keeps those that an older
 version of the state names; a folder does neither. There, a bucket that the record does not name
-gets a mark (``<bucket id>.dropped``), and is removed when the mark is a day old. So the state of any
-micro-batch of the last day finds its buckets, and buckets that killed tasks left are removed too.
+gets a mark (``<bucket id>.dropped``), and is removed when the mark is a day old. A bucket whose first
+segments are finished gets one with the number of the first that is not (``<bucket
+id>-<segment>.dropped``), and the blocks before it are removed. So the state of any micro-batch of the
+last day finds its segments, and buckets that killed tasks left are removed too.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -26,10 +29,11 @@ from ledgerlake.errors import OffsetError, refuse_newer
 from ledgerlake.pb import delay_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from pyspark.sql.streaming.stateful_processor import MapState
 
+    from ledgerlake.delay.bucket import SegmentRange
     from ledgerlake.stored.places import Place
 
 # How long a bucket that is no longer used stays readable.
@@ -75,6 +79,9 @@ class _PackedStorage(abc.ABC):
             block.segments.append(value)
             size += len(value)
 
+    @abc.abstractmethod
+    def delete_segments(self, segments: SegmentRange) -> None: ...
+
     def get_segment(self, bucket_id: int, number: int) -> bytes:
         if number == METADATA:
             return self._values(bucket_id, METADATA)[0]
@@ -113,6 +120,12 @@ class StateStorage(_PackedStorage):
     def start(self) -> None:
         pass
 
+    def delete_segments(self, segments: SegmentRange) -> None:
+        firsts = _read_directory(self._values(segments.bucket_id, _DIRECTORY)[0])
+        for number, following in pairwise(firsts):
+            if segments.first < following <= segments.end:
+                self._state.removeKey((segments.bucket_id, number))
+
     def delete_bucket(self, bucket_id: int) -> None:
         directory = self._get(bucket_id, _DIRECTORY)
         firsts = _read_directory(directory) if directory is not None else []
@@ -132,12 +145,12 @@ class FolderStorage(_PackedStorage):
 
     Args:
         folder: the folder of one query's topic partition; nothing else may be in it.
-        used: the buckets that the record names.
+        used: the first unfinished segment of each bucket that the record names.
     """
 
-    def __init__(self, folder: Place, used: Iterable[int]) -> None:
+    def __init__(self, folder: Place, used: Mapping[int, int]) -> None:
         self._folder, self._filesystem, self._root = folder, folder.filesystem(), folder.root
-        self._used = {str(bucket_id) for bucket_id in used}
+        self._used = {str(bucket_id): segment for bucket_id, segment in used.items()}
 
     def start(self) -> None:
         self._folder.make()
@@ -153,9 +166,15 @@ class FolderStorage(_PackedStorage):
         with self._filesystem.open_output_stream(f"{self._root}/{bucket_id}/{number}") as stream:
             stream.write(value)
 
+    def delete_segments(self, segments: SegmentRange) -> None:
+        """Leave them until ``start`` finds that they are finished, and the bucket is not."""
+
     def delete_bucket(self, bucket_id: int) -> None:
         """Mark a bucket as dropped; it is removed later."""
-        with self._filesystem.open_output_stream(f"{self._root}/{bucket_id}{_DROPPED}"):
+        self._mark(str(bucket_id))
+
+    def _mark(self, name: str) -> None:
+        with self._filesystem.open_output_stream(f"{self._root}/{name}{_DROPPED}"):
             pass
 
     def _get(self, bucket_id: int, number: int) -> bytes | None:
@@ -166,26 +185,39 @@ class FolderStorage(_PackedStorage):
             return None
 
     def _sweep(self) -> None:
-        """Mark a bucket as dropped if the record does not name it, remove the mark if a restored
-        record names it, and remove a bucket that was marked long ago.
+        """Mark buckets that the record does not name as dropped, and finished segments; remove a mark if
+        a restored record uses what it names, and what was marked long ago.
         """
         files = self._filesystem.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
         marks = {file.base_name.removesuffix(_DROPPED): file for file in files if file.base_name.endswith(_DROPPED)}
         for file in files:
             name = file.base_name
             if name.isdecimal() and name not in self._used and name not in marks:
-                self.delete_bucket(int(name))
+                self._mark(name)
+        for bucket, segment in self._used.items():
+            if segment > 1 and (name := f"{bucket}-{segment}") not in marks:
+                self._mark(name)
         oldest_s = time.time() - _KEPT_S
         for name, mark in marks.items():
-            if name in self._used:
+            bucket, _, end = name.partition("-")
+            if bucket in self._used and (not end or self._used[bucket] < int(end)):
                 self._filesystem.delete_file(mark.path)
             elif mark.mtime_ns / 1e9 < oldest_s:
-                self._remove(name)
+                self._remove(bucket, int(end or 0))
                 self._filesystem.delete_file(mark.path)
 
-    def _remove(self, name: str) -> None:
+    def _remove(self, bucket: str, end: int) -> None:
+        """Remove the blocks of a bucket that are wholly before a segment, or, if that is 0, all of it."""
+        folder = f"{self._root}/{bucket}"
         with contextlib.suppress(FileNotFoundError):
-            self._filesystem.delete_dir(f"{self._root}/{name}")
+            if not end:
+                self._filesystem.delete_dir(folder)
+                return
+            files = self._filesystem.get_file_info(fs.FileSelector(folder))
+            numbers = sorted(int(file.base_name) for file in files if file.base_name.isdecimal())
+            for number, following in pairwise(numbers):
+                if number > METADATA and following <= end:
+                    self._filesystem.delete_file(f"{folder}/{number}")
 
 
 class _Recent:

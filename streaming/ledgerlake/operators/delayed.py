@@ -433,7 +433,7 @@ class DelayedMessages:
     def _storage(self, record: Record) -> StateStorage | FolderStorage:
         if self._options.folder is None:
             return StateStorage(self._state.snapshots)
-        used = [bucket.bucket_id for bucket in record.buckets]
+        used = {bucket.bucket_id: bucket.segment for bucket in record.buckets}
         return open_folder(self._options.folder, self._source, query_id_of_task(), used)
 
     def _add_cancels(self, cancels: Cancels, until_ms: int | None) -> list[Cancel]:

@@ -1,0 +1,122 @@
+"""The delayed messages of a topic partition, if there are many."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from ledgerlake.assembly.rules import ChunkedMessageKey, Limits
+from ledgerlake.delay.segment import index_rows
+from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
+from ledgerlake.operators.bucket_storage import StateStorage
+from ledgerlake.operators.rows import DelayedLargeMessage, RowKind, TaskReport, report_to_json, stage_row
+from ledgerlake.operators.stateful import Processor
+from ledgerlake.wire.message_id import Position
+from tests.growth.counting import Case, check
+from tests.operators.stage import SOURCE, DictState, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ledgerlake.delay.bucket import Record
+
+TIME_MS = 1_700_000_000_000
+
+
+def _mixed_arrivals(n: int) -> Callable[[], None]:
+    """Prepare messages that come one by one, as between the chunks of large ones."""
+    rows = [index_rows([(TIME_MS, 1, number)], [b"frame"]) for number in range(n)]
+
+    def work() -> None:
+        tracker = DelayedTracker(StateStorage(DictState()), DelaySettings())
+        for row in rows:
+            tracker.add(row)
+        assert tracker.save().buckets[0].waiting == n
+
+    return work
+
+
+def _releases(n: int) -> Callable[[], Mapping[str, int]]:
+    """Prepare messages of 1 kB that are due, and one of the same bucket that is due in a year."""
+    state, record = DictState(), None
+
+    def micro_batch(cutoff_ms: int, count: int = 0) -> Record:
+        tracker = DelayedTracker(StateStorage(state), DelaySettings(), record)
+        keys = [(TIME_MS + number, 1, number) for number in range(count)] + [(2 * TIME_MS, 1, count)] * (count > 0)
+        tracker.add(index_rows(keys, [bytes(1000)] * len(keys)))
+        deque(tracker.take_due(cutoff_ms), maxlen=0)
+        return tracker.save()
+
+    record = micro_batch(0, n)
+
+    def work() -> Mapping[str, int]:
+        nonlocal record
+        record = micro_batch(TIME_MS + n)
+        record = micro_batch(TIME_MS + n)
+        assert record.buckets[0].waiting == 1
+        return {"blocks that stay": sum(number > 0 for _, number in state.values)}
+
+    return work
+
+
+class _ReadState(DictState):
+    """Counts what was read since the last output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    def getValue(self, key: tuple[object, ...]) -> tuple[object, ...] | None:
+        self.reads += 1
+        return super().getValue(key)
+
+
+def _replaced_large_messages(n: int) -> Callable[[], Mapping[str, int]]:
+    """Prepare large messages of one id, each of which replaced the one before; all are due."""
+    stage, chunks = Stage(Limits()), _ReadState()
+    stage.states["parts"] = chunks
+
+    def micro_batch(now_ms: int, rows: list[pa.RecordBatch], *events: DelayedLargeMessage) -> int:
+        """Return the most chunks that were read from the state for one output."""
+        report = TaskReport(Position(9, 9), now_ms, {}, list(events))
+        rows = [*rows, stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))]
+        processor = Processor(stage.limits, stage.delay, stage.client)
+        processor.init(stage)
+        frames = iter([pa.Table.from_batches(rows).to_pandas()])
+        most = chunks.reads = 0
+        for _ in processor.handleInputRows((SOURCE.topic, SOURCE.partition), frames, None):
+            most, chunks.reads = max(most, chunks.reads), 0
+        return most
+
+    for number in range(n):
+        positions = (Position(1, 2 * number), Position(1, 2 * number + 1))
+        key = ChunkedMessageKey("p", f"p-{number}")
+        event = DelayedLargeMessage(positions, TIME_MS + 10**7, True, key, (), "report", TIME_MS + number)
+        micro_batch(
+            TIME_MS, [stage_row(SOURCE, RowKind.CHUNK, position, entry=b"chunk") for position in positions], event
+        )
+
+    def work() -> Mapping[str, int]:
+        return {"chunks at one time": micro_batch(TIME_MS + 10**7, [])}
+
+    return work
+
+
+CASES = [
+    Case("DelayedTracker.add, messages one by one", _mixed_arrivals, n=100),
+    Case("DelayedTracker.take_due, messages of a bucket", _releases, n=2_000, constant=("blocks that stay",)),
+    Case(
+        "DelayedMessages.release, replaced large messages",
+        _replaced_large_messages,
+        n=10,
+        constant=("chunks at one time",),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_work_of_delayed_messages_grows_with_their_number_at_most(case: Case) -> None:
+    check(case)
