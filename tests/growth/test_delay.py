@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -19,7 +19,7 @@ from tests.growth.counting import Case, check
 from tests.operators.stage import SOURCE, DictState, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ledgerlake.delay.bucket import Record
 
@@ -63,44 +63,68 @@ def _releases(n: int) -> Callable[[], Mapping[str, int]]:
 
 
 class _ReadState(DictState):
-    """Counts what was read since the last output."""
+    """Counts the values that were read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reads = 0
 
-    def getValue(self, key: tuple[object, ...]) -> tuple[object, ...] | None:
+    def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        self.reads += len(self.values)
+        return super().iterator()
+
+    def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
         self.reads += 1
         return super().getValue(key)
 
 
-def _replaced_large_messages(n: int) -> Callable[[], Mapping[str, int]]:
-    """Prepare large messages of one id, each of which replaced the one before; all are due."""
-    stage, chunks = Stage(Limits()), _ReadState()
-    stage.states["parts"] = chunks
+class _LargeMessages:
+    """Delayed large messages, each of which replaced the one before, in the state of a stage."""
 
-    def micro_batch(now_ms: int, rows: list[pa.RecordBatch], *events: DelayedLargeMessage) -> int:
-        """Return the most chunks that were read from the state for one output."""
+    def __init__(self, n: int) -> None:
+        self._stage = Stage(Limits())
+        self.chunks = self._stage.states["parts"] = _ReadState()
+        self.large = self._stage.states["large"] = _ReadState()
+        for number in range(n):
+            positions = (Position(1, 2 * number), Position(1, 2 * number + 1))
+            key = ChunkedMessageKey("p", f"p-{number}")
+            event = DelayedLargeMessage(positions, TIME_MS + 10**7, True, key, (), "report", TIME_MS + number)
+            rows = [stage_row(SOURCE, RowKind.CHUNK, position, entry=b"chunk") for position in positions]
+            deque(self.micro_batch(TIME_MS, rows, event), maxlen=0)
+
+    def micro_batch(
+        self, now_ms: int, rows: Sequence[pa.RecordBatch] = (), *events: DelayedLargeMessage
+    ) -> Iterator[object]:
+        """Yield the outputs of a micro-batch."""
         report = TaskReport(Position(9, 9), now_ms, {}, list(events))
         rows = [*rows, stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))]
-        processor = Processor(stage.limits, stage.delay, stage.client)
-        processor.init(stage)
+        processor = Processor(self._stage.limits, self._stage.delay, self._stage.client)
+        processor.init(self._stage)
         frames = iter([pa.Table.from_batches(rows).to_pandas()])
-        most = chunks.reads = 0
-        for _ in processor.handleInputRows((SOURCE.topic, SOURCE.partition), frames, None):
-            most, chunks.reads = max(most, chunks.reads), 0
-        return most
+        return processor.handleInputRows((SOURCE.topic, SOURCE.partition), frames, None)
 
-    for number in range(n):
-        positions = (Position(1, 2 * number), Position(1, 2 * number + 1))
-        key = ChunkedMessageKey("p", f"p-{number}")
-        event = DelayedLargeMessage(positions, TIME_MS + 10**7, True, key, (), "report", TIME_MS + number)
-        micro_batch(
-            TIME_MS, [stage_row(SOURCE, RowKind.CHUNK, position, entry=b"chunk") for position in positions], event
-        )
+
+def _replaced_large_messages(n: int) -> Callable[[], Mapping[str, int]]:
+    """Prepare large messages that were replaced; all are due."""
+    stage = _LargeMessages(n)
 
     def work() -> Mapping[str, int]:
-        return {"chunks at one time": micro_batch(TIME_MS + 10**7, [])}
+        most = stage.chunks.reads = 0
+        for _ in stage.micro_batch(TIME_MS + 10**7):
+            most, stage.chunks.reads = max(most, stage.chunks.reads), 0
+        return {"chunks at one time": most}
+
+    return work
+
+
+def _waiting_large_messages(n: int) -> Callable[[], Mapping[str, int]]:
+    """Prepare large messages that are not due."""
+    stage = _LargeMessages(n)
+
+    def work() -> Mapping[str, int]:
+        stage.large.reads = 0
+        deque(stage.micro_batch(TIME_MS + 1), maxlen=0)
+        return {"messages that are read": stage.large.reads}
 
     return work
 
@@ -113,6 +137,12 @@ CASES = [
         _replaced_large_messages,
         n=10,
         constant=("chunks at one time",),
+    ),
+    Case(
+        "DelayedMessages.save, large messages that wait",
+        _waiting_large_messages,
+        n=10,
+        constant=("messages that are read",),
     ),
 ]
 

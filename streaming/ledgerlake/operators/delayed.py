@@ -410,10 +410,11 @@ class DelayedMessages:
 
     def _oldest_to_reread(self, tracker: DelayedTracker) -> Position | None:
         """Return the first entry that must be read again when it is due; of a large message, that
-        is its first chunk. Without ``reread`` there is none, unless an earlier release has stored a
-        large message without its bytes.
+        is its first chunk. Without ``reread`` there is none.
         """
-        positions = [tracker.reread_from] if self._options.reread else []
+        if not self._options.reread:
+            return None
+        positions = [tracker.reread_from]
         if self._state.large.exists():
             separate = [separately_stored_from_json(value[0]) for _, value in self._state.large.iterator()]
             positions += [message.positions[0] for message in separate if not message.bytes_kept]
