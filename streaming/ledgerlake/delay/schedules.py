@@ -220,7 +220,8 @@ class MarkedPositions:
     def discard(self, mark: str, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> None:
         """Remove a mark of many positions."""
         ledgers = self._bitmaps.get(mark, {})
-        for ledger_id in list(ledgers):
+        # Marks may be in many more ledgers than the messages that are due together.
+        for ledger_id in ledgers.keys() & set(np.unique(ledger_ids).tolist()):
             ledgers[ledger_id] -= BitMap(entry_ids[ledger_ids == ledger_id].astype(np.uint32))
             if not ledgers[ledger_id]:
                 del ledgers[ledger_id]
@@ -235,12 +236,13 @@ class MarkedPositions:
     ) -> NDArray[np.bool_]:
         """Return a mask of the positions that have one of some marks."""
         is_marked = np.zeros(len(ledger_ids), dtype=bool)
+        of_rows = set(np.unique(ledger_ids).tolist())
         for mark in marks:
-            for ledger_id, entries in self._bitmaps.get(mark, {}).items():
+            ledgers = self._bitmaps.get(mark, {})
+            for ledger_id in ledgers.keys() & of_rows:
                 rows = np.flatnonzero(ledger_ids == ledger_id)
-                if len(rows):
-                    hits = BitMap(entry_ids[rows].astype(np.uint32)) & entries
-                    is_marked[rows] |= np.isin(entry_ids[rows], np.array(hits.to_array(), np.int64))
+                hits = BitMap(entry_ids[rows].astype(np.uint32)) & ledgers[ledger_id]
+                is_marked[rows] |= np.isin(entry_ids[rows], np.array(hits.to_array(), np.int64))
         return is_marked
 
     def to_fields(self) -> dict[str, dict[str, str]]:
