@@ -8,13 +8,15 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.decode.messages import decode_bundle
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.delay import cancel_messages
 from ledgerlake.delay.cancel_messages import TaskCancels, find_cancels
-from ledgerlake.delay.cancels import Cancel
+from ledgerlake.delay.cancels import Cancel, Cancels
 from ledgerlake.operators.ingest import ingest_ranges
 from ledgerlake.operators.results import BatchSettings, TaskSettings
 from ledgerlake.options.delay_options import DelayOptions
@@ -118,3 +120,20 @@ def test_a_task_passes_a_bounded_number_on_and_the_others_are_rejects(
 def test_an_accepted_cancel_is_what_the_message_says() -> None:
     (cancel,) = find_cancels(messages(cancels_of(["k"])))
     assert cancel == Cancel("key", "k", Position(7, 0), metadata().publish_time)
+
+
+_SMALL = st.integers(0, 6)
+
+
+@given(st.lists(st.tuples(_SMALL, _SMALL), max_size=8), _SMALL, _SMALL)
+def test_a_message_is_cancelled_if_one_of_the_cancels_hits_it(
+    stored: list[tuple[int, int]], entry_id: int, deliver_ms: int
+) -> None:
+    all_cancels = [Cancel("key", "k", Position(1, place), time_ms) for place, time_ms in stored]
+    cancels, position = Cancels(), Position(1, entry_id)
+    for cancel in all_cancels:
+        cancels.is_cancelled(position, -1, "k", deliver_ms)
+        cancels.add(cancel)
+    is_hit = any(cancel.hits(position, deliver_ms) for cancel in all_cancels)
+    assert cancels.is_cancelled(position, -1, "k", deliver_ms) == is_hit
+    assert not cancels.is_cancelled(position, -1, "other", deliver_ms)

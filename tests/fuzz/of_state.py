@@ -148,7 +148,7 @@ def _judge_cancels(data: bytes) -> int:
     assert marked_again.to_fields() == marked.to_fields()
     cancels.is_cancelled(Position(7, 3), -1, "k", 1_800_000_000_000)
     cancels.needed_after(1_700_000_000_000)
-    assert len(cancels.keys) + len(cancels.positions) <= len(cancels)
+    assert len(cancels.keys) + len(cancels.ledger_ids) <= len(cancels)
     return len(cancels)
 
 

@@ -22,7 +22,9 @@ repetition was refused.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from ledgerlake.delay.schedules import MarkedPositions, Pauses
@@ -94,6 +96,7 @@ class Cancels:
 
     def __init__(self, cancels: Iterable[Cancel] = ()) -> None:
         self._by_target: dict[tuple[str, str], list[Cancel]] = {}
+        self._reaches: dict[tuple[str, str], _Reach] = {}
         for cancel in cancels:
             self.add(cancel)
 
@@ -109,16 +112,22 @@ class Cancels:
     def all(self) -> list[Cancel]:
         return [cancel for cancels in self._by_target.values() for cancel in cancels]
 
-    @property
+    @cached_property
     def keys(self) -> list[str]:
+        """Return the keys whose messages are cancelled; computed once, as it is asked for often."""
         return [target for by, target in self._by_target if by == "key"]
 
-    @property
-    def positions(self) -> list[Position]:
-        return [_message_id(target).position for by, target in self._by_target if by == "id"]
+    @cached_property
+    def ledger_ids(self) -> list[int]:
+        """Return the ledgers of the messages that are cancelled by id; computed once likewise."""
+        return list({_message_id(target).position.ledger_id for by, target in self._by_target if by == "id"})
 
     def add(self, cancel: Cancel) -> None:
-        self._by_target.setdefault((cancel.by, cancel.target), []).append(cancel)
+        target = cancel.by, cancel.target
+        self._by_target.setdefault(target, []).append(cancel)
+        self._reaches.pop(target, None)
+        for computed in ("keys", "ledger_ids"):
+            vars(self).pop(computed, None)
 
     def is_cancelled(self, position: Position, batch_index: int, key: str | None, deliver_ms: int) -> bool:
         """Return whether a message was cancelled; ``batch_index`` is -1 for one that was not
@@ -126,13 +135,40 @@ class Cancels:
         """
         message_id = MessageId(position.ledger_id, position.entry_id, batch_index)
         targets = {("id", str(position)), ("id", str(message_id))} | ({("key", key)} if key is not None else set())
-        cancels = (cancel for target in targets for cancel in self._by_target.get(target, ()))
-        return any(cancel.hits(position, deliver_ms) for cancel in cancels)
+        return any(self._reach(target).hits(position, deliver_ms) for target in targets if target in self._by_target)
+
+    def _reach(self, target: tuple[str, str]) -> _Reach:
+        if target not in self._reaches:
+            self._reaches[target] = _Reach(self._by_target[target])
+        return self._reaches[target]
 
     def needed_after(self, now_ms: int) -> list[Cancel]:
         """Return the cancels that are still needed when all messages due by now have left."""
         needed = [cancel for cancels in self._by_target.values() for cancel in _needed(cancels, now_ms)]
         return [cancel for cancel in needed if cancel.until_ms > now_ms]
+
+
+class _Reach:
+    """What the cancels of one target hit, found in logarithmic time: a key may have 100,000 of them,
+    and as many messages.
+
+    Those are kept that are earlier in time than all cancels behind them by position. So their
+    positions and their times both rise.
+    """
+
+    def __init__(self, cancels: Iterable[Cancel]) -> None:
+        kept: list[Cancel] = []
+        for cancel in sorted(cancels, key=lambda cancel: cancel.position, reverse=True):
+            if not kept or cancel.time_ms < kept[-1].time_ms:
+                kept.append(cancel)
+        kept.reverse()
+        self._positions = [cancel.position for cancel in kept]
+        self._times_ms = [cancel.time_ms for cancel in kept]
+
+    def hits(self, position: Position, deliver_ms: int) -> bool:
+        """Return whether one of the cancels hits a message (see ``Cancel.hits``)."""
+        first_behind = bisect_right(self._positions, position)
+        return first_behind < len(self._positions) and deliver_ms > self._times_ms[first_behind]
 
 
 def _needed(cancels: list[Cancel], now_ms: int) -> list[Cancel]:

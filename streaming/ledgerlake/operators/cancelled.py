@@ -30,7 +30,7 @@ def cancelled_rows(messages: pa.RecordBatch, cancels: Cancels) -> NDArray[np.boo
         return is_cancelled
     keys = key_texts(messages)
     by_key = pc.is_in(keys, pa.array(cancels.keys, pa.string()))
-    by_id = np.isin(messages["ledger_id"].to_numpy(), [position.ledger_id for position in cancels.positions])
+    by_id = np.isin(messages["ledger_id"].to_numpy(), cancels.ledger_ids)
     for row in np.flatnonzero(by_key.to_numpy(zero_copy_only=False) | by_id).tolist():
         position = Position(messages["ledger_id"][row].as_py(), messages["entry_id"][row].as_py())
         # An entry that was read again may be another one, of a topic that was created anew.
