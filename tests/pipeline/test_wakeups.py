@@ -13,7 +13,6 @@ from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.wakeups import Wakeups
 from ledgerlake.source.wakeup_files import (
     WakeupTimes,
-    load_wakeup_file,
     load_wakeup_times,
     newest_wakeup_batch,
     save_wakeup_times,
@@ -160,8 +159,8 @@ def test_a_restart_knows_what_many_micro_batches_with_few_changes_have_left(
         else:
             expected.pop(name, None)
             wakeups.update(batch_id, {name: None}, {name: []})
-        file = load_wakeup_file(wakeups.folder)
-        extending += file is not None and file.extends is not None
+        file = tmp_path / "ledgerlake" / "wakes" / f"{wakeups.batch_id:010d}.json"
+        extending += json.loads(file.read_text())["extends"] is not None
         keeper(checkpoint).add(LastRun(batch_id, wakeups.batch_id), {})
         commit(tmp_path, batch_id)
         again = started(checkpoint)

@@ -119,8 +119,8 @@ def _forgotten_acknowledgements(edges: Edges) -> None:
 def _wakes_in_one_file(edges: Edges) -> None:
     """The wake-up times are in one file, which the last writer replaces."""
 
-    def save(folder: Place, _batch_id: int, written: wakeup_files.WakeupTimes, _extends: int | None) -> None:
-        wakeup_files.save_wakeup_times(folder, 0, written)
+    def save(folder: Place, _batch_id: int, written: wakeup_files.WakeupTimes, _extends: int | None) -> bytes:
+        return wakeup_files.save_wakeup_times(folder, 0, written)
 
     edges.replace(wakeups, "save_wakeup_times", save)
 

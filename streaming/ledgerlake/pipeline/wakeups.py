@@ -7,10 +7,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ledgerlake.source.wakeup_files import (
-    WakeupFile,
     WakeupTimes,
-    load_wakeup_file,
     load_wakeup_times,
+    newest_digest,
     newest_wakeup_batch,
     save_wakeup_times,
 )
@@ -38,7 +37,8 @@ class Wakeups:
         self.batch_id: int | None = None
         self._checkpoint = checkpoint
         self._known: WakeupTimes | None = None
-        self._written: WakeupFile | None = None
+        # The digest of the file that the planner reads.
+        self._written: bytes | None = None
         # Changed spans that may be written before all are written again: as many as there are.
         self._spans_left = 0
 
@@ -61,12 +61,12 @@ class Wakeups:
         """
         self.batch_id = newest_wakeup_batch(self.folder)
         self._known = known_wakeup_times(self._checkpoint, last_run)
-        self._written = load_wakeup_file(self.folder)
+        self._written = newest_digest(self.folder)
         committed = self._checkpoint.log.committed_offset()
         if self._known is None and committed is not None:
             # A time that is not after the clock of the last micro-batch would wake up nothing.
             wakeups = WakeupTimes({name: (offset.clock_ms or 0) + 1 for name, offset in committed.items()})
-            self._save(0, wakeups, WakeupFile(wakeups))
+            self._save(0, wakeups)
 
     def update(self, batch_id: int, changed_ms: dict[str, int | None], due_spans: dict[str, list[DueSpan]]) -> None:
         """Take what a micro-batch has changed, and write it unless the planner reads the same already.
@@ -81,14 +81,15 @@ class Wakeups:
         times_ms = {name: time_ms for name, time_ms in merged_ms.items() if time_ms is not None}
         spans = {name: spans for name, spans in {**known.due_spans, **due_spans}.items() if name in times_ms}
         wakeups = WakeupTimes(times_ms, spans)
-        is_replaced = load_wakeup_file(self.folder) != self._written
+        is_replaced = newest_digest(self.folder) != self._written
         if wakeups != self._known or (times_ms and is_replaced):
-            file = WakeupFile(wakeups) if is_replaced else self._changes(batch_id, known, wakeups)
-            self._save(batch_id, wakeups, file)
+            self._save(batch_id, wakeups, None if is_replaced else self._changed_spans(batch_id, known, wakeups))
 
-    def _changes(self, batch_id: int, known: WakeupTimes, wakeups: WakeupTimes) -> WakeupFile:
-        """Return a file with the spans that have changed, or with all of them if the files with changes
-        would have more spans than that.
+    def _changed_spans(
+        self, batch_id: int, known: WakeupTimes, wakeups: WakeupTimes
+    ) -> dict[str, list[DueSpan]] | None:
+        """Return the spans that have changed; None if all are to be written, because the files with
+        changes would have more spans than that.
         """
         spans = wakeups.due_spans
         changed = {name: of_name for name, of_name in spans.items() if known.due_spans.get(name) != of_name}
@@ -96,15 +97,21 @@ class Wakeups:
         self._spans_left -= max(changed_count, count // _MOST_CHANGES, 1)
         if self._spans_left < 0 or self.batch_id is None or self.batch_id >= batch_id:
             self._spans_left = count
-            return WakeupFile(wakeups)
-        return WakeupFile(WakeupTimes(wakeups.times_ms, changed), extends=self.batch_id)
+            return None
+        return changed
 
-    def _save(self, batch_id: int, wakeups: WakeupTimes, file: WakeupFile) -> None:
+    def _save(self, batch_id: int, wakeups: WakeupTimes, changed: dict[str, list[DueSpan]] | None = None) -> None:
+        """
+        Args:
+            changed: the spans that the former file does not have; None to write a file that extends none.
+        """
         # The planner reads the file with the highest number, and an earlier run may have left a
         # higher one.
-        self.batch_id = batch_id if self.batch_id is None else max(batch_id, self.batch_id)
-        save_wakeup_times(self.folder, self.batch_id, file.wakeups, file.extends)
-        self._known, self._written = wakeups, file
+        former, self.batch_id = self.batch_id, batch_id if self.batch_id is None else max(batch_id, self.batch_id)
+        file = wakeups if changed is None else WakeupTimes(wakeups.times_ms, changed)
+        extends = None if changed is None else former
+        self._written = save_wakeup_times(self.folder, self.batch_id, file, extends)
+        self._known = wakeups
 
 
 def known_wakeup_times(checkpoint: Checkpoint, last_run: LastRun | None) -> WakeupTimes | None:

@@ -24,6 +24,7 @@ for all, beside the folder.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,7 +34,7 @@ from pyarrow import fs
 from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.errors import OffsetError
 from ledgerlake.stored.fields import stored
-from ledgerlake.stored.files import load_stored, save_json
+from ledgerlake.stored.files import load_bytes, load_stored, save_json
 from ledgerlake.wire.limits import MAX_TIME_MS
 
 if TYPE_CHECKING:
@@ -83,15 +84,15 @@ def load_times_ms(folder: Place) -> dict[str, int]:
     return {}
 
 
-def load_wakeup_file(folder: Place) -> WakeupFile | None:
-    """Return the content of the newest file; None if there is no file, or it is not valid.
+def newest_digest(folder: Place) -> bytes | None:
+    """Return the digest of the newest file; None if there is no file of a micro-batch.
 
     Raises:
         OSError: a file is there and cannot be read.
     """
-    with contextlib.suppress(OffsetError):
-        return _read(folder, newest_wakeup_batch(folder), _file)
-    return None
+    batch_id = newest_wakeup_batch(folder)
+    content = None if batch_id is None else load_bytes(folder / _name(batch_id))
+    return None if content is None else _digest(content)
 
 
 def load_wakeup_times(folder: Place) -> WakeupTimes | None:
@@ -152,8 +153,9 @@ def newest_wakeup_batch(folder: Place) -> int | None:
     return int(names[-1].removesuffix(".json")) if names else None
 
 
-def save_wakeup_times(folder: Place, batch_id: int, wakeups: WakeupTimes, extends: int | None = None) -> None:
-    """Write the file of a micro-batch. If it extends none, the files before it are removed.
+def save_wakeup_times(folder: Place, batch_id: int, wakeups: WakeupTimes, extends: int | None = None) -> bytes:
+    """Write the file of a micro-batch, and return its digest. If it extends none, the files before it are
+    removed.
 
     Args:
         extends: see ``WakeupFile``.
@@ -162,17 +164,20 @@ def save_wakeup_times(folder: Place, batch_id: int, wakeups: WakeupTimes, extend
         OSError: it cannot be written.
     """
     due = {name: [_numbers(span) for span in spans] for name, spans in wakeups.due_spans.items()}
-    save_json(
-        folder / _name(batch_id),
-        {"version": VERSION, "extends": extends, "wakes": wakeups.times_ms, "due": due},
-    )
+    fields = {"version": VERSION, "extends": extends, "wakes": wakeups.times_ms, "due": due}
+    digest = _digest(save_json(folder / _name(batch_id), fields))
     if extends is not None:
-        return
+        return digest
     filesystem = folder.filesystem()
     # The planner may be about to read the times of the previous file.
     for name in [name for name in _names(folder) if name < _name(batch_id)][:-1]:
         with contextlib.suppress(FileNotFoundError):
             filesystem.delete_file(f"{folder.root}/{name}")
+    return digest
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def _span(first_ms: int, length_ms: int, count: int, is_estimate: int) -> DueSpan:

@@ -22,7 +22,7 @@ def load_json(file: Place) -> Any:
     Raises:
         OSError, ValueError: it cannot be read, or is no JSON.
     """
-    data = _load(file)
+    data = load_bytes(file)
     return None if data is None else json.loads(data)
 
 
@@ -34,12 +34,12 @@ def load_stored(file: Place, written: str, read: Callable[[dict[str, Any], int],
         OffsetError: a newer release wrote it, or it is damaged.
         OSError: it cannot be read.
     """
-    data = _load(file)
+    data = load_bytes(file)
     return None if data is None else parse_stored(data, written, read, known)
 
 
-def save_json(file: Place, data: Any) -> None:
-    """Replace a file in one step; its folder is made if it is missing.
+def save_json(file: Place, data: Any) -> bytes:
+    """Replace a file in one step; its folder is made if it is missing. Return its content.
 
     Raises:
         OSError: it cannot be written.
@@ -50,16 +50,22 @@ def save_json(file: Place, data: Any) -> None:
         # A store shows an object when all of it is there.
         with filesystem.open_output_stream(name) as stream:
             stream.write(content)
-        return
+        return content
     filesystem.create_dir(name.rpartition("/")[0], recursive=True)
     # Of two processes that replace it at once, each moves its own.
     new = f"{name}.{uuid.uuid4().hex}.new"
     with filesystem.open_output_stream(new) as stream:
         stream.write(content)
     filesystem.move(new, name)
+    return content
 
 
-def _load(file: Place) -> bytes | None:
+def load_bytes(file: Place) -> bytes | None:
+    """Return a file's bytes, or None if there is no file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     try:
         with file.filesystem().open_input_stream(file.root) as stream:
             return bytes(stream.read())
