@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ledgerlake.delay.due_times import DueSpan
+from ledgerlake.operators.results import (
+    PartitionResult,
+    TableResult,
+    TaskResult,
+    results_from_json,
+    results_to_json,
+)
+from ledgerlake.operators.rows import StateSummary
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.wakeups import Wakeups
 from ledgerlake.stored.places import Place
+from ledgerlake.table.ordered_files import DataFile
+from ledgerlake.wire.message_id import Position
 from tests.growth.counting import Case, check
 
 if TYPE_CHECKING:
@@ -43,7 +54,47 @@ def _few_changes_of_delayed_messages(n: int) -> Callable[[], Mapping[str, int]]:
     return work
 
 
+def _changes_of_all(n: int) -> Callable[[], Mapping[str, int]]:
+    """Prepare topic partitions of which a micro-batch changes all, again and again."""
+    folder = tempfile.TemporaryDirectory()
+    wakeups = Wakeups(Checkpoint(Place(folder.name)))
+    names = [f"persistent://public/default/orders-partition-{number}" for number in range(n)]
+    times_ms: dict[str, int | None] = dict.fromkeys(names, 1000)
+
+    def work() -> Mapping[str, int]:
+        for batch_id in range(_BATCHES):
+            wakeups.update(batch_id, times_ms, {name: [DueSpan(1000, 1000, batch_id + 1)] for name in names})
+        files = list((Path(folder.name) / "ledgerlake" / "wakes").iterdir())
+        kept = sum(file.stat().st_size for file in files)
+        folder.cleanup()
+        return {"bytes that stay": kept}
+
+    return work
+
+
+def _results(n: int) -> Callable[[], None]:
+    """Prepare what a micro-batch of many topic partitions sends to the driver."""
+    summary = StateSummary([], due_spans=[DueSpan(1000, 1000, 1)])
+    file = DataFile("part", 1, 1, "{}", (1, 1, 1, 1), (1, 1, 1, 1))
+    results = [
+        PartitionResult(
+            TaskResult(f"orders-{number}", 0, Position(1, 1), {"messages": TableResult([file])}, []), summary
+        )
+        for number in range(n)
+    ]
+
+    def work() -> None:
+        result = BatchResult(1, n, 0)
+        for partition in results_from_json(results_to_json(results)):
+            result.add(partition)
+        assert len(result.ends) == n
+
+    return work
+
+
 CASES = [
+    Case("results of a micro-batch, topic partitions", _results),
+    Case("Wakeups.update, topic partitions that change", _changes_of_all),
     Case(
         "Wakeups.update, topic partitions without a change",
         _few_changes_of_delayed_messages,
