@@ -263,6 +263,14 @@ def test_a_setting_may_change_when_every_batch_is_committed(tmp_path: Path) -> N
     compare(checkpoint, config(folder, enabled=False), table_batch=4)
 
 
+@pytest.mark.parametrize("name", ["max_repetitions_per_second", "max_repeated_bytes_per_second"])
+def test_a_limit_of_repetition_stays_for_a_micro_batch_that_is_run_again(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "checkpoint"
+    checkpoint = checkpoint_of(folder, config(folder), planned=5, committed=4)
+    with pytest.raises(CheckpointError, match=f"{name} was .* run once with --once, then change it"):
+        compare(checkpoint, config(folder, **{name: 0}), table_batch=5)
+
+
 @pytest.mark.parametrize(
     ("before", "now", "named"),
     [

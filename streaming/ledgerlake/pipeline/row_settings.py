@@ -52,6 +52,8 @@ def row_settings(config: Config) -> RowSettings:
         STORAGE: config.delay.storage,
         _BELOW: _below(config.delay.storage, config.checkpoint_place),
         PAYLOADS: config.delay.payloads,
+        "[delay] max_repetitions_per_second": config.delay.max_repetitions_per_second,
+        "[delay] max_repeated_bytes_per_second": config.delay.max_repeated_bytes_per_second,
         TABLES: ", ".join(table.name for table in config.table_options),
         **{table.section: table.row_settings for table in config.table_options},
     }
