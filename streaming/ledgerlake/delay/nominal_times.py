@@ -22,6 +22,7 @@ from bisect import bisect_right
 from calendar import monthrange
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from cronsim import CronSim
@@ -75,6 +76,7 @@ def cron_times_ms(cron: str, zone: ZoneInfo, after_ms: int) -> Iterator[int]:
     return (_clock_times_ms if is_by_clock else _appointments_ms)(cron, zone, after_ms)
 
 
+@lru_cache(maxsize=10_000)
 def shortest_cron_ms(cron: str) -> int:
     """Return the shortest time between two occurrences of a valid cron expression; a day if it has one
     occurrence on each of its days.
