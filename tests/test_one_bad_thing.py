@@ -436,7 +436,7 @@ def test_good_messages_come_after_a_topic_of_any_name(
             commit = BatchRecord("stream", "query", number, number)
             assert not table.contains(commit)
             table.commit(commit, writer.finish(None).files, {})
-        storage = open_folder(Place(str(tmp_path / "delayed")), source, "query", [])
+        storage = open_folder(Place(str(tmp_path / "delayed")), source, "query", {})
         storage.start()
         bucket_id = storage.create_bucket()
         storage.save_all_segments(bucket_id, [(1, b"1"), (0, b"0")])
