@@ -38,6 +38,7 @@ class StoredTable:
     path: str
     schema: deltalake.Schema
     commits: list[Commit] = field(default_factory=list)
+    properties: dict[str, str] = field(default_factory=dict)
 
     def transactions(self, version: int) -> dict[str, int]:
         """The app transactions of a version."""
@@ -55,10 +56,11 @@ class Lake:
     tables: dict[str, StoredTable] = field(default_factory=dict)
     on_commit: Callable[[StoredTable, Commit], None] = lambda _table, _commit: None
 
-    def create(self, path: str, schema: pa.Schema) -> None:
+    def create(self, path: str, schema: pa.Schema, properties: dict[str, str]) -> None:
         self.world.access(f"create {_kind(path)}")
         if path not in self.tables:
-            self.tables[path] = StoredTable(path, _delta_schema(schema), [Commit((), {}, self.world.now_s)])
+            first = Commit((), {}, self.world.now_s)
+            self.tables[path] = StoredTable(path, _delta_schema(schema), [first], properties)
         self.world.access(f"created {_kind(path)}")
 
 
@@ -76,9 +78,9 @@ class MemoryTable:
         self._version = len(stored.commits) - 1 if version is None else version
 
     @classmethod
-    def create(cls, path: str, schema: pa.Schema, mode: str, **_: Any) -> MemoryTable:
+    def create(cls, path: str, schema: pa.Schema, mode: str, configuration: dict[str, str], **_: Any) -> MemoryTable:
         assert mode == "ignore"
-        cls.lake.create(path, schema)
+        cls.lake.create(path, schema, configuration)
         return cls(path)
 
     def update_incremental(self) -> None:
@@ -97,7 +99,7 @@ class MemoryTable:
         return self._stored.schema
 
     def metadata(self) -> Any:
-        return SimpleNamespace(id=self._path, configuration={}, partition_columns=[])
+        return SimpleNamespace(id=self._path, configuration=self._stored.properties, partition_columns=[])
 
     def protocol(self) -> Any:
         return SimpleNamespace(writer_features=[], min_writer_version=2)

@@ -57,6 +57,9 @@ def parse_entry(raw: bytes | memoryview) -> RawEntry:
             rest or the metadata does not parse; ``too_large``, if the metadata is.
     """
     broker, rest = split_broker_metadata(memoryview(raw))
+    # The first one is the broker's, so its time and index hold for the reject too.
+    if broker is not None and _magic(rest) == MAGIC_BROKER_METADATA:
+        raise CorruptEntryError("a second broker entry metadata, which no broker adds", reason="malformed_entry")
     body = _verify_checksum(rest)
     metadata_bytes, payload = _take_sized(body, "message metadata")
     return RawEntry(broker, _parse(pb.MessageMetadata, metadata_bytes, "message metadata"), payload)
@@ -74,8 +77,6 @@ def split_broker_metadata(raw: memoryview) -> tuple[pb.BrokerEntryMetadata | Non
     broker: pb.BrokerEntryMetadata = _parse(pb.BrokerEntryMetadata, metadata_bytes, "broker entry metadata")
     if rejected(broker, "broker_timestamp") or rejected(broker, "index"):
         raise CorruptEntryError("the broker timestamp or index is out of range", reason="malformed_entry")
-    if _magic(rest) == MAGIC_BROKER_METADATA:
-        raise CorruptEntryError("a second broker entry metadata, which no broker adds", reason="malformed_entry")
     return broker, rest
 
 
