@@ -10,8 +10,9 @@ import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.reader import EntryReader
-from ledgerlake.decode import columns, schema
+from ledgerlake.decode import schema, weights
 from ledgerlake.decode.messages import read_entry_table
+from ledgerlake.decode.values import column_type
 from ledgerlake.errors import DeadlineError, SetupError
 from ledgerlake.options.bounds import AtTime, Bound
 from ledgerlake.options.source_options import parse_options
@@ -278,11 +279,13 @@ def test_a_reader_travels_without_its_connections() -> None:
 
 
 def test_values_of_many_columns_are_decoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "_CELLS_AT_ONCE", 100)
     fields = [{"name": f"f{number}", "type": ["null", "int"], "default": None} for number in range(48)]
     definition = json.dumps({"type": "record", "name": "R", "fields": fields})
     with Peer() as peer:
         peer.add(batch([b"{}"] * 7))
-        options = replace(options_for(peer), value_schema=ValueSchema(pb.Schema.Json, definition.encode()))
+        value_schema = ValueSchema(pb.Schema.Json, definition.encode())
+        options = replace(options_for(peer), value_schema=value_schema)
+        # Two values and a half.
+        monkeypatch.setattr(weights, "MAX_VALUES_BYTES", 5 * weights.fixed_bytes(column_type(value_schema)) // 2)
         parts = list(read_messages(options, EntryRange(TOPIC, BEFORE_ALL, Position(7, 0))))
     assert [part.num_rows for part in parts] == [2, 2, 2, 1]
