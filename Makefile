@@ -18,8 +18,9 @@ KILLS ?= 200
 STOPS ?= 50
 SCHEDULES ?= 100000
 TABLES ?= 2000
+ROUNDS ?= 30
 
-.PHONY: alerts archive constraints coverage docs growth help setup demo test test-all test-fast test-campaign campaign campaign-schedules fuzz mutations readers simulate simulate-faults bench check screens proto reference wheel clean
+.PHONY: alerts archive constraints coverage docs growth help setup demo test test-all test-fast test-campaign campaign campaign-schedules campaign-due fuzz mutations readers simulate simulate-faults bench check screens proto reference wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -61,6 +62,9 @@ campaign: setup ## kills and stops of the pipeline on a broker that trims, judge
 
 campaign-schedules: setup ## schedules of two clients over kills of the pipeline, judged by an oracle: make campaign-schedules SCHEDULES=10000 SEED=2
 	$(BIN)/python -m tests.live.schedules_campaign --schedules $(SCHEDULES) --seed $(SEED)
+
+campaign-due: setup ## very many delayed messages due together over kills behind the table's commit: make campaign-due ROUNDS=30 SEED=1
+	$(BIN)/python -m tests.live.due_campaign --rounds $(ROUNDS) --seed $(SEED)
 
 fuzz: setup ## mutated input for every parser and kernel: COUNT= inputs of SEED=
 	$(BIN)/python -m tests.fuzz --count $(COUNT) --seed $(SEED)

@@ -34,7 +34,7 @@ import pulsar
 
 from tests.live import forked
 from tests.live.oracle import Confirmed, StoredTable, Verdict, judge, judge_topic
-from tests.live.runtime import Runtime, start_runtime, to_toml
+from tests.live.runtime import Runtime, commits, start_runtime, to_toml
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ DEDUPLICATION = {
 
 
 @contextlib.contextmanager
-def default_broker() -> Iterator[Runtime]:
+def default_broker(*, broker_metadata: bool = True) -> Iterator[Runtime]:
     """A broker with Pulsar's own defaults, and deduplication."""
-    with start_runtime(DEDUPLICATION, keeps_everything=False, broker_metadata=True) as runtime:
+    with start_runtime(DEDUPLICATION, keeps_everything=False, broker_metadata=broker_metadata) as runtime:
         yield runtime
 
 
@@ -246,6 +246,15 @@ class PipelineProcess:
     def commits(self) -> int:
         return len(list((self.table / "_delta_log").glob("*.json")))
 
+    @property
+    def is_between_commits(self) -> bool:
+        """Whether the table has a micro-batch that Spark has not recorded as done."""
+        for path in sorted((self.table / "_delta_log").glob("*.json"), reverse=True):
+            for action in map(json.loads, path.read_text().splitlines()):
+                if "txn" in action:
+                    return int(action["txn"]["version"]) >= commits(self.folder / "checkpoint")
+        return False
+
     def await_commits(self, count: int, running: subprocess.Popen[bytes]) -> None:
         """Wait for some more commits of the table, looking often, since what follows aims at the
         moment behind one.
@@ -260,6 +269,10 @@ class PipelineProcess:
                 running.wait()
                 raise AssertionError(f"no commit came: {self.last_log(20_000)}")
             time.sleep(self.look_every_s)
+
+    def stored(self, name: str) -> StoredTable:
+        """One of the tables, as the oracle reads it."""
+        return StoredTable(str(self.folder / name))
 
     def last_log(self, characters: int = 3000) -> str:
         return sorted(self.folder.glob("run-*.log"))[-1].read_text()[-characters:]
@@ -475,10 +488,6 @@ class Campaign(PipelineProcess):
         """What the oracle says of the table."""
         return judge(self.confirmed, self.stored("messages"), self.stored("rejects"))
 
-    def stored(self, name: str) -> StoredTable:
-        """One of the tables, as the oracle reads it."""
-        return StoredTable(str(self.folder / name))
-
     def judge_due(self) -> Verdict:
         """What the oracle says of the topic of due messages."""
         with contextlib.suppress(pulsar.Timeout):
@@ -530,11 +539,18 @@ def end_group(running: subprocess.Popen[bytes]) -> None:
     processes = []
     with contextlib.suppress(psutil.NoSuchProcess):
         processes = psutil.Process(running.pid).children(recursive=True)
+    kill_all(running, processes)
+
+
+def kill_all(running: subprocess.Popen[bytes], below: list[psutil.Process]) -> None:
+    """Kill a pipeline and the processes below it, which were listed before, because listing them
+    takes longer than Spark takes to record a micro-batch.
+    """
     running.kill()
-    running.wait()
-    for process in processes:
+    for process in below:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+    running.wait()
 
 
 def _signal_tree(pid: int, number: int) -> None:

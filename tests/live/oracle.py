@@ -38,6 +38,7 @@ _PLACE_COLUMNS = [
     "entry_id",
     "batch_index",
     "broker_timestamp",
+    "publish_time",
     "late",
     "deliver_at",
     "delivered_at",
@@ -150,7 +151,7 @@ class Row:
     payload: str
     partition: int
     place: Place
-    broker_us: int
+    stored_us: int
     due_us: int | None
     late: bool
     committed_ms: int
@@ -177,7 +178,7 @@ def judge(confirmed: Confirmed, table: StoredTable, rejects: StoredTable) -> Ver
             verdict.note("early", f"{row.payload} was visible at {row.committed_ms}")
         if sent is not None and sent.place[0] >= 0 and sent.place[:2] != row.place[:2]:
             verdict.note("misplaced", f"{row.payload} stands at {row.place}, the broker said {sent.place}")
-        effective_us = max(row.broker_us, row.due_us or 0)
+        effective_us = max(row.stored_us, row.due_us or 0)
         key = (effective_us, row.place)
         if not row.late:
             if key < reached.get(row.partition, key):
@@ -234,7 +235,8 @@ def _places(rows: pa.Table) -> Keys:
 
 def _keys(rows: pa.Table) -> Keys:
     due = pc.if_else(pc.is_valid(rows["delivered_at"]), rows["deliver_at"].cast(pa.int64()), 0)
-    effective = np.maximum(rows["broker_timestamp"].cast(pa.int64()).to_numpy(), pc.fill_null(due, 0).to_numpy())
+    stored = pc.coalesce(rows["broker_timestamp"], rows["publish_time"]).cast(pa.int64())
+    effective = np.maximum(stored.to_numpy(), pc.fill_null(due, 0).to_numpy())
     return np.column_stack([effective, _places(rows)])
 
 
@@ -277,20 +279,21 @@ def read_rows(table: StoredTable) -> Iterator[Row]:
 
 
 def _key(row: Row) -> tuple[int, Place]:
-    return max(row.broker_us, row.due_us or 0), row.place
+    return max(row.stored_us, row.due_us or 0), row.place
 
 
 def _file_rows(table: StoredTable, name: str, committed_ms: int) -> Iterator[Row]:
     columns = ["value", "partition", "ledger_id", "entry_id", "batch_index", "broker_timestamp", "late"]
-    columns += ["deliver_at", "delivered_at"]
+    columns += ["publish_time", "deliver_at", "delivered_at"]
     with table.open(name) as file:
         for batch in file.iter_batches(10_000, columns=columns):
             for row in batch.to_pylist():
                 due_us = _microseconds(row["deliver_at"]) if row["delivered_at"] is not None else None
                 place = (row["ledger_id"], row["entry_id"], row["batch_index"])
-                broker_us = _microseconds(row["broker_timestamp"])
+                # If the broker adds no timestamps, the publish time gives the order.
+                stored_us = _microseconds(row["broker_timestamp"] or row["publish_time"])
                 payload = head(row["value"])
-                yield Row(payload, row["partition"], place, broker_us, due_us, bool(row["late"]), committed_ms)
+                yield Row(payload, row["partition"], place, stored_us, due_us, bool(row["late"]), committed_ms)
 
 
 def _microseconds(moment: Any) -> int:

@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pulsar
 
-from tests.live.campaign import PipelineProcess, begin, default_broker, say_at_once
+from tests.live.campaign import PipelineProcess, begin, default_broker, kill_all, say_at_once
 from tests.live.pipelines import ledgerlake_process
-from tests.live.runtime import commits, to_toml
+from tests.live.runtime import to_toml
 from tests.live.schedules_oracle import Delivered, Message, Rule, Stored, expect, judge, number_of, to_delivered
 
 if TYPE_CHECKING:
@@ -424,24 +424,12 @@ class SchedulesCampaign(PipelineProcess):
         """
         with self.process() as running:
             self.await_commits(self.rng.randint(1, 5), running)
-            # To list them takes longer than Spark takes to record the micro-batch.
             below = psutil.Process(running.pid).children(recursive=True)
             self.await_commits(1, running)
-            running.kill()
-            for process in below:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
+            kill_all(running, below)
             self.end()
         self.log.append("behind a commit")
-        self.between += self._committed_batch() > commits(self.folder / "checkpoint") - 1
-
-    def _committed_batch(self) -> int:
-        """The number of the last micro-batch in the table."""
-        for path in sorted((self.table / "_delta_log").glob("*.json"), reverse=True):
-            for action in map(json.loads, path.read_text().splitlines()):
-                if "txn" in action:
-                    return int(action["txn"]["version"])
-        return -1
+        self.between += self.is_between_commits
 
     def kill_while_it_runs(self) -> None:
         """Kill the pipeline at a random moment."""
