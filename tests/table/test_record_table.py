@@ -17,6 +17,7 @@ from ledgerlake.stored.places import Place
 from ledgerlake.table import ordered_files
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.clustered_table import ClusteredTable
+from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.ordered_files import OrderedWriter, data_folder
 from ledgerlake.table.record_table import RecordTable
@@ -240,21 +241,29 @@ def test_rows_are_found_by_a_key_with_any_character(place: Place, key: str) -> N
         assert read.to_table(filter=pc.field("key") == key).num_rows == 1
 
 
-@pytest.mark.parametrize("indexed", [None, "3"])
-def test_a_table_that_another_writer_made_names_the_columns_with_statistics(place: Place, indexed: str | None) -> None:
-    settings = {} if indexed is None else {"delta.dataSkippingNumIndexedCols": indexed}
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"delta.dataSkippingNumIndexedCols": "32"},
+        {"delta.dataSkippingStatsColumns": "message_id,batch_index"},
+    ],
+)
+@pytest.mark.parametrize("merges", [False, True])
+def test_filters_find_all_rows_of_a_table_that_names_other_columns_with_statistics(
+    place: Place, settings: dict[str, str], merges: bool
+) -> None:
     DeltaTable.create(place.uri, schema.MESSAGES, configuration=settings)
     table = Table(place, schema.MESSAGES)
     assert table.examine()
     table.begin(None)
-    version = DeltaTable(place.uri).version()
-    assert version == (1 if indexed is None else 0)
-    Table(place, schema.MESSAGES).begin(None)
-    assert DeltaTable(place.uri).version() == version
-    writer = OrderedWriter(data_folder(place, schema.MESSAGES, "part-00000000-00000"), None)
-    writer.write(rows([1, 2], message_id="1:0"))
-    commit(table, 0, writer.finish())
+    assert DeltaTable(place.uri).version() == 0
+    for batch_id in range(12):
+        writer = OrderedWriter(data_folder(place, schema.MESSAGES, "part-00000000-00000"), None)
+        writer.write(rows([1 + 2 * batch_id, 2 + 2 * batch_id], message_id="1:0"))
+        commit(table, batch_id, writer.finish())
+    if merges:
+        assert Compaction(place, schema.MESSAGES).run() > 0
     read = DeltaTable(place.uri).to_pyarrow_dataset()
-    if indexed is None:
-        for condition in (pc.field("message_id") == "1:0", pc.field("late") == pa.scalar(False)):
-            assert read.to_table(filter=condition).num_rows == 2
+    for condition in (pc.field("message_id") == "1:0", pc.field("late") == pa.scalar(False)):
+        assert read.to_table(filter=condition).num_rows == 24

@@ -53,12 +53,13 @@ from ledgerlake.table.ordered_files import (
     key_of,
     merge_sorted,
     read_row_groups,
+    with_named_statistics,
 )
 from ledgerlake.table.replacement import replace_files
 from ledgerlake.table.vacuum import is_own_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from deltalake import DeltaTable
 
@@ -94,8 +95,8 @@ _RIVAL_MS = 24 * 60 * 60 * 1000
 
 @dataclass(frozen=True)
 class _Plan:
-    """The groups of files to merge in a version of a table, the columns of its rows, and those by
-    which it is clustered.
+    """The groups of files to merge in a version of a table, the columns of its rows, those by which
+    it is clustered, and its properties.
     """
 
     version: int
@@ -103,6 +104,7 @@ class _Plan:
     cluster_by: list[str]
     groups: list[list[TableFile]]
     checkpoint_interval: int
+    properties: Mapping[str, str]
 
 
 class Compaction:
@@ -195,7 +197,8 @@ class Compaction:
             for part in ([] if self.obstacles else _by_partition(files))
             for group in groups_to_merge(part, are_clustered=bool(cluster_by))
         ]
-        return _Plan(version, rows, cluster_by, groups, checkpoint_interval(table))
+        properties = table.metadata().configuration
+        return _Plan(version, rows, cluster_by, groups, checkpoint_interval(table), properties)
 
     def _look_for_rivals(self, version: int) -> None:
         first = max(0, version - _COMMITS_LOOKED_AT) if self._looked_at is None else self._looked_at + 1
@@ -240,6 +243,7 @@ class Compaction:
             _log.warning("files of the table at %s cannot be merged and are left: %s", self.path, first_line(error))
             self._unfit.update(file.name for file in group)
             return 0, version
+        new = [with_named_statistics(file, plan.properties) for file in new]
         landed = replace_files(self.path, version, old, new, needed)
         if landed is None:
             delete_files(folder, [file.name for file in new])

@@ -56,7 +56,12 @@ from ledgerlake.table.features import (
 from ledgerlake.table.layout import file_schema
 from ledgerlake.table.log_state import read_transactions
 from ledgerlake.table.open_table import batch_of_commit, commit_file, existing_table, open_delta, transactions_of
-from ledgerlake.table.ordered_files import STATISTICS_PROPERTY, DataFile, statistics_columns
+from ledgerlake.table.ordered_files import (
+    STATISTICS_PROPERTY,
+    DataFile,
+    statistics_columns,
+    with_named_statistics,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -74,7 +79,6 @@ _QUERY_PREFIX = "ledgerlake.query:"
 _ATTEMPT_PREFIX = "ledgerlake.attempt:"
 _OUTBOX_PREFIX = "ledgerlake.outbox:"
 _FORGETFUL_PROPERTY = "delta.setTransactionRetentionDuration"
-_STATISTICS_PROPERTIES = {STATISTICS_PROPERTY, "delta.dataSkippingNumIndexedCols"}
 _COMMITS_PER_CLEANUP = 100
 _COMMIT_ATTEMPTS = 5
 
@@ -203,32 +207,8 @@ class Table:
         Args:
             previous_writer: the number of the query that was the last to commit for the stream
                 before this process owned it.
-
-        Raises:
-            TableError: the table cannot be read or changed.
         """
         self._previous_writer = previous_writer
-        self._name_statistics()
-
-    def _name_statistics(self) -> None:
-        """Name the columns with statistics, if a table that another writer made names none. Then
-        the first 32 columns would count, and a file without the bounds of one loses its rows (see
-        ``ordered_files``).
-
-        Raises:
-            TableError: the table cannot be read or changed.
-        """
-        table = self._current()
-        if not _STATISTICS_PROPERTIES.isdisjoint(table.metadata().configuration):
-            return
-        try:
-            table.alter.set_table_properties(self._statistics_property(), raise_if_not_exists=False)
-        except (DeltaError, OSError) as error:
-            # Another pipeline may have named them just now.
-            if _STATISTICS_PROPERTIES.isdisjoint(self._current().metadata().configuration):
-                raise TableAccessError(
-                    f"the properties of the table at {self.path} cannot be changed: {self.path.reason(error)}"
-                ) from None
 
     @property
     def delta_id(self) -> str:
@@ -539,8 +519,10 @@ class Table:
     ) -> None:
         for _ in range(_COMMIT_ATTEMPTS):
             table = self._opened or self._current()
+            properties = table.metadata().configuration
+            fitting = [with_named_statistics(file, properties) for file in files]
             try:
-                self._append_to(table, files, numbers, metadata)
+                self._append_to(table, fitting, numbers, metadata)
             except (DeltaError, OSError) as error:
                 if self._has_landed(numbers):
                     return

@@ -19,9 +19,10 @@ shrinks.
 
 The statistics of a file come from Parquet's own footer, and the bounds of long texts from the rows.
 Readers of delta-rs's PyArrow dataset skip a file if the table names a column
-(``STATISTICS_PROPERTY``) for which the file has no bounds or no count of nulls. So a file has the
-statistics of all columns with bounds, or only its number of rows, and a table names only columns
-that all its files have.
+(``STATISTICS_PROPERTY``) for which the file has no bounds or no count of nulls; a table that names
+none means its first 32. So a file has the statistics of all columns with bounds, and our tables name
+only these. In a table that names others, the log has only the number of rows of our files, which no
+reader skips.
 """
 
 from __future__ import annotations
@@ -594,6 +595,28 @@ def statistics_columns(rows: pa.Schema, partitioned_by: Collection[str] = ()) ->
     """
     paths = [path for path in bounded_paths(rows) if path not in partitioned_by]
     return ",".join(path for path in paths if _PLAIN_PATH.fullmatch(path))
+
+
+def with_named_statistics(file: DataFile, properties: Mapping[str, str]) -> DataFile:
+    """Return a file with its statistics, if it has those of all columns that a table names; else with
+    its number of rows alone.
+
+    Args:
+        properties: Delta's properties of the table.
+    """
+    counts = json.loads(file.stats).get("nullCount") or {}
+    named = properties.get(STATISTICS_PROPERTY, "*").split(",")
+    if not counts or all(_is_in(path.split("."), counts) for path in named):
+        return file
+    return replace(file, stats=json.dumps({"numRecords": file.rows}))
+
+
+def _is_in(path: list[str], counts: Any) -> bool:
+    for name in path:
+        if not isinstance(counts, dict) or name not in counts:
+            return False
+        counts = counts[name]
+    return True
 
 
 def _has_bounds(kind: pa.DataType) -> bool:

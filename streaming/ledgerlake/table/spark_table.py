@@ -85,9 +85,6 @@ class SparkTable(Table):
             ) from None
         super().begin(previous_writer)
 
-    def _name_statistics(self) -> None:
-        """Leave them: delta-spark writes the statistics that the table has by itself."""
-
     def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
         rows = self._spark.read.format("delta").load(self.path.hadoop_uri)
         latest = rows.groupBy("topic", "partition").agg(f.max(f.unix_micros(_effective_time())).alias("time_us"))
