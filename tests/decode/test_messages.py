@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from ledgerlake.decode import kernels, schema
 from ledgerlake.decode import messages as messages_module
 from ledgerlake.decode.messages import BatchRange, decode_bundle, decode_entries
+from ledgerlake.decode.single_entry import single_entries
 from ledgerlake.errors import MalformedFrameError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import limits
@@ -482,3 +483,18 @@ def test_legal_entries_take_the_fast_route() -> None:
     assert kernels.walk_frames(frames, table) == len(entries)
     kernels.walk_entries(frames, table, status)
     assert (status == kernels.OK).all()
+
+
+@pytest.mark.parametrize("index", [0, 1, 2, 7])
+def test_a_batch_of_more_messages_than_the_broker_has_counted_has_no_index_below_zero(
+    index: int,
+) -> None:
+    entry = batch([b"a", b"b", b"c"], index=index)
+    same_both_ways([entry])
+    messages, _ = decoded([entry])
+    expected = [number if number >= 0 else None for number in range(index - 2, index + 1)]
+    assert [row["broker_index"] for row in messages] == expected
+    # A message of the batch alone can be made an entry again.
+    parts = decode_bundle(bundle([entry]), SOURCE)
+    rows = pa.Table.from_batches([part.messages for part in parts]).to_batches()[0]
+    assert len(list(single_entries(rows.select(schema.MESSAGES.names)))) == 3

@@ -659,6 +659,9 @@ def read_batch(buffer, entry, index, messages, column):  # type: ignore[no-untyp
         # In a transaction, the broker's index counts entries instead of messages.
         if entry[E_BROKER_INDEX] != NONE and entry[E_TRANSACTION] == NONE:
             message[M_BROKER_INDEX] += batch_index + 1 - count
+            # The broker counted fewer messages than the batch has, as its producer said.
+            if message[M_BROKER_INDEX] < 0:
+                message[M_BROKER_INDEX] = NONE
         if not compacted_out:
             filled += 1
     return filled if position == end else -1

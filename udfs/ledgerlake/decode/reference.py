@@ -217,7 +217,9 @@ def _batch_rows(shared: Row, entry: RawEntry, payload: memoryview, max_bytes: in
         row["value"] = None if single.null_value else bytes(value)
         # In a transaction, the broker's index counts entries instead of messages.
         if row["broker_index"] is not None and not entry.metadata.HasField("txnid_most_bits"):
-            row["broker_index"] += batch_index + 1 - count
+            index = row["broker_index"] + batch_index + 1 - count
+            # The broker counted fewer messages than the batch has, as its producer said.
+            row["broker_index"] = index if index >= 0 else None
         yield row
     if len(payload):
         raise CorruptEntryError(f"{len(payload)} bytes follow the batch's {count} messages", reason="batch_count")
