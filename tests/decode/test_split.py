@@ -8,6 +8,8 @@ import random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ledgerlake.decode.rejects import RejectedEntry, reject_rows
 from ledgerlake.decode.split import PieceKind, entries_of, read_delayed, split_bundle
@@ -149,3 +151,18 @@ def test_a_reject_says_which_chunk_it_is_and_nothing_of_chunks_otherwise() -> No
         RejectedEntry(Position(1, entry_id), entry, "r") for entry_id, entry in enumerate((chunk, single(b"v")))
     ]
     assert reject_rows(rejected, SOURCE)["detail"].to_pylist() == ["chunk 0 of 2 of p-1", ""]
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), min_size=1, max_size=12), st.data())
+def test_the_latest_time_of_pieces_does_not_depend_on_how_entries_were_cut(
+    stored: list[tuple[int, bool]], data: st.DataObject
+) -> None:
+    """The clock of a broker may step back."""
+    entries = [entry(DUE_MS if delays else None, time_ms) for time_ms, delays in stored]
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(entries)))) | {len(entries)})
+    bundles = [
+        b"".join(commands.message(1, 7, number, entries[number]) for number in range(first, end))
+        for first, end in zip([0, *cuts], cuts, strict=False)
+    ]
+    times_ms = [broker_ms for frames in bundles for _, _, broker_ms in split_bundle(frames)]
+    assert max(time_ms for time_ms in times_ms if time_ms) == max(time_ms for time_ms, _ in stored)

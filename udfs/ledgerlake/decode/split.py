@@ -66,8 +66,9 @@ class DelayedEntries:
 
 
 def split_bundle(frames: bytes | bytearray | memoryview) -> Iterator[tuple[PieceKind, memoryview, int | None]]:
-    """Yield the pieces of a bundle in order, each with its kind and the broker's time of its last
-    entry, None if there is none.
+    """Yield the pieces of a bundle in order, each with its kind and the latest broker's time of its
+    entries, None if there is none. A broker's clock may step back. So the time of a micro-batch is the
+    latest one of all its entries, however they were cut into bundles and pieces.
 
     Raises:
         MalformedFrameError: the bundle does not consist of complete frames.
@@ -77,15 +78,20 @@ def split_bundle(frames: bytes | bytearray | memoryview) -> Iterator[tuple[Piece
     k.walk_entries(buffer, entries, status)
     view = memoryview(frames)
     kinds = dict.fromkeys(_delayed(buffer, entries, status).tolist(), PieceKind.DELAYED)
+    times_ms = entries[:, k.E_BROKER_TIME].copy()
     for row in np.flatnonzero(status != k.OK).tolist():
-        kind = _kind(view[slice(*_span(entries, row))], int(entries[row, k.E_ENTRY]))
+        entry = view[slice(*_span(entries, row))]
+        broker_ms = _broker_ms(entry)
+        times_ms[row] = k.NONE if broker_ms is None else broker_ms
+        kind = _kind(entry, int(entries[row, k.E_ENTRY]))
         if kind != PieceKind.ENTRIES:
             kinds[row] = kind
     ends = entries[:, k.E_END].tolist()
     for kind, runs in _pieces(len(entries), kinds):
         spans = [view[ends[first - 1] if first else 0 : ends[last]] for first, last in runs]
-        last_entry = view[slice(*_span(entries, runs[-1][1]))]
-        yield kind, spans[0] if len(spans) == 1 else memoryview(b"".join(spans)), _broker_ms(last_entry)
+        latest_ms = max(int(times_ms[first : last + 1].max()) for first, last in runs)
+        frames_of_piece = spans[0] if len(spans) == 1 else memoryview(b"".join(spans))
+        yield kind, frames_of_piece, None if latest_ms == k.NONE else latest_ms
 
 
 def _pieces(count: int, kinds: dict[int, PieceKind]) -> Iterator[tuple[PieceKind, list[tuple[int, int]]]]:
