@@ -21,7 +21,7 @@ from ledgerlake.decode.messages import BatchRange, decode_bundle, decode_entries
 from ledgerlake.decode.single_entry import single_entries
 from ledgerlake.errors import MalformedFrameError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire import limits
+from ledgerlake.wire import commands, limits
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from tests.decode.both_ways import same_both_ways
 from tests.entries import BROKER_TIME_MS, SOURCE, batch, broker, bundle, decoded, metadata, single
@@ -498,3 +498,36 @@ def test_a_batch_of_more_messages_than_the_broker_has_counted_has_no_index_below
     parts = decode_bundle(bundle([entry]), SOURCE)
     rows = pa.Table.from_batches([part.messages for part in parts]).to_batches()[0]
     assert len(list(single_entries(rows.select(schema.MESSAGES.names)))) == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=8),
+    st.data(),
+)
+def test_how_a_batch_is_cut_into_pieces_does_not_depend_on_its_bundle(
+    stored: list[tuple[int, bool]], data: st.DataObject
+) -> None:
+    # Such a sequence id is odd, so the reference decoder reads the entry.
+    entries = [batch([b"v"] * count, **({"sequence_id": 2**63} if is_odd else {})) for count, is_odd in stored]
+
+    def pieces_of(first: int, end: int) -> dict[int, list[int]]:
+        cut: dict[int, list[int]] = {}
+        frames = b"".join(commands.message(1, 7, number, entries[number]) for number in range(first, end))
+        for part in decode_bundle(frames, SOURCE):
+            entry_ids = part.messages["entry_id"].to_pylist()
+            for number in sorted(set(entry_ids)):
+                cut.setdefault(number, []).append(entry_ids.count(number))
+        return cut
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(messages_module, "DECODED_PIECE_BYTES", 6_000)
+        together = pieces_of(0, len(entries))
+        cuts = sorted(data.draw(st.sets(st.integers(1, len(entries)))) | {len(entries)})
+        apart: dict[int, list[int]] = {}
+        for first, end in zip([0, *cuts], cuts, strict=False):
+            apart |= pieces_of(first, end)
+    assert apart == together
+    assert {number: sum(counts) for number, counts in together.items()} == {
+        number: count for number, (count, _) in enumerate(stored)
+    }

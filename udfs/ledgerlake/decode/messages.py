@@ -15,6 +15,7 @@ bytes, whatever sizes it declares (see ``wire.limits``).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import crc32c
@@ -349,7 +350,11 @@ class _Run:
 
 
 def _runs(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -> Iterator[_Run]:
-    """Yield the messages of a slice in order, in pieces of limited size; at least one piece."""
+    """Yield the messages of a slice in order, in pieces of limited size; at least one piece.
+
+    A batch is in one piece, or begins a piece. So what comes before it in a bundle does not decide how
+    it is cut: rejects of its messages are made by piece.
+    """
     row_bytes = _ROW_BYTES + len(source.topic) + _copied_bytes(part.entries, part.status)
     most_bytes = fields.shape[1] * int(row_bytes.max(initial=0)) + _PROPERTY_BYTES * int(fields[k.M_PROPERTIES].sum())
     if (part.status == k.OK).all() and most_bytes <= DECODED_PIECE_BYTES:
@@ -357,7 +362,8 @@ def _runs(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -
         return
     counts = np.bincount(fields[k.M_ENTRY], minlength=len(part.entries))
     behind = np.cumsum(counts)
-    own_bytes = fields[k.M_VALUE_SIZE] + _PROPERTY_BYTES * fields[k.M_PROPERTIES]
+    # The values of a slice are limited already.
+    own_bytes = _PROPERTY_BYTES * fields[k.M_PROPERTIES]
     sizes = np.concatenate([[0], np.cumsum(np.repeat(row_bytes, counts) + own_bytes)])
     run = _Run()
     yielded = False
@@ -367,13 +373,19 @@ def _runs(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -
             # The messages up to ``stop`` fit. Without odd entries, more of them may fit.
             if not run.odd_rows and not run.rejects:
                 fitting = int(np.searchsorted(sizes, sizes[run.start] + DECODED_PIECE_BYTES, "right")) - 1
-                run.stop = min(max(fitting, run.start + 1), reached)
+                whole = int(behind[behind <= fitting].max(initial=0))
+                run.stop = min(whole if whole > run.start else max(fitting, run.start + 1), reached)
             yield run
             yielded, run = True, _Run(run.stop, run.stop)
         run.stop = reached
         if index is None:
             break
-        for row in _judge(part, index, rules):
+        judged = _judge(part, index, rules)
+        first = list(islice(judged, 2))
+        if len(first) > 1 and (run.stop > run.start or run.odd_bytes):
+            yield run
+            yielded, run = True, _Run(reached, reached)
+        for row in chain(first, judged):
             size_bytes = _row_bytes(row)
             held_bytes = run.odd_bytes + int(sizes[run.stop] - sizes[run.start])
             # Two values together may be larger than a column can be.
