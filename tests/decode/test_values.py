@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import struct
 from datetime import date, datetime, timedelta, timezone
 from decimal import Context, Decimal
@@ -485,3 +486,27 @@ def test_a_protobuf_schema_of_more_columns_than_can_be_is_refused() -> None:
             continue
         with pytest.raises(SetupError, match="more than 10000 columns"):
             column_type(ValueSchema(SchemaType.ProtobufNative, definition))
+
+
+_JSON_NUMBERS = st.one_of(
+    st.integers(-(10**40), 10**40).map(str),
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.sampled_from(["1e39", "1e400", "-1e400", "3.4028235677973366e38", "1.00000017881393432617187499"]),
+)
+_JSON_VALUES = st.builds(
+    lambda before, number, other, after: f'{before}{{"f": {number}, "d": {other}, "s": "x"}}{after}'.encode(),
+    st.sampled_from(["", " ", "\n\t", "\u00a0", "\u2028", "\v"]),
+    _JSON_NUMBERS,
+    _JSON_NUMBERS,
+    st.sampled_from(["", "\r ", "\u00a0", "\u2029"]),
+)
+
+
+@given(_JSON_VALUES)
+def test_json_is_read_alike_alone_and_beside_a_value_that_does_not_fit(payload: bytes) -> None:
+    schema = as_json(avro(field("f", "float"), field("d", "double"), field("s", "string")))
+    alone, bad_alone = read(schema, [payload])
+    beside, bad_beside = read(schema, [payload, b"[]"])
+    assert (alone[0], 0 in bad_alone) == (beside[0], 0 in bad_beside)
+    if 0 not in bad_alone:
+        assert all(math.isfinite(alone[0][name]) for name in ("f", "d"))

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from decimal import Context, Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -335,6 +336,12 @@ def _decode_json(physical: pa.DataType, encoded: Encoded) -> DecodedValues:
     return DecodedValues(build(rows, physical, _for_spark(physical), bad), bad)
 
 
+_JSON_SPACES = " \t\n\r"
+
+# From here on a double is rounded to a float that is infinite.
+_FLOAT_LIMIT = (2 - 2**-24) * 2.0**127
+
+
 class _Number(str):
     """A number of JSON as it is written: a text column takes all of its digits."""
 
@@ -372,7 +379,7 @@ def _parse_together(payloads: pa.BinaryArray, physical: pa.DataType) -> pa.Array
     if not len(present):
         return None
     try:
-        texts = pc.utf8_trim_whitespace(present.cast(pa.string()))
+        texts = pc.utf8_trim(present.cast(pa.string()), _JSON_SPACES)
         if not pc.all(pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))).as_py():
             return None
         data = pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), "\n")[0].as_buffer()
@@ -380,7 +387,7 @@ def _parse_together(payloads: pa.BinaryArray, physical: pa.DataType) -> pa.Array
             pa.BufferReader(data),
             read_options=pj.ReadOptions(use_threads=False, block_size=data.size + 1),
             parse_options=pj.ParseOptions(
-                explicit_schema=pa.schema(list(physical)),
+                explicit_schema=pa.schema(list(_with_doubles(physical))),
                 newlines_in_values=True,
                 unexpected_field_behavior="ignore",
             ),
@@ -389,12 +396,34 @@ def _parse_together(payloads: pa.BinaryArray, physical: pa.DataType) -> pa.Array
         return None
     if table.num_rows != len(texts):
         return None
-    records = table.select([field.name for field in physical]).to_struct_array().combine_chunks()
+    records = table.select([field.name for field in physical]).to_struct_array().combine_chunks().cast(physical)
+    if _has_infinity(records):
+        return None
     if payloads.null_count == 0:
         return records
     valid = payloads.is_valid().to_numpy(False)
     rows = np.where(valid, np.cumsum(valid) - 1, 0)
     return records.take(pa.array(rows, mask=~valid))
+
+
+def _with_doubles(one: pa.DataType) -> pa.DataType:
+    """Return a type with doubles in place of floats: a number becomes a double first, however it is
+    parsed, so that it is rounded alike.
+    """
+    if pa.types.is_struct(one):
+        return pa.struct([field.with_type(_with_doubles(field.type)) for field in one])
+    if pa.types.is_list(one):
+        return pa.list_(one.value_field.with_type(_with_doubles(one.value_type)))
+    return pa.float64() if pa.types.is_float32(one) else one
+
+
+def _has_infinity(values: pa.Array) -> bool:
+    """Return whether a number was too large for its column, at any depth."""
+    if pa.types.is_struct(values.type):
+        return any(map(_has_infinity, values.flatten()))
+    if pa.types.is_list(values.type):
+        return _has_infinity(values.flatten())
+    return pa.types.is_floating(values.type) and bool(pc.any(pc.is_inf(values)).as_py())
 
 
 def _conformer(arrow_type: pa.DataType) -> Callable[[Any], Any]:
@@ -412,7 +441,16 @@ def _conformer(arrow_type: pa.DataType) -> Callable[[Any], Any]:
         return _or_null(str, str)
     if pa.types.is_boolean(arrow_type):
         return _or_null(bool, lambda value: value)
-    return _or_null(_Number, float if pa.types.is_floating(arrow_type) else _whole)
+    return _or_null(_Number, partial(_real, arrow_type) if pa.types.is_floating(arrow_type) else _whole)
+
+
+def _real(arrow_type: pa.DataType, number: _Number) -> float:
+    value = float(number)
+    limit = _FLOAT_LIMIT if pa.types.is_float32(arrow_type) else math.inf
+    # A column holds infinity itself.
+    if abs(value) >= limit and not number.endswith("Infinity"):
+        raise ValueError(f"{number[:_SHOWN_CHARACTERS]} is too large for a column of {arrow_type}")
+    return value
 
 
 def _whole(number: _Number) -> int:
