@@ -344,16 +344,17 @@ def test_rows_of_many_columns_are_converted_in_parts(
     assert [row["a"] for part in parts for row in part["record"].to_pylist()] == list(range(7))
 
 
-def test_a_version_that_the_registry_lacks_for_a_while_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_the_registry_lacks_for_a_while_is_asked_for_once_in_each_micro_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     answers = iter([None, schema_of({"a": "int"})])
     monkeypatch.setattr(
         value_schemas, "shared_cluster", lambda _client: SimpleNamespace(schema=lambda *_: next(answers))
     )
-    of_version = value_schemas.schemas_of(ClientSettings("pulsar://nowhere:2"), "t")
-    version = bytes(7) + b"\x01"
-    assert of_version(version) is None
-    assert of_version(version) == schema_of({"a": "int"})
-    assert of_version(version) == schema_of({"a": "int"})
+    client, version = ClientSettings("pulsar://nowhere:2"), bytes(7) + b"\x01"
+    for batch, expected in (("1", None), ("2", schema_of({"a": "int"}))):
+        for _ in range(3):
+            assert value_schemas.schemas_of(client, "t", batch)(version) == expected
 
 
 def test_a_topic_that_was_created_again_is_decoded_by_none_of_its_former_schemas(

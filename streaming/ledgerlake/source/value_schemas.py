@@ -62,6 +62,10 @@ def find_value_schema(options: SourceOptions) -> ValueSchema:
     return first_schema if len(set(schemas.values())) == 1 else NO_SCHEMA
 
 
+# From so many versions on, one without a schema is not remembered.
+_MOST_UNKNOWN = 10_000
+
+
 def schemas_of(client: ClientSettings, topic: str, batch: str = "") -> SchemaOfVersion:
     """Return a function from a schema version of a topic to the schema; the broker is asked for
     each version once. A topic that is created again begins again with its versions, so nothing is
@@ -74,19 +78,21 @@ def schemas_of(client: ClientSettings, topic: str, batch: str = "") -> SchemaOfV
     known = _known_in(batch) if batch else {}
 
     def of_version(version: bytes) -> ValueSchema | None:
-        schema = known.get((client, topic, version))
-        if schema is None and _is_version(version):
-            cluster = shared_cluster(client)
-            schema = with_retries(lambda: cluster.schema(topic, version), client.give_up_after_s)
-            if schema is not None:
-                known[client, topic, version] = schema
+        key = client, topic, version
+        if key in known or not _is_version(version):
+            return known.get(key)
+        cluster = shared_cluster(client)
+        schema = with_retries(lambda: cluster.schema(topic, version), client.give_up_after_s)
+        # A producer may name any version, so no more than some of those without a schema are kept.
+        if schema is not None or len(known) < _MOST_UNKNOWN:
+            known[key] = schema
         return schema
 
     return of_version
 
 
 @lru_cache(maxsize=8)
-def _known_in(_batch: str) -> dict[tuple[ClientSettings, str, bytes], ValueSchema]:
+def _known_in(_batch: str) -> dict[tuple[ClientSettings, str, bytes], ValueSchema | None]:
     return {}
 
 
