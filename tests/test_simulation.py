@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ledgerlake.options.config import Config
     from ledgerlake.table.batch_record import BatchRecord
 
-_HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "600"))
+_HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "300"))
 
 # The first seed that finds each fault; after a change of the scripts: ``make simulate-faults``.
 _FOUND_BY = {
