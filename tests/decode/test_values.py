@@ -510,3 +510,27 @@ def test_json_is_read_alike_alone_and_beside_a_value_that_does_not_fit(payload: 
     assert (alone[0], 0 in bad_alone) == (beside[0], 0 in bad_beside)
     if 0 not in bad_alone:
         assert all(math.isfinite(alone[0][name]) for name in ("f", "d"))
+
+
+_INNER = {"type": "record", "name": "In", "fields": [{"name": "x", "type": "int", "default": 7}]}
+
+
+@pytest.mark.parametrize(
+    ("of_field", "default", "expected"),
+    [
+        ("bytes", "\u00ff\u0001", b"\xff\x01"),
+        ({"type": "fixed", "name": "F", "size": 2}, "\u00ff\u0001", b"\xff\x01"),
+        (DECIMAL, "\u0003\u00e8", Decimal("1.000")),
+        (["null", DECIMAL], None, None),
+        ([DECIMAL, "null"], "\u0001", Decimal("0.001")),
+        (_INNER, {}, {"x": 7}),
+        ({"type": "array", "items": _INNER}, [{}, {"x": 1}], [{"x": 7}, {"x": 1}]),
+        ({"type": "map", "values": "bytes"}, {"k": "\u00ff"}, [("k", b"\xff")]),
+        ("double", 1, 1.0),
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B", "B"),
+    ],
+)
+def test_a_new_field_of_any_type_has_its_default_in_older_values(of_field: Any, default: Any, expected: Any) -> None:
+    old = avro(field("a", "int"))
+    new = avro(field("a", "int"), {"name": "b", "type": of_field, "default": default})
+    assert read(new, [written(old, {"a": 1})], old) == ([{"a": 1, "b": expected}], {})

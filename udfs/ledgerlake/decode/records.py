@@ -140,8 +140,19 @@ def _compiled(schema: ValueSchema) -> Any:
 
     LOGICAL_READERS.update(dict.fromkeys((f"bytes-{_DECIMAL}", f"fixed-{_DECIMAL}"), _decimal))
     try:
-        return fastavro.parse_schema(_plain(_parse(schema.definition)))
-    except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, ValueError, KeyError) as error:
+        parsed = fastavro.parse_schema(_plain(_parse(schema.definition)))
+        named = parsed.get("__named_schemas", {}) if isinstance(parsed, dict) else {}
+        for record in (parsed, *named.values()):
+            _read_defaults(record, named)
+        return parsed
+    except (
+        fastavro.schema.SchemaParseException,
+        fastavro.schema.UnknownType,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise SetupError(f"a schema's definition is no Avro schema: {error}") from None
 
 
@@ -157,6 +168,49 @@ def _plain(node: Any) -> Any:
     else:
         plain.pop("logicalType", None)
     return plain
+
+
+def _read_defaults(node: Any, named: dict[str, Any]) -> None:
+    """Replace the defaults in a parsed schema by values as they are read: in JSON, bytes are texts,
+    and the default of a record leaves out fields that have one. fastavro takes them as they are.
+    """
+    if isinstance(node, list):
+        for branch in node:
+            _read_defaults(branch, named)
+    if not isinstance(node, dict):
+        return
+    for inner in ("type", "items", "values"):
+        _read_defaults(node.get(inner), named)
+    for field in node.get("fields", ()):
+        _read_defaults(field["type"], named)
+        if "default" in field:
+            field["default"] = _default(field["type"], field["default"], named)
+
+
+def _default(node: Any, value: Any, named: dict[str, Any]) -> Any:
+    """Return the value that a default in a schema stands for."""
+    if isinstance(node, list):
+        return None if value is None else _default(node[0], value, named)
+    if isinstance(node, str) and node in named:
+        node = named[node]
+    kind = node["type"] if isinstance(node, dict) else node
+    if isinstance(kind, (dict, list)):
+        return _default(kind, value, named)
+    if kind in ("bytes", "fixed") and isinstance(value, str):
+        data = value.encode("latin-1")
+        return _decimal(data, node) if isinstance(node, dict) and "logicalType" in node else data
+    if kind in ("float", "double"):
+        return float(value)
+    if kind == "array":
+        return [_default(node["items"], item, named) for item in value]
+    if kind == "map":
+        return {name: _default(node["values"], item, named) for name, item in value.items()}
+    if kind in ("record", "error"):
+        return {
+            field["name"]: _default(field["type"], value.get(field["name"], field.get("default")), named)
+            for field in node["fields"]
+        }
+    return value
 
 
 def _is_decimal(node: dict[str, Any]) -> bool:
