@@ -156,6 +156,23 @@ def test_a_message_that_waited_in_the_first_run_and_is_trimmed_in_the_repeat_is_
         assert [row[:2] for row in stored_rows(tables)] == [(1, "delayed_trimmed")]
 
 
+@pytest.mark.parametrize("is_in_rejects", [True, False])
+def test_a_loss_whose_commit_the_history_shows_no_more_is_not_added_again(
+    tables: dict[str, Table], monkeypatch: pytest.MonkeyPatch, is_in_rejects: bool
+) -> None:
+    loss = [rejected(1, "data_loss", "after 3:0")]
+    run(tables, loss if is_in_rejects else [], messages=1)
+    run(tables, loss, messages=1)
+    monkeypatch.setattr("ledgerlake.table.delta_table.HISTORY_COMMITS", 3)
+    for number in range(3):
+        other = BatchRecord("payments", "ledgerlake:payments:id", number, 7)
+        killed_behind_rejects(tables, [rejected(9)], other)
+    version = DeltaTable(tables["rejects"].path.uri).version()
+    with pytest.raises(CheckpointError, match="cannot be compared .*its history does not show the commit"):
+        run(tables, loss, messages=1)
+    assert DeltaTable(tables["rejects"].path.uri).version() == version
+
+
 def test_an_addition_says_whose_it_is_and_the_batch_stays_the_last_one(tables: dict[str, Table]) -> None:
     killed_behind_rejects(tables, [rejected(1)])
     run(tables, [rejected(1), rejected(5)], messages=1)

@@ -22,6 +22,7 @@ since do not come again.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -54,10 +55,7 @@ def add_missing(table: Table, batch: BatchRecord, files: list[DataFile]) -> None
         CheckpointError: the rows of the first run cannot be read back; nothing was changed.
         TableError: the commit did not land.
     """
-    versions = table.versions_of(batch)
-    if not versions:
-        raise table.not_comparable(batch, "its history does not show the commit")
-    _add(table, batch, files, versions, len(versions), lambda _reason: True)
+    _add(table, batch, files, True, lambda _reason: True)
 
 
 def add_losses(table: Table, batch: BatchRecord, files: list[DataFile], is_in_table: bool) -> None:
@@ -72,24 +70,28 @@ def add_losses(table: Table, batch: BatchRecord, files: list[DataFile], is_in_ta
     Raises:
         As ``add_missing``.
     """
-    versions = table.versions_of(batch)
-    number = len(versions) if is_in_table else len(versions) + 1
-    _add(table, batch, files, versions, number, lambda reason: reason in (DATA_LOSS, DELAYED_TRIMMED))
+    _add(table, batch, files, is_in_table, lambda reason: reason in (DATA_LOSS, DELAYED_TRIMMED))
 
 
 def _add(
-    table: Table,
-    batch: BatchRecord,
-    files: list[DataFile],
-    versions: list[int],
-    number: int,
-    is_wanted: Callable[[str], bool],
+    table: Table, batch: BatchRecord, files: list[DataFile], is_in_table: bool, is_wanted: Callable[[str], bool]
 ) -> None:
+    additions = _additions(table, batch)
+    versions = table.versions_of(batch)
+    # The history of a table is limited, and its transactions are not.
+    if len(versions) < additions + is_in_table:
+        raise table.not_comparable(batch, "its history does not show the commit")
     known = sum((table.keys_of(batch, version) for version in versions), Counter())
     missing = [new_file for file in files for new_file in _write_new(table, file, known, is_wanted)]
     if missing:
-        table.commit(batch.more(number), missing, {})
+        table.commit(batch.more(additions + 1), missing, {})
     table.remove_files([file.name for file in files])
+
+
+def _additions(table: Table, batch: BatchRecord) -> int:
+    """Return how many additions to a micro-batch the table has."""
+    is_there = (table.number(batch.more(number).query) == batch.batch_id for number in count(1))
+    return sum(takewhile(bool, is_there))
 
 
 def row_keys(rows: pa.Table) -> Iterator[RowKey]:
