@@ -71,6 +71,31 @@ def test_a_topic_partition_is_written_by_one_stream_unless_another_takes_it_over
         table.check_writers("orders", ["t", "u"])
 
 
+def test_a_stream_that_runs_writes_no_topic_partition_that_another_one_has_taken_over(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    table.begin_stream("orders", ["t", "u"])
+    put(table, batch(0), data_file(table, "a"))
+    Table(table.path, SCHEMA).begin_stream("payments", ["t"], takes_over=True)
+    with pytest.raises(OwnershipError) as refused:
+        table.contains(batch(1))
+    assert refused.value.message == (
+        f"another stream has taken over the messages of t in the table at {table.path}, so the stream orders writes them no "
+        "more; end this stream, give it tables of its own, or, to take the topic back, start it with [delta] "
+        "fail_on_second_stream = false"
+    )
+    of_other_topic = replace(batch(1), ranges={"u": batch(1).ranges["t"], "t": {"start": None, "end": None}})
+    put(table, of_other_topic, data_file(table, "b"))
+    table.begin_stream("orders", ["t"], takes_over=True)
+    put(table, batch(2), data_file(table, "c"))
+
+
+def test_a_topic_partition_that_comes_into_another_table_is_the_other_streams_here(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    table.begin_stream("orders", ["u"])
+    Table(table.path, SCHEMA).begin_stream("payments", ["t"])
+    put(table, batch(0), data_file(table, "a"))
+
+
 def test_of_two_streams_that_begin_at_once_one_gets_a_topic_partition(tmp_path: Path) -> None:
     table = new_table(tmp_path / "table")
     append = Table._append
@@ -229,7 +254,9 @@ def put(table: Table, record: BatchRecord, file: DataFile) -> None:
 
 
 def batch(number: int, digest: int = 7) -> BatchRecord:
-    return BatchRecord("orders", "ledgerlake:orders:id", number, digest, {"t": {"start": None, "end": {"ledger": 3}}})
+    return BatchRecord(
+        "orders", "ledgerlake:orders:id", number, digest, {"t": {"start": None, "end": {"ledger": 3, "entry": 9}}}
+    )
 
 
 def test_a_batch_that_the_table_holds_is_known_by_its_number_and_its_offsets(tmp_path: Path) -> None:
@@ -390,7 +417,7 @@ def test_the_history_shows_each_batch_with_its_ranges(tmp_path: Path) -> None:
     table = new_table(tmp_path / "table")
     put(table, batch(4), data_file(table, "a"))
     known = json.loads(DeltaTable(str(tmp_path / "table")).history(1)[0]["ledgerlake"])
-    assert known["ranges"] == {"t": {"start": None, "end": {"ledger": 3}}}
+    assert known["ranges"] == batch(4).ranges
     assert (known["version"], known["stream"], known["batch"]) == (1, "orders", 4)
 
 

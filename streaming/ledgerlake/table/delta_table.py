@@ -122,6 +122,8 @@ class Table:
         self._own_version, self._own_commit = -1, dict[str, int]()
         self._own_numbers: dict[str, int | None] = {}
         self._previous_writer: int | None = None
+        # The topic partitions that this process has begun to write.
+        self._begun: set[str] = set()
         self._modified_ms: int | None = None
         self._cleaned_in: int | None = None
 
@@ -248,18 +250,28 @@ class Table:
         self._check_writers(self._current(), stream, topic_partitions)
 
     def _check_writers(self, table: DeltaTable, stream: str, topic_partitions: Iterable[str]) -> None:
-        others = self._writers(table, topic_partitions).items()
-        name, number = next(((name, other) for name, other in others if other != number_of(stream)), ("", 0))
-        if not name:
+        other = self._other_stream(table, stream, topic_partitions)
+        if other is None:
             return
-        known = (batch["stream"] for batch in self._recent_batches(table) if number_of(batch["stream"]) == number)
-        other = next(known, None)
+        name, writer = other
         raise CheckpointError(
-            f"{'another stream' if other is None else f'the stream {other}'} writes the messages of {name} to the table at "
+            f"{writer} writes the messages of {name} to the table at "
             f"{self.path}, and the stream {stream} would write them a second time; set [stream] name and checkpoint back, "
             "or give the stream tables of its own; if it is to take the topic over, and what it reads may come twice, set "
             "[delta] fail_on_second_stream to false"
         )
+
+    def _other_stream(self, table: DeltaTable, stream: str, topic_partitions: Iterable[str]) -> tuple[str, str] | None:
+        """Return the first topic partition that another stream writes, and words for that stream;
+        None if there is none.
+        """
+        own = number_of(stream)
+        for name, number in self._writers(table, topic_partitions).items():
+            if number != own:
+                streams = (batch["stream"] for batch in self._recent_batches(table))
+                known = next((other for other in streams if number_of(other) == number), None)
+                return name, "another stream" if known is None else f"the stream {known}"
+        return None
 
     def _writers(self, table: DeltaTable, topic_partitions: Iterable[str]) -> dict[str, int]:
         """Return the numbers of the streams that write the messages of topic partitions."""
@@ -370,6 +382,7 @@ class Table:
         names = list(topic_partitions)
         if not takes_over:
             self._check_writers(table, stream, names)
+        self._begun.update(names)
         writers = self._writers(table, names)
         numbers = {_WRITER_PREFIX + name: own for name in names if writers.get(name) != own}
         if self._number(table, _STREAM_PREFIX + stream) is None:
@@ -390,12 +403,14 @@ class Table:
 
         Raises:
             CheckpointError: the table has another one of that number, or a later one.
-            OwnershipError: another query has committed for the stream since this process began.
+            OwnershipError: another query has committed for the stream since this process began, or
+                another stream has taken over a topic partition of the micro-batch.
         """
-        # Bringing the table up to date costs requests to its store, so both checks read one
+        # Bringing the table up to date costs requests to its store, so all checks read one
         # version.
         table = self._current()
         self._check_writer(table, batch)
+        self._check_not_taken_over(table, batch)
         recorded = self._recorded(table, batch.query)
         if recorded is None or recorded.batch_id < batch.batch_id:
             return False
@@ -415,6 +430,19 @@ class Table:
         raise OwnershipError(
             f"another checkpoint of the stream {batch.stream} has written to the table at {self.path} since this process "
             "began; let only one process run it, with the newest checkpoint"
+        )
+
+    def _check_not_taken_over(self, table: DeltaTable, batch: BatchRecord) -> None:
+        # The table takes the messages of some topics only, and may have others from other streams.
+        names = [name for name in batch.with_messages if name in self._begun]
+        other = self._other_stream(table, batch.stream, names)
+        if other is None:
+            return
+        name, writer = other
+        raise OwnershipError(
+            f"{writer} has taken over the messages of {name} in the table at {self.path}, so the "
+            f"stream {batch.stream} writes them no more; end this stream, give it tables of its "
+            "own, or, to take the topic back, start it with [delta] fail_on_second_stream = false"
         )
 
     def commit(
