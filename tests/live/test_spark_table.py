@@ -129,6 +129,32 @@ def test_a_batch_without_rows_is_recorded(spark: SparkSession, tmp_path: Path) -
     assert spark.read.format("delta").load(path).count() == 0
 
 
+@pytest.mark.parametrize(
+    "property_", ["columnMapping.mode' = 'name", "enableInCommitTimestamps' = 'true", "enableRowTracking' = 'true"]
+)
+def test_what_a_start_records_is_between_the_commits_of_delta_spark(
+    spark: SparkSession, tmp_path: Path, property_: str
+) -> None:
+    path = str(tmp_path / "rejects")
+    Table(Place(path), schema.REJECTS).create()
+    spark.sql(f"alter table delta.`{path}` set tblproperties ('delta.{property_}')")
+    table = SparkTable(Place(path), schema.REJECTS, Place(str(tmp_path / "staging")))
+    table.check(spark)
+    table.begin(None)
+    for number in range(12):
+        table.begin_stream("s", [f"t-partition-{number}"])
+        record = BatchRecord("s", "ledgerlake:s:q", number, 7)
+        assert not table.contains(record)
+        table.commit(record, staged(table, range(number, number + 1)), {f"t-partition-{number}": number})
+    rows = spark.read.format("delta").load(path).orderBy("entry_id").collect()
+    assert [row.entry_id for row in rows] == list(range(12))
+    again = Table(Place(path), schema.REJECTS)
+    assert again.effective_times_us(["t-partition-3", "t-partition-11"]) == {"t-partition-3": 3, "t-partition-11": 11}
+    again.check_writers("s", [f"t-partition-{number}" for number in range(12)])
+    with pytest.raises(CheckpointError, match="the stream s writes the messages of t-partition-0"):
+        again.check_writers("other", ["t-partition-0"])
+
+
 def test_a_violated_constraint_is_one_sentence(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
     make_table(spark, str(tmp_path / "messages"), "checkConstraints")

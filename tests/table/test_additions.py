@@ -168,7 +168,7 @@ def test_a_loss_whose_commit_the_history_shows_no_more_is_not_added_again(
         other = BatchRecord("payments", "ledgerlake:payments:id", number, 7)
         killed_behind_rejects(tables, [rejected(9)], other)
     version = DeltaTable(tables["rejects"].path.uri).version()
-    with pytest.raises(CheckpointError, match="cannot be compared .*its history does not show the commit"):
+    with pytest.raises(CheckpointError, match=r"cannot be compared .*its history does not show the commit"):
         run(tables, loss, messages=1)
     assert DeltaTable(tables["rejects"].path.uri).version() == version
 

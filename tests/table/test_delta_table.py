@@ -89,6 +89,90 @@ def test_a_stream_that_runs_writes_no_topic_partition_that_another_one_has_taken
     put(table, batch(2), data_file(table, "c"))
 
 
+def of_delta_spark(table: Table, **configuration: str) -> SparkTable:
+    """The same table with delta-spark as its writer."""
+    if configuration:
+        rewritten(Path(table.path.uri), lambda actions: actions["metaData"]["configuration"].update(configuration))
+    return SparkTable(table.path, SCHEMA, table.path / "staging")
+
+
+@pytest.mark.parametrize("own_times", [{}, {"delta.enableInCommitTimestamps": "true"}])
+def test_who_writes_a_topic_partition_is_the_same_to_both_kinds_of_writer(
+    tmp_path: Path, own_times: dict[str, str]
+) -> None:
+    plain = new_table(tmp_path / "table")
+    by_spark = of_delta_spark(plain, **own_times)
+    by_spark.begin_stream("orders", ["t", "u"])
+    assert (plain.last_batch_of("orders"), by_spark.last_batch_of("orders")) == (-1, -1)
+    for kind in (plain, by_spark, of_delta_spark(plain)):
+        with pytest.raises(CheckpointError, match="another stream writes the messages of u to"):
+            kind.begin_stream("payments", ["v", "u"])
+    version = DeltaTable(plain.path.uri).version()
+    by_spark.begin_stream("orders", ["t", "u"])
+    assert DeltaTable(plain.path.uri).version() == version
+    plain.begin_stream("payments", ["u"], takes_over=True)
+    with pytest.raises(OwnershipError, match="has taken over the messages of u"):
+        by_spark.contains(replace(batch(0), ranges={"u": batch(0).ranges["t"]}))
+    by_spark.begin_stream("orders", ["u"], takes_over=True)
+    with pytest.raises(OwnershipError, match="has taken over the messages of u"):
+        plain.contains(replace(batch(0), stream="payments", ranges={"u": batch(0).ranges["t"]}))
+
+
+def test_a_commit_with_times_of_its_own_is_later_than_the_one_before(tmp_path: Path) -> None:
+    plain = new_table(tmp_path / "table")
+    by_spark = of_delta_spark(plain, **{"delta.enableInCommitTimestamps": "true"})
+    far_ms = 4_000_000_000_000
+    rewritten(tmp_path / "table", lambda actions: actions.update(commitInfo={"inCommitTimestamp": far_ms}))
+    by_spark.begin_stream("orders", ["t"])
+    by_spark.begin_stream("orders", ["u"])
+    log = sorted((tmp_path / "table/_delta_log").glob("*.json"))[-2:]
+    first = [json.loads(file.read_text().splitlines()[0]) for file in log]
+    assert [action["commitInfo"]["inCommitTimestamp"] for action in first] == [far_ms + 1, far_ms + 2]
+
+
+def test_of_two_streams_that_begin_at_once_by_delta_spark_one_gets_a_topic_partition(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    second = of_delta_spark(table)
+    append = SparkTable._append
+
+    def late(self: SparkTable, *args: Any) -> None:
+        of_delta_spark(table).begin_stream("orders", ["t"])
+        append(self, *args)
+
+    second._append = late.__get__(second)  # type: ignore[method-assign]
+    with pytest.raises(TableError, match="the stream payments could not be recorded"):
+        second.begin_stream("payments", ["t"])
+    Table(table.path, SCHEMA).check_writers("orders", ["t"])
+
+
+def test_a_table_whose_commits_a_catalog_orders_is_refused(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    rewritten(tmp_path / "table", feature("coordinatedCommits-preview"))
+    with pytest.raises(TableError, match="has coordinatedCommits-preview, so that only its catalog may commit"):
+        of_delta_spark(table).examine()
+
+
+def test_what_delta_spark_has_committed_is_known_to_the_other_writer(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    table.begin_stream("orders", ["t"])
+    assert not table.contains(batch(0))
+    table.commit(batch(0), [data_file(table, "a")], {"t": 5, "u": 7}, {"box": 1})
+    for number, time_us in ((1, 90), (2, 80)):
+        more = {"effective_times_us": {"t": time_us}, "outbox": {"box": number}}
+        metadata = {"userMetadata": json.dumps(json.loads(batch(number).to_json()) | more)}
+        numbers = [Transaction(batch(number).query, number)]
+        DeltaTable(table.path.uri).create_write_transaction(
+            [],
+            "append",
+            deltalake.Schema.from_arrow(SCHEMA),
+            commit_properties=CommitProperties(custom_metadata=metadata, app_transactions=numbers),
+        )
+    again = Table(table.path, SCHEMA)
+    assert again.effective_times_us(["t", "u", "v"]) == {"t": 90, "u": 7}
+    assert again.last_batch_of("orders") == 2
+    assert again.outbox_messages("box") == 2
+
+
 def test_a_topic_partition_that_comes_into_another_table_is_the_other_streams_here(tmp_path: Path) -> None:
     table = new_table(tmp_path / "table")
     table.begin_stream("orders", ["u"])

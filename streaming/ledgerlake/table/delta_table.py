@@ -79,6 +79,9 @@ _QUERY_PREFIX = "ledgerlake.query:"
 _ATTEMPT_PREFIX = "ledgerlake.attempt:"
 _OUTBOX_PREFIX = "ledgerlake.outbox:"
 _FORGETFUL_PROPERTY = "delta.setTransactionRetentionDuration"
+# In the metadata of a commit of delta-spark, which has no numbers for them.
+EFFECTIVE_TIMES, OUTBOX = "effective_times_us", "outbox"
+
 _COMMITS_PER_CLEANUP = 100
 _COMMIT_ATTEMPTS = 5
 
@@ -221,7 +224,14 @@ class Table:
         """Return the greatest effective time of each topic partition in the table; without those
         that have none.
         """
-        return self._numbers_by(self._current(), _TIME_PREFIX, topic_partitions)
+        table = self._current()
+        times_us = self._numbers_by(table, _TIME_PREFIX, topic_partitions)
+        # A commit of delta-spark has them in its metadata alone, which the history shows.
+        for batch in self._recent_batches(table):
+            known = batch.get(EFFECTIVE_TIMES, {})
+            for name in known.keys() & set(topic_partitions):
+                times_us[name] = max(known[name], times_us.get(name, known[name]))
+        return times_us
 
     def recorded(self, query: str) -> Recorded | None:
         """Return the last micro-batch of a query in the current version of the table."""
@@ -239,7 +249,11 @@ class Table:
         """Return the last micro-batch of a stream of that name; -1 if it only began, None if the
         table does not know it.
         """
-        return self._number(self._current(), _STREAM_PREFIX + stream)
+        table = self._current()
+        # delta-spark sets no such number, so the history may have a later commit.
+        batches = (batch["batch"] for batch in self._recent_batches(table) if batch["stream"] == stream)
+        last = next(batches, None)
+        return self._number(table, _STREAM_PREFIX + stream) if last is None else last
 
     def check_writers(self, stream: str, topic_partitions: Iterable[str]) -> None:
         """Check that no other stream writes the messages of some topic partitions to the table.
@@ -396,7 +410,11 @@ class Table:
         """Return how many messages an outbox had up to the last commit; None if no commit records
         it.
         """
-        return self._number(self._current(), _OUTBOX_PREFIX + outbox)
+        table = self._current()
+        # They only grow, and a commit of delta-spark has them in its metadata alone.
+        counts = [batch.get(OUTBOX, {}).get(outbox) for batch in self._recent_batches(table)]
+        counts.append(self._number(table, _OUTBOX_PREFIX + outbox))
+        return max((int(count) for count in counts if count is not None), default=None)
 
     def contains(self, batch: BatchRecord) -> bool:
         """Return whether the table contains a micro-batch.

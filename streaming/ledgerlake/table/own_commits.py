@@ -46,13 +46,17 @@ class OwnCommits(Table):
             before = table.version()
             version = self._try_to_append(table, files, numbers, metadata)
             if version is not None:
-                if version % checkpoint_interval(table) == 0:
-                    write_checkpoint(self.path)
+                self._keep_up_log(table, version)
                 return
             table = self._load()
             self._check_not_there(before, table.version(), numbers)
             self._compare(table)
         raise OSError("other writers commit to the table without pause")
+
+    def _keep_up_log(self, table: DeltaTable, version: int) -> None:
+        """Write a checkpoint of the log after a commit, if one is due."""
+        if version % checkpoint_interval(table) == 0:
+            write_checkpoint(self.path)
 
     def _check_not_there(self, before: int, version: int, numbers: dict[str, int]) -> None:
         """Check that no other writer has committed with one of the same transactions.

@@ -7,17 +7,19 @@ batch's number, by which Delta skips a batch that it has. So delta-spark enforce
 generated columns, the change data feed and column mapping, at the cost of one extra pass over every
 row.
 
-delta-spark's commits carry only one number for each query. So the other numbers (see
-``delta_table``) are stored in the metadata of the commits and read from the table's history. The
-greatest time of each topic partition is computed from the rows when a query starts.
+delta-spark's commits carry only one number for each query. So the other numbers of a micro-batch (see
+``delta_table``) are stored in the metadata of its commit, and read from the table's history. What a
+start records is in commits without files, which are written here. The greatest time of each topic
+partition is computed from the rows too when a query starts.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -30,12 +32,14 @@ from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.runtime.java_errors import root_cause
 from ledgerlake.table.additions import KEY_COLUMNS, row_key
 from ledgerlake.table.batch_record import Recorded, number_of
-from ledgerlake.table.delta_table import Table
+from ledgerlake.table.delta_table import EFFECTIVE_TIMES, OUTBOX, Table
 from ledgerlake.table.features import PARTITIONED, column_differences, listed, null_constraints, special_features
-from ledgerlake.table.open_table import existing_table
+from ledgerlake.table.log_commit import OwnCommit
+from ledgerlake.table.open_table import existing_table, read_commit
+from ledgerlake.table.own_commits import OwnCommits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from deltalake import DeltaTable
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -47,8 +51,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# The property of a table whose commits have a time of their own, each later than the one before.
+_COMMIT_TIMES = "delta.enableInCommitTimestamps"
 
-class SparkTable(Table):
+# Features of a table whose commits another service has to order.
+_ORDERED_ELSEWHERE = {"catalogManaged", "catalogOwned-preview", "coordinatedCommits-preview"}
+
+
+class SparkTable(OwnCommits):
     """The table at ``path``; tasks write their files to ``staging``."""
 
     def __init__(self, path: Place, schema: pa.Schema, staging: Place) -> None:
@@ -67,6 +77,12 @@ class SparkTable(Table):
         if missing or changed:
             raise TableError(
                 f"the table at {self.path} has another schema ({listed(missing, changed)}); use another path"
+            )
+        elsewhere = _ORDERED_ELSEWHERE & set(existing.protocol().writer_features or [])
+        if elsewhere:
+            raise TableError(
+                f"the table at {self.path} has {min(elsewhere)}, so that only its catalog may commit "
+                "to it; use another path"
             )
 
     def begin(self, previous_writer: int | None) -> None:
@@ -89,7 +105,12 @@ class SparkTable(Table):
         rows = self._spark.read.format("delta").load(self.path.hadoop_uri)
         latest = rows.groupBy("topic", "partition").agg(f.max(f.unix_micros(_effective_time())).alias("time_us"))
         times_us = {join_partition(row.topic, row.partition): int(row.time_us) for row in latest.collect()}
-        return {name: times_us[name] for name in topic_partitions if name in times_us}
+        recorded = super().effective_times_us(topic_partitions)
+        return {
+            name: max(times.get(name, 0) for times in (times_us, recorded))
+            for name in topic_partitions
+            if name in times_us or name in recorded
+        }
 
     def _recorded(self, table: DeltaTable, query: str) -> Recorded | None:
         batch_id = self._number(table, query)
@@ -100,32 +121,35 @@ class SparkTable(Table):
                 return Recorded(batch_id, batch["range_digest"])
         return Recorded(batch_id, None)
 
-    def last_batch_of(self, stream: str) -> int | None:
-        batches = self._recent_batches(self._current())
-        return next((batch["batch"] for batch in batches if batch["stream"] == stream), None)
-
     def _recorded_writer(self, table: DeltaTable, stream: str) -> int | None:
         queries = (batch["query"] for batch in self._recent_batches(table) if batch["stream"] == stream)
         return next((number_of(query) for query in queries), None)
 
-    def _writers(self, table: DeltaTable, topic_partitions: Iterable[str]) -> dict[str, int]:
-        names = set(topic_partitions)
-        writers = super()._writers(table, names)
-        for batch in reversed(list(self._recent_batches(table))):
-            writers |= dict.fromkeys(names.intersection(batch.get("ranges", ())), number_of(batch["stream"]))
-        return writers
+    def _try_to_append(
+        self,
+        table: DeltaTable,
+        files: list[DataFile],
+        numbers: dict[str, int],
+        metadata: dict[str, str] | None,
+    ) -> int | None:
+        # Files would have to honour the features of the table; numbers violate none.
+        assert not files
+        version, now_ms = table.version(), int(time.time() * 1000)
+        more: dict[str, Any] = dict(metadata or {})
+        if table.metadata().configuration.get(_COMMIT_TIMES) == "true":
+            last_ms = max(
+                action.get("commitInfo", {}).get("inCommitTimestamp", 0) for action in read_commit(self.path, version)
+            )
+            more["inCommitTimestamp"] = max(now_ms, last_ms + 1)
+        actions = [
+            {"txn": {"appId": name, "version": number, "lastUpdated": now_ms}} for name, number in numbers.items()
+        ]
+        parameters = {"mode": "Append"}
+        commit = OwnCommit(self.path, "WRITE", parameters, version, actions, more, is_blind=True)
+        return version + 1 if commit.land(version + 1) else None
 
-    def begin_stream(self, stream: str, topic_partitions: Iterable[str] = (), *, takes_over: bool = False) -> None:
-        """Check as ``Table.begin_stream``, and record nothing: a commit of delta-spark needs the
-        number of a micro-batch, and there is none yet.
-        """
-        if not takes_over:
-            self.check_writers(stream, topic_partitions)
-
-    def outbox_messages(self, outbox: str) -> int | None:
-        batches = self._recent_batches(self._current())
-        counts = (batch["outbox"].get(outbox) for batch in batches if "outbox" in batch)
-        return next((count for count in counts if count is not None), None)
+    def _keep_up_log(self, table: DeltaTable, version: int) -> None:
+        """Leave the checkpoint to delta-spark: delta-rs may drop what it does not know."""
 
     def keys_of(self, batch: BatchRecord, version: int) -> Counter[RowKey]:
         # Spark applies the column mapping and the deletion vectors of the table.
@@ -143,7 +167,7 @@ class SparkTable(Table):
     def commit(
         self, batch: BatchRecord, files: list[DataFile], times_us: dict[str, int], outbox: dict[str, int] | None = None
     ) -> None:
-        metadata = json.loads(batch.to_json()) | ({"outbox": outbox} if outbox else {})
+        metadata = json.loads(batch.to_json()) | {EFFECTIVE_TIMES: times_us, OUTBOX: outbox or {}}
         try:
             rows = (
                 self._spark.read.parquet(*((self.folder / file.name).hadoop_uri for file in files))
