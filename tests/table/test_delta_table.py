@@ -173,6 +173,41 @@ def test_what_delta_spark_has_committed_is_known_to_the_other_writer(tmp_path: P
     assert again.outbox_messages("box") == 2
 
 
+@pytest.mark.parametrize("writer", ["auto", "arrow", "spark"])
+def test_a_partitioned_table_needs_its_partition_by_from_the_start_on(tmp_path: Path, writer: str) -> None:
+    path, staging = Place(str(tmp_path / "table")), Place(str(tmp_path / "staging"))
+    rows = SCHEMA.append(pa.field("twice", pa.int64()))
+    path.make()
+    Table(path, rows, {"twice": "number * 2"}).create()
+    with pytest.raises(TableError) as refused:
+        open_table(path, SCHEMA, writer, staging).examine()
+    assert refused.value.message == (
+        f"the table at {path} is partitioned by twice, computed by number * 2, and partition_by is not set; set it back, or "
+        "use another path"
+    )
+
+
+@pytest.mark.parametrize(("partition_by", "nullable"), [(["day"], True), ([], False)])
+def test_a_column_that_nobody_fills_is_refused_by_the_start(
+    tmp_path: Path, partition_by: list[str], nullable: bool
+) -> None:
+    path = tmp_path / "table"
+    DeltaTable.create(
+        str(path), SCHEMA.append(pa.field("day", pa.string(), nullable=nullable)), partition_by=partition_by or None
+    )
+    table = open_table(Place(str(path)), SCHEMA, "auto", Place(str(tmp_path / "staging")))
+    with pytest.raises(TableError, match="column day, which no message has and Spark cannot compute"):
+        table.examine()
+
+    def computed(actions: dict[str, Any]) -> None:
+        schema = json.loads(actions["metaData"]["schemaString"])
+        schema["fields"][-1]["metadata"] = {"delta.generationExpression": "'today'"}
+        actions["metaData"]["schemaString"] = json.dumps(schema)
+
+    rewritten(path, computed)
+    assert open_table(Place(str(path)), SCHEMA, "auto", Place(str(tmp_path / "staging"))).examine()
+
+
 def test_a_topic_partition_that_comes_into_another_table_is_the_other_streams_here(tmp_path: Path) -> None:
     table = new_table(tmp_path / "table")
     table.begin_stream("orders", ["u"])

@@ -721,12 +721,12 @@ class Table:
 
     def _compare(self, existing: DeltaTable) -> None:
         self._check_keeps_transactions(existing)
+        self._check_partitions(existing)
         missing, extra, changed = column_differences(self.schema, existing)
         if missing or extra or changed:
             raise TableError(
                 f"the table at {self.path} has another schema ({listed(missing, extra, changed)}); use another path"
             )
-        self._check_partitions(existing)
         reasons = self._reasons(existing, self.schema)
         if reasons:
             raise TableError(
@@ -740,7 +740,7 @@ class Table:
         return "start again with [delta] writer = auto, without [[tables]] and cluster_by, or use another path"
 
     def _check_partitions(self, existing: DeltaTable) -> None:
-        """Check a table that is to be partitioned.
+        """Check how a table is partitioned, if this writer or the configuration says how.
 
         Raises:
             TableError: it is partitioned by other columns, or they were computed otherwise.
@@ -754,6 +754,12 @@ class Table:
                 "path"
             )
         computed = _expressions(existing.metadata().configuration.get(PARTITION_BY), str(self.path))
+        if computed and not self.partition_by:
+            raise TableError(
+                f"the table at {self.path} is partitioned by {', '.join(columns)}, computed by "
+                f"{', '.join(computed.values())}, and partition_by is not set; set it back, or use "
+                "another path"
+            )
         for name, expression in computed.items():
             if self.partition_by.get(name, expression) != expression:
                 now = self.partition_by[name] or "no expression"

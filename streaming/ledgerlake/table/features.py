@@ -29,6 +29,9 @@ _REFUSED_PROPERTIES = {
 _REFUSED_COLUMNS = {"delta.generationExpression": "generatedColumns", "delta.invariants": "column invariants"}
 _IDENTITY_VERSION = 6
 
+# The metadata of a column whose values Spark computes begins with one of these.
+_COMPUTED = ("delta.generationExpression", "delta.identity.", "CURRENT_DEFAULT")
+
 # The features of a table with liquid clustering.
 CLUSTERED = frozenset({"clustering", "domainMetadata"})
 
@@ -56,6 +59,20 @@ def special_features(table: DeltaTable) -> list[str]:
     if metadata.partition_columns:
         features.add(PARTITIONED)
     return sorted(features)
+
+
+def unfillable_columns(schema: pa.Schema, table: DeltaTable) -> list[str]:
+    """Return the columns of a table beside those of ``schema`` that rows must have a value for, and
+    that Spark does not compute; each as a phrase.
+    """
+    partitions = table.metadata().partition_columns
+    return [
+        f"the {'partition ' if column['name'] in partitions else ''}column {column['name']}"
+        for column in _fields(table.schema())
+        if column["name"] not in schema.names
+        and (column["name"] in partitions or not column["nullable"])
+        and not any(name.startswith(_COMPUTED) for name in column["metadata"])
+    ]
 
 
 def null_constraints(schema: pa.Schema, table: DeltaTable) -> list[str]:

@@ -33,7 +33,14 @@ from ledgerlake.runtime.java_errors import root_cause
 from ledgerlake.table.additions import KEY_COLUMNS, row_key
 from ledgerlake.table.batch_record import Recorded, number_of
 from ledgerlake.table.delta_table import EFFECTIVE_TIMES, OUTBOX, Table
-from ledgerlake.table.features import PARTITIONED, column_differences, listed, null_constraints, special_features
+from ledgerlake.table.features import (
+    PARTITIONED,
+    column_differences,
+    listed,
+    null_constraints,
+    special_features,
+    unfillable_columns,
+)
 from ledgerlake.table.log_commit import OwnCommit
 from ledgerlake.table.open_table import existing_table, read_commit
 from ledgerlake.table.own_commits import OwnCommits
@@ -73,10 +80,17 @@ class SparkTable(OwnCommits):
 
     def _compare(self, existing: DeltaTable) -> None:
         self._check_keeps_transactions(existing)
+        self._check_partitions(existing)
         missing, _, changed = column_differences(self.schema, existing)
         if missing or changed:
             raise TableError(
                 f"the table at {self.path} has another schema ({listed(missing, changed)}); use another path"
+            )
+        unfillable = unfillable_columns(self.schema, existing)
+        if unfillable:
+            raise TableError(
+                f"the table at {self.path} has {listed(unfillable)}, which no message has and Spark "
+                "cannot compute; give it a default, or use another path"
             )
         elsewhere = _ORDERED_ELSEWHERE & set(existing.protocol().writer_features or [])
         if elsewhere:
