@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -14,6 +16,7 @@ from deltalake import DeltaTable
 
 from ledgerlake.errors import TableAccessError, UsageError
 from ledgerlake.options.config import parse_config
+from ledgerlake.options.table_options import table_name
 from ledgerlake.pipeline.upkeep import Upkeep, UpkeepReport, keep_up
 from ledgerlake.stored.places import Place
 from ledgerlake.table.compaction import Compaction
@@ -24,6 +27,7 @@ from tests.table.test_compaction import Writer, files_of
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from ledgerlake.options.config import Config
@@ -142,7 +146,7 @@ def test_a_vacuum_that_failed_is_tried_again_in_the_next_round(
     wait_until(lambda: running.report.last_round_ms is not None)
     running.end()
     running.wait()
-    assert [place.uri.rpartition("/")[2] for place in attempts] == ["messages", "messages_rejects"] * 2
+    assert [place.uri.rpartition("/")[2] for place in attempts] == ["messages", "messages_rejects", "messages"]
     assert running.report.failed_attempts == 1
 
 
@@ -158,19 +162,78 @@ def test_work_is_followed_by_a_rest_after_which_the_share_of_time_is_kept(
     assert rests_s == [pytest.approx(8.0)]
 
 
-def test_pauses_get_longer_while_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    running = Upkeep(config_of(tmp_path))
-    pauses_s: list[float] = []
+def rounds_of(running: Upkeep, monkeypatch: pytest.MonkeyPatch, *works: Callable[[], object]) -> None:
+    """Run one round behind each of some works."""
+    left = [*works]
 
-    def note(pause_s: float) -> bool:
-        pauses_s.append(pause_s)
-        return len(pauses_s) > 12
+    def is_end(_pause_s: float) -> bool:
+        if not left:
+            return True
+        left.pop(0)()
+        return False
 
-    monkeypatch.setattr(running._stopping, "wait", note)
-    # There is no table, so every round fails.
+    monkeypatch.setattr(running._stopping, "wait", is_end)
+    monkeypatch.setattr(running, "_rest", lambda: None)
     running._run()
-    waits = [pause for pause in pauses_s if pause >= 0.1]
-    assert waits[:4] == [pytest.approx(0.1), pytest.approx(0.2), pytest.approx(0.4), pytest.approx(0.8)]
+
+
+def test_pauses_of_a_table_get_longer_while_it_fails_and_other_tables_keep_their_turns(
+    tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_rejects(config_of(tmp_path))
+    run, rounds, turns = Compaction.run, [0], list[tuple[str, int]]()
+
+    def noted(compaction: Compaction) -> int:
+        turns.append((compaction.path.uri.rpartition("/")[2], rounds[0]))
+        if compaction.path == config.messages_place and rounds[0] < 20:
+            raise OSError("the store does not answer")
+        return run(compaction)
+
+    def count() -> None:
+        rounds[0] += 1
+
+    monkeypatch.setattr(Compaction, "run", noted)
+    running = Upkeep(config)
+    rounds_of(running, monkeypatch, *[count] * 36)
+    assert [number for table, number in turns if table == "messages_rejects"] == [*range(1, 37)]
+    assert [number for table, number in turns if table == "messages"] == [1, 2, 4, 8, 16, 32, 33, 34, 35, 36]
+
+
+def test_a_table_that_was_removed_is_forgotten_and_holds_up_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = parse_config(
+        {
+            "source": {"service_url": "pulsar://nowhere:1", "topics_pattern": "persistent://public/default/.*"},
+            "stream": {"name": "orders", "checkpoint": str(tmp_path / "checkpoint")},
+            "delta": {"rejects_path": str(tmp_path / "rejects")},
+            "tables": [
+                {"path": str(tmp_path / "main"), "topics_pattern": "persistent://public/default/main"},
+                {"path": str(tmp_path / "by/{topic}")},
+            ],
+            "upkeep": {"interval": "100 ms"},
+        }
+    )
+    with_rejects(config)
+    paths = [tmp_path / "by" / name for name in "ab"]
+    for path in paths:
+        Writer(Place(str(path))).commit()
+    seen = {table_name(str(path)): {"path": str(path), "batch_id": 0} for path in paths}
+    (tmp_path / "checkpoint/ledgerlake").mkdir(parents=True)
+    ends = {"version": 1, "batches": {}, "tables": seen}
+    (tmp_path / "checkpoint/ledgerlake/ends.json").write_text(json.dumps(ends))
+    running = Upkeep(config)
+    sizes: list[int] = []
+
+    def remove() -> None:
+        sizes.append(len(running.report.tables))
+        shutil.rmtree(paths[1])
+
+    rounds_of(running, monkeypatch, lambda: None, remove)
+    assert sizes == [3]
+    assert [table.path for table in running.report.tables] == [str(paths[0]), str(tmp_path / "rejects")]
+    assert running.report.failed_attempts == 0
+    assert running.report.last_round_ms is not None
 
 
 def test_an_obstacle_of_one_table_is_said_once(
@@ -257,6 +320,6 @@ def test_a_table_that_cannot_be_vacuumed_keeps_no_other_one_from_it(
 
     monkeypatch.setattr("ledgerlake.pipeline.upkeep.vacuum", of_one_table)
     running = Upkeep(config)
-    assert not running._remove_unused([config.messages_place, config.rejects_place])
+    running._remove_unused([config.messages_place, config.rejects_place])
     assert asked == [config.messages_place, config.rejects_place]
     assert running.report.failed_attempts == 1

@@ -33,6 +33,10 @@ class Attempts:
         """Return whether the last attempt of any part failed."""
         return bool(self._failures)
 
+    def forget(self, part: str) -> None:
+        """Forget the last attempt of a part, which there is no more."""
+        self._failures.pop(part, None)
+
     def attempt(self, part: str, work: Callable[[], object]) -> bool:
         """Do a part of the work, and log a failure unless the last attempt failed alike. Return
         whether it succeeded.

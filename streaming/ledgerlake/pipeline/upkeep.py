@@ -3,8 +3,8 @@ no table has used for long are removed (see ``table.vacuum``).
 
 While a pipeline runs, a thread of the driver does it, and rests after each piece of work, so that
 it is at work for its share of the time at most. It never ends the pipeline: a failure is logged,
-and tried again after a while that gets longer. It commits to the tables' logs as any other writer
-does, so several processes may do it at once.
+and tried again after a while that gets longer, while the other tables keep their turns. It commits
+to the tables' logs as any other writer does, so several processes may do it at once.
 """
 
 from __future__ import annotations
@@ -78,6 +78,14 @@ class UpkeepReport:
     last_round_ms: int | None = None
 
 
+@dataclass(frozen=True)
+class _Pause:
+    """For how many rounds a part that failed is left out, and how many of them are still to come."""
+
+    rounds: int
+    rounds_left: int
+
+
 def keep_up(config: Config) -> list[Kept]:
     """Merge all small files of a configuration's tables, and remove unused ones.
 
@@ -107,6 +115,12 @@ class Upkeep:
         self._attempts = Attempts("upkeep")
         self._obstacles: dict[str, list[str]] = {}
         self._tables: dict[str, TableUpkeep] = {}
+        # By part of a round.
+        self._pauses: dict[str, _Pause] = {}
+        # By path of a table; the others have their first one at once.
+        self._vacuum_at_s: dict[str, float] = {}
+        self._first_vacuum_s = 0.0
+        self._known: set[str] = set()
         self._last_round_ms: int | None = None
 
     @property
@@ -132,25 +146,50 @@ class Upkeep:
 
     def _run(self) -> None:
         compactions = _Compactions(self._config, self._rest, self._stopping.is_set)
-        vacuum_at_s = time.monotonic() + _FIRST_VACUUM_S
-        interval_s = self._config.upkeep.interval_ms / 1000
-        pause_s = interval_s
-        while not self._stopping.wait(pause_s):
-            self._attempts.attempt("tables", compactions.find)
+        self._first_vacuum_s = time.monotonic() + _FIRST_VACUUM_S
+        while not self._stopping.wait(self._config.upkeep.interval_ms / 1000):
+            self._attempt("tables", compactions.find)
+            self._forget_others(compactions.places)
             for name, compaction in compactions.by_name.items():
                 self._began_s = time.monotonic()
-                self._attempts.attempt(str(compaction.path), partial(self._merge, name, compaction))
+                self._attempt(str(compaction.path), partial(self._merge, name, compaction))
                 self._report_obstacles(compaction)
                 self._rest()
             for name, place in compactions.latest.items():
                 self._began_s = time.monotonic()
-                self._attempts.attempt(str(place), partial(self._measure, name, place))
+                self._attempt(str(place), partial(self._measure, name, place))
                 self._rest()
-            if time.monotonic() >= vacuum_at_s and self._remove_unused(compactions.places):
-                vacuum_at_s = time.monotonic() + _VACUUM_INTERVAL_S
+            self._remove_unused(compactions.places)
             if not self._attempts.has_failed:
                 self._last_round_ms = int(time.time() * 1000)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S) if self._attempts.has_failed else interval_s
+
+    def _attempt(self, part: str, work: Callable[[], object]) -> bool:
+        """Do a part of a round, unless it has failed and has to pause, so that no other part waits for
+        it; return whether it succeeded. Its pause doubles with each failure.
+        """
+        pause = self._pauses.get(part)
+        if pause is not None and pause.rounds_left:
+            self._pauses[part] = replace(pause, rounds_left=pause.rounds_left - 1)
+            return False
+        if self._attempts.attempt(part, work):
+            self._pauses.pop(part, None)
+            return True
+        most = int(_LONGEST_PAUSE_S * 1000 / self._config.upkeep.interval_ms)
+        rounds = 0 if pause is None else min(2 * pause.rounds + 1, most)
+        self._pauses[part] = _Pause(rounds, rounds)
+        return False
+
+    def _forget_others(self, places: list[Place]) -> None:
+        """Forget what is known of other tables than these: they were removed."""
+        paths = {str(place) for place in places}
+        for path in self._known - paths:
+            for part in (path, _unused(path)):
+                self._attempts.forget(part)
+                self._pauses.pop(part, None)
+            self._obstacles.pop(path, None)
+            self._vacuum_at_s.pop(path, None)
+        self._tables = {name: table for name, table in self._tables.items() if table.path in paths}
+        self._known = paths
 
     def _merge(self, name: str, compaction: Compaction) -> None:
         before = self._tables.get(name) or TableUpkeep(name, str(compaction.path))
@@ -163,12 +202,13 @@ class Upkeep:
         before = self._tables.get(name) or TableUpkeep(name, str(place))
         self._tables[name] = replace(before, size=size_of(place))
 
-    def _remove_unused(self, places: list[Place]) -> bool:
-        """Remove the unused files of tables; return whether that succeeded."""
-        attempts = [
-            self._attempts.attempt(f"unused files of {place}", partial(self._vacuum, place)) for place in places
-        ]
-        return bool(attempts) and all(attempts)
+    def _remove_unused(self, places: list[Place]) -> None:
+        """Remove the unused files of the tables whose time for that has come."""
+        for place in places:
+            path = str(place)
+            is_due = time.monotonic() >= self._vacuum_at_s.get(path, self._first_vacuum_s)
+            if is_due and self._attempt(_unused(path), partial(self._vacuum, place)):
+                self._vacuum_at_s[path] = time.monotonic() + _VACUUM_INTERVAL_S
 
     def _vacuum(self, place: Place) -> None:
         (removed,) = _remove_unused(self._config, [place])
@@ -192,6 +232,10 @@ class Upkeep:
                 ", ".join(obstacles),
             )
         self._obstacles[path] = obstacles
+
+
+def _unused(path: str) -> str:
+    return f"unused files of {path}"
 
 
 def _remove_unused(config: Config, places: list[Place]) -> list[Vacuumed]:
@@ -221,6 +265,9 @@ class _Compactions:
         """
         tables = known_tables(self._config)
         self.places = [table.place for table in tables]
+        names = {table.name for table in tables}
+        self.by_name = {name: known for name, known in self.by_name.items() if name in names}
+        self.latest = {name: place for name, place in self.latest.items() if name in names}
         for table in tables:
             if table.keeps_latest:
                 self.latest[table.name] = table.place
