@@ -29,7 +29,7 @@ import ledgerlake.operators.outcome_files
 import ledgerlake.operators.stateful
 from ledgerlake.decode import kernels
 from ledgerlake.decode.warm_up import warm_up
-from ledgerlake.runtime.private_files import is_private, only_owner_writes
+from ledgerlake.runtime.private_files import is_private
 from ledgerlake.runtime.workers import quieten
 
 __all__ = ["ledgerlake", "pd", "pyspark"]
@@ -47,9 +47,7 @@ def prepare() -> bool:
     """
     is_kept = kernels.is_kept()
     if is_kept:
-        # The machine code that is kept runs in later processes.
-        with only_owner_writes():
-            warm_up()
+        warm_up()
     return is_kept
 
 
@@ -58,7 +56,8 @@ def main() -> None:
     quieten(daemon)
     if not prepare():
         _log.warning(
-            "there is no folder for compiled code, so every worker compiles for itself at its start; set NUMBA_CACHE_DIR"
+            "there is no folder for compiled code that nobody else can write to, so every worker compiles for itself "
+            "at its start; set NUMBA_CACHE_DIR to a folder of your own"
         )
         warm_up()
     gc.freeze()

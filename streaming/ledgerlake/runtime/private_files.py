@@ -85,6 +85,15 @@ def is_private(folder: str | Path) -> bool:
     return status.st_uid == os.geteuid() and not status.st_mode & _ALL_OF_OTHERS
 
 
+def is_trusted(path: str | Path) -> bool:
+    """Return whether this user or root owns a file or folder, and nobody else may write to it."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return False
+    return status.st_uid in {0, os.geteuid()} and not status.st_mode & _WRITE_OF_OTHERS
+
+
 def make_trusted_folder(folder: Path) -> None:
     """Make a folder, if it is missing, to which no other user may write.
 

@@ -96,8 +96,8 @@ _is_kept: bool | None = None
 
 
 def compiled(function: F) -> F:
-    """Compile the function when a kernel is first called, and keep the machine code beside the
-    module, or in NUMBA_CACHE_DIR.
+    """Compile the function when a kernel is first called, and keep the machine code (see
+    ``kernel_cache``).
 
     numba is imported only then, which takes half a second: planners decode nothing.
     """
@@ -112,8 +112,8 @@ def compiled(function: F) -> F:
 
 
 def is_kept() -> bool:
-    """Return whether machine code is kept. Code in a zip has no folder to keep it in, so each process
-    compiles it again.
+    """Return whether machine code is kept. If there is no folder for it that nobody else can write to,
+    each process compiles it again.
     """
     return _compile_all()
 
@@ -127,12 +127,15 @@ def _compile_all() -> bool:
         if _is_kept is None:
             from numba import njit
 
+            from ledgerlake.decode.kernel_cache import keep
+
             try:
-                globals().update({one.__name__: njit(cache=True, nogil=True)(one) for one in _functions})
+                kernels = keep(_functions)
                 _is_kept = True
             except RuntimeError:
-                globals().update({one.__name__: njit(nogil=True)(one) for one in _functions})
+                kernels = [njit(nogil=True)(one) for one in _functions]
                 _is_kept = False
+            globals().update({one.__name__: kernel for one, kernel in zip(_functions, kernels, strict=True)})
         return _is_kept
 
 
