@@ -131,6 +131,37 @@ def test_a_form_is_sent_to_no_other_url(server: str, monkeypatch: pytest.MonkeyP
     assert Redirecting.seen == ["POST /token"]
 
 
+def test_a_proxy_gets_no_request_to_this_machine(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with trickling(b"HTTP/1.0 200 OK\r\n\r\nproxy", b"") as port:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "https_proxy", "HTTPS_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
+        assert fetch(f"{server}/end", b"client_secret=hush", 10, 1000) == b"{}"
+    assert Redirecting.seen == ["POST /end"]
+
+
+def test_a_proxy_learns_of_a_request_over_tls_only_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    got: list[bytes] = []
+
+    def serve() -> None:
+        with listener.accept()[0] as accepted:
+            got.append(accepted.recv(65536))
+
+    for name in ("no_proxy", "NO_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = threading.Thread(target=serve, daemon=True)
+        serving.start()
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(OSError):
+            fetch("https://issuer.invalid/token", b"client_secret=hush", 10, 1000)
+        serving.join()
+    assert got[0].startswith(b"CONNECT issuer.invalid:443 ")
+    assert b"hush" not in got[0]
+    assert b"token" not in got[0]
+
+
 def test_no_more_than_the_limit_is_read() -> None:
     with trickling(HEAD + b"\r\n" + bytes(5000), b"") as port:
         assert len(fetch(f"http://127.0.0.1:{port}/", None, 10, 1000)) == 1000

@@ -2,6 +2,8 @@
 
 Rules kept here:
   - A URL begins with https://, or with http:// and names this machine. This holds for redirects.
+  - A request to this machine stays here: no proxy gets it. A proxy of the environment gets the
+    others, which are encrypted through it.
   - A form is sent to the URL that was given; a redirect is not followed.
   - The deadline is of the whole request: connections, headers and body. At the deadline the
     connections are shut down.
@@ -93,7 +95,7 @@ class _Exchange:
         self.is_over = False
 
     def opener(self) -> urllib.request.OpenerDirector:
-        return urllib.request.build_opener(_Http(self), _Https(self), _Redirects)
+        return urllib.request.build_opener(_Http(self), _Https(self), _Redirects, _Proxies)
 
     def end(self) -> None:
         """Shut the connections down."""
@@ -156,6 +158,20 @@ class _Https(urllib.request.HTTPSHandler):
         connection = _SecureConnection(host, **options)
         self._exchange.note(connection)
         return connection
+
+
+class _Proxies(urllib.request.ProxyHandler):
+    """The proxies of the environment, without the one for http: such a URL names this machine. That for
+    https gets a CONNECT.
+    """
+
+    def __init__(self) -> None:
+        super().__init__({scheme: url for scheme, url in urllib.request.getproxies().items() if scheme == "https"})
+
+    def proxy_open(self, req: urllib.request.Request, proxy: str, type: str) -> Any:
+        if _is_of_this_machine(urlsplit(req.full_url).hostname or ""):
+            return None
+        return super().proxy_open(req, proxy, type)
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
