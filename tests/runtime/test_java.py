@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,7 +12,8 @@ import pytest
 
 from ledgerlake.errors import SetupError
 from ledgerlake.runtime import java
-from ledgerlake.runtime.session import _JARS, DELTA_VERSION
+from ledgerlake.runtime.class_archive import archive_path
+from ledgerlake.runtime.session import _JARS, DELTA_VERSION, home_without_zip
 
 
 def test_jars_that_are_complete_are_used_where_nothing_can_be_written(
@@ -72,6 +75,51 @@ def test_a_jar_that_is_not_the_expected_one_is_never_used(
             java.fetch_jars("org", "lake", "1", {"lake.jar": sha256(b"lake")})
     assert len(downloads) == 2
     assert list((tmp_path / "jars" / "lake-1").glob("*.jar")) == []
+
+
+def test_a_jar_that_was_replaced_later_is_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEDGERLAKE_CACHE", str(tmp_path))
+    downloads = serve(monkeypatch, {"lake.jar": b"lake"})
+    expected = {"lake.jar": sha256(b"lake")}
+    (jar,) = java.fetch_jars("org", "lake", "1", expected)
+    jar.write_bytes(b"evil")
+    with pytest.raises(SetupError, match="lake.jar does not have the expected checksum"):
+        java.fetch_jars("org", "lake", "1", expected)
+    # The next start fetches it again.
+    assert java.fetch_jars("org", "lake", "1", expected) == [jar]
+    assert jar.read_bytes() == b"lake"
+    assert len(downloads) == 2
+
+
+def test_a_jar_that_was_added_later_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEDGERLAKE_CACHE", str(tmp_path))
+    serve(monkeypatch, {"lake.jar": b"lake"})
+    expected = {"lake.jar": sha256(b"lake")}
+    (jar,) = java.fetch_jars("org", "lake", "1", expected)
+    (jar.parent / "evil.jar").write_bytes(b"evil")
+    assert java.fetch_jars("org", "lake", "1", expected) == [jar]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders to other users")
+@pytest.mark.parametrize("folder", ["jars", "jars/lake-1", "classes", "spark"])
+def test_a_folder_of_another_user_in_the_cache_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.setenv("LEDGERLAKE_CACHE", str(tmp_path))
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    serve(monkeypatch, {"lake.jar": b"lake"})
+
+    def use_all() -> None:
+        java.fetch_jars("org", "lake", "1", {"lake.jar": sha256(b"lake")})
+        archive_path(sys.executable, []).exists()
+        with home_without_zip():
+            pass
+
+    use_all()
+    (tmp_path / folder).mkdir(exist_ok=True)
+    os.chown(tmp_path / folder, 65534, 65534)
+    with pytest.raises(SetupError, match="other users of this machine can write"):
+        use_all()
 
 
 def test_the_jars_of_a_session_are_pinned() -> None:

@@ -307,11 +307,11 @@ def distribution() -> Path:
     Raises:
         SetupError: no Java, or the download failed.
     """
-    home = cache_folder() / f"apache-pulsar-{PULSAR_VERSION}"
+    home = cache_folder(f"apache-pulsar-{PULSAR_VERSION}")
     if home.exists():
         return home
     archive = fetch_file("org.apache.pulsar", "pulsar-server-distribution", PULSAR_VERSION, "bin", "tar.gz", _SHA512)
-    with locked(cache_folder() / "unpack"):
+    with locked(cache_folder("unpack")):
         if not home.exists():
             with tempfile.TemporaryDirectory(dir=cache_folder()) as folder, tarfile.open(archive) as tar:
                 tar.extractall(folder, filter="data")

@@ -68,7 +68,7 @@ def archive_path(java: str, jars: list[str]) -> Path:
     # In whole seconds, as a JVM compares them; an image keeps no more.
     parts = [f"{file} {status.st_size} {int(status.st_mtime)}" for file in files for status in [file.stat()]]
     name = hashlib.sha256("\n".join([_CONTENT, *parts]).encode()).hexdigest()[:16]
-    return cache_folder() / "classes" / f"{name}.jsa"
+    return cache_folder("classes") / f"{name}.jsa"
 
 
 def archive_settings(archive: Path, *, lists_classes: bool) -> tuple[str, dict[str, str]]:

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,16 +28,20 @@ OLDEST_JAVA = 17
 _FETCH_TIMEOUT_S = 1800
 
 
-def cache_folder() -> Path:
-    """Return the folder for downloads: ``$LEDGERLAKE_CACHE``, else the user's cache folder.
+def cache_folder(*names: str) -> Path:
+    """Return the folder for downloads, ``$LEDGERLAKE_CACHE``, else the user's cache folder; or a folder
+    below it. It may be missing.
 
     Raises:
-        SetupError: other users can write to it.
+        SetupError: other users can write to it, or to a folder on the way there.
     """
     configured = os.environ.get("LEDGERLAKE_CACHE")
     user_folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ledgerlake"
     folder = Path(configured) if configured else user_folder
     check_trusted_folder(folder)
+    for name in names:
+        folder /= name
+        check_trusted_folder(folder)
     return folder
 
 
@@ -91,17 +95,21 @@ def fetch_jars(organisation: str, name: str, revision: str, sha256: Mapping[str,
     """A library and what it needs at run time, fetched once; the jars' paths.
 
     Args:
-        sha256: the expected checksums by file name. Other jars that come with them are removed.
+        sha256: the expected checksums by file name, verified each time. Other jars are left out.
 
     Raises:
         SetupError: no Java, the download failed, or a jar is missing or is not the expected one.
     """
-    target = cache_folder() / "jars" / f"{name}-{revision}"
+    target = cache_folder("jars", f"{name}-{revision}")
     done = target / "complete"
+
+    def is_complete() -> bool:
+        return done.exists() and all((target / jar).exists() for jar in sha256 or ())
+
     # What is complete may be where this process cannot write, as in an image.
-    if not done.exists():
+    if not is_complete():
         with locked(target):
-            if not done.exists():
+            if not is_complete():
                 dependency = (
                     f'<dependency org="{organisation}" name="{name}" rev="{revision}" conf="default->default"/>'
                 )
@@ -109,7 +117,11 @@ def fetch_jars(organisation: str, name: str, revision: str, sha256: Mapping[str,
                 if sha256 is not None:
                     _keep_expected(target, sha256)
                 done.touch()
-    return sorted(target.glob("*.jar"))
+    if sha256 is None:
+        return sorted(target.glob("*.jar"))
+    for jar, expected in sha256.items():
+        _verify(target / jar, expected, "sha256")
+    return [target / jar for jar in sorted(sha256)]
 
 
 def fetch_file(organisation: str, name: str, revision: str, classifier: str, extension: str, sha512: str) -> Path:
@@ -118,7 +130,7 @@ def fetch_file(organisation: str, name: str, revision: str, classifier: str, ext
     Raises:
         SetupError: no Java, the download failed, or the file is not the expected one.
     """
-    target = cache_folder() / "downloads"
+    target = cache_folder("downloads")
     path = target / f"{name}-{revision}-{classifier}.{extension}"
     with locked(target):
         if not path.exists():
@@ -149,10 +161,13 @@ def _verify(path: Path, expected: str, algorithm: str = "sha512") -> None:
         while block := file.read(1 << 20):
             digest.update(block)
     if digest.hexdigest() != expected:
-        path.unlink()
+        # It may be where this process cannot write.
+        with suppress(OSError):
+            path.unlink()
+        what = f"remove {path}, and" if path.exists() else "it was removed;"
         raise SetupError(
-            f"{path.name} does not have the expected checksum (it has the {algorithm} {digest.hexdigest()}) and was "
-            "removed; run the command again. If that repeats, what answers for Maven Central serves another file: do "
+            f"{path.name} does not have the expected checksum (it has the {algorithm} {digest.hexdigest()}); "
+            f"{what} run the command again. If that repeats, what answers for Maven Central serves another file: do "
             "not use it, and find out why"
         )
 

@@ -96,8 +96,7 @@ def delta_jars() -> list[str]:
     Raises:
         SetupError: no Java, the download failed, or a jar is not the expected one.
     """
-    jars = fetch_jars("io.delta", "delta-spark_4.2_2.13", DELTA_VERSION, _JARS)
-    return [str(jar) for jar in jars if jar.name in _JARS]
+    return [str(jar) for jar in fetch_jars("io.delta", "delta-spark_4.2_2.13", DELTA_VERSION, _JARS)]
 
 
 def start_session(
@@ -231,7 +230,7 @@ def home_without_zip() -> Iterator[None]:
         yield
         return
     installed = Path(_find_spark_home())
-    home = cache_folder() / "spark" / hashlib.sha256(str(installed).encode()).hexdigest()[:16]
+    home = cache_folder("spark") / hashlib.sha256(str(installed).encode()).hexdigest()[:16]
     make_trusted_folder(home)
     # A configuration may come later.
     for name in ("bin", "conf", "jars"):
