@@ -83,7 +83,7 @@ def test_a_jar_that_was_replaced_later_is_never_used(tmp_path: Path, monkeypatch
     expected = {"lake.jar": sha256(b"lake")}
     (jar,) = java.fetch_jars("org", "lake", "1", expected)
     jar.write_bytes(b"evil")
-    with pytest.raises(SetupError, match="lake.jar does not have the expected checksum"):
+    with pytest.raises(SetupError, match=r"lake\.jar does not have the expected checksum"):
         java.fetch_jars("org", "lake", "1", expected)
     # The next start fetches it again.
     assert java.fetch_jars("org", "lake", "1", expected) == [jar]

@@ -1,6 +1,7 @@
 """Functions that a user supplies by name, as ``package.module:name``; they must be importable where
-Spark's workers run. The working folder is searched last, so that no file in it replaces an
-installed module.
+Spark's workers run. The working folder is searched only for a function whose module is nowhere
+else. It is searched last, so that no file in it replaces an installed module, and from then on,
+since a module may import its neighbours late.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import os
 import re
 import sys
 from functools import cache
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from typing import Any
 
 from ledgerlake.errors import SetupError, UsageError
@@ -36,8 +39,7 @@ def load(path: str) -> Any:
         SetupError: it cannot be imported here.
     """
     module, _, name = path.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    _search_working_folder(module.partition(".")[0])
     try:
         value: Any = importlib.import_module(module)
         for attribute in name.split("."):
@@ -45,3 +47,12 @@ def load(path: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise SetupError(f"{path} cannot be imported: {error}; is it installed where Spark's workers run?") from None
     return value
+
+
+def _search_working_folder(package: str) -> None:
+    """Search the working folder from now on if it has a package that is nowhere else."""
+    folder = os.getcwd()
+    if folder in sys.path or package in sys.modules or PathFinder.find_spec(package, [folder]) is None:
+        return
+    if find_spec(package) is None:
+        sys.path.append(folder)
