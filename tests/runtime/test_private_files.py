@@ -120,6 +120,11 @@ def test_a_cache_of_another_user_is_refused(
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
     with pytest.raises(SetupError, match="set NUMBA_CACHE_DIR to a folder of your own"):
         start_session("test")
+    # spark-submit has started a JVM.
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setenv("PYSPARK_GATEWAY_SECRET", "hush")
+    with pytest.raises(SetupError, match="set NUMBA_CACHE_DIR to a folder of your own"):
+        start_session("test")
 
 
 def test_a_brokers_secrets_are_private_from_their_first_byte(umask: int, tmp_path: Path) -> None:

@@ -119,10 +119,10 @@ def start_session(
         SetupError: no Java, PySpark is not installed, other users can write to a cache of code, or Spark
             does not start.
     """
-    if _SUBMITTED in os.environ:
-        return _submitted_session(name, settings or {})
     if kernels := os.environ.get(_KERNEL_CACHE):
         check_trusted_folder(Path(kernels), _KERNEL_CACHE)
+    if _SUBMITTED in os.environ:
+        return _submitted_session(name, settings or {})
     java = find_java()
     try:
         from py4j.protocol import Py4JError
