@@ -29,10 +29,16 @@ def only_pure_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("only_pure_packages")
 def test_a_bundle_has_our_modules_and_the_packages_that_they_need(tmp_path: Path) -> None:
-    written = bundle.write_bundle(str(tmp_path / "bundle.tar.gz"))
+    before = os.umask(0)
+    try:
+        written = bundle.write_bundle(str(tmp_path / "bundle.tar.gz"))
+    finally:
+        os.umask(before)
+    assert os.stat(written.path).st_mode & 0o022 == 0
     assert {"ledgerlake", "lz4", "protobuf", "crc32c"} <= set(written.packages)
     assert not {"pyspark", "pulsar-client", "pytest"} & set(written.packages)
     with tarfile.open(written.path) as archive:
+        assert [one.name for one in archive if one.name.startswith("ledgerlake/") and one.mode & 0o022] == []
         archive.extractall(tmp_path / "bundle", filter="data")
     modules = "ledgerlake.wire.framing, ledgerlake.cli, lz4.block, crc32c, google.protobuf"
     program = (

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import ledgerlake
 from ledgerlake.errors import SetupError
+from ledgerlake.runtime.private_files import only_owner_writes
 
 # An executor has Spark's own, and the driver alone needs Delta's.
 _NOT_NEEDED = {"pyspark", "py4j", "delta-spark"}
@@ -67,6 +68,8 @@ def write_bundle(path: str) -> Bundle:
     try:
         # Some installers link files to a cache.
         with (
+            # Executors run what is in it, and an archive keeps rights.
+            only_owner_writes(),
             tempfile.TemporaryDirectory(prefix="ledgerlake-bundle-") as folder,
             tarfile.open(new, "w:gz", compresslevel=_COMPRESSION, dereference=True) as archive,
         ):
