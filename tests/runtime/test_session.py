@@ -13,10 +13,11 @@ import pyarrow as pa
 import pyspark
 import pytest
 
+from ledgerlake.errors import SetupError
 from ledgerlake.pipeline.query_settings import settings_of
 from ledgerlake.runtime.class_archive import archive_path
 from ledgerlake.runtime.jvm_output import _properties
-from ledgerlake.runtime.session import home_without_zip, session_settings
+from ledgerlake.runtime.session import home_without_zip, session_settings, start_session
 from ledgerlake.stored.places import Place
 from tests.waiting import wait_until
 
@@ -163,6 +164,30 @@ def test_jars_extensions_and_java_options_of_the_users_stand_behind_those_that_a
     assert settings["spark.jars"] == "delta.jar,own.jar"
     assert settings["spark.sql.extensions"] == "io.delta.sql.DeltaSparkSessionExtension,org.Own"
     assert settings["spark.driver.extraJavaOptions"] == "-Dours=1 -Down=1"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_visible"),
+    [
+        ("spark.driver.extraJavaOptions", "-Xss4m -Djavax.net.ssl.keyStorePassword=hush", True),
+        ("spark.executor.defaultJavaOptions", "-Dmy.TOKEN=hush", True),
+        (
+            "spark.driver.extraJavaOptions",
+            "-Djavax.net.ssl.keyStore=/keys/store -XX:VMOptionsFile=/keys/options",
+            False,
+        ),
+        ("spark.hadoop.fs.s3a.secret.key", "-Dpassword=hush", False),
+    ],
+)
+def test_a_start_warns_of_a_secret_among_the_arguments_of_a_jvm(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, value: str, is_visible: bool
+) -> None:
+    # The start ends before it has a JVM.
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    with pytest.raises(SetupError):
+        start_session("test", settings={name: value})
+    assert [name in record.getMessage() for record in caplog.records] == [True] * is_visible
+    assert "hush" not in caplog.text
 
 
 def test_an_archive_of_classes_is_not_taken_for_jars_that_were_installed_anew(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import sys
 from pathlib import Path
@@ -27,12 +28,14 @@ from ledgerlake.runtime.private_files import (
     only_owner_reads,
     session_folder,
 )
-from ledgerlake.runtime.spark_settings import join_settings
+from ledgerlake.runtime.spark_settings import join_settings, names_of_visible_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
 
 DELTA_VERSION = "4.4.0"
 
@@ -123,6 +126,7 @@ def start_session(
         check_trusted_folder(Path(kernels), _KERNEL_CACHE)
     if _SUBMITTED in os.environ:
         return _submitted_session(name, settings or {})
+    _warn_of_visible_secrets(settings or {})
     java = find_java()
     try:
         from py4j.protocol import Py4JError
@@ -161,6 +165,16 @@ def session_settings(master: str, settings: dict[str, str], jars: list[str], jav
     if master.startswith("local"):
         defaults |= _LOCAL_SETTINGS
     return join_settings(defaults, settings)
+
+
+def _warn_of_visible_secrets(settings: dict[str, str]) -> None:
+    for name in names_of_visible_secrets(settings):
+        _log.warning(
+            "%s holds a secret, and each user of the machine can read the arguments of a JVM; give it as a setting "
+            "spark.hadoop.* if Hadoop uses it, or write the option into a file that only you can read, and give "
+            "-XX:VMOptionsFile=FILE",
+            name,
+        )
 
 
 def _private_settings(master: str) -> dict[str, str]:

@@ -1,6 +1,10 @@
-"""Settings of Spark that are lists of things: what is needed and what a user gives go together."""
+"""Settings of Spark that are lists of things: what is needed and what a user gives go together. And
+settings that Spark makes arguments of a process, which are no place for a secret.
+"""
 
 from __future__ import annotations
+
+import re
 
 # What stands between the two.
 _SEPARATORS = {
@@ -11,6 +15,19 @@ _SEPARATORS = {
     "spark.driver.extraJavaOptions": " ",
     "spark.executorEnv.PYTHONPATH": ":",
 }
+
+# Options of a JVM, such as spark.driver.extraJavaOptions, and what Spark takes for a secret by itself.
+_JAVA_OPTIONS = re.compile(r"spark\..*JavaOptions")
+_SECRET_PROPERTY = re.compile(r"-D[^\s=]*(?:secret|password|token|access[.]?key)[^\s=]*=", re.IGNORECASE)
+
+
+def names_of_visible_secrets(settings: dict[str, str]) -> list[str]:
+    """Return the settings that look as if they put a secret into the arguments of a JVM, where each
+    user of its machine can read it.
+    """
+    return [
+        name for name, value in settings.items() if _JAVA_OPTIONS.fullmatch(name) and _SECRET_PROPERTY.search(value)
+    ]
 
 
 def join_settings(needed: dict[str, str], given: dict[str, str]) -> dict[str, str]:
