@@ -347,9 +347,10 @@ def test_a_micro_batch_that_was_sent_before_the_broker_forgot_its_producer_is_th
         time.sleep(110)
         reopened_outbox = Outbox(Place(str(tmp_path)))
         reopened_outbox.begin(0, outbox.name)
-        probe = _Sender(settings, target, republisher._name, _Known(), threading.Event())
+        probe = _Sender(settings, target, republisher._name, reopened_outbox, _Known(), threading.Event())
         with closing(probe):
-            probe.would_begin()
+            (batch,) = reopened_outbox.ready()
+            probe.route(batch, *reopened_outbox.begin_sending(batch, probe.would_begin()))
             assert probe._producer("t", f"{target}-partition-0").stored == -1, "the broker still knows it"
         second_republisher = Republisher(reopened_outbox, settings, target, "s", lambda: True, lambda _error: None)
         second_republisher.start()

@@ -316,3 +316,53 @@ def test_a_topic_that_may_not_be_read_holds_up_nothing_and_is_named(
     warnings = [record.message for record in caplog.records if "and the topic does not tell" in record.message]
     assert len(warnings) == 1
     assert warnings[0].endswith("; some may be there twice")
+
+
+FOREIGN_NUMBERS = [6, 2**62]
+
+
+@pytest.mark.parametrize("number", FOREIGN_NUMBERS)
+def test_a_number_that_somebody_else_used_under_the_producers_name_hides_no_message(
+    tmp_path: Path, broker: Broker, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = opened(tmp_path)
+    add(outbox, 1, VALUES[:5])
+    send(outbox)
+    (key,) = broker.last
+    broker.last[key] = number
+    with caplog.at_level(logging.WARNING):
+        for batch_id in (2, 3):
+            add(outbox, batch_id, [b"%d of %d" % (n, batch_id) for n in range(5)])
+            send(outbox)
+    later = [b"%d of %d" % (n, batch_id) for batch_id in (2, 3) for n in range(5)]
+    assert [message.value for message in broker.stored] == VALUES[:5] + later
+    assert [record.message for record in caplog.records if "another producer has used" in record.message] == [
+        f"another producer has used the name {key[1]} on {key[0]}, with the sequence id {number}; messages of t are sent there "
+        "under another name from now on, and none is lost: look at who may write to that topic"
+    ]
+
+
+@pytest.mark.parametrize("ends_again", [False, True])
+def test_a_number_of_somebody_else_amid_a_micro_batch_hides_and_doubles_no_message(
+    tmp_path: Path, broker: Broker, readable: Peer, ends_again: bool
+) -> None:
+    outbox = opened(tmp_path)
+    add(outbox, 1, VALUES)
+    send_in_part(outbox, broker, 5)
+    (key,) = broker.last
+    broker.last[key] = 2**62
+    if ends_again:
+        send_in_part(opened(tmp_path), broker, 7)
+        broker.last.clear()
+    send(opened(tmp_path), url=readable.url)
+    assert [message.value for message in broker.stored] == VALUES
+
+
+def test_each_name_that_somebody_else_used_is_left(tmp_path: Path, broker: Broker) -> None:
+    outbox = opened(tmp_path)
+    for batch_id in range(1, 5):
+        add(outbox, batch_id, [b"%d" % batch_id])
+        send(opened(tmp_path))
+        broker.last = dict.fromkeys(broker.last, 2**62)
+    assert broker.values == Counter([b"1", b"2", b"3", b"4"])
+    assert len({message.producer for message in broker.stored}) == 4

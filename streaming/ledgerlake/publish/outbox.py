@@ -5,6 +5,7 @@ after their batch was committed.
     <checkpoint>/ledgerlake/outbox/<batch>.json        files of a micro-batch, and how its messages are numbered
     <checkpoint>/ledgerlake/outbox/<batch>.<n>.begun   its sending may have begun, when the target had n partitions
     <checkpoint>/ledgerlake/outbox/<batch>.sent        all messages of that micro-batch, and of those before it, are on the topic
+    <checkpoint>/ledgerlake/outbox/producers.json      other names of producers, if somebody else used the first one
     <checkpoint>/ledgerlake/outbox/*.parquet           due messages of one topic partition and micro-batch; removed when sent
 
 So the topic has a position of its own: if it is down, the table does not wait, and the topic gets
@@ -25,6 +26,8 @@ Rules kept here:
     searched for after those ends. A topic only grows, and a successor asks later, so of several
     records the one with the most partitions is the successor's. A record that a suspended process
     writes late changes nothing.
+  - A producer's other name is recorded before the first message is sent under it, together with the
+    last number that the topic has under the names before.
   - The newest ``.sent`` is kept, and covers all micro-batches up to its own. If a suspended process
     writes the record of a micro-batch that its successor has sent, the record is removed.
   - If the checkpoint knows an outbox and it is missing, no new one is begun: there may be unsent
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
 
 VERSION = 2
 BEGUN_VERSION = 1
+PRODUCERS_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,20 @@ class OutboxBatch:
     range_digest: int
     files: list[OutboxFile]
     next_sequences: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OtherName:
+    """Another name of the producer of a topic partition's messages for a partition of the target.
+
+    ``suffix`` is the end of the name. The target has the messages up to number ``stored`` under the
+    names before.
+    """
+
+    topic_partition: str
+    target: str
+    suffix: str
+    stored: int
 
 
 @dataclass(frozen=True)
@@ -244,6 +262,24 @@ class Outbox:
             save_json(path, {"version": BEGUN_VERSION, **asdict(now)})
             begun = self._begun(batch.batch_id) or now
             return begun, begun != now
+
+    def other_names(self) -> dict[tuple[str, str], OtherName]:
+        """Return the producers that have another name, by topic partition and partition of the target.
+
+        Raises:
+            OffsetError: a newer release recorded them, or the record is damaged.
+        """
+        record = load_stored(
+            self.folder / "producers.json", "outbox record of producers", _producers, PRODUCERS_VERSION
+        )
+        return {(name.topic_partition, name.target): name for name in (record.names if record is not None else [])}
+
+    def rename(self, name: OtherName) -> None:
+        """Record another name of a producer, before it sends its first message under it."""
+        with self._lock:
+            names = self.other_names() | {(name.topic_partition, name.target): name}
+            record = _Producers(list(names.values()))
+            save_json(self.folder / "producers.json", {"version": PRODUCERS_VERSION, **asdict(record)})
 
     def sent(self, batch: OutboxBatch) -> None:
         """Record that all messages up to a micro-batch are on the topic, then remove files that are
@@ -440,6 +476,11 @@ class _Version2:
     name: str
 
 
+@dataclass(frozen=True)
+class _Producers:
+    names: list[OtherName]
+
+
 def _outbox(data: dict[str, Any], version: int) -> _Version1 | _Version2:
     if version >= VERSION:
         return _Version2(stored(str, data["name"]))
@@ -457,3 +498,8 @@ def _sending(data: dict[str, Any], _version: int) -> Sending:
     if sending.partitions < 1:
         raise ValueError(f"{sending.partitions} partitions")
     return sending
+
+
+def _producers(data: dict[str, Any], _version: int) -> _Producers:
+    producers: _Producers = stored(_Producers, data)
+    return producers

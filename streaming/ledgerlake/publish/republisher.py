@@ -27,6 +27,11 @@ Only a receipt proves that a message is on the target. Messages without a receip
 order, and a broker with deduplication drops those that it has. It drops any number below one that
 it has stored. So a message that may be refused is sent alone (see ``client.producer``), and after
 the first failure the same producer sends nothing more.
+
+Everybody who may write to the target can use a producer's name while it is not connected, and then
+the broker drops the messages up to the number that was used. So a last number that the outbox has
+not sent is not believed: the messages after the last own one are sent under another name, which
+the outbox records first.
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ import base64
 import contextlib
 import logging
 import math
+import secrets
 import threading
 import time
 import zlib
@@ -47,7 +53,7 @@ import pyarrow.parquet as pq
 
 from ledgerlake.errors import CheckpointError, TransportError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.publish.outbox import Sending
+from ledgerlake.publish.outbox import OtherName, Sending
 from ledgerlake.publish.routing import java_hash
 from ledgerlake.publish.target_client import TargetClient
 from ledgerlake.publish.target_reader import TargetReader
@@ -208,7 +214,9 @@ class Republisher:
     def _send_ready(self) -> None:
         while batches := self._outbox.ready():
             if self._sender is None:
-                self._sender = _Sender(self._settings, self._topic, self._name, self._known, self._stopping)
+                self._sender = _Sender(
+                    self._settings, self._topic, self._name, self._outbox, self._known, self._stopping
+                )
             for batch in batches:
                 if not self._send(self._sender, batch):
                     break
@@ -266,6 +274,7 @@ class _Sender:
     """The producers: one for each topic partition that is read and each partition of the target.
 
     Args:
+        outbox: records the other names of producers.
         known: the content of the receipts of earlier senders.
         stopping: ends a wait for receipts.
     """
@@ -275,18 +284,22 @@ class _Sender:
         settings: ClientSettings,
         topic: str,
         name: str,
+        outbox: Outbox,
         known: _Known,
         stopping: threading.Event,
     ) -> None:
         self._settings = settings
         self._topic = topic
         self._name = name
+        self._outbox = outbox
         self._known = known
         self._stopping = stopping
         self._reader = TargetReader(settings, stopping)
         self._targets: list[str] = []
         self._began: Sending | None = None
         self._nexts: dict[str, int] = {}
+        self._unsent: dict[str, int] = {}
+        self._other_names: dict[tuple[str, str], OtherName] = {}
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._pending = 0
@@ -329,7 +342,12 @@ class _Sender:
             self._connect()
         self._targets = self._targets[: sending.partitions]
         self._began = sending if may_be_sent else None
-        self._nexts = {self._producer_name(name): number for name, number in batch.next_sequences.items()}
+        self._other_names = self._outbox.other_names()
+        self._nexts = batch.next_sequences
+        firsts: dict[str, int] = {}
+        for file in batch.files:
+            firsts.setdefault(file.topic_partition, file.first_sequence)
+        self._unsent = self._nexts if may_be_sent else self._nexts | firsts
 
     def send(self, file: OutboxFile, rows: Iterator[dict[str, Any]]) -> None:
         """Send a file's messages and wait until all are stored.
@@ -363,24 +381,65 @@ class _Sender:
     def _producer(self, topic_partition: str, target: str) -> _TargetProducer:
         key = (topic_partition, target)
         if key not in self._producers:
-            opened = self._client.open_producer(target, self._producer_name(topic_partition))
-            broker_sequence = opened.last_sequence_id
-            topic_sequence = self._last_on_target(topic_partition, target) if broker_sequence < 0 else -1
-            self._producers[key] = _TargetProducer(key, opened, max(topic_sequence, self._known.stored.get(key, -1)))
+            opened = self._open(key)
+            while opened.last_sequence_id >= self._unsent[topic_partition]:
+                self._rename(key, opened.last_sequence_id)
+                opened = self._open(key)
+            is_known = opened.last_sequence_id >= 0
+            self._producers[key] = _TargetProducer(key, opened, self._last_stored(key, is_known=is_known))
         return self._producers[key]
 
-    def _last_on_target(self, topic_partition: str, target: str) -> int:
-        """Return the last number of a producer on the target, for a producer that the broker does
-        not know.
+    def _open(self, key: tuple[str, str]) -> TargetProducer:
+        return self._client.open_producer(key[1], self._producer_name(*key))
+
+    def _rename(self, key: tuple[str, str], foreign_number: int) -> None:
+        """Give a producer another name: somebody else has sent a number under its name, and the
+        broker would drop the messages up to that number.
         """
+        topic_partition, target = key
+        recorded = self._outbox.other_names()
+        if recorded.get(key) == self._other_names.get(key):
+            stored = self._last_stored(key, is_known=False)
+            _log.warning(
+                "another producer has used the name %s on %s, with the sequence id %d; messages of %s are sent there under "
+                "another name from now on, and none is lost: look at who may write to that topic",
+                self._producer_name(*key),
+                target,
+                foreign_number,
+                topic_partition,
+            )
+            self._outbox.rename(OtherName(topic_partition, target, secrets.token_hex(4), stored))
+            recorded = self._outbox.other_names()
+        self._other_names = recorded
+        self._last_numbers.pop(target, None)
+
+    def _last_stored(self, key: tuple[str, str], *, is_known: bool) -> int:
+        """Return the number up to which the messages of a producer are on the target; those after it
+        may be there too.
+
+        Args:
+            is_known: the broker knows the producer, so that the target need not be read.
+        """
+        other_name = self._other_names.get(key)
+        return max(
+            -1 if is_known else self._last_on_target(*key),
+            self._known.stored.get(key, -1),
+            -1 if other_name is None else other_name.stored,
+        )
+
+    def _last_on_target(self, topic_partition: str, target: str) -> int:
+        """Return the last number on the target under the present name of a producer."""
         if self._began is None:
             return -1
         if target not in self._last_numbers:
-            self._last_numbers[target] = self._reader.last_numbers(target, self._began.ends.get(target), self._nexts)
-        return self._last_numbers[target].get(self._producer_name(topic_partition), -1)
+            nexts = {self._producer_name(name, target): number for name, number in self._nexts.items()}
+            self._last_numbers[target] = self._reader.last_numbers(target, self._began.ends.get(target), nexts)
+        return self._last_numbers[target].get(self._producer_name(topic_partition, target), -1)
 
-    def _producer_name(self, topic_partition: str) -> str:
-        return f"{self._name}-{topic_partition}"
+    def _producer_name(self, topic_partition: str, target: str) -> str:
+        first_name = f"{self._name}-{topic_partition}"
+        other_name = self._other_names.get((topic_partition, target))
+        return first_name if other_name is None else f"{first_name}-{other_name.suffix}"
 
     def _hand_over(self, producer: _TargetProducer, sequence: int, message: _Message) -> bool:
         """Give a message to its producer; return False if the producer refuses it at once as too
