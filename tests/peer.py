@@ -21,7 +21,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands, limits
 from ledgerlake.wire.connection import Connection, Event, Role
 from ledgerlake.wire.entry import message_count, parse_entry
-from ledgerlake.wire.message_id import Position, from_wire, to_wire
+from ledgerlake.wire.message_id import BEFORE_ALL, Position, from_wire, to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -321,12 +321,14 @@ class Peer:
         metadata = parse_entry(connection.payload).metadata
         is_last = not event.is_chunk or metadata.chunk_id == metadata.num_chunks_from_msg - 1
         known = max(self._replayed, self.stored[-1][1] if self.stored else -1)
-        if is_last and event.sequence_id > known:
+        is_dropped = is_last and event.sequence_id <= known
+        if is_last and not is_dropped:
             self.stored.append((event.sequence_id, event.highest_sequence_id))
         if self.drop_after_sends is not None and len(self.stored) >= self.drop_after_sends:
             self.drop_after_sends = None
             raise OSError
-        connection.send(_encode("SEND_RECEIPT", **number, message_id=to_wire(Position(7, len(self.stored)))))
+        stored_at = BEFORE_ALL if is_dropped else Position(7, len(self.stored))
+        connection.send(_encode("SEND_RECEIPT", **number, message_id=to_wire(stored_at)))
 
     def _tell_last(self, connection: _Connection, consumer: _Consumer, request_id: int) -> None:
         if self.cannot_tell_last and consumer.read_compacted:

@@ -323,6 +323,11 @@ ERRORS: dict[str, tuple[str, str, str]] = {
         "Another process has taken over the stream. This one must not write any more.",
         "Run one process for each stream.",
     ),
+    "ProducerNameError": (
+        "another producer's",
+        "Another producer has used the name of a producer of Ledgerlake, and the broker drops messages for it.",
+        "Look at who may write to the topic; then set `pulsar.producer.producerName` to another name.",
+    ),
     "ProcessLostError": (
         "outside",
         "A process of Spark's was ended from outside: by hand, or because memory ran out. Or an executor was lost, and "

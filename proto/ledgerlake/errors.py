@@ -18,6 +18,7 @@
     ├── OffsetError              a checkpoint or offset that this version cannot read      exit 2
     ├── CheckpointError          checkpoint and table do not belong together               exit 2
     ├── OwnershipError           another process runs this stream                          exit 2
+    ├── ProducerNameError        another producer used the name of this one                exit 2
     ├── ProcessLostError         a process of Spark's was ended from outside; retryable    exit 3
     └── TableError               the table is not what the contract says                   exit 2
         └── TableAccessError     it cannot be read or written now; retryable               exit 3
@@ -163,6 +164,12 @@ class CheckpointError(LedgerlakeError):
 
 class OwnershipError(LedgerlakeError):
     """Another process has taken over the stream; this one must not write any more."""
+
+    exit_code = 2
+
+
+class ProducerNameError(LedgerlakeError):
+    """Another producer has used the name of this one, so the broker drops messages of this one."""
 
     exit_code = 2
 

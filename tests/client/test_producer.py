@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.producer import NumberedEntry, NumberedProducer
 from ledgerlake.client.transport import Transport
-from ledgerlake.errors import BrokerError
+from ledgerlake.errors import BrokerError, ProducerNameError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
 from tests.peer import TOPIC, Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def entry(first: int, count: int = 1, value: bytes = b"v") -> NumberedEntry:
@@ -20,9 +25,20 @@ def entry(first: int, count: int = 1, value: bytes = b"v") -> NumberedEntry:
     return NumberedEntry(encode_entry(metadata, value), first, first + count - 1, count)
 
 
-def producer_of(peer: Peer, request_timeout_s: float = 30) -> NumberedProducer:
+def producer_of(peer: Peer, request_timeout_s: float = 30, **options: int) -> NumberedProducer:
     settings = ClientSettings(peer.url, give_up_after_s=5, request_timeout_s=request_timeout_s)
-    return NumberedProducer(Cluster(settings), TOPIC, "p")
+    return NumberedProducer(Cluster(settings), TOPIC, "p", **options)  # type: ignore[arg-type]
+
+
+def last_chunk(number: int) -> bytes:
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=number, publish_time=1, uuid="u")
+    metadata.chunk_id, metadata.num_chunks_from_msg = 0, 1
+    return encode_entry(metadata, b"v")
+
+
+def call_each(*calls: Callable[[], None]) -> None:
+    for call in calls:
+        call()
 
 
 def test_entries_are_stored_in_order_with_their_numbers() -> None:
@@ -115,3 +131,35 @@ def test_a_broker_that_refuses_an_entry_ends_it() -> None:
         producer = producer_of(peer)
         with pytest.raises(BrokerError, match="could not store an entry: NotAllowedError"):
             producer.send(entry(0))
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("is_disconnected", [False, True])
+def test_an_id_that_somebody_else_used_under_the_name_is_an_error_and_not_a_receipt(
+    is_large: bool, is_disconnected: bool
+) -> None:
+    with Peer() as peer:
+        producer = producer_of(peer, earlier_id=-1)
+        producer.send(entry(0))
+        producer.flush()
+        peer.stored.append((2**62, 2**62))
+        if is_disconnected:
+            peer.disconnect()
+        send = (
+            partial(producer.send_chunks, 1, lambda: [last_chunk(1)]) if is_large else partial(producer.send, entry(1))
+        )
+        stored = list(peer.stored)
+        with pytest.raises(ProducerNameError, match="another producer has used the name p on"):
+            call_each(send, producer.flush)
+        assert peer.stored == stored
+
+
+@pytest.mark.parametrize("earlier", [0, 3])
+def test_what_an_earlier_producer_may_have_sent_needs_no_position(earlier: int) -> None:
+    with Peer() as peer:
+        producer = producer_of(peer, earlier_id=earlier)
+        peer.stored.append((earlier, earlier))
+        for first in range(earlier + 2):
+            producer.send(entry(first))
+        producer.flush()
+        assert peer.stored == [(earlier, earlier), (earlier + 1, earlier + 1)]

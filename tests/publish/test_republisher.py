@@ -125,7 +125,7 @@ class Client:
     def partitions(self, topic: str) -> list[str]:
         return [topic]
 
-    def open_producer(self, _topic_partition: str, _name: str) -> Producer:
+    def open_producer(self, _topic_partition: str, _name: str, _earlier_number: int) -> Producer:
         self._producers.append(Producer(self._broker))
         return self._producers[-1]
 

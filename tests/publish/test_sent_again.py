@@ -105,7 +105,7 @@ class Client:
     def partitions(self, topic: str) -> list[str]:
         return [f"{topic}-partition-{number}" for number in range(self._broker.partitions)]
 
-    def open_producer(self, topic_partition: str, name: str) -> Producer:
+    def open_producer(self, topic_partition: str, name: str, _earlier_number: int) -> Producer:
         return Producer(self._broker, topic_partition, name)
 
     def close(self) -> None:

@@ -31,10 +31,10 @@ def peer() -> Iterator[Peer]:
 class Sending:
     """Messages sent one after another, and what became of them."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, earlier_number: int = -1) -> None:
         self.client = TargetClient(ClientSettings(peer.url, give_up_after_s=2))
         (target,) = self.client.partitions(TOPIC)
-        self._producer = self.client.open_producer(target, "p")
+        self._producer = self.client.open_producer(target, "p", earlier_number)
         self.receipts: dict[int, Receipt] = {}
         self._answered = threading.Condition()
 
@@ -89,7 +89,7 @@ def test_after_a_disconnect_no_chunk_stands_there_twice_under_one_uuid(peer: Pee
 
 def test_what_the_broker_has_stored_is_answered_by_it_and_of_a_large_message_nothing_is_sent(peer: Peer) -> None:
     peer.stored = [(0, 0), (1, 1)]
-    sending = Sending(peer)
+    sending = Sending(peer, earlier_number=1)
     sending(b"first", LARGE, b"last")
     sending.client.close()
     assert sending.names == ["Ok"] * 3
@@ -137,7 +137,7 @@ def test_a_client_of_a_broker_that_stores_slowly_can_be_closed(peer: Peer) -> No
     peer.store_pause_s = 0.5
     client = TargetClient(ClientSettings(peer.url, give_up_after_s=2))
     (target,) = client.partitions(TOPIC)
-    producer = client.open_producer(target, "p")
+    producer = client.open_producer(target, "p", -1)
     answered = threading.Semaphore(0)
     for number in range(100):
         producer.send(pb.MessageMetadata(sequence_id=number), b"small", lambda _receipt: answered.release())

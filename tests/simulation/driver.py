@@ -350,7 +350,7 @@ class _Client:
     def partitions(self, topic: str) -> list[str]:
         return [topic]
 
-    def open_producer(self, _topic_partition: str, name: str) -> _Producer:
+    def open_producer(self, _topic_partition: str, name: str, _earlier_number: int) -> _Producer:
         self._due.world.access("open producer")
         return _Producer(self._due, name)
 

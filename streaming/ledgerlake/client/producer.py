@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.backoff import Backoff, with_retries
 from ledgerlake.client.receipts import close_producer, next_receipt, open_producer, send_entry
-from ledgerlake.errors import BrokerError, DeadlineError, LedgerlakeError, TransportError, is_retryable
+from ledgerlake.errors import (
+    BrokerError,
+    DeadlineError,
+    LedgerlakeError,
+    ProducerNameError,
+    TransportError,
+    is_retryable,
+)
 from ledgerlake.wire.message_id import BEFORE_ALL, Position, from_wire
 
 if TYPE_CHECKING:
@@ -31,6 +38,8 @@ _PENDING_BYTES_MOST = 32 * 1024 * 1024
 
 # The most pending entries if they may be large.
 _TOGETHER_MOST = 4
+
+_ANY_ID = 2**64 - 1
 
 
 def check_may_send(cluster: Cluster, topic: str) -> None:
@@ -155,6 +164,11 @@ class NumberedProducer:
     ever. So an entry that is larger than all before it is sent alone: the next one is sent after
     its receipt.
 
+    Everybody who may write to the topic can use the name while this producer is not connected. The
+    broker drops the ids up to the highest one that was used, and its receipt has no position then.
+    So an error is raised if the broker knows an id that no producer of the caller has sent. The
+    caller checks ``first_known_id`` itself.
+
     Raises:
         TopicNotFoundError, BrokerError, TransportError: as for a reader.
     """
@@ -165,10 +179,13 @@ class NumberedProducer:
         topic_partition: str,
         name: str,
         on_stored: Callable[[int, Position], None] = lambda _sequence_id, _position: None,
+        earlier_id: int = _ANY_ID,
     ) -> None:
         """Open the producer.
 
         Args:
+            earlier_id: the highest id that the caller's earlier producers of that name may have
+                sent.
             on_stored: called with each stored sequence id, in order, and its position;
                 ``BEFORE_ALL`` if the broker does not return a position.
         """
@@ -182,6 +199,7 @@ class NumberedProducer:
         self._pending: deque[NumberedEntry] = deque()
         self._pending_bytes = 0
         self._is_stopped = False
+        self._sent_id = self._sent_before_id = earlier_id
         self._open()
         self.first_known_id = self.last_sequence_id
 
@@ -196,7 +214,8 @@ class NumberedProducer:
 
         Raises:
             BrokerError: an entry was refused. TransportError, DeadlineError: the connection kept
-            failing for ``give_up_after_s``. ValueError: the last id that the broker knew when the
+            failing for ``give_up_after_s``. ProducerNameError: somebody else has used the name.
+            ValueError: the last id that the broker knew when the
             producer was opened is in the middle
                 of the entry, so that the broker would drop the entire entry.
         """
@@ -229,6 +248,7 @@ class NumberedProducer:
         while sequence_id > self.last_sequence_id:
             try:
                 position = self._send_all(sequence_id, chunks())
+                self._check_is_stored(sequence_id, position)
                 self._backoff.succeeded()
                 break
             except LedgerlakeError as failure:
@@ -258,6 +278,7 @@ class NumberedProducer:
     def _open(self) -> None:
         self._session, self._queue, accepted = _open(self._cluster, self.topic_partition, self.name)
         self.last_sequence_id = accepted.last_sequence_id
+        self._sent_before_id = self._sent_id
         for entry in self._pending:
             self._send(entry)
 
@@ -276,6 +297,7 @@ class NumberedProducer:
         return position
 
     def _send(self, entry: NumberedEntry) -> None:
+        self._sent_id = max(self._sent_id, entry.highest_sequence_id)
         send_entry(
             self._session,
             self._queue,
@@ -298,9 +320,24 @@ class NumberedProducer:
 
     def _settle(self, position: Position) -> None:
         """Remove the oldest pending entry, which is stored."""
+        self._check_is_stored(self._pending[0].highest_sequence_id, position)
         entry = self._pending.popleft()
         self._pending_bytes -= len(entry.entry)
         self._on_stored(entry.highest_sequence_id, position)
+
+    def _check_is_stored(self, sequence_id: int, position: Position) -> None:
+        """Check that a broker that has dropped an entry may have had it before."""
+        if not position.is_storable:
+            self._check_is_own(sequence_id)
+
+    def _check_is_own(self, known_id: int) -> None:
+        """Check that an id that the broker knew when the producer was opened is one of its own."""
+        if known_id > self._sent_before_id:
+            raise ProducerNameError(
+                f"another producer has used the name {self.name} on {self.topic_partition}: the broker drops messages with the "
+                f"sequence id {known_id}, which this one had not sent; look at who may write to that topic, and give this "
+                "producer another name"
+            )
 
     def _retrying(self, call: Callable[[], None]) -> None:
         """Call once; if the connection failed, open the producer again, which sends all pending
@@ -324,6 +361,7 @@ class NumberedProducer:
             self.close()
             try:
                 self._open()
+                self._check_is_own(self.last_sequence_id)
                 return
             except LedgerlakeError as error:
                 failure = error

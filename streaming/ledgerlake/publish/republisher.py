@@ -390,7 +390,7 @@ class _Sender:
         return self._producers[key]
 
     def _open(self, key: tuple[str, str]) -> TargetProducer:
-        return self._client.open_producer(key[1], self._producer_name(*key))
+        return self._client.open_producer(key[1], self._producer_name(*key), self._unsent[key[0]] - 1)
 
     def _rename(self, key: tuple[str, str], foreign_number: int) -> None:
         """Give a producer another name: somebody else has sent a number under its name, and the

@@ -79,13 +79,17 @@ class TargetClient:
         """
         return self._cluster.topic_partitions(full_name(topic), creates=True)
 
-    def open_producer(self, topic_partition: str, name: str) -> TargetProducer:
+    def open_producer(self, topic_partition: str, name: str, earlier_number: int) -> TargetProducer:
         """Open a producer.
+
+        Args:
+            earlier_number: the highest number that earlier producers of that name may have sent;
+                the caller compares it with ``last_sequence_id``.
 
         Raises:
             BrokerError, TransportError, ProtocolError: as ``NumberedProducer``.
         """
-        producer = TargetProducer(self._cluster, topic_partition, name, self._tasks.put)
+        producer = TargetProducer(self._cluster, topic_partition, name, earlier_number, self._tasks.put)
         self._producers.append(producer)
         return producer
 
@@ -114,9 +118,14 @@ class TargetProducer:
     """A producer of one partition of the target. Its messages have rising numbers."""
 
     def __init__(
-        self, cluster: Cluster, topic_partition: str, name: str, enqueue: Callable[[Callable[[], None]], None]
+        self,
+        cluster: Cluster,
+        topic_partition: str,
+        name: str,
+        earlier_number: int,
+        enqueue: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._producer = NumberedProducer(cluster, topic_partition, name, self._stored)
+        self._producer = NumberedProducer(cluster, topic_partition, name, self._stored, earlier_number)
         self._enqueue = enqueue
         self._pending: deque[tuple[int, Callable[[Receipt], None]]] = deque()
         self._failure = ""
