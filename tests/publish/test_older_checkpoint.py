@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings
-from ledgerlake.errors import CheckpointError
+from ledgerlake.errors import CheckpointError, ProducerNameError
 from ledgerlake.publish.planned_batch import PLAN_BITS, newest_planned
 from ledgerlake.publish.topic_writer import TopicSettings, TopicWriter
 from ledgerlake.wire.entry import parse_entry
@@ -93,6 +93,36 @@ def test_chunks_of_an_interrupted_message_are_of_the_same_plan() -> None:
         run(peer, 0, 2**PLAN_BITS, [bytes(300_000)])
         run(peer, 0, 2**PLAN_BITS, [bytes(300_000)])
         assert len(peer.stored) == 1
+
+
+@pytest.mark.parametrize("foreign_id", [2**62, (6 << 32) + 5])
+def test_an_id_of_another_program_drops_no_row_and_the_error_names_the_way_on(foreign_id: int) -> None:
+    with Peer() as peer:
+        run(peer, 5, 7, [b"a"])
+        peer.stored.append((foreign_id, foreign_id))
+        with pytest.raises(
+            CheckpointError,
+            match=r"another program has used that name.*set the option 'pulsar\.producer\.producerName' to another name",
+        ):
+            run(peer, 6, 7, [b"b"])
+
+
+def test_an_id_of_another_program_that_comes_while_a_task_reconnects_drops_no_row() -> None:
+    rows = pa.RecordBatch.from_pydict({"value": pa.array([b"a"], pa.binary())})
+    with Peer() as peer:
+        settings = TopicSettings(ClientSettings(peer.url, give_up_after_s=2), TOPIC, batch_messages=1)
+        writer = TopicWriter(settings, "ledgerlake-query-0", 5)
+
+        def write() -> None:
+            writer.write(rows)
+            writer.flush()
+
+        write()
+        peer.stored.append((2**62, 2**62))
+        peer.disconnect()
+        with pytest.raises(ProducerNameError, match="another producer has used the name ledgerlake-query-0"):
+            write()
+        writer.close()
 
 
 def test_a_plan_is_what_the_newest_entry_of_sparks_log_says(tmp_path: Path) -> None:

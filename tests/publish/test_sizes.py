@@ -228,7 +228,7 @@ def test_a_micro_batch_that_is_older_than_what_the_broker_has_is_refused_and_not
     with Peer() as peer:
         write(peer, batch_id=5, value=[b"a"])
         with pytest.raises(
-            CheckpointError, match="messages of micro-batch 5 by the producer w, and this is micro-batch 3"
+            CheckpointError, match="sequence id of micro-batch 5 by the producer w, and this is micro-batch 3"
         ):
             write(peer, batch_id=3, value=[b"b"])
         write(peer, batch_id=5, value=[b"a"])

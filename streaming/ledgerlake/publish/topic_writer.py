@@ -95,6 +95,12 @@ _SEQUENCE_BITS = 32
 
 _HAS_PLAN = 1 << (_SEQUENCE_BITS - 1)
 
+_WHY_DROPPED = (
+    ": the checkpoint is an older copy, or a new one; or another program has used that name, as everybody who may write "
+    "to the topic can; restore the newest copy, or, if this is the newest one, set the option "
+    "'pulsar.producer.producerName' to another name, and messages may come twice"
+)
+
 # So many rows without a key go to one partition before the next one has its turn.
 _TURN_ROWS = 100
 
@@ -169,6 +175,7 @@ class TopicWriter:
                 large for the broker.
             CheckpointError: the broker has messages of a later micro-batch, or of another plan of
                 this one.
+            ProducerNameError: somebody else has used the producer's name meanwhile.
             TopicNotFoundError, BrokerError, TransportError: a message could not be stored.
         """
         for row in _rows(rows):
@@ -327,7 +334,10 @@ class _TargetPartition:
 
     def _opened(self) -> NumberedProducer:
         if self._producer is None:
-            self._producer = NumberedProducer(self._cluster, self._topic_partition, self._name)
+            end_of_micro_batch = (self._sequence_id >> _SEQUENCE_BITS) + 1 << _SEQUENCE_BITS
+            self._producer = NumberedProducer(
+                self._cluster, self._topic_partition, self._name, earlier_id=end_of_micro_batch - 1
+            )
             self._check_is_newest(self._producer.first_known_id >> _SEQUENCE_BITS)
             self._check_is_of_this_plan(self._producer.first_known_id, is_end=False)
         return self._producer
@@ -337,9 +347,8 @@ class _TargetPartition:
         batch_id = self._sequence_id >> _SEQUENCE_BITS
         if known_batch_id > batch_id:
             raise CheckpointError(
-                f"{self._topic_partition} has messages of micro-batch {known_batch_id} by the producer {self._name}, and this is "
-                f"micro-batch {batch_id}, whose messages the broker would drop: the checkpoint is an older copy, or a new one; restore "
-                "the newest copy, or set the option 'pulsar.producer.producerName' to another name, and messages may come twice"
+                f"{self._topic_partition} has a sequence id of micro-batch {known_batch_id} by the producer {self._name}, and "
+                f"this is micro-batch {batch_id}, whose messages the broker would drop{_WHY_DROPPED}"
             )
 
     def _check_is_of_this_plan(self, known_id: int, *, is_end: bool) -> None:
@@ -357,9 +366,7 @@ class _TargetPartition:
         if not is_of_plan or (is_end and known_id >= self._sequence_id):
             raise CheckpointError(
                 f"{self._topic_partition} has messages of micro-batch {batch_id} by the producer {self._name}, and this "
-                "micro-batch of the same number has other messages, which the broker would drop: the checkpoint is an "
-                "older copy; restore the newest copy, or set the option 'pulsar.producer.producerName' to another name, "
-                "and messages may come twice",
+                f"micro-batch of the same number has other messages, which the broker would drop{_WHY_DROPPED}"
             )
 
     def _metadata(self, sequence_id: int, size_bytes: int) -> pb.MessageMetadata:
