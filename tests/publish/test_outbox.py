@@ -390,3 +390,20 @@ def test_a_newer_outbox_is_refused_with_advice(tmp_path: Path) -> None:
 )
 def test_keys_are_hashed_as_by_java(text: str, hashed: int) -> None:
     assert java_hash(text) == hashed
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"version": 2, "names": []}', r"newer Ledgerlake \(outbox record of producers of version 2.*upgrade"),
+        ('{"version": 1, "names": [{"target": 5}]}', "damaged outbox record of producers.*restore"),
+        ("{", "damaged outbox record of producers.*restore"),
+    ],
+)
+def test_names_of_producers_that_cannot_be_read_are_refused_at_the_start(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    begun(tmp_path)
+    (tmp_path / "producers.json").write_text(text)
+    with pytest.raises(OffsetError, match=message):
+        begun(tmp_path)

@@ -353,6 +353,7 @@ class Outbox:
         return {file.name for file in batch.files} <= self._names()
 
     def _read(self) -> None:
+        self.other_names()
         self._sent = _newest_sent(self._names())
         self._batches |= {number: batch for number in self._recorded() if (batch := self._stored(number)) is not None}
 
