@@ -213,7 +213,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "Correct the producer, and send the message again.",
     ),
     "schedule_refused": (
-        "The range that a task read had more messages with an id than it can pass on: 256 MiB, of which each takes 64 bytes and its id.",
+        "The range that a task read had more messages with an id than it can pass on: 256 MiB, with 64 bytes and the id for each.",
         "Read fewer bytes in a micro-batch (`max_bytes_per_trigger`), and send the messages again.",
     ),
     "repetition_refused": (

@@ -18,8 +18,8 @@ Order of a micro-batch, each step safe to repeat after a kill at any point:
 
 The durable cursors move later, when Spark's commit log has the batch (see ``pipeline.cursors``):
 until then Spark may run it again. A replayed batch runs the whole plan, because the state store
-must advance. Only its commits are skipped. Its state is that of the repeat and its rows are those of
-the first run, so both must have the same outcome (see ``operators.outcome_digest``).
+must advance. Only its commits are skipped. The state is the repeat's, and the rows are the first
+run's. So both must have the same outcome (see ``operators.outcome_digest``).
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class _TablePart:
 
 
 def _outcomes(partitions: list[PartitionResult]) -> dict[str, Any]:
-    """Return the digests of a micro-batch by topic partition, without those of no outcome."""
+    """Return the digests of a micro-batch by topic partition, for those with an outcome."""
     digests = {partition.topic_partition: partition.written.digest.to_json() for partition in partitions}
     return {name: digest for name, digest in digests.items() if digest}
 

@@ -137,7 +137,7 @@ def readable_schema(columns: pa.Schema) -> str:
         is_read, reason = False, first_line(error)
     if not is_read:
         names = ", ".join(name for name in columns.names if name != PULSAR_COLUMN)[:200]
-        raise SetupError(f"the columns {names} cannot be those of a Delta table: {reason}")
+        raise SetupError(f"a Delta table cannot have the columns {names}: {reason}")
     return text
 
 
@@ -151,7 +151,7 @@ def protocol_change(
 
     Args:
         place: where it is, for the error.
-        reader_features: those of them that readers have to know too.
+        reader_features: the features that readers must know too.
 
     Raises:
         TableError: its protocol cannot get features.

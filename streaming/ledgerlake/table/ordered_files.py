@@ -598,7 +598,7 @@ def statistics_columns(rows: pa.Schema, partitioned_by: Collection[str] = ()) ->
 
 
 def with_named_statistics(file: DataFile, properties: Mapping[str, str]) -> DataFile:
-    """Return a file with its statistics, if it has those of all columns that a table names; else with
+    """Return a file with its statistics if they cover all columns that the table names, else with
     its number of rows alone.
 
     Args:
@@ -664,7 +664,7 @@ def _stats(footer: Any, paths: Collection[str], long_texts: Mapping[str, tuple[s
     Args:
         footer: Parquet's.
         paths: the columns with statistics.
-        long_texts: bounds of texts, perhaps beyond those of the footer.
+        long_texts: bounds of texts; they may lie outside of the bounds in the footer.
     """
     lowest = {path: bounds[0] for path, bounds in long_texts.items()}
     highest = {path: bounds[1] for path, bounds in long_texts.items()}
