@@ -167,7 +167,10 @@ def test_a_checkpoint_that_was_lost_or_is_of_another_topic(
     assert checkpoint["state"] == "warning"
     assert f"has read {topic}, which the configuration does not name any more" in checkpoint["text"]
     renamed = runtime.config(tmp_path, topic, name="renamed")
-    assert "set [stream] name back" in problem(found(tmp_path, renamed), "checkpoint")
+    findings = found(tmp_path, renamed)
+    assert "set [stream] name back" in findings["checkpoint"]["text"]
+    # The table has the topic from the stream of the former name.
+    assert {findings[check]["state"] for check in ("checkpoint", "tables")} == {"problem"}
     (tmp_path / "checkpoint").rename(tmp_path / "away")
     assert "there is no checkpoint at" in problem(found(tmp_path, data), "checkpoint")
     for table in ("messages", "rejects"):
