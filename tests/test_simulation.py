@@ -50,7 +50,7 @@ _FOUND_BY = {
     "batches-by-number": 75,
     "latest-without-question": 3,
     "new-topics-at-latest": 133,
-    "outbox-before-ownership": 203,
+    "outbox-before-ownership": 90,
     "one-table-for-all": 7,
     "replaced-is-delivered": 6,
     "repeats-after-a-cancel": 36,

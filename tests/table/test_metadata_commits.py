@@ -47,6 +47,9 @@ def test_a_table_demands_only_the_features_that_it_needs(tmp_path: Path) -> None
         assert reader_features(table) == []
         table.add_columns(LOCAL)
         assert reader_features(table) == ["timestampNtz"]
+    for name in ("latest", "latest_records", "plain", "clustered"):
+        table = DeltaTable(str(tmp_path / name))
+        assert len(table.history()) == table.version() + 1
 
 
 def test_columns_that_no_reader_could_read_are_refused_before_they_are_in_the_log(tmp_path: Path) -> None:

@@ -63,7 +63,8 @@ class OwnCommit:
             "timestamp": int(time.time() * 1000),
             "operation": operation,
             "operationParameters": parameters,
-            "readVersion": read_version,
+            # The first commit reads none, and delta-rs refuses a whole history with a number below 0.
+            **({"readVersion": read_version} if read_version >= 0 else {}),
             "isBlindAppend": is_blind,
             "engineInfo": ENGINE,
             _ATTEMPT: self._attempt,
