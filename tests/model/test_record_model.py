@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings
-from ledgerlake.decode import columns, schema
+from ledgerlake.decode import schema, weights
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.operators import table_writer
 from ledgerlake.operators.results import BatchSettings, TableBatch, TopicSchemas
@@ -328,7 +328,8 @@ def test_a_version_far_away_is_not_counted_up_to(
 def test_rows_of_many_columns_are_converted_in_parts(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(columns, "_CELLS_AT_ONCE", 10)
+    # A row has 448 bytes in the columns, a record and two fields, and 512 as a dict of one field.
+    monkeypatch.setattr(weights, "MAX_VALUES_BYTES", 2000)
     monkeypatch.setattr(table_writer, "schemas_of", lambda *_: lambda _version: schema_of({"a": "int", "b": "int"}))
     record = pa.struct([("a", pa.int32()), ("b", pa.int32())])
     schemas = TopicSchemas.of({TOPICS[0]: (bytes(8), schema_of({"a": "int", "b": "int"}))})

@@ -246,3 +246,21 @@ def test_nothing_is_imported_from_the_working_folder(tmp_path: Path) -> None:
     subprocess.run(asked, cwd=tmp_path, env=environment, check=True, capture_output=True)
     driver.communicate("\n")
     assert not mark.exists()
+
+
+@pytest.mark.parametrize(("folder", "is_safe"), [("", None), (".", None), ("elsewhere", "1")])
+def test_workers_search_the_working_folder_if_the_driver_does(
+    folder: str, is_safe: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path) if folder == "." else folder])
+    monkeypatch.setattr("ledgerlake.runtime.session.local_python", lambda: sys.executable)
+    with python_of("local[2]", {}):
+        assert os.environ.get("PYTHONSAFEPATH") == is_safe
+
+
+def test_a_process_that_may_search_the_working_folder_finds_modules_there(driver: Driver, tmp_path: Path) -> None:
+    (tmp_path / "of_the_user.py").write_text("print('found')\n")
+    for safe, expected in ({}, "found\n"), ({"PYTHONSAFEPATH": "1"}, ""):
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"} | safe
+        assert driver.run("-m", "of_the_user", cwd=tmp_path, env=environment).stdout == expected

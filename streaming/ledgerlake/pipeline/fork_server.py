@@ -233,7 +233,8 @@ def run(request: Request) -> None:
     os.environ.update(request.environment)
     _, module, *arguments = request.arguments
     added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
-    sys.path[:0] = added
+    # As with ``python -m``, unless Python is told to search no working folder.
+    sys.path[:0] = added if os.environ.get("PYTHONSAFEPATH") else [request.folder, *added]
     sys.argv = ["-m", *arguments]
     _name_process((arguments or [module])[-1])
     # Spark's modules are imported here and there before one of them is the main one.

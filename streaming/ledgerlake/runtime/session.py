@@ -86,7 +86,8 @@ _PYTHON_NAMES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 # The folder in which Numba keeps compiled kernels.
 _KERNEL_CACHE = "NUMBA_CACHE_DIR"
 
-# Python then looks for modules in the working folder only if it is told to (from Python 3.11 on).
+# With it, Python does not search the working folder for modules (from Python 3.11 on). Spark's workers
+# search it if this process does: a user's script imports the modules beside it.
 _SAFE_PATH = "PYTHONSAFEPATH"
 
 # spark-submit sets it for a program in Python.
@@ -216,7 +217,8 @@ def python_of(master: str, settings: dict[str, str]) -> Iterator[None]:
         # Some variables have an effect on a Python that starts alone.
         has_variables = any(name.startswith("spark.executorEnv.") for name in settings)
         names = dict.fromkeys(_PYTHON_NAMES, sys.executable if has_variables else local_python())
-        names[_SAFE_PATH] = "1"
+        if not {"", os.getcwd()} & set(sys.path):
+            names[_SAFE_PATH] = "1"
     else:
         # On other machines Python may be at another path, such as ./environment/bin/python. The
         # planner runs on this machine, under the same name as the executors' Python.
