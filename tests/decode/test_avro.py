@@ -176,6 +176,11 @@ def test_schemas_with_other_parts_are_left_to_fastavro(node: Any) -> None:
             "two types of the name E",
         ),
         ([{"name": "f", "type": {"type": "enum", "name": "E", "symbols": ["a" * 1001]}}], "a symbol of more than 1000"),
+        (
+            [{"name": "f", "type": {"type": "enum", "name": "x.long", "symbols": ["a"]}}],
+            "the name long, which is Avro's",
+        ),
+        ([{"name": "f", "type": {"type": "fixed", "name": "map", "size": 4}}], "the name map, which is Avro's"),
     ],
 )
 def test_schemas_that_would_be_misread_are_refused(fields: list[Any], sentence: str) -> None:

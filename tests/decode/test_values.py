@@ -512,6 +512,18 @@ def test_json_is_read_alike_alone_and_beside_a_value_that_does_not_fit(payload: 
         assert all(math.isfinite(alone[0][name]) for name in ("f", "d"))
 
 
+@pytest.mark.parametrize(("levels", "is_read"), [(400, True), (499, True), (500, False), (100_000, False)])
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_the_depth_of_json_counts_alike_alone_and_beside_others(levels: int, is_read: bool, is_closed: bool) -> None:
+    schema = as_json(avro(field("a", "int")))
+    payload = b'{"a": 1, "text": "[[[\\"[[[", "other": ' + b"[" * levels + b"]" * (levels if is_closed else 0) + b"}"
+    alone, bad_alone = read(schema, [payload, None])
+    beside, bad_beside = read(schema, [payload, b"[]"])
+    expected = {"a": 1} if is_read and is_closed else None
+    assert (alone[0], beside[0]) == (expected, expected)
+    assert (0 in bad_alone, 0 in bad_beside) == (expected is None, expected is None)
+
+
 _INNER = {"type": "record", "name": "In", "fields": [{"name": "x", "type": "int", "default": 7}]}
 
 

@@ -350,7 +350,9 @@ def test_a_version_that_the_registry_lacks_for_a_while_is_asked_for_once_in_each
 ) -> None:
     answers = iter([None, schema_of({"a": "int"})])
     monkeypatch.setattr(
-        value_schemas, "shared_cluster", lambda _client: SimpleNamespace(schema=lambda *_: next(answers))
+        value_schemas,
+        "shared_cluster",
+        lambda _client: SimpleNamespace(schema=lambda *_: next(answers), schemas=lambda _asked: [None]),
     )
     client, version = ClientSettings("pulsar://nowhere:2"), bytes(7) + b"\x01"
     for batch, expected in (("1", None), ("2", schema_of({"a": "int"}))):
@@ -379,6 +381,30 @@ def test_a_topic_that_was_created_again_is_decoded_by_none_of_its_former_schemas
             for _ in range(3):
                 assert of_version(version_of(0)) == schema_of(first)
     assert len(asked) == 4
+
+
+@pytest.mark.parametrize("has_newest", [True, False])
+def test_versions_that_were_never_registered_do_not_cost_a_request_each(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, has_newest: bool
+) -> None:
+    client, topic = ClientSettings("pulsar://nowhere:2"), TOPICS[0]
+    registry.versions[topic] = [{"a": "int"}] * 10
+    asked: list[bytes | None] = []
+
+    def schema(topic: str, version: bytes) -> ValueSchema | None:
+        asked.append(version)
+        return registry.schema(topic, version)
+
+    def schemas(asked_for: list[tuple[str, None]]) -> list[tuple[bytes, ValueSchema] | None]:
+        asked.append(None)
+        return [(version_of(9), schema_of({"a": "int"})) if has_newest else None for _ in asked_for]
+
+    cluster = SimpleNamespace(schema=schema, schemas=schemas)
+    monkeypatch.setattr(value_schemas, "shared_cluster", lambda _client: cluster)
+    of_version = value_schemas.schemas_of(client, topic)
+    assert [of_version(version_of(1000 + number)) for number in range(50)] == [None] * 50
+    assert all(of_version(version_of(number)) for number in range(10))
+    assert len(asked) == (12 if has_newest else 61)
 
 
 @pytest.mark.parametrize("version", [b"\x01", bytes(7), bytes(9), b"\xff" * 8, b"a" * 1000])

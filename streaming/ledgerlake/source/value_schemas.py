@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -65,35 +66,56 @@ def find_value_schema(options: SourceOptions) -> ValueSchema:
 # From so many versions on, one without a schema is not remembered.
 _MOST_UNKNOWN = 10_000
 
+# No version is behind it.
+_LAST_VERSION = b"\xff" * _VERSION_BYTES
+
+
+@dataclass
+class _Known:
+    """What a broker answered: schemas by topic and version, and the newest versions of topics that
+    lack one.
+    """
+
+    schemas: dict[tuple[ClientSettings, str, bytes], ValueSchema | None] = field(default_factory=dict)
+    newest: dict[tuple[ClientSettings, str], bytes] = field(default_factory=dict)
+
 
 def schemas_of(client: ClientSettings, topic: str, batch: str = "") -> SchemaOfVersion:
     """Return a function from a schema version of a topic to the schema; the broker is asked for
     each version once. A topic that is created again begins again with its versions, so nothing is
     known from one task or micro-batch to the next.
 
+    A producer may name any version. So once one is missing, versions behind the newest one are not
+    asked for: each message to read was sent before, and its version is older than the message.
+
     Args:
         batch: a text that no other micro-batch has; its tasks in this process share what the broker
             answered.
     """
-    known = _known_in(batch) if batch else {}
+    known = _known_in(batch) if batch else _Known()
 
     def of_version(version: bytes) -> ValueSchema | None:
         key = client, topic, version
-        if key in known or not _is_version(version):
-            return known.get(key)
+        if key in known.schemas or not _is_version(version):
+            return known.schemas.get(key)
+        if version > known.newest.get((client, topic), _LAST_VERSION):
+            return None
         cluster = shared_cluster(client)
         schema = with_retries(lambda: cluster.schema(topic, version), client.give_up_after_s)
-        # A producer may name any version, so no more than some of those without a schema are kept.
-        if schema is not None or len(known) < _MOST_UNKNOWN:
-            known[key] = schema
+        if schema is None and (client, topic) not in known.newest:
+            (newest,) = with_retries(lambda: cluster.schemas([(topic, None)]), client.give_up_after_s)
+            # Versions before a deletion can still be asked for.
+            known.newest[client, topic] = _LAST_VERSION if newest is None else newest[0]
+        if schema is not None or len(known.schemas) < _MOST_UNKNOWN:
+            known.schemas[key] = schema
         return schema
 
     return of_version
 
 
 @lru_cache(maxsize=8)
-def _known_in(_batch: str) -> dict[tuple[ClientSettings, str, bytes], ValueSchema | None]:
-    return {}
+def _known_in(_batch: str) -> _Known:
+    return _Known()
 
 
 def _is_version(version: bytes) -> bool:

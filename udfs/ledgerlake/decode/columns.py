@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 # each use another one twice can have more columns than any machine can hold.
 COLUMNS_MOST = 10_000
 
+# A process keeps what it made of so many schemas: a topic may get new versions for ever.
+SCHEMAS_KEPT = 1000
+
 # The most levels of a type: a struct and a list are one, a map is two. Each reader has a limit of
 # its own: delta-rs cannot read its own log again from 42 structs on, pyarrow a Parquet file from 50
 # lists on, and Arrow a batch from 64 levels on.

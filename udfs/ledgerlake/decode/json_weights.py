@@ -3,6 +3,8 @@
 Marks outside of texts tell how many objects parsing makes. What the columns take beyond that
 depends on where they are. So if the marks do not show that a value is light, and do not show that
 it is too heavy, it is parsed, and what came out is counted.
+
+Values with too many levels are found here too: parsers differ in how many they take.
 """
 
 from __future__ import annotations
@@ -12,15 +14,35 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ledgerlake.decode import kernels as k
-from ledgerlake.decode.weights import PART_BYTES, RECORD_BYTES, Weigher, fixed_bytes
+from ledgerlake.decode.weights import PART_BYTES, RECORD_BYTES, Weigher, fixed_bytes, offsets_of
 from ledgerlake.wire.limits import MAX_VALUES_BYTES
 
 if TYPE_CHECKING:
     from ledgerlake.decode.weights import Bytes, Offsets, Weights
 
+# Python's parser takes 1000 levels less the calls that it is in.
+_LEVELS_MOST = 500
+
 _MARKS = [ord(mark) for mark in ",:{["]
+
+
+def without_deep(payloads: pa.BinaryArray) -> tuple[pa.BinaryArray, dict[int, str]]:
+    """Return payloads without the values that have too many levels, and why those are bad."""
+    offsets = offsets_of(payloads)
+    # A level has two bytes.
+    long = np.flatnonzero(np.diff(offsets) > 2 * _LEVELS_MOST)
+    is_deep = np.zeros(len(long), np.bool_)
+    if len(long):
+        k.find_deep_json(np.frombuffer(payloads.buffers()[2], np.uint8), offsets, long, _LEVELS_MOST, is_deep)
+    deep = dict.fromkeys(long[is_deep].tolist(), f"it has more than {_LEVELS_MOST} levels")
+    if not deep:
+        return payloads, {}
+    others = np.ones(len(payloads), np.bool_)
+    others[list(deep)] = False
+    return pc.if_else(pa.array(others), payloads, None), deep
 
 
 def json_weigher(kind: pa.DataType) -> Weigher:

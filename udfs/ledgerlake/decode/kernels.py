@@ -1131,6 +1131,31 @@ def weigh_protobuf(buffer, offsets, nodes, fields, depth, limit, weights):  # ty
 
 
 @compiled
+def find_deep_json(buffer, offsets, rows, most, is_deep):  # type: ignore[no-untyped-def]
+    """Note which rows open more than ``most`` braces and brackets that are not closed yet, outside of texts."""
+    for index in range(len(rows)):
+        row = rows[index]
+        position, end = np.int64(offsets[row]), np.int64(offsets[row + 1])
+        depth = 0
+        is_text = False
+        while position < end and depth <= most:
+            byte = buffer[position]
+            position += 1
+            if is_text:
+                if byte == 92:  # a backslash
+                    position += 1
+                elif byte == 34:  # a quotation mark
+                    is_text = False
+            elif byte == 34:
+                is_text = True
+            elif byte in (123, 91):
+                depth += 1
+            elif byte in (125, 93):
+                depth -= 1
+        is_deep[index] = depth > most
+
+
+@compiled
 def count_json(buffer, offsets, counts):  # type: ignore[no-untyped-def]
     """Count commas, colons, braces and brackets that open, outside of texts, in each row."""
     for row in range(len(counts)):

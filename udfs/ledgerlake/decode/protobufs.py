@@ -2,7 +2,7 @@
 
 The definition is JSON: ``fileDescriptorSet`` in base64, and ``rootMessageTypeName``. Messages
 become structs, repeated fields arrays, maps maps with keys as text, enums the names of their values
-(the number of an unknown value), ``uint32`` a ``long`` and ``uint64`` a ``decimal(20, 0)``. A
+(the number of an unknown value; a value is bad if that number is one of several), ``uint32`` a ``long`` and ``uint64`` a ``decimal(20, 0)``. A
 missing field is null if Protobuf tracks its presence; otherwise it has its default. A recursive
 message has no column.
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, Decoder, build, decode_rows, too_wide
 from ledgerlake.decode.loop_columns import with_loop
@@ -25,7 +26,7 @@ from ledgerlake.decode.protobuf_weights import protobuf_weigher
 from ledgerlake.errors import SetupError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from google.protobuf.descriptor import Descriptor
     from google.protobuf.message import Message
@@ -44,6 +45,9 @@ _TYPES = {
     _CPP.CPPTYPE_BOOL: pa.bool_(),
     _CPP.CPPTYPE_ENUM: pa.string(),
 }
+
+# How a field is encoded.
+_VARINT, _LENGTH_DELIMITED = 0, 2
 
 
 def message_type(schema: ValueSchema) -> pa.DataType:
@@ -133,7 +137,24 @@ def _is_map(field: Any) -> bool:
 
 
 def _values(message: Message) -> dict[str, Any]:
-    return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
+    values = {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
+    closed = {field.number: field for field in message.DESCRIPTOR.fields if _is_closed(field)}
+    unknown_fields: Iterable[Any] = UnknownFieldSet(message) if closed else []  # type: ignore[assignment]
+    for unknown in unknown_fields:
+        field = closed.get(unknown.field_number)
+        if field is None or unknown.wire_type != (_LENGTH_DELIMITED if _is_map(field) else _VARINT):
+            continue
+        # Protobuf keeps a number that a closed enumeration lacks as an unknown field.
+        if field.is_repeated or values[field.name] is not None:
+            raise ValueError(f"the field {field.name} has a number that its enumeration lacks, beside others")
+        values[field.name] = str((unknown.data + 2**31) % 2**32 - 2**31)
+    return values
+
+
+def _is_closed(field: Any) -> bool:
+    """Return whether a field takes only the numbers that its enumeration has."""
+    kind = field.message_type.fields_by_name["value"].enum_type if _is_map(field) else field.enum_type
+    return kind is not None and bool(kind.is_closed)
 
 
 def _value(message: Message, field: Any) -> Any:

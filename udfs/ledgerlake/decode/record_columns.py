@@ -12,14 +12,14 @@ does not fit is bad, with the reason; the other values of its batch are not affe
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, check_depth, column_count
+from ledgerlake.decode.columns import COLUMNS_MOST, SCHEMAS_KEPT, DecodedValues, check_depth, column_count
 from ledgerlake.decode.times import without_python_time
 from ledgerlake.decode.values import column_type
 from ledgerlake.errors import SetupError
@@ -42,7 +42,7 @@ _OTHER_SHAPE = 'set [delta] shape = "messages"'
 _WIDE_DECIMAL = pa.decimal128(38, 0)
 
 
-@cache
+@lru_cache(SCHEMAS_KEPT)
 def record_of(schema: ValueSchema) -> pa.StructType:
     """Return the columns for the values of a schema: a record's fields, key and value, or one
     column ``value``. A record without fields, which no file can hold, is left out.

@@ -23,7 +23,8 @@ Rules kept here:
   - A decimal is judged by its size before it becomes a number.
   - JSON is parsed by Arrow, one batch at a time. If a batch has an unusual value, each value is
     parsed alone, by the same rules: a number becomes its text if the schema has a string, and
-    nothing else is converted.
+    nothing else is converted. Python's parser counts the levels of a value together with its own
+    calls, so both are given values of limited depth only.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ import pyarrow.json as pj
 from ledgerlake.decode.avro import avro_reader, short_name
 from ledgerlake.decode.avro_weights import avro_weigher
 from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, Decoder, build, decode_rows, too_wide
-from ledgerlake.decode.json_weights import json_weigher
+from ledgerlake.decode.json_weights import json_weigher, without_deep
 from ledgerlake.decode.loop_columns import with_loop
 from ledgerlake.decode.schema import TIMESTAMP
 from ledgerlake.errors import SetupError
@@ -64,6 +65,9 @@ _PRIMITIVES: dict[str, pa.DataType] = {
     "string": pa.string(),
     "bytes": pa.binary(),
 }
+
+# Names that a schema gives no type, in any namespace.
+_RESERVED = {*_PRIMITIVES, "null", "record", "error", "enum", "array", "map", "union", "fixed"}
 
 # The units in the encoded values; Spark's own timestamps have microseconds.
 _LOGICAL: dict[tuple[str, str], pa.DataType] = {
@@ -303,6 +307,8 @@ class _Types:
 
     def _name(self, node: dict[str, Any], arrow_type: pa.DataType) -> pa.DataType:
         name = short_name(str(node.get("name")))
+        if name in _RESERVED:
+            raise SetupError(f"a schema gives a type the name {name}, which is Avro's own; read it with schema = bytes")
         if self._definitions.setdefault(name, node) != node:
             raise SetupError(f"a schema has two types of the name {name}; read it with schema = bytes")
         self._named[name] = arrow_type
@@ -382,12 +388,13 @@ def _decode_avro(physical: pa.DataType, writer: Any, reader: Any, encoded: Encod
 
 
 def _decode_json(physical: pa.DataType, encoded: Encoded) -> DecodedValues:
-    together = _parse_together(encoded.payloads, physical) if _is_simple(physical) else None
+    payloads, deep = without_deep(encoded.payloads)
+    together = _parse_together(payloads, physical) if _is_simple(physical) else None
     if together is not None:
-        return DecodedValues(together)
+        return DecodedValues(together, deep)
     conform = _conformer(physical)
-    rows, bad = decode_rows(encoded.payloads, lambda payload: conform(_parse_json(payload)))
-    return DecodedValues(build(rows, physical, _for_spark(physical), bad), bad)
+    rows, bad = decode_rows(payloads, lambda payload: conform(_parse_json(payload)))
+    return DecodedValues(build(rows, physical, _for_spark(physical), bad), bad | deep)
 
 
 _JSON_SPACES = " \t\n\r"

@@ -31,14 +31,14 @@ import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.decode.columns import DecodedValues, Decoder, Encoded, Read, check_depth, first_line
+from ledgerlake.decode.columns import SCHEMAS_KEPT, DecodedValues, Decoder, Encoded, Read, check_depth, first_line
 from ledgerlake.decode.primitives import DECODERS, TYPES
 from ledgerlake.decode.protobufs import message_decoder, message_type
 from ledgerlake.decode.records import record_decoder, record_type
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _T = pb.Schema
 
 
-@cache
+@lru_cache(SCHEMAS_KEPT)
 def column_type(schema: ValueSchema) -> pa.DataType:
     """Return the column type for values of a schema.
 
@@ -78,7 +78,7 @@ def _column_type(schema: ValueSchema) -> pa.DataType:
     return TYPES.get(schema.kind, pa.binary())
 
 
-@cache
+@lru_cache(SCHEMAS_KEPT)
 def record_name(schema: ValueSchema) -> str:
     """Return the full name of the record of a schema; empty if it has none."""
     try:
@@ -91,7 +91,7 @@ def record_name(schema: ValueSchema) -> str:
     return f"{namespace}.{name}" if namespace and "." not in name else name
 
 
-@cache
+@lru_cache(SCHEMAS_KEPT)
 def decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
     """Return a decoder that reads values of one schema as those of another.
 
