@@ -29,6 +29,14 @@ def test_an_error_survives_pickling_with_its_attributes(kind: type[errors.Ledger
     assert error.lost in ("no", "unknown", "yes")
 
 
+def test_a_name_of_any_length_makes_no_message_of_any_length() -> None:
+    error = pickle.loads(pickle.dumps(errors.SetupError(f"a field {'x' * 1_000_000} is odd; rename it")))
+    assert len(error.message) < 4000
+    assert error.message.startswith("a field xxx")
+    assert error.message.endswith("xxx is odd; rename it")
+    assert str(error) == error.message
+
+
 def test_the_tree_in_the_docstring_names_every_class() -> None:
     assert errors.__doc__ is not None
     assert [class_.__name__ for class_ in CLASSES if class_.__name__ not in errors.__doc__] == []

@@ -259,7 +259,7 @@ def a_type(rng: random.Random, depth: int) -> Any:
                 "precision": rng.choice([0, 5, 38, 39]),
                 "scale": mutate.edge(rng),
             },
-            {"type": "long", "logicalType": rng.choice(["timestamp-millis", "date", "what"])},
+            {"type": "long", "logicalType": rng.choice(["timestamp-millis", "local-timestamp-micros", "date", "what"])},
         ]
     )
 
@@ -271,7 +271,7 @@ def a_name(rng: random.Random) -> str:
 
 
 def a_bad_schema(rng: random.Random) -> ValueSchema:
-    others = [kind for kind in pb.Schema.Type.values() if kind != pb.Schema.LocalDateTime]
+    others = pb.Schema.Type.values()
     kind = rng.choice([pb.Schema.Avro, pb.Schema.Avro, pb.Schema.Json, pb.Schema.Json, *others, 99])
     depth = rng.choice([1, 3, 8, 60])
     fields = [(a_name(rng), a_type(rng, depth)) for _ in range(rng.choice([0, 1, 2, 200]))]

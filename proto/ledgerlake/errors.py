@@ -34,6 +34,10 @@ from typing import Any, ClassVar, Literal
 
 Lost = Literal["no", "unknown", "yes"]
 
+# Of a longer message the middle is left out: it has names and texts from outside.
+_MESSAGE_CHARACTERS = 4000
+_HALF_CHARACTERS = _MESSAGE_CHARACTERS // 2 - 5
+
 
 class LedgerlakeError(Exception):
     """Base of the tree; never raised itself."""
@@ -43,6 +47,8 @@ class LedgerlakeError(Exception):
     exit_code: int = 3
 
     def __init__(self, message: str, **attributes: Any) -> None:
+        if len(message) > _MESSAGE_CHARACTERS:
+            message = f"{message[:_HALF_CHARACTERS]} ... {message[-_HALF_CHARACTERS:]}"
         super().__init__(message)
         self.message = message
         self.attributes = attributes
