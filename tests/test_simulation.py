@@ -48,6 +48,7 @@ _HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "300"))
 _FOUND_BY = {
     "cursors-before-spark": 4,
     "batches-by-number": 75,
+    "clock-ahead-of-what-is-read": 30,
     "latest-without-question": 3,
     "new-topics-at-latest": 133,
     "outbox-before-ownership": 90,

@@ -140,13 +140,14 @@ class Broker:
 
 class Cluster:
     """All brokers and topics. ``entries_per_ledger`` after which a ledger rolls; ``has_metadata``:
-    PIP-70.
+    PIP-70; ``has_index``: with it, entries have an index too, and not a time alone.
     """
 
     def __init__(self, world: World, brokers: int, entries_per_ledger: int, has_metadata: bool) -> None:
         self.world = world
         self.entries_per_ledger = entries_per_ledger
         self.has_metadata = has_metadata
+        self.has_index = True
         self.brokers = [Broker(f"pulsar://broker-{number}:6650", self) for number in range(brokers)]
         self.topics: dict[str, Topic] = {}
         self.partitioned: dict[str, int] = {}
@@ -184,7 +185,9 @@ class Cluster:
             current = topic.ledgers[-1]
         topic.next_index += count
         if self.has_metadata:
-            stamp = pb.BrokerEntryMetadata(broker_timestamp=self.clock_ms, index=topic.next_index - 1)
+            stamp = pb.BrokerEntryMetadata(broker_timestamp=self.clock_ms)
+            if self.has_index:
+                stamp.index = topic.next_index - 1
             data = stamp.SerializeToString()
             entry = b"\x0e\x02" + len(data).to_bytes(4, "big") + data + entry
         current.entries.append(entry)

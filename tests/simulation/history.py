@@ -122,6 +122,7 @@ class Script:
     has_tables: bool = False
     limits_cancels: bool = False
     cores: tuple[int, ...] = (1, 2, 4)
+    has_index: bool = True
 
     def __str__(self) -> str:
         head = ", ".join(f"{name} {value}" for name, value in vars(self).items() if name != "steps")
@@ -175,6 +176,7 @@ def write_script(seed: int) -> Script:
         tuple(sorted(steps, key=lambda one: one.at_s)),
         has_tables=has_tables,
         limits_cancels=limits_cancels,
+        has_index=seed % 11 != 5,
     )
 
 
@@ -268,6 +270,7 @@ class History:
         self.script = script
         self.world = World(random.Random(script.seed * 7919 + 1), traces_accesses=traces)
         self.brokers = Cluster(self.world, script.brokers, script.entries_per_ledger, script.has_metadata)
+        self.brokers.has_index = script.has_index
         self.disk = Disk(self.world)
         self.lake = Lake(self.world)
         # Where the broker's clock is set back, the pipeline's own still says what is due on an idle
@@ -751,16 +754,17 @@ class History:
 
     def _hit(self, topic: Topic, position: Position, time_ms: int, reason: str, **target: str) -> None:
         """What waits under a key, or an id, is cancelled or replaced by a message that stands there."""
-        # What is due by our own clock may go before a cancel that is still unread: without the
-        # broker's time, and where the broker's clock was set back.
-        own_ms = max(time_ms + max(0, -self.brokers.skew_ms), self.oracle.latest_ms)
+        # What is due by our own clock may go before a cancel that is still unread, if the broker's clock
+        # was set back.
+        stored_ms = max(time_ms, self.brokers.clock_ms)
+        own_ms = max(stored_ms + max(0, -self.brokers.skew_ms), self.oracle.latest_ms)
         for one in self.oracle.waiting_before(topic.name, position, time_ms - _CLOCKS_AGREE_MS, **target):
             if one.repeats:
                 if "schedule" in target:
                     self._end_repetition(one, time_ms, own_ms, reason)
                 continue
             # A cancel that a task refuses is in rejects, and hits nothing.
-            is_sure = self.script.has_metadata and one.deliver_ms > own_ms and not self.script.limits_cancels
+            is_sure = one.deliver_ms > own_ms and not self.script.limits_cancels
             if one.deliver_ms > time_ms or not is_sure:
                 one.is_cancelled |= is_sure
                 one.may_be_cancelled.add(reason)
@@ -768,7 +772,7 @@ class History:
     def _end_repetition(self, one: Sent, time_ms: int, own_ms: int, reason: str) -> None:
         """The first message that hits one that repeats ends it."""
         later = {number for number, due_ms in one.may.items() if due_ms > own_ms}
-        if self.script.has_metadata and not one.is_ended:
+        if not one.is_ended:
             one.is_cut = bool(later)
             for number in later:
                 del one.may[number]

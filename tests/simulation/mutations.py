@@ -221,6 +221,11 @@ def _released_otherwise_and_not_compared(edges: Edges) -> None:
     _repeats_are_not_compared(edges)
 
 
+def _clock_ahead_of_what_is_read(edges: Edges) -> None:
+    """A micro-batch that leaves entries unread has the present time as its clock."""
+    edges.replace(Planner, "_reached_ms", lambda _self, _name, _taken, _end, clock_ms: clock_ms)
+
+
 MUTATIONS: dict[str, Callable[[Edges], None]] = {
     "cursors-before-spark": _cursors_before_spark,
     "batches-by-number": _batches_by_number,
@@ -237,5 +242,6 @@ MUTATIONS: dict[str, Callable[[Edges], None]] = {
     "rest-waits-for-a-message": _rest_waits_for_a_message,
     "released-to-the-end-of-a-row": _released_to_the_end_of_a_row,
     "released-otherwise-and-not-compared": _released_otherwise_and_not_compared,
+    "clock-ahead-of-what-is-read": _clock_ahead_of_what_is_read,
     "cut-for-the-cores-of-this-process": _cut_for_the_cores_of_this_process,
 }

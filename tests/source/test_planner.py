@@ -15,9 +15,11 @@ from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.errors import DataLossError, TopicNotFoundError
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source import latest_offset as latest_offset_module
 from ledgerlake.source import planner, topic_list
 from ledgerlake.source.batch_limits import BacklogCounts, count_messages
 from ledgerlake.source.bounds import latest_offset
+from ledgerlake.source.latest_offset import LatestOffset
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 from ledgerlake.source.wakeup_files import WakeupTimes, save_wakeup_times
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
@@ -139,16 +141,55 @@ def test_a_message_whose_time_the_broker_has_not_reached_cuts_the_trigger_short_
 def test_where_the_broker_tells_no_time_the_clock_does_also_while_entries_come(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(LatestOffset, "known_for_ms", 7)
     peer.add(BARE)
     path = str(tmp_path / "wakes")
     planning = Planning(peer, path, monkeypatch)
-    assert planning.plan() == NOW_MS
+    assert planning.plan() == NOW_MS - 7, "the time at which the broker was asked for the end"
     save_wakeup_times(Place(path), 1, WakeupTimes({TOPIC: NOW_MS + 1}))
     peer.add(BARE, first=1)
     planning.clock_ms += 2
     assert planning.plan() == NOW_MS + 2
     planning.clock_ms += 1
     assert planning.plan() is None, "a position that did not move keeps its clock"
+
+
+def test_the_end_of_a_topic_is_known_since_the_broker_was_asked_for_it(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times_s = iter([100.0, 100.5, 100.5])
+    clock = SimpleNamespace(monotonic=lambda: next(times_s, 103.0))
+    peer.add(BARE)
+    cluster = Cluster(ClientSettings(peer.url))
+    latest = LatestOffset(cluster, TOPIC)
+    monkeypatch.setattr(latest_offset_module, "time", clock)
+    latest.get()
+    # Asked for at 100.5, after the first look at the clock, and known now, at 103.
+    assert latest.known_for_ms == 2500
+    latest.close()
+    cluster.close()
+
+
+def test_a_limited_batch_carries_the_clock_of_an_end_that_it_reaches(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LatestOffset, "known_for_ms", 0)
+    monkeypatch.setattr(latest_offset_module, "_POLL_FIRST_S", 0.0)
+    for number in range(3):
+        peer.add(BARE, first=number)
+    planning = Planning(peer, str(tmp_path / "wakes"), monkeypatch, maxRowsPerTrigger="1")
+    limit = planning.reader.getDefaultReadLimit()
+    clocks_ms = []
+    for number in range(3, 8):
+        planning.offset = planning.reader.latestOffset(planning.offset, limit)
+        clocks_ms.append(from_json(planning.offset)[TOPIC].clock_ms)
+        # Entries come as fast as they are read.
+        peer.add(BARE, first=number)
+        planning.clock_ms += 1000
+    # The first end that was known has entry 2; from then on the next one.
+    assert clocks_ms[:2] == [None, None]
+    assert clocks_ms[2] == NOW_MS
+    assert clocks_ms[3] == NOW_MS, "the clock stays until the next end is reached"
 
 
 def test_a_run_that_ends_without_a_time_by_the_broker_ends(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -45,6 +46,8 @@ class LatestOffset:
         self._cluster = cluster
         self._reader = EntryReader(cluster, topic_partition, AFTER_ALL)
         self._offset = PartitionOffset(BEFORE_ALL)
+        self._known_since_s = float("-inf")
+        self._sent_s: float | None = None
         self._asked_s = float("-inf")
         self._pause_s = _POLL_FIRST_S
 
@@ -52,6 +55,13 @@ class LatestOffset:
     def session(self) -> Session | None:
         """Return the open session with the broker; None if there is none."""
         return self._reader.session
+
+    @property
+    def known_for_ms(self) -> int:
+        """Return how long ago the broker was asked for the end that is known, rounded up: what was
+        stored before that lies before the end.
+        """
+        return math.ceil((time.monotonic() - self._known_since_s) * 1000)
 
     def get(self) -> PartitionOffset:
         """Return the last entry with the broker's time and index of it; BEFORE_ALL for an empty
@@ -66,7 +76,7 @@ class LatestOffset:
             return self._refresh()
         except TopicNotFoundError:
             self.is_gone = True
-            self._asked_s = time.monotonic()
+            self._asked_s = self._known_since_s = time.monotonic()
             return self._offset
 
     def _refresh(self) -> PartitionOffset:
@@ -89,8 +99,11 @@ class LatestOffset:
 
     def _ask(self) -> Position | None:
         """Return the end of the topic; None if it has not moved."""
+        sent_s, self._sent_s = time.monotonic() if self._sent_s is None else self._sent_s, None
         position = last_position(self._reader, self._offset.position) or BEFORE_ALL
         self.answered = position
+        if position >= self._offset.position:
+            self._known_since_s = sent_s
         moved = position > self._offset.position
         self._pause_s = _POLL_FIRST_S if moved else min(self._pause_s * 2, _POLL_MOST_S)
         self._asked_s = time.monotonic()
@@ -158,6 +171,7 @@ def refresh_all(offsets: Collection[LatestOffset]) -> None:
             if session is not None:
                 requests.enter_context(session.together())
         for offset in due:
+            offset._sent_s = time.monotonic()
             offset._reader.ask_last_message()
     moved: dict[Session, list[tuple[LatestOffset, Position]]] = {}
     for offset in due:

@@ -5,11 +5,13 @@ Rules kept here:
   - With ``Trigger.AvailableNow`` the end is fixed once, and the limits still hold. A stream with an
     end never reads past it.
   - If a topic partition's wake-up time has passed, a batch is planned also without new entries
-    (``wakeup_files``). The clock of a batch is the broker's time of its entries; if the broker
-    gives none, or there are no entries, it is the broker's present time as the planner knows it
-    (``client.broker_clocks``), in the offset. If the last entry is older than a message that is due,
-    the planner waits for a later one for a moment; if none comes, the topic partition is quiet, and
-    the present time counts.
+    (``wakeup_files``). The clock of a batch is the broker's time of its entries. If the broker
+    gives no index, or there are no entries, it is the broker's time as the planner knows it
+    (``client.broker_clocks``), in the offset: when the broker was asked for an end that the batch
+    reaches. So no entry that was stored before that time is still unread. A batch that reaches no such
+    end has the clock of the one before. If the last entry is older than a message that is due, the
+    planner waits for a later one for a moment; if none comes, the topic partition is quiet, and the
+    planner's time counts.
   - A batch of fewer messages than the minimum may be deferred (``admission``), unless messages are
     due.
   - The planner of a pipeline keeps the times of the trigger itself, and does not wait for them if
@@ -92,6 +94,9 @@ class Planner:
         self._cursors = SourceCursors(self._cluster, options)
         self._fixed_end: Offset | None = None
         self._fixed_clocks_ms: dict[str, int] = {}
+        # Of topic partitions without a time by the broker: an end that is not reached yet, and when the
+        # broker was asked for it.
+        self._aims: dict[str, tuple[PartitionOffset, int]] = {}
         self._clocks = BrokerClocks(self._cluster)
         self._trigger = None if options.trigger_ms is None else TriggerTimes(options.trigger_ms)
         self._awaited_ms: dict[str, int] | None = None
@@ -179,7 +184,8 @@ class Planner:
                 continue
             if end == unread and begin.position != BEFORE_ALL:
                 _log.warning("%s was deleted while no process read it; its messages after %s are lost", name, begin)
-            for by_name in (self._latest, self._end_bounds, self._limit_planners, self._fixed_end or {}, ends, result):
+            memory = (self._latest, self._end_bounds, self._limit_planners, self._aims, self._fixed_end or {})
+            for by_name in (*memory, ends, result):
                 by_name.pop(name, None)
             self._cursors.forget(name)
             if name in delayed:
@@ -207,7 +213,7 @@ class Planner:
                 end,
                 start[name].position,
             )
-            for by_name in (self._latest, self._end_bounds, self._limit_planners, ends):
+            for by_name in (self._latest, self._end_bounds, self._limit_planners, self._aims, ends):
                 by_name.pop(name, None)
             if self._fixed_end and name in self._fixed_end and self._fixed_end[name].position > end:
                 self._fixed_end[name] = PartitionOffset(end)
@@ -306,7 +312,7 @@ class Planner:
         result = start | (self._within_limits(start, taken) if limited else taken)
         at_end = {name for name, end in ends.items() if name in result and not end.is_beyond(result[name])}
         last = at_end if self._fixed_end is not None else at_end.intersection(quiet)
-        for name, clock_ms in self._clocks_ms(start, result, set(moved), to_wake, last).items():
+        for name, clock_ms in self._clocks_ms(start, result, ends, to_wake, last).items():
             result[name] = replace(result[name], clock_ms=clock_ms)
         return result | self._cut(start, {name: result[name] for name in moved})
 
@@ -341,25 +347,54 @@ class Planner:
         }
 
     def _clocks_ms(
-        self, start: Offset, end: Offset, moved: set[str], to_wake: dict[str, int], last: set[str]
-    ) -> dict[str, int]:
+        self, start: Offset, result: Offset, ends: Offset, to_wake: dict[str, int], last: set[str]
+    ) -> dict[str, int | None]:
         """Return the clocks that the end of a micro-batch carries: if a wake-up is due and no entry came
         lately, the broker gives no index, or a fixed end is reached. Without an index, every batch of a
-        pipeline carries them.
+        pipeline carries one.
 
         Args:
             last: the topic partitions of which the end is not followed by entries soon.
         """
-        clocks_ms: dict[str, int] = {}
-        for name, clock_ms in to_wake.items():
-            if name not in moved or end[name].index is None or name in last:
+        unread = PartitionOffset(BEFORE_ALL)
+        clocks_ms: dict[str, int | None] = {}
+        for name, taken in result.items():
+            begin = start.get(name, unread)
+            is_moved = taken.is_beyond(begin)
+            if name in to_wake and (not is_moved or name in last):
                 # Time goes on also if the clock is fixed, or Spark would see no new offset.
-                clocks_ms[name] = max(clock_ms, (start[name].clock_ms or 0) + 1)
-        if self._options.needs_wakeups:
-            for name in moved - to_wake.keys():
-                if end[name].index is None and end[name].time_ms is not None:
-                    clocks_ms[name] = self._fixed_or_now_ms(name)
+                clocks_ms[name] = max(to_wake[name], (begin.clock_ms or 0) + 1)
+            elif not is_moved:
+                continue
+            elif taken.index is None and taken.time_ms is not None and self._options.needs_wakeups:
+                clock_ms = to_wake[name] if name in to_wake else self._known_since_ms(name)
+                reached_ms = self._reached_ms(name, taken, ends[name], clock_ms)
+                clocks_ms[name] = begin.clock_ms if reached_ms is None else reached_ms
         return clocks_ms
+
+    def _known_since_ms(self, name: str) -> int:
+        """Return when the broker was asked for the end that is known; if the end is fixed, the time of
+        that.
+        """
+        if self._fixed_end is not None:
+            return self._fixed_or_now_ms(name)
+        return self._now_ms(name) - self._latest[name].known_for_ms
+
+    def _reached_ms(self, name: str, taken: PartitionOffset, end: PartitionOffset, clock_ms: int) -> int | None:
+        """Return a time before which no entry was stored that is still unread; None if it is not known.
+
+        Args:
+            taken: the end of the micro-batch.
+            end: the end of the topic partition, as the broker was asked for it at ``clock_ms``.
+        """
+        aim = self._aims.pop(name, None)
+        if not end.is_beyond(taken):
+            return clock_ms
+        if aim is not None and aim[0].is_beyond(taken):
+            self._aims[name] = aim
+            return None
+        self._aims[name] = (end, clock_ms)
+        return None if aim is None else aim[1]
 
     def _note_beginnings(self, start: Offset, ends: Offset) -> Offset:
         """Return the start with where those topic partitions begin of which nothing was read yet, and
