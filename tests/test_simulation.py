@@ -21,6 +21,7 @@ import pytest
 
 from ledgerlake.errors import DataLossError, LedgerlakeError
 from ledgerlake.inspect.lag import find_lags
+from ledgerlake.options import config as configs
 from ledgerlake.pipeline import left_topics
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
 from ledgerlake.pipeline.components import make_components
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from ledgerlake.operators.results import PartitionResult
     from ledgerlake.options.config import Config
     from ledgerlake.table.batch_record import BatchRecord
+    from tests.simulation.broker import Topic
 
 _HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "300"))
 
@@ -1125,3 +1127,34 @@ def test_locks_and_events_keep_threads_waiting() -> None:
     event.set()
     world.sleep(1.0)
     assert done == ["has the lock", "event: True"]
+
+
+class DueSoon(History):
+    def _send_soon(self, topic: Topic) -> None:
+        payload, due_ms = self._payload(), self.brokers.clock_ms + 300
+        position = self._store(topic, self._metadata(deliver_at_time=due_ms), payload)
+        self._confirm(topic, payload, position, deliver_ms=due_ms)
+
+
+@pytest.mark.parametrize("kind", ["plain", "soon"])
+def test_what_was_trimmed_of_a_micro_batch_that_is_run_again_stops_nothing(edges: Edges, kind: str) -> None:
+    script = scripted(
+        produced(1.0, 1),
+        Step(3.0, "stop", {"back_s": 5.0}),
+        put(4.0, kind, 3),
+        put(4.5, "plain", 12),
+        Step(5.0, "kill", {"back_s": 4.0, "noticed_s": 0.0}, "committed messages"),
+        Step(10.0, "skip", {}),
+        produced(18.0, 1),
+        goes_on=True,
+        duration_s=30.0,
+    )
+    # What a first run has not released yet is lost, and named.
+    with edges.changed(lambda changed: changed.replace(configs, "MOST_DUE", 50_000)):
+        history = DueSoon(script, edges)
+        history.oracle.complain = lambda words: None  # type: ignore[method-assign]
+        history.play()
+    assert [app.ended for app in history.apps][-1] == "ended"
+    assert len(history.apps) == 3
+    table_payloads = [payload for payload, _ in history.oracle._in_table]
+    assert len(table_payloads) == len(set(table_payloads)) == 17

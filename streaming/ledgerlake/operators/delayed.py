@@ -80,7 +80,7 @@ from ledgerlake.operators.separately_stored import (
     separately_stored_to_json,
 )
 from ledgerlake.source.loss import DELAYED_TRIMMED
-from ledgerlake.wire.message_id import BEFORE_ALL, Position
+from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -126,6 +126,7 @@ class DelayedSummary:
     released: Released = field(default_factory=Released)
     more_due: bool = False
     left: Tally = field(default_factory=Tally)
+    waited: Tally = field(default_factory=Tally)
 
 
 @dataclass(frozen=True)
@@ -206,8 +207,9 @@ class DelayedMessages:
         self._not_added: set[Position] = set()
         self._not_repeated: list[Position] = []
         self._released = Released()
-        self._left = Tally()
+        self._left = self._waited = Tally()
         self._cutoff_ms = 0
+        self._after = AFTER_ALL
 
     @cached_property
     def _stored_record(self) -> str | None:
@@ -311,14 +313,18 @@ class DelayedMessages:
     def cancel(self, cancel: Cancel) -> None:
         self._new_cancels.append(cancel)
 
-    def release(self, clock_ms: int | None) -> Iterator[Outcome | Cancels]:
+    def release(self, clock_ms: int | None, after: Position = AFTER_ALL) -> Iterator[Outcome | Cancels]:
         """Yield the messages that are due by the time of the micro-batch, in order, or the first of them
         (see the module). If something is due and cancels are in force, they come before the messages.
+
+        Args:
+            after: the range of the micro-batch begins behind it.
 
         Raises:
             BrokerError, TransportError: chunks had to be read again and could not.
         """
         cutoff_ms = self._cutoff_ms = clock_ms or 0
+        self._after = after
         self._add_large_to_read(cutoff_ms)
         yield from self._rejected
         if self._tracker is None and self._stored_record is None and not self.schedules.pauses_all:
@@ -367,7 +373,9 @@ class DelayedMessages:
             if not isinstance(part, Repeated) or size >= _ROW_BYTES:
                 yield from _repeated_entries(repeated, release)
                 repeated, size = [], 0
-            self._left += _tally(part)
+            keys = _keys(part)
+            self._left += Tally.of(*keys)
+            self._waited += Tally.of(*keys[:, _is_until(keys, self._after)])
             if isinstance(part, Repeated):
                 due_ms = part.delivery.due_ms
                 self._released = self._released.and_more(Released(1, due_ms, due_ms))
@@ -399,6 +407,7 @@ class DelayedMessages:
             due_spans=self._due_spans(self._tracker),
             released=self._released,
             left=self._left,
+            waited=self._waited,
             more_due=next_due_ms is not None and next_due_ms <= self._cutoff_ms,
         )
 
@@ -606,15 +615,24 @@ def _released(due_ms: NDArray[np.int64]) -> Released:
     return Released(len(due_ms), int(due_ms.mean()), int(due_ms[0])) if len(due_ms) else Released()
 
 
-def _tally(due: pa.RecordBatch | Repeated | Rejected) -> Tally:
-    """Return the tally of messages that leave the index, by when they were due and their positions."""
+def _keys(due: pa.RecordBatch | Repeated | Rejected) -> NDArray[np.int64]:
+    """Return when messages that leave the index were due, and their positions, as three rows."""
     if isinstance(due, pa.RecordBatch):
-        return Tally.of(*key_columns(due))
+        return np.array(key_columns(due))
     if isinstance(due, Repeated):
         keys = [(due.delivery.due_ms, due.position.ledger_id, due.position.entry_id)]
     else:
         keys = [(0, position.ledger_id, position.entry_id) for position, _ in due.entries]
-    return Tally.of(*np.array(keys, dtype=np.int64).reshape(-1, 3).T)
+    return np.array(keys, dtype=np.int64).reshape(-1, 3).T
+
+
+def _is_until(keys: NDArray[np.int64], last: Position) -> NDArray[np.bool_]:
+    """Return which messages stand at a position or before it."""
+    _, ledger_ids, entry_ids = keys
+    result: NDArray[np.bool_] = (ledger_ids < last.ledger_id) | (
+        (ledger_ids == last.ledger_id) & (entry_ids <= last.entry_id)
+    )
+    return result
 
 
 def _read_value(state: ValueState) -> str | None:

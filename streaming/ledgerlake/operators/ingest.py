@@ -90,7 +90,7 @@ class _IngestedRange:
         self._delays_messages = settings.delay.enabled
         self._local = LocalAssembly(settings.limits, delays_messages=settings.delay.enabled)
         self._schedules = ScheduleEvents()
-        self._end = span.through
+        self._after, self._end = span.after, span.through
         self._now_ms = latest((span.clock_ms, span.end_ms))
         self._stored_bytes = 0
         self._saw_chunks = self._saw_delayed = False
@@ -141,7 +141,7 @@ class _IngestedRange:
         return replace(result, stored_bytes=self._stored_bytes)
 
     def report(self, result: TaskResult) -> pa.RecordBatch:
-        report = TaskReport(self._end, self._now_ms, fields_of(result), self._local.events)
+        report = TaskReport(self._end, self._now_ms, fields_of(result), self._local.events, self._after)
         return stage_row(self.topic_partition, RowKind.REPORT, header=report_to_json(report))
 
     def _take_chunk(self, chunk: Chunk, entry: Entry) -> Iterator[pa.RecordBatch]:

@@ -9,7 +9,8 @@ Rules kept here:
   - Rejects that depend on a table (its columns, its query) are left out: their messages count as
     rows, whatever the table makes of them.
   - Some rejects depend on what lies outside of the stream: on the topic's retention, on keys, on the
-    user's function. With such rejects in one of two runs, only released messages are compared.
+    user's function. With such rejects in one of two runs, only released messages are compared that
+    waited before the micro-batch: they come from its state.
 """
 
 from __future__ import annotations
@@ -105,14 +106,15 @@ def reject_tally(rejects: pa.Table) -> Tally:
 
 @dataclass(frozen=True)
 class OutcomeDigest:
-    """The digest of an outcome. ``may_differ``: some rejects depend on what lies outside of the
-    stream.
+    """The digest of an outcome. ``waited`` are the released messages that were stored before the range
+    of the micro-batch. ``may_differ``: some rejects depend on what lies outside of the stream.
     """
 
     rows: Tally = Tally()
     rejects: Tally = Tally()
     released: Tally = Tally()
     outbox: Tally = Tally()
+    waited: Tally = Tally()
     may_differ: bool = False
 
     def __add__(self, other: OutcomeDigest) -> OutcomeDigest:
@@ -121,6 +123,7 @@ class OutcomeDigest:
             self.rejects + other.rejects,
             self.released + other.released,
             self.outbox + other.outbox,
+            self.waited + other.waited,
             self.may_differ or other.may_differ,
         )
 
@@ -142,7 +145,7 @@ class OutcomeDigest:
 
     def difference(self, repeat: OutcomeDigest) -> str:
         """Return what a repeat has otherwise, for people; empty if it has the same outcome."""
-        compared = _RELEASED if self.may_differ or repeat.may_differ else _TALLIES
+        compared = _OF_STATE if self.may_differ or repeat.may_differ else _TALLIES
         for field in compared:
             before, now = getattr(self, field.name), getattr(repeat, field.name)
             if before.count != now.count:
@@ -153,12 +156,13 @@ class OutcomeDigest:
 
 
 _TALLIES = [field for field in fields(OutcomeDigest) if field.name != "may_differ"]
-_RELEASED = [field for field in _TALLIES if field.name == "released"]
+_OF_STATE = [field for field in _TALLIES if field.name == "waited"]
 _NAMES = {
     "rows": "messages",
     "rejects": "rejects",
     "released": "released delayed messages",
     "outbox": "messages for [deliver]",
+    "waited": "released messages that had waited",
 }
 
 

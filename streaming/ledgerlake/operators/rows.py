@@ -56,7 +56,7 @@ from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.operators.outcome_digest import OutcomeDigest
 from ledgerlake.stored.fields import fields_of, parse_stored, stored
 from ledgerlake.wire.chunks import Marker
-from ledgerlake.wire.message_id import BEFORE_ALL, Position
+from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -172,7 +172,8 @@ TaskEvent = Chunk | MessageStarted | IncompleteMessage | Marker | DelayedLargeMe
 @dataclass(frozen=True)
 class TaskReport:
     """The report of a task on its range of one topic partition, up to ``end``. ``result`` is
-    the task's result (``operators.results``) as JSON, which the stage only hands on.
+    the task's result (``operators.results``) as JSON, which the stage only hands on. The range begins
+    behind ``after``.
 
     ``now_ms`` is the latest time that the range knows of, by the broker or by the planner's clock.
     """
@@ -181,6 +182,7 @@ class TaskReport:
     now_ms: int | None
     result: dict[str, Any]
     events: list[TaskEvent] = field(default_factory=list)
+    after: Position = AFTER_ALL
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,13 @@ class StateSummary:
 
 def report_to_json(report: TaskReport) -> str:
     events = [[type(event).__name__, event] for event in report.events]
-    data = {"end": report.end, "now_ms": report.now_ms, "result": report.result, "events": events}
+    data = {
+        "after": report.after,
+        "end": report.end,
+        "now_ms": report.now_ms,
+        "result": report.result,
+        "events": events,
+    }
     return json.dumps(data, default=fields_of)
 
 
@@ -260,7 +268,8 @@ def report_from_json(text: str) -> TaskReport:
 def _report(data: dict[str, Any], _version: int) -> TaskReport:
     events: list[TaskEvent] = [stored(_EVENTS[kind], fields) for kind, fields in data["events"]]
     result = stored(dict[str, Any], data["result"])
-    return TaskReport(stored(Position, data["end"]), stored(int | None, data["now_ms"]), result, events)
+    after, end = stored(Position, data["after"]), stored(Position, data["end"])
+    return TaskReport(end, stored(int | None, data["now_ms"]), result, events, after)
 
 
 def summary_to_json(summary: StateSummary) -> str:

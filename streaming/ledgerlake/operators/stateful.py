@@ -167,7 +167,8 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         assembly = Assembly(self._limits, kept_entries, oldest_first, delays_messages=self.delay.enabled)
         for outcome in _apply_reports(assembly, delayed, reports):
             yield from output.take(outcome)
-        for due in delayed.release(latest(report.now_ms for report in reports)):
+        after = min(report.after for report in reports)
+        for due in delayed.release(latest(report.now_ms for report in reports), after):
             yield from output.take(due)
         kept_entries.store_fresh()
         self._store(stored, assembly.pending.messages)
@@ -354,7 +355,7 @@ def _summary(assembly: Assembly, delayed: DelayedSummary, reports: list[TaskRepo
         oldest_to_reread=delayed.oldest_to_reread,
         due_spans=delayed.due_spans,
         released=delayed.released,
-        digest=OutcomeDigest(released=delayed.left),
+        digest=OutcomeDigest(released=delayed.left, waited=delayed.waited),
     )
 
 
