@@ -76,6 +76,13 @@ def test_a_secret_is_read_where_it_is_said_to_be(tmp_path: Path, monkeypatch: py
         ("token", "", "the token is missing"),
         ("token", "eyJhbGciOiJI", "Spark would show this secret in its plans; write secret: before it"),
         ("basic", "u:p", "Spark would show"),
+        ("basic", "profile:hunter2", "Spark would show"),
+        ("basic", "u:hunter2file:x", "Spark would show"),
+        (
+            "oauth2",
+            '{"issuerUrl": "https://i", "privateKey": "data:,{}", "audience": "urn:profile:read"}',
+            "Spark would show",
+        ),
         ("basic", "secret:u", "write user:password"),
         ("oauth2", "x", "no JSON object"),
         ("oauth2", "{}", "needs issuerUrl"),

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from typing import TYPE_CHECKING
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
@@ -167,3 +169,30 @@ def test_an_old_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(SetupError, match="is Java 11, but 17 or newer is needed"):
         find_java()
+
+
+class _Squatter(BaseHTTPRequestHandler):
+    """Another user's program at the port of a secure broker."""
+
+    heard: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        self.heard.append(self.headers.get("Authorization"))
+        self.send_response(200)
+        self.end_headers()
+
+
+def test_no_other_program_gets_the_token_of_a_secure_broker(tmp_path: Path) -> None:
+    with Broker(tmp_path / "broker", secure=True) as address:
+        port = int(address.admin_url.rpartition(":")[2])
+    server = ThreadingHTTPServer(("127.0.0.1", port), _Squatter)
+    answering = threading.Thread(target=server.serve_forever)
+    answering.start()
+    try:
+        with pytest.raises(SetupError, match="the broker ended while starting"):
+            Broker(tmp_path / "broker", secure=True).start()
+    finally:
+        server.shutdown()
+        server.server_close()
+        answering.join()
+    assert not any(_Squatter.heard)

@@ -95,11 +95,15 @@ def test_nobody_else_writes_to_the_cache(umask: int, tmp_path: Path, monkeypatch
     assert [path for path in made if mode(path) & OTHERS_WRITE] == []
 
 
-def test_others_lose_the_right_to_write_to_a_cache_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rights", [0o1777, 0o777, 0o775])
+def test_a_folder_that_others_may_write_to_is_refused_as_a_cache_and_stays_as_it_is(
+    rights: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LEDGERLAKE_CACHE", str(tmp_path))
-    tmp_path.chmod(0o777)
-    assert cache_folder() == tmp_path
-    assert mode(tmp_path) == 0o755
+    tmp_path.chmod(rights)
+    with pytest.raises(SetupError, match=r"take their right \(chmod go-w\), or set LEDGERLAKE_CACHE"):
+        cache_folder()
+    assert mode(tmp_path) == rights
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders to other users")

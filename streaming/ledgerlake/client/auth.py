@@ -41,8 +41,8 @@ from ledgerlake.stored.secrets import is_reference, read_text, resolve_secret
 _TIMEOUT_S = 10.0
 _ANSWER_MOST_BYTES = 1_000_000
 
-# Parameters that Spark redacts, or that are not secret.
-_HIDDEN = re.compile(r"secret|password|token|^file:|^env:|file:", re.IGNORECASE)
+# Spark redacts an option with one of these words in its value.
+_REDACTED = re.compile(r"secret|password|token", re.IGNORECASE)
 
 # Timeouts and rate limits, which are temporary; so may be a status from 500 on.
 _BUSY_STATUS = frozenset({408, 429})
@@ -111,13 +111,15 @@ def parse_authentication(plugin: str | None, parameters: str | None, where: str)
         raise UsageError(f"{where}: '{plugin}' is not known; it is token, oauth2, basic or tls, or their Java class")
     stripped = (parameters or "").strip()
     text = stripped.removeprefix("secret:")
+    secret = text
     if authentication.is_oauth2:
-        _oauth2_parameters(text, where)
+        secret = str(_oauth2_parameters(text, where).get("privateKey", ""))
     elif authentication.method == "basic":
         text = _basic(text, where)
+        secret = text if is_reference(text) else text.partition(":")[2]
     elif authentication.method == "token" and not text:
         raise UsageError(f"{where}: the token is missing; write token:..., file:PATH or env:NAME")
-    if authentication.method != "tls" and not _HIDDEN.search(stripped):
+    if authentication.method != "tls" and not is_reference(secret) and not _REDACTED.search(stripped):
         raise UsageError(f"{where}: Spark would show this secret in its plans; write secret: before it")
     return Authentication(authentication.method, text, authentication.is_oauth2)
 

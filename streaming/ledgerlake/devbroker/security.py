@@ -66,10 +66,11 @@ class Security:
             claims["exp"] = int(time.time() + valid_s)
         return jwt.encode(claims, (self.folder / "token.secret").read_bytes(), algorithm="HS256")
 
-    def settings(self, port_tls: int) -> dict[str, str]:
+    def settings(self, port_tls: int, web_port_tls: int) -> dict[str, str]:
         """Lines of the broker's configuration that switch TLS, authentication and authorization on."""
         return {
             "brokerServicePortTls": str(port_tls),
+            "webServicePortTls": str(web_port_tls),
             "tlsCertificateFilePath": str(self.folder / "broker.pem"),
             "tlsKeyFilePath": str(self.folder / "broker.key.pem"),
             "tlsTrustCertsFilePath": self.ca_file,

@@ -24,6 +24,7 @@ import re
 import shlex
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tarfile
@@ -105,6 +106,7 @@ class _Ports:
     web: int
     bookie: int
     service_tls: int
+    web_tls: int
 
 
 class Broker:
@@ -156,7 +158,7 @@ class Broker:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             ports = self._ports()
             if self._secure:
-                self._settings |= make_security(self.security.folder).settings(ports.service_tls)
+                self._settings |= make_security(self.security.folder).settings(ports.service_tls, ports.web_tls)
             (self.data_dir / "standalone.conf").write_text(self._configuration(home, ports))
         except OSError as error:
             raise SetupError(
@@ -172,7 +174,7 @@ class Broker:
         state = {"version": _STATE_VERSION, **asdict(ports), **asdict(address)}
         (self.data_dir / "broker.json").write_text(json.dumps(state, indent=2))
         try:
-            self._wait_until_ready(address)
+            self._wait_until_ready(ports)
         except BaseException:
             self.stop()
             raise
@@ -235,8 +237,9 @@ class Broker:
     def _ports(self) -> _Ports:
         state = self._state()
         if state is not None:
-            return _Ports(state["service"], state["web"], state["bookie"], state["service_tls"])
-        ports = _Ports(*free_ports(4))
+            web_tls = state.get("web_tls") or free_ports(1)[0]
+            return _Ports(state["service"], state["web"], state["bookie"], state["service_tls"], web_tls)
+        ports = _Ports(*free_ports(5))
         if not self._usual_ports:
             return ports
         usual = {name: port for name, port in _USUAL_PORTS.items() if is_free(port)}
@@ -282,13 +285,14 @@ class Broker:
                 cwd=self.data_dir,
             )
 
-    def _wait_until_ready(self, address: BrokerAddress) -> None:
+    def _wait_until_ready(self, ports: _Ports) -> None:
+        # A token goes to the broker with its own certificate alone: another program may have the port.
+        web = f"https://{self._host}:{ports.web_tls}" if self._secure else f"http://{self._host}:{ports.web}"
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if self._process is not None and self._process.poll() is not None:
                 raise SetupError(f"the broker ended while starting{self._log_hint()}")
-            token = self.security.admin_token if self._secure else None
-            if _answers(f"{address.admin_url}/admin/v2/namespaces/public/default", token):
+            if _answers(f"{web}/admin/v2/namespaces/public/default", self.security if self._secure else None):
                 return
             time.sleep(0.1)
         raise SetupError(f"the broker was not ready after {START_TIMEOUT_S} s{self._log_hint()}")
@@ -329,10 +333,12 @@ def _last_error(log: Path) -> str | None:
     return last
 
 
-def _answers(url: str, token: str | None) -> bool:
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+def _answers(url: str, security: Security | None) -> bool:
+    headers = {} if security is None else {"Authorization": f"Bearer {security.admin_token}"}
+    trusted = None if security is None else ssl.create_default_context(cafile=security.ca_file)
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=2) as response:
+        request = urllib.request.Request(url, headers=headers)
+        with urllib.request.urlopen(request, timeout=2, context=trusted) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False

@@ -8,7 +8,6 @@ trusted folder    nobody else may write to it: code is loaded from it
 from __future__ import annotations
 
 import atexit
-import contextlib
 import fcntl
 import os
 import stat
@@ -98,7 +97,7 @@ def make_trusted_folder(folder: Path) -> None:
     """Make a folder, if it is missing, to which no other user may write.
 
     Raises:
-        SetupError: it belongs to another user, or everybody may write to it.
+        SetupError: it belongs to another user, or others may write to it.
         OSError: it cannot be made.
     """
     with only_owner_writes():
@@ -107,32 +106,25 @@ def make_trusted_folder(folder: Path) -> None:
 
 
 def check_trusted_folder(folder: Path, variable: str = "LEDGERLAKE_CACHE") -> None:
-    """Check that no other user may write to a folder, if it is there. If it is this user's, others
-    lose the right.
+    """Check that no other user may write to a folder, if it is there. Of root's, root has decided which
+    groups may write.
 
     Args:
         variable: the environment variable that names the folder, for the error.
 
     Raises:
-        SetupError: it belongs to another user, or everybody may write to it.
+        SetupError: it belongs to another user, or others may write to it.
     """
     try:
         status = folder.stat()
     except OSError:
         return
-    if status.st_uid == os.geteuid():
-        if status.st_mode & _WRITE_OF_OTHERS:
-            with contextlib.suppress(OSError):
-                folder.chmod(stat.S_IMODE(status.st_mode) & ~_WRITE_OF_OTHERS)
-            status = folder.stat()
-        is_trusted = not status.st_mode & stat.S_IWOTH
-    else:
-        # Root has decided which groups may write.
-        is_trusted = status.st_uid == 0 and not status.st_mode & stat.S_IWOTH
-    if not is_trusted:
+    is_of_root = status.st_uid == 0 != os.geteuid()
+    rights_of_others = stat.S_IWOTH if is_of_root else _WRITE_OF_OTHERS
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & rights_of_others:
         raise SetupError(
-            f"other users of this machine can write to {folder}, and code is loaded from it; remove it, or set "
-            f"{variable} to a folder of your own"
+            f"other users of this machine can write to {folder}, and code is loaded from it; take their right "
+            f"(chmod go-w), or set {variable} to a folder of your own"
         )
 
 
