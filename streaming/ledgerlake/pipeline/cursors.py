@@ -8,7 +8,7 @@ Rules kept here:
     that no run of it can be asked for again. The broker may remove what a cursor has passed at
     once.
   - A failure of a cursor is retried and never ends the query, except that another process holds the
-    subscription.
+    subscription of a topic partition that was this one's, or of all there are.
   - A topic partition that comes gets its cursor within seconds, also while a long micro-batch runs:
     until then the planner, which sees it otherwise, is not asked.
 
@@ -375,7 +375,8 @@ class CursorKeeper:
             if before is None or not is_busy or not before.is_busy:
                 _log.warning("the subscription %s of %s cannot be opened yet: %s", self.subscription, name, error)
             since_s = before.since_s if before is not None and before.is_busy == is_busy else now_s
-            if is_busy and now_s - since_s >= _HELD_FOR_S:
+            # A process that has taken over holds all of them. Who may create a topic holds that one.
+            if is_busy and now_s - since_s >= _HELD_FOR_S and not any(one.is_open for one in self._cursors.values()):
                 self._lost = self._held_by_another(name)
                 raise self._lost from None
             # What no try can mend, such as a right that is missing, is tried less and less often.
