@@ -213,13 +213,16 @@ REASONS: dict[str, tuple[str, str]] = {
         "Correct the producer, and send the message again.",
     ),
     "schedule_refused": (
-        "The range that a task read had more messages with an id than it can pass on: 256 MiB, with 64 bytes and the id for each.",
-        "Read fewer bytes in a micro-batch (`max_bytes_per_trigger`), and send the messages again.",
+        "The range that a task read had more messages with an id than it can pass on: 256 MiB, with 64 bytes and the id for each. "
+        "Or 10,000 messages waited under the id, and it replaced none of them.",
+        "Read fewer bytes in a micro-batch (`max_bytes_per_trigger`), or correct the clocks of the senders; and send the messages "
+        "again.",
     ),
     "repetition_refused": (
         "With this message, the messages of its topic partition would repeat more often, or with more bytes, than "
         "`[delay] max_repetitions_per_second` and `max_repeated_bytes_per_second` allow. A message counts as if its occurrences "
-        "were always as near to each other as its rule allows, at least one a day. What waits under its id goes on.",
+        "were always as near to each other as its rule allows, at least one a day. Or 10,000 messages wait under the id, and it "
+        "replaces none of them. What waits under its id goes on.",
         "Cancel schedules that are not needed, or raise the limits; then send the message again.",
     ),
     "cancel_refused": (
@@ -228,6 +231,12 @@ REASONS: dict[str, tuple[str, str]] = {
         "when it came has left. Cancels of [schedules](schedules.md) have no such limit.",
         "Give the messages ids of schedules, keep messages with long delays on another topic, or, if one range had too many "
         "cancels, set `max_rows_per_trigger` and send them again.",
+    ),
+    "pause_refused": (
+        "The pause did not begin: 1,000 earlier pauses of the same schedule, or of all, are kept, because occurrences wait that "
+        "were due before the ends of these pauses, or will be.",
+        "Wait until the pipeline has caught up, or, on a broker without timestamps, correct the clocks of the senders; and send "
+        "the pause again.",
     ),
     "data_loss": (
         "The topic no longer has entries that were not read, and `fail_on_data_loss` is `false`. See [loss](loss.md).",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 
 from ledgerlake.decode import schema
 from ledgerlake.delay.cancels import Cancel, Cancels
-from ledgerlake.delay.schedules import SCHEDULED, MarkedPositions, Schedules, WaitingMessage
+from ledgerlake.delay.repetition import RepetitionLimit, RepetitionRate, parse_repetition
+from ledgerlake.delay.schedules import SCHEDULED, MarkedPositions, Repeating, Schedules, WaitingMessage
 from ledgerlake.operators.cancelled import cancelled_rows
 from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules
 from ledgerlake.operators.state_variables import StateVariables
@@ -20,7 +23,7 @@ from tests.growth.counting import Case, check
 from tests.operators.stage import DictState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 TIME_MS = 1_700_000_000_000
 
@@ -70,21 +73,110 @@ def _marks_in_many_ledgers(n: int) -> Callable[[], None]:
     return work
 
 
-def _replacements_of_an_id(n: int) -> Callable[[], None]:
-    """Prepare messages with one id, each of which replaces the one before."""
-    messages = [WaitingMessage(Position(7, number), number, 10**12) for number in range(n)]
+# The times of events in the order of their positions. Without the broker's timestamps, senders choose them.
+ORDERS: dict[str, Callable[[int], Sequence[int]]] = {
+    "rising": range,
+    "falling": lambda n: range(n, 0, -1),
+    "equal": lambda n: [n] * n,
+    "random": lambda n: random.Random(n).choices(range(n), k=n),
+}
 
-    class Handle:
-        def getMapState(self, *_: str) -> DictState:
-            return DictState()
+# When a message is due that was stored at a time.
+DUE: dict[str, Callable[[int], int]] = {
+    "before": lambda _time_ms: 0,
+    "at once": lambda time_ms: time_ms,
+    "soon": lambda time_ms: time_ms + 1,
+    "late": lambda _time_ms: 10**12,
+    "sooner if stored later": lambda time_ms: 10**12 - time_ms,
+}
+
+
+class Handle:
+    """State variables in dicts."""
+
+    def getMapState(self, *_: str) -> DictState:
+        return DictState()
+
+
+def _schedules(limit: RepetitionLimit | None = None) -> tuple[StoredSchedules, Schedules]:
+    store = StoredSchedules(ScheduleState(StateVariables(Handle())), marked := MarkedPositions())
+    store.begin(1)
+    return store, Schedules(store, marked, limit=limit)
+
+
+def _waiting(number: int, time_ms: int, deliver_ms: int, *, repeats: bool = False) -> WaitingMessage:
+    return WaitingMessage(Position(7, number), time_ms, deliver_ms, Repeating(deliver_ms) if repeats else None)
+
+
+def _messages_of_an_id(order: str, due: str) -> Callable[[int], Callable[[], None]]:
+    """Prepare messages with one id."""
+
+    def prepare(n: int) -> Callable[[], None]:
+        messages = [_waiting(number, time_ms, DUE[due](time_ms)) for number, time_ms in enumerate(ORDERS[order](n))]
+
+        def work() -> None:
+            store, schedules = _schedules()
+            for message in messages:
+                assert schedules.put("a", message)
+            store.save()
+
+        return work
+
+    return prepare
+
+
+def _events_of_an_id(
+    order: str, act: Callable[[Schedules, Position, int], object]
+) -> Callable[[int], Callable[[], None]]:
+    """Prepare as many messages that wait under an id as events of it. None of these messages hits another."""
+
+    def prepare(n: int) -> Callable[[], None]:
+        store, schedules = _schedules(RepetitionLimit(occurrences_per_s=1))
+        for number in range(n):
+            assert schedules.put("a", _waiting(n + number, number, number + 1, repeats=True))
+        events = list(enumerate(ORDERS[order](n)))
+
+        def work() -> None:
+            for number, time_ms in events:
+                act(schedules, Position(9, number), time_ms)
+            store.save()
+
+        return work
+
+    return prepare
+
+
+def _put_late(schedules: Schedules, position: Position, time_ms: int) -> None:
+    """Put a message that its marker completes, and that stands before those that wait."""
+    schedules.put("a", _waiting(position.entry_id, time_ms, time_ms + 1))
+
+
+def _refuse(schedules: Schedules, position: Position, time_ms: int) -> None:
+    too_often = Repeating(10**9, rate=RepetitionRate(10**9))
+    assert not schedules.put("a", WaitingMessage(position, time_ms, 10**9, too_often))
+
+
+def _pause(schedules: Schedules, position: Position, time_ms: int) -> None:
+    assert schedules.pause("a", position, time_ms)
+    schedules.resume("a", position, time_ms + 1)
+
+
+EVENTS = {"others that stand before them": _put_late, "others that are refused": _refuse, "pauses": _pause}
+
+
+def _occurrences_of_an_id(n: int) -> Callable[[], None]:
+    """Prepare messages that repeat, each of which ended the one before, and that are due together."""
+    rule = parse_repetition({"ledgerlake.every": "PT1S"})
+    assert rule is not None
+    store, schedules = _schedules()
+    for number in range(n):
+        assert schedules.put("a", _waiting(number, 5_000, 5_000, repeats=True))
+    store.save()
 
     def work() -> None:
-        store = StoredSchedules(ScheduleState(StateVariables(Handle())), marked := MarkedPositions())
-        store.begin(1)
-        schedules = Schedules(store, marked)
-        for message in messages:
-            assert schedules.put("a", message)
-        store.save()
+        for number in range(n - 1):
+            while schedules.repeats(Position(7, number)):
+                schedules.advance("a", Position(7, number), rule, 6_000)
 
     return work
 
@@ -93,7 +185,15 @@ CASES = [
     Case("cancelled_rows, cancels of a key and messages with it", _cancels_of_a_key),
     Case("cancelled_rows, cancels by id and rows of messages", _cancels_by_id),
     Case("MarkedPositions, ledgers with marks", _marks_in_many_ledgers, constant=("calls",)),
-    Case("Schedules.put, messages of an id", _replacements_of_an_id),
+    *(
+        Case(f"Schedules.put, messages of an id, {order} times, due {due}", _messages_of_an_id(order, due))
+        for order, due in product(ORDERS, DUE)
+    ),
+    *(
+        Case(f"Schedules, messages of an id and {name}, {order} times", _events_of_an_id(order, act))
+        for order, (name, act) in product(ORDERS, EVENTS.items())
+    ),
+    Case("Schedules.advance, messages of an id", _occurrences_of_an_id),
 ]
 
 

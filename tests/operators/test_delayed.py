@@ -37,6 +37,7 @@ from ledgerlake.operators.rows import (
     summary_from_json,
 )
 from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvents
+from ledgerlake.operators.schedule_state import block_from_bytes
 from ledgerlake.operators.stage_output import read_stage_rows
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
@@ -284,6 +285,38 @@ def test_the_limit_of_a_micro_batch_ends_no_pause(paused: str | None, monkeypatc
         values += play(at_s=60)
     assert len(values) == 6
     assert not play.state("cancels")
+
+
+def test_too_many_pauses_are_refused_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledgerlake.delay.schedules.MOST_PAUSES", 2)
+    play = Play()
+    play(frame(0, 30), at_s=0)
+    events = [
+        PauseChanged(None, Position(1, 5 + number), STORED_MS + number, resumes=number % 2 == 1) for number in range(8)
+    ]
+    play(events=events, at_s=1)
+    assert [(reject.position.entry_id, reject.reason) for reject in play.rejects] == [
+        (9, "pause_refused"),
+        (11, "pause_refused"),
+    ]
+    assert not play.state("cancels")
+
+
+def test_too_many_messages_of_an_id_whose_times_are_to_come_are_refused_and_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ledgerlake.delay.schedules.MOST_WAITING", 3)
+    play = Play()
+    for number in range(6):
+        # As senders say it without the broker's time: each is due when the next one is stored.
+        message = Scheduled("a", Position(1, number), STORED_MS + 50_000 + number, STORED_MS + 50_001 + number)
+        play(frame(number, 50), events=[message], at_s=number)
+    assert len(block_from_bytes(play.state("schedule_blocks")[0,][0])["a"]) == 3
+    assert play(at_s=60) == [b"1:0", b"1:1", b"1:2"]
+    assert [(reject.reason, reject.position.entry_id) for reject in play.rejects] == [
+        ("schedule_refused", number) for number in (3, 4, 5)
+    ]
+    assert all(reject.entry is not None for reject in play.rejects)
 
 
 def test_a_large_message_waits_with_its_chunks_and_leaves_nothing() -> None:
@@ -638,7 +671,7 @@ def test_cancels_in_state_are_readable_by_later_releases_and_newer_ones_are_refu
     assert cancels.is_cancelled(Position(1, 4), -1, "a", 8)
     written = cancels_to_json([Cancel("id", "1:2:3", Position(1, 5), 7, 9)])
     assert json.loads(written) == {
-        "version": 6,
+        "version": 7,
         "cancels": [
             {"by": "id", "target": "1:2:3", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": 7, "until_ms": 9}
         ],
@@ -647,7 +680,7 @@ def test_cancels_in_state_are_readable_by_later_releases_and_newer_ones_are_refu
     }
     assert cancels_from_json(written)[0].is_cancelled(Position(1, 2), 3, None, 8)
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
-        cancels_from_json('{"version": 7}')
+        cancels_from_json('{"version": 8}')
 
 
 @pytest.fixture

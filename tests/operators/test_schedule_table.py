@@ -7,7 +7,15 @@ import random
 import pytest
 
 from ledgerlake.delay.repetition import RepetitionRate
-from ledgerlake.delay.schedules import REPEATING, SCHEDULED, MarkedPositions, Repeating, WaitingMessage
+from ledgerlake.delay.schedules import (
+    CANCELLED,
+    REPEATING,
+    SCHEDULED,
+    MarkedPositions,
+    Repeating,
+    Schedules,
+    WaitingMessage,
+)
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators.schedule_state import (
     BLOCK_MESSAGES,
@@ -119,6 +127,16 @@ def test_messages_that_have_left_are_removed_with_the_next_change_of_their_block
     size, block = table.blocks[-1], table.blocks[0]
     assert size_from_bytes(size) == (1, 6, RepetitionRate())
     assert sorted(block_from_bytes(block)) == sorted(map(name_of, (15, 16, 17, 18, 19, 99)))
+
+
+def test_a_message_that_has_left_is_neither_hit_nor_hits_another_though_its_block_has_it(table: Table) -> None:
+    table.add(5)
+    table.marked.take(Position(7, 5))
+    schedules = Schedules(table.open(name_of(5)), table.marked)
+    schedules.end(name_of(5), Position(7, 6), 100, CANCELLED)
+    assert not table.marked
+    schedules.put(name_of(5), WaitingMessage(Position(7, 3), 3, 10**6))
+    assert table.marked.has(Position(7, 3), SCHEDULED)
 
 
 def test_what_an_earlier_build_has_stored_is_taken_over(table: Table) -> None:

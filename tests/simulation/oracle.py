@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED
+from ledgerlake.delay.schedules import PAUSE_REFUSED
 from ledgerlake.wire.message_id import Position
 from tests.simulation.driver import COPY, REJECTS
 
@@ -247,7 +248,7 @@ class Oracle:
                         self.complain(f"once: {one} is in rejects twice, or in both")
                     one.is_rejected = True
                     self.settle(one)
-                elif row["reason"] == CANCEL_REFUSED:
+                elif row["reason"] in (CANCEL_REFUSED, PAUSE_REFUSED):
                     # The message is a row all the same.
                     continue
                 elif position == one.positions[-1] and not one.is_excused:

@@ -16,7 +16,7 @@ Rules kept here:
 
 Version 1 had no ``BATCH``, version 2 no marked positions (``delay.schedules``), version 3 no pauses of
 all schedules, version 4 only the time of one that had not ended, version 5 no mark of a message whose
-repetition was refused.
+repetition was refused, version 6 none of another message that was refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ledgerlake.wire.schedules import OCCURRENCE_PROPERTY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-VERSION = 6
+VERSION = 7
 CANCEL_PROPERTY = "ledgerlake.cancel"
 
 # Of one topic partition: the number of cancels, and the bytes of their targets.

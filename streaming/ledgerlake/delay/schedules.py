@@ -5,10 +5,14 @@ Rules kept here:
   - A message with an id, or a cancel of the id, hits the messages of that id that stand before it
     and are due after the time when it was stored: the rule of ``delay.cancels``. So the result does
     not depend on how the stream was cut into micro-batches.
+  - A message that is due already when it is stored hits others, and nothing hits it: it does not wait
+    under its id.
+  - If ``MOST_WAITING`` messages wait under an id, another one that replaces none of them changes nothing
+    of the id. It is refused: at once if it repeats, else when it would have been due.
   - A message that was hit stays in the index. Its position is marked with the reason, and it becomes
     a reject when it would have been due.
   - A position has one mark: ``SCHEDULED`` or ``REPEATING`` while its message waits under its id, or
-    the reason. ``release`` removes the mark. The store may still have the message then: a message
+    the reason. ``release`` removes the mark. The state keeps the message for a while after that: one
     without such a mark does not wait any more, and a release costs no call into the state store.
   - A message that repeats waits in the index for its start, and then for one occurrence at a time.
     ``advance`` says what becomes of that one, and which one follows.
@@ -19,7 +23,8 @@ Rules kept here:
     delivered, with all others up to the time of the hit.
   - A pause holds back the occurrences that are due after the time when it was stored, up to the time
     when its end was stored. They are not delivered later. A pause that has ended is kept while an
-    occurrence waits that was due before its end.
+    occurrence waits that was due before its end. If ``MOST_PAUSES`` are kept, no other one begins.
+  - A pause of an id is of the last message before it: those before that one have ended.
 
 A large message that its marker completes may come after a message that stands behind its chunks.
 ``put`` compares both ways, so the later one still replaces it.
@@ -28,9 +33,11 @@ A topic that was created again in another cluster may have lower ledger ids than
 former one. So what waits stands before a message that comes, unless it is behind it by position and
 was not stored earlier.
 
-The messages of an id are in the order of the topic. Of two that wait, neither hits the other: the
-earlier one is due when the later one was stored, or before. So an event that goes back from the end
-can stop at the first message that was stored before it, however many wait.
+The messages of an id are in the order of the topic. Of two that wait, neither hits the other, and each
+is due when it was stored or later. So the earlier one is due when the later one was stored, or before:
+the times at which they were stored rise, and so do those at which they are due, whatever the clocks of
+senders say. An event that goes back from the end stops at the first message that was stored before it,
+and hits all others on its way: however many wait, its work is that of those it removes.
 """
 
 from __future__ import annotations
@@ -49,7 +56,7 @@ from ledgerlake.stored.fields import fields_of, parse_stored, stored
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -67,12 +74,26 @@ REPLACED = "replaced"
 CANCELLED = "cancelled"
 NO_OCCURRENCE = "no_occurrence"
 REPETITION_REFUSED = "repetition_refused"
+# Also that of a message for which the task has no room.
+SCHEDULE_REFUSED = "schedule_refused"
 
-_REASONS = (REPLACED, CANCELLED, REPETITION_REFUSED)
-_MARKS = (SCHEDULED, REPEATING, *_REASONS)
+# The reason of a reject beside the row of a pause that does not begin.
+PAUSE_REFUSED = "pause_refused"
+
+# The marks of messages that wait in the index and are not to be delivered.
+REASONS = (REPLACED, CANCELLED, REPETITION_REFUSED, SCHEDULE_REFUSED)
+_MARKS = (SCHEDULED, REPEATING, *REASONS)
 
 # An occurrence that is released later than this after it was due was missed (``CatchUp``).
 MISSED_AFTER_MS = 60_000
+
+# The messages that wait under an id: they are in one value of the state. By the broker's times it is one,
+# and more only while a backlog is read. Clocks of senders may be years ahead, so that each message is due
+# when the next one is stored.
+MOST_WAITING = 10_000
+
+# The pauses that have ended and are kept, of a message that repeats, or of all: likewise.
+MOST_PAUSES = 1_000
 
 
 @dataclass(slots=True)
@@ -84,9 +105,13 @@ class Pauses:
     since_ms: int | None = None
     ended_ms: list[int] = field(default_factory=list)
 
-    def begin(self, time_ms: int) -> None:
+    def begin(self, time_ms: int) -> bool:
+        """Begin a pause, unless one has begun; return False if there is no room for it."""
         if self.since_ms is None:
+            if len(self.ended_ms) >= 2 * MOST_PAUSES:
+                return False
             self.since_ms = max([time_ms, *self.ended_ms[-1:]])
+        return True
 
     def end(self, time_ms: int) -> None:
         since_ms, self.since_ms = self.since_ms, None
@@ -145,7 +170,7 @@ class WaitingMessage:
         """Return whether a message that waits stands before one that comes and was stored at ``time_ms``;
         see the module.
         """
-        return self.position < position or self.time_ms < time_ms
+        return self.position != position and (self.position < position or self.time_ms < time_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +192,7 @@ class ScheduleStore(Protocol):
     rate: RepetitionRate
 
     def load(self, schedule_id: str) -> list[WaitingMessage]:
-        """Return the messages that wait under an id, and maybe some that have left, as a list that may
-        be changed.
-        """
+        """Return the messages that wait under an id, as a list that may be changed."""
 
     def store(self, schedule_id: str, messages: list[WaitingMessage]) -> None:
         """Keep the messages that wait under an id; if there are none, forget the id."""
@@ -301,46 +324,57 @@ class Schedules:
         self._limit = limit or RepetitionLimit()
 
     def put(self, schedule_id: str, message: WaitingMessage) -> bool:
-        """Add a delayed message: it replaces those that wait under its id. Return False if it is refused,
-        because messages would repeat beyond the limit.
+        """Add a delayed message: it replaces those that wait under its id. Return False if it repeats and is
+        refused, because there are too many.
         """
-        if message.repeating is not None and not self._has_room(schedule_id, message):
-            self.marked.mark(message.position, REPETITION_REFUSED)
-            return False
-        waiting = self._hit(schedule_id, message.position, message.time_ms, REPLACED)
-        place = len(waiting)
-        while place and not waiting[place - 1].stands_before(message.position, message.time_ms):
-            place -= 1
-        behind = [later for later in waiting[place:] if self.marked.is_waiting(later.position)]
+        if message.repeating is None and message.deliver_ms <= message.time_ms:
+            self.end(schedule_id, message.position, message.time_ms, REPLACED)
+            return True
+        if not self._has_room(schedule_id, message):
+            self.marked.mark(message.position, REPETITION_REFUSED if message.repeating else SCHEDULE_REFUSED)
+            return message.repeating is None
+        position, time_ms = message.position, message.time_ms
+        waiting, place = self._hit(schedule_id, position, time_ms, REPLACED)
+        first_behind = waiting[place] if place < len(waiting) else None
         # It waits already if the rest of its entry was read, after a range that ended within.
-        is_known = any(later.position == message.position for later in behind)
-        if not is_known and any(message.deliver_ms > later.time_ms for later in behind):
-            self.marked.mark(message.position, REPLACED)
+        is_known = first_behind is not None and first_behind.position == position
+        if first_behind is not None and not is_known and message.deliver_ms > first_behind.time_ms:
+            self.marked.mark(position, REPLACED)
         elif not is_known:
             waiting.insert(place, message)
-            self.marked.mark(message.position, SCHEDULED if message.repeating is None else REPEATING)
+            self.marked.mark(position, SCHEDULED if message.repeating is None else REPEATING)
             self._store.rate += _rate_of(message)
         self._store.store(schedule_id, waiting)
         return True
 
     def _has_room(self, schedule_id: str, message: WaitingMessage) -> bool:
-        """Return whether a message that repeats is within the limit, if it replaces others of its id."""
-        within_reach = _within_reach(self._store.load(schedule_id), message.position, message.time_ms)
-        replaced = (_rate_of(other) for _, other in within_reach if other.deliver_ms > message.time_ms)
-        rate = self._store.rate - sum(replaced, RepetitionRate()) + _rate_of(message)
-        return self._limit.allows(rate)
+        """Return whether a message is within the limits, if it replaces the last one of its id at most."""
+        last = self._last_before(schedule_id, message.position, message.time_ms)
+        replaced = last if last is not None and last.deliver_ms > message.time_ms else None
+        if replaced is None and len(self._store.load(schedule_id)) >= MOST_WAITING:
+            return False
+        if message.repeating is None:
+            return True
+        freed = RepetitionRate() if replaced is None else _rate_of(replaced)
+        return self._limit.allows(self._store.rate - freed + _rate_of(message))
 
     def end(self, schedule_id: str, position: Position, time_ms: int, reason: str) -> None:
         """End a schedule: by a message with its id that was delivered at once, or by a cancel."""
-        self._store.store(schedule_id, self._hit(schedule_id, position, time_ms, reason))
+        waiting, _ = self._hit(schedule_id, position, time_ms, reason)
+        self._store.store(schedule_id, waiting)
 
-    def pause(self, schedule_id: str | None, position: Position, time_ms: int) -> None:
-        """Pause the message that repeats under an id, or all that repeat."""
-        self._change_pause(schedule_id, position, time_ms, Pauses.begin)
+    def pause(self, schedule_id: str | None, position: Position, time_ms: int) -> bool:
+        """Pause the message that repeats under an id, or all that repeat. Return False if it is refused,
+        because too many pauses are kept.
+        """
+        pauses, _ = self._pauses(schedule_id, position, time_ms)
+        return pauses.begin(time_ms)
 
     def resume(self, schedule_id: str | None, position: Position, time_ms: int) -> None:
         """End a pause."""
-        self._change_pause(schedule_id, position, time_ms, Pauses.end)
+        pauses, next_due_ms = self._pauses(schedule_id, position, time_ms)
+        pauses.end(time_ms)
+        pauses.forget_before(next_due_ms)
 
     def advance(
         self, schedule_id: str, position: Position, rule: Repetition, cutoff_ms: int, most_passed: int = 0
@@ -352,6 +386,7 @@ class Schedules:
                 not delivered.
         """
         waiting = self._store.load_repeating(schedule_id)
+        # The first one is due first.
         place, message = next(found for found in enumerate(waiting) if found[1].position == position)
         repeating = message.repeating
         assert repeating is not None
@@ -427,39 +462,44 @@ class Schedules:
         """
         self.marked.discard(SCHEDULED, ledger_ids, entry_ids)
         withheld: dict[int, str] = {}
-        for row in np.flatnonzero(self.marked.are_marked(ledger_ids, entry_ids, _REASONS)).tolist():
+        for row in np.flatnonzero(self.marked.are_marked(ledger_ids, entry_ids, REASONS)).tolist():
             reason = self.marked.take(Position(int(ledger_ids[row]), int(entry_ids[row])))
             assert reason is not None
             withheld[row] = reason
         return withheld
 
-    def _hit(self, schedule_id: str, position: Position, time_ms: int, reason: str) -> list[WaitingMessage]:
-        """Mark the messages of an id that are hit; return the others."""
+    def _hit(self, schedule_id: str, position: Position, time_ms: int, reason: str) -> tuple[list[WaitingMessage], int]:
+        """Mark the messages of an id that are hit; return the others, and how many stand before."""
         waiting = self._store.load(schedule_id)
-        for place, message in _within_reach(waiting, position, time_ms):
-            if not self.marked.is_waiting(message.position):
+        count = _count_before(waiting, position, time_ms)
+        for place in range(count - 1, -1, -1):
+            message = waiting[place]
+            if message.deliver_ms > time_ms:
                 del waiting[place]
-            elif message.deliver_ms > time_ms:
-                del waiting[place]
+                count -= 1
                 self.marked.mark(message.position, reason)
                 self._store.rate -= _rate_of(message)
             elif message.repeating is not None and _ends_before(time_ms, message.repeating):
                 ended = replace(message.repeating, ends_ms=time_ms, ends_by=reason)
                 waiting[place] = replace(message, repeating=ended)
-        return waiting
+            if message.time_ms <= time_ms:
+                break
+        return waiting, count
 
-    def _change_pause(
-        self, schedule_id: str | None, position: Position, time_ms: int, change: Callable[[Pauses, int], None]
-    ) -> None:
+    def _pauses(self, schedule_id: str | None, position: Position, time_ms: int) -> tuple[Pauses, int]:
+        """Return the pauses that a message changes, and the time before which none of them is needed."""
         if schedule_id is None:
-            change(self.pauses, time_ms)
-            return
+            return self.pauses, 0
+        message = self._last_before(schedule_id, position, time_ms)
+        if message is None or message.repeating is None:
+            return Pauses(), 0
+        return message.repeating.pauses, message.deliver_ms
+
+    def _last_before(self, schedule_id: str, position: Position, time_ms: int) -> WaitingMessage | None:
+        """Return the message of an id that waits when another one is stored."""
         waiting = self._store.load(schedule_id)
-        for _, message in _within_reach(waiting, position, time_ms):
-            if message.repeating is not None:
-                change(message.repeating.pauses, time_ms)
-                message.repeating.pauses.forget_before(message.deliver_ms)
-        self._store.store(schedule_id, waiting)
+        count = _count_before(waiting, position, time_ms)
+        return waiting[count - 1] if count else None
 
 
 def _rate_of(message: WaitingMessage) -> RepetitionRate:
@@ -471,18 +511,9 @@ def _ends_before(time_ms: int, repeating: Repeating) -> bool:
     return repeating.ends_ms is None or time_ms < repeating.ends_ms
 
 
-def _within_reach(
-    waiting: list[WaitingMessage], position: Position, time_ms: int
-) -> Iterator[tuple[int, WaitingMessage]]:
-    """Yield the messages that an event may change, with their places, the last first; each may be
-    deleted or replaced.
-    """
-    for place in range(len(waiting) - 1, -1, -1):
-        message = waiting[place]
-        if message.stands_before(position, time_ms):
-            yield place, message
-            if message.time_ms <= time_ms:
-                return
+def _count_before(waiting: list[WaitingMessage], position: Position, time_ms: int) -> int:
+    """Return how many messages of an id stand before one that comes: the first ones."""
+    return bisect_left(waiting, True, key=lambda message: not message.stands_before(position, time_ms))
 
 
 def _in_order(following: Iterator[Occurrence], message: WaitingMessage) -> Iterator[Occurrence]:

@@ -24,14 +24,7 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.cancels import Cancels
-from ledgerlake.delay.schedules import (
-    CANCELLED,
-    REPEATING,
-    REPETITION_REFUSED,
-    REPLACED,
-    MarkedPositions,
-    Pauses,
-)
+from ledgerlake.delay.schedules import REASONS, REPEATING, MarkedPositions, Pauses
 from ledgerlake.delay.segment import key_columns
 from ledgerlake.delay.snapshot import segment_from_bytes
 from ledgerlake.delay.storage import METADATA
@@ -191,7 +184,7 @@ class _Decoder:
         """Return the rows of a segment that wait and were neither replaced nor cancelled by their id."""
         segment = segment_from_bytes(content).slice(bucket.offset if number == bucket.segment else 0)
         segment = segment.slice(0, int(np.searchsorted(key_columns(segment)[0], self.until_ms)))
-        is_ended = self._marked(source).are_marked(*key_columns(segment)[1:], (REPLACED, CANCELLED, REPETITION_REFUSED))
+        is_ended = self._marked(source).are_marked(*key_columns(segment)[1:], REASONS)
         return segment.filter(pa.array(~is_ended))
 
     def messages(self, source: TopicPartition, segment: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -54,6 +54,7 @@ from ledgerlake.delay.cancels import (
 from ledgerlake.delay.due_times import DueSpan, DueTimes
 from ledgerlake.delay.schedules import (
     CANCELLED,
+    PAUSE_REFUSED,
     REPETITION_REFUSED,
     REPLACED,
     MarkedPositions,
@@ -206,6 +207,7 @@ class DelayedMessages:
         self._rejected: list[RejectedPositions] = []
         self._not_added: set[Position] = set()
         self._not_repeated: list[Position] = []
+        self._not_paused: dict[Position, None] = {}
         self._released = Released()
         self._left = self._waited = Tally()
         self._cutoff_ms = 0
@@ -341,6 +343,8 @@ class DelayedMessages:
         has_schedules = self._apply_schedule_events(store, schedules)
         if self._not_repeated:
             yield Rejected(REPETITION_REFUSED, [(position, None) for position in self._not_repeated])
+        if self._not_paused:
+            yield Rejected(PAUSE_REFUSED, [(position, None) for position in self._not_paused])
         refused = self._add_cancels(cancels, tracker.last_due_ms)
         if refused:
             positions = dict.fromkeys(cancel.position for cancel in refused)
@@ -473,8 +477,7 @@ class DelayedMessages:
         for event in self.schedules.in_order(store.block_of):
             if isinstance(event, PauseChanged):
                 if has_schedules or event.schedule_id is None:
-                    change = schedules.resume if event.resumes else schedules.pause
-                    change(event.schedule_id, event.position, event.time_ms)
+                    self._change_pause(schedules, event)
             elif not has_schedules:
                 continue
             elif isinstance(event, Cancel):
@@ -489,6 +492,12 @@ class DelayedMessages:
         if has_schedules:
             store.save()
         return has_schedules
+
+    def _change_pause(self, schedules: Schedules, event: PauseChanged) -> None:
+        if event.resumes:
+            schedules.resume(event.schedule_id, event.position, event.time_ms)
+        elif not schedules.pause(event.schedule_id, event.position, event.time_ms):
+            self._not_paused[event.position] = None
 
     def _withheld_rejects(self, batch: pa.RecordBatch, withheld: dict[int, str]) -> Iterator[Outcome]:
         """Yield the rejects of due messages that are not to be delivered. A large one is read when the

@@ -19,6 +19,7 @@ from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import PieceKind
+from ledgerlake.delay.schedules import SCHEDULE_REFUSED
 from ledgerlake.operators.in_task import LocalAssembly
 from ledgerlake.operators.outcome_types import Outcome
 from ledgerlake.operators.outcomes import rejected_large
@@ -35,7 +36,7 @@ from ledgerlake.operators.rows import (
     stage_row,
 )
 from ledgerlake.operators.schedule_events import ScheduleEvents
-from ledgerlake.operators.scheduled import REFUSED_DETAIL, SCHEDULE_REFUSED, find_in_frames, schedule_at_once
+from ledgerlake.operators.scheduled import REFUSED_DETAIL, find_in_frames, schedule_at_once
 from ledgerlake.runtime.memory import give_back, keep_freed_blocks
 from ledgerlake.source.pieces import read_single
 from ledgerlake.source.range_reader import BUNDLE_BYTES

@@ -110,7 +110,7 @@ class StoredSchedules:
         self._open(self.block_of(schedule_id))
         if schedule_id not in self._loaded:
             self._loaded.add(schedule_id)
-            messages = self._block.get(schedule_id, [])
+            messages = [message for message in self._block.get(schedule_id, []) if self._is_waiting(message)]
             if any(message.repeating for message in messages):
                 repeating = {message.position: message for message in self.load_repeating(schedule_id)}
                 current = [repeating.get(message.position) if message.repeating else message for message in messages]
@@ -213,7 +213,7 @@ class StoredSchedules:
             (schedule_id, message)
             for schedule_id, messages in self._block.items()
             for message in messages
-            if self._marked.is_waiting(message.position)
+            if self._is_waiting(message)
         ]
         self._messages += len(waiting)
         data = block_to_bytes(waiting)
@@ -223,6 +223,9 @@ class StoredSchedules:
             else:
                 self._state.blocks.removeKey((self._number,))
         self._number, self._block = None, {}
+
+    def _is_waiting(self, message: WaitingMessage) -> bool:
+        return self._marked.is_waiting(message.position)
 
 
 def block_of(schedule_id: str, blocks: int) -> int:

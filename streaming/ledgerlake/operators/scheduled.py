@@ -24,6 +24,7 @@ from ledgerlake.decode.split import entries_of, read_delayed
 from ledgerlake.delay.cancel_messages import rows_with_property, stored_times_ms
 from ledgerlake.delay.cancels import CANCEL_PROPERTY, cancel_of
 from ledgerlake.delay.repetition import parse_repetition, rate_of
+from ledgerlake.delay.schedules import SCHEDULE_REFUSED
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.cancelled import of_batch
 from ledgerlake.operators.schedule_events import PauseChanged, Scheduled
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
     from ledgerlake.operators.schedule_events import ScheduleEvent, ScheduleEvents
     from ledgerlake.pb import pulsar_pb2 as pb
 
-# The reason of a message with an id for which the task's report has no room.
-SCHEDULE_REFUSED = "schedule_refused"
 REFUSED_DETAIL = "the micro-batch has more schedules than a task can pass on; read fewer bytes in a micro-batch"
 
 # The reason of a message that was released later than it said.

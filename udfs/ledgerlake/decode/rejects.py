@@ -63,6 +63,7 @@ REASONS = (
     "schedule_refused",
     "repetition_refused",
     "cancel_refused",
+    "pause_refused",
     "data_loss",
 )
 
