@@ -17,6 +17,7 @@ from ledgerlake.delay.schedules import (
     WaitingMessage,
 )
 from ledgerlake.errors import OffsetError
+from ledgerlake.operators import schedule_state
 from ledgerlake.operators.schedule_state import (
     BLOCK_MESSAGES,
     ScheduleState,
@@ -24,7 +25,7 @@ from ledgerlake.operators.schedule_state import (
     block_from_bytes,
     block_of,
     block_to_bytes,
-    size_from_bytes,
+    table_from_bytes,
 )
 from ledgerlake.operators.state_variables import StateVariables
 from ledgerlake.wire.message_id import Position
@@ -86,8 +87,8 @@ def test_every_id_is_found_while_the_table_grows_by_any_steps(table: Table) -> N
         added += count
         assert table.found(range(added + 10)) == list(range(added))
     blocks = table.blocks
-    size = size_from_bytes(blocks.pop(-1))
-    assert size == (-(-added // BLOCK_MESSAGES), added, RepetitionRate())
+    size = table_from_bytes(blocks.pop(-1))
+    assert (size.blocks, size.messages) == (-(-added // BLOCK_MESSAGES), added)
     assert max(len(block_from_bytes(block)) for block in blocks.values()) < 4 * BLOCK_MESSAGES
 
 
@@ -95,6 +96,22 @@ def test_a_larger_table_leaves_most_ids_in_their_blocks() -> None:
     ids = [name_of(number) for number in range(10_000)]
     assert sum(block_of(schedule_id, 100) != block_of(schedule_id, 101) for schedule_id in ids) < 200
     assert {block_of(schedule_id, 101) for schedule_id in ids} == set(range(101))
+
+
+def test_ids_that_a_producer_has_chosen_for_one_block_are_in_many(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = [number for number in range(30_000) if block_of(name_of(number), 64) == 5]
+    table.add(*numbers)
+    assert max(len(block_from_bytes(block)) for number, block in table.blocks.items() if number != -1) > 100
+    keyed = Table()
+    monkeypatch.setattr(schedule_state, "find_query_id", lambda: "5f2b6f5e-0f5e-4d0e-8a5e-c0ffee00c0de")
+    keyed.add(*numbers)
+    assert max(len(block_from_bytes(block)) for number, block in keyed.blocks.items() if number != -1) < 100
+    assert keyed.found(range(0, 30_000, 100)) == [number for number in numbers if number % 100 == 0]
+    monkeypatch.setattr(schedule_state, "find_query_id", lambda: pytest.fail("the key is stored"))
+    assert keyed.found(range(5)) == [number for number in numbers if number < 5]
+    assert table.found(range(5)) == [number for number in numbers if number < 5], "a table of an earlier build"
 
 
 def test_a_thousand_messages_cost_a_call_for_each_block_and_not_for_each_message(table: Table) -> None:
@@ -125,7 +142,7 @@ def test_messages_that_have_left_are_removed_with_the_next_change_of_their_block
         table.marked.take(Position(7, number))
     table.add(99)
     size, block = table.blocks[-1], table.blocks[0]
-    assert size_from_bytes(size) == (1, 6, RepetitionRate())
+    assert (table_from_bytes(size).blocks, table_from_bytes(size).messages) == (1, 6)
     assert sorted(block_from_bytes(block)) == sorted(map(name_of, (15, 16, 17, 18, 19, 99)))
 
 

@@ -90,15 +90,17 @@ class ScheduleBlock(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ScheduledMessage, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class ScheduleTable(_message.Message):
-    __slots__ = ("blocks", "messages", "occurrences_per_day", "bytes_per_day", "version")
+    __slots__ = ("blocks", "messages", "occurrences_per_day", "bytes_per_day", "hash_key", "version")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     OCCURRENCES_PER_DAY_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_DAY_FIELD_NUMBER: _ClassVar[int]
+    HASH_KEY_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     messages: int
     occurrences_per_day: int
     bytes_per_day: int
+    hash_key: bytes
     version: int
-    def __init__(self, blocks: _Optional[int] = ..., messages: _Optional[int] = ..., occurrences_per_day: _Optional[int] = ..., bytes_per_day: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+    def __init__(self, blocks: _Optional[int] = ..., messages: _Optional[int] = ..., occurrences_per_day: _Optional[int] = ..., bytes_per_day: _Optional[int] = ..., hash_key: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...

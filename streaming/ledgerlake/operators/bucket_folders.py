@@ -33,10 +33,15 @@ def query_id_of_task() -> str:
     Raises:
         SetupError: Spark gave none.
     """
+    query_id = find_query_id()
+    if not query_id:
+        raise SetupError("Spark did not tell the query's id, by which its folder of delayed messages is named")
+    return query_id
+
+
+def find_query_id() -> str:
+    """Return the id that Spark gave the query of this task; empty outside of tasks of a query."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    query_id = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
-    if not query_id:
-        raise SetupError("Spark did not tell the query's id, by which its folder of delayed messages is named")
-    return str(query_id)
+    return "" if context is None else context.getLocalProperty("sql.streaming.queryId") or ""

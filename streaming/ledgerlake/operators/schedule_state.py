@@ -9,7 +9,8 @@
 A call into the state store costs far more than a message in it, so messages share a value. The
 table grows by linear hashing: of N blocks, an id is in the one that the last bits of its hash name,
 one bit less if there is no such block yet. So a larger table splits some blocks and leaves the
-others as they are.
+others as they are. Producers choose ids, so the hash has a key that they do not know: the query's
+id, which belongs to the checkpoint. A micro-batch that is run again has the same one.
 
 A message that repeats is in its block too, but what changes when it is delivered is in a value of its
 own: a block has the messages of other ids, and would be written again for each occurrence.
@@ -31,6 +32,7 @@ from ledgerlake.decode.split import MAX_DELAYED_ENTRY_ID
 from ledgerlake.delay.repetition import RepetitionRate
 from ledgerlake.delay.schedules import Repeating, WaitingMessage, waiting_from_json, waiting_to_json
 from ledgerlake.errors import OffsetError, refuse_newer
+from ledgerlake.operators.bucket_folders import find_query_id
 from ledgerlake.pb import delay_pb2 as pb
 from ledgerlake.stored.fields import ADVICE
 from ledgerlake.wire.message_id import Position
@@ -50,6 +52,8 @@ _TABLE_KEY = (-1,)
 
 # Without a limit, producers may claim any rate.
 _MOST_STORED = 2**63 - 1
+
+MAX_KEY_SIZE = blake2b.MAX_KEY_SIZE
 
 _Stored = TypeVar("_Stored", pb.ScheduleBlock, pb.ScheduleTable)
 _Value = TypeVar("_Value")
@@ -84,6 +88,7 @@ class StoredSchedules:
         self._marked = marked
         self._stored_size = b""
         self._blocks = self._messages = 0
+        self._hash_key = b""
         self.rate = RepetitionRate()
         self._number: int | None = None
         self._block: Block = {}
@@ -97,14 +102,18 @@ class StoredSchedules:
         row = self._state.blocks.getValue(_TABLE_KEY)
         if row is not None:
             self._stored_size = bytes(row[0])
-            self._blocks, self._messages, self.rate = size_from_bytes(self._stored_size)
-        elif self._marked:
-            self._take_over()
+            table = table_from_bytes(self._stored_size)
+            self._blocks, self._messages, self._hash_key = table.blocks, table.messages, table.hash_key
+            self.rate = RepetitionRate(table.occurrences_per_day, table.bytes_per_day)
+        else:
+            self._hash_key = find_query_id().encode()[:MAX_KEY_SIZE]
+            if self._marked:
+                self._take_over()
         self._grow(added)
 
     def block_of(self, schedule_id: str) -> int:
         """Return the block that an id is in."""
-        return block_of(schedule_id, self._blocks)
+        return block_of(schedule_id, self._blocks, self._hash_key)
 
     def load(self, schedule_id: str) -> list[WaitingMessage]:
         self._open(self.block_of(schedule_id))
@@ -156,6 +165,7 @@ class StoredSchedules:
             messages=self._messages,
             occurrences_per_day=min(self.rate.occurrences, _MOST_STORED),
             bytes_per_day=min(self.rate.size_bytes, _MOST_STORED),
+            hash_key=self._hash_key,
             version=VERSION,
         )
         size = table.SerializeToString()
@@ -228,9 +238,9 @@ class StoredSchedules:
         return self._marked.is_waiting(message.position)
 
 
-def block_of(schedule_id: str, blocks: int) -> int:
+def block_of(schedule_id: str, blocks: int, hash_key: bytes = b"") -> int:
     """Return the block of an id in a table of so many blocks."""
-    digest = blake2b(schedule_id.encode(), digest_size=8).digest()
+    digest = blake2b(schedule_id.encode(), digest_size=8, key=hash_key).digest()
     return _masked(int.from_bytes(digest, "little"), blocks)
 
 
@@ -281,17 +291,19 @@ def _messages(block: pb.ScheduleBlock) -> Block:
     return messages
 
 
-def size_from_bytes(data: bytes) -> tuple[int, int, RepetitionRate]:
+def table_from_bytes(data: bytes) -> pb.ScheduleTable:
     """Read how many blocks the table has, how many messages, and the rate of those that repeat.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.
     """
-    return _read(pb.ScheduleTable, data, _size)
+    return _read(pb.ScheduleTable, data, _checked)
 
 
-def _size(table: pb.ScheduleTable) -> tuple[int, int, RepetitionRate]:
-    return table.blocks, table.messages, RepetitionRate(table.occurrences_per_day, table.bytes_per_day)
+def _checked(table: pb.ScheduleTable) -> pb.ScheduleTable:
+    if len(table.hash_key) > MAX_KEY_SIZE:
+        raise ValueError(f"a key of {len(table.hash_key)} bytes")
+    return table
 
 
 def _read(kind: type[_Stored], data: bytes, read: Callable[[_Stored], _Value]) -> _Value:
