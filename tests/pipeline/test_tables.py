@@ -4,6 +4,8 @@ is refused.
 
 from __future__ import annotations
 
+import errno
+import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -11,19 +13,22 @@ import pytest
 from deltalake import DeltaTable
 
 from ledgerlake.decode import record_columns
-from ledgerlake.errors import OffsetError, SetupError, TableError
+from ledgerlake.errors import OffsetError, SetupError, TableAccessError, TableError
 from ledgerlake.operators.results import TopicSchemas
+from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.record_schemas import RecordSchemas
 from ledgerlake.pipeline.row_settings import changed, row_settings
+from ledgerlake.pipeline.tables import Tables
+from ledgerlake.stored.places import Place
+from ledgerlake.table import open_table
 from ledgerlake.table.delta_table import PARTITION_BY
+from ledgerlake.table.open_table import open_delta
 from ledgerlake.table.record_table import LEARNED, learned_from_text, learned_to_text
 from tests.model.test_record_model import TOPICS, Fields, Registry
 from tests.pipeline_tables import opened_tables
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from ledgerlake.pipeline.tables import Tables
 
 
 def started(
@@ -264,6 +269,113 @@ def test_a_topic_whose_table_would_be_that_of_another_program_has_none(
         assert tables.exists(f"table:{tmp_path / 'a'}")
     with pytest.raises(TableError, match=r"b .*use another path"):
         started(tmp_path, registry, [{**table, "path": "b"}])
+
+
+def commit_of_another_program(features: str, kind: str) -> str:
+    protocol = {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": [features],
+        "writerFeatures": [features],
+    }
+    fields = [{"name": "x", "type": kind, "nullable": True, "metadata": {}}]
+    metadata = {
+        "id": "1",
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": fields}),
+        "partitionColumns": [],
+        "configuration": {},
+    }
+    return json.dumps({"protocol": protocol}) + "\n" + json.dumps({"metaData": metadata}) + "\n"
+
+
+def put_log(folder: Path, commit: str) -> None:
+    (folder / "_delta_log").mkdir(parents=True)
+    (folder / "_delta_log" / f"{0:020}.json").write_text(commit)
+
+
+def put_file_as_log(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "_delta_log").write_text("x")
+
+
+IN_THE_WAY = {
+    "a file": lambda folder: folder.write_text("x"),
+    "a link to nowhere": lambda folder: folder.symlink_to("/nowhere/x"),
+    "a file in place of the log": put_file_as_log,
+    "a damaged log": lambda folder: put_log(folder, "no json"),
+    "an empty commit": lambda folder: put_log(folder, ""),
+    "an unknown feature": lambda folder: put_log(folder, commit_of_another_program("newFeature", "long")),
+    "commits by a catalog": lambda folder: put_log(folder, commit_of_another_program("catalogManaged", "long")),
+    "an unknown type": lambda folder: put_log(folder, commit_of_another_program("timestampNtz", "geometry")),
+}
+
+
+@pytest.mark.parametrize("writer", ["arrow", "auto"])
+@pytest.mark.parametrize("what", IN_THE_WAY)
+def test_whatever_is_in_the_folder_of_a_topics_table_stops_no_other_topic(
+    tmp_path: Path, what: str, writer: str
+) -> None:
+    (tmp_path / "lake").mkdir()
+    IN_THE_WAY[what](tmp_path / "lake/b")
+    for check in (lambda tables: tables.check(None), Tables.examine):
+        tables = opened_tables(tmp_path, [{"path": f"{tmp_path}/lake/{{topic}}"}], writer=writer)
+        tables.expect(TOPICS)
+        check(tables)
+        assert "lake/b" in tables.settings([])[f"table:{tmp_path / 'lake/b'}"].obstacle
+        assert f"table:{tmp_path / 'lake/a'}" in [table.options.name for table in tables.of_topic(TOPICS[0])]
+    with pytest.raises((TableError, SetupError), match="lake/b"):
+        opened_tables(tmp_path, [{"path": f"{tmp_path}/lake/b"}], writer=writer)
+
+
+@pytest.mark.parametrize("what", ["a file", "a damaged log", "an unknown feature"])
+def test_a_table_of_the_stream_that_cannot_be_opened_ends_the_start(tmp_path: Path, what: str) -> None:
+    (tmp_path / "lake").mkdir()
+    IN_THE_WAY[what](tmp_path / "lake/b")
+    name = f"table:{tmp_path / 'lake/b'}"
+    (tmp_path / "checkpoint/ledgerlake").mkdir(parents=True)
+    Checkpoint(Place(str(tmp_path / "checkpoint"))).save_tables({name: str(tmp_path / "lake/b")})
+    tables = opened_tables(tmp_path, [{"path": f"{tmp_path}/lake/{{topic}}"}])
+    tables.expect(TOPICS)
+    with pytest.raises(TableError, match="lake/b cannot be opened"):
+        tables.check(None)
+
+
+def test_a_folder_above_all_tables_of_topics_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "lake").write_text("x")
+    tables = opened_tables(tmp_path, [{"path": f"{tmp_path}/lake/{{topic}}"}])
+    tables.expect(TOPICS)
+    with pytest.raises(SetupError, match="lake/a cannot be made"):
+        tables.check(None)
+
+
+@pytest.mark.parametrize(("failures", "goes_on"), [(1, True), (10, False)])
+def test_a_store_that_does_not_answer_leaves_out_no_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, goes_on: bool
+) -> None:
+    options = [{"path": f"{tmp_path}/lake/{{topic}}"}]
+    tables = opened_tables(tmp_path, options)
+    tables.expect(TOPICS)
+    tables.check(None)
+    tables.create()
+    tables = opened_tables(tmp_path, options)
+    left = [failures]
+
+    def fails(*args: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.EIO, "no answer")
+        return open_delta(*args)
+
+    tables.expect(TOPICS)
+    monkeypatch.setattr(open_table, "open_delta", fails)
+    if not goes_on:
+        monkeypatch.setattr(Place, "filesystem", fails)
+        with pytest.raises(TableAccessError, match="no answer"):
+            tables.check(None)
+        return
+    tables.check(None)
+    assert tables.exists(f"table:{tmp_path / 'lake/a'}")
 
 
 def test_a_topic_of_a_table_with_a_schema_is_asked_for_again_after_it_was_created_again(

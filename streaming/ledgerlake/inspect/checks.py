@@ -240,18 +240,21 @@ class _Broker:
         config, checkpoint, tables = self._config, components.checkpoint, components.tables
         existing = []
 
-        def examine_tables() -> str:
+        def examine_tables() -> Finding:
             names = [*self._names, *known_topic_partitions(checkpoint)]
             tables.expect(sorted({split_partition(name)[0] for name in names}))
             existing.extend(tables.examine())
             for table in tables.by_name.values():
                 if isinstance(table, SparkTable):
                     _check_connector(config, table.path)
-                table.check_writable()
             new = [str(table.path) for table in tables.by_name.values() if table not in existing]
             tables.check_writers(self._names, existing)
             fit = [f"{len(existing)} are there and fit"] if existing else []
-            return "; ".join([*fit, *([f"to be made: {', '.join(new)}"] if new else [])])
+            said = [*fit, *([f"to be made: {', '.join(new)}"] if new else [])]
+            if tables.obstacles:
+                without = counted(len(tables.obstacles), "topic has", "topics have")
+                said.append(f"{without} no table, and the messages are rejects: {tables.obstacles[0]}")
+            return Finding("tables", "warning" if tables.obstacles else "ok", "; ".join(said))
 
         def examine_start() -> str | Finding:
             checkpoint.check_stream(config.stream.name)

@@ -99,6 +99,12 @@ class TableOptions:
         return PLACEHOLDER.search(self.place.uri) is not None
 
     @property
+    def folder(self) -> Place:
+        """Return the folder of a template in which the tables of all topics are."""
+        above = PLACEHOLDER.split(self.place.uri)[0].rpartition("/")
+        return replace(self.place, uri=above[0] or above[1] or ".")
+
+    @property
     def drops_messages(self) -> bool:
         """Return whether messages of its topics may have no row in it, although nothing is
         wrong.

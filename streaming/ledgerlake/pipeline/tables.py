@@ -23,24 +23,27 @@ from ledgerlake.errors import CheckpointError, SetupError, TableAccessError, Tab
 from ledgerlake.operators.results import TableBatch
 from ledgerlake.operators.transforms import RowTransform, messages_schema, united_columns
 from ledgerlake.options.config import is_inside
+from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.table.batch_record import number_of
 from ledgerlake.table.clustered_table import ClusteredRecordTable, ClusteredTable
+from ledgerlake.table.delta_table import Table
 from ledgerlake.table.latest_table import LatestRecordTable, LatestTable
+from ledgerlake.table.open_table import existing_table
 from ledgerlake.table.ordered_files import bounded_paths
 from ledgerlake.table.record_table import RecordTable
 from ledgerlake.table.spark_table import open_table
 from ledgerlake.wire.value_schema import NO_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from pyspark.sql import SparkSession
 
+    from ledgerlake.errors import LedgerlakeError
     from ledgerlake.options.config import Config
     from ledgerlake.options.table_options import TableOptions
     from ledgerlake.stored.places import Place
     from ledgerlake.table.batch_record import BatchRecord
-    from ledgerlake.table.delta_table import Table
 
 _log = logging.getLogger(__name__)
 
@@ -270,8 +273,8 @@ class Tables:
         )
 
     def expect(self, topics: Iterable[str]) -> None:
-        """Know the tables that messages of these topics may come into. A topic whose table would
-        share a folder has none: its messages are rejects.
+        """Know the tables that messages of these topics may come into. A topic has none, and its messages
+        are rejects, if its table would share a folder, or if what is there is none that can be opened.
 
         Raises:
             SetupError: the options of a table do not fit.
@@ -287,7 +290,12 @@ class Tables:
                     self._leave_out(of_topic.name, obstacle)
                     continue
                 staging = self._staging / "messages"
-                self._by_name[of_topic.name] = MessagesTable(of_topic, self._config.delta.writer, staging)
+                try:
+                    self._by_name[of_topic.name] = MessagesTable(of_topic, self._config.delta.writer, staging)
+                except TableError as error:
+                    if not self._is_in_the_way(error, of_topic):
+                        raise
+                    self._leave_out(of_topic.name, error.message)
 
     def settings(self, tables: Iterable[MessagesTable]) -> dict[str, TableBatch]:
         """Return what tasks need to know of tables, and of those that no topic can have."""
@@ -300,43 +308,90 @@ class Tables:
         return [self._by_name[name] for name in dict.fromkeys(names) if name in self._by_name]
 
     def check(self, spark: SparkSession) -> list[Table]:
-        """Check the tables that were not checked yet; return all that exist. A topic whose table would be
-        one of another program has none: its messages are rejects.
+        """Check the tables that were not checked yet; return all that exist. A topic has no table, and
+        its messages are rejects, if what is in its folder is none of this stream.
 
         Raises:
             TableError, SetupError: as ``Table.check``.
         """
         for name, table in self.by_name.items():
-            if name not in self._checked and self._exists(name, table, spark):
+            if name not in self._checked and self._exists(name, table, lambda table: table.check(spark)):
                 self._existing.add(name)
             self._checked.add(name)
         return [table for name, table in self.by_name.items() if name in self._existing]
-
-    def _exists(self, name: str, table: Table, spark: SparkSession) -> bool:
-        try:
-            return table.check(spark)
-        except TableAccessError:
-            raise
-        except TableError as error:
-            # The name of a topic decides about the folder of its table.
-            is_of_topic = name in self._by_name and self._by_name[name].options.is_of_template
-            if not is_of_topic or table.last_batch_of(self._config.stream.name) is not None:
-                raise
-            del self._by_name[name]
-            self._leave_out(name, error.message)
-            return False
-
-    def _leave_out(self, name: str, obstacle: str) -> None:
-        _log.warning("a topic gets no table: %s", obstacle)
-        self._obstacles[name] = obstacle
 
     def examine(self) -> list[Table]:
         """Check as ``check``, but change nothing; return all that exist.
 
         Raises:
-            TableError: as ``Table.examine``.
+            TableError, SetupError: as ``check``.
         """
-        return [table for table in self.by_name.values() if table.examine()]
+
+        def examine(table: Table) -> bool:
+            exists = table.examine()
+            table.check_writable()
+            return exists
+
+        return [table for name, table in self.by_name.items() if self._exists(name, table, examine)]
+
+    def _exists(self, name: str, table: Table, check: Callable[[Table], bool]) -> bool:
+        """Return whether a table exists, and leave out that of a topic whose folder is not this stream's.
+
+        Args:
+            check: returns whether it exists.
+
+        Raises:
+            TableError, SetupError: as ``check``.
+        """
+        try:
+            return check(table)
+        except (TableError, SetupError) as error:
+            if name == REJECTS_TABLE or not self._is_in_the_way(error, self._by_name[name].options):
+                raise
+            del self._by_name[name]
+            self._leave_out(name, error.message)
+            return False
+
+    def _is_in_the_way(self, error: LedgerlakeError, options: TableOptions) -> bool:
+        """Return whether an error is due to what is in the folder of a topic's table, and that is none of
+        this stream: the name of the topic, which anybody may choose, decides about the folder.
+        """
+        if not options.is_of_template or error.retryable:
+            return False
+        if isinstance(error, SetupError) and not self._is_above_writable(options.place):
+            return False
+        if str(options.place.absolute) in Checkpoint(self._config.checkpoint_place).tables().values():
+            return False
+        try:
+            if existing_table(options.place) is None:
+                return True
+            return Table(options.place, schema.MESSAGES).last_batch_of(self._config.stream.name) is None
+        except TableAccessError:
+            return False
+        except TableError:
+            # It cannot be opened, so only the checkpoint could know it.
+            return True
+
+    def _is_above_writable(self, place: Place) -> bool:
+        """Return whether the folder above all tables of a template can be written, which only this machine
+        is asked.
+        """
+        folders = [options.folder for options in self._options if options.is_template and options.matches(place)]
+        try:
+            for folder in folders:
+                folder.check_writable()
+        except OSError:
+            return False
+        return place.is_local
+
+    def _leave_out(self, name: str, obstacle: str) -> None:
+        _log.warning("a topic gets no table: %s", obstacle)
+        self._obstacles[name] = obstacle
+
+    @property
+    def obstacles(self) -> list[str]:
+        """Return why topics have no table."""
+        return list(self._obstacles.values())
 
     def exists(self, name: str) -> bool:
         """Return whether a table exists."""

@@ -254,8 +254,11 @@ class Place:
 
     def nearest_folder(self) -> str:
         """Return the path of the folder on this machine, or of the first one above it that exists."""
+        return self._nearest(os.path.exists)
+
+    def _nearest(self, exists: Callable[[str], bool]) -> str:
         folder = os.path.abspath(self.root)
-        while not os.path.exists(folder):
+        while not exists(folder):
             folder = os.path.dirname(folder)
         return folder
 
@@ -270,8 +273,8 @@ class Place:
         # Spark and Delta pass over a file of such a name.
         name = f"_probe-{uuid.uuid4().hex}"
         if self.is_local:
-            # pyarrow's errors name the file.
-            probe = os.path.join(self.nearest_folder(), name)
+            # pyarrow's errors name the file. No folder can be made where a link leads nowhere.
+            probe = os.path.join(self._nearest(os.path.lexists), name)
             with open(probe, "xb"):
                 pass
             os.remove(probe)

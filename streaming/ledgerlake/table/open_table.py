@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
+from pyarrow import fs
 
 from ledgerlake.errors import TableAccessError, TableError
 
@@ -21,14 +22,47 @@ def existing_table(path: Place) -> DeltaTable | None:
     """Return the table at a path; None if there is none.
 
     Raises:
-        TableError: it cannot be opened.
+        TableAccessError: it cannot be opened now.
+        TableError: what is there is no table that can be opened, however often it is tried.
     """
+    try:
+        return _find(path)
+    except (DeltaError, OSError) as error:
+        if not _answers(path):
+            raise TableAccessError(_not_opened(path, error)) from None
+    # The store answers by now, so a second failure is due to what it has.
+    try:
+        return _find(path)
+    except (DeltaError, OSError) as error:
+        raise TableError(_not_opened(path, error)) from None
+
+
+def _find(path: Place) -> DeltaTable | None:
     try:
         return open_delta(path)
     except TableNotFoundError:
         return None
-    except (DeltaError, OSError) as error:
-        raise TableAccessError(f"the table at {path} cannot be opened: {path.reason(error)}") from None
+
+
+def _not_opened(path: Place, error: Exception) -> str:
+    return f"the table at {path} cannot be opened: {path.reason(error)}"
+
+
+def _answers(path: Place) -> bool:
+    """Return whether the store of a table answers: it gives a file of the log. This machine's own file
+    system also answers by what is in the place of the log, or by whom it lets in.
+    """
+    log = path / "_delta_log"
+    try:
+        filesystem = log.filesystem()
+        files = [file.path for file in filesystem.get_file_info(fs.FileSelector(log.root)) if file.is_file]
+        with filesystem.open_input_stream(max(files)) as file:
+            file.read(1)
+    except (ValueError, FileNotFoundError, NotADirectoryError, PermissionError):
+        return path.is_local
+    except OSError:
+        return False
+    return True
 
 
 def no_table(path: Place) -> TableError:
