@@ -14,7 +14,7 @@ from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.start import Start
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_record import BatchRecord, Recorded
 from ledgerlake.table.ordered_files import DataFile
 
 if TYPE_CHECKING:
@@ -28,10 +28,17 @@ def begin(checkpoint: Path) -> Outbox:
     return outbox
 
 
-def start_of(checkpoint: Path, *, is_there: bool = True) -> Start:
-    config: Any = SimpleNamespace(source=None)
+def start_of(
+    checkpoint: Path, *, is_there: bool = True, recorded: int | None = None, messages: int | None = None
+) -> Start:
+    """A start whose main table has a micro-batch, and says how many messages the outbox had with it."""
+    config: Any = SimpleNamespace(source=None, stream=SimpleNamespace(name="s"))
     nothing: Any = None
-    table = SimpleNamespace(path="table", outbox_messages=lambda _name: None)
+    table = SimpleNamespace(
+        path="table",
+        outbox_messages=lambda _name: messages,
+        recorded=lambda _query: None if recorded is None else Recorded(recorded, None),
+    )
     tables: Any = SimpleNamespace(main=SimpleNamespace(table=table), main_name="table", exists=lambda _name: is_there)
     return Start(config, nothing, Checkpoint(Place(str(checkpoint))), nothing, tables)
 
@@ -54,6 +61,39 @@ def test_what_waits_to_be_sent_before_the_main_table_is_made_is_sent(tmp_path: P
     reopened = Outbox(outbox.folder)
     start_of(tmp_path, is_there=False).open_outbox(reopened)
     assert [batch.batch_id for batch in reopened.ready()] == [0]
+
+
+def commit_batches(checkpoint: Path, outbox: Outbox, last: int, sent: int) -> None:
+    """The outbox and Spark's log after micro-batches, each with a message for the topic."""
+    (checkpoint / "metadata").write_text('{"id": "q"}')
+    for folder in ("offsets", "commits"):
+        (checkpoint / folder).mkdir()
+    for number in range(last + 1):
+        name = f"part-{number:08d}-00000.parquet"
+        (checkpoint / "ledgerlake/outbox" / name).write_bytes(b"rows")
+        outbox.add(BatchRecord("s", "q", number, 1), {"t": [DataFile(name, 4, 1, "{}")]})
+        outbox.commit(number)
+        if number <= sent:
+            outbox.sent(outbox.ready()[0])
+        (checkpoint / "offsets" / str(number)).write_text("v1\n{}\n{}")
+        (checkpoint / "commits" / str(number)).write_text("v1\n{}")
+
+
+@pytest.mark.parametrize("sent", [5, 3, -1])
+def test_a_table_that_is_the_main_one_again_knows_an_earlier_count_of_the_outbox(tmp_path: Path, sent: int) -> None:
+    outbox = begin(tmp_path)
+    commit_batches(tmp_path, outbox, 5, sent)
+    reopened = Outbox(outbox.folder)
+    start_of(tmp_path, recorded=2, messages=3).open_outbox(reopened)
+    assert [batch.batch_id for batch in reopened.ready()] == [*range(sent + 1, 6)]
+
+
+@pytest.mark.parametrize("last", [1, 4])
+def test_an_outbox_that_has_had_fewer_messages_than_the_table_says_is_an_older_copy(tmp_path: Path, last: int) -> None:
+    outbox = begin(tmp_path)
+    commit_batches(tmp_path, outbox, last, sent=last)
+    with pytest.raises(CheckpointError, match=rf"has held {last + 1} messages, and the table at table says 6"):
+        start_of(tmp_path, recorded=5, messages=6).open_outbox(Outbox(outbox.folder))
 
 
 def test_an_outbox_that_is_gone_is_refused_and_the_way_on_is_said(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ class Start:
             outbox.examine(name)
             is_there = table in tables
             in_table = table.outbox_messages(name) if is_there and name is not None else None
-            self._compare_with_outbox(outbox, self._committed() if is_there else None, in_table)
+            self._compare_with_outbox(outbox, self._committed(is_there), in_table)
 
     def _compare(self, start: Offset | None, tables: list[Table]) -> None:
         self.compare_with_tables(tables)
@@ -471,26 +471,30 @@ class Start:
             CheckpointError: it is missing, older than the table, or newer than the checkpoint.
         """
         is_there = self._tables.exists(self._tables.main_name)
-        committed = self._committed() if is_there else None
-        if committed is None:
-            # Spark's log has a micro-batch only once all tables had it; the main one may not be made yet.
-            committed = self._checkpoint.log.last_committed()
+        committed = self._committed(is_there)
         outbox.begin(committed, self._checkpoint.outbox())
         in_table = self._tables.main.table.outbox_messages(outbox.name) if is_there else None
         self._compare_with_outbox(outbox, committed, in_table)
         self._checkpoint.save_outbox(outbox.name)
 
-    def _committed(self) -> int | None:
-        """Return the last micro-batch of this query in the main table, which exists."""
-        query_id = self._checkpoint.log.query_id()
-        recorded = None if query_id is None else self._tables.main.table.recorded(self._query_name(query_id))
-        return None if recorded is None else recorded.batch_id
+    def _committed(self, is_there: bool) -> int | None:
+        """Return the last micro-batch of this query that its tables have, by the main one or by Spark's log,
+        which has one only once all tables had it: the main table may be another one now, or not made yet.
+
+        Args:
+            is_there: whether the main table exists.
+        """
+        query_id, committed = self._checkpoint.log.query_id(), self._checkpoint.log.last_committed()
+        if not is_there or query_id is None:
+            return committed
+        recorded = self._tables.main.table.recorded(self._query_name(query_id))
+        return committed if recorded is None else max(recorded.batch_id, -1 if committed is None else committed)
 
     def _compare_with_outbox(self, outbox: Outbox, committed: int | None, in_table: int | None) -> None:
         """Compare an outbox with checkpoint and main table.
 
         Args:
-            committed: the last micro-batch that the table has.
+            committed: the last micro-batch that the tables have.
             in_table: how many messages the outbox has had by the table.
 
         Raises:
