@@ -18,7 +18,12 @@ def messages_table(folder: Path, **options: Any) -> TableOptions:
     return TableOptions(MESSAGES_TABLE, "[delta]", Place(str(folder)), **options)
 
 
-def opened_tables(folder: Path, tables: list[dict[str, Any]] | None = None, **delta: Any) -> Tables:
+def opened_tables(
+    folder: Path,
+    tables: list[dict[str, Any]] | None = None,
+    sections: dict[str, Any] | None = None,
+    **delta: Any,
+) -> Tables:
     """The tables at ``messages`` and ``rejects`` in a folder; those that are missing are made."""
     data = {
         "source": {"service_url": "pulsar://nowhere:1", "topics": ["a", "b"]},
@@ -30,6 +35,7 @@ def opened_tables(folder: Path, tables: list[dict[str, Any]] | None = None, **de
             **delta,
         },
         **({"tables": tables} if tables else {}),
+        **(sections or {}),
     }
     opened = Tables(parse_config(data), Place(str(folder / "staging")))
     opened.check(None)

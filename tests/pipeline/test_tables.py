@@ -32,10 +32,16 @@ if TYPE_CHECKING:
 
 
 def started(
-    folder: Path, registry: Registry, tables: list[dict[str, Any]], topics: Any = TOPICS, **delta: Any
+    folder: Path,
+    registry: Registry,
+    tables: list[dict[str, Any]],
+    topics: Any = TOPICS,
+    sections: dict[str, Any] | None = None,
+    **delta: Any,
 ) -> Tables:
     """The tables after a start."""
-    opened = opened_tables(folder, [{**table, "path": str(folder / table["path"])} for table in tables], **delta)
+    located = [{**table, "path": str(folder / table["path"])} for table in tables]
+    opened = opened_tables(folder, located, sections, **delta)
     opened.expect(topics)
     opened.check(None)
     opened.schemas = RecordSchemas(registry, opened)  # type: ignore[attr-defined,arg-type]
@@ -246,11 +252,12 @@ def test_columns_of_all_versions_together_are_limited_and_a_version_beyond_is_a_
     assert not tables.settings(tables.messages)[f"table:{tmp_path / 't'}"].obstacle
 
 
-@pytest.mark.parametrize("name", ["rejects", "messages", "checkpoint"])
+@pytest.mark.parametrize("name", ["rejects", "messages", "checkpoint", "delayed"])
 def test_a_topic_whose_table_would_share_a_folder_has_none(tmp_path: Path, registry: Registry, name: str) -> None:
     topics = [f"persistent://public/default/{name}", TOPICS[0]]
     registry.versions[topics[0]] = []
-    tables = started(tmp_path, registry, [{"path": "{topic}"}], topics)
+    storage = {"storage": str(tmp_path / "delayed")}
+    tables = started(tmp_path, registry, [{"path": "{topic}"}], topics, sections={"delay": storage})
     assert "would share a folder" in tables.settings([])[f"table:{tmp_path / name}"].obstacle
     assert [table.options.name for table in tables.of_topic(topics[0])] == ["messages"]
     assert tables.exists(f"table:{tmp_path / 'a'}")

@@ -742,7 +742,7 @@ def parse_config(data: dict[str, Any]) -> Config:
         options.check()
     _check_iceberg(config)
     _check_apart(config)
-    check_settings(config.storage, {place.store for place in _places(config).values() if place.store is not None})
+    check_settings(config.storage, {place.store for place in places_of(config).values() if place.store is not None})
     return config
 
 
@@ -938,7 +938,7 @@ def _check_apart(config: Config) -> None:
     Raises:
         UsageError: one does, or is no place.
     """
-    places = {name: _parts(place) for name, place in _places(config).items()}
+    places = {name: _parts(place) for name, place in places_of(config).items()}
     if config.checkpoint_place.store not in (None, S3):
         raise UsageError(
             f"[stream] checkpoint cannot be '{config.stream.checkpoint}'; it has to be on a disk, on a volume or in S3"
@@ -962,13 +962,16 @@ def check_stores(config: Config) -> None:
     Raises:
         SetupError: one does not.
     """
-    for place in {place.store: place for place in _places(config).values()}.values():
+    for place in {place.store: place for place in places_of(config).values()}.values():
         place.check_answers()
 
 
-def _places(config: Config) -> dict[str, Place]:
+def places_of(config: Config) -> dict[str, Place]:
     """Return the folders of a configuration by the keys that name them; without those that a
-    catalog has still to tell.
+    catalog has still to tell, and those of topics.
+
+    Raises:
+        UsageError: two tables have one path.
     """
     places: dict[str, Place] = {}
     names: set[str] = set()

@@ -22,7 +22,7 @@ from ledgerlake.decode.record_columns import check_width, record_of, united
 from ledgerlake.errors import CheckpointError, SetupError, TableAccessError, TableError
 from ledgerlake.operators.results import TableBatch
 from ledgerlake.operators.transforms import RowTransform, messages_schema, united_columns
-from ledgerlake.options.config import is_inside
+from ledgerlake.options.config import is_inside, places_of
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.table.batch_record import number_of
 from ledgerlake.table.clustered_table import ClusteredRecordTable, ClusteredTable
@@ -231,6 +231,7 @@ class Tables:
         self._config = config
         self._staging = staging
         self._options = config.table_options
+        self._places = places_of(config)
         self._by_name: dict[str, MessagesTable] = {}
         # Why topics have no table, by its name.
         self._obstacles: dict[str, str] = {}
@@ -511,11 +512,10 @@ class Tables:
         return has_begun
 
     def _shared_folder(self, options: TableOptions) -> str:
-        """Return why a topic can have no table, because its folder would be in another one; empty
-        if it can.
+        """Return why a topic can have no table, because its folder would be in another one of the
+        configuration; empty if it can.
         """
-        taken = {name: table.path for name, table in self.by_name.items()}
-        taken |= {"the checkpoint": self._config.checkpoint_place}
+        taken = {name: table.path for name, table in self.by_name.items()} | self._places
         for name, place in taken.items():
             if is_inside(options.place, place) or is_inside(place, options.place):
                 return f"the folder {options.place} of {options.section} and {place} ({name}) would share a folder"
