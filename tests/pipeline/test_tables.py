@@ -135,6 +135,20 @@ def test_a_partition_column_that_is_computed_otherwise_is_refused(
         start(f"date({inside}publish_time) as day", f"{inside}partition as part")
 
 
+def test_a_partition_column_of_the_rows_that_would_be_computed_from_now_on_is_refused(
+    tmp_path: Path, registry: Registry
+) -> None:
+    registry.versions[TOPICS[0]] = [{"size": "int"}]
+
+    def start(partition_by: str) -> None:
+        started(tmp_path, registry, [{"path": "t", "shape": "record", "partition_by": [partition_by]}], TOPICS[:1])
+
+    start("size")
+    start("size")
+    with pytest.raises(TableError, match=r"column size of .*t was not computed, and partition_by has size [+] 1"):
+        start("size + 1 as size")
+
+
 def test_how_partition_columns_are_computed_is_stored_with_a_version(tmp_path: Path, registry: Registry) -> None:
     registry.versions[TOPICS[0]] = []
     table = [{"path": "t", "partition_by": ["date(broker_timestamp) as day", "topic"]}]

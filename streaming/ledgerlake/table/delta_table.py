@@ -760,11 +760,12 @@ class Table:
                 f"{', '.join(computed.values())}, and partition_by is not set; set it back, or use "
                 "another path"
             )
-        for name, expression in computed.items():
-            if self.partition_by.get(name, expression) != expression:
-                now = self.partition_by[name] or "no expression"
+        for name, now in self.partition_by.items():
+            before = computed.get(name, "")
+            if now != before:
+                was = f"was computed by {before}" if before else "was not computed"
                 raise TableError(
-                    f"the partition column {name} of the table at {self.path} was computed by {expression}, and partition_by has {now}; "
+                    f"the partition column {name} of the table at {self.path} {was}, and partition_by has {now or 'no expression'}; "
                     "set it back, or use another path"
                 )
 
