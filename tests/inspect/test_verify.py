@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,13 @@ from ledgerlake.decode.split import split_bundle
 from ledgerlake.errors import TransportError
 from ledgerlake.inspect import hashed_parts, latest_rows, latest_rule, table_rows, topic_content
 from ledgerlake.inspect import verify as verify_module
+from ledgerlake.inspect.reject_counts import count_rejects
 from ledgerlake.inspect.verify import Verdict, verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.source.pieces import Piece
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place
-from ledgerlake.table.latest_table import LatestTable
+from ledgerlake.table.latest_table import LatestRecordTable, LatestTable
 from ledgerlake.wire import commands
 from ledgerlake.wire.message_id import Position
 from tests.entries import BROKER_TIME_MS, single
@@ -158,6 +160,22 @@ def test_the_latest_message_of_each_key_is_found(tmp_path: Path) -> None:
     assert verify(config) == Verdict(messages=23, duplicate=2, outdated=1)
 
 
+@pytest.mark.parametrize("shape", ["messages", "record"])
+def test_a_verification_needs_no_right_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
+    config = configured(tmp_path, mode="latest", shape=shape)
+    place = Place(str(tmp_path / "messages"))
+    table = LatestTable(place, schema.MESSAGES) if shape == "messages" else LatestRecordTable(place)
+    table.check(None)
+    table.create()
+
+    def refuses(_: Place) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Place, "check_writable", refuses)
+    monkeypatch.setattr(Place, "make", refuses)
+    assert verify(config).messages == 0
+
+
 @pytest.mark.usefixtures("sizes")
 def test_nothing_is_left_in_the_temporary_folder_after_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -194,4 +212,6 @@ def test_what_was_replayed_has_to_be_in_the_table(tmp_path: Path) -> None:
     rejects += [reject(4, "no_table"), reject(4, "replayed"), reject(4, "no_table")]
     write_deltalake(str(tmp_path / "rejects"), pa.Table.from_pylist(rejects, schema=schema.REJECTS), mode="append")
     # Entry 2 is no batch, so nothing is known of it.
-    assert verify(config) == Verdict(messages=115, missing=2, rejects=10)
+    assert verify(config) == Verdict(messages=115, missing=2, rejects=4)
+    # The command for rejects counts as many.
+    assert sum(count.rejects for count in count_rejects(config)) == 4

@@ -76,7 +76,7 @@ class LatestComparison:
         self._options, self._snapshot, self._cluster = options, snapshot, cluster
         self._client = config.source.client
         table = MessagesTable(options, config.delta.writer, config.checkpoint_place / "ledgerlake" / "staging")
-        table.table.check(None)
+        table.table.examine()
         table.adopt()
         self._settings = table.settings()
         self._numbers: dict[str, int] = {}

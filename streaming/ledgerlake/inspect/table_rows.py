@@ -231,14 +231,17 @@ def rejected_keys(rows: pa.Table, reasons: pa.ChunkedArray) -> Keys:
     return np.column_stack([entries_of(rows), indexes, codes]).astype(np.int64)
 
 
-def not_replayed(rejected: Keys, replayed: Keys) -> Keys:
-    """Return the keys of rejects, each once, of which more were rejected than replayed."""
+def not_replayed(rejected: Keys, replayed: Keys) -> tuple[Keys, int]:
+    """Return the keys of rejects, each once, of which more were rejected than replayed; and how many
+    rejects these are.
+    """
     keys, which, counts = np.unique(
         np.concatenate([rejected, replayed]), axis=0, return_inverse=True, return_counts=True
     )
     done = np.bincount(which.reshape(-1)[len(rejected) :], minlength=len(keys))
-    live: Keys = keys[counts - done > done]
-    return live
+    left = np.maximum(counts - 2 * done, 0)
+    live: Keys = keys[left > 0]
+    return live, int(left.sum())
 
 
 def _filtered(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:

@@ -209,7 +209,6 @@ class _Comparison:
             marks, others = rows.filter(is_mark), rows.filter(pc.invert(is_mark))
             partition.rejected.append(rejected_keys(others, others["reason"]))
             partition.replayed.append(rejected_keys(marks, marks["detail"]))
-            self._verdict.rejects += rows.num_rows
 
     def read_topic(self, options: SourceOptions, partition: _Partition) -> None:
         """Read a topic partition."""
@@ -219,7 +218,7 @@ class _Comparison:
         partition.rejected, partition.replayed = [], []
         # A replay writes nothing into a table with the latest messages.
         latest = [(table, table.begin(*source, rejected[:, :2])) for table in partition.tables.latest]
-        rejected = not_replayed(rejected, replayed)
+        rejected, rejects = not_replayed(rejected, replayed)
         is_entry = rejected[:, 2] < 0
         entries, messages = EntrySet(rejected[is_entry, :2]), EntrySet(rejected[~is_entry, :3])
         expected = ExpectedMessages(partition.number, entries, self._records, messages)
@@ -230,6 +229,7 @@ class _Comparison:
         first = None if content.first is None else (content.first.ledger_id, content.first.entry_id)
         for table, counting in latest:
             table.end(counting, Span(first, (end.ledger_id, end.entry_id)))
+        self._verdict.rejects += rejects
         self._verdict.missing += content.bad_entries
         self._verdict.incomplete_chunks += content.incomplete_chunks
 
