@@ -107,10 +107,11 @@ def test_due_messages_that_no_table_can_have_are_sent_after_a_restart_too(tmp_pa
     assert [ready.batch_id for ready in restarted.ready()] == [3]
 
 
-def result_of(rows: int, released: int, reasons: dict[str, int] | None = None) -> PartitionResult:
+def result_of(rows: int, released: int, reasons: dict[str, int] | None = None, waited: int = 0) -> PartitionResult:
     digest = OutcomeDigest(
         rows=Tally.of(np.arange(rows)),
         released=Tally.of(np.arange(released)),
+        waited=Tally.of(np.arange(waited)),
         may_differ=depends_on_surroundings(reasons or {}),
     )
     written = TaskResult("t", -1, Position(1, 5), {}, [], reasons or {}, digest=digest)
@@ -123,7 +124,11 @@ def result_of(rows: int, released: int, reasons: dict[str, int] | None = None) -
         (result_of(4, 2), result_of(4, 3), "2 released delayed messages, and now 3"),
         (result_of(4, 2), result_of(5, 2), "4 messages, and now 5"),
         (result_of(4, 0), result_of(0, 0), "4 messages, and now 0"),
-        (result_of(4, 2), result_of(3, 1, {"data_loss": 1}), "2 released delayed"),
+        (
+            result_of(4, 2, waited=2),
+            result_of(3, 1, {"data_loss": 1}, waited=1),
+            "2 released messages that had waited, and now 1",
+        ),
     ],
 )
 def test_a_repeat_with_another_outcome_is_refused_before_anything_changes(
@@ -139,7 +144,7 @@ def test_a_repeat_with_another_outcome_is_refused_before_anything_changes(
     assert DeltaTable(str(tmp_path / "messages")).version() == 1
 
 
-@pytest.mark.parametrize("repeat", [result_of(4, 2), result_of(3, 2, {"data_loss": 1})])
+@pytest.mark.parametrize("repeat", [result_of(4, 2), result_of(3, 1, {"data_loss": 1})])
 def test_a_repeat_with_the_same_outcome_or_one_that_the_topic_explains_goes_on(
     repeat: PartitionResult, tmp_path: Path
 ) -> None:
