@@ -51,6 +51,7 @@ _FOUND_BY = {
     "cursors-before-spark": 4,
     "batches-by-number": 75,
     "clock-ahead-of-what-is-read": 30,
+    "first-run-of-a-batch-is-sent": 29,
     "latest-without-question": 3,
     "new-topics-at-latest": 133,
     "outbox-before-ownership": 90,

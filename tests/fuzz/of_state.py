@@ -203,10 +203,11 @@ _OUTBOX = [
     '{"version": 1, "name": "abcd", "files": [{"name": "f", "topic_partition": "t", "batch_id": 8, "first_sequence": 15, '
     '"rows": 2, "committed": true}], "numbers": {"t": {"batch_id": 8, "first": 15, "next": 17}}}',
 ]
-_OUTBOX_RECORD = (
-    '{"version": 2, "batch_id": 8, "range_digest": 5, "files": [{"name": "f", "topic_partition": "t", "first_sequence": 15, '
-    '"rows": 2}], "next_sequences": {"t": 17}}'
-)
+_OUTBOX_RECORD = [
+    f'{{"version": {start}, "batch_id": 8, "files": [{{"name": "f", "topic_partition": "t", "first_sequence": 15, "rows": 2}}], '
+    '"next_sequences": {"t": 17}}'
+    for start in ("3", '2, "range_digest": 5')
+]
 
 
 def _reads(read: Callable[[dict[str, Any], int], Any], known: int) -> Callable[[bytes], int]:
@@ -360,10 +361,10 @@ TARGETS = [
     Target("delayed-large", "delayed large messages in state", _json_of(*_LARGE), _judge_large, _REFUSED),
     Target("cursor-ends", "pipeline.cursors: what is to be acknowledged", _json_of(_ENDS), _reads(cursors._read, 1), _REFUSED),
     Target("row-settings", "pipeline.row_settings", _json_of('{"version": 1, "settings": {"[delay] enabled": true, "[chunks] max_pending": 5, "[delay] storage": "state"}}'), _reads(row_settings.read_settings, 1), _REFUSED),
-    Target("outbox", "publish.outbox: its name, and all of version 1", _json_of(*_OUTBOX), _reads(outbox._outbox, 2), _REFUSED),
+    Target("outbox", "publish.outbox: its name, and all of version 1", _json_of(*_OUTBOX), _reads(outbox._outbox, outbox.VERSION), _REFUSED),
     Target("outbox-name", "pipeline.checkpoint: the outbox's name", _json_of('{"version": 1, "name": "abcd"}'), _reads(checkpoint._outbox_name, 1), _REFUSED),
     Target("tables", "pipeline.checkpoint: the tables that are written to", _json_of('{"version": 1, "tables": {"messages": "/lake/orders"}}'), _reads(checkpoint._tables, 1), _REFUSED),
-    Target("outbox-record", "publish.outbox: a micro-batch", _json_of(_OUTBOX_RECORD), _reads(outbox._record, 2), _REFUSED),
+    Target("outbox-record", "publish.outbox: a micro-batch", _json_of(*_OUTBOX_RECORD), _reads(outbox._record, outbox.VERSION), _REFUSED),
     Target("outbox-sending", "publish.outbox: how a sending began", _json_of('{"version": 1, "partitions": 3, "ends": {"due": {"ledger_id": 7, "entry_id": -1}}}'), _reads(outbox._sending, 1), _REFUSED),
     Target("wakes", "source.wakes", _json_of('{"version": 2, "wakes": {"t": 1777626000123}, "due": {"t": [[1777626000123, 60000, 4, 1]]}, "extends": 16}'), _reads(wakeup_files._file, 2), _REFUSED),
     Target("record", "the record of the delayed index", _texts_of(lambda: [_index()[0]]), _judge_record, _REFUSED),

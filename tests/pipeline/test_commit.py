@@ -19,6 +19,7 @@ from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.delta_table import Table
 from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.wire.message_id import Position
 from tests.pipeline_tables import opened_tables
@@ -105,6 +106,50 @@ def test_due_messages_that_no_table_can_have_are_sent_after_a_restart_too(tmp_pa
     restarted = Outbox(place)
     restarted.begin(recorded.batch_id, outbox.name)
     assert [ready.batch_id for ready in restarted.ready()] == [3]
+
+
+@pytest.mark.parametrize(
+    ("dies_at", "sent"),
+    [
+        ([Table], 2),
+        ([Table, Outbox], 2),
+        ([Outbox], 1),
+        ([Outbox, Outbox], 1),
+        ([], 1),
+    ],
+)
+def test_the_topic_gets_what_the_table_has_whatever_other_runs_have(
+    dies_at: list[type], sent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(str(tmp_path / "outbox"))
+    batch = BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
+    tables_in(tmp_path)
+
+    def run(count: int) -> Outbox:
+        """A run with as many messages for the topic."""
+        tables = opened_tables(tmp_path)
+        recorded = tables.main.table.recorded(batch.query)
+        outbox = Outbox(place)
+        outbox.begin(None if recorded is None else recorded.batch_id, None)
+        (tmp_path / "outbox" / f"{count}.parquet").write_bytes(b"rows")
+        digest = OutcomeDigest(outbox=Tally.of(np.arange(count)), may_differ=True)
+        written = TaskResult("t", -1, Position(1, 5), {}, [], digest=digest)
+        files = [DataFile(f"{count}.parquet", 4, count, "{}")]
+        DeltaSink(tables, outbox).commit(batch, [PartitionResult(written, StateSummary([]), outbox=files)])
+        return outbox
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for number, place_of_death in enumerate(dies_at, 1):
+        with monkeypatch.context() as patched:
+            patched.setattr(place_of_death, "commit", killed)
+            with pytest.raises(KeyboardInterrupt):
+                run(number)
+    for number in (len(dies_at) + 1, len(dies_at) + 2):
+        outbox = run(number)
+        assert [file.rows for ready in outbox.ready() for file in ready.files] == [sent]
+        assert opened_tables(tmp_path).main.table.outbox_messages(outbox.name) == outbox.messages_up_to(3) == sent
 
 
 def result_of(rows: int, released: int, reasons: dict[str, int] | None = None, waited: int = 0) -> PartitionResult:

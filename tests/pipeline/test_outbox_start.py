@@ -55,6 +55,7 @@ def test_what_waits_to_be_sent_before_the_main_table_is_made_is_sent(tmp_path: P
     outbox = begin(tmp_path)
     (tmp_path / "ledgerlake/outbox/a.parquet").write_bytes(b"rows")
     outbox.add(BatchRecord("s", "q", 0, 1), {"t": [DataFile("a.parquet", 4, 2, "{}")]})
+    outbox.commit(0)
     for folder in ("offsets", "commits"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "0").write_text("v1\n{}\n{}")
@@ -144,13 +145,13 @@ def test_a_look_at_an_outbox_refuses_what_a_start_refuses_and_changes_nothing(tm
     outbox = begin(tmp_path)
     name = Checkpoint(Place(str(tmp_path))).outbox()
     before = sorted(tmp_path.rglob("*"))
-    Outbox(outbox.folder).examine(name)
-    Outbox(outbox.folder).examine(None)
+    Outbox(outbox.folder).examine(None, name)
+    Outbox(outbox.folder).examine(None, None)
     with pytest.raises(CheckpointError, match="another one"):
-        Outbox(outbox.folder).examine("of another checkpoint")
+        Outbox(outbox.folder).examine(None, "of another checkpoint")
     assert sorted(tmp_path.rglob("*")) == before
     shutil.rmtree(outbox.folder.root)
     with pytest.raises(CheckpointError, match="is gone"):
-        Outbox(outbox.folder).examine(name)
-    Outbox(outbox.folder).examine(None)
+        Outbox(outbox.folder).examine(None, name)
+    Outbox(outbox.folder).examine(None, None)
     assert not (tmp_path / "ledgerlake/outbox").exists()

@@ -5,13 +5,16 @@ has committed.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from ledgerlake.errors import CheckpointError, OffsetError
+from ledgerlake.operators.outcome_digest import Tally
 from ledgerlake.publish.outbox import Outbox, OutboxBatch, Sending
 from ledgerlake.publish.routing import java_hash
+from ledgerlake.stored.files import load_stored
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.ordered_files import DataFile
@@ -26,8 +29,13 @@ def written(folder: Path, name: str, rows: int) -> DataFile:
     return DataFile(name, 4, rows, "{}")
 
 
-def batch(number: int, digest: int = 1) -> BatchRecord:
-    return BatchRecord("stream", "query", number, digest)
+def of(*positions: int) -> dict[str, Any]:
+    """The outcomes of a run that has messages of these positions for the topic."""
+    return {"t": {"outbox": str(Tally.of(np.array(positions)))}} if positions else {}
+
+
+def batch(number: int, *positions: int) -> BatchRecord:
+    return BatchRecord("stream", "query", number, 1, outcomes=of(*positions))
 
 
 def begun(folder: Path, committed: int | None = None) -> Outbox:
@@ -45,10 +53,10 @@ def test_messages_are_numbered_one_after_another_by_topic_partition(tmp_path: Pa
     files = [written(tmp_path, name, rows) for name, rows in (("a.parquet", 3), ("b.parquet", 2), ("c.parquet", 7))]
     outbox.add(batch(4), {"t-0": files[:2], "t-1": files[2:]})
     outbox.commit(4)
-    outbox.add(batch(6), {"t-0": [written(tmp_path, "d.parquet", 1)], "t-1": []})
+    assert outbox.add(batch(6), {"t-0": [written(tmp_path, "d.parquet", 1)], "t-1": []}) == 13
     outbox.commit(6)
     assert numbers(outbox) == [("a.parquet", 0), ("b.parquet", 3), ("c.parquet", 0), ("d.parquet", 5)]
-    assert (outbox.messages, outbox.messages_up_to(5), outbox.messages_up_to(3)) == (13, 12, 0)
+    assert [outbox.messages_up_to(number) for number in (3, 5, 6)] == [0, 12, 13]
 
 
 def test_a_batch_that_is_run_again_gives_the_same_numbers_also_when_it_was_sent_meanwhile(tmp_path: Path) -> None:
@@ -62,8 +70,7 @@ def test_a_batch_that_is_run_again_gives_the_same_numbers_also_when_it_was_sent_
     assert reopened.name == outbox.name
     reopened.add(batch(2), {"t": [written(tmp_path, "b2.parquet", 2)]})
     reopened.commit(2)
-    assert numbers(reopened) == [("b.parquet", 3)]
-    assert not (tmp_path / "b2.parquet").exists()
+    assert numbers(reopened) == [("b2.parquet", 3)]
     reopened.sent(reopened.ready()[0])
     third = begun(tmp_path, committed=2)
     third.add(batch(2), {"t": [written(tmp_path, "b3.parquet", 2)]})
@@ -74,15 +81,69 @@ def test_a_batch_that_is_run_again_gives_the_same_numbers_also_when_it_was_sent_
     assert numbers(third) == [("c.parquet", 5)]
 
 
-def test_a_batch_that_is_planned_anew_replaces_one_that_never_committed(tmp_path: Path) -> None:
-    outbox = begun(tmp_path)
-    outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+def test_a_run_that_has_more_than_one_that_never_committed_sends_all_of_it(tmp_path: Path) -> None:
+    begun(tmp_path).add(batch(1, 7), {"t": [written(tmp_path, "part-00000001-a.parquet", 1)]})
     reopened = begun(tmp_path)
-    reopened.add(batch(1, digest=2), {"t": [written(tmp_path, "b.parquet", 4)]})
+    assert reopened.add(batch(1, 7, 8), {"t": [written(tmp_path, "part-00000001-b.parquet", 2)]}) == 2
     reopened.commit(1)
-    assert numbers(reopened) == [("b.parquet", 0)]
-    assert reopened.messages == 4
-    assert not (tmp_path / "a.parquet").exists()
+    assert numbers(reopened) == [("part-00000001-b.parquet", 0)]
+    assert numbers(begun(tmp_path, committed=1)) == [("part-00000001-b.parquet", 0)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "0000000001.json",
+        "outbox.json",
+        "part-00000001-b.parquet",
+    ]
+
+
+def test_a_run_that_has_nothing_sends_nothing_of_one_that_never_committed(tmp_path: Path) -> None:
+    begun(tmp_path).add(batch(1, 7), {"t": [written(tmp_path, "part-00000001-a.parquet", 1)]})
+    reopened = begun(tmp_path)
+    assert reopened.add(batch(1), {"t": []}) == 0
+    reopened.commit(1)
+    assert reopened.ready() == []
+    reopened.add(batch(2, 9), {"t": [written(tmp_path, "b.parquet", 1)]})
+    reopened.commit(2)
+    assert numbers(begun(tmp_path, committed=2)) == [("b.parquet", 0)]
+    assert not list(tmp_path.glob("0000000001.*"))
+
+
+@pytest.mark.parametrize("again", [(), (7,), (7, 8, 9)])
+def test_what_the_table_has_is_sent_whatever_a_repeat_has(tmp_path: Path, again: tuple[int, ...]) -> None:
+    begun(tmp_path).add(batch(1, 7, 8), {"t": [written(tmp_path, "part-00000001-a.parquet", 2)]})
+    reopened = begun(tmp_path, committed=1)
+    assert reopened.messages_up_to(1) == 2, "the table counts them"
+    files = [written(tmp_path, "part-00000001-b.parquet", len(again))] if again else []
+    reopened.add(batch(1, *again), {"t": files})
+    reopened.commit(1, of(7, 8))
+    assert numbers(reopened) == [("part-00000001-a.parquet", 0)]
+    assert numbers(begun(tmp_path, committed=1)) == [("part-00000001-a.parquet", 0)]
+    assert not (tmp_path / "part-00000001-b.parquet").exists()
+
+
+def test_a_repeat_of_a_run_that_had_nothing_sends_nothing(tmp_path: Path) -> None:
+    outbox = begun(tmp_path, committed=1)
+    outbox.add(batch(1, 7), {"t": [written(tmp_path, "a.parquet", 1)]})
+    outbox.commit(1, of())
+    assert outbox.ready() == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["outbox.json"]
+
+
+def test_a_record_of_what_the_table_has_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
+    outbox = begun(tmp_path, committed=1)
+    outbox.add(batch(1, 7), {"t": [written(tmp_path, "a.parquet", 1)]})
+    with pytest.raises(CheckpointError, match=r"lacks the record of batch 1, which is in the table.*restore it"):
+        outbox.commit(1, of(7, 8))
+
+
+def test_a_process_that_was_suspended_with_another_outcome_changes_nothing_of_its_successors(tmp_path: Path) -> None:
+    suspended, successor = begun(tmp_path), begun(tmp_path)
+    successor.add(batch(1, 7, 8), {"t": [written(tmp_path, "b.parquet", 2)]})
+    suspended.add(batch(1, 7), {"t": [written(tmp_path, "a.parquet", 1)]})
+    successor.commit(1)
+    assert numbers(successor) == [("b.parquet", 0)]
+    # It finds the micro-batch in the table, and its successor's record.
+    suspended.commit(1, of(7, 8))
+    assert numbers(suspended) == numbers(begun(tmp_path, committed=1)) == [("b.parquet", 0)]
 
 
 def test_a_process_that_was_suspended_cannot_replace_what_its_successor_recorded(tmp_path: Path) -> None:
@@ -92,6 +153,7 @@ def test_a_process_that_was_suspended_cannot_replace_what_its_successor_recorded
     successor.commit(1)
     successor.sent(successor.ready()[0])
     successor.add(batch(2), {"t": [written(tmp_path, "b.parquet", 2)]})
+    successor.commit(2)
     suspended.add(batch(1), {"t": [written(tmp_path, "late.parquet", 3)]})
     suspended.commit(1)
     last = begun(tmp_path, committed=2)
@@ -123,6 +185,7 @@ def test_nothing_is_touched_before_the_outbox_is_begun(tmp_path: Path) -> None:
 def test_files_without_a_record_are_removed_if_the_table_has_their_batch(tmp_path: Path) -> None:
     outbox = begun(tmp_path)
     outbox.add(batch(1), {"t": [written(tmp_path, "part-00000001-00000-000-a.zstd.parquet", 3)]})
+    outbox.commit(1)
     for name in ("part-00000001-00000-000-b.zstd.parquet", "part-00000002-00000-000-c.zstd.parquet"):
         written(tmp_path, name, 9)
     begun(tmp_path, committed=1)
@@ -165,29 +228,24 @@ def test_an_owner_that_gets_the_stream_back_sends_what_its_tasks_wrote_before(tm
     assert older.is_present(outbox_batch, outbox_batch.files[0])
 
 
-def test_an_owner_that_gets_the_stream_back_numbers_behind_what_its_successor_sent(tmp_path: Path) -> None:
-    older = begun(tmp_path)
-    successor = begun(tmp_path)
-    for number in range(2):
-        successor.add(batch(number), {"t": [written(tmp_path, f"{number}.parquet", 2)]})
-        successor.commit(number)
-    for outbox_batch in successor.ready():
+def run(outbox: Outbox, number: int, file: DataFile) -> None:
+    outbox.add(batch(number), {"t": [file]})
+    outbox.commit(number)
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_an_owner_that_gets_the_stream_back_goes_on_where_its_successor_ended(tmp_path: Path, sends: bool) -> None:
+    older, successor = begun(tmp_path), begun(tmp_path)
+    for number in range(3):
+        run(successor, number, written(tmp_path, f"{number}.parquet", 2))
+    for outbox_batch in successor.ready() if sends else ():
         successor.sent(outbox_batch)
-    older.add(batch(2), {"t": [written(tmp_path, "2.parquet", 3)]})
-    older.commit(2)
-    assert numbers(older) == [("2.parquet", 4)]
-    assert older.messages == 7
-
-
-def test_an_owner_that_gets_the_stream_back_sends_what_its_successor_left(tmp_path: Path) -> None:
-    older = begun(tmp_path)
-    older.add(batch(0), {"t": [written(tmp_path, "0.parquet", 1)]})
-    successor = begun(tmp_path)
-    successor.add(batch(0, digest=2), {"t": [written(tmp_path, "again.parquet", 2)]})
-    successor.add(batch(1), {"t": [written(tmp_path, "1.parquet", 2)]})
-    older.add(batch(2), {"t": [written(tmp_path, "2.parquet", 3)]})
-    older.commit(2)
-    assert numbers(older) == [("again.parquet", 0), ("1.parquet", 2), ("2.parquet", 4)]
+    # It runs all micro-batches again, and finds them in the table.
+    for number in range(4):
+        run(older, number, written(tmp_path, f"{number} of older.parquet", 2))
+    waiting = [] if sends else [("0.parquet", 0), ("1.parquet", 2), ("2.parquet", 4)]
+    assert numbers(older) == [*waiting, ("3 of older.parquet", 6)]
+    assert older.messages_up_to(3) == 8
 
 
 def test_what_was_sent_leaves_one_record_that_keeps_the_numbers(tmp_path: Path) -> None:
@@ -198,12 +256,58 @@ def test_what_was_sent_leaves_one_record_that_keeps_the_numbers(tmp_path: Path) 
     for outbox_batch in outbox.ready():
         outbox.sent(outbox_batch)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000004.json", "0000000004.sent", "outbox.json"]
-    assert begun(tmp_path, committed=4).messages == 10
+    assert begun(tmp_path, committed=4).messages_up_to(4) == 10
+
+
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is read and listed from now on."""
+    made: list[str] = []
+    names = Outbox._names
+
+    def counted_load(file: Place, *args: Any) -> Any:
+        made.append(f"read {file.root.rpartition('/')[2]}")
+        return load_stored(file, *args)
+
+    def counted_names(outbox: Outbox, *args: Any) -> set[str]:
+        made.append("list")
+        return names(outbox, *args)
+
+    monkeypatch.setattr("ledgerlake.publish.outbox.load_stored", counted_load)
+    monkeypatch.setattr(Outbox, "_names", counted_names)
+    return made
+
+
+def test_micro_batches_that_wait_to_be_sent_cost_the_next_one_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox, made, counts = begun(tmp_path), calls(monkeypatch), []
+    for number in range(20):
+        made.clear()
+        run(outbox, number, written(tmp_path, f"{number}.parquet", 2))
+        counts.append(len(made))
+    assert counts == [1] * 20
+
+
+def test_micro_batches_that_wait_cost_the_sending_of_each_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox, made = begun(tmp_path), calls(monkeypatch)
+    for number in range(20):
+        run(outbox, number, written(tmp_path, f"{number}.parquet", 2))
+    made.clear()
+    for outbox_batch in outbox.ready():
+        assert outbox.is_present(outbox_batch, outbox_batch.files[0])
+        outbox.begin_sending(outbox_batch, Sending(1))
+        outbox.sent(outbox_batch)
+    # One list of the whole folder, and the small folders of the sendings, before and after each began.
+    assert [made.count(what) for what in ("list", "read 1.json")] == [1 + 2 * 20, 20]
+    assert len(made) == 1 + 3 * 20
 
 
 def test_a_file_that_is_missing_does_not_count_as_sent(tmp_path: Path) -> None:
     outbox = begun(tmp_path)
     outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+    outbox.commit(1)
     (tmp_path / "a.parquet").unlink()
     reopened = begun(tmp_path, committed=1)
     with pytest.raises(CheckpointError, match=r"lacks a\.parquet, which holds 3 due messages of t that were not sent"):
@@ -234,25 +338,21 @@ def test_a_record_that_is_written_after_its_batch_was_sent_and_removed_does_not_
     def suspended_here(batch_id: int) -> OutboxBatch | None:
         stored_batch = look(batch_id)
         successor = begun(tmp_path)
-        successor.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
-        successor.commit(1)
-        successor.add(batch(2), {"t": [written(tmp_path, "b.parquet", 2)]})
-        successor.sent(successor.ready()[0])
-        if later == "sent":
-            successor.commit(2)
-            successor.sent(successor.ready()[0])
+        run(successor, 1, written(tmp_path, "a.parquet", 3))
+        run(successor, 2, written(tmp_path, "b.parquet", 2))
+        for outbox_batch in successor.ready()[: 2 if later == "sent" else 1]:
+            successor.sent(outbox_batch)
         return stored_batch
 
     monkeypatch.setattr(suspended, "_stored", suspended_here)
-    suspended.add(batch(1), {"t": [late_file]})
-    suspended.commit(1)
+    run(suspended, 1, late_file)
     assert (tmp_path / "0000000001.json").exists()
     assert numbers(suspended) == []
     last = begun(tmp_path, committed=2)
     assert numbers(last) == ([] if later == "sent" else [("b.parquet", 3)])
     # The newest record of what was sent is what the next one is numbered behind.
     assert (tmp_path / "0000000001.json").exists() == (later == "waiting")
-    assert last.messages == 5
+    assert last.messages_up_to(2) == 5
 
 
 def test_an_outbox_that_is_gone_or_another_one_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
@@ -306,7 +406,7 @@ def test_an_outbox_of_version_1_goes_on_with_its_numbers(tmp_path: Path) -> None
     outbox.add(batch(9), {"t": [written(tmp_path, "t.parquet", 1)], "u": [written(tmp_path, "u.parquet", 1)]})
     outbox.commit(9)
     assert numbers(outbox)[1:] == [("t.parquet", 17), ("u.parquet", 4)]
-    assert outbox.messages == 23
+    assert outbox.messages_up_to(9) == 23
 
 
 def test_a_batch_of_version_1_that_did_not_commit_keeps_its_numbers_when_it_is_run_again(tmp_path: Path) -> None:
@@ -316,6 +416,43 @@ def test_a_batch_of_version_1_that_did_not_commit_keeps_its_numbers_when_it_is_r
     outbox.add(batch(8), {"t": [written(tmp_path, "t.parquet", 2)]})
     outbox.commit(8)
     assert numbers(outbox) == [("t.parquet", 15)]
+
+
+def version_2(folder: Path, number: int, name: str, first: int, rows: int) -> None:
+    """The record of a micro-batch as version 2 wrote it, before the table had the micro-batch."""
+    written(folder, name, rows)
+    file = {"name": name, "topic_partition": "t", "first_sequence": first, "rows": rows}
+    record = {"batch_id": number, "range_digest": 5, "files": [file], "next_sequences": {"t": first + rows}}
+    (folder / f"{number:010d}.json").write_text(json.dumps({"version": 2, **record}))
+
+
+def test_an_outbox_of_version_2_goes_on_and_a_batch_that_did_not_commit_is_run_again(tmp_path: Path) -> None:
+    (tmp_path / "outbox.json").write_text(json.dumps({"version": 2, "name": "abcd"}))
+    version_2(tmp_path, 7, "kept.parquet", 10, 5)
+    version_2(tmp_path, 8, "part-00000008-a.parquet", 15, 2)
+    ends = {"due": {"ledger_id": 7, "entry_id": 4}}
+    (tmp_path / "0000000007.3.begun").write_text(json.dumps({"version": 1, "partitions": 3, "ends": ends}))
+    outbox = begun(tmp_path, committed=7)
+    assert (outbox.name, numbers(outbox), outbox.messages_up_to(7)) == ("abcd", [("kept.parquet", 10)], 15)
+    assert outbox.begin_sending(outbox.ready()[0], Sending(9)) == (Sending(3, {"due": Position(7, 4)}), True)
+    run(outbox, 8, written(tmp_path, "part-00000008-b.parquet", 3))
+    assert numbers(outbox)[1:] == [("part-00000008-b.parquet", 15)]
+    for outbox_batch in outbox.ready():
+        outbox.sent(outbox_batch)
+    begun(tmp_path, committed=8)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000008.json", "0000000008.sent", "outbox.json"]
+
+
+@pytest.mark.parametrize("committed", [7, 8])
+def test_a_look_at_an_outbox_of_version_2_counts_what_the_table_has(tmp_path: Path, committed: int) -> None:
+    (tmp_path / "outbox.json").write_text(json.dumps({"version": 2, "name": "abcd"}))
+    version_2(tmp_path, 7, "a.parquet", 10, 5)
+    version_2(tmp_path, 8, "b.parquet", 15, 2)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    outbox = Outbox(Place(str(tmp_path)))
+    outbox.examine(committed, "abcd")
+    assert outbox.messages_up_to(committed) == (15 if committed == 7 else 17)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 def test_how_the_sending_of_a_batch_began_stands_until_it_is_sent(tmp_path: Path) -> None:
@@ -330,14 +467,14 @@ def test_how_the_sending_of_a_batch_began_stands_until_it_is_sent(tmp_path: Path
     reopened = begun(tmp_path, committed=1)
     assert reopened.begin_sending(outbox_batch, Sending(5)) == (Sending(2, {"due": Position(7, 4)}), True)
     reopened.sent(outbox_batch)
-    assert list(tmp_path.glob("*.begun")) == []
+    assert list(tmp_path.glob("*.begun*")) == []
 
 
 def test_a_process_that_was_suspended_cannot_change_how_its_successor_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suspended = begun(tmp_path)
-    suspended.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+    run(suspended, 1, written(tmp_path, "a.parquet", 3))
     (outbox_batch,) = begun(tmp_path, committed=1).ready()
     look = suspended._begun
 
@@ -373,15 +510,15 @@ def test_a_newer_record_of_a_sending_is_refused_at_the_start(tmp_path: Path) -> 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2}', '{"version": 2, "name": 7, "batch_id": "x"}'])
 def test_a_damaged_outbox_is_one_sentence(tmp_path: Path, name: str, text: str) -> None:
     outbox = begun(tmp_path)
-    outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+    run(outbox, 1, written(tmp_path, "a.parquet", 3))
     (tmp_path / name).write_text(text)
     with pytest.raises(OffsetError, match=r"the checkpoint holds damaged outbox.*restore"):
         begun(tmp_path, committed=1)
 
 
 def test_a_newer_outbox_is_refused_with_advice(tmp_path: Path) -> None:
-    (tmp_path / "outbox.json").write_text(json.dumps({"version": 3}))
-    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(outbox of version 3.*upgrade"):
+    (tmp_path / "outbox.json").write_text(json.dumps({"version": 4}))
+    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(outbox of version 4.*upgrade"):
         begun(tmp_path)
 
 

@@ -23,6 +23,7 @@ import traceback
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,13 @@ from deltalake import DeltaTable
 
 import ledgerlake
 from ledgerlake.client import cluster, session
+from ledgerlake.decode import data_keys
 from ledgerlake.delay import cancel_messages
-from ledgerlake.errors import LedgerlakeError
+from ledgerlake.errors import CorruptEntryError, LedgerlakeError
 from ledgerlake.operators import bucket_storage, outcome_files, repeating, stateful
 from ledgerlake.options import config as configs
 from ledgerlake.options.config import parse_config
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.failures import cause_of
 from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.publish import republisher
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ledgerlake.options.config import Config
+    from ledgerlake.wire.entry import RawEntry
     from tests.simulation.broker import Cluster
     from tests.simulation.disk import Disk
     from tests.simulation.lake import Lake
@@ -63,6 +67,9 @@ if TYPE_CHECKING:
 CHECKPOINT = "/sim/checkpoint"
 MESSAGES = "/sim/messages"
 REJECTS = "/sim/rejects"
+
+# The reason of a reject without a key.
+UNDECRYPTABLE = "undecryptable"
 
 # Of a pipeline with many tables: messages go to the first or to the second by their entry, and all
 # to the copy. Nothing is left for the table of messages, which records micro-batches.
@@ -83,6 +90,8 @@ class Edges:
     world: World
     disk: Disk
     due: DueTopic
+    # Whether there is a key for encrypted entries.
+    has_keys = True
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
@@ -133,6 +142,7 @@ class Edges:
         self.replace(configs, "MOST_DUE", 1)
         # So that ranges of a few entries are cut, for as many cores as the process has.
         self.replace(planning, "_PART_BYTES", 1)
+        self.replace(data_keys, "decrypted", self._decrypted)
         # Each history cuts them in its own way.
         self.replace(range_reader, "BUNDLE_BYTES", range_reader.BUNDLE_BYTES)
         self.replace(stateful, "_FRESH_BYTES", stateful._FRESH_BYTES)
@@ -181,10 +191,19 @@ class Edges:
 
     def enter(self, world: World, disk: Disk, brokers: Cluster, lake: Lake) -> None:
         """Another history begins."""
-        self.world, self.disk = world, disk
+        self.world, self.disk, self.has_keys = world, disk, True
         MemoryTransport.cluster = brokers
         MemoryTable.lake = lake
         self._forget()
+
+    def _decrypted(self, entry: RawEntry, _settings: Any) -> RawEntry:
+        """What is encrypted only says so, since ciphers take time."""
+        if not self.has_keys:
+            raise CorruptEntryError("no key here opens it", reason=UNDECRYPTABLE)
+        metadata = pb.MessageMetadata()
+        metadata.CopyFrom(entry.metadata)
+        metadata.ClearField("encryption_keys")
+        return replace(entry, metadata=metadata)
 
     def _forget(self) -> None:
         """Let the product's modules know nothing of the histories, or tests, before this one."""

@@ -59,6 +59,14 @@ _KILL_AT = [
     "stop query",
     "plan",
 ]
+_OUTBOX_AT = [
+    "commit rejects",
+    "committed rejects",
+    "commit messages",
+    "committed messages",
+    "move /sim/checkpoint/ledgerlake/outbox/0",
+    "moved /sim/checkpoint/ledgerlake/outbox/0",
+]
 # The parts of a checkpoint, which a copy may take at different moments.
 _PARTS = ["offsets", "commits", "state", "ledgerlake", "metadata"]
 
@@ -121,6 +129,7 @@ class Script:
     goes_on: bool = False
     has_tables: bool = False
     limits_cancels: bool = False
+    changes_keys: bool = False
     cores: tuple[int, ...] = (1, 2, 4)
     has_index: bool = True
 
@@ -157,6 +166,9 @@ def write_script(seed: int) -> Script:
     has_tables, has_schedules, limits_cancels = seed % 5 == 2, seed % 6 == 0, seed % 7 == 3
     if limits_cancels:
         steps += _cancels(random.Random(seed), duration_s)
+    changes_keys = seed % 8 == 5 and not has_tables
+    if changes_keys:
+        steps += _keys(random.Random(seed), duration_s)
     if has_tables:
         steps += _between_tables(random.Random(seed), duration_s)
     if has_schedules:
@@ -171,12 +183,13 @@ def write_script(seed: int) -> Script:
         rng.choice([0, 0, 0, 3, 6]),
         rng.choice([0, 0, 3]),
         rng.random() < 0.25,
-        rng.random() < 0.3,
+        rng.random() < 0.3 or changes_keys,
         duration_s,
         tuple(sorted(steps, key=lambda one: one.at_s)),
         has_tables=has_tables,
         limits_cancels=limits_cancels,
         has_index=seed % 11 != 5,
+        changes_keys=changes_keys,
     )
 
 
@@ -200,6 +213,20 @@ def _schedules(rng: random.Random, duration_s: float) -> list[Step]:
         kind = rng.choices(["schedule", "repeating", "end"], [4, 2, 2])[0]
         args = {"kind": kind, "count": rng.randint(1, 3), "partition": rng.randrange(6)}
         steps.append(Step(round(rng.uniform(0.0, duration_s), 3), "produce", args))
+    return steps
+
+
+def _keys(rng: random.Random, duration_s: float) -> list[Step]:
+    """Delayed messages that are encrypted, and keys that come and go between two runs of a micro-batch."""
+    steps = []
+    for _ in range(rng.randint(4, 10)):
+        args = {"kind": "encrypted", "count": rng.randint(1, 2), "partition": rng.randrange(6)}
+        steps.append(Step(round(rng.uniform(0.0, duration_s), 3), "produce", args))
+    for _ in range(rng.randint(2, 4)):
+        label = rng.choice(_OUTBOX_AT)
+        args = {"back_s": round(rng.uniform(0.1, 2.0), 2), "noticed_s": rng.choice([0.0, 0.2, 2.0]), "for_s": 4.0}
+        args["do"] = rng.choice(["kill", "kill", "suspend"])
+        steps.append(Step(round(rng.uniform(0.5, duration_s), 3), "keys", args, label, rng.randint(1, 2)))
     return steps
 
 
@@ -280,6 +307,7 @@ class History:
         self.brokers.on_mark_delete = self._cursor_moved
         self.brokers.on_trim = self._trimmed
         edges.enter(self.world, self.disk, self.brokers, self.lake)
+        self.edges = edges
         vars(cancel_messages)["MAX_TASK_CANCELS"] = 1 if script.limits_cancels else 20_000
         self.brokers.add_topic(TOPIC, script.partitions)
         sections: dict[str, Any] = {}
@@ -524,6 +552,11 @@ class History:
         if app.process.suspended:
             self.brokers.cut_all_of(app.process)
 
+    def _keys(self, args: dict[str, Any]) -> None:
+        """The key goes, or is there again, while no process runs or one is suspended."""
+        getattr(self, f"_{args['do']}")(args)
+        self.edges.has_keys = not self.edges.has_keys
+
     def _stop(self, args: dict[str, Any]) -> None:
         app = self._running()
         if app is not None:
@@ -720,6 +753,12 @@ class History:
         deliver_ms = self.brokers.clock_ms + self.world.rng.choice([1, 500, 2000, 5000, 9000])
         position = self._store(topic, self._metadata(deliver_at_time=deliver_ms, partition_key=key), payload)
         self._confirm(topic, payload, position, deliver_ms=deliver_ms, key=key)
+
+    def _send_encrypted(self, topic: Topic) -> None:
+        payload, deliver_ms = self._payload(), self.brokers.clock_ms + self.world.rng.choice([1, 500, 2000])
+        metadata = self._metadata(deliver_at_time=deliver_ms, encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")])
+        position = self._store(topic, metadata, payload)
+        self._confirm(topic, payload, position, deliver_ms=deliver_ms, is_encrypted=True)
 
     def _send_chunked(self, topic: Topic) -> None:
         count = self.world.rng.randint(2, 4)

@@ -7,7 +7,7 @@ finds them.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cursor import DurableCursor
@@ -23,11 +23,13 @@ from ledgerlake.pipeline.cursors import CursorKeeper
 from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.pipeline.spark_log import SparkLog
 from ledgerlake.pipeline.start import Start
+from ledgerlake.publish import outbox
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.source import wakeup_files
 from ledgerlake.source.bounds import resolve_start
 from ledgerlake.source.planner import Planner
 from ledgerlake.source.planning import parts_of_long
+from ledgerlake.stored.files import load_stored, save_json
 from ledgerlake.table.delta_table import Table
 from ledgerlake.wire.message_id import BEFORE_ALL
 
@@ -226,6 +228,23 @@ def _clock_ahead_of_what_is_read(edges: Edges) -> None:
     edges.replace(Planner, "_reached_ms", lambda _self, _name, _taken, _end, clock_ms: clock_ms)
 
 
+def _first_run_of_a_batch_is_sent(edges: Edges) -> None:
+    """The first record of what a micro-batch has for the topic stands, whichever run the table has."""
+    add, same = Outbox.add, "0" * 16
+    edges.replace(outbox, "_outcome_name", lambda _outcomes: same)
+
+    def add_first(self: Outbox, batch: Any, new_files: Any) -> int:
+        path = self._run_path(batch.batch_id, same)
+        first = load_stored(path, "record", self._batch_of, outbox.VERSION)
+        messages = add(self, batch, new_files)
+        if first is not None and self._run is not None:
+            self._run = outbox._Run(same, first)
+            save_json(path, {"version": outbox.VERSION, **asdict(first)})
+        return messages
+
+    edges.replace(Outbox, "add", add_first)
+
+
 MUTATIONS: dict[str, Callable[[Edges], None]] = {
     "cursors-before-spark": _cursors_before_spark,
     "batches-by-number": _batches_by_number,
@@ -244,4 +263,5 @@ MUTATIONS: dict[str, Callable[[Edges], None]] = {
     "released-otherwise-and-not-compared": _released_otherwise_and_not_compared,
     "clock-ahead-of-what-is-read": _clock_ahead_of_what_is_read,
     "cut-for-the-cores-of-this-process": _cut_for_the_cores_of_this_process,
+    "first-run-of-a-batch-is-sent": _first_run_of_a_batch_is_sent,
 }

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED
 from ledgerlake.delay.schedules import PAUSE_REFUSED
 from ledgerlake.wire.message_id import Position
-from tests.simulation.driver import COPY, REJECTS
+from tests.simulation.driver import COPY, REJECTS, UNDECRYPTABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,6 +69,8 @@ class Sent:
     may_be_cancelled: set[str] = field(default_factory=set)
     # It repeats and was hit, so that it must become a reject.
     is_cut: bool = False
+    # It is encrypted, so that without its key it is a reject.
+    is_encrypted: bool = False
     is_rejected: bool = False
     is_held: bool = False
     is_excused: bool = False
@@ -246,6 +248,10 @@ class Oracle:
                 if row["reason"] in one.may_be_cancelled:
                     if one.is_rejected or (one.delivered and not one.repeats):
                         self.complain(f"once: {one} is in rejects twice, or in both")
+                    one.is_rejected = True
+                    self.settle(one)
+                elif row["reason"] == UNDECRYPTABLE and one.is_encrypted:
+                    # It stays there if a run that found the key has the message too.
                     one.is_rejected = True
                     self.settle(one)
                 elif row["reason"] in (CANCEL_REFUSED, PAUSE_REFUSED):

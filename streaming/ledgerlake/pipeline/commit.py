@@ -7,14 +7,14 @@ Order of a micro-batch, each step safe to repeat after a kill at any point:
        Each topic partition of the batch must have one result
     2. ask the tables whether they contain the batch; a batch of another checkpoint is refused
        before anything changes, and so is a repeat with another outcome than the run that committed
-    3. record the messages for a topic in the outbox (see ``publish.outbox``), if there is one
+    3. record the messages that this run has for a topic in the outbox (see ``publish.outbox``), if there is one
     4. commit ``rejects``          with the batch's number and offsets. If ``rejects`` has that batch, only what the first run did not
                                    reject is added; if the main table has it, only a loss (see ``table.additions``)
     5. commit the other tables     those that got rows, several at once, skipped if that batch is in already, each with how far each
                                    topic partition's time has come
     6. commit the main table       likewise, and last (see ``pipeline.tables``); without files if the batch read entries and gave no row
                                    to rejects, or if it gave rows to other tables alone
-    7. let the outbox be sent
+    7. release the messages for the topic: those of the run that committed the main table
 
 The durable cursors move later, when Spark's commit log has the batch (see ``pipeline.cursors``):
 until then Spark may run it again. A replayed batch runs the whole plan, because the state store
@@ -195,8 +195,10 @@ class DeltaSink:
         in_rejects = bool(rejects or may_repeat) and self._tables.rejects.contains(batch)
         committed = [part.table for part in parts if part in with_batch]
         _check_repeat(batch, [*committed[::-1], *([self._tables.rejects] if in_rejects else [])])
-        if self._outbox is not None:
-            self._outbox.add(batch, {partition.topic_partition: partition.outbox for partition in partitions})
+        outbox, counts = self._outbox, None
+        if outbox is not None:
+            new_files = {partition.topic_partition: partition.outbox for partition in partitions}
+            counts = {outbox.name: outbox.add(batch, new_files)}
         if rejects and in_main:
             add_losses(self._tables.rejects, batch, rejects, in_rejects)
         elif rejects:
@@ -205,15 +207,14 @@ class DeltaSink:
             others = [part for part in written if part is not main and part not in with_batch]
             _each(others, lambda part: part.commit(batch))
             if self._tables.exists(main.name):
-                outbox = self._outbox
-                main.commit(batch, None if outbox is None else {outbox.name: outbox.messages})
+                main.commit(batch, counts)
             with_batch |= {*others, main}
         result.repeated = in_main or (in_rejects and not is_recorded)
         result.tables = {part.name: part.seen(batch) for part in with_batch if self._tables.exists(part.name)}
         if in_rejects or (rejects and not in_main):
             result.tables[REJECTS_TABLE] = SeenBatch(str(self._tables.rejects.path), batch.batch_id)
-        if self._outbox is not None:
-            self._outbox.commit(batch.batch_id)
+        if outbox is not None:
+            outbox.commit(batch.batch_id, main.table.outcomes_of(batch) if in_main else None)
         self._last_batch = batch.batch_id
         for part in parts:
             part.remove_replaced()

@@ -121,10 +121,11 @@ class Start:
             former_place(self._checkpoint.folder)
         if outbox is not None:
             name, table = self._checkpoint.outbox(), self._tables.main.table
-            outbox.examine(name)
             is_there = table in tables
+            committed = self._committed(is_there)
+            outbox.examine(committed, name)
             in_table = table.outbox_messages(name) if is_there and name is not None else None
-            self._compare_with_outbox(outbox, self._committed(is_there), in_table)
+            self._compare_with_outbox(outbox, committed, in_table)
 
     def _compare(self, start: Offset | None, tables: list[Table]) -> None:
         self.compare_with_tables(tables)

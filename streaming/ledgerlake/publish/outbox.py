@@ -1,12 +1,13 @@
 """The outbox: due messages for a topic, in files that the last stage writes. They are sent in order
 after their batch was committed.
 
-    <checkpoint>/ledgerlake/outbox/outbox.json         the outbox's name, with a version
-    <checkpoint>/ledgerlake/outbox/<batch>.json        files of a micro-batch, and how its messages are numbered
-    <checkpoint>/ledgerlake/outbox/<batch>.<n>.begun   its sending may have begun, when the target had n partitions
-    <checkpoint>/ledgerlake/outbox/<batch>.sent        all messages of that micro-batch, and of those before it, are on the topic
-    <checkpoint>/ledgerlake/outbox/producers.json      other names of producers, if somebody else used the first one
-    <checkpoint>/ledgerlake/outbox/*.parquet           due messages of one topic partition and micro-batch; removed when sent
+    <checkpoint>/ledgerlake/outbox/outbox.json             the outbox's name, with a version
+    <checkpoint>/ledgerlake/outbox/<batch>.<outcome>.json  messages that a run of a micro-batch has for the topic
+    <checkpoint>/ledgerlake/outbox/<batch>.json            those of the run that the table has, which are to be sent
+    <checkpoint>/ledgerlake/outbox/<batch>.begun/<n>.json  its sending may have begun, when the target had n partitions
+    <checkpoint>/ledgerlake/outbox/<batch>.sent            all messages of that micro-batch, and of those before it, are on the topic
+    <checkpoint>/ledgerlake/outbox/producers.json          other names of producers, if somebody else used the first one
+    <checkpoint>/ledgerlake/outbox/*.parquet               due messages of one topic partition and micro-batch; removed when sent
 
 So the topic has a position of its own: if it is down, the table does not wait, and the topic gets
 the messages later.
@@ -16,11 +17,15 @@ Rules kept here:
   - A message's number depends only on the messages that were due before it, so a micro-batch that
     is run again gives it the same number. The broker drops a number that it has seen from the same
     producer, so sending again is harmless.
-  - The first record of a micro-batch stands. A later run of the same micro-batch keeps it and
-    removes its own files, so that a process that was suspended cannot replace the records of its
-    successor.
-  - A micro-batch is not sent before the table has it, nor before those with lower numbers. It
-    counts as sent only if that was recorded: if a file is missing otherwise, that is an error.
+  - Two runs of a micro-batch may differ in what they have for the topic, for example after a key
+    came. So each run writes a record of its own before a table gets the micro-batch. Once the main
+    table has it, the record of the run that committed is copied to ``<batch>.json``; the outcome in
+    the table's commit says which one that is.
+  - A record is named by its outcome, a hash of its messages' positions. Two runs with the same
+    outcome number the same messages in the same way, so either record will do. So a process that
+    was suspended cannot change what its successor sends.
+  - A micro-batch is sent after those with lower numbers. It counts as sent only if that was
+    recorded: if a file is missing otherwise, that is an error.
   - Before the first message of a micro-batch is sent, the target's number of partitions and their
     ends are recorded. If the micro-batch is sent again, its messages are routed by that number, and
     searched for after those ends. A topic only grows, and a successor asks later, so of several
@@ -28,17 +33,23 @@ Rules kept here:
     writes late changes nothing.
   - A producer's other name is recorded before the first message is sent under it, together with the
     last number that the topic has under the names before.
-  - The newest ``.sent`` is kept, and covers all micro-batches up to its own. If a suspended process
-    writes the record of a micro-batch that its successor has sent, the record is removed.
+  - The newest ``.sent`` is kept, and covers all micro-batches up to its own. So a record that a
+    suspended process writes after its successor has sent the micro-batch is not sent; the next start
+    removes it.
+  - Micro-batches that wait cost neither a commit nor a sending anything: the folder is listed at a
+    start, and once for all micro-batches that are sent together.
   - If the checkpoint knows an outbox and it is missing, no new one is begun: there may be unsent
     messages in it.
 
-Version 1 kept everything in ``outbox.json``. A missing file meant that it was sent.
+Version 1 kept everything in ``outbox.json``. A missing file meant that it was sent. Version 2 wrote
+``<batch>.json`` before the table had the micro-batch, and ``<batch>.<n>.begun`` in the folder itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import re
 import secrets
 import sys
@@ -58,7 +69,7 @@ if TYPE_CHECKING:
     from ledgerlake.table.batch_record import BatchRecord
     from ledgerlake.table.ordered_files import DataFile
 
-VERSION = 2
+VERSION = 3
 BEGUN_VERSION = 1
 PRODUCERS_VERSION = 1
 
@@ -83,9 +94,13 @@ class OutboxBatch:
     """
 
     batch_id: int
-    range_digest: int
     files: list[OutboxFile]
     next_sequences: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def messages(self) -> int:
+        """Return how many messages the outbox has had with it."""
+        return sum(self.next_sequences.values())
 
 
 @dataclass(frozen=True)
@@ -124,6 +139,10 @@ class Outbox:
         self.folder = folder
         self.name = ""
         self._batches: dict[int, OutboxBatch] = {}
+        self._newest = OutboxBatch(-1, [])
+        self._run: _Run | None = None
+        # What runs have of the last micro-batch in the table, if it is not known which one committed.
+        self._unsettled: list[OutboxBatch] = []
         self._sent = -1
         self._committed = -1
         self._lock = threading.Lock()
@@ -146,15 +165,16 @@ class Outbox:
         except OSError as error:
             raise self._not_opened(error) from None
 
-    def examine(self, name: str | None) -> None:
+    def examine(self, committed: int | None, name: str | None) -> None:
         """Read the outbox as ``begin`` does, and change nothing.
 
         Raises:
             As ``begin``.
         """
+        self._committed = -1 if committed is None else committed
         try:
             if not isinstance(self._record(name), _Version1):
-                self._read()
+                self._read(self._names())
         except OSError as error:
             raise self._not_opened(error) from None
 
@@ -197,50 +217,87 @@ class Outbox:
         """
         return self._sent
 
-    @property
-    def messages(self) -> int:
-        """Return how many messages the outbox has had, including those that were sent."""
-        return sum(self._latest().next_sequences.values()) if self._batches else 0
-
     def messages_up_to(self, batch_id: int) -> int:
-        """Return how many messages it has had up to a micro-batch."""
-        numbers = [number for number in self._batches if number <= batch_id]
-        return sum(self._batches[max(numbers)].next_sequences.values()) if numbers else 0
+        """Return how many messages it has had up to a micro-batch; if it is not known which of several
+        runs has committed that, the most.
+        """
+        settled = [batch for number, batch in self._batches.items() if number <= batch_id]
+        unsettled = [batch for batch in self._unsettled if batch.batch_id == batch_id]
+        return max((batch.messages for batch in [*settled, *unsettled]), default=0)
 
-    def add(self, batch: BatchRecord, new_files: dict[str, list[DataFile]]) -> None:
-        """Record the files of a micro-batch that is about to be committed, by topic partition."""
-        files = [file for _, group in sorted(new_files.items()) for file in group if file.rows]
-        if not files:
-            return
+    def add(self, batch: BatchRecord, new_files: dict[str, list[DataFile]]) -> int:
+        """Record the files of a run of a micro-batch that is about to be committed, by topic partition.
+
+        Returns:
+            How many messages the outbox has had with it.
+        """
         with self._lock:
-            if batch.batch_id <= _newest_sent(self._names()):
-                self._remove([file.name for file in files])
-                return
-            self._load_before(batch.batch_id)
-            stored = self._stored(batch.batch_id)
-            if stored is not None and stored.range_digest == batch.range_digest and self._has_all_files(stored):
-                self._batches[batch.batch_id] = stored
-                recorded = {file.name for file in stored.files}
-                self._remove([file.name for file in files if file.name not in recorded])
-                return
-            numbered = self._numbered(batch, new_files)
-            save_json(self._path(batch.batch_id), {"version": VERSION, **asdict(numbered)})
-            self._batches[batch.batch_id] = numbered
-            if stored is not None:
-                self._remove([file.name for file in stored.files])
+            if batch.batch_id <= self._newest.batch_id:
+                # An earlier run of it has committed and is recorded.
+                self._remove([file.name for group in new_files.values() for file in group])
+                return self.messages_up_to(batch.batch_id)
+            numbered = self._numbered(batch.batch_id, new_files)
+            self._run = run = _Run(_outcome_name(batch.outcomes), numbered)
+            if numbered.files:
+                save_json(self._run_path(batch.batch_id, run.outcome), {"version": VERSION, **asdict(numbered)})
+            return numbered.messages
 
-    def commit(self, batch_id: int) -> None:
-        """Release the messages of a micro-batch that is in the table: they may be sent."""
-        self._committed = max(self._committed, batch_id)
+    def commit(self, batch_id: int, outcomes: dict[str, Any] | None = None) -> None:
+        """Release the messages of a micro-batch that is in the table: they may be sent.
+
+        Args:
+            outcomes: the digests with which the table had the micro-batch when it was run again (see
+                ``BatchRecord``); None if this run has committed it, or they are not known.
+
+        Raises:
+            CheckpointError: the record of the run that has committed is missing.
+            OffsetError: it is damaged.
+        """
+        with self._lock:
+            run, self._run, self._unsettled = self._run, None, []
+            if batch_id <= self._newest.batch_id or run is None:
+                return
+            settled = self._stored(batch_id) or self._of_outcome(run, outcomes)
+            if settled is not None and settled.files:
+                save_json(self._path(batch_id), {"version": VERSION, **asdict(settled)})
+                self._batches[batch_id] = self._newest = settled
+            if run.batch.files:
+                kept = {file.name for file in settled.files} if settled is not None else set()
+                self._remove([file.name for file in run.batch.files if file.name not in kept])
+                self._remove([self._run_path(batch_id, run.outcome).root.rpartition("/")[2]])
+
+    def _of_outcome(self, run: _Run, outcomes: dict[str, Any] | None) -> OutboxBatch | None:
+        """Return what the run with this outcome has for the topic; None if it has nothing."""
+        if outcomes is None or (outcome := _outcome_name(outcomes)) == run.outcome:
+            return run.batch
+        if outcome == _outcome_name({}):
+            return None
+        batch_id = run.batch.batch_id
+        path = self._run_path(batch_id, outcome)
+        found = load_stored(path, "outbox record", self._batch_of, VERSION)
+        if found is None and batch_id > _newest_sent(self._names()):
+            raise CheckpointError(
+                f"the outbox {self.folder} lacks the record of batch {batch_id}, which is in the table, and its due messages "
+                "were not sent; restore it from a complete copy of the checkpoint",
+                lost="unknown",
+            )
+        return found
 
     def ready(self) -> list[OutboxBatch]:
         """Return the micro-batches to send now, in order, without those that another process has
         sent.
         """
+        if not self._waiting():
+            return []
+        # A long list must not hold up a commit.
+        sent = _newest_sent(self._names())
         with self._lock:
-            if any(self._sent < number <= self._committed for number in self._batches):
-                self._sent = max(self._sent, _newest_sent(self._names()))
-            return [self._batches[number] for number in sorted(self._batches) if self._sent < number <= self._committed]
+            self._sent = max(self._sent, sent)
+        return self._waiting()
+
+    def _waiting(self) -> list[OutboxBatch]:
+        with self._lock:
+            return [self._batches[number] for number in sorted(self._batches) if number > self._sent]
 
     def begin_sending(self, batch: OutboxBatch, now: Sending) -> tuple[Sending, bool]:
         """Record how a micro-batch is sent, before its first message is sent.
@@ -255,13 +312,11 @@ class Outbox:
         Raises:
             OffsetError: a newer release recorded it, or the record is damaged.
         """
-        with self._lock:
-            if (begun := self._begun(batch.batch_id)) is not None:
-                return begun, True
-            path = self.folder / f"{_number(batch.batch_id)}.{now.partitions}.begun"
-            save_json(path, {"version": BEGUN_VERSION, **asdict(now)})
-            begun = self._begun(batch.batch_id) or now
-            return begun, begun != now
+        if (begun := self._begun(batch.batch_id)) is not None:
+            return begun, True
+        save_json(self._begun_path(batch.batch_id, now.partitions), {"version": BEGUN_VERSION, **asdict(now)})
+        begun = self._begun(batch.batch_id) or now
+        return begun, begun != now
 
     def other_names(self) -> dict[tuple[str, str], OtherName]:
         """Return the producers that have another name, by topic partition and partition of the target.
@@ -288,9 +343,13 @@ class Outbox:
         with self._lock:
             with self._filesystem.open_output_stream(f"{self._root}/{_number(batch.batch_id)}.sent"):
                 pass
-            self._sent = max(self._sent, batch.batch_id)
+            before, self._sent = self._sent, max(self._sent, batch.batch_id)
             self._remove([file.name for file in batch.files])
-            self._tidy()
+            if 0 <= before < batch.batch_id:
+                # The newest record is kept: the next micro-batch may be numbered from it.
+                self._batches.pop(before, None)
+                self._remove([f"{_number(before)}.json", f"{_number(before)}.sent"])
+            self._remove_folder(f"{_number(batch.batch_id)}.begun")
 
     def is_present(self, batch: OutboxBatch, file: OutboxFile) -> bool:
         """Return whether a file exists; if not, another process has sent its micro-batch.
@@ -308,76 +367,89 @@ class Outbox:
             lost="unknown",
         )
 
-    def _tidy(self) -> None:
+    def _tidy(self, names: set[str]) -> None:
         """Remove the files of sent micro-batches but for the newest ``.sent`` and the newest
-        record, from which the next micro-batch is numbered.
+        record, from which the next micro-batch is numbered; and records of runs that did not commit.
+
+        Args:
+            names: those that were read. A file that comes later may be a successor's.
         """
         newest_sent = max((number for number in self._batches if number <= self._sent), default=-1)
         needed = {number for number in self._batches if number > self._sent} | {newest_sent}
-        for name in self._names():
+        for name in names:
             number, _, kind = name.partition(".")
-            if (
+            if not number.isdigit():
+                continue
+            if kind == "begun" and int(number) <= self._sent:
+                self._remove_folder(name)
+            elif (
                 (kind == "sent" and int(number) < self._sent)
-                or (kind == "json" and number.isdigit() and int(number) <= self._sent and int(number) not in needed)
-                or ((begun := _BEGUN.match(name)) and int(begun[1]) <= self._sent)
+                or (kind == "json" and int(number) not in needed)
+                or (_RUN.match(name) and not self._may_have_committed(int(number)))
             ):
                 self._remove([name])
-        self._batches = {number: self._batches[number] for number in self._batches.keys() & needed}
+        self._batches = {number: self._batches[number] for number in sorted(self._batches.keys() & needed)}
 
-    def _latest(self) -> OutboxBatch:
-        return self._batches[max(self._batches)]
+    def _may_have_committed(self, batch_id: int) -> bool:
+        """Return whether the records of runs of a micro-batch are needed: it is not known yet which one
+        the table has.
+        """
+        return batch_id >= self._committed and batch_id not in self._batches
 
-    def _numbered(self, batch: BatchRecord, new_files: dict[str, list[DataFile]]) -> OutboxBatch:
-        before = [number for number in self._batches if number < batch.batch_id]
-        numbers = dict(self._batches[max(before)].next_sequences) if before else {}
+    def _numbered(self, batch_id: int, new_files: dict[str, list[DataFile]]) -> OutboxBatch:
+        numbers = dict(self._newest.next_sequences)
         files = []
         for topic_partition, group in sorted(new_files.items()):
             for file in group:
                 first = numbers.get(topic_partition, 0)
                 numbers[topic_partition] = first + file.rows
                 files.append(OutboxFile(file.name, topic_partition, first, file.rows))
-        return OutboxBatch(batch.batch_id, batch.range_digest, files, numbers)
+        return OutboxBatch(batch_id, files, numbers)
 
     def _stored(self, batch_id: int) -> OutboxBatch | None:
-        return load_stored(self._path(batch_id), "outbox record", _record, VERSION)
+        return load_stored(self._path(batch_id), "outbox record", self._batch_of, VERSION)
+
+    def _batch_of(self, data: dict[str, Any], version: int) -> OutboxBatch | None:
+        batch = _record(data, version)
+        # Version 2 wrote a record before the table had the micro-batch. If it has not, it runs again.
+        return None if version < 3 and batch.batch_id > self._committed else batch
 
     def _begun(self, batch_id: int) -> Sending | None:
         """Return how the sending of a micro-batch began; None if it did not."""
-        matches = [match for name in self._names() if (match := _BEGUN.match(name)) and int(match[1]) == batch_id]
-        if not matches:
-            return None
-        newest = max(matches, key=lambda match: int(match[2]))
-        return load_stored(self.folder / newest[0], "outbox record of a sending", _sending, BEGUN_VERSION)
+        counts = [name.partition(".")[0] for name in self._names(f"/{_number(batch_id)}.begun")]
+        partitions = max((int(count) for count in counts if count.isdigit()), default=None)
+        return None if partitions is None else self._load_begun(self._begun_path(batch_id, partitions))
 
-    def _has_all_files(self, batch: OutboxBatch) -> bool:
-        return {file.name for file in batch.files} <= self._names()
+    def _load_begun(self, path: Place) -> Sending | None:
+        return load_stored(path, "outbox record of a sending", _sending, BEGUN_VERSION)
 
-    def _read(self) -> None:
+    def _read(self, names: set[str]) -> None:
         self.other_names()
-        self._sent = _newest_sent(self._names())
-        self._batches |= {number: batch for number in self._recorded() if (batch := self._stored(number)) is not None}
+        self._sent = _newest_sent(names)
+        for number in _recorded(names):
+            if (batch := self._stored(number)) is not None:
+                self._batches[number] = self._newest = batch
+        for name in names:
+            if _RUN.match(name) and self._may_have_committed(number := int(name.partition(".")[0])):
+                batch = load_stored(self.folder / name, "outbox record", self._batch_of, VERSION)
+                self._unsettled += [batch] if batch is not None and number == self._committed else []
 
     def _load(self) -> None:
-        self._read()
-        self._tidy()
-        for batch_id in self._batches:
-            self._begun(batch_id)
+        self._move_begun_of_version_2()
+        names = self._names()
+        self._read(names)
+        self._tidy(names)
+        for name in names:
+            number, _, kind = name.partition(".")
+            if kind == "begun" and int(number) in self._batches:
+                self._begun(int(number))
 
-    def _load_before(self, batch_id: int) -> None:
-        """Load the records of earlier micro-batches that another process wrote.
-
-        A process that was suspended and owns the stream again does not know the records of its
-        successor. It has to continue their numbers, and to send the messages that were not sent.
-        """
-        earlier = [number for number in self._recorded() if number < batch_id]
-        for number in earlier:
-            if (number > self._sent or number == max(earlier)) and (batch := self._stored(number)) is not None:
-                self._batches[number] = batch
-
-    def _recorded(self) -> list[int]:
-        """Return the micro-batches that have a record."""
-        names = [name.partition(".") for name in self._names()]
-        return sorted(int(number) for number, _, kind in names if kind == "json" and number.isdigit())
+    def _move_begun_of_version_2(self) -> None:
+        for match in filter(None, map(_BEGUN_OF_2.match, self._names())):
+            if (begun := self._load_begun(self.folder / match[0])) is not None:
+                path = self._begun_path(int(match[1]), begun.partitions)
+                save_json(path, {"version": BEGUN_VERSION, **asdict(begun)})
+                self._remove([match[0]])
 
     def _remove_unknown(self) -> None:
         """Remove files that no record names, of micro-batches that the table has.
@@ -385,7 +457,7 @@ class Outbox:
         Files of a later micro-batch may be those of a process that was suspended and still commits
         it: it owns the stream again if its successor loses its connection first.
         """
-        recorded = {file.name for batch in self._batches.values() for file in batch.files}
+        recorded = {file.name for batch in [*self._batches.values(), *self._unsettled] for file in batch.files}
         self._remove([name for name in self._names() - recorded if _batch_of_file(name) <= self._committed])
 
     def _split_version_1(self, record: _Version1) -> None:
@@ -395,10 +467,10 @@ class Outbox:
         if not batches:
             return
         # A micro-batch that is run again is numbered from the record before it.
-        for batch_id in sorted(batches | {max(min(batches) - 1, 0)}):
+        batches |= {max(min(batches) - 1, 0)}
+        for batch_id in sorted(number for number in batches if number <= self._committed):
             batch = OutboxBatch(
                 batch_id,
-                0,
                 [
                     OutboxFile(file.name, file.topic_partition, file.first_sequence, file.rows)
                     for file in record.files
@@ -411,22 +483,56 @@ class Outbox:
             )
             save_json(self._path(batch_id), {"version": VERSION, **asdict(batch)})
 
-    def _names(self) -> set[str]:
-        return {
-            file.base_name for file in self._filesystem.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
-        }
+    def _names(self, below: str = "") -> set[str]:
+        selector = fs.FileSelector(self._root + below, allow_not_found=True)
+        return {file.base_name for file in self._filesystem.get_file_info(selector)}
 
     def _path(self, batch_id: int) -> Place:
         return self.folder / f"{_number(batch_id)}.json"
+
+    def _run_path(self, batch_id: int, outcome: str) -> Place:
+        return self.folder / f"{_number(batch_id)}.{outcome}.json"
+
+    def _begun_path(self, batch_id: int, partitions: int) -> Place:
+        return self.folder / f"{_number(batch_id)}.begun/{partitions}.json"
 
     def _remove(self, names: list[str]) -> None:
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 self._filesystem.delete_file(f"{self._root}/{name}")
 
+    def _remove_folder(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._filesystem.delete_dir(f"{self._root}/{name}")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a run of a micro-batch has for the topic, and the name of its outcome."""
+
+    outcome: str
+    batch: OutboxBatch
+
+
+# The record of a run: the number of the micro-batch, and the name of the outcome.
+_RUN = re.compile(r"[0-9]{10,19}\.[0-9a-f]{16}\.json$")
 
 # The number of the micro-batch, and the number of partitions.
-_BEGUN = re.compile(r"([0-9]{10,19})\.([0-9]{1,9})\.begun$")
+_BEGUN_OF_2 = re.compile(r"([0-9]{10,19})\.([0-9]{1,9})\.begun$")
+
+
+def _outcome_name(outcomes: dict[str, Any]) -> str:
+    """Return a name for what a micro-batch has for the topic, from its digests by topic partition (see
+    ``operators.outcome_digest``).
+    """
+    tallies = {name: digest["outbox"] for name, digest in sorted(outcomes.items()) if "outbox" in digest}
+    return hashlib.sha256(json.dumps(tallies).encode()).hexdigest()[:16]
+
+
+def _recorded(names: set[str]) -> list[int]:
+    """Return the micro-batches of which it is recorded what the table has."""
+    parts = [name.partition(".") for name in names]
+    return sorted(int(number) for number, _, kind in parts if kind == "json" and number.isdigit())
 
 
 def _number(batch_id: int) -> str:
@@ -483,13 +589,15 @@ class _Producers:
 
 
 def _outbox(data: dict[str, Any], version: int) -> _Version1 | _Version2:
-    if version >= VERSION:
+    if version >= 2:
         return _Version2(stored(str, data["name"]))
     record: _Version1 = stored(_Version1, {"files": [], "numbers": {}} | data)
     return record
 
 
-def _record(data: dict[str, Any], _version: int) -> OutboxBatch:
+def _record(data: dict[str, Any], version: int) -> OutboxBatch:
+    if version < 3:
+        del data["range_digest"]
     batch: OutboxBatch = stored(OutboxBatch, data)
     return batch
 
