@@ -71,6 +71,22 @@ def test_a_micro_batch_is_on_the_topic_once_or_ends_the_query(seed: int) -> None
                 run(peer, batch_id, second, others)
 
 
+@pytest.mark.parametrize(
+    ("distance", "is_told_apart"), [(-1000, True), (-4, True), (-1, True), (1, False), (2, False), (4, True)]
+)
+def test_another_plan_is_told_apart_unless_it_begins_among_the_ids_of_the_first(
+    distance: int, is_told_apart: bool
+) -> None:
+    rows = [b"a", b"b", b"c"]
+    with Peer() as peer:
+        run(peer, 5, 2000, rows)
+        if is_told_apart:
+            with pytest.raises(CheckpointError, match="messages of micro-batch 5"):
+                run(peer, 5, 2000 + distance, rows)
+        else:
+            run(peer, 5, 2000 + distance, rows)
+
+
 @pytest.mark.parametrize(("first", "second"), [(None, 7), (7, None)])
 def test_a_plan_that_is_not_known_any_more_or_is_known_now_is_another_one(
     first: int | None, second: int | None

@@ -31,8 +31,11 @@ A sequence id has these bits, from the highest on:
     31   a number that its plan gives (see ``planned_batch``; 0 if the plan is not known), and then one
          more for each message
 
-So what the broker has of another plan of the micro-batch has other ids than this one: they are below
-its first id, or beyond its last one. Then the task ends with an error, and the micro-batch fails.
+So what the broker has of another plan of the micro-batch nearly always has other ids than this one:
+the last of them is below its first id, or beyond its last one. Then the task ends with an error, and
+the micro-batch fails. A plan whose ids begin among those of the other by chance is not told apart,
+and the broker drops its messages up to the last id of the other (see ``planned_batch`` for how
+likely that is).
 
 The end of a batch depends on its messages and bytes, never on the clock, so that batches are the
 same in a second run. A delayed message is never batched, as with Pulsar's producers.
