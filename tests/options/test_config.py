@@ -191,6 +191,23 @@ def test_a_duration_has_a_unit(text: str, expected_ms: int) -> None:
     assert parse_config(data(stream={"trigger": text})).stream.trigger_ms == expected_ms
 
 
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ("stream", "trigger"),
+        ("chunks", "expire_after"),
+        ("delay", "time_step_per_segment"),
+        ("upkeep", "retention"),
+        ("iceberg", "interval"),
+        ("iceberg", "retention"),
+    ],
+)
+def test_no_duration_is_longer_than_clocks_and_timers_can_have(section: str, key: str) -> None:
+    parse_config(data(**{section: {key: "36500 days"}}))
+    with pytest.raises(UsageError, match=rf"\[{section}\] {key} '999999999999 days' is longer than 100 years"):
+        parse_config(data(**{section: {key: "999999999999 days"}}))
+
+
 def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"absent\.toml cannot be read"):
         load_config(tmp_path / "absent.toml")

@@ -312,13 +312,13 @@ def test_a_table_that_cannot_be_vacuumed_keeps_no_other_one_from_it(
     config = with_rejects(config_of(tmp_path))
     asked: list[Place] = []
 
-    def of_one_table(places: list[Place], *_: Any, **__: Any) -> list[Vacuumed]:
-        asked.extend(places)
-        if places == [config.messages_place]:
+    def of_one_table(place: Place, *_: Any, **__: Any) -> Vacuumed:
+        asked.append(place)
+        if place == config.messages_place:
             raise TableAccessError("its checkpoint is of a kind that is not known")
-        return [Vacuumed(str(place), []) for place in places]
+        return Vacuumed(str(place), [])
 
-    monkeypatch.setattr("ledgerlake.pipeline.upkeep.vacuum", of_one_table)
+    monkeypatch.setattr("ledgerlake.pipeline.unused_files.vacuum", of_one_table)
     running = Upkeep(config)
     running._remove_unused([config.messages_place, config.rejects_place])
     assert asked == [config.messages_place, config.rejects_place]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import shutil
 import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -154,6 +155,27 @@ def test_old_snapshots_go_with_their_files_and_the_newest_stays(tmp_path: Path) 
     assert len(list(metadata.iterdir())) < 100
     there, expected = compared(tmp_path)
     assert there == expected
+
+
+def test_a_snapshot_stays_for_the_retention_after_it_was_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(Place(str(tmp_path / "messages")))
+    table = follower(tmp_path)
+    for _ in range(23):
+        writer.commit()
+        table.follow()
+    shown = {snapshot.snapshot_id for snapshot in iceberg(tmp_path).snapshots()}
+    now_s = time.time()
+    # The catalog takes no commits for two days, while readers are served.
+    monkeypatch.setattr(time, "time", lambda: now_s + 2 * DAY_MS / 1000)
+    writer.commit()
+    table.follow()
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    left = {snapshot.snapshot_id for snapshot in iceberg(tmp_path).snapshots()}
+    newest, replaced = iceberg(tmp_path).current_snapshot(), shown & left
+    assert newest is not None
+    assert replaced == {newest.parent_snapshot_id}
 
 
 def test_an_iceberg_table_of_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from ledgerlake.table.latest_table import LatestTable
 from ledgerlake.table.open_table import read_commit
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder
 from ledgerlake.table.vacuum import vacuum
+from tests.ageing import make_older
 
 TOPIC = "persistent://public/default/orders"
 
@@ -229,9 +230,9 @@ def test_vectors_that_no_version_within_the_retention_names_are_removed(written:
     for name in (first, second):
         os.utime(Path(written.path.uri) / name, (old_s, old_s))
     # The first one was named until just now.
-    assert vacuum([written.path], 2)[0].files == []
+    assert vacuum(written.path, 2, overrules_table=True).files == []
     _delete_earlier(written, 10_800_000)
-    assert vacuum([written.path], 2)[0].files == [first]
+    assert vacuum(written.path, 2, overrules_table=True).files == [first]
     assert vectors() == {second}
     assert written.values() == {f"k{number}": b"1" for number in range(100)} | {"k1": b"2", "k2": b"3"}
 
@@ -323,6 +324,22 @@ def _delete_earlier(written: Written, earlier_ms: int) -> None:
         commit.write_text(earlier)
 
 
+def test_a_checkpoint_that_forgets_removals_takes_no_vector_from_a_version_within_the_retention(
+    written: Written,
+) -> None:
+    written.batch([message(number, f"k{number}", b"1") for number in range(100)])
+    written.batch([message(200, "k1", b"2")])
+    version = DeltaTable(written.path.uri).version()
+    make_older(Path(written.path.uri), 40)
+    written.batch([message(300, "k2", b"3")])
+    make_older(Path(written.path.uri), 10)
+    DeltaTable(written.path.uri).create_checkpoint()
+    assert vacuum(written.path, 30 * 24).files == []
+    found = QueryBuilder().register("t", DeltaTable(written.path.uri, version=version)).execute("select key from t")
+    assert len(pa.table(found.read_all())) == 100
+    assert [name for name in vacuum(written.path, 168).files if name.endswith(".bin")] != []
+
+
 def test_files_of_which_a_version_within_the_retention_needs_rows_stay(written: Written) -> None:
     written.batch([message(number, f"k{number}", b"1") for number in range(10)])
     written.batch([message(20, "k0", b"2")])
@@ -332,7 +349,7 @@ def test_files_of_which_a_version_within_the_retention_needs_rows_stay(written: 
     for file in Path(written.path.uri).glob("*.parquet"):
         os.utime(file, (time.time() - 864_000,) * 2)
     written.restart()
-    assert not [name for name in vacuum([written.path], 168)[0].files if name.endswith(".parquet")]
+    assert not [name for name in vacuum(written.path, 168).files if name.endswith(".parquet")]
     found = (
         QueryBuilder()
         .register("t", DeltaTable(written.path.uri, version=version))

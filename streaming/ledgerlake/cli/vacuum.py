@@ -25,7 +25,9 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("config", metavar="CONFIG")
     command.add_argument(
-        "--retention-hours", type=int, default=168, help="leave what is younger (default: 168, at least 1)"
+        "--retention-hours",
+        type=int,
+        help="leave what is younger, at least 1; without it, [upkeep] retention and the tables' own retention hold",
     )
     command.add_argument("--dry-run", action="store_true", help="only say which")
 
@@ -33,10 +35,12 @@ def add(commands: Commands) -> None:
 def _vacuum(options: argparse.Namespace) -> int:
     from ledgerlake.pipeline.known_tables import known_tables
     from ledgerlake.pipeline.progress import counted
-    from ledgerlake.table.vacuum import vacuum
+    from ledgerlake.pipeline.unused_files import UnusedFiles
 
-    places = [table.place for table in known_tables(load_config_with_paths(options.config))]
-    for vacuumed in vacuum(places, options.retention_hours, dry_run=options.dry_run):
+    config = load_config_with_paths(options.config)
+    unused_files = UnusedFiles(config, options.retention_hours)
+    for table in known_tables(config):
+        vacuumed = unused_files.remove(table.place, dry_run=options.dry_run)
         if options.json:
             print(json.dumps(asdict(vacuumed)))
             continue

@@ -478,7 +478,7 @@ class IcebergConfig:
     retention_ms: int = option(
         DURATION,
         24 * _HOUR_MS,
-        "How long older snapshots can be read; not longer than `[upkeep] retention`.",
+        "How long a snapshot can be read after another one has replaced it.",
         toml="iceberg.retention",
         shown_default="`1 day`",
     )
@@ -750,7 +750,7 @@ def _check_iceberg(config: Config) -> None:
     """Check the Iceberg tables.
 
     Raises:
-        UsageError: two tables have one, or old snapshots would name files that are removed.
+        UsageError: two tables have one, or the settings lack the type of the catalog.
     """
     names = [table.iceberg_table for table in config.table_options if table.iceberg_table]
     if len(set(names)) < len(names):
@@ -760,8 +760,6 @@ def _check_iceberg(config: Config) -> None:
         raise UsageError('[iceberg] settings lack the type of the catalog; write for example type = "sql"')
     if "name" in settings:
         raise UsageError("[iceberg] settings take no name; write [iceberg] catalog")
-    if names and config.iceberg.retention_ms > config.upkeep.retention_ms:
-        raise UsageError("[iceberg] retention is longer than [upkeep] retention, after which files are removed")
 
 
 def _check_sections_of_keys(data: dict[str, Any]) -> None:

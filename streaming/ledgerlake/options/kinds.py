@@ -17,6 +17,9 @@ NUMBER = re.compile(r"[0-9]{1,18}")
 _DURATION = re.compile(r"([0-9]{1,12})\s*(milliseconds?|ms|seconds?|s|minutes?|min|m|hours?|h|days?|d)")
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
+# Clocks and timers of the libraries cannot have any number.
+_LONGEST_MS = 100 * 365 * _UNITS_MS["d"]
+
 
 @dataclass(frozen=True)
 class Kind(Generic[T]):
@@ -56,7 +59,10 @@ def duration_ms(where: str, text: str) -> int:
     if matched is None:
         raise UsageError(f"{where} '{text}' is not a duration; write for example '1 second' or '200 milliseconds'")
     count, unit = int(matched.group(1)), matched.group(2)
-    return count if unit.startswith(("ms", "mil")) else count * _UNITS_MS[unit[0]]
+    duration = count if unit.startswith(("ms", "mil")) else count * _UNITS_MS[unit[0]]
+    if duration > _LONGEST_MS:
+        raise UsageError(f"{where} '{text}' is longer than 100 years")
+    return duration
 
 
 def choice(*words: str, internal: tuple[str, ...] = (), synonyms: dict[str, str] | None = None) -> Kind[str]:

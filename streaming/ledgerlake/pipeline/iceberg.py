@@ -43,7 +43,7 @@ def follow(config: Config) -> list[Followed]:
         SetupError: ``pyiceberg`` is missing.
         TableError: a table cannot be read or written.
     """
-    return [Followed(table.name, table.follow()) for table in _iceberg_tables(config)]
+    return [Followed(table.name, table.follow()) for table in iceberg_tables(config)]
 
 
 class IcebergTables:
@@ -55,7 +55,7 @@ class IcebergTables:
 
     def __init__(self, config: Config) -> None:
         self._interval_s = config.iceberg.interval_ms / 1000
-        self._tables = _iceberg_tables(config)
+        self._tables = iceberg_tables(config)
         self._attempts = Attempts("an Iceberg table")
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -88,7 +88,12 @@ class IcebergTables:
             self._attempts.attempt(table.name, table.follow)
 
 
-def _iceberg_tables(config: Config) -> list[IcebergTable]:
+def iceberg_tables(config: Config) -> list[IcebergTable]:
+    """Return the Iceberg tables of a configuration.
+
+    Raises:
+        SetupError: ``pyiceberg`` is missing.
+    """
     settings = config.iceberg
     tables = [
         IcebergTable(

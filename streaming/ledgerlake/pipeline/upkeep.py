@@ -1,5 +1,5 @@
 """Upkeep of a pipeline's tables: small files are merged (see ``table.compaction``), and files that
-no table has used for long are removed (see ``table.vacuum``).
+no table has used for long are removed (see ``pipeline.unused_files``).
 
 While a pipeline runs, a thread of the driver does it, and rests after each piece of work, so that
 it is at work for its share of the time at most. It never ends the pipeline: a failure is logged,
@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.pipeline.attempts import Attempts
 from ledgerlake.pipeline.known_tables import known_tables
+from ledgerlake.pipeline.unused_files import UnusedFiles
 from ledgerlake.runtime.memory import give_back
 from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.open_table import size_of
-from ledgerlake.table.vacuum import vacuum
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ledgerlake.options.config import Config
     from ledgerlake.stored.places import Place
     from ledgerlake.table.open_table import TableSize
-    from ledgerlake.table.vacuum import Vacuumed
 
 _log = logging.getLogger(__name__)
 
@@ -90,8 +89,10 @@ def keep_up(config: Config) -> list[Kept]:
     """Merge all small files of a configuration's tables, and remove unused ones.
 
     Raises:
+        SetupError: there are Iceberg tables, and ``pyiceberg`` is missing.
         TableError: a table cannot be read or written.
     """
+    unused_files = UnusedFiles(config)
     compactions = _Compactions(config)
     compactions.find()
     merged = {
@@ -100,7 +101,7 @@ def keep_up(config: Config) -> list[Kept]:
     # A table with the latest messages has none.
     return [
         Kept(table.table, *merged.get(table.table, (0, [])), removed=len(table.files))
-        for table in _remove_unused(config, compactions.places)
+        for table in map(unused_files.remove, compactions.places)
     ]
 
 
@@ -110,6 +111,7 @@ class Upkeep:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._stopping = threading.Event()
+        self._unused_files = UnusedFiles(config, is_stopped=self._stopping.is_set)
         self._thread: threading.Thread | None = None
         self._began_s = 0.0
         self._attempts = Attempts("upkeep")
@@ -211,7 +213,7 @@ class Upkeep:
                 self._vacuum_at_s[path] = time.monotonic() + _VACUUM_INTERVAL_S
 
     def _vacuum(self, place: Place) -> None:
-        (removed,) = _remove_unused(self._config, [place])
+        removed = self._unused_files.remove(place)
         for name, table in self._tables.items():
             if table.path == removed.table:
                 self._tables[name] = replace(table, removed_files=table.removed_files + len(removed.files))
@@ -236,10 +238,6 @@ class Upkeep:
 
 def _unused(path: str) -> str:
     return f"unused files of {path}"
-
-
-def _remove_unused(config: Config, places: list[Place]) -> list[Vacuumed]:
-    return vacuum(places, config.upkeep.retention_hours, keeps_longer=True)
 
 
 class _Compactions:

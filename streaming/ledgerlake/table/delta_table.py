@@ -62,6 +62,7 @@ from ledgerlake.table.ordered_files import (
     statistics_columns,
     with_named_statistics,
 )
+from ledgerlake.table.retention import may_clean_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -595,10 +596,9 @@ class Table:
             AddAction(file.name, file.size_bytes, file.partition_values, now_ms, True, file.stats) for file in files
         ]
         transactions = [Transaction(name, number, now_ms) for name, number in numbers.items()]
-        # To remove expired entries, the whole log is read, so this is not done at each commit; None
-        # leaves it to the table.
+        # To remove expired entries, the whole log is read, so this is not done at each commit.
         round_of_cleanup = table.version() // _COMMITS_PER_CLEANUP
-        expires = None if round_of_cleanup != self._cleaned_in else False
+        expires = round_of_cleanup != self._cleaned_in and may_clean_log(self.path, table)
         self._cleaned_in = round_of_cleanup
         table.create_write_transaction(
             actions,

@@ -21,9 +21,10 @@ The metadata of old snapshots is removed here; ``pyiceberg`` only forgets them.
 from __future__ import annotations
 
 import contextlib
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -36,7 +37,7 @@ from ledgerlake.table.features import CLUSTERED, PARTITIONED, special_features
 from ledgerlake.table.open_table import existing_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from deltalake import DeltaTable
     from pyiceberg.catalog import Catalog
@@ -85,7 +86,7 @@ class IcebergTable:
         self.name = name
         self._catalog_name = catalog
         self._settings = dict(settings)
-        self._retention = timedelta(milliseconds=retention_ms)
+        self._retention_ms = retention_ms
         self._catalog: Catalog | None = None
         self._followed: int | None = None
         self._delta: DeltaTable | None = None
@@ -100,7 +101,7 @@ class IcebergTable:
             TableError: a table cannot be read or written, or the Delta table has what Iceberg has
                 not.
         """
-        try:
+        with self._explained("cannot follow the table"):
             delta = self._current()
             if delta is None or delta.version() == self._followed:
                 return None
@@ -112,15 +113,38 @@ class IcebergTable:
                 return None
             self._step(table, delta)
             self._followed = delta.version()
+        return self._followed
+
+    def named_files(self) -> set[str]:
+        """Return the names of the data files that readers of the Iceberg table may still need: those
+        of its current snapshot, and of those before it within the retention. They are in the folder
+        of the Delta table.
+
+        Raises:
+            SetupError: a secret cannot be read.
+            TableError: the Iceberg table cannot be read.
+        """
+        from pyiceberg.exceptions import NoSuchTableError
+
+        with self._explained("cannot say which files it has of the table"):
+            try:
+                table = self._load_catalog().load_table(self.name)
+            except NoSuchTableError:
+                return set()
+            old = {snapshot.snapshot_id for snapshot in self._old_snapshots(table)}
+            snapshots = [snapshot for snapshot in table.snapshots() if snapshot.snapshot_id not in old]
+            return {file.file_path.rpartition("/")[2] for file in _files(table, snapshots)}
+
+    @contextlib.contextmanager
+    def _explained(self, failure: str) -> Iterator[None]:
+        try:
+            yield
         except (SetupError, TableError):
             raise
         # Catalogs have errors of many libraries.
         except Exception as error:
             reason = self._redacted(self.place.reason(error))
-            raise TableError(
-                f"the Iceberg table {self.name} cannot follow the table at {self.place}: {reason}"
-            ) from None
-        return self._followed
+            raise TableError(f"the Iceberg table {self.name} {failure} at {self.place}: {reason}") from None
 
     def _current(self) -> DeltaTable | None:
         keys = self.place.delta_options()
@@ -175,11 +199,14 @@ class IcebergTable:
 
     def _opened_catalog(self) -> Catalog:
         if self._catalog is None:
-            from pyiceberg.catalog import load_catalog
-
-            settings = {name: read_variable(value) for name, value in self._settings.items()}
-            self._catalog = load_catalog(self._catalog_name, **_store_settings(self.place) | settings)
+            self._catalog = self._load_catalog()
         return self._catalog
+
+    def _load_catalog(self) -> Catalog:
+        from pyiceberg.catalog import load_catalog
+
+        settings = {name: read_variable(value) for name, value in self._settings.items()}
+        return load_catalog(self._catalog_name, **_store_settings(self.place) | settings)
 
     def _redacted(self, reason: str) -> str:
         """Return a reason without the secrets that a library may quote."""
@@ -198,7 +225,7 @@ class IcebergTable:
     def _step(self, table: Table, delta: DeltaTable) -> None:
         """Commit the difference between the tables as one snapshot."""
         wanted = {self._uri(name): name for name in pa.table(delta.get_add_actions())["path"].to_pylist()}
-        present = {file.file_path: file for file in _files(table)}
+        present = {file.file_path: file for file in _files(table, filter(None, [table.current_snapshot()]))}
         summary = {_VERSION: str(delta.version()), _TABLE: str(delta.metadata().id)}
         removed = [present[uri] for uri in present.keys() - wanted.keys()]
         new = [wanted[uri] for uri in sorted(wanted.keys() - present.keys())]
@@ -256,16 +283,10 @@ class IcebergTable:
         return f"file://{place.root}" if place.is_local else place.uri
 
     def _remove_old(self, table: Table) -> None:
-        """Forget snapshots that are older than the retention, and remove what only they have. A
-        failure leaves files that nothing names.
+        """Forget old snapshots, and remove what only they have. A failure leaves files that nothing
+        names.
         """
-        limit = datetime.now(timezone.utc) - self._retention
-        current = table.current_snapshot()
-        old = [
-            snapshot
-            for snapshot in table.snapshots()
-            if snapshot.timestamp_ms < limit.timestamp() * 1000 and snapshot != current
-        ]
+        old = self._old_snapshots(table)
         if len(old) < _SNAPSHOTS_AT_ONCE:
             return
         before = {manifest for snapshot in old for manifest in _metadata_files(table, snapshot)}
@@ -275,6 +296,19 @@ class IcebergTable:
         for file in before - kept:
             with contextlib.suppress(OSError):
                 table.io.delete(file)
+
+    def _old_snapshots(self, table: Table) -> list[Snapshot]:
+        """Return the snapshots that were replaced before the retention. The current one is none of
+        them, however old it is, nor is one that has a name.
+        """
+        limit_ms = time.time() * 1000 - self._retention_ms
+        named = {reference.snapshot_id for reference in table.metadata.refs.values()}
+        in_order = sorted(table.snapshots(), key=lambda snapshot: snapshot.timestamp_ms)
+        return [
+            snapshot
+            for snapshot, next_one in pairwise(in_order)
+            if next_one.timestamp_ms < limit_ms and snapshot.snapshot_id not in named
+        ]
 
 
 def _without_bounds(footer: pq.FileMetaData, ids: dict[str, int]) -> Iterator[int]:
@@ -334,10 +368,10 @@ def _add_columns(transaction: Transaction, delta: DeltaTable) -> None:
         transaction.set_properties({_NAME_MAPPING: mapping})
 
 
-def _files(table: Table) -> Iterator[DataFile]:
-    """Yield the files of the current snapshot."""
-    snapshot = table.current_snapshot()
-    for manifest in _manifests(table, snapshot) if snapshot is not None else ():
+def _files(table: Table, snapshots: Iterable[Snapshot]) -> Iterator[DataFile]:
+    """Yield the files of some snapshots, which share most of their manifests."""
+    manifests = {manifest.manifest_path: manifest for snapshot in snapshots for manifest in _manifests(table, snapshot)}
+    for manifest in manifests.values():
         for entry in manifest.fetch_manifest_entry(table.io):
             yield entry.data_file
 

@@ -17,6 +17,7 @@ from deltalake.exceptions import DeltaError
 
 from ledgerlake.table.layout import log_text
 from ledgerlake.table.open_table import commit_file, open_delta, read_commit
+from ledgerlake.table.retention import may_clean_log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,4 +128,5 @@ def write_checkpoint(path: Place) -> None:
     with contextlib.suppress(DeltaError, OSError):
         newest = open_delta(path)
         newest.create_checkpoint()
-        newest.cleanup_metadata()
+        if may_clean_log(path, newest):
+            newest.cleanup_metadata()

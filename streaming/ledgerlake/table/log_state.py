@@ -31,7 +31,10 @@ _SIDECAR = "sidecar"
 
 # A checkpoint in one file, or in several: <version>.checkpoint.parquet,
 # <version>.checkpoint.<part>.<parts>.parquet
+_COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
+# With those of version 2, which have other names too.
+_ANY_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*")
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,29 @@ def read_log_state(path: Place, version: int) -> LogState:
             files.pop(action["path"], None)
             removed[f"{action['path']}:{_vector_of(action)}"] = action
     return LogState(files, list(removed.values()))
+
+
+def version_at(path: Place, time_s: float) -> int:
+    """Return the version that a table had at a time, or the oldest one that can be opened if older
+    entries of the log were removed.
+
+    Raises:
+        OSError: the log cannot be read.
+        ValueError: no version can be opened.
+    """
+    commits: dict[int, float] = {}
+    checkpoints: list[int] = []
+    log = path / "_delta_log"
+    for file in log.filesystem().get_file_info(fs.FileSelector(log.root)):
+        if matched := _COMMIT.fullmatch(file.base_name):
+            commits[int(matched[1])] = file.mtime_ns / 1e9
+        elif matched := _ANY_CHECKPOINT.fullmatch(file.base_name):
+            checkpoints.append(int(matched[1]))
+    oldest = 0 if 0 in commits else min(checkpoints, default=None)
+    if oldest is None:
+        raise ValueError("the log has neither its first commit nor a checkpoint")
+    later = (version for version, committed_s in commits.items() if committed_s > time_s)
+    return max(oldest, min(later, default=max([*commits, *checkpoints]) + 1) - 1)
 
 
 def clustering_columns(path: Place, version: int) -> list[str]:
