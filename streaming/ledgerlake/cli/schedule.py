@@ -232,10 +232,7 @@ def _span(option: str, text: str | None) -> str | timedelta | None:
 
     if text is None or not text[:1].isdigit():
         return text
-    try:
-        span = timedelta(milliseconds=duration_ms(option, text))
-    except OverflowError:
-        raise UsageError(f"{option} '{text}' is too long") from None
+    span = timedelta(milliseconds=duration_ms(option, text))
     return f"P{span.days}D" if _DAYS.fullmatch(text) else span
 
 
