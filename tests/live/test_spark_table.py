@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,12 +14,12 @@ import pytest
 
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.decode import schema
-from ledgerlake.errors import CheckpointError, TableError, UsageError
+from ledgerlake.errors import CheckpointError, OwnershipError, TableError, UsageError
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.stored.places import Place
 from ledgerlake.table.additions import add_missing
-from ledgerlake.table.batch_record import BatchRecord, Recorded
+from ledgerlake.table.batch_record import BatchRecord, Recorded, number_of
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder
 from ledgerlake.table.spark_table import SparkTable, open_table
@@ -127,6 +128,41 @@ def test_a_batch_without_rows_is_recorded(spark: SparkSession, tmp_path: Path) -
     assert table.contains(record)
     assert table.last_batch_of("s") == 4
     assert spark.read.format("delta").load(path).count() == 0
+
+
+def test_a_micro_batch_is_found_however_often_another_stream_has_committed_since(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ledgerlake.table.delta_table.HISTORY_COMMITS", 3)
+    monkeypatch.setattr("ledgerlake.table.spark_table._COMMITS_PER_PLACE", 2)
+    path = Place(str(tmp_path / "rejects"))
+    Table(path, schema.REJECTS).create()
+    table = SparkTable(path, schema.REJECTS, Place(str(tmp_path / "staging")))
+    table.check(spark)
+    table.begin(None)
+    outcomes = {"t": {"rows": "4:0000000000000001"}}
+    for number in range(3):
+        record = replace(REJECTS_BATCH, batch_id=number, outcomes=outcomes)
+        assert not table.contains(record)
+        table.commit(record, staged(table, range(2 * number, 2 * number + 2)), {})
+    other = Table(path, schema.REJECTS)
+    for number in range(4):
+        unlike = BatchRecord("other", "ledgerlake:other:q", number, 1)
+        assert not other.contains(unlike)
+        other.commit(unlike, [], {})
+    again = SparkTable(path, schema.REJECTS, Place(str(tmp_path / "staging")))
+    again.check(spark)
+    assert again.outcomes_of(record) == outcomes
+    assert again.recorded(record.query) == Recorded(2, record.range_digest)
+    assert again.last_writer("s") == number_of(record.query)
+    again.begin(None)
+    with pytest.raises(OwnershipError, match="another checkpoint of the stream s has written"):
+        again.contains(replace(record, query="ledgerlake:s:later"))
+    with pytest.raises(CheckpointError, match="is not the one in the table"):
+        again.contains(replace(record, range_digest=8))
+    add_missing(again, record, staged(again, range(4, 7)))
+    rows = spark.read.format("delta").load(path.uri).orderBy("entry_id").collect()
+    assert [row.entry_id for row in rows] == list(range(7))
 
 
 @pytest.mark.parametrize(

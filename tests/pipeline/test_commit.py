@@ -18,6 +18,7 @@ from ledgerlake.operators.rows import StateSummary
 from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.stored.places import Place
+from ledgerlake.table import delta_table
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.ordered_files import DataFile
@@ -211,3 +212,77 @@ def test_a_repeat_without_rejects_is_compared_with_the_rejects_of_the_first_run(
     with pytest.raises(CheckpointError, match="2 released delayed messages, and now 3"):
         DeltaSink(opened_tables(tmp_path)).commit(batch, [result_of(4, 3)])
     assert DeltaTable(str(tmp_path / "messages")).version() == 0
+
+
+def commits_of_another_stream(path: Place, count: int = 4) -> None:
+    other = Table(path, schema.MESSAGES)
+    for number in range(count):
+        record = BatchRecord("other", "ledgerlake:other:q", number, 1)
+        assert not other.contains(record)
+        other.commit(record, [], {})
+
+
+def log_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is read of logs to find a commit."""
+    reads: list[str] = []
+    history, read = DeltaTable.history, delta_table.batch_at
+    monkeypatch.setattr(DeltaTable, "history", lambda *args: reads.append("history") or history(*args))
+    monkeypatch.setattr(delta_table, "batch_at", lambda *args: reads.append("commit") or read(*args))
+    return reads
+
+
+@pytest.mark.parametrize("others", [0, 4, 30])
+def test_a_repeat_is_compared_however_often_another_stream_has_committed_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    monkeypatch.setattr("ledgerlake.table.delta_table.HISTORY_COMMITS", 3)
+    tables, batch = tables_in(tmp_path), BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
+    DeltaSink(tables).commit(batch, [result_of(4, 2, waited=2)])
+    commits_of_another_stream(tables.main.table.path, others)
+    version = DeltaTable(str(tmp_path / "messages")).version()
+    reads = log_reads(monkeypatch)
+    with pytest.raises(CheckpointError, match="of t it had 4 messages, and now 5"):
+        DeltaSink(opened_tables(tmp_path)).commit(batch, [result_of(5, 2)])
+    # The history is read for the times alone, which only commits of delta-spark have there.
+    assert reads == ["history", "commit"]
+    with pytest.raises(CheckpointError, match="of t it had 2 released"):
+        DeltaSink(opened_tables(tmp_path)).commit(batch, [result_of(3, 1, {"data_loss": 1}, waited=1)])
+    assert DeltaSink(opened_tables(tmp_path)).commit(batch, [result_of(3, 2, {"data_loss": 1}, waited=2)]).repeated
+    reads.clear()
+    assert DeltaSink(opened_tables(tmp_path)).commit(batch, [result_of(4, 2, waited=2)]).repeated
+    assert reads == ["history"]
+    assert DeltaTable(str(tmp_path / "messages")).version() == version
+
+
+def test_a_repeat_whose_commit_the_log_has_no_more_goes_on_only_with_the_same_outcome(tmp_path: Path) -> None:
+    tables, batch = tables_in(tmp_path), BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
+    DeltaSink(tables).commit(batch, [result_of(4, 2)])
+    commits_of_another_stream(tables.main.table.path, 1)
+    newest = DeltaTable(str(tmp_path / "messages"))
+    newest.create_checkpoint()
+    for version in range(newest.version()):
+        (tmp_path / "messages" / "_delta_log" / f"{version:020}.json").unlink()
+    assert DeltaSink(opened_tables(tmp_path)).commit(batch, [result_of(4, 2)]).repeated
+    with pytest.raises(CheckpointError, match="another outcome: its log no longer has the commit that says in what;"):
+        DeltaSink(opened_tables(tmp_path)).commit(batch, [result_of(5, 2)])
+
+
+def test_a_table_without_the_numbers_of_outcomes_is_searched_and_what_is_not_found_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ledgerlake.table.delta_table.HISTORY_COMMITS", 3)
+    tables, batch = tables_in(tmp_path), BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
+    table = tables.main.table
+    append = table._append
+
+    def of_earlier_release(files: list[DataFile], numbers: dict[str, int], *more: Any) -> None:
+        append(files, {name: numbers[name] for name in numbers if not name.endswith((":outcomes", ":since"))}, *more)
+
+    monkeypatch.setattr(table, "_append", of_earlier_release)
+    DeltaSink(tables).commit(batch, [result_of(4, 2)])
+    with pytest.raises(CheckpointError, match="of t it had 4 messages, and now 5"):
+        DeltaSink(opened_tables(tmp_path)).commit(batch, [result_of(5, 2)])
+    assert caplog.text == ""
+    commits_of_another_stream(table.path)
+    assert DeltaSink(opened_tables(tmp_path)).commit(batch, [result_of(4, 2)]).repeated
+    assert "batch 3 of the stream s is run again, and its outcome is compared with none" in caplog.text

@@ -46,6 +46,7 @@ from ledgerlake.publish.target_client import Receipt
 from ledgerlake.source import pieces, planning, range_reader
 from ledgerlake.stored.places import Place
 from ledgerlake.table import delta_table
+from ledgerlake.table.open_table import batch_of_commit
 from ledgerlake.table.ordered_files import FileWriter
 from ledgerlake.wire.limits import MAX_TASK_CANCELS
 from tests.simulation import world
@@ -129,6 +130,16 @@ class Edges:
             delta_table,
             "read_transactions",
             lambda path, version: MemoryTable.lake.tables[path.uri].transactions(version),
+        )
+        self.replace(
+            delta_table,
+            "batch_at",
+            lambda path, version: batch_of_commit(MemoryTable.lake.tables[path.uri].commits[version].metadata),
+        )
+        self.replace(
+            delta_table,
+            "files_added_at",
+            lambda path, version: list(MemoryTable.lake.tables[path.uri].commits[version].files),
         )
         self.replace(delta_table.Table, "_is_newest", lambda _table, opened: opened.is_newest())
         self.replace(session, "_keep_alive", lambda _session: None)

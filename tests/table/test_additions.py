@@ -156,19 +156,57 @@ def test_a_message_that_waited_in_the_first_run_and_is_trimmed_in_the_repeat_is_
         assert [row[:2] for row in stored_rows(tables)] == [(1, "delayed_trimmed")]
 
 
+def commits_of_another_stream(path: Place, count: int) -> None:
+    """Commits to a table of rejects by a stream that shares it, more than are searched."""
+    other = Table(path, schema.REJECTS)
+    for number in range(count):
+        record = BatchRecord("payments", "ledgerlake:payments:id", number, 7)
+        assert not other.contains(record)
+        other.commit(record, [], {})
+
+
+def without_commits(path: Place) -> None:
+    """Remove the commits from a table's log, as a writer does whose retention they have passed."""
+    DeltaTable(path.uri).create_checkpoint()
+    newest = DeltaTable(path.uri).version()
+    for version in range(newest):
+        (Path(path.uri) / "_delta_log" / f"{version:020}.json").unlink()
+
+
 @pytest.mark.parametrize("is_in_rejects", [True, False])
-def test_a_loss_whose_commit_the_history_shows_no_more_is_not_added_again(
+def test_what_a_repeat_rejects_is_compared_however_often_another_stream_has_committed_since(
     tables: dict[str, Table], monkeypatch: pytest.MonkeyPatch, is_in_rejects: bool
 ) -> None:
+    monkeypatch.setattr("ledgerlake.table.delta_table.HISTORY_COMMITS", 3)
     loss = [rejected(1, "data_loss", "after 3:0")]
     run(tables, loss if is_in_rejects else [], messages=1)
     run(tables, loss, messages=1)
-    monkeypatch.setattr("ledgerlake.table.delta_table.HISTORY_COMMITS", 3)
-    for number in range(3):
-        other = BatchRecord("payments", "ledgerlake:payments:id", number, 7)
-        killed_behind_rejects(tables, [rejected(9)], other)
+    commits_of_another_stream(tables["rejects"].path, 4)
     version = DeltaTable(tables["rejects"].path.uri).version()
-    with pytest.raises(CheckpointError, match=r"cannot be compared .*its history does not show the commit"):
+    run(tables, loss, messages=1)
+    assert DeltaTable(tables["rejects"].path.uri).version() == version
+    run(tables, [*loss, rejected(2, "data_loss", "after 3:1")], messages=1)
+    assert [row[0] for row in stored_rows(tables)] == [1, 2]
+
+
+def test_a_kill_between_the_commits_refuses_no_start_though_another_stream_goes_on(
+    tables: dict[str, Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ledgerlake.table.delta_table.HISTORY_COMMITS", 3)
+    killed_behind_rejects(tables, [rejected(1)])
+    commits_of_another_stream(tables["rejects"].path, 4)
+    run(tables, [rejected(1), rejected(5)], messages=2)
+    assert [row[0] for row in stored_rows(tables)] == [1, 5]
+    assert len(stored_rows(tables, "messages")) == 2
+
+
+def test_a_loss_whose_commit_the_log_has_no_more_is_not_added_again(tables: dict[str, Table]) -> None:
+    loss = [rejected(1, "data_loss", "after 3:0")]
+    run(tables, loss, messages=1)
+    commits_of_another_stream(tables["rejects"].path, 1)
+    without_commits(tables["rejects"].path)
+    version = DeltaTable(tables["rejects"].path.uri).version()
+    with pytest.raises(CheckpointError, match=r"cannot be compared .*its log does not have the commit any more"):
         run(tables, loss, messages=1)
     assert DeltaTable(tables["rejects"].path.uri).version() == version
 

@@ -314,7 +314,8 @@ def _outcomes(partitions: list[PartitionResult]) -> dict[str, Any]:
 
 
 def _check_repeat(batch: BatchRecord, tables: list[Table]) -> None:
-    """Check that a micro-batch has the outcome with which a table has it already.
+    """Check that a micro-batch has the outcome with which a table has it already. All tables have
+    that of one run, so the first one that knows it decides.
 
     Args:
         tables: those that contain the micro-batch.
@@ -323,20 +324,40 @@ def _check_repeat(batch: BatchRecord, tables: list[Table]) -> None:
         CheckpointError: it has another one; nothing was changed.
     """
     for table in tables:
+        digest = table.outcome_digest_of(batch)
+        if digest == batch.outcome_digest:
+            return
+        # Some outcomes differ and are allowed to; the commit says it by topic partition.
         committed = table.outcomes_of(batch)
-        if committed is None:
-            continue
-        for name in sorted({*committed, *batch.outcomes}):
-            first = OutcomeDigest.from_json(committed.get(name, {}))
-            difference = first.difference(OutcomeDigest.from_json(batch.outcomes.get(name, {})))
-            if difference:
-                raise CheckpointError(
-                    f"batch {batch.batch_id} of the stream {batch.stream} is in the table at {table.path}, and was run "
-                    f"again with another outcome: of {name} it had {difference}; nothing was changed, since messages "
-                    "would be lost or come twice. Run it with the release and the settings of the first run, or see "
-                    "'A repeated micro-batch has another outcome' in docs/recover.md"
-                )
-        return
+        if committed is not None:
+            _check_outcomes(batch, table, committed)
+            return
+        if digest is not None:
+            raise _another_outcome(batch, table, "its log no longer has the commit that says in what")
+    if tables:
+        _log.warning(
+            "batch %d of the stream %s is run again, and its outcome is compared with none: the logs of its tables no "
+            "longer have the commits of the first run",
+            batch.batch_id,
+            batch.stream,
+        )
+
+
+def _check_outcomes(batch: BatchRecord, table: Table, committed: dict[str, Any]) -> None:
+    for name in sorted({*committed, *batch.outcomes}):
+        first = OutcomeDigest.from_json(committed.get(name, {}))
+        difference = first.difference(OutcomeDigest.from_json(batch.outcomes.get(name, {})))
+        if difference:
+            raise _another_outcome(batch, table, f"of {name} it had {difference}")
+
+
+def _another_outcome(batch: BatchRecord, table: Table, difference: str) -> CheckpointError:
+    return CheckpointError(
+        f"batch {batch.batch_id} of the stream {batch.stream} is in the table at {table.path}, and was run "
+        f"again with another outcome: {difference}; nothing was changed, since messages "
+        "would be lost or come twice. Run it with the release and the settings of the first run, or see "
+        "'A repeated micro-batch has another outcome' in docs/recover.md"
+    )
 
 
 def _check_complete(batch: BatchRecord, partitions: list[PartitionResult]) -> None:

@@ -77,11 +77,12 @@ def _add(
     table: Table, batch: BatchRecord, files: list[DataFile], is_in_table: bool, is_wanted: Callable[[str], bool]
 ) -> None:
     additions = _additions(table, batch)
-    versions = table.versions_of(batch)
-    # The history of a table is limited, and its transactions are not.
-    if len(versions) < additions + is_in_table:
-        raise table.not_comparable(batch, "its history does not show the commit")
-    known = sum((table.keys_of(batch, version) for version in versions), Counter())
+    known = Counter[RowKey]()
+    for committed in [*([batch] if is_in_table else []), *map(batch.more, range(1, additions + 1))]:
+        version = table.version_of(committed)
+        if version is None:
+            raise table.not_comparable(batch, "its log does not have the commit any more")
+        known += table.keys_of(batch, version)
     missing = [new_file for file in files for new_file in _write_new(table, file, known, is_wanted)]
     if missing:
         table.commit(batch.more(additions + 1), missing, {})

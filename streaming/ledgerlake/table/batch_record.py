@@ -64,16 +64,20 @@ class BatchRecord:
         """
         return replace(self, query=f"{self.query}{_MORE}{number}")
 
-    def is_in(self, known: dict[str, Any]) -> bool:
-        """Return whether a commit added rows of this micro-batch: its own commit, or an addition.
+    @property
+    def outcome_digest(self) -> int:
+        """Return 63 bits of a hash over the micro-batch and its outcomes."""
+        known = [_VERSION, self.batch_id, self.range_digest, self.outcomes]
+        return _hash_of(json.dumps(known, sort_keys=True))
+
+    def is_of(self, known: dict[str, Any]) -> bool:
+        """Return whether a commit is the one of this micro-batch.
 
         Args:
             known: the JSON in the commit's metadata.
         """
-        if (known.get("batch"), known.get("range_digest")) != (self.batch_id, self.range_digest):
-            return False
-        query = known.get("query")
-        return isinstance(query, str) and _base_name(query) == self.query
+        own = (self.query, self.batch_id, self.range_digest)
+        return (known.get("query"), known.get("batch"), known.get("range_digest")) == own
 
     def to_json(self) -> str:
         """Return the JSON for the table's history."""
@@ -92,7 +96,11 @@ class BatchRecord:
 
 def number_of(query: str) -> int:
     """Return 63 bits of a hash over a query's name; a table stores that of its last writer."""
-    return int.from_bytes(hashlib.sha256(_base_name(query).encode()).digest()[:8], "big") >> 1
+    return _hash_of(_base_name(query))
+
+
+def _hash_of(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def _base_name(query: str) -> str:

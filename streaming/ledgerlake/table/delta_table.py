@@ -5,6 +5,8 @@ numbers that the pipeline needs. ``<query>`` names the stream and its checkpoint
 
     <query>                              the last micro-batch of that query which is in the table
     <query>:range                        the digest of a micro-batch's offsets (see ``batch_record``)
+    <query>:outcomes                     a hash of what that micro-batch made of its offsets (see ``batch_record``)
+    <query>:since                        its commit is the first one of the micro-batch in this version or a later one
     <query>:more:<number>                a micro-batch to which a repeat has added rows (see ``additions``)
     <query>:range_of                     the number of that micro-batch. If delta-spark wrote a later one (see ``spark_table``), it set
                                          ``<query>`` alone, and the digest is not valid; earlier releases
@@ -21,6 +23,10 @@ numbers that the pipeline needs. ``<query>`` names the stream and its checkpoint
 
 Two writers of one query cannot both commit: Delta refuses a commit if another one with the same
 transaction came first. The history shows each micro-batch with its ranges, under ``ledgerlake``.
+
+Others commit to the table too, and how often must decide nothing. So what a repeat of a micro-batch
+is compared with is found by the numbers, and the recent history is searched only for what delta-spark
+or an earlier release has written.
 """
 
 from __future__ import annotations
@@ -55,7 +61,15 @@ from ledgerlake.table.features import (
 )
 from ledgerlake.table.layout import file_schema
 from ledgerlake.table.log_state import read_transactions
-from ledgerlake.table.open_table import batch_of_commit, commit_file, existing_table, open_delta, transactions_of
+from ledgerlake.table.open_table import (
+    batch_at,
+    batch_of_commit,
+    commit_file,
+    existing_table,
+    files_added_at,
+    open_delta,
+    transactions_of,
+)
 from ledgerlake.table.ordered_files import (
     STATISTICS_PROPERTY,
     DataFile,
@@ -89,7 +103,8 @@ _COMMIT_ATTEMPTS = 5
 # From so many names on, all transactions of the log are read at once.
 _MOST_LOOKUPS = 8
 
-# How many commits are searched for a micro-batch; others may write to the table too.
+# How many commits are searched for a micro-batch: from the version on that the table has recorded,
+# or of the newest ones.
 HISTORY_COMMITS = 1000
 
 # The property of a table whose rows are the latest messages of their keys (see ``latest_table``).
@@ -322,9 +337,7 @@ class Table:
             try:
                 self._numbers[name] = table.transaction_version(name)
             except (DeltaError, OSError) as error:
-                raise TableAccessError(
-                    f"the log of the table at {self.path} cannot be read: {self.path.reason(error)}"
-                ) from None
+                raise self._log_unreadable(error) from None
         return self._numbers[name]
 
     def _numbers_by(self, table: DeltaTable, prefix: str, names: Iterable[str]) -> dict[str, int]:
@@ -347,14 +360,42 @@ class Table:
         is_own = self._own_commit.items() <= transactions_of(self.path, version).items()
         return dict(self._own_numbers) if is_own else {}
 
+    def _find(self, table: DeltaTable, query: str, batch_id: int) -> tuple[int, dict[str, Any]] | None:
+        """Return the version and the metadata of the commit of a query's last micro-batch; None if
+        the log does not have it any more.
+        """
+        for version, batch in self._batches_since(table, query):
+            if (batch.get("query"), batch.get("batch")) == (query, batch_id):
+                return version, batch
+        return None
+
+    def _batches_since(self, table: DeltaTable, query: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the micro-batches, with the versions of their commits, among which the last one of a
+        query is. Without a recorded version, they are those of the recent history.
+        """
+        since = self._number(table, since_of(query))
+        versions = range(0) if since is None else range(since, min(since + HISTORY_COMMITS, table.version() + 1))
+        try:
+            for version in versions:
+                batch = batch_at(self.path, version)
+                if batch is not None:
+                    yield version, batch
+        except (OSError, ValueError) as error:
+            raise self._log_unreadable(error) from None
+        for commit in self._history(table):
+            batch = batch_of_commit(commit)
+            if batch is not None:
+                yield commit["version"], batch
+
+    def _log_unreadable(self, error: Exception) -> TableAccessError:
+        return TableAccessError(f"the log of the table at {self.path} cannot be read: {self.path.reason(error)}")
+
     def _history(self, table: DeltaTable) -> list[dict[str, Any]]:
         """Return the recent commits, the newest first."""
         try:
             commits: list[dict[str, Any]] = table.history(HISTORY_COMMITS)
         except (DeltaError, OSError) as error:
-            raise TableAccessError(
-                f"the log of the table at {self.path} cannot be read: {self.path.reason(error)}"
-            ) from None
+            raise self._log_unreadable(error) from None
         return commits
 
     def number(self, name: str) -> int | None:
@@ -477,15 +518,16 @@ class Table:
             TableError: the commit did not land, or it is not known whether it did; another writer
                 has changed the schema so that the files do not fit, or has removed a file.
         """
-        self._compare(self._opened or self._current())
+        table = self._opened or self._current()
+        self._compare(table)
         self._check_present(batch, files)
         numbers = {
             batch.query: batch.batch_id,
             _range_of(batch.query): batch.range_digest,
             _numbered(batch.query): batch.batch_id,
-            _STREAM_PREFIX + batch.stream: batch.batch_id,
-            _QUERY_PREFIX + batch.stream: number_of(batch.query),
-            _ATTEMPT_PREFIX + batch.stream: secrets.randbits(63),
+            _outcomes_of(batch.query): batch.outcome_digest,
+            since_of(batch.query): table.version() + 1,
+            **writer_numbers(batch),
             **{_OUTBOX_PREFIX + name: messages for name, messages in (outbox or {}).items()},
             **{_TIME_PREFIX + name: time_us for name, time_us in times_us.items()},
         }
@@ -518,20 +560,28 @@ class Table:
             raise TableAccessError(f"the files of {self.path} cannot be listed: {folder.reason(error)}") from None
         return [file.base_name for file in found if file.type == fs.FileType.NotFound]
 
-    def versions_of(self, batch: BatchRecord) -> list[int]:
-        """Return the versions of the table that added rows of a micro-batch, by its history."""
-        commits = ((commit["version"], batch_of_commit(commit)) for commit in self._history(self._current()))
-        return [version for version, committed in commits if committed is not None and batch.is_in(committed)]
+    def version_of(self, batch: BatchRecord) -> int | None:
+        """Return the version of the commit of a micro-batch, the last one of its query; None if the
+        log does not have it any more.
+        """
+        found = self._find(self._current(), batch.query, batch.batch_id)
+        return found[0] if found is not None and batch.is_of(found[1]) else None
 
     def outcomes_of(self, batch: BatchRecord) -> dict[str, Any] | None:
-        """Return the ``outcomes`` with which a micro-batch was committed; None if the history does not
-        show its commit.
+        """Return the ``outcomes`` with which a micro-batch was committed, the last one of its query;
+        None if the log does not have them any more.
         """
-        for committed in self._recent_batches(self._current()):
-            if committed["query"] == batch.query and batch.is_in(committed):
-                outcomes = committed.get("outcomes")
-                return outcomes if isinstance(outcomes, dict) else None
-        return None
+        found = self._find(self._current(), batch.query, batch.batch_id)
+        outcomes = found[1].get("outcomes") if found is not None and batch.is_of(found[1]) else None
+        return outcomes if isinstance(outcomes, dict) else None
+
+    def outcome_digest_of(self, batch: BatchRecord) -> int | None:
+        """Return the ``outcome_digest`` with which a micro-batch was committed, the last one of its
+        query; None if the table does not have it, as from delta-spark or an earlier release.
+        """
+        table = self._current()
+        is_valid = self._number(table, _numbered(batch.query)) == batch.batch_id
+        return self._number(table, _outcomes_of(batch.query)) if is_valid else None
 
     def keys_of(self, batch: BatchRecord, version: int) -> Counter[RowKey]:
         """Return the keys of the rows that a version added of a micro-batch; only for a table of
@@ -542,12 +592,12 @@ class Table:
         """
         keys: Counter[RowKey] = Counter()
         try:
-            for name in sorted(_file_names(self.path, version) - _file_names(self.path, version - 1)):
+            for name in files_added_at(self.path, version):
                 rows = pq.read_table(
                     (self.path / name).root, columns=list(KEY_COLUMNS), filesystem=self.path.filesystem()
                 )
                 keys.update(row_keys(rows))
-        except (DeltaError, OSError, pa.ArrowException) as error:
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise self.not_comparable(batch, self.path.reason(error)) from None
         return keys
 
@@ -809,15 +859,27 @@ def _expressions(text: str | None, place: str) -> dict[str, str]:
     return expressions
 
 
-def _file_names(path: Place, version: int) -> set[str]:
-    """Return the names of a version's files, below the table."""
-    actions = pa.table(open_delta(path, version).get_add_actions())
-    return set(actions["path"].to_pylist())
-
-
 def _range_of(query: str) -> str:
     return f"{query}:range"
 
 
 def _numbered(query: str) -> str:
     return f"{query}:range_of"
+
+
+def _outcomes_of(query: str) -> str:
+    return f"{query}:outcomes"
+
+
+def writer_numbers(batch: BatchRecord) -> dict[str, int]:
+    """Return the numbers that say who commits for the stream of a micro-batch."""
+    return {
+        _STREAM_PREFIX + batch.stream: batch.batch_id,
+        _QUERY_PREFIX + batch.stream: number_of(batch.query),
+        _ATTEMPT_PREFIX + batch.stream: secrets.randbits(63),
+    }
+
+
+def since_of(query: str) -> str:
+    """Return the name of the version from which on the commit of a query's last micro-batch is."""
+    return f"{query}:since"

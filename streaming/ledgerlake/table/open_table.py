@@ -6,6 +6,7 @@ import contextlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -129,6 +130,29 @@ def read_commit(path: Place, version: int) -> list[dict[str, dict[str, Any]]]:
     file = commit_file(path, version)
     with file.filesystem().open_input_stream(file.root) as stream:
         return [json.loads(line) for line in bytes(stream.read()).splitlines()]
+
+
+def batch_at(path: Place, version: int) -> dict[str, Any] | None:
+    """Return the micro-batch in the commit of a version; None if it has none, or if it was removed.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    try:
+        actions = read_commit(path, version)
+    except FileNotFoundError:
+        return None
+    commits = (action["commitInfo"] for action in actions if "commitInfo" in action)
+    return next((batch for batch in map(batch_of_commit, commits) if batch is not None), None)
+
+
+def files_added_at(path: Place, version: int) -> list[str]:
+    """Return the names of the files that the commit of a version added, below the table.
+
+    Raises:
+        OSError, ValueError: it was removed, or cannot be read.
+    """
+    return [unquote(action["add"]["path"]) for action in read_commit(path, version) if "add" in action]
 
 
 def commit_file(path: Place, version: int) -> Place:

@@ -8,9 +8,10 @@ generated columns, the change data feed and column mapping, at the cost of one e
 row.
 
 delta-spark's commits carry only one number for each query. So the other numbers of a micro-batch (see
-``delta_table``) are stored in the metadata of its commit, and read from the table's history. What a
-start records is in commits without files, which are written here. The greatest time of each topic
-partition is computed from the rows too when a query starts.
+``delta_table``) are stored in the metadata of its commit. What a start records is in commits without
+files, which are written here. So is, from time to time, from which version on a query's last commit
+is found, however often others have committed since. The greatest time of each topic partition is
+computed from the rows too when a query starts.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.runtime.java_errors import root_cause
 from ledgerlake.table.additions import KEY_COLUMNS, row_key
 from ledgerlake.table.batch_record import Recorded, number_of
-from ledgerlake.table.delta_table import EFFECTIVE_TIMES, OUTBOX, Table
+from ledgerlake.table.delta_table import EFFECTIVE_TIMES, OUTBOX, Table, since_of, writer_numbers
 from ledgerlake.table.features import (
     PARTITIONED,
     column_differences,
@@ -42,7 +43,7 @@ from ledgerlake.table.features import (
     unfillable_columns,
 )
 from ledgerlake.table.log_commit import OwnCommit
-from ledgerlake.table.open_table import existing_table, read_commit
+from ledgerlake.table.open_table import existing_table, files_added_at, read_commit
 from ledgerlake.table.own_commits import OwnCommits
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ _log = logging.getLogger(__name__)
 
 # The property of a table whose commits have a time of their own, each later than the one before.
 _COMMIT_TIMES = "delta.enableInCommitTimestamps"
+
+# After so many commits of all writers, the place of the next micro-batch is recorded again.
+_COMMITS_PER_PLACE = 20
 
 # Features of a table whose commits another service has to order.
 _ORDERED_ELSEWHERE = {"catalogManaged", "catalogOwned-preview", "coordinatedCommits-preview"}
@@ -130,14 +134,12 @@ class SparkTable(OwnCommits):
         batch_id = self._number(table, query)
         if batch_id is None:
             return None
-        for batch in self._recent_batches(table):
-            if batch["query"] == query and batch["batch"] == batch_id:
-                return Recorded(batch_id, batch["range_digest"])
-        return Recorded(batch_id, None)
+        found = self._find(table, query, batch_id)
+        return Recorded(batch_id, None if found is None else found[1].get("range_digest"))
 
     def _recorded_writer(self, table: DeltaTable, stream: str) -> int | None:
         queries = (batch["query"] for batch in self._recent_batches(table) if batch["stream"] == stream)
-        return next((number_of(query) for query in queries), None)
+        return next((number_of(query) for query in queries), super()._recorded_writer(table, stream))
 
     def _try_to_append(
         self,
@@ -168,10 +170,11 @@ class SparkTable(OwnCommits):
     def keys_of(self, batch: BatchRecord, version: int) -> Counter[RowKey]:
         # Spark applies the column mapping and the deletion vectors of the table.
         try:
-            now, before = (self._at(number) for number in (version, version - 1))
-            names = {_base_name(file) for file in now.inputFiles()} - {_base_name(file) for file in before.inputFiles()}
-            rows = now.where(f.col("_metadata.file_name").isin(sorted(names))).select(*KEY_COLUMNS)
+            names = [name.rpartition("/")[2] for name in files_added_at(self.path, version)]
+            rows = self._at(version).where(f.col("_metadata.file_name").isin(names)).select(*KEY_COLUMNS)
             return Counter(row_key(*row) for row in rows.collect())
+        except (OSError, ValueError) as error:
+            raise self.not_comparable(batch, self.path.reason(error)) from None
         except (PySparkException, Py4JJavaError) as error:
             raise self.not_comparable(batch, root_cause(error)) from None
 
@@ -181,6 +184,7 @@ class SparkTable(OwnCommits):
     def commit(
         self, batch: BatchRecord, files: list[DataFile], times_us: dict[str, int], outbox: dict[str, int] | None = None
     ) -> None:
+        self._record_place(batch)
         metadata = json.loads(batch.to_json()) | {EFFECTIVE_TIMES: times_us, OUTBOX: outbox or {}}
         try:
             rows = (
@@ -198,14 +202,22 @@ class SparkTable(OwnCommits):
             ) from None
         self.remove_files([file.name for file in files])
 
+    def _record_place(self, batch: BatchRecord) -> None:
+        """Record from which version on the commit of a micro-batch is found, and who writes for the
+        stream. This is a commit of its own, so it is made only once the commit could be too far
+        behind what the table has recorded.
+        """
+        table = self._opened or self._current()
+        since, version = self._number(table, since_of(batch.query)), table.version() + 1
+        if since is not None and version - since < _COMMITS_PER_PLACE:
+            return
+        attempt = f"batch {batch.batch_id} could not be committed to {self.path}"
+        self._append([], {since_of(batch.query): version, **writer_numbers(batch)}, None, attempt)
+
     def _sort_keys(self) -> list[Column]:
         position = [f.col(name) for name in ("ledger_id", "entry_id", "batch_index") if name in self.schema.names]
         times = [_effective_time()] if "publish_time" in self.schema.names else []
         return [f.col("topic"), f.col("partition"), *times, *position]
-
-
-def _base_name(file: str) -> str:
-    return file.rpartition("/")[2]
 
 
 def _effective_time() -> Column:
