@@ -18,14 +18,15 @@ from ledgerlake.operators.rows import StateSummary
 from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.stored.places import Place
-from ledgerlake.table import delta_table
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.delta_table import Table
+from ledgerlake.table.open_table import batch_at
 from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.wire.message_id import Position
 from tests.pipeline_tables import opened_tables
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from ledgerlake.pipeline.tables import Tables
@@ -225,9 +226,16 @@ def commits_of_another_stream(path: Place, count: int = 4) -> None:
 def log_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is read of logs to find a commit."""
     reads: list[str] = []
-    history, read = DeltaTable.history, delta_table.batch_at
-    monkeypatch.setattr(DeltaTable, "history", lambda *args: reads.append("history") or history(*args))
-    monkeypatch.setattr(delta_table, "batch_at", lambda *args: reads.append("commit") or read(*args))
+
+    def noted(read: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def reading(*args: Any) -> Any:
+            reads.append(name)
+            return read(*args)
+
+        return reading
+
+    monkeypatch.setattr(DeltaTable, "history", noted(DeltaTable.history, "history"))
+    monkeypatch.setattr("ledgerlake.table.delta_table.batch_at", noted(batch_at, "commit"))
     return reads
 
 

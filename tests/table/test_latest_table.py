@@ -55,8 +55,8 @@ def rows_of(messages: list[dict[str, Any]]) -> pa.Table:
 class Written:
     """A table, and the processes that write micro-batches to it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = Place(str(folder / "latest"))
+    def __init__(self, folder: Path, stream: str = "stream") -> None:
+        self.path, self.stream = Place(str(folder / "latest")), stream
         self.batches = 0
         self.restart()
         self.table.create()
@@ -68,13 +68,13 @@ class Written:
     def files(self, *parts: list[dict[str, Any]]) -> list[DataFile]:
         files: list[DataFile] = []
         for part in parts:
-            writer = BufferedWriter(data_folder(self.path, schema.MESSAGES, f"part-{self.batches:08}-00000"))
+            writer = BufferedWriter(data_folder(self.path, schema.MESSAGES, f"part-{self.batches:08}-{self.stream}"))
             writer.write(rows_of(part))
             files += writer.finish()
         return files
 
     def batch(self, *parts: list[dict[str, Any]]) -> None:
-        record = BatchRecord("stream", "query", self.batches, self.batches)
+        record = BatchRecord(self.stream, f"query of {self.stream}", self.batches, self.batches)
         assert not self.table.contains(record)
         self.table.commit(record, self.files(*parts), {})
         assert self.table.contains(record)
@@ -164,7 +164,7 @@ def test_a_commit_that_another_writer_overtakes_is_made_again(
 def test_the_same_micro_batch_by_two_processes_lands_once(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     other = LatestTable(written.path, schema.MESSAGES)
     other.check(None)
-    record = BatchRecord("stream", "query", 0, 0)
+    record = BatchRecord("stream", "query of stream", 0, 0)
     assert not other.contains(record)
     files = written.files([message(1, "a", b"1")])
     written.batch([message(1, "a", b"1")])
@@ -250,6 +250,80 @@ def test_a_second_row_of_a_key_by_another_writer_is_hidden_by_the_next_commit(wr
     written.batch([message(3, "b", b"3")])
     assert written.values() == {"a": b"other", "b": b"3"}
     written.batch([message(4, "a", None)])
+    assert written.values() == {"b": b"3"}
+
+
+@pytest.fixture
+def keys_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many keys were read of each file, beside those that a process has just written."""
+    counts: list[int] = []
+    read = LatestTable._read_columns
+
+    def counted(table: LatestTable, name: str, columns: Any) -> pa.Table:
+        rows = read(table, name, columns)
+        if columns == latest_table._KEY_COLUMNS:
+            counts.append(rows.num_rows)
+        return rows
+
+    monkeypatch.setattr(LatestTable, "_read_columns", counted)
+    return counts
+
+
+@pytest.mark.parametrize("n", [200, 400])
+def test_of_the_commits_of_a_second_stream_only_their_rows_are_read(
+    n: int, written: Written, keys_read: list[int]
+) -> None:
+    written.batch([message(number, f"a{number}", b"1") for number in range(n)])
+    second = Written(Path(written.path.uri).parent, "second")
+    second.batch([message(number, f"b{number}", b"1") for number in range(n)])
+    written.batch([message(n, "a0", b"2")])
+    keys_read.clear()
+    for number in range(5):
+        second.batch([message(n + number, f"b{number}", b"2"), message(n + 10 + number, "b0", b"2")])
+        written.batch([message(n + 1 + number, f"a{number}", b"3")])
+    assert 15 <= sum(keys_read) <= 20
+    assert len(written.values()) == 2 * n
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_two_streams_and_other_writers_leave_what_a_dict_has(
+    seed: int, written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr(latest_table, "_MOST_SMALL_FILES", rng.choice([2, 5, 100]))
+    monkeypatch.setattr(latest_table, "_MOST_REWRITTEN_ROWS", rng.choice([1, 10, 10_000]))
+    streams = [written, Written(Path(written.path.uri).parent, "second")]
+    expected: dict[str, bytes] = {}
+    for entry_id in range(40):
+        stream = rng.choice(streams)
+        keys = rng.sample(range(15), rng.randint(0, 8))
+        found = {f"k{key}": None if rng.random() < 0.2 else b"%d" % entry_id for key in keys}
+        stream.batch([message(entry_id * 100 + number, *item) for number, item in enumerate(found.items())])
+        expected = {key: value for key, value in (expected | found).items() if value is not None}
+        chance = rng.random()
+        if chance < 0.1:
+            stream.restart()
+        elif chance < 0.2 and expected:
+            key = rng.choice(sorted(expected))
+            del expected[key]
+            DeltaTable(written.path.uri).delete(f"key = '{key}'")
+        elif chance < 0.25:
+            expected["k1"] = b"foreign"
+            write_deltalake(written.path.uri, rows_of([message(1, "k1", b"foreign")]), mode="append")
+            # Both streams hide the earlier row by their next commits.
+            continue
+        assert stream.values() == expected
+
+
+def test_rows_that_another_writer_brings_back_are_known_again(written: Written, keys_read: list[int]) -> None:
+    written.batch([message(1, "a", b"1"), message(2, "b", b"1")])
+    version = DeltaTable(written.path.uri).version()
+    written.batch([message(3, "a", b"2")])
+    DeltaTable(written.path.uri).restore(version)
+    written.batch([message(4, "b", b"3")])
+    assert written.values() == {"a": b"1", "b": b"3"}
+    assert keys_read == [2]
+    written.batch([message(5, "a", None)])
     assert written.values() == {"b": b"3"}
 
 

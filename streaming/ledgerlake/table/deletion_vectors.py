@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from pyroaring import BitMap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from deltalake import DeltaTable
     from numpy.typing import NDArray
-    from pyroaring import BitMap
+
+    from ledgerlake.stored.places import Place
 
 Descriptor = dict[str, Any]
 
@@ -94,6 +96,26 @@ def file_of(descriptor: Descriptor) -> str | None:
     if descriptor.get("storageType") != "u" or len(descriptor["pathOrInlineDv"]) != len(_z85(bytes(16))):
         return None
     return f"deletion_vector_{uuid.UUID(bytes=_from_z85(descriptor['pathOrInlineDv']))}.bin"
+
+
+def read_vector(table: Place, descriptor: Descriptor) -> BitMap | None:
+    """Return a vector of a table's file; None if it is stored otherwise than this module does it.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    name = file_of(descriptor)
+    if name is None:
+        return None
+    place = table / name
+    with place.filesystem().open_input_file(place.root) as file:
+        file.seek(descriptor["offset"])
+        (size_bytes,) = _SIZE.unpack(file.read(_SIZE.size))
+        data, checksum = bytes(file.read(size_bytes)), bytes(file.read(_SIZE.size))
+    if checksum != _SIZE.pack(zlib.crc32(data)):
+        raise ValueError(f"the deletion vector in {name} is damaged")
+    is_own = data[: _MAGIC.size] == _MAGIC.pack(_MAGIC_NUMBER, 1, 0)
+    return BitMap.deserialize(data[_MAGIC.size :]) if is_own else None
 
 
 def _z85(data: bytes) -> str:

@@ -22,7 +22,7 @@ from pyroaring import BitMap
 from ledgerlake.table.ordered_files import effective_times
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -73,29 +73,20 @@ class LatestIndex:
         hashes = np.concatenate([rows.hashes for rows in new])
         rows = np.concatenate([np.arange(len(part.hashes)) for part in new])
         order = np.lexsort((np.concatenate([part.rank for part in new]), hashes))
-        is_last = _is_last(hashes[order])
-        last, others = order[is_last], order[~is_last]
-        is_deletion = np.concatenate([part.is_deletion for part in new])[last]
-        touched = self._delete(numbers[others], rows[others])
-        touched |= self._delete(numbers[last][is_deletion], rows[last][is_deletion])
-        places = np.searchsorted(self._hashes, hashes[last])
-        is_known = places < len(self._hashes)
-        is_known[is_known] = self._hashes[places[is_known]] == hashes[last][is_known]
-        known = places[is_known]
-        touched |= self._delete(self._file[known], self._row[known])
-        self._replace(hashes[last], numbers[last], rows[last], is_deletion, places, is_known)
-        return touched
+        is_deletion = np.concatenate([part.is_deletion for part in new])
+        return self._take(hashes[order], numbers[order], rows[order], is_deletion[order])
 
     def restore(self, files: Iterable[tuple[str, Hashes, NDArray[np.bool_]]]) -> set[str]:
-        """Fill an empty index with the files of a table, in the order of their commits: the hashes
-        of their rows, and which are live. Another writer may have added a second row of a key: the
-        last one counts.
+        """Take the files of a table that the index does not know yet, in the order of their commits:
+        the hashes of their rows, and which are live. Another writer may have added a second row of
+        a key: the last one counts.
 
         Returns:
             The names of the files of which rows have to be deleted.
         """
         parts: list[tuple[Hashes, Numbers, Numbers]] = []
-        for number, (name, hashes, is_live) in enumerate(files):
+        for name, hashes, is_live in files:
+            number = len(self.files)
             self.files.append(name)
             self.deleted[name] = BitMap(np.flatnonzero(~is_live).astype(np.uint32))
             rows = np.flatnonzero(is_live)
@@ -104,15 +95,20 @@ class LatestIndex:
             return set()
         hashes, numbers, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.lexsort((rows, numbers, hashes))
-        is_last = _is_last(hashes[order])
-        touched = self._delete(numbers[order[~is_last]], rows[order[~is_last]])
-        order = order[is_last]
-        self._hashes, self._file, self._row = (
-            hashes[order],
-            numbers[order].astype(np.int32),
-            rows[order].astype(np.int32),
-        )
-        return touched
+        return self._take(hashes[order], numbers[order], rows[order], np.zeros(len(order), dtype=bool))
+
+    def drop(self, gone: Collection[str], deleted: Mapping[str, BitMap]) -> None:
+        """Drop what another writer has removed: whole files, and rows by the names of their files."""
+        numbers = {name: number for number, name in enumerate(self.files)}
+        is_gone = np.isin(self._file, [numbers[name] for name in gone])
+        changed = np.flatnonzero(np.isin(self._file, [numbers[name] for name in deleted]))
+        for name, rows in deleted.items():
+            of_file = changed[self._file[changed] == numbers[name]]
+            is_gone[of_file] = np.isin(self._row[of_file], np.array(rows - self.deleted[name], dtype=np.int32))
+            self.deleted[name] |= rows
+        kept = np.flatnonzero(~is_gone)
+        self._hashes, self._file, self._row = self._hashes[kept], self._file[kept], self._row[kept]
+        self.remove_files(gone)
 
     def move(self, name: str, hashes: Hashes) -> None:
         """Take a new file that has, in this order, the latest rows of these keys."""
@@ -132,6 +128,22 @@ class LatestIndex:
             numbers[kept] = np.arange(len(kept))
             self._file = numbers[self._file]
             self.files = [self.files[number] for number in kept]
+
+    def _take(self, hashes: Hashes, files: Numbers, rows: Numbers, is_deletion: NDArray[np.bool_]) -> set[str]:
+        """Take rows whose hashes rise, the later row of a key behind the earlier one; they are later
+        than all rows that the index has. Return the names of the files of which rows are deleted.
+        """
+        is_last = _is_last(hashes)
+        touched = self._delete(files[~is_last], rows[~is_last])
+        hashes, files, rows, is_deletion = hashes[is_last], files[is_last], rows[is_last], is_deletion[is_last]
+        touched |= self._delete(files[is_deletion], rows[is_deletion])
+        places = np.searchsorted(self._hashes, hashes)
+        is_known = places < len(self._hashes)
+        is_known[is_known] = self._hashes[places[is_known]] == hashes[is_known]
+        known = places[is_known]
+        touched |= self._delete(self._file[known], self._row[known])
+        self._replace(hashes, files, rows, is_deletion, places, is_known)
+        return touched
 
     def _delete(self, files: NDArray[np.integer], rows: NDArray[np.integer]) -> set[str]:
         touched = set()

@@ -10,8 +10,8 @@ The same commit writes files again of which most rows are deleted, and merges sm
 that is little work. Nobody else has to: upkeep leaves such a table alone.
 
 delta-rs commits no deletion vectors from Python, so the commit is written here (see
-``log_commit``). The index is read from the table when a query starts, and whenever another writer
-has changed the table's files.
+``log_commit``). The index is read from the table when a query starts. It follows what other writers
+change in the table's files: only files that they add are read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pyroaring import BitMap
 
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import TableAccessError, TableError
-from ledgerlake.table.deletion_vectors import live_rows, pack_vectors
+from ledgerlake.table.deletion_vectors import live_rows, pack_vectors, read_vector
 from ledgerlake.table.delta_table import LATEST, MODE, Table
 from ledgerlake.table.latest_index import FileRows, LatestIndex, key_hashes, ranks
 from ledgerlake.table.layout import file_schema, log_text, path_in_file, record_of
@@ -125,20 +125,19 @@ class _LatestCommits(OwnCommits):
         return None if self._state is None else self._state.version
 
     def _current_state(self, table: DeltaTable) -> _State:
-        """Return the state of a version of the table; it is read if another writer changed files
-        since the last commit.
+        """Return the state of a version of the table: that of the last commit with what other writers
+        have changed since.
         """
         known, version = self._state, table.version()
         if known is not None and known.version == version:
             return known
         self._take_columns(table)
+        # The index changes in place; after a failure it is read anew.
+        self._state = None
         try:
             entries = read_log_state(self.path, version).files
-            if known is not None and _same_files(known.entries, entries):
-                self._state = _State(version, entries, known.index, known.touched)
-            else:
-                in_order = sorted(entries, key=lambda name: (entries[name].get("modificationTime", 0), name))
-                self._state = _State(version, entries, *self._read_index(table, in_order))
+            followed = None if known is None else self._followed(known, version, entries)
+            self._state = followed or _State(version, entries, *self._read_index(table, _in_order(entries)))
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
             raise TableAccessError(
                 f"the keys of the table at {self.path} cannot be read: {self.path.reason(error)}"
@@ -150,15 +149,34 @@ class _LatestCommits(OwnCommits):
         keep.
         """
 
+    def _followed(self, known: _State, version: int, entries: dict[str, Action]) -> _State | None:
+        """Return the state of a later version. None if only the whole table says it: rows came back,
+        a vector is none of ours, or second rows of keys are not deleted in the table yet.
+        """
+        before, index = known.entries, known.index
+        added = [name for name in _in_order(entries) if name not in before]
+        changed = [name for name in before if name in entries and _vector(entries[name]) != _vector(before[name])]
+        deleted = {name: self._read_vector(entries[name]) for name in (*added, *changed)}
+        vectors = {name: vector for name, vector in deleted.items() if vector is not None}
+        if known.touched or len(vectors) < len(deleted) or any(index.deleted[name] - vectors[name] for name in changed):
+            return None
+        files = [self._rows_of(name, vectors[name]) for name in added]
+        index.drop(before.keys() - entries.keys(), {name: vectors[name] for name in changed})
+        return _State(version, entries, index, index.restore(files))
+
     def _read_index(self, table: DeltaTable, names: list[str]) -> tuple[LatestIndex, set[str]]:
         deleted = _deleted_rows(table)
-
-        def rows_of(name: str) -> tuple[str, NDArray[np.bytes_], NDArray[np.bool_]]:
-            keys = self._read_columns(name, _KEY_COLUMNS)
-            return name, key_hashes(keys), ~_mask(deleted.get(name, BitMap()), 0, keys.num_rows)
-
         index = LatestIndex()
-        return index, index.restore(map(rows_of, names))
+        return index, index.restore(self._rows_of(name, deleted.get(name, BitMap())) for name in names)
+
+    def _read_vector(self, entry: Action) -> BitMap | None:
+        descriptor = _vector(entry)
+        return BitMap() if descriptor is None else read_vector(self.path, descriptor)
+
+    def _rows_of(self, name: str, deleted: BitMap) -> tuple[str, NDArray[np.bytes_], NDArray[np.bool_]]:
+        """Return a file's name, the hashes of its rows' keys, and which rows are live."""
+        keys = self._read_columns(name, _KEY_COLUMNS)
+        return name, key_hashes(keys), ~_mask(deleted, 0, keys.num_rows)
 
     def _keys_of_new(self, files: Sequence[DataFile]) -> list[FileRows]:
         """Return the keys of the rows of a micro-batch's files."""
@@ -347,7 +365,7 @@ def _to_rewrite(files: Sequence[_Sized]) -> list[str]:
 
 
 def _removed(entry: Action, now_ms: int) -> Action:
-    vector = entry.get("deletionVector")
+    vector = _vector(entry)
     return {
         "path": entry["path"],
         "deletionTimestamp": now_ms,
@@ -359,11 +377,13 @@ def _removed(entry: Action, now_ms: int) -> Action:
     }
 
 
-def _same_files(one: dict[str, Action], other: dict[str, Action]) -> bool:
-    """Return whether two versions have the same live rows."""
-    return one.keys() == other.keys() and all(
-        (one[name].get("deletionVector") or None) == (other[name].get("deletionVector") or None) for name in one
-    )
+def _vector(entry: Action) -> Action | None:
+    return entry.get("deletionVector") or None
+
+
+def _in_order(entries: dict[str, Action]) -> list[str]:
+    """Return the names of files in the order of their commits."""
+    return sorted(entries, key=lambda name: (entries[name].get("modificationTime", 0), name))
 
 
 def _mask(numbers: BitMap, first: int, count: int) -> NDArray[np.bool_]:
