@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from datetime import date, datetime, timezone
 from typing import Any
 
@@ -106,6 +108,9 @@ def test_times_are_utc_and_nested_values_can_be_reached() -> None:
         ("select #1 as a from messages", "a column by its number"),
         ("select __ledgerlake_row as a from messages", "has __ledgerlake_row"),
         ("select list_aggregate(tags, 'reservoir_quantile', 0.5) as a from messages", "reservoir_quantile"),
+        ("select json_contains(decode(value), '1') as a from messages", "the function json_contains"),
+        ("select decode(value)::json::variant::varchar as a from messages", "the type variant"),
+        ("select try_cast(tags as variant[]) as a from messages", "the type variant"),
         ("select " + " || ".join(["name"] * 900) + " as a from messages", "nested too deeply"),
         ("select 1 as a union select 2", "must be one query"),
         ("select 1 as a from messages; select 2", "must be one query"),
@@ -194,3 +199,12 @@ def test_a_whole_row_has_nothing_of_ours() -> None:
 def test_what_fails_for_any_message_is_found_without_one() -> None:
     with pytest.raises(SetupError, match=r"fails for any message: .*Could not convert string 'abc'"):
         RowQuery("select cast('abc' as int) as n from messages", "sql").columns(MESSAGES)
+
+
+def test_a_value_of_any_depth_does_not_end_the_process() -> None:
+    # The process of the tests would end too.
+    command = [sys.executable, "-m", "tests.decode.deep_values"]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=False)
+    tried = ended.stdout.splitlines()
+    assert ended.returncode == 0, f"{tried[-1]} ended the process"
+    assert len(tried) > 100

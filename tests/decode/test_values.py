@@ -546,3 +546,14 @@ def test_a_new_field_of_any_type_has_its_default_in_older_values(of_field: Any, 
     old = avro(field("a", "int"))
     new = avro(field("a", "int"), {"name": "b", "type": of_field, "default": default})
     assert read(new, [written(old, {"a": 1})], old) == ([{"a": 1, "b": expected}], {})
+
+
+def test_a_schema_whose_defaults_stand_for_more_than_they_say_is_refused() -> None:
+    kind: dict[str, Any] = {"type": "record", "name": "R0", "fields": [{"name": "a", "type": "int", "default": 0}]}
+    for level in range(1, 9):
+        of_field = {"name": "a", "type": {"type": "array", "items": kind}, "default": [{}] * 10}
+        kind = {"type": "record", "name": f"R{level}", "fields": [of_field]}
+    schema = ValueSchema(SchemaType.Avro, json.dumps(kind).encode())
+    for read_schema in (column_type, lambda one: decoder(one, one)):
+        with pytest.raises(SetupError, match="the defaults of a schema stand for more than 8388608 bytes"):
+            read_schema(schema)

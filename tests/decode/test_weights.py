@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from google.protobuf import message_factory
 
-from ledgerlake.decode import protobufs, values, weights
+from ledgerlake.decode import protobufs, weights
 from ledgerlake.decode.columns import Encoded
 from ledgerlake.decode.values import column_type, decoder
 from ledgerlake.decode.weights import PART_BYTES, RECORD_BYTES, cuts, fixed_bytes
@@ -22,6 +22,7 @@ from ledgerlake.wire.limits import MAX_VALUES_BYTES
 from ledgerlake.wire.value_schema import ValueSchema
 from tests.decode.protobuf_schemas import protobuf
 from tests.decode.test_avro import random_value
+from tests.decode.test_values import key_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def always_walked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (weights, values):
-        monkeypatch.setattr(module, "MAX_VALUES_BYTES", 0)
+    monkeypatch.setattr(weights, "MAX_VALUES_BYTES", 0)
 
 
 def weighed(schema: ValueSchema, payloads: Sequence[bytes | None], writer: ValueSchema | None = None) -> list[int]:
@@ -154,8 +154,91 @@ def test_symbols_and_defaults_weigh_with_each_item_and_dropped_fields_do_not() -
     reader = record("R", lines=array(record("L", a="int")))
     reader["fields"][0]["type"]["items"]["fields"].append({"name": "added", "type": "string", "default": "x" * 300})
     payload = b"\x04\x02\x04\x00" + b"\x06\x02\x02\x02\x00"
-    item = RECORD_BYTES + 2 * PART_BYTES + len('""') + 300
+    item = RECORD_BYTES + 2 * PART_BYTES + 300
     assert weighed(avro(reader), [payload], avro(writer)) == [RECORD_BYTES + PART_BYTES + 2 * item]
+
+
+def reader_of(definition: Any, **added: Any) -> dict[str, Any]:
+    """A record with more fields, each with its default."""
+    fields = [{"name": name, "type": kind, "default": default} for name, (kind, default) in added.items()]
+    return {**definition, "fields": [*definition["fields"], *fields]}
+
+
+_ITEM = reader_of(record("Item"), a=("long", 0), t=("string", "x" * 100), b=("bytes", "\u00ff" * 50))
+
+_DEFAULTS = {
+    "records": (array(_ITEM), [{}] * 9, 9 * (RECORD_BYTES + 3 * PART_BYTES + 150)),
+    "nulls of wide records": (array(["null", _ITEM]), [None] * 9, 9 * (RECORD_BYTES + 3 * PART_BYTES)),
+    "maps": ({"type": "map", "values": "string"}, {"k": "x" * 70}, 2 * PART_BYTES + 71),
+    "texts": ("string", "\u20ac" * 100, 300),
+}
+
+
+@pytest.mark.parametrize("name", _DEFAULTS)
+@pytest.mark.usefixtures("always_walked")
+def test_a_default_weighs_what_it_becomes_with_each_item_that_has_it(name: str) -> None:
+    kind, default, more = _DEFAULTS[name]
+    writer, line = record("R", lines=array(record("L", a="int"))), reader_of(record("L", a="int"), d=(kind, default))
+    (weight,) = weighed(avro(record("R", lines=array(line))), [b"\x04\x02\x04\x00"], avro(writer))
+    assert weight == RECORD_BYTES + PART_BYTES + 2 * (RECORD_BYTES + 2 * PART_BYTES + more)
+
+
+@pytest.mark.usefixtures("always_walked")
+def test_a_symbol_that_the_reader_lacks_weighs_as_much_as_its_default() -> None:
+    symbols = [{"type": "enum", "name": "E", "symbols": ["B"]}]
+    symbols += [{"type": "enum", "name": "E", "symbols": ["A" * 900], "default": "A" * 900}]
+    writer, reader = (record("R", e=array(one)) for one in symbols)
+    assert weighed(avro(reader), [b"\x04\x00\x00\x00"], avro(writer)) == [
+        RECORD_BYTES + PART_BYTES + 2 * (PART_BYTES + 900)
+    ]
+
+
+@pytest.mark.usefixtures("always_walked")
+def test_a_named_type_weighs_as_much_wherever_the_two_schemas_define_it() -> None:
+    line = record("L", a="int", b="int")
+    writer, reader = record("R", first=array(line), second=array("L")), record("R", second=array(line), first="L")
+    reader["fields"][1]["type"] = array("L")
+    payload = b"\x02\x02\x02\x00" * 2
+    item = RECORD_BYTES + 2 * PART_BYTES
+    assert weighed(avro(reader), [payload], avro(writer)) == [RECORD_BYTES + 2 * (PART_BYTES + item)]
+
+
+def test_weights_beyond_all_numbers_of_64_bits_are_too_heavy() -> None:
+    definition = record("R", l=array(record("L", a="int")))
+    wide = reader_of(record("Wide"), **{f"f{number}": (["null", "int"], None) for number in range(2000)})
+    line = reader_of(record("L", a="int"), d=(array(["null", wide]), [None] * 100_000))
+    reader = record("R", l=array(line))
+    payload = b"\xfe\xff\xff\x07" + b"\x02" * (2**23 - 1) + b"\x00"
+    (weight,) = weighed(avro(reader), [payload], avro(definition))
+    assert weight > MAX_VALUES_BYTES
+
+
+@pytest.mark.parametrize("text", ["x", "\u0122"])
+def test_json_in_another_encoding_than_utf_8_is_not_decoded(text: str) -> None:
+    wide = record("W", **{f"f{number}": ["null", "int"] for number in range(1000)})
+    schema = ValueSchema(pb.Schema.Json, json.dumps(record("R", s="string", l=array(wide))).encode())
+    value = json.dumps({"s": text, "l": [{}] * 20_000}, ensure_ascii=False)
+    for encoding in ("utf-16", "utf-16-le", "utf-32", "utf-32-be"):
+        decoded = decoder(schema, schema)(Encoded(pa.array([value.encode(encoding)], pa.binary())))
+        assert list(decoded.bad) == [0]
+
+
+@pytest.mark.parametrize("digits", [4000, 5000])
+def test_a_number_of_any_length_beside_items_does_not_hide_what_they_weigh(digits: int) -> None:
+    wide = record("W", **{f"f{number}": ["null", "int"] for number in range(1000)})
+    schema = ValueSchema(pb.Schema.Json, json.dumps(record("R", s="string", l=array(wide))).encode())
+    value = b'{"s":%s,"l":[%s]}' % (b"1" * digits, b",".join([b"{}"] * 20_000))
+    decoded = decoder(schema, schema)(Encoded(pa.array([value], pa.binary())))
+    assert decoded.too_large == {0}
+
+
+def test_light_parts_of_a_key_and_a_value_are_decoded_whatever_comes_with_them() -> None:
+    part = ValueSchema(pb.Schema.Json, json.dumps(record("P", t="string")).encode())
+    schema = key_value(part, part, "INLINE", ("JSON", "JSON"))
+    texts = [b'{"t":"%s"}' % (b"x" * size) for size in (1_000_000, 1_500_000)]
+    light, other = (2 * (len(text).to_bytes(4, "big") + text) for text in texts)
+    for payloads in ([light], [light, other], [other, light]):
+        assert decoder(schema, schema)(Encoded(pa.array(payloads, pa.binary()))).bad == {}
 
 
 @pytest.mark.parametrize("seed", range(60))

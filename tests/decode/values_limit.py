@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from ledgerlake.decode import avro_weights, columns, json_weights, protobuf_weights, values, weights
+from ledgerlake.decode import avro_weights, columns, json_weights, protobuf_weights, weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MODULES = (avro_weights, columns, json_weights, protobuf_weights, values, weights)
+_MODULES = (avro_weights, columns, json_weights, protobuf_weights, weights)
 
 
 @contextmanager

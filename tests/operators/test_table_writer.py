@@ -4,6 +4,7 @@ fit.
 
 from __future__ import annotations
 
+import random
 from datetime import date, datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -235,6 +236,21 @@ def test_producers_cannot_make_any_number_of_partitions(tmp_path: Path, monkeypa
     batch = messages(*({"key": f"k{number % 5}", "value": b"%d" % number} for number in range(10)))
     assert [row for row, detail in tables.write(batch) if "more than" in detail] == [3, 4, 8, 9]
     assert sorted(row["key"] for row in tables.rows()["t"]) == ["k0", "k0", "k1", "k1", "k2", "k2"]
+
+
+@pytest.mark.parametrize("cut", range(0, 40, 7))
+def test_which_partitions_are_too_many_does_not_depend_on_the_pieces_of_a_range(
+    cut: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_writer, "_MOST_PARTITIONS", 9)
+    rng = random.Random(7)
+    keys = [(rng.choice("abc"), rng.choice("vwxyz")) for _ in range(40)]
+    batch = messages(*({"key": key, "producer_name": name} for key, name in keys))
+    tables = Tables(tmp_path, table(tmp_path, "t", partition_by=("key", "producer_name")))
+    first = list(dict.fromkeys(keys))[:9]
+    refused = [row for row, _ in tables.write(batch.slice(0, cut))]
+    refused += [row + cut for row, _ in tables.write(batch.slice(cut))]
+    assert refused == [row for row, key in enumerate(keys) if key not in first]
 
 
 def test_a_query_may_select_pulsar_which_stays_as_it_is(tmp_path: Path, registry: dict[bytes, Any]) -> None:

@@ -194,7 +194,8 @@ class TableWriter:
 
     def _by_partition(self, rows: pa.RecordBatch) -> Iterator[tuple[PartitionKey, NDArray[np.int64]]]:
         """Yield the partitions of the table that the rows are in, and the numbers of the rows in
-        each.
+        each. They are in the order of their first rows: which of them are too many must not depend
+        on the pieces in which the rows come.
         """
         if not rows.num_rows:
             return
@@ -202,17 +203,18 @@ class TableWriter:
             yield (), np.arange(rows.num_rows)
             return
         columns = []
+        numbers = np.zeros(rows.num_rows, dtype=np.int64)
         for name in self._partition_columns:
             column = column_of(rows, name)
             assert column is not None
-            columns.append(column.dictionary_encode(null_encoding="encode"))
-        codes = np.stack([column.indices.to_numpy() for column in columns], axis=1)
-        keys, numbers = np.unique(codes, axis=0, return_inverse=True)
-        order = np.argsort(numbers.reshape(-1), kind="stable")
-        ends = np.cumsum(np.bincount(numbers.reshape(-1), minlength=len(keys)))
-        for key, of_key in zip(keys.tolist(), np.split(order, ends[:-1]), strict=True):
-            values = (column.dictionary[code].as_py() for column, code in zip(columns, key, strict=True))
-            yield tuple(map(partition_text, values)), of_key
+            columns.append(column)
+            codes = column.dictionary_encode(null_encoding="encode")
+            together = pa.array(numbers * len(codes.dictionary) + codes.indices.to_numpy())
+            # Codes rise with the first row of their value.
+            numbers = together.dictionary_encode().indices.to_numpy()
+        order = np.argsort(numbers, kind="stable")
+        for of_key in np.split(order, np.cumsum(np.bincount(numbers))[:-1]):
+            yield tuple(partition_text(column[of_key[0]].as_py()) for column in columns), of_key
 
 
 class TableWriters:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from ledgerlake.decode.avro_types import short_name
 from ledgerlake.decode.columns import exceeds
 from ledgerlake.decode.kernels import (
     A_BOOLEAN,
@@ -85,11 +86,6 @@ def avro_reader(definition: Any, physical: pa.StructType) -> AvroReader | None:
         return None
     program = np.array(compiler.program, np.int64).reshape(-1, 4)
     return AvroReader(program, compiler.columns, build, compiler.texts, compiler.limits)
-
-
-def short_name(name: str) -> str:
-    """Return the name of a type without its namespace."""
-    return name.rpartition(".")[2]
 
 
 @dataclass

@@ -2,29 +2,34 @@
 
 The two schemas become one tree of nodes for ``kernels.weigh_avro``. It has the writer's types,
 since those say how the bytes go on, and the reader's weights, since its fields are decoded. A field
-that the reader lacks weighs nothing. One that only the reader has weighs as much as its default.
+that the reader lacks weighs nothing. One that only the reader has weighs as much as its default,
+with the items and texts in it.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ledgerlake.decode import kernels as k
-from ledgerlake.decode.avro import short_name
-from ledgerlake.decode.weights import PART_BYTES, RECORD_BYTES, Weigher
+from ledgerlake.decode.avro_types import named_types, not_null
+from ledgerlake.decode.weights import PART_BYTES, RECORD_BYTES, Weigher, bytes_of
 from ledgerlake.wire.limits import MAX_VALUES_BYTES
 
 if TYPE_CHECKING:
-    from ledgerlake.decode.weights import Bytes, Offsets, Weights
+    from ledgerlake.decode.columns import Encoded
+    from ledgerlake.decode.weights import Weights
 
 _SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 
 # A field that the reader does not have.
 _DROPPED = None
+
+# A weight beyond the limit says no more. A limited one times the number of any bytes is a number of
+# 64 bits.
+_WEIGHT_MOST = MAX_VALUES_BYTES + 1
 
 
 @dataclass(frozen=True)
@@ -41,9 +46,9 @@ def avro_weigher(writer: Any, reader: Any) -> Weigher:
     """Return the weights of values that one schema wrote, if another one reads them.
 
     Args:
-        writer, reader: the schemas, as parsed JSON, of which each has a column.
+        writer, reader: the parsed schemas, of which each has a column, with defaults as they are read.
     """
-    plan = _Plan()
+    plan = _Plan(named_types(writer), named_types(reader))
     root = plan.add(writer, reader)
     nodes, items = np.array(plan.nodes, np.int64).reshape(-1, 4), np.array([*plan.items, 0], np.int64)
     # The root is the first node.
@@ -53,7 +58,8 @@ def avro_weigher(writer: Any, reader: Any) -> Weigher:
     nodes, items = nodes[order], places[items]
     depth = plan.depth + 2
 
-    def walk(data: Bytes, offsets: Offsets, weights: Weights) -> None:
+    def walk(encoded: Encoded, weights: Weights) -> None:
+        data, offsets = bytes_of(encoded.payloads)
         k.weigh_avro(data, offsets, nodes, items, depth, MAX_VALUES_BYTES, weights)
 
     return Weigher(root.fixed_bytes, root.rate, walk)
@@ -61,20 +67,25 @@ def avro_weigher(writer: Any, reader: Any) -> Weigher:
 
 @dataclass
 class _Plan:
+    """
+    Args:
+        written, read: the named types of the two schemas.
+    """
+
+    written: dict[str, Any]
+    read: dict[str, Any]
     nodes: list[list[int]] = field(default_factory=list)
     items: list[int] = field(default_factory=list)
     depth: int = 0
-    _written: dict[str, Any] = field(default_factory=dict)
-    _read: dict[str, Any] = field(default_factory=dict)
+    # By fields and types of the reader.
+    _of_defaults: dict[int, int] = field(default_factory=dict)
+    _of_types: dict[int, int] = field(default_factory=dict)
 
     def add(self, writer: Any, reader: Any, depth: int = 0) -> _Part:
         self.depth = max(self.depth, depth)
-        writer, reader = _resolved(writer, self._written), _resolved(reader, self._read)
         if isinstance(writer, list):
             return self._union(writer, reader, depth)
-        if isinstance(reader, list):
-            reader = next((branch for branch in reader if branch != "null"), _DROPPED)
-            return self.add(writer, reader, depth)
+        writer, reader = not_null(writer, self.written), not_null(reader, self.read)
         kind = writer if isinstance(writer, str) else writer["type"]
         weight = 0 if reader is _DROPPED else PART_BYTES
         if kind in ("record", "error"):
@@ -82,7 +93,8 @@ class _Plan:
         if kind in ("array", "map"):
             return self._items(writer, reader, kind, depth)
         if kind == "enum":
-            weight += max((len(str(symbol).encode()) for symbol in writer["symbols"]), default=0) if weight else 0
+            symbols = [*writer["symbols"], reader.get("default", "")] if isinstance(reader, dict) else []
+            weight += max((_size(symbol) for symbol in symbols), default=0)
             return _Part(self._node(k.W_VARINT), weight, 1, 0)
         if kind in ("int", "long"):
             return _Part(self._node(k.W_VARINT), weight, 1, 0)
@@ -122,17 +134,34 @@ class _Plan:
             parts.append(self.add(part["type"], _DROPPED if of_reader is None else of_reader["type"], depth + 1))
         fixed = (0 if reader is _DROPPED else RECORD_BYTES) + sum(part.fixed_bytes for part in parts)
         fixed += sum(self._default_bytes(part) for name, part in fields.items() if name not in matched)
-        least = sum(part.least_bytes for part in parts)
-        return _Part(
-            self._with_children(k.W_RECORD, parts), fixed, least, max((part.rate for part in parts), default=0)
-        )
+        least, rate = sum(part.least_bytes for part in parts), max((part.rate for part in parts), default=0)
+        return _Part(self._with_children(k.W_RECORD, parts), min(fixed, _WEIGHT_MOST), least, rate)
 
     def _default_bytes(self, part: dict[str, Any]) -> int:
         """Return what a field weighs that has its default."""
-        own = _Plan(_written=dict(self._read), _read=dict(self._read)).add(part["type"], part["type"])
-        default = part.get("default")
-        size = len(json.dumps(default))
-        return own.fixed_bytes + (PART_BYTES * size if isinstance(default, (list, dict)) else size)
+        if id(part) not in self._of_defaults:
+            own = self._fixed_bytes(part["type"]) + self._items_bytes(part["type"], part.get("default"))
+            self._of_defaults[id(part)] = own
+        return self._of_defaults[id(part)]
+
+    def _fixed_bytes(self, node: Any) -> int:
+        """Return what a value of a reader's type weighs without items."""
+        if id(node) not in self._of_types:
+            self._of_types[id(node)] = _Plan(self.read, self.read).add(node, node).fixed_bytes
+        return self._of_types[id(node)]
+
+    def _items_bytes(self, node: Any, value: Any) -> int:
+        """Return what the items and texts of a default weigh."""
+        node = not_null(node, self.read)
+        if isinstance(value, list):
+            own = self._fixed_bytes(node["items"])
+            return sum(own + self._items_bytes(node["items"], item) for item in value)
+        if isinstance(value, dict) and node["type"] == "map":
+            own = PART_BYTES + self._fixed_bytes(node["values"])
+            return sum(own + _size(name) + self._items_bytes(node["values"], item) for name, item in value.items())
+        if isinstance(value, dict):
+            return sum(self._items_bytes(part["type"], value[part["name"]]) for part in node["fields"])
+        return _size(value)
 
     def _items(self, writer: dict[str, Any], reader: Any, kind: str, depth: int) -> _Part:
         name = "items" if kind == "array" else "values"
@@ -142,20 +171,11 @@ class _Plan:
         if kind == "map" and is_same:
             weight += PART_BYTES
         least = item.least_bytes + (kind == "map")
-        rate = -(-weight // max(least, 1)) + item.rate
+        rate = min(-(-weight // max(least, 1)) + item.rate, _WEIGHT_MOST)
         node = self._with_children(k.W_ARRAY if kind == "array" else k.W_MAP, [item], weight)
         return _Part(node, PART_BYTES if is_same else 0, 1, rate)
 
 
-def _resolved(node: Any, named: dict[str, Any]) -> Any:
-    """Return a type in place of its name, and note the names that it defines."""
-    while isinstance(node, dict) and isinstance(node.get("type"), (dict, list)):
-        node = node["type"]
-    kind = node.get("type") if isinstance(node, dict) else node
-    if isinstance(node, dict) and kind in ("record", "error", "enum", "fixed"):
-        named[short_name(str(node["name"]))] = node
-    elif isinstance(kind, str) and short_name(kind) in named:
-        return named[short_name(kind)]
-    elif isinstance(node, dict) and kind not in ("array", "map"):
-        return kind
-    return node
+def _size(value: Any) -> int:
+    """Return the bytes of a text or of bytes."""
+    return len(value.encode() if isinstance(value, str) else value) if isinstance(value, (str, bytes)) else 0

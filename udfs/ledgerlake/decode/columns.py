@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.decode.weights import Weigh, too_heavy
+from ledgerlake.decode.weights import Weigher, too_heavy
 from ledgerlake.errors import SetupError
 from ledgerlake.wire.limits import MAX_VALUES_BYTES
 
@@ -63,7 +63,7 @@ class Decoder:
     """
 
     read: Read
-    weigh: Weigh
+    weigh: Weigher
 
     def __call__(self, encoded: Encoded) -> DecodedValues:
         """Decode values. Those that are too heavy are bad."""

@@ -3,46 +3,23 @@
 Marks outside of texts tell how many objects parsing makes. What the columns take beyond that
 depends on where they are. So if the marks do not show that a value is light, and do not show that
 it is too heavy, it is parsed, and what came out is counted.
-
-Values with too many levels are found here too: parsers differ in how many they take.
 """
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ledgerlake.decode import kernels as k
-from ledgerlake.decode.weights import PART_BYTES, RECORD_BYTES, Weigher, fixed_bytes, offsets_of
+from ledgerlake.decode.json_text import parse_json
+from ledgerlake.decode.weights import PART_BYTES, RECORD_BYTES, Weigher, bytes_of, fixed_bytes
 from ledgerlake.wire.limits import MAX_VALUES_BYTES
 
 if TYPE_CHECKING:
-    from ledgerlake.decode.weights import Bytes, Offsets, Weights
-
-# Python's parser takes 1000 levels less the calls that it is in.
-_LEVELS_MOST = 500
-
-_MARKS = [ord(mark) for mark in ",:{["]
-
-
-def without_deep(payloads: pa.BinaryArray) -> tuple[pa.BinaryArray, dict[int, str]]:
-    """Return payloads without the values that have too many levels, and why those are bad."""
-    offsets = offsets_of(payloads)
-    # A level has two bytes.
-    long = np.flatnonzero(np.diff(offsets) > 2 * _LEVELS_MOST)
-    is_deep = np.zeros(len(long), np.bool_)
-    if len(long):
-        k.find_deep_json(np.frombuffer(payloads.buffers()[2], np.uint8), offsets, long, _LEVELS_MOST, is_deep)
-    deep = dict.fromkeys(long[is_deep].tolist(), f"it has more than {_LEVELS_MOST} levels")
-    if not deep:
-        return payloads, {}
-    others = np.ones(len(payloads), np.bool_)
-    others[list(deep)] = False
-    return pc.if_else(pa.array(others), payloads, None), deep
+    from ledgerlake.decode.columns import Encoded
+    from ledgerlake.decode.weights import Weights
 
 
 def json_weigher(kind: pa.DataType) -> Weigher:
@@ -52,27 +29,19 @@ def json_weigher(kind: pa.DataType) -> Weigher:
     # item of a list has two bytes at least.
     rate = -(-(RECORD_BYTES + 2 * PART_BYTES) // 3) + item_bytes // 2
 
-    def bound(data: Bytes) -> int:
-        return _weight([int(np.count_nonzero(data == mark)) for mark in _MARKS], item_bytes)
-
-    def walk(data: Bytes, offsets: Offsets, weights: Weights) -> None:
+    def walk(encoded: Encoded, weights: Weights) -> None:
+        data, offsets = bytes_of(encoded.payloads)
         counts = np.zeros((len(weights), 4), np.int64)
         k.count_json(data, offsets, counts)
-        for row, marks in enumerate(counts.tolist()):
-            fixed = int(weights[row])
-            weights[row] = fixed + _weight(marks, item_bytes)
-            parsing = fixed + _weight(marks, 0)
-            if item_bytes and weights[row] > MAX_VALUES_BYTES >= parsing:
-                text = data[offsets[row] : offsets[row + 1]].tobytes()
-                weights[row] = min(int(weights[row]), parsing + _parsed_bytes(text, kind))
+        commas, colons, braces, brackets = counts.T
+        parts = commas + braces + brackets + 1
+        parsed = weights + PART_BYTES * (parts + colons) + RECORD_BYTES * braces
+        np.copyto(weights, parsed + item_bytes * parts)
+        for row in np.flatnonzero((weights > MAX_VALUES_BYTES) & (parsed <= MAX_VALUES_BYTES)):
+            text = data[offsets[row] : offsets[row + 1]].tobytes()
+            weights[row] = min(weights[row], parsed[row] + _parsed_bytes(text, kind))
 
-    return Weigher(fixed_bytes(kind), rate, walk, bound)
-
-
-def _weight(marks: list[int], item_bytes: int) -> int:
-    commas, colons, braces, brackets = marks
-    parts = commas + braces + brackets + 1
-    return PART_BYTES * (parts + colons) + RECORD_BYTES * braces + item_bytes * parts
+    return Weigher(fixed_bytes(kind), rate, walk)
 
 
 def _item_bytes(kind: pa.DataType) -> int:
@@ -88,9 +57,10 @@ def _item_bytes(kind: pa.DataType) -> int:
 def _parsed_bytes(text: bytes, kind: pa.DataType) -> int:
     """Return the weight of the items of a value."""
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except (ValueError, RecursionError):
-        return 0  # It cannot be decoded either.
+        # What cannot be counted is not decoded.
+        return MAX_VALUES_BYTES
     weight = 0
     waiting: list[tuple[Any, pa.DataType]] = [(value, kind)]
     while waiting and weight <= MAX_VALUES_BYTES:

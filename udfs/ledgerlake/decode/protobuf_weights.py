@@ -14,13 +14,14 @@ import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
 from ledgerlake.decode import kernels as k
-from ledgerlake.decode.weights import PART_BYTES, RECORD_BYTES, Weigher
+from ledgerlake.decode.weights import PART_BYTES, RECORD_BYTES, Weigher, bytes_of
 from ledgerlake.wire.limits import MAX_VALUES_BYTES
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
 
-    from ledgerlake.decode.weights import Bytes, Offsets, Weights
+    from ledgerlake.decode.columns import Encoded
+    from ledgerlake.decode.weights import Weights
 
 _T = FieldDescriptor
 _FIXED32 = (_T.TYPE_FIXED32, _T.TYPE_SFIXED32, _T.TYPE_FLOAT)
@@ -44,7 +45,8 @@ def protobuf_weigher(message: Descriptor) -> Weigher:
     node_array, fields = np.array(nodes, np.int64), np.array([*rows, [0, 0, -1, 0]], np.int64)
     depth = plan.depth + 1
 
-    def walk(data: Bytes, offsets: Offsets, weights: Weights) -> None:
+    def walk(encoded: Encoded, weights: Weights) -> None:
+        data, offsets = bytes_of(encoded.payloads)
         k.weigh_protobuf(data, offsets, node_array, fields, depth, MAX_VALUES_BYTES, weights)
 
     return Weigher(fixed_bytes, rate, walk)

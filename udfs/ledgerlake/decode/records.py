@@ -20,11 +20,12 @@ Rules kept here:
   - What a value takes when it is decoded is counted before (see ``weights``).
   - An Avro value must end where its bytes end. Sizes in a damaged value allocate no memory: each
     item needs bytes, and a schema with items of no bytes is refused.
+  - A schema whose defaults stand for too much is refused: in a short text, defaults that each use
+    another one ten times can stand for more than any machine can hold.
   - A decimal is judged by its size before it becomes a number.
   - JSON is parsed by Arrow, one batch at a time. If a batch has an unusual value, each value is
     parsed alone, by the same rules: a number becomes its text if the schema has a string, and
-    nothing else is converted. Python's parser counts the levels of a value together with its own
-    calls, so both are given values of limited depth only.
+    nothing else is converted. Both are given the same bytes (see ``json_text``).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import dataclass
 from decimal import Context, Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -41,12 +43,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from ledgerlake.decode.avro import avro_reader, short_name
+from ledgerlake.decode.avro import avro_reader
+from ledgerlake.decode.avro_types import named_types, not_null, short_name
 from ledgerlake.decode.avro_weights import avro_weigher
 from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, Decoder, build, decode_rows, too_wide
-from ledgerlake.decode.json_weights import json_weigher, without_deep
+from ledgerlake.decode.json_text import Number, parse_json, without_deep
+from ledgerlake.decode.json_weights import json_weigher
 from ledgerlake.decode.loop_columns import with_loop
 from ledgerlake.decode.schema import TIMESTAMP
+from ledgerlake.decode.weights import PART_BYTES
 from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
 
@@ -95,6 +100,9 @@ _SHOWN_CHARACTERS = 50
 # A value of a byte or two stands for a symbol.
 _SYMBOL_MOST = 1000
 
+# What the defaults of a schema take together, as values and texts.
+_DEFAULTS_MOST_BYTES = 8 * 1024 * 1024
+
 
 def record_type(schema: ValueSchema) -> pa.DataType:
     """Return the column type of an Avro or JSON schema.
@@ -102,7 +110,10 @@ def record_type(schema: ValueSchema) -> pa.DataType:
     Raises:
         SetupError: the schema has no column.
     """
-    return _for_spark(_Types(schema).of(_parse(schema.definition)))
+    physical = _Types(schema).of(_parse(schema.definition))
+    if schema.kind == pb.Schema.Avro:
+        _compiled(schema)
+    return _for_spark(physical)
 
 
 def record_decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
@@ -115,12 +126,11 @@ def record_decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
     if reader.kind == pb.Schema.Json:
         return Decoder(partial(_decode_json, physical), json_weigher(physical))
     _Types(writer).of(_parse(writer.definition))
-    weigh = avro_weigher(_parse(writer.definition), _parse(reader.definition))
-    return Decoder(_avro_decoder(physical, writer, reader), weigh)
-
-
-def _avro_decoder(physical: pa.DataType, writer: ValueSchema, reader: ValueSchema) -> Read:
     ours, theirs = _compiled(reader), _compiled(writer)
+    return Decoder(_avro_decoder(physical, writer, theirs, ours), avro_weigher(theirs, ours))
+
+
+def _avro_decoder(physical: pa.DataType, writer: ValueSchema, theirs: Any, ours: Any) -> Read:
     if ours != theirs:
         return partial(_decode_avro, physical, theirs, ours)
     decode = partial(_decode_avro, physical, theirs, None)
@@ -145,9 +155,7 @@ def _compiled(schema: ValueSchema) -> Any:
     LOGICAL_READERS.update(dict.fromkeys((f"bytes-{_DECIMAL}", f"fixed-{_DECIMAL}"), _decimal))
     try:
         parsed = fastavro.parse_schema(_plain(_parse(schema.definition)))
-        named = parsed.get("__named_schemas", {}) if isinstance(parsed, dict) else {}
-        for record in (parsed, *named.values()):
-            _read_defaults(record, named)
+        _Defaults(named_types(parsed)).read(parsed)
         return parsed
     except (
         fastavro.schema.SchemaParseException,
@@ -174,47 +182,59 @@ def _plain(node: Any) -> Any:
     return plain
 
 
-def _read_defaults(node: Any, named: dict[str, Any]) -> None:
-    """Replace the defaults in a parsed schema by values as they are read: in JSON, bytes are texts,
+@dataclass
+class _Defaults:
+    """Replaces the defaults in a parsed schema by values as they are read: in JSON, bytes are texts,
     and the default of a record leaves out fields that have one. fastavro takes them as they are.
     """
-    if isinstance(node, list):
-        for branch in node:
-            _read_defaults(branch, named)
-    if not isinstance(node, dict):
-        return
-    for inner in ("type", "items", "values"):
-        _read_defaults(node.get(inner), named)
-    for field in node.get("fields", ()):
-        _read_defaults(field["type"], named)
-        if "default" in field:
-            field["default"] = _default(field["type"], field["default"], named)
 
+    named: dict[str, Any]
+    left_bytes: int = _DEFAULTS_MOST_BYTES
 
-def _default(node: Any, value: Any, named: dict[str, Any]) -> Any:
-    """Return the value that a default in a schema stands for."""
-    if isinstance(node, list):
-        return None if value is None else _default(node[0], value, named)
-    if isinstance(node, str) and node in named:
-        node = named[node]
-    kind = node["type"] if isinstance(node, dict) else node
-    if isinstance(kind, (dict, list)):
-        return _default(kind, value, named)
-    if kind in ("bytes", "fixed") and isinstance(value, str):
-        data = value.encode("latin-1")
-        return _decimal(data, node) if isinstance(node, dict) and "logicalType" in node else data
-    if kind in ("float", "double"):
-        return float(value)
-    if kind == "array":
-        return [_default(node["items"], item, named) for item in value]
-    if kind == "map":
-        return {name: _default(node["values"], item, named) for name, item in value.items()}
-    if kind in ("record", "error"):
-        return {
-            field["name"]: _default(field["type"], value.get(field["name"], field.get("default")), named)
-            for field in node["fields"]
-        }
-    return value
+    def read(self, node: Any) -> None:
+        """Replace the defaults of a type.
+
+        Raises:
+            SetupError: the defaults of the schema stand for too much.
+        """
+        if isinstance(node, list):
+            for branch in node:
+                self.read(branch)
+        if not isinstance(node, dict):
+            return
+        for inner in ("type", "items", "values"):
+            self.read(node.get(inner))
+        for field in node.get("fields", ()):
+            self.read(field["type"])
+            if "default" in field:
+                field["default"] = self._value(field["type"], field["default"])
+
+    def _value(self, node: Any, value: Any) -> Any:
+        """Return the value that a default in a schema stands for."""
+        self.left_bytes -= PART_BYTES + (len(value) if isinstance(value, (str, bytes)) else 0)
+        if self.left_bytes < 0:
+            raise SetupError(
+                f"the defaults of a schema stand for more than {_DEFAULTS_MOST_BYTES} bytes; read it with schema = bytes"
+            )
+        if value is None:
+            return None
+        node = not_null(node, self.named)
+        kind = node["type"] if isinstance(node, dict) else node
+        if kind in ("bytes", "fixed") and isinstance(value, str):
+            data = value.encode("latin-1")
+            return _decimal(data, node) if isinstance(node, dict) and "logicalType" in node else data
+        if kind in ("float", "double"):
+            return float(value)
+        if kind == "array":
+            return [self._value(node["items"], item) for item in value]
+        if kind == "map":
+            return {name: self._value(node["values"], item) for name, item in value.items()}
+        if kind in ("record", "error"):
+            return {
+                field["name"]: self._value(field["type"], value.get(field["name"], field.get("default")))
+                for field in node["fields"]
+            }
+        return value
 
 
 def _is_decimal(node: dict[str, Any]) -> bool:
@@ -378,7 +398,11 @@ def _decode_avro(physical: pa.DataType, writer: Any, reader: Any, encoded: Encod
 
     def read(payload: bytes) -> Any:
         stream = io.BytesIO(payload)
-        value = fastavro.schemaless_reader(stream, writer, reader)
+        try:
+            value = fastavro.schemaless_reader(stream, writer, reader)
+        except EOFError:
+            # Its own text has an address in memory, and a message that is read again has the same reason.
+            raise ValueError("it ends too early") from None
         if stream.tell() != len(payload):
             raise ValueError(f"{len(payload) - stream.tell()} bytes are left over")
         return value
@@ -393,7 +417,7 @@ def _decode_json(physical: pa.DataType, encoded: Encoded) -> DecodedValues:
     if together is not None:
         return DecodedValues(together, deep)
     conform = _conformer(physical)
-    rows, bad = decode_rows(payloads, lambda payload: conform(_parse_json(payload)))
+    rows, bad = decode_rows(payloads, lambda payload: conform(parse_json(payload)))
     return DecodedValues(build(rows, physical, _for_spark(physical), bad), bad | deep)
 
 
@@ -401,15 +425,6 @@ _JSON_SPACES = " \t\n\r"
 
 # From here on a double is rounded to a float that is infinite.
 _FLOAT_LIMIT = (2 - 2**-24) * 2.0**127
-
-
-class _Number(str):
-    """A number of JSON as it is written: a text column takes all of its digits."""
-
-    __slots__ = ()
-
-
-_parse_json = partial(json.loads, parse_int=_Number, parse_float=_Number, parse_constant=_Number)
 
 
 def _is_simple(arrow_type: pa.DataType) -> bool:
@@ -502,10 +517,10 @@ def _conformer(arrow_type: pa.DataType) -> Callable[[Any], Any]:
         return _or_null(str, str)
     if pa.types.is_boolean(arrow_type):
         return _or_null(bool, lambda value: value)
-    return _or_null(_Number, partial(_real, arrow_type) if pa.types.is_floating(arrow_type) else _whole)
+    return _or_null(Number, partial(_real, arrow_type) if pa.types.is_floating(arrow_type) else _whole)
 
 
-def _real(arrow_type: pa.DataType, number: _Number) -> float:
+def _real(arrow_type: pa.DataType, number: Number) -> float:
     value = float(number)
     limit = _FLOAT_LIMIT if pa.types.is_float32(arrow_type) else math.inf
     # A column holds infinity itself.
@@ -514,7 +529,7 @@ def _real(arrow_type: pa.DataType, number: _Number) -> float:
     return value
 
 
-def _whole(number: _Number) -> int:
+def _whole(number: Number) -> int:
     if not number.removeprefix("-").isdigit():
         raise ValueError(f"{number[:_SHOWN_CHARACTERS]} is no whole number")
     return int(number)
@@ -525,7 +540,7 @@ def _or_null(kind: type, convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if value is None:
             return None
         if not isinstance(value, kind):
-            name = "number" if isinstance(value, _Number) else type(value).__name__
+            name = "number" if isinstance(value, Number) else type(value).__name__
             raise ValueError(f"a {name} stands where another type belongs")
         return convert(value)
 

@@ -34,7 +34,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -42,10 +41,9 @@ from ledgerlake.decode.columns import SCHEMAS_KEPT, DecodedValues, Decoder, Enco
 from ledgerlake.decode.primitives import DECODERS, TYPES
 from ledgerlake.decode.protobufs import message_decoder, message_type
 from ledgerlake.decode.records import record_decoder, record_type
-from ledgerlake.decode.weights import Weigh, Weigher, fixed_bytes, offsets_of
+from ledgerlake.decode.weights import Weigher, fixed_bytes
 from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire.limits import MAX_VALUES_BYTES
 from ledgerlake.wire.value_schema import ValueSchema
 
 if TYPE_CHECKING:
@@ -209,38 +207,19 @@ def _key_value_decoder(writer: _KeyValue, reader: _KeyValue, target: pa.DataType
         columns = [decoded.values.cast(field.type) for decoded, field in zip((key, value), target, strict=True)]
         return DecodedValues(pa.StructArray.from_arrays(columns, fields=list(target), mask=pc.invert(is_valid)), bad)
 
-    return Decoder(decode, _PairWeigher(read_key.weigh, read_value.weigh, writer.separated))
+    return Decoder(decode, _pair_weigher(read_key.weigh, read_value.weigh, separated=writer.separated))
 
 
-@dataclass(frozen=True)
-class _PairWeigher:
-    """The weights of keys and values together."""
+def _pair_weigher(of_key: Weigher, of_value: Weigher, *, separated: bool) -> Weigher:
+    """Return the weights of keys and values together."""
 
-    of_key: Weigh
-    of_value: Weigh
-    separated: bool
+    def walk(encoded: Encoded, weights: Weights) -> None:
+        keys, payloads, _ = _parts(encoded, separated)
+        of_key.add(Encoded(keys), weights)
+        of_value.add(Encoded(payloads), weights)
 
-    @property
-    def fixed_bytes(self) -> int:
-        return self.of_key.fixed_bytes + self.of_value.fixed_bytes
-
-    @property
-    def rate(self) -> int:
-        return max(self.of_key.rate, self.of_value.rate)
-
-    def most_bytes(self, encoded: Encoded) -> int:
-        """Return an upper bound of all weights together, in constant time."""
-        if self.separated and encoded.keys is not None:
-            return self.of_key.most_bytes(Encoded(encoded.keys)) + self.of_value.most_bytes(encoded)
-        offsets = offsets_of(encoded.payloads)
-        return self.fixed_bytes * len(encoded.payloads) + self.rate * int(offsets[-1] - offsets[0])
-
-    def __call__(self, encoded: Encoded) -> Weights:
-        weights: Weights = self.fixed_bytes + self.rate * np.diff(offsets_of(encoded.payloads)).astype(np.int64)
-        if not self.separated and weights.sum() <= MAX_VALUES_BYTES:
-            return weights
-        keys, payloads, _ = _parts(encoded, self.separated)
-        return self.of_key(Encoded(keys)) + self.of_value(Encoded(payloads))
+    fixed, rate = of_key.fixed_bytes + of_value.fixed_bytes, max(of_key.rate, of_value.rate)
+    return Weigher(fixed, rate, walk, has_keys=separated)
 
 
 def _parts(encoded: Encoded, separated: bool) -> tuple[pa.BinaryArray, pa.BinaryArray, list[int]]:

@@ -5,18 +5,19 @@ entries are compressed. So each value has a weight, an upper bound of what its p
 objects and in columns. Its own texts and bytes are not in it, since they are as long when decoded.
 
 Weights follow from the schema for values without arrays and maps. For all others there is a bound
-by the number of their bytes. Only if that passes ``MAX_VALUES_BYTES``, the values are walked
-through, which takes linear time and makes no objects.
+by the number of their bytes. Only if the bounds of a batch pass ``MAX_VALUES_BYTES`` together, its
+values are walked through, which takes linear time. A value whose weight passes the limit is not
+decoded. Other values of its batch do not decide about that: in a batch that is not walked, no
+value's own bound passes the limit.
 
-A value whose weight passes the limit is not decoded. ``cuts`` divides rows so that no more is
-decoded at once.
+``cuts`` divides rows so that no more is decoded at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -40,69 +41,61 @@ PART_BYTES = 64
 # A record as a dict or a message of Protobuf, in addition to its fields.
 RECORD_BYTES = 320
 
-# Adds what rows weigh to their weights, -1 for a row whose bytes do not fit its schema. It may stop
-# in a row that passes the limit.
-Walk = Callable[["Bytes", "Offsets", "Weights"], None]
-
-# Returns an upper bound of the weights of all bytes together, in a fast way.
-Bound = Callable[["Bytes"], int]
-
-
-class Weigh(Protocol):
-    """Returns the weight of each value. One above the limit may be larger.
-
-    ``fixed_bytes`` is the weight of a value, whatever its bytes are, and ``rate`` what each of its
-    bytes adds at most.
-    """
-
-    @property
-    def fixed_bytes(self) -> int: ...
-
-    @property
-    def rate(self) -> int: ...
-
-    def most_bytes(self, encoded: Encoded) -> int:
-        """Return an upper bound of all weights together, in constant time."""
-
-    def __call__(self, encoded: Encoded) -> Weights: ...
+# Adds what the bytes of values weigh to the weights of their rows, -1 for a row whose bytes do not
+# fit its schema. It may stop in a row that passes the limit.
+Walk = Callable[["Encoded", "Weights"], None]
 
 
 @dataclass(frozen=True)
 class Weigher:
-    """The weights of values of one schema, by their bytes.
+    """The weights of values of one schema.
 
     Args:
-        fixed_bytes, rate: see ``Weigh``.
+        fixed_bytes: the weight of a value, whatever its bytes are.
+        rate: what each of its bytes adds at most.
         walk: counts what the bytes add, if they may pass the limit.
-        bound: may show that ``walk`` is not needed.
+        has_keys: messages' keys are decoded too.
     """
 
     fixed_bytes: int
     rate: int = 0
     walk: Walk | None = None
-    bound: Bound | None = None
+    has_keys: bool = False
 
     def most_bytes(self, encoded: Encoded) -> int:
         """Return an upper bound of all weights together, in constant time."""
-        offsets = offsets_of(encoded.payloads)
-        return self.fixed_bytes * len(encoded.payloads) + self.rate * int(offsets[-1] - offsets[0])
+        all_offsets = [offsets_of(part) for part in self._parts(encoded)]
+        size = sum(int(offsets[-1] - offsets[0]) for offsets in all_offsets)
+        return self.fixed_bytes * len(encoded.payloads) + self.rate * size
 
     def __call__(self, encoded: Encoded) -> Weights:
         """Return the weight of each value. One above the limit may be larger."""
-        count = len(encoded.payloads)
-        offsets = offsets_of(encoded.payloads)
-        data = np.frombuffer(encoded.payloads.buffers()[2] or b"", np.uint8)
-        weights: Weights = self.fixed_bytes + self.rate * np.diff(offsets).astype(np.int64)
-        total = int(weights.sum())
-        if self.walk is None or not self.rate or total <= MAX_VALUES_BYTES:
+        weights: Weights = np.full(len(encoded.payloads), self.fixed_bytes, np.int64)
+        if self.most_bytes(encoded) > MAX_VALUES_BYTES:
+            self.add(encoded, weights)
             return weights
-        if self.bound is not None and weights.max() <= MAX_VALUES_BYTES:
-            bound = count * self.fixed_bytes + self.bound(data[offsets[0] : offsets[-1]])
-            if bound <= MAX_VALUES_BYTES:
-                return weights * bound // total
-        walked: Weights = np.full(count, self.fixed_bytes, np.int64)
-        self.walk(data, offsets, walked)
-        return np.where(walked < 0, weights, np.minimum(walked, weights))
+        return weights + self._most(encoded)
+
+    def add(self, encoded: Encoded, weights: Weights) -> None:
+        """Add what the bytes of values weigh to the weights of their rows."""
+        if self.walk is None or not self.rate:
+            return
+        most = weights + self._most(encoded)
+        self.walk(encoded, weights)
+        np.copyto(weights, np.where(weights < 0, most, np.minimum(weights, most)))
+
+    def _most(self, encoded: Encoded) -> Weights:
+        sizes: Weights = np.sum([np.diff(offsets_of(part)) for part in self._parts(encoded)], axis=0, dtype=np.int64)
+        return self.rate * sizes
+
+    def _parts(self, encoded: Encoded) -> list[pa.BinaryArray]:
+        has_keys = self.has_keys and encoded.keys is not None
+        return [encoded.payloads, encoded.keys] if has_keys else [encoded.payloads]
+
+
+def bytes_of(payloads: pa.BinaryArray) -> tuple[Bytes, Offsets]:
+    """Return the data of payloads, and where each of them begins in it, see ``offsets_of``."""
+    return np.frombuffer(payloads.buffers()[2] or b"", np.uint8), offsets_of(payloads)
 
 
 def offsets_of(payloads: pa.BinaryArray) -> Offsets:
