@@ -133,6 +133,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "A chunk has an id, a count or a size that no message can have; for example more than 10,000 chunks.",
         "Correct the producer, or make its chunks larger.",
     ),
+    "chunk_known": (
+        "Another chunk with that id waits already, because the topic was created again in another cluster.",
+        "Publish the message again: it gets another id.",
+    ),
     "chunk_part": (
         "A single chunk was decoded by `ledgerlake.decode.as_udf`, which assembles nothing.",
         "Use the pipeline or `ledgerlake.api.messages`.",
@@ -142,7 +146,8 @@ REASONS: dict[str, tuple[str, str]] = {
         "Raise `expire_after`, then replay. If the producer died, publish the message again.",
     ),
     "chunk_evicted": (
-        "More than ten thousand incomplete messages of a topic partition were spilled; this was the oldest.",
+        "More than ten thousand incomplete messages of a topic partition were spilled, or more than 100,000 of their chunks "
+        "waited; this was the oldest.",
         "Find the producers that begin messages and do not end them; then replay.",
     ),
     "chunk_trimmed": (

@@ -17,7 +17,6 @@ from ledgerlake.assembly.rules import (
     Reject,
     Retain,
     Spill,
-    classify,
 )
 from ledgerlake.wire.message_id import Position
 
@@ -25,7 +24,7 @@ KEY_A, KEY_B, KEY_C = (ChunkedMessageKey(name, f"{name}-1") for name in "abc")
 
 
 class Feed:
-    """Chunks at consecutive entries, ten bytes each."""
+    """Chunks at consecutive entries, ten bytes each, and five of metadata."""
 
     def __init__(self, **limits: int) -> None:
         self.pending = IncompleteMessages(Limits(**limits))
@@ -43,6 +42,7 @@ class Feed:
             "chunk_count": count,
             "total_bytes": 10 * count,
             "size_bytes": 10,
+            "entry_bytes": 15,
             "time_ms": self.entry,
             "publish_ms": 7,
         }
@@ -88,13 +88,18 @@ def test_a_uuid_that_a_restarted_producer_uses_again_may_have_another_size() -> 
     assert feed(KEY_A, 1, 2) == [Deliver(KEY_A, at(2, 3), reread=False)]
 
 
-def test_an_entry_that_is_delivered_twice_changes_nothing() -> None:
+@pytest.mark.parametrize("key", [KEY_A, KEY_B])
+def test_a_chunk_at_the_position_of_one_that_waits_is_rejected_and_the_one_that_waits_stays(
+    key: ChunkedMessageKey,
+) -> None:
     feed = Feed()
-    feed(KEY_A, 0, 3)
-    assert feed(KEY_A, 0, 3, at=0) == []
-    feed(KEY_A, 1, 3)
-    assert feed(KEY_A, 1, 3, at=1) == []
+    for number in range(2):
+        feed(KEY_A, number, 3)
+        for chunk_id in range(3):
+            known = Reject("chunk_known", key, at(number), bytes_kept=False)
+            assert feed(key, chunk_id, 3, at=number, publish_ms=8) == [known]
     assert feed(KEY_A, 2, 3) == [Deliver(KEY_A, at(0, 1, 2), reread=False)]
+    assert feed.pending.messages == ()
 
 
 def test_a_chunk_sent_again_is_rejected_and_the_set_goes_on() -> None:
@@ -210,16 +215,16 @@ def test_at_the_limit_of_sets_the_oldest_is_put_aside_and_still_delivered() -> N
 
 
 def test_bytes_are_limited_as_well_as_sets() -> None:
-    feed = Feed(max_pending_bytes=25)
+    feed = Feed(max_pending_bytes=35)
     feed(KEY_A, 0, 3)
     feed(KEY_B, 0, 3)
     assert feed(KEY_B, 1, 3) == [hold(2), Spill(at(0))]
-    assert feed.pending.kept_bytes == 20
+    assert feed.pending.kept_bytes == 30
     assert feed(KEY_B, 2, 4, total_bytes=30) == [Reject("chunk_mismatch", KEY_B, at(3), bytes_kept=False)]
 
 
 def test_a_set_larger_than_the_whole_limit_is_put_aside_itself() -> None:
-    feed = Feed(max_pending_bytes=15)
+    feed = Feed(max_pending_bytes=25)
     feed(KEY_A, 0, 3)
     assert feed(KEY_A, 1, 3) == [hold(1), Spill(at(0, 1))]
     assert feed(KEY_A, 2, 3) == [Deliver(KEY_A, at(0, 1, 2), reread=True, known=at(0, 1, 2))]
@@ -300,6 +305,28 @@ def test_what_is_aside_is_limited_too() -> None:
     assert feed(KEY_C, 0, 2) == [hold(2), Spill(at(1)), Reject("chunk_evicted", KEY_A, at(0), bytes_kept=False)]
 
 
+def test_what_a_producer_puts_beside_the_payload_counts_as_bytes() -> None:
+    feed = Feed(max_pending_bytes=10_000)
+    feed(KEY_A, 0, 3, entry_bytes=5000)
+    assert feed(KEY_B, 0, 3, entry_bytes=5001) == [hold(1), Spill(at(0))]
+    assert feed.pending.kept_bytes == 5001
+
+
+@pytest.mark.parametrize("has_marker", [False, True])
+@pytest.mark.parametrize("max_pending", [1, 100])
+def test_the_chunks_of_all_messages_together_are_limited(max_pending: int, has_marker: bool) -> None:
+    feed = Feed(max_incomplete_chunks=4, max_pending=max_pending)
+    effects = []
+    for key in (KEY_A, KEY_B, KEY_C):
+        for chunk_id in range(3):
+            effects += feed(key, chunk_id, 9, size_bytes=0, has_marker=has_marker)
+            assert sum(len(message.positions) for message in feed.pending.messages) <= 4
+    assert [effect for effect in effects if isinstance(effect, Reject)] == [
+        Reject("chunk_evicted", KEY_A, at(0, 1, 2), bytes_kept=max_pending > 1),
+        Reject("chunk_evicted", KEY_B, at(3, 4, 5), bytes_kept=max_pending > 1),
+    ]
+
+
 def test_sets_expire_by_the_time_of_their_first_chunk() -> None:
     feed = Feed(max_pending=1, expire_after_ms=100)
     feed(KEY_A, 0, 2, time_ms=1000)
@@ -326,7 +353,7 @@ def test_a_hundred_thousand_open_sets_cost_no_more_each_than_a_few() -> None:
         rejected += sum(isinstance(effect, Reject) for effect in effects)
     assert len(feed.pending.messages) == 50_100
     assert rejected == 100_000 - 50_100
-    assert feed.pending.kept_bytes == 1000
+    assert feed.pending.kept_bytes == 1500
 
 
 def test_open_sets_survive_a_restart() -> None:
@@ -334,7 +361,7 @@ def test_open_sets_survive_a_restart() -> None:
     feed(KEY_A, 0, 2)
     feed(KEY_B, 0, 2)
     feed.pending = IncompleteMessages(Limits(max_pending=1), feed.pending.messages)
-    assert feed.pending.kept_bytes == 10
+    assert feed.pending.kept_bytes == 15
     assert feed(KEY_A, 1, 2) == [Deliver(KEY_A, at(0, 2), reread=True, known=at(0, 2))]
     assert feed(KEY_B, 1, 2) == [Deliver(KEY_B, at(1, 3), reread=False)]
 
@@ -342,12 +369,13 @@ def test_open_sets_survive_a_restart() -> None:
 def test_every_event_of_the_table_is_reached() -> None:
     feed = Feed()
     limits = Limits(max_message_bytes=100)
-    reached = {classify(Chunk(KEY_A, Position(1, 0), 1, 4, 40, 10, 0, 7, has_marker=True), None, limits)}
+    feed.pending = IncompleteMessages(limits)
+    reached = {feed.pending.classify(Chunk(KEY_A, Position(1, 0), 1, 4, 40, 10, 15, 0, 7, has_marker=True))}
     for held_ids in (0, 1, 2):
         for chunk_id in (-1, 0, 1, 2, 3):
             for count, total in ((4, 40), (4, 41), (4, 1000)):
                 for entry in (0, 9):
-                    chunk = Chunk(KEY_A, Position(1, entry), chunk_id, count, total, 10, 0, 7)
-                    reached.add(classify(chunk, feed.pending.find(KEY_A), limits))
+                    chunk = Chunk(KEY_A, Position(1, entry), chunk_id, count, total, 10, 15, 0, 7)
+                    reached.add(feed.pending.classify(chunk))
         feed(KEY_A, held_ids, 4)
     assert reached == set(ChunkEvent)

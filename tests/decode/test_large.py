@@ -83,6 +83,20 @@ def test_a_message_over_the_limit_is_refused_before_it_is_joined() -> None:
     assert decoded(chunk_entries(PAYLOAD, 3), max_bytes=len(PAYLOAD)).num_rows == 1
 
 
+def test_what_chunks_have_beside_the_payload_is_limited_too() -> None:
+    def chunks(property_bytes: int) -> list[bytes]:
+        properties = [pb.KeyValue(key="k", value="x" * property_bytes)]
+        return chunk_entries(PAYLOAD, 30, properties=properties)
+
+    # Metadata of the size of the payload is free.
+    assert decoded(chunks(300), max_bytes=len(PAYLOAD)).num_rows == 1
+    unread = iter(chunks(5000))
+    with pytest.raises(CorruptEntryError) as raised:
+        decode_large(unread, at(30), SOURCE, len(PAYLOAD))
+    assert raised.value.reason == "too_large"
+    assert len(list(unread)) > 20
+
+
 def test_what_is_beyond_the_limit_or_of_another_message_is_not_even_read() -> None:
     chunks = chunk_entries(PAYLOAD, 300)
     for entries, reason in ((chunks, "too_large"), ([chunks[0], None, *chunks[2:]], "chunk_trimmed")):

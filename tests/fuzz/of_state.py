@@ -102,11 +102,11 @@ def _judge_offset(data: bytes) -> int:
 
 # State and rows of the stateful stage.
 
-_OPEN = IncompleteMessage(_KEY, 3, 900, 1_700_000_000_000, 1_700_000_000_000, _PLACES, 600)
+_OPEN = IncompleteMessage(_KEY, 3, 900, 1_700_000_000_000, 1_700_000_000_000, _PLACES, 600, 640)
 _REPORT = TaskReport(
     Position(7, 9), 1_700_000_000_000, {"f": 1},
     [
-        Chunk(_KEY, Position(7, 1), 0, 3, 900, 300, 1_700_000_000_000, 1_700_000_000_000), MessageStarted(_KEY), _OPEN,
+        Chunk(_KEY, Position(7, 1), 0, 3, 900, 300, 320, 1_700_000_000_000, 1_700_000_000_000), MessageStarted(_KEY), _OPEN,
         Marker("p", "p-1", _PLACES, 1_700_000_000_000), DelayedLargeMessage(_PLACES, 1_800_000_000_000, True),
         Cancel("key", "k", Position(7, 5), 1_700_000_000_000),
     ],
@@ -123,7 +123,7 @@ def _judge_set(data: bytes) -> int:
     incomplete = incomplete_from_json(_text(data))
     assert incomplete_from_json(incomplete_to_json(incomplete)) == incomplete
     pending = IncompleteMessages(Limits(), [incomplete])
-    pending.arrive(Chunk(_KEY, Position(7, 9), 2, 3, 900, 300, 1_700_000_000_000, 1_700_000_000_000))
+    pending.arrive(Chunk(_KEY, Position(7, 9), 2, 3, 900, 300, 320, 1_700_000_000_000, 1_700_000_000_000))
     pending.expire(1_800_000_000_000)
     return 1
 

@@ -111,7 +111,7 @@ def test_odd_entries_between_regular_ones_keep_their_order_in_pieces() -> None:
 
 def _chunk(uuid: str, entry_id: int, chunk_id: int, count: int, *, has_marker: bool = False) -> Chunk:
     key = ChunkedMessageKey("p", uuid)
-    return Chunk(key, Position(1, entry_id), chunk_id, count, count, 1, 1, 1, has_marker)
+    return Chunk(key, Position(1, entry_id), chunk_id, count, count, 1, 1, 1, 1, has_marker)
 
 
 def _arrivals(chunks: Iterable[Chunk], limits: Limits) -> int:

@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ledgerlake.assembly.chunk_entries import read_chunk
+from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, Limits
+from ledgerlake.operators.in_task import LocalAssembly
+from ledgerlake.operators.stateful import incomplete_from_json
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.growth.counting import Case, check
+from tests.operators.stage import Settled, Stage, task
 from tests.operators.test_shared_files import TIME_MS, A, batch_in, entry, topic
 
 if TYPE_CHECKING:
@@ -70,7 +77,46 @@ def _chunks_of_a_message(n: int) -> Callable[[], None]:
     return work
 
 
+def _chunks_with_properties(n: int) -> Callable[[], Mapping[str, int]]:
+    """Prepare first chunks of messages that never end, each with a byte of payload and a kilobyte beside it."""
+    properties = [pb.KeyValue(key="k", value="x" * 1000)]
+    entries = [
+        chunk_entries(b"ab", 2, f"p-{number:06}", publish_time=5, properties=properties)[0] for number in range(n)
+    ]
+
+    def work() -> Mapping[str, int]:
+        local = LocalAssembly(Limits(max_pending_bytes=50_000))
+        for number, raw in enumerate(entries):
+            assert list(local.arrive(read_chunk(raw, Position(1, number)), raw) or ()) == []
+        kept_bytes = sum(len(kept) for _, kept in local.drain_pending())
+        assert 40_000 < kept_bytes <= 50_000
+        return {"bytes kept": kept_bytes}
+
+    return work
+
+
+def _endless_messages(n: int) -> Callable[[], Mapping[str, int]]:
+    """Prepare messages of empty chunks that never end."""
+    limits = Limits(max_incomplete_chunks=100)
+    chunks = [
+        Chunk(ChunkedMessageKey("p", f"p-{number // 10}"), Position(1, number), number % 10, 11, 0, 0, 90, 5, 5)
+        for number in range(10 * n)
+    ]
+
+    def work() -> Mapping[str, int]:
+        stage = Stage(limits)
+        for start in range(0, len(chunks), 150):
+            stage.run(task(chunks[start : start + 150], limits, Settled()))
+        waiting = [incomplete_from_json(value[0]) for _, value in stage.getMapState("sets", "", "").iterator()]
+        parts = stage.getMapState("parts", "", "").values
+        return {"positions": sum(len(message.positions) for message in waiting), "parts": len(parts)}
+
+    return work
+
+
 CASES = [
+    Case("tasks, chunks with large properties", _chunks_with_properties, n=100, constant=("bytes kept",)),
+    Case("stage, messages that never end", _endless_messages, n=30, constant=("positions", "parts")),
     Case("ingest, topics with a message each", _quiet_topics, constant=("files",)),
     Case("stage, large messages that are incomplete together", _messages_over_two_ranges, constant=("files",)),
     Case("stage, chunks of a large message", _chunks_of_a_message),

@@ -22,7 +22,8 @@ def schedule(rng: random.Random) -> list[Chunk]:
     while any(streams):
         key, chunk_id, count, total, size, publish_ms = rng.choice([stream for stream in streams if stream]).pop(0)
         time_ms = rng.choice([len(chunks), None])
-        chunks.append(Chunk(key, Position(1, len(chunks)), chunk_id, count, total, size, time_ms, publish_ms))
+        position, entry_bytes = Position(1, len(chunks)), size + rng.randint(1, 9)
+        chunks.append(Chunk(key, position, chunk_id, count, total, size, entry_bytes, time_ms, publish_ms))
     return chunks
 
 

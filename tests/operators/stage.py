@@ -44,6 +44,9 @@ class DictState:
     def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
         return self.values.get(key)
 
+    def containsKey(self, key: tuple[Any, ...]) -> bool:
+        return key in self.values
+
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
         self.writes += 1
         self.values[key] = value

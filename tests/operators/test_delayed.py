@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ledgerlake.assembly.rules import ChunkedMessageKey, Limits
+from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessage, Limits
 from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.rejects import RejectedEntry
@@ -22,11 +22,12 @@ from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.delay.repetition import RepetitionRate, parse_repetition, rate_of
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import OffsetError
-from ledgerlake.operators import bucket_storage, delayed, repeating
+from ledgerlake.operators import bucket_storage, delayed, repeating, stateful
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.rows import (
     STAGE_ROWS,
     DelayedLargeMessage,
+    MessageStarted,
     Released,
     RowKind,
     StateSummary,
@@ -345,12 +346,65 @@ def test_what_has_the_id_of_a_message_that_waits_is_a_reject() -> None:
         parts=other_parts,
         at_s=1,
     )
+    # The chunks are refused where those that wait are kept, and only the topic has them.
     assert [(reject.position, reject.reason, reject.entry is None) for reject in play.rejects] == [
-        (position, "delayed_known", False) for position in (Position(1, 0), *at)
+        (Position(1, 0), "delayed_known", False),
+        *((position, "delayed_known", True) for position in at),
     ]
     assert play(at_s=10) == [b"large message"]
     assert play(at_s=30) == [b"1:0"]
     assert play(at_s=60) == [b"1:1"]
+
+
+AT = tuple(Position(1, entry_id) for entry_id in (3, 5, 7))
+NEWER = ChunkedMessageKey("newer", "newer-1")
+
+
+@pytest.mark.parametrize("fresh_bytes", [0, 10**6])
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param([Chunk(NEWER, Position(1, 3), 0, 2, 4, 2, 90, STORED_MS, STORED_MS)], id="a chunk"),
+        pytest.param(
+            [
+                MessageStarted(NEWER),
+                IncompleteMessage(NEWER, 2, 4, STORED_MS, STORED_MS, (Position(1, 3),), 2, 90),
+            ],
+            id="a message that began in its range",
+        ),
+    ],
+)
+def test_a_chunk_takes_the_place_of_no_chunk_that_waits(
+    monkeypatch: pytest.MonkeyPatch, events: list[Any], fresh_bytes: int
+) -> None:
+    monkeypatch.setattr(stateful, "_FRESH_BYTES", fresh_bytes)
+    entries = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000)
+    newer = chunk_entries(b"abcd", 2, uuid="newer-1", producer_name="newer")[0]
+    play = Play()
+    waits = DelayedLargeMessage(AT, STORED_MS + 10_000, bytes_kept=True)
+    play(events=[waits], parts=list(zip(AT, entries, strict=True)), at_s=0)
+    play(events=events, parts=[(Position(1, 3), newer)], at_s=1)
+    assert [(reject.position, reject.reason) for reject in play.rejects] == [(Position(1, 3), "chunk_known")]
+    assert play(at_s=10) == [b"large message"]
+    assert not play.state("parts")
+
+
+@pytest.mark.parametrize("place", AT)
+@pytest.mark.parametrize("reread", [False, True])
+def test_an_entry_that_is_cut_takes_the_place_of_no_message_that_waits(place: Position, reread: bool) -> None:
+    entries = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000)
+    play = Play(reread=reread)
+    waits = DelayedLargeMessage(AT, STORED_MS + 10_000, bytes_kept=True)
+    play(events=[waits], parts=list(zip(AT, entries, strict=True)), at_s=0)
+    cut = list(delayed_rows(SOURCE, memoryview(frame(place.entry_id, 20, batch=3)), BatchRange(None, 1)))
+    play(rows=cut, at_s=1)
+    if reread and place != AT[-1]:
+        assert play.rejects == []
+        return
+    assert [(reject.position, reject.reason) for reject in play.rejects] == [(place, "delayed_known")]
+    if not reread:
+        assert play(at_s=10) == [b"large message"]
+        assert not play.state("parts")
 
 
 def test_with_reread_only_positions_wait() -> None:
@@ -362,7 +416,6 @@ def test_with_reread_only_positions_wait() -> None:
     assert [(row.kind, json.loads(row.header).get("positions")) for row in rows[:1]] == [("reread", [[1, 0], [1, 1]])]
 
 
-AT = tuple(Position(1, entry_id) for entry_id in (3, 5, 7))
 NOT_KEPT = DelayedLargeMessage(
     AT, STORED_MS + 10_000, bytes_kept=False, key=ChunkedMessageKey("p", "p-1"), known=AT[:1]
 )

@@ -30,7 +30,7 @@ LIMITS = Limits(expire_after_ms=1000)
 
 
 def chunk(key: ChunkedMessageKey, entry: int, chunk_id: int, count: int = 3, has_marker: bool = False) -> Chunk:
-    return Chunk(key, Position(1, entry), chunk_id, count, 10 * count, 10, 5000 + entry, 7, has_marker)
+    return Chunk(key, Position(1, entry), chunk_id, count, 10 * count, 10, 15, 5000 + entry, 7, has_marker)
 
 
 def at(*entries: int) -> tuple[Position, ...]:
@@ -175,6 +175,31 @@ def test_with_one_pending_set_three_interleaved_messages_are_delivered_by_readin
     assert play.state == {"sets": 0, "parts": 0}
 
 
+def test_a_chunk_of_a_topic_made_anew_takes_the_place_of_no_chunk_that_waits() -> None:
+    play = Play()
+    play([chunk(KEY_A, 0, 0), chunk(KEY_A, 1, 1)])
+    # The first chunk of the same message in the new topic, and a message of another producer.
+    play([replace(chunk(KEY_A, 1, 1), publish_ms=8), chunk(KEY_B, 0, 0)])
+    play([chunk(KEY_B, 3, 1), chunk(KEY_A, 4, 2)])
+    assert play.settled.delivered == [at(0, 1, 4)]
+    assert sorted(play.settled.rejected) == [
+        ("chunk_known", Position(1, 0)),
+        ("chunk_known", Position(1, 1)),
+        ("chunk_orphan", Position(1, 3)),
+    ]
+    assert play.state == {"sets": 0, "parts": 0}
+
+
+def test_a_message_at_the_positions_of_a_spilled_one_is_rejected_with_its_own_bytes() -> None:
+    play = Play(Limits(max_pending=1))
+    play([chunk(KEY_A, 0, 0), chunk(KEY_B, 1, 0)])
+    play([chunk(ChunkedMessageKey("c", "c-1"), 0, 0)])
+    assert play.settled.rejected == [("chunk_known", Position(1, 0))]
+    play([chunk(KEY_A, 2, 1), chunk(KEY_A, 3, 2), chunk(KEY_B, 4, 1), chunk(KEY_B, 5, 2)])
+    assert play.settled.delivered == [at(0, 2, 3), at(1, 4, 5)]
+    assert play.state == {"sets": 0, "parts": 0}
+
+
 def test_a_set_expires_on_a_clock_alone() -> None:
     play = Play()
     play([chunk(KEY_A, 0, 0)])
@@ -216,14 +241,22 @@ def test_a_marker_behind_a_whole_message_changes_nothing() -> None:
 
 
 def test_an_open_set_in_state_is_readable_by_later_releases_and_a_newer_one_is_refused() -> None:
-    golden = (GOLDEN / "open-set-v2.json").read_text()
+    golden = (GOLDEN / "open-set-v3.json").read_text()
     incomplete = IncompleteMessage(
-        ChunkedMessageKey("p", "p-7"), 3, 11, 1_777_626_000_123, 1_777_625_999_000, at(0, 4), 8, spilled=True
+        ChunkedMessageKey("p", "p-7"), 3, 11, 1_777_626_000_123, 1_777_625_999_000, at(0, 4), 8, 96
     )
     assert incomplete_from_json(golden) == incomplete
     assert json.loads(incomplete_to_json(incomplete)) == json.loads(golden)
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
-        incomplete_from_json('{"version": 3}')
+        incomplete_from_json('{"version": 4}')
+
+
+@pytest.mark.parametrize("is_spilled", [False, True])
+def test_an_open_set_of_version_2_counts_with_the_bytes_of_its_message(is_spilled: bool) -> None:
+    fields = json.loads((GOLDEN / "open-set-v2.json").read_text())
+    incomplete = incomplete_from_json(json.dumps(fields | {"aside": is_spilled}))
+    assert (incomplete.spilled, incomplete.kept_bytes) == (is_spilled, 0 if is_spilled else 8)
+    assert incomplete.arrived_bytes == 8
 
 
 def test_an_open_set_of_version_1_has_the_age_that_the_clock_gives_it_now() -> None:

@@ -50,7 +50,7 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     ),
     "open set": (
         incomplete_from_json,
-        incomplete_to_json(IncompleteMessage(KEY, 3, 900, 5, 4, PLACES, 600)),
+        incomplete_to_json(IncompleteMessage(KEY, 3, 900, 5, 4, PLACES, 600, 640)),
     ),
     "delayed large message": (
         separately_stored_from_json,

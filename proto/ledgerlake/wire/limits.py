@@ -57,6 +57,10 @@ MAX_PLAIN_BYTES = 2**31 - 64 * 1024 * 1024
 # A chunk of a message with more chunks, or a marker that lists more, becomes a reject.
 MAX_CHUNKS = 10_000
 
+# The most chunks of the incomplete messages of a topic partition together, with bytes or without:
+# each micro-batch of the topic partition reads and holds their positions.
+MAX_INCOMPLETE_CHUNKS = 100_000
+
 # The limit of the producer name and of the uuid of a chunk or of a marker. Both are kept for every
 # incomplete message.
 MAX_CHUNK_NAME_BYTES = 1024

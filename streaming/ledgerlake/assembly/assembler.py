@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from ledgerlake.assembly.rules import (
     Chunk,
     ChunkedMessageKey,
+    ChunkEvent,
     Deliver,
     Effect,
     IncompleteMessages,
@@ -32,7 +33,12 @@ Entry = bytes | memoryview
 
 
 class KeptEntries(Protocol):
-    """Entries kept by position."""
+    """Entries kept by position. A position has one: an entry that comes to one that is kept is
+    refused.
+    """
+
+    def is_refused(self, position: Position) -> bool:
+        """Return whether an entry was refused that came to this position."""
 
     def take(self, position: Position) -> Entry | None:
         """Remove an entry and return it; None if it is not kept."""
@@ -87,7 +93,7 @@ class Assembly:
 
     The methods return lazy iterators: a chunk or marker is added when its iterator is iterated, and
     each iterator must be used up before the next call. The entry of an arriving chunk must be among
-    the kept entries. If ``delays_messages``, the entries of a message that is to be delivered later
+    the kept entries, or be refused there: then the chunk is rejected. If ``delays_messages``, the entries of a message that is to be delivered later
     stay there unless they are taken.
     """
 
@@ -105,6 +111,9 @@ class Assembly:
 
     def arrive(self, chunk: Chunk) -> Iterator[Assembled | Rejected]:
         """Add a chunk; yield what it completes or rejects."""
+        if self._kept_entries.is_refused(chunk.position):
+            yield Rejected(ChunkEvent.KNOWN.value, [(chunk.position, None)])
+            return
         effects = self.pending.arrive(chunk)
         yield from self._apply(effects, chunk)
         if Retain(chunk.position) not in effects and not any(_takes_entries(effect) for effect in effects):
@@ -120,8 +129,16 @@ class Assembly:
         yield from self._apply(self.pending.supersede(key))
 
     def adopt(self, message: IncompleteMessage) -> Iterator[Assembled | Rejected]:
-        """Continue an incomplete message that began elsewhere; yield what has to give way to it."""
-        yield from self._apply(self.pending.adopt(message))
+        """Continue an incomplete message that began elsewhere; yield what has to give way to it. If
+        another chunk waits at one of its positions, it is rejected itself.
+        """
+        positions = set(message.positions)
+        refused = set(filter(self._kept_entries.is_refused, positions))
+        if refused or self.pending.has_chunk_of_another(message.key, positions):
+            own = set() if message.spilled else positions - refused
+            yield self._reject(ChunkEvent.KNOWN.value, message.positions, own)
+        else:
+            yield from self._apply(self.pending.adopt(message))
 
     def expire(self, now_ms: int) -> Iterator[Assembled | Rejected]:
         """Reject the messages that are too old at a time."""
@@ -130,6 +147,7 @@ class Assembly:
     def _apply(
         self, effects: list[Effect], completed_by: Chunk | Marker | None = None
     ) -> Iterator[Assembled | Rejected]:
+        arriving = {completed_by.position} if isinstance(completed_by, Chunk) else set()
         for effect in effects:
             if isinstance(effect, Spill):
                 for position in effect.positions:
@@ -152,9 +170,18 @@ class Assembly:
                     for position in effect.positions:
                         self._kept_entries.drop(position)
             elif isinstance(effect, Reject):
-                yield Rejected(
-                    effect.reason, [(position, self._kept_entries.take(position)) for position in effect.positions]
-                )
+                own = set(effect.positions) if effect.bytes_kept else arriving
+                yield self._reject(effect.reason, effect.positions, own)
+
+    def _reject(self, reason: str, positions: tuple[Position, ...], own: set[Position]) -> Rejected:
+        """Return the reject of chunks.
+
+        Args:
+            own: the positions at which their bytes are kept. At others there may be bytes of another
+                message.
+        """
+        take = self._kept_entries.take
+        return Rejected(reason, [(position, take(position) if position in own else None) for position in positions])
 
 
 def _stored_ms(completed_by: Chunk | Marker | None) -> int:

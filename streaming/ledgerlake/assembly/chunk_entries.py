@@ -44,6 +44,7 @@ def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
         chunk_count=metadata.num_chunks_from_msg,
         total_bytes=metadata.total_chunk_msg_size,
         size_bytes=len(entry.payload) - tag_bytes,
+        entry_bytes=len(raw),
         time_ms=broker_time_ms(entry),
         publish_ms=_signed(metadata.publish_time),
         has_marker=has_promise(metadata),

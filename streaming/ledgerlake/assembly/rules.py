@@ -7,11 +7,11 @@ uuid.
 What a chunk does to the incomplete message of its producer and uuid:
 
     event       chunk                                          effect
+    known       at the position of a chunk that waits          the chunk is rejected, the message stays
     invalid     id, count or size that no message can have     the chunk is rejected, the message stays as it is
     too_large   claims more bytes than the limit               likewise
     first       id 0, there is no incomplete message           an incomplete message begins
     resent      id 0, at another position than before          its chunks are rejected, the message begins again
-    repeated    a position that was added before               none: the same stored entry twice
     mismatch    another count, total size or publish time      the chunk is rejected, the message stays
     duplicate   an id that was added, at another position      the chunk is rejected, the message stays
     next        the id after the last one                      the chunk is kept; the last one completes the message
@@ -24,6 +24,9 @@ a message promise the marker in their metadata. If there is no incomplete messag
 the message was delivered before; else it is delivered by the marker's list. A marker that lists a
 chunk of another incomplete message is refused, and its own message is rejected.
 
+A position is read once. So a chunk is ``known`` only if the topic was created again in another
+cluster, where ids begin anew: two entries have one position then, and the one that waits keeps it.
+
 A uuid is ``<producer>-<sequence id>`` and comes again when a producer restarts with a lower
 sequence. The publish time tells the two messages apart: the Java, C++ and Go clients stamp a
 message once, before they cut it, and a producer that sends chunks again after a reconnect sends the
@@ -35,14 +38,16 @@ Rules kept here:
   - At the limit of messages or bytes the oldest incomplete message is spilled, as PIP-37's "marked
     for redelivery": its bytes are dropped, its positions stay. When it is complete, its chunks are
     read again by position.
-  - Spilled messages are limited in number too; beyond that the oldest is rejected
-    (``chunk_evicted``).
+  - The bytes that count are those of the stored entries: what a producer puts beside the payload is
+    kept too.
+  - Spilled messages are limited in number too, and the chunks of all messages together. Beyond that
+    the oldest is rejected (``chunk_evicted``), spilled ones first.
   - The age of a message is measured by the clock of the micro-batches: the broker's time if the
     broker gives one, else the planner's. A message whose first chunk came without a broker time is
     as old as the first ``expire`` that sees it.
   - Sizes are checked against the total as chunks arrive; a claimed size never sizes anything.
 
-Reasons of rejects: ``chunk_invalid``, ``too_large``, ``chunk_resent``,
+Reasons of rejects: ``chunk_known``, ``chunk_invalid``, ``too_large``, ``chunk_resent``,
 ``chunk_mismatch``, ``chunk_duplicate``, ``chunk_gap``, ``chunk_orphan``, ``chunk_size``,
 ``chunk_evicted``, ``chunk_expired``, ``malformed_marker``.
 """
@@ -55,7 +60,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from ledgerlake.wire.limits import MAX_CHUNKS
+from ledgerlake.wire.limits import MAX_CHUNKS, MAX_INCOMPLETE_CHUNKS
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -68,11 +73,16 @@ MALFORMED_MARKER = "malformed_marker"
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of incomplete messages on one topic partition."""
+    """The limits of incomplete messages on one topic partition.
+
+    ``max_pending_bytes`` is of the entries that are kept, ``max_incomplete_chunks`` of the chunks of
+    all messages, ``max_chunks`` of those of one.
+    """
 
     max_pending: int = 1000
     max_pending_bytes: int = 256 * 1024 * 1024
     max_spilled: int = 10_000
+    max_incomplete_chunks: int = MAX_INCOMPLETE_CHUNKS
     max_chunks: int = MAX_CHUNKS
     max_message_bytes: int = 1024 * 1024 * 1024
     expire_after_ms: int = 3_600_000
@@ -89,7 +99,7 @@ class ChunkedMessageKey:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """An arriving chunk. ``size_bytes`` is the number of bytes that it adds to the message, after
-    decryption.
+    decryption; ``entry_bytes`` that of its stored entry.
 
     ``time_ms`` is the broker's time, None if the broker gives none. ``publish_ms`` is the
     producer's time, which tells messages with the same uuid apart and is never used as the clock.
@@ -103,6 +113,7 @@ class Chunk:
     chunk_count: int
     total_bytes: int
     size_bytes: int
+    entry_bytes: int
     time_ms: int | None
     publish_ms: int
     has_marker: bool = False
@@ -115,7 +126,8 @@ class IncompleteMessage:
     """The chunks of a message that have arrived: the positions of chunks 0 to n-1. If the message
     is ``spilled``, their bytes are not kept.
 
-    ``opened_ms`` is None until a clock has seen the message. ``publish_ms`` is None if the message
+    ``arrived_bytes`` are the bytes of the message in them, ``kept_bytes`` those of the entries that
+    are kept. ``opened_ms`` is None until a clock has seen the message. ``publish_ms`` is None if the message
     was stored by a release that did not store it. ``awaiting``: some chunks were missed,
     ``positions`` are the others, and only a marker can complete the message.
     """
@@ -127,13 +139,9 @@ class IncompleteMessage:
     publish_ms: int | None
     positions: tuple[Position, ...]
     arrived_bytes: int
+    kept_bytes: int
     spilled: bool = False
     awaiting: bool = False
-
-    @property
-    def kept_bytes(self) -> int:
-        """Return the bytes that are kept of it."""
-        return 0 if self.spilled else self.arrived_bytes
 
 
 @dataclass(slots=True)
@@ -149,6 +157,7 @@ class ArrivingMessage:
     publish_ms: int | None
     positions: dict[Position, None]
     arrived_bytes: int = 0
+    kept_bytes: int = 0
     spilled: bool = False
     awaiting: bool = False
 
@@ -160,10 +169,6 @@ class ArrivingMessage:
     def to_stored(self) -> IncompleteMessage:
         """Return the message as it is stored."""
         return IncompleteMessage(**_fields(self) | {"positions": tuple(self.positions)})
-
-    @property
-    def kept_bytes(self) -> int:
-        return 0 if self.spilled else self.arrived_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +215,11 @@ Effect = Retain | Spill | Deliver | Reject
 class ChunkEvent(Enum):
     """An arriving chunk as the rules see it; see the module's table."""
 
+    KNOWN = "chunk_known"
     INVALID = "chunk_invalid"
     TOO_LARGE = "too_large"
     FIRST = "first"
     RESENT = "chunk_resent"
-    REPEATED = "repeated"
     MISMATCH = "chunk_mismatch"
     DUPLICATE = "chunk_duplicate"
     NEXT = "next"
@@ -223,8 +228,8 @@ class ChunkEvent(Enum):
     AWAITED = "awaited"
 
 
-def classify(chunk: Chunk, incomplete: ArrivingMessage | None, limits: Limits) -> ChunkEvent:
-    """Return the event of a chunk: the first line of the module's table that applies.
+def _classify(chunk: Chunk, incomplete: ArrivingMessage | None, limits: Limits) -> ChunkEvent:
+    """Return the event of a chunk whose position is not known.
 
     Args:
         incomplete: the incomplete message of the chunk's key, if there is one.
@@ -241,8 +246,6 @@ def classify(chunk: Chunk, incomplete: ArrivingMessage | None, limits: Limits) -
         return ChunkEvent.FIRST
     if incomplete is None:
         return ChunkEvent.AWAITED if chunk.has_marker else ChunkEvent.ORPHAN
-    if chunk.position in incomplete.positions:
-        return ChunkEvent.REPEATED
     if chunk.chunk_id == 0:
         return ChunkEvent.RESENT
     if incomplete.awaiting:
@@ -266,7 +269,7 @@ class IncompleteMessages:
         self._kept: OrderedDict[ChunkedMessageKey, ArrivingMessage] = OrderedDict()
         self._spilled: OrderedDict[ChunkedMessageKey, ArrivingMessage] = OrderedDict()
         self._kept_bytes = 0
-        # The message of each chunk, so that a marker cannot list chunks of another message.
+        # The message of each chunk: a position has one, and a marker cannot list chunks of another.
         self._owners: dict[Position, ChunkedMessageKey] = {}
         for message in messages:
             self._put(ArrivingMessage.of(message))
@@ -285,9 +288,15 @@ class IncompleteMessages:
     def find(self, key: ChunkedMessageKey) -> ArrivingMessage | None:
         return self._kept.get(key) or self._spilled.get(key)
 
+    def classify(self, chunk: Chunk) -> ChunkEvent:
+        """Return the event of a chunk: the first line of the module's table that applies."""
+        if chunk.position in self._owners:
+            return ChunkEvent.KNOWN
+        return _classify(chunk, self.find(chunk.key), self._limits)
+
     def arrive(self, chunk: Chunk) -> list[Effect]:
         """Add a chunk; return what is to be done, in this order."""
-        event = classify(chunk, self.find(chunk.key), self._limits)
+        event = self.classify(chunk)
         return _STEPS[event](self, chunk, event)
 
     def apply_marker(self, key: ChunkedMessageKey, positions: tuple[Position, ...]) -> list[Effect]:
@@ -338,9 +347,6 @@ class IncompleteMessages:
     def _reject_chunk(self, chunk: Chunk, event: ChunkEvent) -> list[Effect]:
         return [_reject_alone(chunk, event.value)]
 
-    def _ignore(self, _chunk: Chunk, _event: ChunkEvent) -> list[Effect]:
-        return []
-
     def _start_over(self, chunk: Chunk, event: ChunkEvent) -> list[Effect]:
         return [self._give_up(chunk.key, event.value), *self._open(chunk, event)]
 
@@ -351,7 +357,7 @@ class IncompleteMessages:
         if chunk.size_bytes > chunk.total_bytes:
             return [_reject_alone(chunk, "chunk_size")]
         self._put(_without_chunks(chunk))
-        self._add(chunk, chunk.size_bytes)
+        self._add(chunk)
         return [Retain(chunk.position), *self._make_room()]
 
     def _append(self, chunk: Chunk, _event: ChunkEvent) -> list[Effect]:
@@ -365,8 +371,8 @@ class IncompleteMessages:
             positions = (*incomplete.positions, chunk.position)
             known = positions if incomplete.spilled else ()
             return [Deliver(chunk.key, positions, reread=incomplete.spilled, known=known)]
-        self._add(chunk, chunk.size_bytes)
-        return [] if incomplete.spilled else [Retain(chunk.position), *self._make_room()]
+        self._add(chunk)
+        return [*([] if incomplete.spilled else [Retain(chunk.position)]), *self._make_room()]
 
     def _await(self, chunk: Chunk, _event: ChunkEvent) -> list[Effect]:
         before = self.find(chunk.key)
@@ -378,25 +384,26 @@ class IncompleteMessages:
         elif not before.spilled:
             effects.append(self._spill(chunk.key))
         before.awaiting = True
-        self._add(chunk, 0)
+        self._add(chunk)
         return [*effects, *self._make_room()]
 
     def _spill(self, key: ChunkedMessageKey) -> Spill:
         message = self._take(key)
         message.spilled = True
+        message.kept_bytes = 0
         self._put(message)
         return Spill(tuple(message.positions))
 
     def _make_room(self) -> list[Effect]:
-        """Spill the oldest messages until the limits are kept; give up the oldest spilled messages
-        beyond theirs.
+        """Spill the oldest messages until the limits of kept ones are met; give up the oldest beyond
+        the others.
         """
         limits = self._limits
         effects: list[Effect] = []
         while self._kept and (len(self._kept) > limits.max_pending or self._kept_bytes > limits.max_pending_bytes):
             effects.append(self._spill(next(iter(self._kept))))
-        while len(self._spilled) > limits.max_spilled:
-            effects.append(self._give_up(next(iter(self._spilled)), "chunk_evicted"))
+        while len(self._spilled) > limits.max_spilled or len(self._owners) > limits.max_incomplete_chunks:
+            effects.append(self._give_up(next(iter(self._spilled or self._kept)), "chunk_evicted"))
         return effects
 
     def _give_up(self, key: ChunkedMessageKey, reason: str) -> Reject:
@@ -409,12 +416,14 @@ class IncompleteMessages:
         self._owners.update(dict.fromkeys(message.positions, message.key))
         (self._spilled if message.spilled else self._kept)[message.key] = message
 
-    def _add(self, chunk: Chunk, size_bytes: int) -> None:
+    def _add(self, chunk: Chunk) -> None:
         """Add a chunk to the message of its key."""
         message = self._kept.get(chunk.key) or self._spilled[chunk.key]
         message.positions[chunk.position] = None
-        message.arrived_bytes += size_bytes
-        self._kept_bytes += 0 if message.spilled else size_bytes
+        message.arrived_bytes += chunk.size_bytes
+        if not message.spilled:
+            message.kept_bytes += chunk.entry_bytes
+            self._kept_bytes += chunk.entry_bytes
         self._owners[chunk.position] = chunk.key
 
     def _take(self, key: ChunkedMessageKey) -> ArrivingMessage:
@@ -440,11 +449,11 @@ def _reject_alone(chunk: Chunk, reason: str) -> Reject:
 
 
 _STEPS: dict[ChunkEvent, Callable[[IncompleteMessages, Chunk, ChunkEvent], list[Effect]]] = {
+    ChunkEvent.KNOWN: IncompleteMessages._reject_chunk,
     ChunkEvent.INVALID: IncompleteMessages._reject_chunk,
     ChunkEvent.TOO_LARGE: IncompleteMessages._reject_chunk,
     ChunkEvent.FIRST: IncompleteMessages._open,
     ChunkEvent.RESENT: IncompleteMessages._start_over,
-    ChunkEvent.REPEATED: IncompleteMessages._ignore,
     ChunkEvent.MISMATCH: IncompleteMessages._reject_chunk,
     ChunkEvent.DUPLICATE: IncompleteMessages._reject_chunk,
     ChunkEvent.NEXT: IncompleteMessages._append,

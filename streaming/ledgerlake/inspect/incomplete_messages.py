@@ -22,6 +22,7 @@ class IncompleteLargeMessage:
     """An incomplete large message. ``age_ms`` counts from its first chunk, by the clock of the
     micro-batches.
 
+    ``kept_bytes`` are the bytes of the entries that are kept, ``total_bytes`` those of the message.
     If it was spilled, its chunks will be read again, and ``kept_bytes`` is 0.
     """
 
@@ -37,11 +38,11 @@ class IncompleteLargeMessage:
     awaits_marker: bool
 
     def sentence(self) -> str:
-        where = "kept" if self.kept_bytes else "spilled"
+        where = f"{self.kept_bytes:,} bytes kept" if self.kept_bytes else "spilled"
         until = ", waits for its marker" if self.awaits_marker else ""
         return (
             f"{self.topic_partition} {self.uuid} of {self.producer_name}: {self.present} chunks present, "
-            f"{self.missing} missing, {self.kept_bytes:,} of {self.total_bytes:,} bytes {where}, "
+            f"{self.missing} missing, {self.total_bytes:,} bytes when complete, {where}, "
             f"first chunk {self.first_chunk_id}, {self.age_ms / 1000:,.0f} s old{until}"
         )
 

@@ -44,7 +44,13 @@ if TYPE_CHECKING:
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.source.planning import EntryRange
 
-_NO_LIMITS = Limits(max_pending=2**31, max_pending_bytes=2**62, max_message_bytes=2**31)
+_NO_LIMITS = Limits(
+    max_pending=2**31,
+    max_pending_bytes=2**62,
+    max_spilled=2**31,
+    max_incomplete_chunks=2**31,
+    max_message_bytes=2**31,
+)
 
 
 @dataclass

@@ -153,11 +153,8 @@ class DelayedState:
 class StoredEntries(KeptEntries, Protocol):
     """Entries in state, by position."""
 
-    def put(self, position: Position, entry: bytes) -> None:
-        """Keep an entry."""
-
-    def has(self, position: Position) -> bool:
-        """Return whether an entry is kept."""
+    def put(self, position: Position, entry: bytes) -> bool:
+        """Keep an entry; return False if it is refused."""
 
     def get(self, position: Position) -> bytes | None:
         """Return an entry, which stays kept; None if it is not."""
@@ -255,6 +252,12 @@ class DelayedMessages:
         bytes_kept = not self._options.reread
         self._store_separate(last, SeparatelyStored(message.positions, bytes_kept, key=message.key))
 
+    def reject_known(self, message: DelayedLargeMessage) -> None:
+        """Reject a complete large message of which some chunks were refused."""
+        for position in message.positions:
+            is_refused = self._kept_entries.is_refused(position)
+            self._known.append((position, None if is_refused else self._kept_entries.take(position)))
+
     def _add_large_to_read(self, cutoff_ms: int) -> None:
         for message in self._large_to_read:
             try:
@@ -277,9 +280,8 @@ class DelayedMessages:
         kept: list[Position] = []
         try:
             for position, entry in zip(message.positions, self._read_chunks(message), strict=True):
-                if self._kept_entries.has(position):
+                if not self._kept_entries.put(position, bytes(entry)):
                     raise CorruptEntryError("one of its chunks waits with another message", reason=MALFORMED_MARKER)
-                self._kept_entries.put(position, bytes(entry))
                 kept.append(position)
         except CorruptEntryError:
             for position in kept:
@@ -296,8 +298,13 @@ class DelayedMessages:
 
         A later range may bring more messages of the same entry. If the earlier ones are still
         delayed, the new ones join them. If those were delivered, the new ones are due at once.
+        If another message waits at its position, it is a reject.
         """
         earlier = self._load_separate(position.ledger_id, position.entry_id)
+        if not self._put_partial(position, frame, earlier):
+            self._known += entries_of(frame).items()
+            self._not_added.add(position)
+            return
         if earlier is not None and earlier.is_delivered:
             self._due_partial.append((position, batch_range))
             return
@@ -311,6 +318,16 @@ class DelayedMessages:
         if earlier is not None and earlier.batch_range is not None:
             joined = replace(batch_range, after=earlier.batch_range.after)
         self._store_separate(position, SeparatelyStored((position,), True, joined))
+
+    def _put_partial(self, position: Position, frame: bytes, earlier: SeparatelyStored | None) -> bool:
+        """Keep a frame; return False if another entry waits at its position."""
+        if earlier is not None and earlier.batch_range is None:
+            return False
+        if self._kept_entries.put(position, frame):
+            return True
+        if earlier is None or earlier.is_delivered:
+            return False
+        return entries_of(self._kept_entries.get(position) or b"") == entries_of(frame)
 
     def cancel(self, cancel: Cancel) -> None:
         self._new_cancels.append(cancel)
@@ -329,11 +346,11 @@ class DelayedMessages:
         self._after = after
         self._add_large_to_read(cutoff_ms)
         yield from self._rejected
+        if self._known:
+            yield Rejected(DELAYED_KNOWN, self._known)
         if self._tracker is None and self._stored_record is None and not self.schedules.pauses_all:
             return
         tracker = self._open()
-        if self._known:
-            yield Rejected(DELAYED_KNOWN, self._known)
         stored_cancels = _read_value(self._state.cancels)
         cancels, marked, pauses = (
             cancels_from_json(stored_cancels) if stored_cancels else (Cancels(), MarkedPositions(), Pauses())

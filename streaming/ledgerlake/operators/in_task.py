@@ -13,7 +13,7 @@ import json
 from typing import TYPE_CHECKING
 
 from ledgerlake.assembly.assembler import Assembled, Assembly, Entry, Rejected
-from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, ChunkEvent, classify
+from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, ChunkEvent
 from ledgerlake.operators.outcome_types import Outcome
 from ledgerlake.operators.rows import DelayedLargeMessage, MessageStarted, TaskEvent
 from ledgerlake.wire.limits import MAX_TASK_EVENT_BYTES
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ledgerlake.wire.chunks import Marker
     from ledgerlake.wire.message_id import Position
 
-_ALWAYS_REJECTED = (ChunkEvent.INVALID, ChunkEvent.TOO_LARGE)
+_ALWAYS_REJECTED = (ChunkEvent.KNOWN, ChunkEvent.INVALID, ChunkEvent.TOO_LARGE)
 
 
 # The most bytes of an event as JSON without its names and positions, and those of a position.
@@ -71,9 +71,16 @@ class MemoryEntries:
 
     def __init__(self) -> None:
         self._entries: dict[Position, Entry] = {}
+        self._refused: set[Position] = set()
 
     def put(self, position: Position, entry: Entry) -> None:
-        self._entries[position] = entry
+        if position in self._entries:
+            self._refused.add(position)
+        else:
+            self._entries[position] = entry
+
+    def is_refused(self, position: Position) -> bool:
+        return position in self._refused
 
     def take(self, position: Position) -> Entry | None:
         return self._entries.pop(position, None)
@@ -90,15 +97,13 @@ class LocalAssembly:
     def __init__(self, limits: Limits, *, delays_messages: bool = False) -> None:
         self.events: list[TaskEvent] = []
         self.budget = EventBudget()
-        self._limits = limits
         self._kept_entries = MemoryEntries()
         self._assembly = Assembly(limits, self._kept_entries, delays_messages=delays_messages)
 
     def arrive(self, chunk: Chunk, entry: Entry) -> Iterator[Outcome] | None:
         """Add a chunk; return the outcomes, or None if only the stateful stage can tell them."""
-        incomplete = self._assembly.pending.find(chunk.key)
-        event = classify(chunk, incomplete, self._limits)
-        is_event = incomplete is None and event not in _ALWAYS_REJECTED
+        is_begun = self._assembly.pending.find(chunk.key) is not None
+        is_event = not is_begun and self._assembly.pending.classify(chunk) not in _ALWAYS_REJECTED
         if not self.budget.take(chunk.key if is_event else None, 1, chunk.schedule_id if is_event else None):
             return iter([Rejected("chunk_evicted", [(chunk.position, entry)])])
         if is_event and chunk.chunk_id != 0:

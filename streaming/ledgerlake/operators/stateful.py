@@ -5,7 +5,7 @@ State, in RocksDB, by topic partition:
 
     sets     (producer, uuid) -> the incomplete message, as JSON with a version
     parts    (ledger, entry)  -> the entry of a chunk as the broker stored it, or a delayed entry that is alone in its row;
-             each entry is a value of its own, which never grows
+             each entry is a value of its own, which never grows. One that comes to a position that has one is refused
 
 and the state variables of ``delayed``.
 
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from ledgerlake.operators.delayed import DelayedSummary
     from ledgerlake.options.delay_options import DelayOptions
 
-INCOMPLETE_VERSION = 2
+INCOMPLETE_VERSION = 3
 
 # The wake-up time for an incomplete message without a time yet: at once.
 _AT_ONCE_MS = 1
@@ -165,14 +165,15 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         stored = self._load() if self._incomplete.exists() else {}
         oldest_first = sorted(stored.values(), key=lambda incomplete: incomplete.positions[0])
         assembly = Assembly(self._limits, kept_entries, oldest_first, delays_messages=self.delay.enabled)
-        for outcome in _apply_reports(assembly, delayed, reports):
+        for outcome in _apply_reports(assembly, kept_entries, delayed, reports):
             yield from output.take(outcome)
         after = min(report.after for report in reports)
         for due in delayed.release(latest(report.now_ms for report in reports), after):
             yield from output.take(due)
         kept_entries.store_fresh()
-        self._store(stored, assembly.pending.messages)
-        yield from output.finish(_summary(assembly, delayed.save(), reports, self._limits))
+        incomplete = assembly.pending.messages
+        self._store(stored, incomplete)
+        yield from output.finish(_summary(incomplete, delayed.save(), reports, self._limits))
 
     def close(self) -> None:
         pass
@@ -203,23 +204,37 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
 
 class _StateEntries:
     """Entries by position, in memory up to ``_FRESH_BYTES`` of this micro-batch, and else in the
-    state variable ``parts``.
+    state variable ``parts``. The positions of refused entries are known until the micro-batch ends.
     """
 
     def __init__(self, state: MapState) -> None:
         self._state = state
         self._fresh: dict[Position, bytes] = {}
         self._fresh_bytes = 0
+        self._refused: set[Position] = set()
 
-    def put(self, position: Position, entry: bytes) -> None:
+    def put(self, position: Position, entry: bytes) -> bool:
+        if position in self._fresh or self._is_stored(position):
+            self._refused.add(position)
+            return False
         if self._fresh_bytes + len(entry) > _FRESH_BYTES:
             self._state.updateValue((position.ledger_id, position.entry_id), (entry,))
-            return
-        self._fresh[position] = entry
-        self._fresh_bytes += len(entry)
+            self._may_be_stored = True
+        else:
+            self._fresh[position] = entry
+            self._fresh_bytes += len(entry)
+        return True
 
-    def has(self, position: Position) -> bool:
-        return position in self._fresh or self._state.getValue((position.ledger_id, position.entry_id)) is not None
+    def is_refused(self, position: Position) -> bool:
+        return position in self._refused
+
+    def _is_stored(self, position: Position) -> bool:
+        # Where nothing waits, an entry costs no call.
+        return self._may_be_stored and bool(self._state.containsKey((position.ledger_id, position.entry_id)))
+
+    @cached_property
+    def _may_be_stored(self) -> bool:
+        return bool(self._state.exists())
 
     def get(self, position: Position) -> bytes | None:
         if position in self._fresh:
@@ -259,7 +274,7 @@ def incomplete_from_json(text: str) -> IncompleteMessage:
     """Read an incomplete message from state.
 
     Version 1 had no ``publish_ms``, and its ``opened_ms`` was the producer's if the broker gave no
-    time.
+    time. Version 2 had no ``kept_bytes``: the bytes of the message count in their place.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.
@@ -269,6 +284,8 @@ def incomplete_from_json(text: str) -> IncompleteMessage:
 
 def _incomplete(fields: dict[str, Any], version: int) -> IncompleteMessage:
     current = fields if version > 1 else fields | {"opened_ms": None, "publish_ms": None}
+    if version < 3:
+        current |= {"kept_bytes": 0 if fields["aside"] else fields["arrived_bytes"]}
     return incomplete_from_dict({"spilled" if name == "aside" else name: value for name, value in current.items()})
 
 
@@ -278,7 +295,6 @@ def _take_row(row: StageRow, kept_entries: _StateEntries, delayed: DelayedMessag
         kept_entries.put(Position(int(row.ledger_id), int(row.entry_id)), row.entry)
     elif row.kind == RowKind.DELAYED and isinstance(row.header, str):
         position = Position(int(row.ledger_id), int(row.entry_id))
-        kept_entries.put(position, row.entry)
         delayed.add_partial(position, row.entry, BatchRange(*json.loads(row.header)))
     elif row.kind == RowKind.DELAYED:
         delayed.add(row.entry)
@@ -291,11 +307,13 @@ def _take_row(row: StageRow, kept_entries: _StateEntries, delayed: DelayedMessag
     return True
 
 
-def _apply_reports(assembly: Assembly, delayed: DelayedMessages, reports: list[TaskReport]) -> Iterator[Outcome]:
+def _apply_reports(
+    assembly: Assembly, kept_entries: _StateEntries, delayed: DelayedMessages, reports: list[TaskReport]
+) -> Iterator[Outcome]:
     for report in reports:
         for event in report.events:
             if isinstance(event, DelayedLargeMessage):
-                _add_large(assembly, delayed, event)
+                _add_large(assembly, kept_entries, delayed, event)
             elif isinstance(event, Cancel):
                 delayed.cancel(event)
             else:
@@ -305,11 +323,15 @@ def _apply_reports(assembly: Assembly, delayed: DelayedMessages, reports: list[T
         yield from assembly.expire(now_ms)
 
 
-def _add_large(assembly: Assembly, delayed: DelayedMessages, message: DelayedLargeMessage) -> None:
-    """Add a message that a task has completed. If a marker completed it and lists a chunk of
-    another incomplete message, reject it.
+def _add_large(
+    assembly: Assembly, kept_entries: _StateEntries, delayed: DelayedMessages, message: DelayedLargeMessage
+) -> None:
+    """Add a message that a task has completed. Reject it if one of its chunks was refused, or if a
+    marker completed it and lists a chunk of another incomplete message.
     """
-    if not message.bytes_kept and assembly.pending.has_chunk_of_another(message.key, message.positions):
+    if message.bytes_kept and any(map(kept_entries.is_refused, message.positions)):
+        delayed.reject_known(message)
+    elif not message.bytes_kept and assembly.pending.has_chunk_of_another(message.key, message.positions):
         delayed.reject_large(message, MALFORMED_MARKER)
     else:
         delayed.add_large(message)
@@ -341,14 +363,15 @@ def _apply(assembly: Assembly, event: Chunk | MessageStarted | IncompleteMessage
     return assembly.arrive(event)
 
 
-def _summary(assembly: Assembly, delayed: DelayedSummary, reports: list[TaskReport], limits: Limits) -> StateSummary:
-    incomplete = assembly.pending.messages
+def _summary(
+    incomplete: tuple[IncompleteMessage, ...], delayed: DelayedSummary, reports: list[TaskReport], limits: Limits
+) -> StateSummary:
     return StateSummary(
         results=[report.result for report in reports],
         oldest_incomplete=min((message.positions[0] for message in incomplete), default=None),
         expires_ms=min((_expires_ms(message, limits) for message in incomplete), default=None),
         incomplete_count=len(incomplete),
-        kept_bytes=assembly.pending.kept_bytes,
+        kept_bytes=sum(message.kept_bytes for message in incomplete),
         delayed_count=delayed.count,
         next_due_ms=delayed.next_due_ms,
         more_due=delayed.more_due,

@@ -4,8 +4,8 @@ The bytes of each chunk are verified and decrypted, then joined, then decompress
 ``uncompressed_size`` is the size of the complete message. Position, broker time, index and metadata
 of the row are those of the last chunk; producers repeat the metadata on every chunk.
 
-Memory: each chunk is released when it is joined. After that there are the joined bytes and, if they
-are compressed, the plain bytes.
+Memory: each chunk is released when it is joined, with what its producer put beside the payload.
+After that there are the joined bytes and, if they are compressed, the plain bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def read_chunks(
     Args:
         entries: in order; None for an entry that the topic no longer has.
         count: the number of chunks of the message.
-        max_bytes: the limit of all chunks together, without encryption.
+        max_bytes: the limit of all chunks together, without encryption. A chunk counts with half of
+            its entry at least, so the entries have twice the limit at most.
         sender: the producer name and uuid that the chunks must have, if they are known: a marker
             may list chunks of another message.
 
@@ -56,7 +57,8 @@ def read_chunks(
         if before is None:
             _check_sender(raw, sender)
         entry = _checked(parse_entry(raw), chunk_id, count, before)
-        size_bytes += len(entry.payload) - (TAG_BYTES if entry.metadata.encryption_keys else 0)
+        payload_bytes = len(entry.payload) - (TAG_BYTES if entry.metadata.encryption_keys else 0)
+        size_bytes += max(payload_bytes, len(raw) // 2)
         _check_size(size_bytes, max_bytes)
         yield raw, entry
         before = replace(entry, payload=memoryview(b""))

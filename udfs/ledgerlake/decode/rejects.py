@@ -42,6 +42,7 @@ REASONS = (
     "chunk_mismatch",
     "chunk_size",
     "chunk_invalid",
+    "chunk_known",
     "chunk_expired",
     "chunk_evicted",
     "chunk_trimmed",
