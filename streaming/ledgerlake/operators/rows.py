@@ -205,7 +205,7 @@ class Released:
 
 @dataclass(frozen=True)
 class Incomplete:
-    """How many large messages are incomplete, and the bytes kept of them."""
+    """How many large messages are incomplete, and the bytes of the entries kept of them."""
 
     count: int = 0
     kept_bytes: int = 0
@@ -223,8 +223,8 @@ class StateSummary:
     delayed messages in numbers.
 
     ``oldest_incomplete`` is the position of the first chunk of an incomplete message, and
-    ``expires_ms`` is when the first of those messages expires. ``kept_bytes`` are the bytes kept of
-    incomplete messages. ``oldest_to_reread`` is the position of the first delayed message whose
+    ``expires_ms`` is when the first of those messages expires. ``kept_bytes`` are the bytes of the
+    entries kept of incomplete messages. ``oldest_to_reread`` is the position of the first delayed message whose
     bytes only the topic has. ``due_spans`` counts the delayed messages by when they are due;
     ``more_due`` tells that some of them are due already. ``digest`` is of the messages that left the
     delayed index.

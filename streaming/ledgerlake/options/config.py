@@ -287,7 +287,7 @@ class ChunksConfig:
         COUNT, Limits.max_pending, "The most incomplete messages of a topic partition.", toml="chunks.max_pending"
     )
     max_pending_bytes: int = option(
-        COUNT, Limits.max_pending_bytes, "The most bytes of them.", toml="chunks.max_pending_bytes"
+        COUNT, Limits.max_pending_bytes, "The most bytes of their entries.", toml="chunks.max_pending_bytes"
     )
     max_message_bytes: int = option(
         COUNT, Limits.max_message_bytes, "The most bytes of a message.", toml="chunks.max_message_bytes"

@@ -13,7 +13,7 @@ from a pipeline's own batches.
 | ``ledgerlake_rejects_by_reason_total`` | query, reason | the same by reason |
 | ``ledgerlake_batches_total`` | query | micro-batches committed since the start |
 | ``ledgerlake_incomplete_messages`` | query | incomplete large messages of the topic partitions that had a micro-batch since the start |
-| ``ledgerlake_kept_bytes`` | query | bytes kept of incomplete large messages |
+| ``ledgerlake_kept_bytes`` | query | bytes of the entries kept of incomplete large messages |
 | ``ledgerlake_released_messages_total`` | query | delayed messages that were due and committed since the start |
 | ``ledgerlake_late_seconds_total`` | query | the time from due to committed of those, together |
 | ``ledgerlake_most_late_seconds`` | query | the longest such time in the last micro-batch that released some |
@@ -362,7 +362,7 @@ _QUERY_METRICS: dict[str, tuple[str, type[_Family]]] = {
     "late_seconds": ("Time from due to committed of the released messages, together.", CounterMetricFamily),
     "most_late_seconds": ("Longest time from due to committed in the last release.", GaugeMetricFamily),
     "incomplete_messages": ("Large messages that are incomplete.", GaugeMetricFamily),
-    "kept_bytes": ("Bytes kept of incomplete large messages.", GaugeMetricFamily),
+    "kept_bytes": ("Bytes of the entries kept of incomplete large messages.", GaugeMetricFamily),
 }
 _PIPELINE_METRICS: dict[str, tuple[str, type[_Family], Callable[[PipelineState], float | None]]] = {
     "is_owner": ("Whether this process owns the stream.", GaugeMetricFamily, lambda state: state.is_owner),
