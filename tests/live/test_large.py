@@ -144,7 +144,7 @@ def test_a_message_that_spans_runs_is_held_in_state_and_pinned_on_the_broker(
         "p-1",
         3,
         3,
-        1_500_000,
+        sum(map(len, entries[:3])),
     )
     assert backlog(runtime, topic) == 3
     assert verify(config).incomplete_chunks == 3

@@ -93,8 +93,8 @@ class Assembly:
 
     The methods return lazy iterators: a chunk or marker is added when its iterator is iterated, and
     each iterator must be used up before the next call. The entry of an arriving chunk must be among
-    the kept entries, or be refused there: then the chunk is rejected. If ``delays_messages``, the entries of a message that is to be delivered later
-    stay there unless they are taken.
+    the kept entries, or be refused there: then the chunk is rejected. If ``delays_messages``, the
+    entries of a message that is to be delivered later stay there unless they are taken.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Assembly:
         refused = set(filter(self._kept_entries.is_refused, positions))
         if refused or self.pending.has_chunk_of_another(message.key, positions):
             own = set() if message.spilled else positions - refused
-            yield self._reject(ChunkEvent.KNOWN.value, message.positions, own)
+            yield self._reject_chunks(ChunkEvent.KNOWN.value, message.positions, own)
         else:
             yield from self._apply(self.pending.adopt(message))
 
@@ -171,9 +171,9 @@ class Assembly:
                         self._kept_entries.drop(position)
             elif isinstance(effect, Reject):
                 own = set(effect.positions) if effect.bytes_kept else arriving
-                yield self._reject(effect.reason, effect.positions, own)
+                yield self._reject_chunks(effect.reason, effect.positions, own)
 
-    def _reject(self, reason: str, positions: tuple[Position, ...], own: set[Position]) -> Rejected:
+    def _reject_chunks(self, reason: str, positions: tuple[Position, ...], own: set[Position]) -> Rejected:
         """Return the reject of chunks.
 
         Args:
