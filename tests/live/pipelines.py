@@ -66,6 +66,14 @@ def rows_by_position(path: str) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: [row.get(key) or 0 for key in keys])
 
 
+def forget_last_commit(checkpoint: Path) -> None:
+    """Leave the checkpoint as a kill does between the table's commit and Spark's."""
+    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    for checksum in last.parent.glob(f".{last.name}.*"):
+        checksum.unlink()
+
+
 def now_ms() -> int:
     return int(time.time() * 1000)
 

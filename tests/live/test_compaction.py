@@ -11,6 +11,7 @@ import pulsar
 import pytest
 
 from ledgerlake.client.cluster import Cluster
+from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.decode.crypto import CryptoSettings
@@ -25,7 +26,7 @@ from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, MessageId, Position
 from tests.encryption import crypto_key_reader
-from tests.live.pipelines import run_once, table_rows
+from tests.live.pipelines import forget_last_commit, run_once, table_rows
 from tests.peer import TOPIC, Peer
 from tests.waiting import wait_until
 
@@ -222,6 +223,28 @@ def test_a_pipeline_of_a_compacted_topic_ends_by_itself_and_goes_on_live(
     options = {"service.url": runtime.service_url, "topic": topic.name, "readCompacted": "true"}
     latest = {row.key: bytes(row.value) for row in spark.read.format("ledgerlake").options(**options).load().collect()}
     assert latest == {f"k{key}": b"5" if key == 3 else b"4" for key in range(10) if key != 4}
+
+
+@pytest.mark.spark
+def test_a_compaction_between_a_kill_and_the_repeat_of_its_batch_stops_no_stream(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = Topic(runtime)
+    data = runtime.config(tmp_path, topic.name, read_compacted=True)
+    topic.send(*((f"k{key}", b"0") for key in range(5)))
+    run_once(spark, data)
+    for value in range(1, 4):
+        topic.send(*((f"k{key}", b"%d" % value) for key in range(5)))
+    with monkeypatch.context() as unrecorded:
+        # A cursor passes what Spark has recorded, and what it has recorded is not repeated.
+        unrecorded.setattr(DurableCursor, "advance", lambda _cursor, _position: None)
+        run_once(spark, data)
+    forget_last_commit(tmp_path / "checkpoint")
+    topic.compact()
+    topic.send(("k0", b"4"))
+    run_once(spark, data)
+    values = [row["value"] for row in table_rows(tmp_path)]
+    assert values == [b"%d" % value for value in range(4) for _ in range(5)] + [b"4"]
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from ledgerlake.wire.message_id import ChunkMessageId
 from tests.live.pipelines import (
     backlog,
     config_file,
+    forget_last_commit,
     ledgerlake,
     now_ms,
     publish_delayed,
@@ -222,10 +223,7 @@ def test_a_second_run_of_a_micro_batch_leaves_the_state_files_of_the_first_as_th
     publish_delayed(runtime, topic, [(b"%d" % number, due_ms) for number in range(60)])
     run_and_verify(spark, data)
     before = state_files(tmp_path)
-    commits = tmp_path / "checkpoint" / "commits"
-    newest = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
-    newest.unlink()
-    (commits / f".{newest.name}.crc").unlink(missing_ok=True)
+    forget_last_commit(tmp_path / "checkpoint")
     verdict = run_and_verify(spark, data)
     assert (verdict.messages, verdict.waiting) == (0, 60)
     after = state_files(tmp_path)

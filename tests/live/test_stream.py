@@ -18,7 +18,7 @@ from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.forget import forget, forget_topic
 from ledgerlake.stored.places import Place
-from tests.live.pipelines import publish_numbers, rows_by_position, run_once
+from tests.live.pipelines import forget_last_commit, publish_numbers, rows_by_position, run_once
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -165,10 +165,7 @@ def test_the_pipeline_commits_each_batch_once_when_spark_repeats_it(
         # A cursor passes what Spark has recorded, and what it has recorded is not repeated.
         unrecorded.setattr(DurableCursor, "advance", lambda _cursor, _position: None)
         run_once(spark, data)
-    last = max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()
-    for checksum in last.parent.glob(f".{last.name}.*"):
-        checksum.unlink()
+    forget_last_commit(tmp_path / "checkpoint")
     publish_numbers(runtime, topic, range(80, 90))
     run_once(spark, data)
     assert [int(row["value"]) for row in rows_by_position(config.delta.path)] == list(range(90))

@@ -25,7 +25,7 @@ from pyspark.errors import PySparkException
 from ledgerlake.client.producer import NumberedEntry, NumberedProducer
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
-from tests.live.pipelines import rows_by_position, run_once
+from tests.live.pipelines import forget_last_commit, rows_by_position, run_once
 from tests.live.runtime import wait_for_commits
 
 if TYPE_CHECKING:
@@ -224,9 +224,7 @@ def test_a_micro_batch_that_is_run_again_stores_nothing_twice(
         assert writer.trigger(availableNow=True).start().awaitTermination(120)
 
     run()
-    last = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
-    (checkpoint / "commits" / str(last)).unlink()
-    (checkpoint / "commits" / f".{last}.crc").unlink(missing_ok=True)
+    forget_last_commit(checkpoint)
     run()
     values = [
         message.data() for number in range(2) for message in received_all(deduplicating, f"{topic}-partition-{number}")

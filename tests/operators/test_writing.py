@@ -16,6 +16,7 @@ from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.split import split_bundle
 from ledgerlake.operators.ingest import ingest_ranges
+from ledgerlake.operators.outcome_digest import OutcomeDigest
 from ledgerlake.operators.outcome_files import OutcomeFiles
 from ledgerlake.operators.results import BatchSettings, TaskSettings, results_from_json
 from ledgerlake.operators.rows import RowKind, TaskReport, report_from_json
@@ -37,6 +38,8 @@ from tests.pipeline_tables import messages_table
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ledgerlake.options.source_options import SourceOptions
+
 OPTIONS = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
 NOW_MS = 1_700_000_000_000
 FAST_MS = NOW_MS + 10**9
@@ -57,8 +60,8 @@ def pieces(entries: list[bytes]) -> list[Piece]:
     return [Piece(kind, view, broker_ms=broker_ms) for kind, view, broker_ms in split_bundle(bundle(entries))]
 
 
-def task_settings(folder: Path, **delay: Any) -> TaskSettings:
-    return TaskSettings((messages_table(folder),), Place(str(folder)), LIMITS, DelayOptions(**delay), OPTIONS)
+def task_settings(folder: Path, options: SourceOptions = OPTIONS, **delay: Any) -> TaskSettings:
+    return TaskSettings((messages_table(folder),), Place(str(folder)), LIMITS, DelayOptions(**delay), options)
 
 
 def written(folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any) -> list[pa.RecordBatch]:
@@ -95,6 +98,30 @@ def test_the_brokers_time_is_the_clock_also_where_only_chunks_come(task: Any, tm
     parsed = parse_entry(chunk)
     stored = encode_entry(parsed.metadata, bytes(parsed.payload), pb.BrokerEntryMetadata(broker_timestamp=NOW_MS))
     assert report_of(task(tmp_path, [stored])).now_ms == NOW_MS
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "difference"),
+    [
+        ("readCompacted", "false", "2 messages, and now 1"),
+        ("readCompacted", "true", ""),
+        ("cryptoFailureAction", "reject", "2 messages, and now 1"),
+        ("cryptoFailureAction", "pass", ""),
+    ],
+)
+def test_a_repeat_may_have_other_messages_where_compaction_or_a_key_decides_about_them(
+    name: str, value: str, difference: str, tmp_path: Path
+) -> None:
+    options = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t", name: value})
+    settings = task_settings(tmp_path, options)
+
+    def digest_of(entries: list[bytes]) -> OutcomeDigest:
+        ranges = [(span(entries, None), pieces(entries))]
+        (row,) = ingest_ranges(ranges, settings, BatchSettings(0, with_state=[]), are_whole=True)
+        (result,) = results_from_json(row["header"][0].as_py())
+        return OutcomeDigest.from_json(result.written.digest.to_json())
+
+    assert digest_of([ENTRY, ENTRY]).difference(digest_of([ENTRY])) == difference
 
 
 @pytest.mark.parametrize("task", [written, forwarded])

@@ -9,8 +9,9 @@ Rules kept here:
   - Rejects that depend on a table (its columns, its query) are left out: their messages count as
     rows, whatever the table makes of them.
   - Some rejects depend on what lies outside of the stream: on the topic's retention, on keys, on the
-    user's function. With such rejects in one of two runs, only released messages are compared that
-    waited before the micro-batch: they come from its state.
+    user's function. With some options all messages do: of a compacted topic, fewer are left later.
+    With such rejects or options in one of two runs, only released messages are compared that waited
+    before the micro-batch: they come from its state.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def reject_tally(rejects: pa.Table) -> Tally:
 @dataclass(frozen=True)
 class OutcomeDigest:
     """The digest of an outcome. ``waited`` are the released messages that were stored before the range
-    of the micro-batch. ``may_differ``: some rejects depend on what lies outside of the stream.
+    of the micro-batch. ``may_differ``: messages or rejects depend on what lies outside of the stream.
     """
 
     rows: Tally = Tally()

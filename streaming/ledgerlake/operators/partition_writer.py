@@ -163,7 +163,8 @@ class PartitionWriter:
         }
         rejects = self._rejects.finish(None if shared is None else shared.rejects)
         source = self.topic_partition
-        digest = replace(self._digest, may_differ=depends_on_surroundings(self._reasons))
+        may_differ = self._options.gives_other_messages_later or depends_on_surroundings(self._reasons)
+        digest = replace(self._digest, may_differ=may_differ)
         return TaskResult(
             source.topic,
             source.partition,

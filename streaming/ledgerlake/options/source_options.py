@@ -352,6 +352,13 @@ class SourceOptions(ClientOptions):
         """Return the settings of ``decode``."""
         return {"max_bytes": self.max_uncompressed_bytes, "crypto": self.client.crypto}
 
+    @property
+    def gives_other_messages_later(self) -> bool:
+        """Return whether a range that is read again may give other messages, and no reject says so: it
+        was compacted meanwhile, or an entry that no key opened is opened.
+        """
+        return self.read_compacted or self.crypto_failure_action == "pass"
+
     @cached_property
     def starts(self) -> Bounds:
         """Return where the read begins: the bound of all topics, and the bounds of single ones."""
