@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from ledgerlake.errors import SetupError, UsageError
 from ledgerlake.options.bounds import After, AtIndex, AtTime, Before, Bound
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source import batch_reader
 from ledgerlake.source.bounds import EndBound, latest_offset, matching_partitions, resolve_end, resolve_start
 from ledgerlake.source.planning import entry_range
 from ledgerlake.source.views import read_messages
@@ -72,6 +74,59 @@ CHUNKED = ChunkMessageId(MessageId(7, 0), MessageId(9, 1))
 )
 def test_a_start(peer: Peer, bound: Bound, start: PartitionOffset) -> None:
     assert where(resolve_start(cluster_of(peer), TOPIC, bound)) == start
+
+
+@pytest.mark.parametrize(
+    ("bound", "advice"),
+    [
+        (AtIndex(11), "no message with the number 11 to start at: the next one that comes has 10; correct starting"),
+        (
+            AtTime(BROKER_TIME_MS + 5001),
+            r"no message of .*:25.001Z to start at: by its broker's clock it is .*:25.000Z; correct starting",
+        ),
+        (AtTime(10**30), "no message of 9999-12-30T"),
+    ],
+)
+def test_a_stream_does_not_start_where_the_topic_has_not_come_to_and_a_read_that_ends_now_is_empty(
+    peer: Peer, bound: Bound, advice: str
+) -> None:
+    peer.clock_ms = lambda: BROKER_TIME_MS + 5000
+    cluster = cluster_of(peer)
+    with pytest.raises(UsageError, match=advice):
+        resolve_start(cluster, TOPIC, bound)
+    assert resolve_start(cluster, TOPIC, bound, is_bounded=True) == at(9, 1)
+    cluster.close()
+
+
+def test_of_an_empty_topic_a_stream_starts_at_the_first_number_only() -> None:
+    with Peer(first_ledger_id=7) as peer:
+        cluster = cluster_of(peer)
+        assert where(resolve_start(cluster, TOPIC, AtIndex(0))) == at(7, -1)
+        with pytest.raises(UsageError, match="the number 1 to start at: the next one that comes has 0"):
+            resolve_start(cluster, TOPIC, AtIndex(1))
+        cluster.close()
+
+
+def test_the_next_number_is_known_behind_an_entry_that_nobody_can_read(peer: Peer) -> None:
+    peer.add(b"no metadata", ledger_id=9, first=2)
+    cluster = cluster_of(peer)
+    assert resolve_start(cluster, TOPIC, AtIndex(10)).position == Position(9, 2)
+    with pytest.raises(UsageError, match="the next one that comes has 10"):
+        resolve_start(cluster, TOPIC, AtIndex(11))
+    cluster.close()
+
+
+def test_a_read_that_ends_now_takes_nothing_that_comes_before_its_start(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def then_one_more_comes(cluster: Cluster, topic_partition: str, bound: Bound, **more: Any) -> PartitionOffset:
+        offset = resolve_start(cluster, topic_partition, bound, **more)
+        peer.add(batch([b"10"], index=10), ledger_id=9, first=2)
+        return offset
+
+    monkeypatch.setattr(batch_reader, "resolve_start", then_one_more_comes)
+    options = parse_options({"service.url": peer.url, "topic": TOPIC, "startingIndex": "1000"})
+    assert batch_reader.LedgerlakeBatchReader(options).partitions() == []
 
 
 @pytest.mark.parametrize(

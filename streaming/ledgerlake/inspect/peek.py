@@ -49,7 +49,9 @@ def peek(settings: ClientSettings, topic: str, start: str, count: int) -> Iterat
         names = find_topic_partitions(cluster, TopicSelection((full_name(topic),)))
         for name in names if bound is None else matching_partitions(names, bound):
             end = end_position(cluster, name)
-            after = before_last(end, count) if bound is None else resolve_start(cluster, name, bound).position
+            after = before_last(end, count)
+            if bound is not None:
+                after = resolve_start(cluster, name, bound, is_bounded=True).position
             yield from described_entries(cluster, name, after, end, count)
     finally:
         cluster.close()

@@ -54,8 +54,8 @@ def find_places(settings: ClientSettings, topic: str, bound: Bound) -> Iterator[
 
 
 def _place(cluster: Cluster, name: str, bound: Bound) -> FoundPosition:
-    start = resolve_start(cluster, name, bound)
     end = end_position(cluster, name)
+    start = resolve_start(cluster, name, bound, is_bounded=True)
     before = None
     if end != BEFORE_ALL:
         previous = last_before(lambda position: entry_from(cluster, name, position, end), end, start.next_position)

@@ -41,8 +41,12 @@ class LedgerlakeBatchReader(DataSourceReader):  # type: ignore[misc]
         cluster = Cluster(options.client)
         try:
             names = cluster.all_partitions(options.topics)
-            start = {name: resolve_start(cluster, name, options.starting_of(name, "earliest")) for name in names}
+            # The ends come first: behind them, nothing is read before a start that is not reached yet.
             end = {name: resolve_end(cluster, name, options.ending_of(name)) for name in names}
+            start = {
+                name: resolve_start(cluster, name, options.starting_of(name, "earliest"), is_bounded=True)
+                for name in names
+            }
         finally:
             cluster.close()
         spans = ranges(start, end)

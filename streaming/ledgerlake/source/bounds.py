@@ -13,6 +13,10 @@ So the end of a read by time is the start of the next one, and a read by index c
 
 An id with a partition is a start or an end of that topic partition only.
 
+A topic may not have reached a time or an index yet. A stream that ends there goes on until it does
+(``EndBound``). A stream that starts there is refused, since it would read what comes before. A read
+that also ends now has nothing to read.
+
 A topic that has nothing to read yet begins where its first ledger does, so that what is removed
 before its first read is noticed (see ``loss``).
 
@@ -24,9 +28,11 @@ message.
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ledgerlake.client.broker_clocks import BrokerClocks
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import partition_name, split_partition
 from ledgerlake.errors import CorruptEntryError, SetupError, TopicNotFoundError, UsageError
@@ -35,9 +41,10 @@ from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.latest_offset import LatestOffset
 from ledgerlake.source.loss import NO_INDEX_YET
 from ledgerlake.source.read_until import next_until
-from ledgerlake.source.search import StampedEntry, first_since, first_with_index
-from ledgerlake.stored.offsets import PartitionOffset
+from ledgerlake.source.search import StampedEntry, first_since, first_with_index, last_before
+from ledgerlake.stored.offsets import PartitionOffset, time_text
 from ledgerlake.wire.entry import index_count, read_stamp
+from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, ChunkMessageId, MessageId, Position, partition_of
 
 if TYPE_CHECKING:
@@ -48,22 +55,30 @@ if TYPE_CHECKING:
     from ledgerlake.wire.message_id import AnyMessageId
 
 
-def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound, *, is_pinned: bool = False) -> PartitionOffset:
+def resolve_start(
+    cluster: Cluster, topic_partition: str, bound: Bound, *, is_pinned: bool = False, is_bounded: bool = False
+) -> PartitionOffset:
     """Return the position after which a read begins.
 
     Args:
         is_pinned: whether a durable cursor of the reader keeps what is unread.
+        is_bounded: whether the read ends at an end of the topic that is known already, so that
+            nothing is read from a time or an index that the topic has not reached.
 
     Raises:
         SetupError: a start by index, and the entries have none.
         UsageError: a start at a cursor, which only the reader that has the cursor can resolve, or an
-            id of another partition, or of an entry that the topic does not have yet.
+            id of another partition, or of an entry that the topic does not have yet, or a time or an
+            index that it has not reached.
     """
     _check_partition(topic_partition, bound)
     if isinstance(bound, PartitionOffset):
         return replace(bound, clock_ms=None)
     _check_is_there(cluster, topic_partition, bound)
-    start = _resolve_named_start(cluster, topic_partition, bound)
+    if isinstance(bound, (AtTime, AtIndex)):
+        start = _resolve_entry_start(cluster, topic_partition, bound, is_bounded=is_bounded)
+    else:
+        start = _resolve_named_start(cluster, topic_partition, bound)
     if start.position != BEFORE_ALL:
         return start
     # Without a cursor, only the broker's index can tell later whether something was removed unread.
@@ -94,10 +109,46 @@ def empty_start(cluster: Cluster, topic_partition: str, index: int | None) -> Pa
     return PartitionOffset(BEFORE_ALL) if position == BEFORE_ALL else PartitionOffset(position, index=index)
 
 
+def _resolve_entry_start(
+    cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex, *, is_bounded: bool
+) -> PartitionOffset:
+    # What comes behind the end that is found then is stored at this time or later.
+    now_ms = None if is_bounded or isinstance(bound, AtIndex) else _now_ms(cluster, topic_partition)
+    entry, end = find_entry(cluster, topic_partition, bound)
+    if entry is not None:
+        return _before_message(entry, bound)
+    if isinstance(bound, AtIndex) and not is_bounded:
+        next_index = _next_index(cluster, topic_partition, end)
+        if bound.index > next_index:
+            raise UsageError(
+                f"{topic_partition} has no message with the number {bound.index} to start at: the next one that comes has "
+                f"{next_index}; correct starting (startingOffsets, startingIndex)"
+            )
+    if isinstance(bound, AtTime) and now_ms is not None and bound.time_ms > now_ms:
+        raise UsageError(
+            f"{topic_partition} has no message of {time_text(min(bound.time_ms, MAX_TIME_MS))} to start at: by its broker's "
+            f"clock it is {time_text(now_ms)}; correct starting (startingOffsets, startingTime)"
+        )
+    return PartitionOffset(end)
+
+
+def _now_ms(cluster: Cluster, topic_partition: str) -> int:
+    """Return the time by the broker's clock; by this machine's, if the broker does not tell."""
+    now_ms = BrokerClocks(cluster).now_ms(topic_partition, None)
+    return int(time.time() * 1000) if now_ms is None else now_ms
+
+
+def _next_index(cluster: Cluster, topic_partition: str, end: Position) -> int:
+    """Return the broker's index of the first message behind the end of a topic; 0 if the topic has no
+    message that shows it.
+    """
+    last = None
+    if end != BEFORE_ALL:
+        last = last_before(lambda position: entry_from(cluster, topic_partition, position, end), end, end.next)
+    return 0 if last is None or last.stamp.index is None else last.stamp.index + 1
+
+
 def _resolve_named_start(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:
-    if isinstance(bound, (AtTime, AtIndex)):
-        entry, end = find_entry(cluster, topic_partition, bound)
-        return PartitionOffset(end) if entry is None else _before_message(entry, bound)
     if isinstance(bound, After):
         return _through(bound.message_id)
     if isinstance(bound, ChunkMessageId):
