@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ledgerlake.client import reader
 from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.consumers import grant, next_entry
+from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source import planner
 from ledgerlake.source.batch_limits import LimitPlanner
 from ledgerlake.source.bounds import latest_offset
 from ledgerlake.source.latest_offset import LatestOffset, refresh_all
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire import commands
+from ledgerlake.wire.connection import EntryReceived
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import BROKER_TIME_MS, batch, single
 from tests.peer import TOPIC, Peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ledgerlake.client.channels import Consumer
+    from ledgerlake.client.session import Session
 
 NAMES = [f"persistent://public/default/many-{number}" for number in range(100)]
 
@@ -118,6 +126,35 @@ def test_far_from_the_last_end_one_entry_is_read_and_not_all_before_it(
     assert peer.requests.count("CommandSubscribe") == opened + len(NAMES), "the new readers go on"
 
 
+def test_the_last_entries_are_not_kept_and_few_large_ones_come_at_once(
+    peer: Peer, latest: list[LatestOffset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.add(single(b"x" * 300_000, index=1), first=1)
+    most_kept = most_granted = granted = 0
+
+    def entry_of(*arguments: Any) -> EntryReceived | None:
+        nonlocal granted, most_kept
+        entry = next_entry(*arguments)
+        granted -= 1
+        most_kept = max(most_kept, sum(isinstance(known, EntryReceived) for known in gc.get_objects()))
+        return entry
+
+    def grant_to(session: Session, consumer: Consumer, permits: int) -> None:
+        nonlocal granted, most_granted
+        granted += permits
+        most_granted = max(most_granted, granted)
+        grant(session, consumer, permits)
+
+    monkeypatch.setattr(reader, "next_entry", entry_of)
+    monkeypatch.setattr(reader, "grant", grant_to)
+    monkeypatch.setattr(reader, "_TOGETHER_BYTES", 5_000_000)
+    assert ends(latest) == end_at(1, 1)
+    # Their size is not known before the first ones came.
+    assert most_granted <= 5_000_000 // 300_000
+    # Those that came behind the one that is described are not read yet.
+    assert most_kept <= most_granted + 2
+
+
 def test_the_first_entry_of_a_new_ledger_is_read_by_a_new_reader(peer: Peer, latest: list[LatestOffset]) -> None:
     assert ends(latest) == end_at(0, 0)
     peer.add(single(b"x", index=1), ledger_id=9)
@@ -162,3 +199,25 @@ def test_the_reader_of_a_limited_stream_keeps_little_of_a_backlog_of_large_entri
             assert session.channels.unread_bytes() < 10_000_000
         limits.close()
         cluster.close()
+
+
+@pytest.mark.parametrize(("limit", "text"), [("maxBytesPerTrigger", "41000000"), ("maxRowsPerTrigger", "400")])
+def test_what_limited_streams_keep_of_large_entries_does_not_grow_with_the_topics(
+    peer: Peer, limit: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "READ_AHEAD_BYTES", 4_000_000)
+    peer.add(*[single(b"x" * 100_000, index=1 + number) for number in range(40)], first=1)
+    names = ",".join(NAMES[:40])
+    planning = planner.Planner(
+        parse_options({"service.url": peer.url, "topics": names, "startingOffsets": "earliest", limit: text})
+    )
+    start = planning.initial()
+    for number in range(1, 4):
+        start = planning.plan_end(start, limited=True)
+        assert {offset.position.entry_id for offset in start.values()} <= {10 * number, 10 * number - 1}
+        for _ in range(3):
+            # Others use the connection until the next batch.
+            latest_offset(planning._cluster, TOPIC)
+        kept = [known for known in gc.get_objects() if isinstance(known, EntryReceived)]
+        assert sum(len(entry.frames) for entry in kept) < 5_000_000
+    planning.close()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -45,8 +46,9 @@ if TYPE_CHECKING:
 
 DEFAULT_WINDOW = 20_000
 
-# How many entries are read at once; each may have the largest size.
+# How many entries are read at once, and how many bytes by what their sizes are expected to be.
 _TOGETHER_MOST = 64
+_TOGETHER_BYTES = 16 * 1024 * 1024
 _AT_ONCE_S = 0.5
 
 # The broker's error text if it cannot read the metadata of the last entry; there is no code for
@@ -115,6 +117,11 @@ class EntryReader:
     def session(self) -> Session | None:
         """Return the open session of this reader; None if there is none."""
         return None if self._open is None or self._open[1].closed else self._open[0]
+
+    @property
+    def outstanding(self) -> int:
+        """Return how many messages the broker may still send, before a new grant."""
+        return self._permits.outstanding
 
     def set_window(self, window: int) -> None:
         """Set how many messages the broker may send ahead, from the next grant on."""
@@ -321,19 +328,27 @@ def open_together(cluster: Cluster, readers: Sequence[EntryReader]) -> None:
             reader.adopt(session, subscribed(session, attempt, consumer, request_id))
 
 
-def read_one_each(session: Session, ends: Sequence[tuple[EntryReader, Position]]) -> dict[EntryReader, EntryReceived]:
-    """Return the entries at some positions, one of each topic partition of one broker, with few
+@dataclass(frozen=True)
+class Wanted:
+    """The position that a reader is to read up to, and about how many bytes an entry has there."""
+
+    reader: EntryReader
+    position: Position
+    entry_bytes: int
+
+
+def read_one_each(session: Session, ends: Sequence[Wanted]) -> Iterator[tuple[EntryReader, EntryReceived]]:
+    """Yield the entries at some positions, one of each topic partition of one broker, with few
     round trips. A reader that is not open is opened on the session; one that is reads the entries
     before that position too, which must be of the same ledger.
 
     Entries that do not come soon are left out, as are all after the connection has failed. This is
-    an optimisation: the caller reads the missing ones in another way, and closes their readers.
+    an optimisation: the caller reads the missing ones in another way, and closes their readers. A
+    caller that keeps no entry has few of them in memory.
     """
-    entries: dict[EntryReader, EntryReceived] = {}
     with contextlib.suppress(LedgerlakeError):
         for group in _groups(ends):
-            _read_together(session, group, entries)
-    return entries
+            yield from _read_together(session, group)
 
 
 def close_together(session: Session, readers: Sequence[EntryReader]) -> None:
@@ -345,24 +360,25 @@ def close_together(session: Session, readers: Sequence[EntryReader]) -> None:
         reader.close()
 
 
-def _groups(ends: Sequence[tuple[EntryReader, Position]]) -> Iterator[list[tuple[EntryReader, Position]]]:
-    """Yield the readers in groups that get so many entries at once."""
+def _groups(ends: Sequence[Wanted]) -> Iterator[list[tuple[EntryReader, Position]]]:
+    """Yield the readers in groups that get so many entries and bytes at once."""
     group: list[tuple[EntryReader, Position]] = []
-    count = 0
-    for reader, end in ends:
-        distance = reader.distance(end)
-        if group and count + distance > _TOGETHER_MOST:
+    count = size = 0
+    for wanted in ends:
+        distance = wanted.reader.distance(wanted.position)
+        more_bytes = distance * wanted.entry_bytes
+        if group and (count + distance > _TOGETHER_MOST or size + more_bytes > _TOGETHER_BYTES):
             yield group
-            group, count = [], 0
-        group.append((reader, end))
-        count += distance
+            group, count, size = [], 0, 0
+        group.append((wanted.reader, wanted.position))
+        count, size = count + distance, size + more_bytes
     if group:
         yield group
 
 
 def _read_together(
-    session: Session, ends: list[tuple[EntryReader, Position]], entries: dict[EntryReader, EntryReceived]
-) -> None:
+    session: Session, ends: list[tuple[EntryReader, Position]]
+) -> Iterator[tuple[EntryReader, EntryReceived]]:
     requests = []
     with session.together():
         for reader, _ in ends:
@@ -380,4 +396,4 @@ def _read_together(
     for reader, end in opened:
         entry = reader.take_until(end, deadline)
         if entry is not None:
-            entries[reader] = entry
+            yield reader, entry

@@ -4,6 +4,7 @@ reading entries.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.reader import DEFAULT_WINDOW, EntryReader
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 # How many messages a reader gets ahead while their size is not known.
 _LEAST_WINDOW = 4
+
+# The bytes that all planners of a stream together may get ahead and keep until the next batch.
+READ_AHEAD_BYTES = 64 * 1024 * 1024
 
 
 def count_messages(
@@ -67,57 +71,83 @@ class BacklogCounts:
         return counted[2]
 
 
+@dataclass(frozen=True)
+class _Read:
+    """What counts of an entry that was read."""
+
+    offset: PartitionOffset
+    messages: int
+    size: int
+
+
 class LimitPlanner:
     """Finds the end of a limited batch by reading its entries; without an admin address or
     estimated sizes.
 
     It continues at the end of the last batch, so a limited stream costs the broker one extra pass.
+    If the entries are so large that it would get too many bytes ahead, it begins anew each time.
     """
 
     def __init__(self, cluster: Cluster, topic_partition: str) -> None:
         self.topic_partition = topic_partition
         self._cluster = cluster
         self._reader: EntryReader | None = None
-        self._next_entry: EntryReceived | None = None
+        self._next: _Read | None = None
         self._stopped_at: Position | None = None
 
     def advance(
-        self, after: Position, end: PartitionOffset, max_rows: int | None, max_bytes: int | None
+        self,
+        after: Position,
+        end: PartitionOffset,
+        max_rows: int | None,
+        max_bytes: int | None,
+        ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> PartitionOffset:
         """Return the last entry within the budget, at least the first one; ``end`` if the budget
         covers all of them.
+
+        Args:
+            ahead_bytes: how many bytes of entries may come ahead, by the size of the messages so far.
         """
         if self._reader is None or self._stopped_at != after:
             self.close()
             self._reader = EntryReader(self._cluster, self.topic_partition, after, _LEAST_WINDOW)
         rows = size = 0
         stop: PartitionOffset | None = None
-        while (entry := self._next_entry or next_until(self._reader, end.position)) is not None:
-            count = entry.message_count
-            is_over = (max_rows is not None and rows + count > max_rows) or (
-                max_bytes is not None and size + len(entry.frames) > max_bytes
+        while (read := self._next or _read(next_until(self._reader, end.position))) is not None:
+            is_over = (max_rows is not None and rows + read.messages > max_rows) or (
+                max_bytes is not None and size + read.size > max_bytes
             )
             if is_over and stop is not None:
-                self._next_entry = entry
-                self._stopped_at = stop.position
+                self._next, self._stopped_at = read, stop.position
+                if self._reader.outstanding * _message_bytes(rows + read.messages, size + read.size) > ahead_bytes:
+                    self.close()
                 return stop
-            self._next_entry = None
-            rows, size = rows + count, size + len(entry.frames)
-            self._reader.set_window(_messages_within(max_rows, max_bytes, size // max(rows, 1)))
-            stop = stamped(entry)
+            self._next = None
+            rows, size = rows + read.messages, size + read.size
+            most_bytes = ahead_bytes if max_bytes is None else min(max_bytes, ahead_bytes)
+            self._reader.set_window(_messages_within(max_rows, most_bytes // _message_bytes(rows, size)))
+            stop = read.offset
         self.close()
         return end
 
     def close(self) -> None:
         if self._reader is not None:
             self._reader.close()
-        self._reader = self._next_entry = self._stopped_at = None
+        self._reader = self._next = self._stopped_at = None
 
 
-def _messages_within(max_rows: int | None, max_bytes: int | None, message_bytes: int) -> int:
+def _read(entry: EntryReceived | None) -> _Read | None:
+    return None if entry is None else _Read(stamped(entry), entry.message_count, len(entry.frames))
+
+
+def _message_bytes(messages: int, size: int) -> int:
+    return max(size // max(messages, 1), 1)
+
+
+def _messages_within(max_rows: int | None, by_bytes: int) -> int:
     """Return how many messages to get ahead: those of a batch. Until the next batch they are received
     while others use the connection, and stay in memory.
     """
     by_rows = DEFAULT_WINDOW if max_rows is None else max_rows
-    by_bytes = DEFAULT_WINDOW if max_bytes is None else max_bytes // max(message_bytes, 1)
     return max(_LEAST_WINDOW, min(DEFAULT_WINDOW, by_rows, by_bytes))

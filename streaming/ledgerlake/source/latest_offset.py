@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ledgerlake.client.reader import EntryReader, close_together, open_together, read_one_each
+from ledgerlake.client.reader import EntryReader, Wanted, close_together, open_together, read_one_each
 from ledgerlake.errors import CorruptEntryError, LedgerlakeError, TopicNotFoundError
 from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.read_until import next_until
@@ -17,7 +17,7 @@ from ledgerlake.wire.entry import peek_metadata, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.client.session import Session
@@ -31,6 +31,9 @@ _POLL_MOST_S = 1.0
 # topic partition.
 _NEAR_ENTRIES = 16
 _NEAR_BYTES = 64 * 1024
+
+# How many bytes an entry is taken for before the first one of its topic partition.
+_UNKNOWN_BYTES = 512 * 1024
 
 
 class LatestOffset:
@@ -183,12 +186,22 @@ def refresh_all(offsets: Collection[LatestOffset]) -> None:
         if position is not None and session is not None:
             moved.setdefault(session, []).append((offset, position))
     for session, group in moved.items():
-        readers = [offset._reader_before(position) for offset, position in group]
-        entries = read_one_each(
-            session, [(reader, position) for reader, (_, position) in zip(readers, group, strict=True)]
-        )
-        left = [offset._take(reader, entries.get(reader)) for reader, (offset, _) in zip(readers, group, strict=True)]
-        close_together(session, [reader for reader in left if reader is not None])
+        _read_ends(session, group)
+
+
+def _read_ends(session: Session, moved: Sequence[tuple[LatestOffset, Position]]) -> None:
+    """Read the last entries of topic partitions of one broker. An entry is described when it arrives,
+    and not kept: each may have the largest size.
+    """
+    wanted: list[Wanted] = []
+    missing: dict[EntryReader, LatestOffset] = {}
+    for offset, position in moved:
+        reader = offset._reader_before(position)
+        missing[reader] = offset
+        wanted.append(Wanted(reader, position, _UNKNOWN_BYTES if offset.entry_bytes is None else offset.entry_bytes))
+    left = [missing.pop(reader)._take(reader, entry) for reader, entry in read_one_each(session, wanted)]
+    left += [offset._take(reader, None) for reader, offset in missing.items()]
+    close_together(session, [reader for reader in left if reader is not None])
 
 
 def describe(cluster: Cluster, topic_partition: str, position: Position) -> PartitionOffset:

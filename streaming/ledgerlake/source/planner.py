@@ -38,7 +38,7 @@ from ledgerlake.client.broker_clocks import BrokerClocks
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.errors import DataLossError, LedgerlakeError, TopicNotFoundError
 from ledgerlake.source.admission import BatchAdmission
-from ledgerlake.source.batch_limits import BacklogCounts, LimitPlanner
+from ledgerlake.source.batch_limits import READ_AHEAD_BYTES, BacklogCounts, LimitPlanner
 from ledgerlake.source.bounds import EndBound, beginning, resolve_start
 from ledgerlake.source.latest_offset import LatestOffset, refresh_all
 from ledgerlake.source.loss import LOST_TOPIC_S, NO_INDEX_YET, is_another_topic
@@ -341,9 +341,12 @@ class Planner:
         max_bytes = share(self._options.max_bytes_per_trigger, len(ends))
         if max_rows is None and max_bytes is None:
             return ends
+        # Others keep nothing: a planner that reaches its end closes its reader.
+        ahead_bytes = READ_AHEAD_BYTES // max(len(ends), 1)
         unread = PartitionOffset(BEFORE_ALL)
         return {
-            name: self._limited(name, start.get(name, unread), end, max_rows, max_bytes) for name, end in ends.items()
+            name: self._limited(name, start.get(name, unread), end, max_rows, max_bytes, ahead_bytes)
+            for name, end in ends.items()
         }
 
     def _clocks_ms(
@@ -439,13 +442,19 @@ class Planner:
         return noted
 
     def _limited(
-        self, name: str, begin: PartitionOffset, end: PartitionOffset, max_rows: int | None, max_bytes: int | None
+        self,
+        name: str,
+        begin: PartitionOffset,
+        end: PartitionOffset,
+        max_rows: int | None,
+        max_bytes: int | None,
+        ahead_bytes: int,
     ) -> PartitionOffset:
         """Return the end of the micro-batch on a topic partition by its limits. If the topic was
         deleted, that is its end: the tasks report the loss.
         """
         try:
-            return self._limit_planners[name].advance(begin.position, end, max_rows, max_bytes)
+            return self._limit_planners[name].advance(begin.position, end, max_rows, max_bytes, ahead_bytes)
         except TopicNotFoundError:
             return end
 
