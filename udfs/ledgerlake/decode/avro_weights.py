@@ -4,6 +4,10 @@ The two schemas become one tree of nodes for ``kernels.weigh_avro``. It has the 
 since those say how the bytes go on, and the reader's weights, since its fields are decoded. A field
 that the reader lacks weighs nothing. One that only the reader has weighs as much as its default,
 with the items and texts in it.
+
+The same walk judges values: bytes that do not fit the writer's schema are none. The compiled loop of
+``avro`` refuses them too, but fastavro takes some for other values: a symbol's number below zero, a
+number of more than 64 bits, a boolean of 7.
 """
 
 from __future__ import annotations
@@ -15,14 +19,21 @@ import numpy as np
 
 from ledgerlake.decode import kernels as k
 from ledgerlake.decode.avro_types import named_types, not_null
+from ledgerlake.decode.columns import Encoded
 from ledgerlake.decode.weights import PART_BYTES, RECORD_BYTES, Weigher, bytes_of
 from ledgerlake.wire.limits import MAX_VALUES_BYTES
 
 if TYPE_CHECKING:
-    from ledgerlake.decode.columns import Encoded
-    from ledgerlake.decode.weights import Weights
+    from collections.abc import Callable
 
-_SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from ledgerlake.decode.weights import Walk, Weights
+
+_SIZES = {"null": 0, "float": 4, "double": 8}
+
+_NUMBERS = {"int": (-(2**31), 2**31 - 1), "long": (-(2**63), 2**63 - 1)}
 
 # A field that the reader does not have.
 _DROPPED = None
@@ -48,6 +59,29 @@ def avro_weigher(writer: Any, reader: Any) -> Weigher:
     Args:
         writer, reader: the parsed schemas, of which each has a column, with defaults as they are read.
     """
+    root, walk = _walk(writer, reader)
+    return Weigher(root.fixed_bytes, root.rate, walk)
+
+
+def avro_misfits(writer: Any) -> Callable[[pa.BinaryArray], NDArray[np.bool_]]:
+    """Return a function that says which payloads are not one value of a schema, from the first byte to
+    the last.
+
+    Args:
+        writer: the parsed schema, which has a column.
+    """
+    # What nobody reads has no weight.
+    _, walk = _walk(writer, _DROPPED)
+
+    def misfits(payloads: pa.BinaryArray) -> NDArray[np.bool_]:
+        weights: Weights = np.zeros(len(payloads), np.int64)
+        walk(Encoded(payloads), weights)
+        return weights < 0
+
+    return misfits
+
+
+def _walk(writer: Any, reader: Any) -> tuple[_Part, Walk]:
     plan = _Plan(named_types(writer), named_types(reader))
     root = plan.add(writer, reader)
     nodes, items = np.array(plan.nodes, np.int64).reshape(-1, 4), np.array([*plan.items, 0], np.int64)
@@ -62,7 +96,7 @@ def avro_weigher(writer: Any, reader: Any) -> Weigher:
         data, offsets = bytes_of(encoded.payloads)
         k.weigh_avro(data, offsets, nodes, items, depth, MAX_VALUES_BYTES, weights)
 
-    return Weigher(root.fixed_bytes, root.rate, walk)
+    return root, walk
 
 
 @dataclass
@@ -95,9 +129,11 @@ class _Plan:
         if kind == "enum":
             symbols = [*writer["symbols"], reader.get("default", "")] if isinstance(reader, dict) else []
             weight += max((_size(symbol) for symbol in symbols), default=0)
-            return _Part(self._node(k.W_VARINT), weight, 1, 0)
-        if kind in ("int", "long"):
-            return _Part(self._node(k.W_VARINT), weight, 1, 0)
+            return _Part(self._node(k.W_NUMBER, 0, len(writer["symbols"]) - 1), weight, 1, 0)
+        if kind in _NUMBERS:
+            return _Part(self._node(k.W_NUMBER, *_NUMBERS[kind]), weight, 1, 0)
+        if kind == "boolean":
+            return _Part(self._node(k.W_BOOLEAN), weight, 1, 0)
         if kind in ("string", "bytes"):
             return _Part(self._node(k.W_BYTES), weight, 1, 0)
         size = int(writer["size"]) if kind == "fixed" else _SIZES[kind]

@@ -15,6 +15,8 @@ from ledgerlake.errors import SetupError
 from ledgerlake.wire.limits import MAX_VALUES_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from numpy.typing import NDArray
 
 # The limit for one schema and for a table, including nested columns. In a short schema, types that
@@ -73,11 +75,19 @@ class Decoder:
         heavy = np.flatnonzero(weights > MAX_VALUES_BYTES)
         if not len(heavy):
             return self.read(encoded)
-        others = pa.array(weights <= MAX_VALUES_BYTES)
-        keys = None if encoded.keys is None else pc.if_else(others, encoded.keys, None)
-        decoded = self.read(Encoded(pc.if_else(others, encoded.payloads, None), keys))
+        keys = None if encoded.keys is None else without(encoded.keys, heavy)
+        decoded = self.read(Encoded(without(encoded.payloads, heavy), keys))
         reasons = {row: too_heavy(int(weights[row])) for row in heavy.tolist()}
         return DecodedValues(decoded.values, decoded.bad | reasons, frozenset(reasons))
+
+
+def without(payloads: pa.BinaryArray, rows: Collection[int] | NDArray[np.int64]) -> pa.BinaryArray:
+    """Return payloads with null in some rows."""
+    if not len(rows):
+        return payloads
+    others = np.ones(len(payloads), np.bool_)
+    others[list(rows)] = False
+    return pc.if_else(pa.array(others), payloads, None)
 
 
 def too_wide() -> SetupError:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ledgerlake.decode import kernels as k
+from ledgerlake.decode.columns import without
 from ledgerlake.decode.weights import bytes_of
 
 # Python's parser takes 1000 levels less the calls that it is in.
@@ -46,8 +46,4 @@ def without_deep(payloads: pa.BinaryArray) -> tuple[pa.BinaryArray, dict[int, st
     if len(long):
         k.find_deep_json(data, offsets, long, _LEVELS_MOST, is_deep)
     deep = dict.fromkeys(long[is_deep].tolist(), f"it has more than {_LEVELS_MOST} levels")
-    if not deep:
-        return payloads, {}
-    others = np.ones(len(payloads), np.bool_)
-    others[list(deep)] = False
-    return pc.if_else(pa.array(others), payloads, None), deep
+    return without(payloads, deep), deep

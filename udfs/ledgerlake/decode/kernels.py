@@ -171,6 +171,7 @@ COMPARED_PROPERTIES = 16
 ) = range(18)  # fmt: skip
 
 _INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
 _LAST_FIELD = 2**29 - 1
 
 # Numbers from here on are not in our .proto files.
@@ -842,6 +843,28 @@ def read_little_endian(buffer, position, size):  # type: ignore[no-untyped-def]
     return bits
 
 
+@compiled
+def read_bits(buffer, position, end):  # type: ignore[no-untyped-def]
+    """The bits of a varint and the next position, -1 if it has more than 64."""
+    bits = np.int64(0)
+    shift = 0
+    while position < end and shift < 64:
+        byte = np.int64(buffer[position])
+        position += 1
+        bits |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return bits, position if shift < 63 or byte < 2 else np.int64(-1)
+        shift += 7
+    return bits, np.int64(-1)
+
+
+@compiled
+def read_avro_number(buffer, position, end):  # type: ignore[no-untyped-def]
+    """An int or a long of Avro and the next position, -1 if it has more than 64 bits."""
+    bits, position = read_bits(buffer, position, end)
+    return ((bits >> 1) & _INT64_MAX) ^ -(bits & 1), position
+
+
 # Instructions of a program that reads a record of Avro (see ``avro``).
 A_NULLABLE, A_RECORD, A_BOOLEAN, A_INT, A_LONG, A_FIXED_NUMBER, A_BYTES, A_FIXED, A_ENUM = range(9)
 
@@ -884,10 +907,9 @@ def walk_avro(buffer, offsets, present, program, values, sizes, valid, ok):  # t
                 values[column, row] = buffer[position]
                 position += 1
             else:
-                number, position = read_varint(buffer, position, end)
+                number, position = read_avro_number(buffer, position, end)
                 if position < 0:
                     break
-                number = (number >> 1) ^ -(number & 1)
                 if instruction == A_NULLABLE:
                     if number == argument:
                         step = program[step - 1, 3]
@@ -949,18 +971,7 @@ def walk_protobuf(buffer, offsets, present, columns, kinds, values, sizes, valid
                 values[column, row], sizes[column, row] = position, size
                 position += size
             elif kind == P_VARINT and wire_type == VARINT:
-                value, shift = np.int64(0), 0
-                while True:
-                    if position >= end or shift > 63 or (shift == 63 and buffer[position] > 1):
-                        position = np.int64(-1)
-                        break
-                    byte = np.int64(buffer[position])
-                    position += 1
-                    value |= (byte & 0x7F) << shift
-                    if byte < 0x80:
-                        break
-                    shift += 7
-                values[column, row] = value
+                values[column, row], position = read_bits(buffer, position, end)
             elif (kind == P_FIXED32 and wire_type == FIXED32) or (kind == P_FIXED64 and wire_type == FIXED64):
                 width = 4 if kind == P_FIXED32 else 8
                 if end - position < width:
@@ -980,27 +991,16 @@ def walk_protobuf(buffer, offsets, present, columns, kinds, values, sizes, valid
 
 
 # Kinds of nodes of a schema that ``weigh_avro`` walks through (see ``avro_weights``).
-W_FIXED, W_VARINT, W_BYTES, W_UNION, W_RECORD, W_ARRAY, W_MAP = range(7)
-
-
-@compiled
-def skip_long(buffer, position, end):  # type: ignore[no-untyped-def]
-    """The position after a number of at most ten bytes, -1 if it does not fit."""
-    stop = min(position + 10, end)
-    while position < stop:
-        position += 1
-        if buffer[position - 1] < 0x80:
-            return position
-    return -1
+W_FIXED, W_BOOLEAN, W_NUMBER, W_BYTES, W_UNION, W_RECORD, W_ARRAY, W_MAP = range(8)
 
 
 @compiled
 def weigh_avro(buffer, offsets, nodes, items, depth, limit, weights):  # type: ignore[no-untyped-def]
     """Add the weights of the items of arrays and maps to each row's weight.
 
-    A node has four numbers: its kind; bytes of a fixed one, else its first child in ``items``; the
-    number of its children; the weight of an item. A row whose bytes do not fit is -1. A row that
-    passes the limit is not read to its end.
+    A node has four numbers: its kind; the bytes of a fixed one and the least of a number, else its
+    first child in ``items``; the greatest number, or the number of its children; the weight of an
+    item. A row whose bytes do not fit is -1. A row that passes the limit is not read to its end.
     """
     stack = np.zeros((depth, 2), np.int64)
     for row in range(len(weights)):
@@ -1017,13 +1017,12 @@ def weigh_avro(buffer, offsets, nodes, items, depth, limit, weights):  # type: i
                     child = items[argument + done]
             elif kind in (W_ARRAY, W_MAP):
                 if done == 0:
-                    number, position = read_varint(buffer, position, end)
-                    number = (number >> 1) ^ -(number & 1)
+                    number, position = read_avro_number(buffer, position, end)
                     if position >= 0 and number < 0:
                         number = -number
-                        position = skip_long(buffer, position, end)
-                    # Each item has at least one byte.
-                    if position < 0 or number > end - position:
+                        _, position = read_avro_number(buffer, position, end)
+                    # Each item has at least one byte. The least number stays below zero.
+                    if position < 0 or not 0 <= number <= end - position:
                         position = np.int64(-1)
                         break
                     weights[row] += number * weight
@@ -1033,9 +1032,8 @@ def weigh_avro(buffer, offsets, nodes, items, depth, limit, weights):  # type: i
                     child = items[argument]
                     # The end of a block: the next one begins with its count.
                     if kind == W_MAP:
-                        size, position = read_varint(buffer, position, end)
-                        size = (size >> 1) ^ -(size & 1)
-                        if position < 0 or size < 0 or size > end - position:
+                        size, position = read_avro_number(buffer, position, end)
+                        if position < 0 or not 0 <= size <= end - position:
                             position = np.int64(-1)
                             break
                         position += size
@@ -1043,20 +1041,25 @@ def weigh_avro(buffer, offsets, nodes, items, depth, limit, weights):  # type: i
                 top -= 1
                 if kind == W_FIXED:
                     position = position + argument if argument <= end - position else np.int64(-1)
-                elif kind == W_VARINT:
-                    position = np.int64(skip_long(buffer, position, end))
+                    continue
+                if kind == W_BOOLEAN:
+                    position = position + 1 if position < end and buffer[position] < 2 else np.int64(-1)
+                    continue
+                number, position = read_avro_number(buffer, position, end)
+                if position < 0:
+                    break
+                if kind == W_NUMBER:
+                    fits = argument <= number <= count
+                elif kind == W_BYTES:
+                    fits = 0 <= number <= end - position
+                    position += number
                 else:
-                    number, position = read_varint(buffer, position, end)
-                    number = (number >> 1) ^ -(number & 1)
-                    if position < 0 or number < 0:
-                        position = np.int64(-1)
-                    elif kind == W_BYTES:
-                        position = position + number if number <= end - position else np.int64(-1)
-                    elif number < count:
+                    fits = 0 <= number < count
+                    if fits:
                         top += 1
                         stack[top, 0], stack[top, 1] = items[argument + number], 0
-                    else:
-                        position = np.int64(-1)
+                if not fits:
+                    position = np.int64(-1)
                 continue
             if child >= 0:
                 top += 1

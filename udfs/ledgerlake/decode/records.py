@@ -16,7 +16,8 @@
 Other unions and recursive records have no column; read such a topic with ``schema = bytes``.
 
 Rules kept here:
-  - Regular Avro values are read by a compiled loop (see ``avro``), all others by fastavro.
+  - Regular Avro values are read by a compiled loop (see ``avro``), all others by fastavro, after a
+    walk that refuses what does not fit its schema (see ``avro_weights``).
   - What a value takes when it is decoded is counted before (see ``weights``).
   - An Avro value must end where its bytes end. Sizes in a damaged value allocate no memory: each
     item needs bytes, and a schema with items of no bytes is refused.
@@ -45,8 +46,8 @@ import pyarrow.json as pj
 
 from ledgerlake.decode.avro import avro_reader
 from ledgerlake.decode.avro_types import named_types, not_null, short_name
-from ledgerlake.decode.avro_weights import avro_weigher
-from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, Decoder, build, decode_rows, too_wide
+from ledgerlake.decode.avro_weights import avro_misfits, avro_weigher
+from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, Decoder, build, decode_rows, too_wide, without
 from ledgerlake.decode.json_text import Number, parse_json, without_deep
 from ledgerlake.decode.json_weights import json_weigher
 from ledgerlake.decode.loop_columns import with_loop
@@ -132,8 +133,8 @@ def record_decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
 
 def _avro_decoder(physical: pa.DataType, writer: ValueSchema, theirs: Any, ours: Any) -> Read:
     if ours != theirs:
-        return partial(_decode_avro, physical, theirs, ours)
-    decode = partial(_decode_avro, physical, theirs, None)
+        return _by_fastavro(physical, theirs, ours)
+    decode = _by_fastavro(physical, theirs, None)
     loop = avro_reader(_parse(writer.definition), physical) if pa.types.is_struct(physical) else None
     if loop is None:
         return decode
@@ -393,22 +394,22 @@ def _for_spark(arrow_type: pa.DataType) -> pa.DataType:
     return pa.timestamp("us", arrow_type.tz) if pa.types.is_timestamp(arrow_type) else arrow_type
 
 
-def _decode_avro(physical: pa.DataType, writer: Any, reader: Any, encoded: Encoded) -> DecodedValues:
+def _by_fastavro(physical: pa.DataType, writer: Any, reader: Any) -> Read:
     import fastavro
 
-    def read(payload: bytes) -> Any:
-        stream = io.BytesIO(payload)
-        try:
-            value = fastavro.schemaless_reader(stream, writer, reader)
-        except EOFError:
-            # Its own text has an address in memory, and a message that is read again has the same reason.
-            raise ValueError("it ends too early") from None
-        if stream.tell() != len(payload):
-            raise ValueError(f"{len(payload) - stream.tell()} bytes are left over")
-        return value
+    misfits = avro_misfits(writer)
 
-    rows, bad = decode_rows(encoded.payloads, read)
-    return DecodedValues(build(rows, physical, _for_spark(physical), bad), bad)
+    def read(payload: bytes) -> Any:
+        return fastavro.schemaless_reader(io.BytesIO(payload), writer, reader)
+
+    def decode(encoded: Encoded) -> DecodedValues:
+        payloads = encoded.payloads
+        wrong = np.flatnonzero(misfits(payloads) & payloads.is_valid().to_numpy(False)).tolist()
+        rows, bad = decode_rows(without(payloads, wrong), read)
+        bad |= dict.fromkeys(wrong, "its bytes do not fit the schema that it was written with")
+        return DecodedValues(build(rows, physical, _for_spark(physical), bad), bad)
+
+    return decode
 
 
 def _decode_json(physical: pa.DataType, encoded: Encoded) -> DecodedValues:
