@@ -117,6 +117,32 @@ def test_each_chunk_of_a_large_message_is_opened(crypto: CryptoSettings) -> None
     assert dict(opaque["properties"])["ledgerlake.encrypted_for"] == "ours"
 
 
+def with_changed_payload(entry: bytes) -> bytes:
+    raw = parse_entry(entry)
+    return encode_entry(raw.metadata, bytes([raw.payload[0] ^ 1]) + bytes(raw.payload[1:]), raw.broker)
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 2), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("plain", [(), (0,), (1,), (2,)], ids=str)
+def test_a_large_message_passes_opened_as_a_whole_or_as_it_is_stored(
+    crypto: CryptoSettings, closed: tuple[int, ...], plain: tuple[int, ...]
+) -> None:
+    chunks = chunk_entries(b"a" * 300 + b"b" * 300 + b"c" * 300, 3, null_value=True)
+    chunks = [entry if number in plain else encrypted(entry, "ours") for number, entry in enumerate(chunks)]
+    stored = [with_changed_payload(entry) if number in closed else entry for number, entry in enumerate(chunks)]
+    positions = tuple(Position(7, number) for number in range(3))
+    (row,) = decode_large(stored, positions, SOURCE, 10_000, replace(crypto, failure_action="pass")).to_pylist()
+    if set(closed) <= set(plain):
+        # A changed text opens as well as any other.
+        assert (row["value"], row["properties"], row["is_null"]) == (None, [], True)
+        return
+    assert row["value"] == b"".join(bytes(parse_entry(entry).payload) for entry in stored)
+    assert dict(row["properties"])["ledgerlake.encrypted_for"] == "ours"
+    assert not row["is_null"]
+    with pytest.raises(CorruptEntryError, match="no key here opens it"):
+        decode_large(stored, positions, SOURCE, 10_000, crypto)
+
+
 def test_an_encrypted_message_waits_like_any_other() -> None:
     entry = encrypted(single(b"later", deliver_at_time=1_800_000_000_000), "ours")
     assert [kind for kind, _, _ in split_bundle(bundle([entry]))] == ["delayed"]

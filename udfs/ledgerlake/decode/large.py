@@ -4,8 +4,17 @@ The bytes of each chunk are verified and decrypted, then joined, then decompress
 ``uncompressed_size`` is the size of the complete message. Position, broker time, index and metadata
 of the row are those of the last chunk; producers repeat the metadata on every chunk.
 
+<<<<<<< HEAD
 Memory: each chunk is released when it is joined, with what its producer put beside the payload.
 After that there are the joined bytes and, if they are compressed, the plain bytes.
+=======
+A message is opened as a whole or not at all: if no key opens one of its chunks and the settings are
+to pass it on, its value is all chunks as they are stored, and it has the property of encrypted ones.
+
+Memory: each chunk is released when it is joined. If encrypted messages may pass, there are the
+stored and the opened chunks until then. After that there are the joined bytes and, if they
+are compressed, the plain bytes.
+>>>>>>> d8523f7 (decode: a large message that may stay encrypted is opened as a whole or not)
 """
 
 from __future__ import annotations
@@ -21,6 +30,7 @@ from ledgerlake.decode.codecs import decompress
 from ledgerlake.decode.crypto import NO_KEYS, TAG_BYTES, CryptoSettings, open_entry
 from ledgerlake.decode.reference import large_row
 from ledgerlake.errors import CorruptEntryError
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import RawEntry, parse_entry, peek_metadata
 from ledgerlake.wire.limits import MAX_PLAIN_BYTES
 
@@ -28,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ledgerlake.decode.messages import TopicPartition
-    from ledgerlake.pb import pulsar_pb2 as pb
     from ledgerlake.wire.message_id import Position
 
 
@@ -84,14 +93,8 @@ def decode_large(
         CorruptEntryError: the chunks are not a message; ``reason`` tells why.
         DecryptionError: there is no key for them, and the settings are to fail.
     """
-    payloads: list[memoryview] = []
-    last: RawEntry | None = None
-    for _, entry in read_chunks(entries, len(positions), max_bytes, sender):
-        last = _open(entry, crypto)
-        payloads.append(last.payload)
-    if last is None:
-        raise CorruptEntryError("a message without chunks", reason="chunk_mismatch")
-    last = replace(last, payload=memoryview(b""))
+    chunks = (entry for _, entry in read_chunks(entries, len(positions), max_bytes, sender))
+    last, payloads = _open_all(chunks, crypto)
     joined = _join(payloads, max_bytes)
     is_opaque = bool(last.metadata.encryption_keys)
     codec = 0 if is_opaque else last.metadata.compression
@@ -161,13 +164,41 @@ def _message_of(metadata: pb.MessageMetadata) -> tuple[str, str, int]:
     return metadata.producer_name, metadata.uuid, metadata.publish_time
 
 
-def _open(entry: RawEntry, crypto: CryptoSettings) -> RawEntry:
-    try:
-        return open_entry(entry, crypto)
-    except CorruptEntryError:
-        if crypto.failure_action != "pass":
-            raise
-        return entry
+def _open_all(chunks: Iterable[RawEntry], crypto: CryptoSettings) -> tuple[RawEntry, list[memoryview]]:
+    """Return the last chunk without its payload, and the payloads of all: either all opened, or all as
+    they are stored. Then the last chunk has the recipients of the first one that no key opens.
+    """
+    passes = crypto.failure_action == "pass"
+    stored: list[memoryview] = []
+    opened: list[memoryview] = []
+    last: RawEntry | None = None
+    closed: RawEntry | None = None
+    for entry in chunks:
+        last = entry
+        if passes:
+            stored.append(entry.payload)
+        if closed is None:
+            try:
+                last = open_entry(entry, crypto)
+                opened.append(last.payload)
+            except CorruptEntryError:
+                if not passes:
+                    raise
+                closed, opened = entry, []
+    if last is None:
+        raise CorruptEntryError("a message without chunks", reason="chunk_mismatch")
+    last = replace(last, payload=memoryview(b""))
+    return (last, opened) if closed is None else (_marked(last, closed.metadata), stored)
+
+
+def _marked(last: RawEntry, closed: pb.MessageMetadata) -> RawEntry:
+    """Return the last chunk of a message that stays encrypted. It has a value, whatever it says."""
+    metadata = pb.MessageMetadata()
+    metadata.CopyFrom(last.metadata)
+    metadata.ClearField("encryption_keys")
+    metadata.ClearField("null_value")
+    metadata.encryption_keys.extend(closed.encryption_keys)
+    return replace(last, metadata=metadata)
 
 
 def _binary(value: bytes | memoryview) -> pa.Array:
