@@ -512,6 +512,51 @@ def test_json_is_read_alike_alone_and_beside_a_value_that_does_not_fit(payload: 
         assert all(math.isfinite(alone[0][name]) for name in ("f", "d"))
 
 
+_JSON_WORDS = [
+    "Inf",
+    "-Inf",
+    "Infinity",
+    "-Infinity",
+    "NaN",
+    "-NaN",
+    "inf",
+    "nan",
+    "Infi",
+    "--NaN",
+    "-",
+    "true",
+    "True",
+]
+_JSON_PIECES = [*_JSON_WORDS, '"Inf"', r'"\"-NaN', r'"\ud800"', "01", "1.", *'"\\1[]{}:,\0']
+
+
+@given(
+    st.sampled_from([*_JSON_WORDS, "1", "null"]),
+    st.sampled_from(["0", "0", "[", "{"]).flatmap(
+        lambda first: st.lists(st.sampled_from(_JSON_PIECES), max_size=5).map(lambda more: "".join([first, *more]))
+    ),
+    st.sampled_from(_JSON_WORDS),
+)
+def test_whatever_stands_where_the_schema_has_no_field_is_read_alike_alone_and_beside_others(
+    number: str, more: str, word: str
+) -> None:
+    schema = as_json(avro(field("d", "double"), field("i", "int"), field("s", "string")))
+    for payload in (f'{{"d": {number}, "more": {more}}}', f'{{"more": [{word}, "Inf -NaN"], "{number}": {word}}}'):
+        alone, bad_alone = read(schema, [payload.encode()])
+        beside, bad_beside = read(schema, [payload.encode(), b"[]"])
+        assert (str(alone[0]), 0 in bad_alone) == (str(beside[0]), 0 in bad_beside)
+
+
+def test_words_for_numbers_that_are_none_are_read_outside_of_texts_alone() -> None:
+    schema = as_json(avro(field("d", "double"), field("s", "string")))
+    payload = rb'{"s": "\"Inf -NaN\\", "d": -Inf, "more": -NaN, "Inf": [Inf,Infinity]}'
+    assert read(schema, [payload]) == ([{"d": -math.inf, "s": '"Inf -NaN\\'}], {})
+    values, bad = read(
+        schema, [b'{"d": Infin}', b'{"d": --NaN}', b'{"d": 1Inf}', b'{"s": "' + b'\\"' * 100_000 + b" Inf"]
+    )
+    assert (values, len(bad)) == ([None] * 4, 4)
+
+
 @pytest.mark.parametrize(("levels", "is_read"), [(400, True), (499, True), (500, False), (100_000, False)])
 @pytest.mark.parametrize("is_closed", [True, False])
 def test_the_depth_of_json_counts_alike_alone_and_beside_others(levels: int, is_read: bool, is_closed: bool) -> None:
