@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, Deliver, IncompleteMessages, Limits
-from ledgerlake.decode import schema
+from ledgerlake.decode import messages, schema
 from ledgerlake.decode.codecs import compress
 from ledgerlake.decode.columns import Encoded
 from ledgerlake.decode.messages import decode_bundle
@@ -31,9 +32,9 @@ from ledgerlake.wire.limits import (
 from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.value_schema import ValueSchema
 from tests.decode.values_limit import values_limit
-from tests.entries import SOURCE, broker, bundle, metadata, single
+from tests.entries import SOURCE, batch, broker, bundle, metadata, single
 from tests.fuzz.engine import MIB, Memory
-from tests.growth.counting import Case, check
+from tests.growth.counting import Case, check, counted_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -347,7 +348,33 @@ def _typed_values(name: str) -> Callable[[int], Callable[[], None]]:
     return prepare
 
 
+def _pieces(odd: int, piece_bytes: int = DECODED_PIECE_BYTES) -> Callable[[int], Callable[[], dict[str, int]]]:
+    """Batches of two messages, of which some of a hundred are odd."""
+
+    def prepare(n: int) -> Callable[[], dict[str, int]]:
+        fields = [{"sequence_id": _ODD} if number % 100 < odd else {} for number in range(n)]
+        frames = bundle([batch([b"a", b"b"], **more) for more in fields])
+
+        def work() -> dict[str, int]:
+            with (
+                patch.object(messages, "DECODED_PIECE_BYTES", piece_bytes),
+                counted_calls(messages, "_spans") as columns,
+            ):
+                parts = list(decode_bundle(frames, SOURCE))
+            ids = [number for part in parts for number in part.messages["entry_id"].to_pylist()]
+            assert ids == [number for number in range(n) for _ in range(2)]
+            return {"pieces": len(parts), "rows of columns": sum(len(sizes) for _, _, sizes, _ in columns)}
+
+        return work
+
+    return prepare
+
+
 CASES = [
+    Case("pieces, small odd batches", _pieces(odd=100), n=200, constant=("pieces",)),
+    Case("pieces, small odd batches between others", _pieces(odd=2), n=200, constant=("pieces",)),
+    Case("pieces, many of odd batches and others", _pieces(odd=2, piece_bytes=2_000), n=200),
+    Case("pieces, many of regular batches", _pieces(odd=0, piece_bytes=2_000), n=200),
     Case("rules, chunks of one message", _one_message, n=200),
     Case("rules, messages of which two chunks came", _many_messages, n=200),
     Case("rules, chunks that wait for a marker", _awaited_chunks, n=200),

@@ -15,7 +15,6 @@ bytes, whatever sizes it declares (see ``wire.limits``).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import crc32c
@@ -326,7 +325,7 @@ def _decode_slice(part: _Slice, source: TopicPartition, first_entry: BatchRange,
     fields = _allocate_fields(part)
     fields = fields[:, : k.walk_messages(part.buffer, part.entries, part.status, fields)]
     for run in _runs(part, fields, source, rules):
-        messages = _columns(part, fields[:, run.start : run.stop], source)
+        messages = _columns(part, fields[:, run.start : run.stop], source) if run.stop > run.start else _NO_MESSAGES
         if run.odd_rows:
             entry_numbers = np.concatenate([fields[k.M_ENTRY, run.start : run.stop], run.odd_entries])
             messages = _put_back(messages, run.odd_rows, entry_numbers, source)
@@ -348,12 +347,29 @@ class _Run:
     rejects: list[Row] = field(default_factory=list)
     odd_bytes: int = 0
 
+    def add(self, row: Row, index: int, size_bytes: int) -> None:
+        """Add a row of the reference decoder, from the entry of this number."""
+        if "reason" in row:
+            self.rejects.append(row)
+        else:
+            self.odd_rows.append(row)
+            self.odd_entries.append(index)
+        self.odd_bytes += size_bytes
+
+    def extend(self, later: _Run) -> None:
+        """Add the rows of an odd entry that is behind this run."""
+        self.odd_rows += later.odd_rows
+        self.odd_entries += later.odd_entries
+        self.rejects += later.rejects
+        self.odd_bytes += later.odd_bytes
+
 
 def _runs(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -> Iterator[_Run]:
     """Yield the messages of a slice in order, in pieces of limited size; at least one piece.
 
     A batch is in one piece, or begins a piece. So what comes before it in a bundle does not decide how
-    it is cut: rejects of its messages are made by piece.
+    it is cut: rejects of its messages are made by piece. Only the size ends a piece, since each one
+    has a cost of its own, however few messages it has.
     """
     row_bytes = _ROW_BYTES + len(source.topic) + _copied_bytes(part.entries, part.status)
     most_bytes = fields.shape[1] * int(row_bytes.max(initial=0)) + _PROPERTY_BYTES * int(fields[k.M_PROPERTIES].sum())
@@ -380,24 +396,19 @@ def _runs(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -
         run.stop = reached
         if index is None:
             break
-        judged = _judge(part, index, rules)
-        first = list(islice(judged, 2))
-        if len(first) > 1 and (run.stop > run.start or run.odd_bytes):
-            yield run
-            yielded, run = True, _Run(reached, reached)
-        for row in chain(first, judged):
+        batch = _Run(reached, reached)
+        held_bytes = run.odd_bytes + int(sizes[run.stop] - sizes[run.start])
+        for row in _judge(part, index, rules):
             size_bytes = _row_bytes(row)
-            held_bytes = run.odd_bytes + int(sizes[run.stop] - sizes[run.start])
             # Two values together may be larger than a column can be.
-            if held_bytes and held_bytes + size_bytes > DECODED_PIECE_BYTES:
+            if held_bytes and held_bytes + batch.odd_bytes + size_bytes > DECODED_PIECE_BYTES:
                 yield run
-                yielded, run = True, _Run(reached, reached)
-            if "reason" in row:
-                run.rejects.append(row)
-            else:
-                run.odd_rows.append(row)
-                run.odd_entries.append(index)
-            run.odd_bytes += size_bytes
+                yielded, run, held_bytes = True, _Run(reached, reached), 0
+            if batch.odd_bytes and batch.odd_bytes + size_bytes > DECODED_PIECE_BYTES:
+                yield batch
+                yielded, batch = True, _Run(reached, reached)
+            batch.add(row, index, size_bytes)
+        run.extend(batch)
     if not yielded or run.stop > run.start or run.odd_bytes:
         yield run
 
@@ -485,6 +496,7 @@ def _keep_part(messages: pa.RecordBatch, first_entry: Matrix, part: BatchRange) 
     return messages.filter(pa.array(~(of_first & left_out)))
 
 
+_NO_MESSAGES = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema.VIEW], schema=schema.VIEW)
 _NO_REJECTS = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema.REJECTS], schema=schema.REJECTS)
 
 
@@ -494,8 +506,11 @@ def _to_batch(rows: list[Row], source: TopicPartition, target: pa.Schema) -> pa.
 
 
 def _columns(part: _Slice, fields: Matrix, source: TopicPartition) -> pa.RecordBatch:
-    entry = fields[k.M_ENTRY]
-    # Messages are in the order of their entries.
+    """Return the messages of some fields, of which there is one at least."""
+    # Messages are in the order of their entries. Other entries than theirs are left out.
+    first, last = fields[k.M_ENTRY, [0, -1]].tolist()
+    part = _Slice(part.buffer, part.entries[first : last + 1], part.status[first : last + 1], part.stored)
+    entry = fields[k.M_ENTRY] - first
     of_entries = np.bincount(entry, minlength=len(part.entries))
     ledger_ids, entry_ids, broker_ms, publish_ms, deliver_ms = (
         np.repeat(part.entries[:, column], of_entries)
