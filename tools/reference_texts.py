@@ -244,8 +244,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "the pause again.",
     ),
     "data_loss": (
-        "The topic no longer has entries that were not read, and `fail_on_data_loss` is `false`. See [loss](loss.md).",
-        "Find out what removed them: retention, message TTL, truncation, a deleted topic or subscription.",
+        "The topic no longer has entries that were not read, and `fail_on_data_loss` is `false`. Or the broker names entries "
+        "and does not send them. See [loss](loss.md).",
+        "Find out what removed them: retention, message TTL, truncation, a deleted topic or subscription; or which producer "
+        "wrote batches with wrong counts.",
     ),
     "replayed": (
         "A replay has put the reject into its tables; `detail` has the former reason.",

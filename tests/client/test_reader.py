@@ -165,14 +165,21 @@ def test_a_refusal_that_passes_is_tried_again_and_one_that_does_not_is_not() -> 
             EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL).next(1)
 
 
-def test_a_broker_that_has_entries_and_sends_none_is_a_deadline() -> None:
+@pytest.mark.parametrize("can_read_last", [True, False])
+def test_a_broker_that_sends_none_of_its_entries_is_a_deadline_unless_it_can_read_the_last_one(
+    can_read_last: bool,
+) -> None:
     with Peer() as peer:
         peer.add(single(b"a"), single(b"b"))
         peer.hold_back = {Position(7, 0), Position(7, 1)}
-        with pytest.raises(DeadlineError, match="sends none"):
-            read_all(
-                EntryReader(Cluster(ClientSettings(peer.url, poll_timeout_s=0.5)), TOPIC, BEFORE_ALL), Position(7, 1)
-            )
+        peer.unreadable_last = not can_read_last
+        reader = EntryReader(Cluster(ClientSettings(peer.url, poll_timeout_s=0.5)), TOPIC, BEFORE_ALL)
+        if can_read_last:
+            assert read_all(reader, Position(7, 1)) == []
+            assert reader.is_passed_over
+        else:
+            with pytest.raises(DeadlineError, match="sends none"):
+                read_all(reader, Position(7, 1))
 
 
 def test_a_peer_that_never_answers_is_a_deadline() -> None:

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 _T = pb.BaseCommand
 
+# A transaction that is committed leaves so many entries that never come between two others.
+HOLE_ENTRIES = 1
+
 
 class Role(Enum):
     """The end of the connection that this object is."""
@@ -92,6 +95,9 @@ class EntryReceived:
         """Return the entries up to and including a position."""
         return self if self.position <= position else None
 
+    def runs(self) -> Iterator[EntryReceived]:
+        yield self
+
     def each(self) -> Iterator[EntryReceived]:
         yield self
 
@@ -144,6 +150,17 @@ class EntriesReceived:
         if position.ledger_id != self.ledger_id:
             return self if position.ledger_id > self.ledger_id else None
         return self._part(0, int(self.entry_ids.searchsorted(position.entry_id, "right")))
+
+    def runs(self) -> Iterator[EntriesReceived]:
+        """Yield the entries in runs between which more than ``HOLE_ENTRIES`` are missing."""
+        steps = self.entry_ids[1:] - self.entry_ids[:-1]
+        breaks = (steps > HOLE_ENTRIES + 1).nonzero()[0] + 1
+        first = 0
+        for stop in [*breaks.tolist(), len(self.entry_ids)]:
+            part = self._part(first, stop)
+            assert part is not None
+            yield part
+            first = stop
 
     def each(self) -> Iterator[EntryReceived]:
         """Yield the entries one by one."""

@@ -23,10 +23,10 @@ class Permits:
     window: int
     outstanding: int = 0
 
-    def open(self) -> int:
-        """Return the permits of a new consumer."""
-        self.outstanding = self.window
-        return self.window
+    def open(self, permits: int | None = None) -> int:
+        """Return the permits of a new consumer; None for a window."""
+        self.outstanding = self.window if permits is None else permits
+        return self.outstanding
 
     def take(self, message_count: int) -> int:
         """Count a received entry; return how many permits to grant now (0: none yet).

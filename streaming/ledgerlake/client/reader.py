@@ -4,14 +4,19 @@ Rules kept here:
   - Entries come in order, each once: entries that the broker sends again are dropped.
   - After a failure that is worth a retry, the reader looks the topic up again and continues after
     the last entry.
-  - Permits count messages. If they run out because of a wrong count, a new window is granted.
+  - Permits count messages, and producers write these counts. The broker takes a read whose counts
+    sum up to zero for sent, and sends none of its entries. So if the broker sends nothing, the caller
+    has the reader begin again. And where two entries or more are missing between two that came, they
+    are asked for one by one: a single one, as a transaction leaves it, can hide no honest message.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 import uuid
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -31,9 +36,9 @@ from ledgerlake.client.session import Session
 from ledgerlake.errors import BrokerError, LedgerlakeError, TransportError, is_retryable
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
-from ledgerlake.wire.connection import LastMessageIdReceived
+from ledgerlake.wire.connection import HOLE_ENTRIES, LastMessageIdReceived
 from ledgerlake.wire.consumer import MOST_PERMITS, Permits
-from ledgerlake.wire.message_id import Position, from_wire, start_after
+from ledgerlake.wire.message_id import BEFORE_ALL, Position, from_wire, start_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -51,11 +56,16 @@ _TOGETHER_MOST = 64
 _TOGETHER_BYTES = 16 * 1024 * 1024
 _AT_ONCE_S = 0.5
 
+# How long to wait for an entry that may be missing, before the one that came after it.
+_HIDDEN_S = 10.0
+
 # The broker's error text if it cannot read the metadata of the last entry; there is no code for
 # that.
 _UNREADABLE_LAST = "Failed to get batch size for entry"
 
 Result = TypeVar("Result")
+
+_log = logging.getLogger(__name__)
 
 
 class EntryReader:
@@ -78,9 +88,15 @@ class EntryReader:
         self.topic_partition = topic_partition
         self.after = after
         self.cluster = cluster
+        # Whether the broker named entries that it did not send (see ``source.read_until``).
+        self.is_passed_over = False
         self.read_compacted = cluster.settings.read_compacted if read_compacted is None else read_compacted
         self._scan = scan
         self._permits = Permits(window)
+        self._ready: deque[Received] = deque()
+        # Where the next consumer begins, and whether the broker reads its first entry alone.
+        self._begin: tuple[Position, bool] | None = None
+        self._is_alone = False
         self._open: tuple[Session, Consumer] | None = None
         self._closing: tuple[Session, list[int]] | None = None
         self._last_message_request: tuple[Consumer, int] | None = None
@@ -106,12 +122,15 @@ class EntryReader:
 
     def _next(self, timeout_s: float, take: Take) -> Received | None:
         deadline = time.monotonic() + timeout_s
-        while True:
+        while not self._ready:
             received = self._retrying(lambda: self._next_once(deadline, take))
             if received is not None:
-                return received
-            if time.monotonic() >= deadline:
+                self._ready += received
+            elif time.monotonic() >= deadline:
                 return None
+        entries = self._ready.popleft()
+        self.after = entries.last
+        return entries
 
     @property
     def session(self) -> Session | None:
@@ -170,7 +189,7 @@ class EntryReader:
 
     def subscribe_command(self, consumer_id: int, request_id: int) -> bytes:
         """Return the command that opens the reader on a session."""
-        start = start_after(self.after)
+        start = start_after(self.after if self._begin is None else self._begin[0])
         return commands.subscribe_reader(
             self.topic_partition, self._name, consumer_id, request_id, start, self.read_compacted
         )
@@ -181,6 +200,8 @@ class EntryReader:
             session.scan_with(self._scan)
         self._open = session, consumer
         self._permits.outstanding = 0
+        self._is_alone = self._permits.window == 1 if self._begin is None else self._begin[1]
+        self._begin = None
 
     def distance(self, end: Position) -> int:
         """Return how many entries the reader gets up to ``end``, which is in the ledger of the last
@@ -221,11 +242,17 @@ class EntryReader:
                 return entry
         return None
 
-    def wake(self) -> None:
-        """Grant a new window, if the broker has entries and sends none."""
-        if self._open is not None:
-            session, consumer = self._open
-            grant(session, consumer, self._permits.open())
+    def begin_again(self, is_alone: bool) -> None:
+        """Open a new consumer, of which the broker has counted nothing yet.
+
+        Args:
+            is_alone: whether the broker reads the next entry alone; else it reads it together with the
+                last one that came. The next entry comes in one of the two ways: its count and that of
+                an entry before it cannot sum up to zero in both.
+        """
+        self.close()
+        start = self.after if is_alone or self.after.entry_id < 0 else self.after.before
+        self._begin = start, is_alone
 
     def close(self) -> None:
         """Close the consumer."""
@@ -240,10 +267,10 @@ class EntryReader:
             (session, consumer), self._open = self._open, None
             self._closing = session, start_close(session, [consumer])
 
-    def _next_once(self, deadline: float, take: Take) -> Received | None:
+    def _next_once(self, deadline: float, take: Take) -> list[Received] | None:
         session, consumer = self._opened()
         if self._permits.outstanding == 0:
-            grant(session, consumer, self._permits.open())
+            grant(session, consumer, self._permits.open(1 if self._is_alone else max(self._permits.window, 2)))
         while True:
             received = take(session, consumer, deadline)
             if received is None:
@@ -253,10 +280,37 @@ class EntryReader:
             granted = self._permits.take(received.message_count)
             if granted:
                 grant(session, consumer, granted)
+            was_alone, self._is_alone = self._is_alone, False
             new_entries = received.after(self.after)
             if new_entries is not None:
-                self.after = new_entries.last
-                return new_entries
+                return [new_entries] if was_alone or self.read_compacted else self._with_hidden(new_entries)
+
+    def _with_hidden(self, received: Received) -> list[Received]:
+        """Return entries that came, with those that the broker took for sent between them."""
+        entries: list[Received] = []
+        before = self.after
+        for run in received.runs():
+            if _may_hide_entries(before, run.position):
+                entries += self._hidden(before, run.position)
+            entries.append(run)
+            before = run.last
+        return entries
+
+    def _hidden(self, after: Position, until: Position) -> Iterator[EntryReceived]:
+        """Yield the entries between two positions. The broker reads each one alone, for a consumer of
+        its own.
+        """
+        while True:
+            reader = EntryReader(self.cluster, self.topic_partition, after, window=1)
+            try:
+                entry = reader.next(_HIDDEN_S)
+            finally:
+                reader.close()
+            if entry is None or entry.position >= until:
+                return
+            _log.warning("the broker did not send the entry %s of %s at first", entry.position, self.topic_partition)
+            yield entry
+            after = entry.position
 
     def _connected_since_once(self) -> str:
         session, consumer = self._opened()
@@ -307,6 +361,15 @@ class EntryReader:
         if pause_s is None:
             raise error
         time.sleep(pause_s)
+
+
+def _may_hide_entries(before: Position, following: Position) -> bool:
+    """Return whether entries between two that came one after another may hide an honest message: the
+    broker takes at least two for sent at once. Of a ledger before, it is not known where it ends.
+    """
+    if before.ledger_id in (following.ledger_id, BEFORE_ALL.ledger_id):
+        return following.entry_id - before.entry_id > HOLE_ENTRIES + 1
+    return True
 
 
 def open_together(cluster: Cluster, readers: Sequence[EntryReader]) -> None:

@@ -16,12 +16,15 @@ from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
     from ledgerlake.client.cluster import Cluster
+    from ledgerlake.client.reader import EntryReader
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.source.planning import EntryRange
     from ledgerlake.wire.connection import EntryReceived, Received
 
 # How often a topic is looked up again that ends before an entry that it had.
 _ASK_AGAIN_S = 1.0
+
+_NOT_SENT = "the broker names them and does not send them"
 
 # If a cluster was made anew, many topic partitions end early: only the first is waited for.
 _KNOWN_FOR_S = 600.0
@@ -80,6 +83,7 @@ class LossWatch:
         self._last: Received | None = None
         self._topic_end: Position | None = None
         self._deadline_s: float | None = None
+        self._is_passed_over = False
 
     def take(self, received: Received) -> RejectedEntry | None:
         """Return the loss before the entries that were received next, if there is any.
@@ -94,14 +98,17 @@ class LossWatch:
         self._ledger_id, self._last = received.ledger_id, received
         return loss
 
-    def has_more(self, after: Position) -> bool:
+    def has_more(self, reader: EntryReader) -> bool:
         """Return whether the topic has the end of the range, although the broker that was read from has
-        nothing after a position: that broker has lost the topic. The range is read on then.
+        nothing more: that broker has lost the topic. The range is read on then.
 
         Raises:
             TransportError: that does not change.
         """
-        span = self._span
+        span, after = self._span, reader.after
+        self._is_passed_over = reader.is_passed_over
+        if self._is_passed_over:
+            return False
         if not (self._is_enabled and span.is_end_stored and after < span.end):
             return False
         self._topic_end = topic_end(self._cluster, span.topic_partition, span.end, after)
@@ -132,6 +139,9 @@ class LossWatch:
                 return None
             last = self._last_read()
             return self._report(Loss(last.position, self._span.end.next, None, False, "the topic was deleted"))
+        if self._is_passed_over:
+            # Nothing would change if the query ended and began again: it is a reject in any case.
+            return _reject(Loss(self._last_read().position, self._span.end.next, None, False, _NOT_SENT))
         if not self._is_enabled or self._last_read().position >= self._span.end:
             return None
         if self._topic_end is not None and BEFORE_ALL < self._topic_end < self._span.end:
@@ -175,7 +185,7 @@ class LossWatch:
                 f"{self._span.topic_partition}: {loss.sentence()}; to record that in rejects and go on, "
                 "set failOnDataLoss (fail_on_data_loss) to false"
             )
-        return RejectedEntry(loss.first, b"", DATA_LOSS, loss.sentence())
+        return _reject(loss)
 
     def _last_read(self) -> LastRead:
         if self._last is None:
@@ -184,6 +194,10 @@ class LossWatch:
             return LastRead(self._last.last, read_stamp(self._last.last_entry.entry).index)
         except CorruptEntryError:
             return LastRead(self._last.last)
+
+
+def _reject(loss: Loss) -> RejectedEntry:
+    return RejectedEntry(loss.first, b"", DATA_LOSS, loss.sentence())
 
 
 def _first_index(entry: EntryReceived) -> int | None:

@@ -99,7 +99,7 @@ def _read_range(
 def _received(reader: EntryReader, end: Position, watch: LossWatch) -> Iterator[Received]:
     """Yield the entries up to the end; a topic that is deleted has no more."""
     try:
-        while (received := next_together_until(reader, end)) is not None or watch.has_more(reader.after):
+        while (received := next_together_until(reader, end)) is not None or watch.has_more(reader):
             if received is None:
                 # The topic is looked up again for the next entry.
                 reader.close()

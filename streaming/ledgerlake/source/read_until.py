@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, cast
 
 from ledgerlake.client.reader import EntryReader
@@ -14,22 +15,29 @@ if TYPE_CHECKING:
     from ledgerlake.wire.connection import EntryReceived, Received
     from ledgerlake.wire.message_id import Position
 
-# How long to wait for an entry before asking whether there is one.
+# How long to wait for an entry before asking whether there is one, and in all before beginning again.
 _IDLE_FIRST_S = 0.2
-_IDLE_MOST_S = 2.0
+_BEGIN_AGAIN_S = 0.5
+
+_log = logging.getLogger(__name__)
 
 
-def next_until(reader: EntryReader, end: Position) -> EntryReceived | None:
+def next_until(reader: EntryReader, end: Position, patience_s: float | None = None) -> EntryReceived | None:
     """Return the next entry up to and including ``end``; None if there is no more.
 
     The entry at ``end`` itself may never come: it can be a marker, a hole, or trimmed. So if
     nothing arrives, the broker is asked for its last entry. If that was read already, the range is
-    complete.
+    complete. If it was not, the broker's count of messages may be wrong, and the reader begins again
+    with a new consumer. An entry that the broker names, and sends to none of them, never comes
+    either: ``reader.is_passed_over`` says so.
+
+    Args:
+        patience_s: how long to wait for an entry that the broker names; None for ``poll_timeout_s``.
 
     Raises:
-        DeadlineError: the broker has more entries and does not send them.
+        DeadlineError: the broker sends nothing, and cannot return its last entry either.
     """
-    return cast("EntryReceived | None", _next_until(reader, end, EntryReader.next))
+    return cast("EntryReceived | None", _next_until(reader, end, EntryReader.next, patience_s))
 
 
 def next_together_until(reader: EntryReader, end: Position) -> Received | None:
@@ -39,13 +47,14 @@ def next_together_until(reader: EntryReader, end: Position) -> Received | None:
     Raises:
         As ``next_until``.
     """
-    return _next_until(reader, end, EntryReader.next_together)
+    return _next_until(reader, end, EntryReader.next_together, None)
 
 
 def _next_until(
-    reader: EntryReader, end: Position, take: Callable[[EntryReader, float], Received | None]
+    reader: EntryReader, end: Position, take: Callable[[EntryReader, float], Received | None], patience_s: float | None
 ) -> Received | None:
-    waited_s, pause_s = 0.0, _IDLE_FIRST_S
+    most_s = reader.cluster.settings.poll_timeout_s if patience_s is None else patience_s
+    waited_s, pause_s, is_alone = 0.0, _IDLE_FIRST_S, True
     while reader.after < end:
         received = take(reader, pause_s)
         if received is not None:
@@ -54,10 +63,26 @@ def _next_until(
         if last is None or last <= reader.after:
             return None
         waited_s += pause_s
-        if waited_s > reader.cluster.settings.poll_timeout_s:
-            raise DeadlineError(
-                f"the broker has entries of {reader.topic_partition} up to {last} and sends none; check its log"
-            )
-        reader.wake()
-        pause_s = min(pause_s * 2, _IDLE_MOST_S)
+        if waited_s >= most_s:
+            _pass_over(reader, last)
+            return None
+        # A broker that reads slowly gets more time by each consumer.
+        pause_s = min(pause_s * 2, max(most_s - waited_s, _IDLE_FIRST_S))
+        if waited_s >= _BEGIN_AGAIN_S:
+            reader.begin_again(is_alone)
+            is_alone = not is_alone
     return None
+
+
+def _pass_over(reader: EntryReader, last: Position) -> None:
+    """Pass over what the broker named and did not send, if it can still read its last entry.
+
+    Raises:
+        DeadlineError: it cannot.
+    """
+    if reader.last_message() is None:
+        raise DeadlineError(
+            f"the broker has entries of {reader.topic_partition} up to {last} and sends none; check its log"
+        )
+    _log.warning("the broker names %s as the last entry of %s, and does not send it", last, reader.topic_partition)
+    reader.is_passed_over = True
