@@ -378,6 +378,8 @@ class Peer:
             self.subscriptions.setdefault(event.subscription, False)
         start = from_wire(event.start_message_id).position
         after = start if start == Position(-1, -1) else Position(start.ledger_id, start.entry_id - 1)
+        if event.durable:
+            after = self.acknowledged or BEFORE_ALL
         consumers[event.consumer_id] = _Consumer(
             after, durable=event.durable, subscription=event.subscription, read_compacted=event.read_compacted
         )
@@ -407,7 +409,7 @@ class Peer:
         if self.adds_up_claims:
             return
         for position, entry in self._seen_by(consumer):
-            if consumer.durable or position <= consumer.after or consumer.permits <= 0 or position in self.hold_back:
+            if position <= consumer.after or consumer.permits <= 0 or position in self.hold_back:
                 continue
             if self.drop_after is not None and self._sent >= self.drop_after:
                 self.drop_after = None

@@ -236,6 +236,19 @@ def test_a_question_for_the_last_message_that_an_unload_swallows_is_repeated_at_
         assert last.answer.last_message_id.entry_id == 2
 
 
+def test_where_the_broker_cannot_read_the_last_entry_a_cursor_is_before_the_first_one_that_it_gets() -> None:
+    with Peer(unreadable_last=True) as peer:
+        peer.add(*[single(b"x")] * 4)
+        cursor = DurableCursor(cluster_of(peer), TOPIC, "s")
+        assert [cursor.position(), cursor.position()] == [Position(7, -1)] * 2
+        cursor.advance(Position(7, 1))
+        peer.disconnect()
+        assert cursor.position() == Position(7, 1)
+        cursor.advance(Position(7, 3))
+        peer.disconnect()
+        assert cursor.position() is None
+
+
 def test_a_cursor_on_another_topic_of_the_same_name_moves_from_its_beginning() -> None:
     with Peer() as peer:
         peer.add(*[b"entry"] * 5)

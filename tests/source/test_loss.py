@@ -25,6 +25,7 @@ from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import batch
 from tests.peer import TOPIC, Peer
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -457,3 +458,20 @@ def test_brokers_that_do_not_agree_on_the_end_of_a_topic_are_named_and_nothing_i
         monkeypatch.setattr(loss_watch, "end_position", lambda *_: Position(7, 5))
         with pytest.raises(TransportError, match="ends at 7:5 by one answer and at 7:1 by another"):
             list(read_messages(options_for(peer), ONE_TO_FIVE))
+
+
+def test_a_change_of_ledger_without_an_index_is_planned_although_the_broker_cannot_read_the_last_entry() -> None:
+    with Peer() as peer:
+        peer.add(bare_entry(b"a"), ledger_id=7)
+        reader = LedgerlakeStreamReader(options_for(peer, startingOffsets="earliest", subscription="s"))
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadAllAvailable())
+        assert len(reader.partitions(start, end)) == 1
+        reader.commit(end)
+        peer.add(bare_entry(b"b"), ledger_id=9)
+        peer.unreadable_last = True
+        wait_until(lambda: reader.latestOffset(end, ReadAllAvailable()) != end)
+        new_end = reader.latestOffset(end, ReadAllAvailable())
+        (partition,) = reader.partitions(end, new_end)
+        assert sum(part.num_rows for part in reader.read(partition)) == 1
+        reader.stop()

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.channels import Consumer
-from ledgerlake.errors import LedgerlakeError
+from ledgerlake.errors import BrokerError, LedgerlakeError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.connection import EntriesReceived, EntryReceived, Received
@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ledgerlake.client.session import Session
+
+# The broker's error text if it cannot read the metadata of the last entry; there is no code for
+# that.
+_UNREADABLE_LAST = "Failed to get batch size for entry"
+
+
+def cannot_read_last(error: BrokerError) -> bool:
+    """Return whether a broker has refused to tell the last message because it cannot read that entry."""
+    return error.code == "MetadataError" and _UNREADABLE_LAST in str(error)
 
 
 def subscribe(session: Session, attempt: str, build: Callable[[int, int], bytes]) -> Consumer:

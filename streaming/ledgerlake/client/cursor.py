@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ledgerlake.client.backoff import Backoff
-from ledgerlake.client.consumers import close_consumer, subscribe
+from ledgerlake.client.consumers import cannot_read_last, close_consumer, grant, next_entry, subscribe
 from ledgerlake.errors import BrokerError, ConsumerBusyError, LedgerlakeError, is_retryable
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 # seconds.
 BUSY_FOR_S = 75.0
 
+# How long to wait for the first entry that a cursor has not passed.
+_UNREAD_S = 2.0
+
 _log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
@@ -49,6 +52,8 @@ class DurableCursor:
         self._cluster = cluster
         self._open: tuple[Session, Consumer] | None = None
         self._reached = BEFORE_ALL
+        # The last entry that the broker sent to the open consumer.
+        self._sent: Position | None = None
 
     def ensure(self, from_earliest: bool) -> None:
         """Open it; create it if it does not exist. An existing cursor is not moved.
@@ -137,8 +142,12 @@ class DurableCursor:
             self._acknowledge(opened, position)
             self._reached = position
 
-    def position(self) -> Position:
-        """Return the mark-delete position; entry -1 if nothing is acknowledged."""
+    def position(self) -> Position | None:
+        """Return the mark-delete position; entry -1 if nothing is acknowledged.
+
+        A broker that cannot read the topic's last entry does not tell it. Then it is the position
+        before the first entry that the broker sends to the cursor; None if it sends none.
+        """
         return self._retrying(self._mark_delete_position)
 
     def forget(self) -> bool:
@@ -162,8 +171,21 @@ class DurableCursor:
             self._open = None
             close_consumer(session, consumer)
 
-    def _mark_delete_position(self) -> Position:
-        return from_wire(self._ask(self._opened(True)).answer.consumer_mark_delete_position).position
+    def _mark_delete_position(self) -> Position | None:
+        opened = self._opened(True)
+        try:
+            return from_wire(self._ask(opened).answer.consumer_mark_delete_position).position
+        except BrokerError as error:
+            if not cannot_read_last(error):
+                raise
+        if self._sent is None or self._sent <= self._reached:
+            session, consumer = opened
+            grant(session, consumer, 1)
+            entry = next_entry(session, consumer, time.monotonic() + _UNREAD_S)
+            if entry is None:
+                return None
+            self._sent = entry.position
+        return self._sent.before
 
     def _ask(self, opened: tuple[Session, Consumer]) -> LastMessageIdReceived:
         session, consumer = opened
@@ -198,7 +220,7 @@ class DurableCursor:
                     self.topic_partition, self.name, consumer_id, request_id, from_earliest
                 ),
             )
-            self._open = session, consumer
+            self._open, self._sent = (session, consumer), None
             if self._reached != BEFORE_ALL:
                 self._acknowledge_again(self._open)
         assert self._open is not None

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from ledgerlake.client.backoff import Backoff
 from ledgerlake.client.consumers import (
+    cannot_read_last,
     closed,
     grant,
     next_entry,
@@ -58,10 +59,6 @@ _AT_ONCE_S = 0.5
 
 # How long to wait for an entry that may be missing, before the one that came after it.
 _HIDDEN_S = 10.0
-
-# The broker's error text if it cannot read the metadata of the last entry; there is no code for
-# that.
-_UNREADABLE_LAST = "Failed to get batch size for entry"
 
 Result = TypeVar("Result")
 
@@ -322,7 +319,7 @@ class EntryReader:
         try:
             return self._ask_last_message()
         except BrokerError as error:
-            if error.code == "MetadataError" and (self.read_compacted or _UNREADABLE_LAST in str(error)):
+            if (error.code == "MetadataError" and self.read_compacted) or cannot_read_last(error):
                 return None
             raise
 

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cursor import BUSY_FOR_S, DurableCursor
 from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, OwnershipError, TopicNotFoundError
+from ledgerlake.source.source_cursors import position_of
 from ledgerlake.source.topic_list import TopicList
 from ledgerlake.stored.fields import stored
 from ledgerlake.stored.files import load_stored, save_json
@@ -167,7 +168,7 @@ class CursorKeeper:
                 all.
         """
         names = self._cursors if topic_partitions is None else self._cursors.keys() & set(topic_partitions)
-        return {name: self._cursors[name].position() for name in names}
+        return {name: position_of(self._cluster, self._cursors[name]) for name in names}
 
     def positions_now(self, topic_partitions: Collection[str]) -> Ends:
         """Return positions while the thread runs; without the cursors of deleted topics.

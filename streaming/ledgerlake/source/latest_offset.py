@@ -35,6 +35,9 @@ _NEAR_BYTES = 64 * 1024
 # How many bytes an entry is taken for before the first one of its topic partition.
 _UNKNOWN_BYTES = 512 * 1024
 
+# How long to wait for an entry that only describes an offset.
+_DESCRIBE_S = 10.0
+
 
 class LatestOffset:
     """The end of a topic partition. Answers are cached for a while, so that polling is cheap."""
@@ -216,7 +219,7 @@ def _entry_at(cluster: Cluster, topic_partition: str, position: Position) -> Ent
         return None
     reader = EntryReader(cluster, topic_partition, position.before, window=1)
     try:
-        return next_until(reader, position)
+        return next_until(reader, position, _DESCRIBE_S)
     finally:
         reader.close()
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.errors import ConsumerBusyError, TopicNotFoundError
+from ledgerlake.source.bounds import end_position
 from ledgerlake.source.loss import moved_to
 from ledgerlake.wire.message_id import BEFORE_ALL
 
@@ -62,7 +63,7 @@ class SourceCursors:
     def position(self, name: str) -> Position | None:
         """Return the position of a topic partition's cursor; None if there is none."""
         cursor = self._cursors.get(name)
-        return None if cursor is None else cursor.position()
+        return None if cursor is None else position_of(self._cluster, cursor)
 
     def advance(self, ends: Offset) -> None:
         """Acknowledge everything up to some positions."""
@@ -89,5 +90,13 @@ class SourceCursors:
         cursor = self._cursors.get(span.topic_partition)
         if cursor is not None and span.crosses:
             with contextlib.suppress(TopicNotFoundError):
-                return moved_to(cursor.position(), span.after)
+                return moved_to(position_of(self._cluster, cursor), span.after)
         return BEFORE_ALL if cursor is not None or self._options.pinned_by else None
+
+
+def position_of(cluster: Cluster, cursor: DurableCursor) -> Position:
+    """Return the position of a cursor. If the broker cannot tell it and sends nothing, the cursor has
+    passed all that the topic can send.
+    """
+    position = cursor.position()
+    return position if position is not None else end_position(cluster, cursor.topic_partition)
