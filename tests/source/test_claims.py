@@ -9,6 +9,7 @@ import pytest
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.source import read_until
+from ledgerlake.source.bounds import resolve_start
 from ledgerlake.source.latest_offset import LatestOffset
 from ledgerlake.source.loss import DATA_LOSS
 from ledgerlake.source.planning import EntryRange
@@ -95,6 +96,29 @@ def test_an_entry_that_a_broker_names_and_never_sends_is_a_reject_and_no_error(f
         options = options_for(peer, pollTimeoutMs="1000", failOnDataLoss=fails)
         rows = [row for part in read_messages(options, span(BEFORE_ALL, Position(7, 1))) for row in part.to_pylist()]
         assert [(row["message_id"], row["reject_reason"]) for row in rows] == [("0:0", DATA_LOSS)]
+
+
+def test_the_beginning_of_a_topic_whose_last_entry_is_unreadable_takes_one_entry() -> None:
+    with Peer(unreadable_last=True) as peer:
+        peer.add(*[single(b"x")] * 300)
+        assert resolve_start(Cluster(ClientSettings(peer.url)), TOPIC, "earliest").position == Position(7, -1)
+        assert peer._sent <= 2
+
+
+def test_a_topic_whose_last_entry_stays_unreadable_is_followed_by_one_reader() -> None:
+    with Peer(unreadable_last=True) as peer:
+        peer.add(single(b"a"))
+        latest = LatestOffset(Cluster(ClientSettings(peer.url)), TOPIC)
+        ends = []
+        opened = []
+        for _ in range(4):
+            latest.expire()
+            ends.append(latest.get().position.entry_id)
+            opened.append(peer.requests.count("CommandSubscribe"))
+        assert ends == [0] * 4
+        # The first time finds the end, which is described, and the second time reads on from there.
+        assert opened[1:] == [opened[1]] * 3
+        latest.close()
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import partition_name, split_partition
 from ledgerlake.errors import CorruptEntryError, SetupError, TopicNotFoundError, UsageError
 from ledgerlake.options.bounds import After, AtIndex, AtTime, Before
-from ledgerlake.source.last_entry import last_position
+from ledgerlake.source.last_entry import last_position, next_readable
 from ledgerlake.source.latest_offset import LatestOffset
 from ledgerlake.source.loss import NO_INDEX_YET
 from ledgerlake.source.read_until import next_until
@@ -241,8 +241,13 @@ def entry_from(cluster: Cluster, topic_partition: str, position: Position, last:
     before = position if position == BEFORE_ALL else position.before
     reader = EntryReader(cluster, topic_partition, before, window=1)
     try:
-        end = last if last != AFTER_ALL else last_position(reader)
-        while end is not None and (entry := next_until(reader, end)) is not None:
+        # Where the broker cannot read the last entry, it takes the whole topic to find the end.
+        is_end_known = last != AFTER_ALL or reader.read_compacted or reader.last_message() is not None
+        end = last if last != AFTER_ALL or not is_end_known else last_position(reader)
+        while end is not None:
+            entry = next_until(reader, end) if is_end_known else next_readable(reader)
+            if entry is None:
+                break
             with contextlib.suppress(CorruptEntryError):
                 stamp = read_stamp(entry.entry)
                 return StampedEntry(entry.position, stamp, index_count(entry.entry))

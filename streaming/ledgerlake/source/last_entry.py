@@ -45,25 +45,60 @@ _QUIET_AT_END_S = 0.5
 # How long to read on before the broker is asked again.
 _ASK_AGAIN_S = 1.0
 
+# A reader that stays open gets few messages ahead.
+_FOLLOWING_WINDOW = 100
+
 _log = logging.getLogger(__name__)
 
 
-def last_position(reader: EntryReader, known_end: Position = BEFORE_ALL) -> Position | None:
+class Follower:
+    """A reader that reads on to the end of a topic partition, and stays open for the next time."""
+
+    def __init__(self) -> None:
+        self._reader: EntryReader | None = None
+
+    def open(self, reader: EntryReader, after: Position) -> tuple[EntryReader, float]:
+        """Return the reader that reads on after a position, and how long to wait for an entry: one that
+        was open has got what came since.
+        """
+        if self._reader is not None and self._reader.after == after and self._reader.session is not None:
+            return self._reader, 0.0
+        self.close()
+        self._reader = EntryReader(reader.cluster, reader.topic_partition, after, _FOLLOWING_WINDOW)
+        return self._reader, _QUIET_AT_END_S
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+def last_position(
+    reader: EntryReader, known_end: Position = BEFORE_ALL, follower: Follower | None = None
+) -> Position | None:
     """Return the current last entry of the topic that a reader will get; None if there is none.
 
     Args:
         known_end: the entry after which to read on, if the broker cannot return the last one.
+        follower: reads on; its owner closes it. None for a new one.
 
     Raises:
         As ``last_message``.
     """
-    message_id = last_message(reader, known_end)
+    message_id = last_message(reader, known_end, follower)
     return None if message_id is None else message_id.position
 
 
-def last_message(reader: EntryReader, known_end: Position = BEFORE_ALL) -> MessageId | None:
+def next_readable(reader: EntryReader) -> EntryReceived | None:
+    """Return the next entry of a reader whose broker cannot read the last one; None if none comes soon."""
+    return reader.next(_QUIET_AT_END_S)
+
+
+def last_message(
+    reader: EntryReader, known_end: Position = BEFORE_ALL, follower: Follower | None = None
+) -> MessageId | None:
     """Return the current last message of the topic that a reader will get; None if there is none.
-    ``known_end``: see ``last_position``.
+    ``known_end``, ``follower``: see ``last_position``.
 
     Raises:
         SetupError: the user's converter failed, or does not exist.
@@ -71,7 +106,7 @@ def last_message(reader: EntryReader, known_end: Position = BEFORE_ALL) -> Messa
     """
     received = reader.last_message()
     if received is None:
-        return _search(reader) if reader.read_compacted else _read_on(reader, known_end)
+        return _search(reader) if reader.read_compacted else _read_on(reader, known_end, follower)
     answered = _answered(received)
     if answered is None or not reader.read_compacted or not received.entry:
         return answered
@@ -133,22 +168,28 @@ def _plain_payload(entry: RawEntry, crypto: CryptoSettings) -> bytes | None:
     )
 
 
-def _read_on(reader: EntryReader, known_end: Position) -> MessageId | None:
+def _read_on(reader: EntryReader, known_end: Position, follower: Follower | None) -> MessageId | None:
     """Return the last entry after ``known_end`` that a reader gets; ``known_end`` if it gets none. If
     the broker can return the last message meanwhile, that is returned.
     """
-    _log.warning("the broker cannot read the last entry of %s; reading on from %s", reader.topic_partition, known_end)
-    following = EntryReader(reader.cluster, reader.topic_partition, known_end)
+    is_own = follower is None
+    follower = follower or Follower()
+    following, quiet_s = follower.open(reader, known_end)
+    if quiet_s:
+        _log.warning(
+            "the broker cannot read the last entry of %s; reading on from %s", reader.topic_partition, known_end
+        )
     ask_at_s = time.monotonic() + _ASK_AGAIN_S
     try:
-        while following.next_together(_QUIET_AT_END_S) is not None:
+        while following.next_together(quiet_s) is not None:
             if time.monotonic() >= ask_at_s:
                 received = reader.last_message()
                 if received is not None:
                     return _answered(received)
                 ask_at_s = time.monotonic() + _ASK_AGAIN_S
     finally:
-        following.close()
+        if is_own:
+            follower.close()
     return None if following.after == BEFORE_ALL else MessageId(following.after.ledger_id, following.after.entry_id)
 
 

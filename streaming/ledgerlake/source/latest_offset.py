@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.reader import EntryReader, Wanted, close_together, open_together, read_one_each
 from ledgerlake.errors import CorruptEntryError, LedgerlakeError, TopicNotFoundError
-from ledgerlake.source.last_entry import last_position
+from ledgerlake.source.last_entry import Follower, last_position
 from ledgerlake.source.read_until import next_until
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.entry import peek_metadata, read_stamp
@@ -51,6 +51,7 @@ class LatestOffset:
         self.answered = BEFORE_ALL
         self._cluster = cluster
         self._reader = EntryReader(cluster, topic_partition, AFTER_ALL)
+        self._follower = Follower()
         self._offset = PartitionOffset(BEFORE_ALL)
         self._known_since_s = float("-inf")
         self._sent_s: float | None = None
@@ -106,7 +107,7 @@ class LatestOffset:
     def _ask(self) -> Position | None:
         """Return the end of the topic; None if it has not moved."""
         sent_s, self._sent_s = time.monotonic() if self._sent_s is None else self._sent_s, None
-        position = last_position(self._reader, self._offset.position) or BEFORE_ALL
+        position = last_position(self._reader, self._offset.position, self._follower) or BEFORE_ALL
         self.answered = position
         if position >= self._offset.position:
             self._known_since_s = sent_s
@@ -135,6 +136,7 @@ class LatestOffset:
 
     def close(self) -> None:
         self._reader.close()
+        self._follower.close()
 
     def _reader_before(self, position: Position) -> EntryReader:
         """Return a reader that soon gets the entry at a position: the one that is open, if it is not
