@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.errors import DeadlineError
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.source import read_until
 from ledgerlake.source.bounds import resolve_start
@@ -89,13 +90,15 @@ def test_a_last_entry_that_claims_no_message_is_read_together_with_the_one_befor
         assert values(peer, Position(7, 0), Position(7, 1), pollTimeoutMs="3000") == [1]
 
 
-@pytest.mark.parametrize("fails", ["true", "false"])
-def test_an_entry_that_a_broker_names_and_never_sends_is_a_reject_and_no_error(fails: str) -> None:
+def test_an_entry_that_a_broker_names_and_never_sends_is_a_reject_only_if_losses_are() -> None:
     with Peer(adds_up_claims=True) as peer:
         peer.add(claims(0), claims(0))
-        options = options_for(peer, pollTimeoutMs="1000", failOnDataLoss=fails)
-        rows = [row for part in read_messages(options, span(BEFORE_ALL, Position(7, 1))) for row in part.to_pylist()]
+        where = span(BEFORE_ALL, Position(7, 1))
+        options = options_for(peer, pollTimeoutMs="1000", failOnDataLoss="false")
+        rows = [row for part in read_messages(options, where) for row in part.to_pylist()]
         assert [(row["message_id"], row["reject_reason"]) for row in rows] == [("0:0", DATA_LOSS)]
+        with pytest.raises(DeadlineError, match="the broker names them and does not send them"):
+            list(read_messages(options_for(peer, pollTimeoutMs="1000", failOnDataLoss="true"), where))
 
 
 def test_the_beginning_of_a_topic_whose_last_entry_is_unreadable_takes_one_entry() -> None:

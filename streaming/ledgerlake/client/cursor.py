@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 BUSY_FOR_S = 75.0
 
 # How long to wait for the first entry that a cursor has not passed.
-_UNREAD_S = 2.0
+_UNREAD_S = 10.0
 
 _log = logging.getLogger(__name__)
 

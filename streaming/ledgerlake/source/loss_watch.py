@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import shared_cluster
 from ledgerlake.decode.rejects import RejectedEntry
-from ledgerlake.errors import CorruptEntryError, DataLossError, TransportError
+from ledgerlake.errors import CorruptEntryError, DataLossError, DeadlineError, TransportError
 from ledgerlake.source.bounds import end_position, entry_from, first_available
 from ledgerlake.source.loss import DATA_LOSS, LOST_TOPIC_S, LastRead, Loss, find_loss
 from ledgerlake.source.moved_cursors import moved_cursor
@@ -140,8 +140,14 @@ class LossWatch:
             last = self._last_read()
             return self._report(Loss(last.position, self._span.end.next, None, False, "the topic was deleted"))
         if self._is_passed_over:
-            # Nothing would change if the query ended and began again: it is a reject in any case.
-            return _reject(Loss(self._last_read().position, self._span.end.next, None, False, _NOT_SENT))
+            unsent = Loss(self._last_read().position, self._span.end.next, None, False, _NOT_SENT)
+            if self._fails:
+                # They are not known to be gone: a broker that is slow may send them to the next run.
+                raise DeadlineError(
+                    f"{self._span.topic_partition}: {unsent.sentence()}; check the broker's log, or, to record that in rejects "
+                    "and go on, set failOnDataLoss (fail_on_data_loss) to false"
+                )
+            return _reject(unsent)
         if not self._is_enabled or self._last_read().position >= self._span.end:
             return None
         if self._topic_end is not None and BEFORE_ALL < self._topic_end < self._span.end:
