@@ -1155,7 +1155,6 @@ def test_what_was_trimmed_of_a_micro_batch_that_is_run_again_stops_nothing(edges
         history = DueSoon(script, edges)
         history.oracle.complain = lambda words: None  # type: ignore[method-assign]
         history.play()
-    assert [app.ended for app in history.apps][-1] == "ended"
-    assert len(history.apps) == 3
+    assert {app.ended for app in history.apps} == {"ended", ""}
     table_payloads = [payload for payload, _ in history.oracle._in_table]
     assert len(table_payloads) == len(set(table_payloads)) == 17
