@@ -57,7 +57,7 @@ _FOUND_BY = {
     "outbox-before-ownership": 90,
     "one-table-for-all": 7,
     "replaced-is-delivered": 6,
-    "repeats-after-a-cancel": 150,
+    "repeats-after-a-cancel": 48,
     "rest-waits-for-a-message": 18,
 }
 
