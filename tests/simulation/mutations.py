@@ -47,8 +47,9 @@ def _cursors_before_spark(edges: Edges) -> None:
 
 def _batches_by_number(edges: Edges) -> None:
     """A batch whose number the table has is skipped, whatever its range; nothing is compared at a
-    start.
+    start, nor is the outcome of a repeat.
     """
+    _repeats_are_not_compared(edges)
 
     def contains(self: Table, batch: Any) -> bool:
         recorded = self.recorded(batch.query)
