@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ledgerlake.wire.message_id import Position
+
 DEFAULT_TIME_STEP_MS = 300_000
 DEFAULT_MAX_INDEXES = 5000
 DEFAULT_MIN_INDEXES = 250
@@ -45,6 +47,14 @@ def key_columns(batch: pa.RecordBatch) -> tuple[NDArray[np.int64], NDArray[np.in
     """Return time, ledger and entry of each row."""
     time_ms, ledger_id, entry_id = (batch.column(number).to_numpy() for number in range(3))
     return time_ms, ledger_id, entry_id
+
+
+def are_until(ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64], last: Position) -> NDArray[np.bool_]:
+    """Return which messages stand at a position or before it."""
+    result: NDArray[np.bool_] = (ledger_ids < last.ledger_id) | (
+        (ledger_ids == last.ledger_id) & (entry_ids <= last.entry_id)
+    )
+    return result
 
 
 def key_at(batch: pa.RecordBatch, row: int) -> Key:

@@ -42,6 +42,7 @@ from ledgerlake.delay.segment import (
     DEFAULT_MAX_INDEXES,
     DEFAULT_MIN_INDEXES,
     DEFAULT_TIME_STEP_MS,
+    are_until,
     cut_segments,
     key_at,
     key_columns,
@@ -287,8 +288,7 @@ class DelayedTracker:
     def _is_repeated(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
         """Return a mask of the rows that were added before."""
         _, ledger_id, entry_id = key_columns(batch)
-        saved = self._saved
-        older = (ledger_id < saved.ledger_id) | ((ledger_id == saved.ledger_id) & (entry_id <= saved.entry_id))
+        older = are_until(ledger_id, entry_id, self._saved)
         is_repeated = np.zeros(batch.num_rows, dtype=bool)
         for ledger in np.unique(ledger_id[older]).tolist():
             rows = older & (ledger_id == ledger)

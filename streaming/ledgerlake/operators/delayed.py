@@ -63,7 +63,7 @@ from ledgerlake.delay.schedules import (
     Schedules,
     WaitingMessage,
 )
-from ledgerlake.delay.segment import INDEX_SCHEMA, frame_sizes, index_rows, key_at, key_columns
+from ledgerlake.delay.segment import INDEX_SCHEMA, are_until, frame_sizes, index_rows, key_at, key_columns
 from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.bucket_folders import open_folder, query_id_of_task
@@ -117,7 +117,8 @@ DELAYED_KNOWN = "delayed_known"
 class DelayedSummary:
     """The delayed messages of a topic partition in numbers. ``oldest_to_reread`` is the first entry
     whose bytes only the topic has; ``more_due`` tells that the next micro-batch is to release more;
-    ``left`` is the tally of messages that left the index.
+    ``left`` is the tally of messages that left the index, ``waited`` of the ones among them that had
+    waited before the micro-batch.
     """
 
     count: int = 0
@@ -206,7 +207,8 @@ class DelayedMessages:
         self._not_repeated: list[Position] = []
         self._not_paused: dict[Position, None] = {}
         self._released = Released()
-        self._left = self._waited = Tally()
+        # Of messages that left the index: those that had waited before the micro-batch, and its own.
+        self._waited = self._own = Tally()
         self._cutoff_ms = 0
         self._after = AFTER_ALL
 
@@ -395,8 +397,9 @@ class DelayedMessages:
                 yield from _repeated_entries(repeated, release)
                 repeated, size = [], 0
             keys = _keys(part)
-            self._left += Tally.of(*keys)
-            self._waited += Tally.of(*keys[:, _is_until(keys, self._after)])
+            has_waited = are_until(keys[1], keys[2], self._after)
+            self._waited += Tally.of(*keys[:, has_waited])
+            self._own += Tally.of(*keys[:, ~has_waited])
             if isinstance(part, Repeated):
                 due_ms = part.delivery.due_ms
                 self._released = self._released.and_more(Released(1, due_ms, due_ms))
@@ -427,7 +430,7 @@ class DelayedMessages:
             self._oldest_to_reread(self._tracker),
             due_spans=self._due_spans(self._tracker),
             released=self._released,
-            left=self._left,
+            left=self._waited + self._own,
             waited=self._waited,
             more_due=next_due_ms is not None and next_due_ms <= self._cutoff_ms,
         )
@@ -650,15 +653,6 @@ def _keys(due: pa.RecordBatch | Repeated | Rejected) -> NDArray[np.int64]:
     else:
         keys = [(0, position.ledger_id, position.entry_id) for position, _ in due.entries]
     return np.array(keys, dtype=np.int64).reshape(-1, 3).T
-
-
-def _is_until(keys: NDArray[np.int64], last: Position) -> NDArray[np.bool_]:
-    """Return which messages stand at a position or before it."""
-    _, ledger_ids, entry_ids = keys
-    result: NDArray[np.bool_] = (ledger_ids < last.ledger_id) | (
-        (ledger_ids == last.ledger_id) & (entry_ids <= last.entry_id)
-    )
-    return result
 
 
 def _read_value(state: ValueState) -> str | None:

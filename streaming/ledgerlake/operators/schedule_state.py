@@ -53,7 +53,7 @@ _TABLE_KEY = (-1,)
 # Without a limit, producers may claim any rate.
 _MOST_STORED = 2**63 - 1
 
-MAX_KEY_SIZE = blake2b.MAX_KEY_SIZE
+_MOST_KEY_BYTES = blake2b.MAX_KEY_SIZE
 
 _Stored = TypeVar("_Stored", pb.ScheduleBlock, pb.ScheduleTable)
 _Value = TypeVar("_Value")
@@ -106,7 +106,7 @@ class StoredSchedules:
             self._blocks, self._messages, self._hash_key = table.blocks, table.messages, table.hash_key
             self.rate = RepetitionRate(table.occurrences_per_day, table.bytes_per_day)
         else:
-            self._hash_key = find_query_id().encode()[:MAX_KEY_SIZE]
+            self._hash_key = find_query_id().encode()[:_MOST_KEY_BYTES]
             if self._marked:
                 self._take_over()
         self._grow(added)
@@ -292,7 +292,7 @@ def _messages(block: pb.ScheduleBlock) -> Block:
 
 
 def table_from_bytes(data: bytes) -> pb.ScheduleTable:
-    """Read how many blocks the table has, how many messages, and the rate of those that repeat.
+    """Read the record of the table: its size, the rate of the messages that repeat, and its key.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.
@@ -301,7 +301,7 @@ def table_from_bytes(data: bytes) -> pb.ScheduleTable:
 
 
 def _checked(table: pb.ScheduleTable) -> pb.ScheduleTable:
-    if len(table.hash_key) > MAX_KEY_SIZE:
+    if len(table.hash_key) > _MOST_KEY_BYTES:
         raise ValueError(f"a key of {len(table.hash_key)} bytes")
     return table
 

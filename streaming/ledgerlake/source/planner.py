@@ -357,7 +357,7 @@ class Planner:
         pipeline carries one.
 
         Args:
-            last: the topic partitions of which the end is not followed by entries soon.
+            last: the topic partitions with no newer entries expected.
         """
         unread = PartitionOffset(BEFORE_ALL)
         clocks_ms: dict[str, int | None] = {}
@@ -367,9 +367,7 @@ class Planner:
             if name in to_wake and (not is_moved or name in last):
                 # Time goes on also if the clock is fixed, or Spark would see no new offset.
                 clocks_ms[name] = max(to_wake[name], (begin.clock_ms or 0) + 1)
-            elif not is_moved:
-                continue
-            elif taken.index is None and taken.time_ms is not None and self._options.needs_wakeups:
+            elif is_moved and taken.index is None and taken.time_ms is not None and self._options.needs_wakeups:
                 clock_ms = to_wake[name] if name in to_wake else self._known_since_ms(name)
                 reached_ms = self._reached_ms(name, taken, ends[name], clock_ms)
                 clocks_ms[name] = begin.clock_ms if reached_ms is None else reached_ms

@@ -564,16 +564,23 @@ class Table:
         """Return the version of the commit of a micro-batch, the last one of its query; None if the
         log does not have it any more.
         """
-        found = self._find(self._current(), batch.query, batch.batch_id)
-        return found[0] if found is not None and batch.is_of(found[1]) else None
+        found = self._commit_of(batch)
+        return None if found is None else found[0]
 
     def outcomes_of(self, batch: BatchRecord) -> dict[str, Any] | None:
         """Return the ``outcomes`` with which a micro-batch was committed, the last one of its query;
         None if the log does not have them any more.
         """
-        found = self._find(self._current(), batch.query, batch.batch_id)
-        outcomes = found[1].get("outcomes") if found is not None and batch.is_of(found[1]) else None
+        found = self._commit_of(batch)
+        outcomes = None if found is None else found[1].get("outcomes")
         return outcomes if isinstance(outcomes, dict) else None
+
+    def _commit_of(self, batch: BatchRecord) -> tuple[int, dict[str, Any]] | None:
+        """Return the version and the metadata of the commit of a micro-batch, the last one of its query;
+        None if the log does not have it any more.
+        """
+        found = self._find(self._current(), batch.query, batch.batch_id)
+        return found if found is not None and batch.is_of(found[1]) else None
 
     def outcome_digest_of(self, batch: BatchRecord) -> int | None:
         """Return the ``outcome_digest`` with which a micro-batch was committed, the last one of its

@@ -81,13 +81,13 @@ class Decoder:
         return DecodedValues(decoded.values, decoded.bad | reasons, frozenset(reasons))
 
 
-def without(payloads: pa.BinaryArray, rows: Collection[int] | NDArray[np.int64]) -> pa.BinaryArray:
-    """Return payloads with null in some rows."""
+def without(values: pa.Array, rows: Collection[int] | NDArray[np.int64]) -> pa.Array:
+    """Return values with null in some rows."""
     if not len(rows):
-        return payloads
-    others = np.ones(len(payloads), np.bool_)
-    others[list(rows)] = False
-    return pc.if_else(pa.array(others), payloads, None)
+        return values
+    is_left_out = np.zeros(len(values), np.bool_)
+    is_left_out[list(rows)] = True
+    return pc.if_else(pa.array(is_left_out), pa.scalar(None, values.type), values)
 
 
 def too_wide() -> SetupError:

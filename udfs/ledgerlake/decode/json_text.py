@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,11 @@ import pyarrow as pa
 from ledgerlake.decode import kernels as k
 from ledgerlake.decode.columns import without
 from ledgerlake.decode.weights import bytes_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ledgerlake.decode.weights import Bytes, Offsets
 
 # What Arrow takes, and Python's name for it.
 _WORDS = {"Inf": "Infinity", "-NaN": "NaN"}
@@ -69,8 +74,17 @@ def without_deep(payloads: pa.BinaryArray) -> tuple[pa.BinaryArray, dict[int, st
     data, offsets = bytes_of(payloads)
     # A level has two bytes.
     long = np.flatnonzero(np.diff(offsets) > 2 * _LEVELS_MOST)
-    is_deep = np.zeros(len(long), np.bool_)
+    deep: dict[int, str] = {}
     if len(long):
-        k.find_deep_json(data, offsets, long, _LEVELS_MOST, is_deep)
-    deep = dict.fromkeys(long[is_deep].tolist(), f"it has more than {_LEVELS_MOST} levels")
+        levels = count_marks(data, offsets, long)[:, 4]
+        deep = dict.fromkeys(long[levels > _LEVELS_MOST].tolist(), f"it has more than {_LEVELS_MOST} levels")
     return without(payloads, deep), deep
+
+
+def count_marks(data: Bytes, offsets: Offsets, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each of some rows how many commas, colons, braces and brackets it has outside of texts,
+    and how many levels.
+    """
+    counts = np.zeros((len(rows), 5), np.int64)
+    k.count_json(data, offsets, rows, counts)
+    return counts

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ledgerlake.decode import kernels as k
-from ledgerlake.decode.json_text import parse_json
+from ledgerlake.decode.json_text import count_marks, parse_json
 from ledgerlake.decode.weights import PART_BYTES, RECORD_BYTES, Weigher, bytes_of, fixed_bytes
 from ledgerlake.wire.limits import MAX_VALUES_BYTES
 
@@ -31,9 +30,7 @@ def json_weigher(kind: pa.DataType) -> Weigher:
 
     def walk(encoded: Encoded, weights: Weights) -> None:
         data, offsets = bytes_of(encoded.payloads)
-        counts = np.zeros((len(weights), 4), np.int64)
-        k.count_json(data, offsets, counts)
-        commas, colons, braces, brackets = counts.T
+        commas, colons, braces, brackets, _ = count_marks(data, offsets, np.arange(len(weights))).T
         parts = commas + braces + brackets + 1
         parsed = weights + PART_BYTES * (parts + colons) + RECORD_BYTES * braces
         np.copyto(weights, parsed + item_bytes * parts)

@@ -1134,36 +1134,15 @@ def weigh_protobuf(buffer, offsets, nodes, fields, depth, limit, weights):  # ty
 
 
 @compiled
-def find_deep_json(buffer, offsets, rows, most, is_deep):  # type: ignore[no-untyped-def]
-    """Note which rows open more than ``most`` braces and brackets that are not closed yet, outside of texts."""
+def count_json(buffer, offsets, rows, counts):  # type: ignore[no-untyped-def]
+    """Count commas, colons, braces and brackets that open, outside of texts, in some rows, and the most of
+    those that are open at once.
+    """
     for index in range(len(rows)):
         row = rows[index]
         position, end = np.int64(offsets[row]), np.int64(offsets[row + 1])
-        depth = 0
         is_text = False
-        while position < end and depth <= most:
-            byte = buffer[position]
-            position += 1
-            if is_text:
-                if byte == 92:  # a backslash
-                    position += 1
-                elif byte == 34:  # a quotation mark
-                    is_text = False
-            elif byte == 34:
-                is_text = True
-            elif byte in (123, 91):
-                depth += 1
-            elif byte in (125, 93):
-                depth -= 1
-        is_deep[index] = depth > most
-
-
-@compiled
-def count_json(buffer, offsets, counts):  # type: ignore[no-untyped-def]
-    """Count commas, colons, braces and brackets that open, outside of texts, in each row."""
-    for row in range(len(counts)):
-        position, end = np.int64(offsets[row]), np.int64(offsets[row + 1])
-        is_text = False
+        level = 0
         while position < end:
             byte = buffer[position]
             position += 1
@@ -1175,10 +1154,12 @@ def count_json(buffer, offsets, counts):  # type: ignore[no-untyped-def]
             elif byte == 34:
                 is_text = True
             elif byte == 44:
-                counts[row, 0] += 1
+                counts[index, 0] += 1
             elif byte == 58:
-                counts[row, 1] += 1
-            elif byte == 123:
-                counts[row, 2] += 1
-            elif byte == 91:
-                counts[row, 3] += 1
+                counts[index, 1] += 1
+            elif byte in (123, 91):
+                counts[index, 2 if byte == 123 else 3] += 1
+                level += 1
+                counts[index, 4] = max(counts[index, 4], level)
+            elif byte in (125, 93):
+                level -= 1

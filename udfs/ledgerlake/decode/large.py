@@ -4,17 +4,13 @@ The bytes of each chunk are verified and decrypted, then joined, then decompress
 ``uncompressed_size`` is the size of the complete message. Position, broker time, index and metadata
 of the row are those of the last chunk; producers repeat the metadata on every chunk.
 
-<<<<<<< HEAD
-Memory: each chunk is released when it is joined, with what its producer put beside the payload.
-After that there are the joined bytes and, if they are compressed, the plain bytes.
-=======
-A message is opened as a whole or not at all: if no key opens one of its chunks and the settings are
-to pass it on, its value is all chunks as they are stored, and it has the property of encrypted ones.
+A message is opened as a whole or not at all. If the settings pass encrypted messages on, and no key
+opens one of the chunks, the value is all chunks as they are stored, and the row has the property of
+encrypted ones.
 
-Memory: each chunk is released when it is joined. If encrypted messages may pass, there are the
-stored and the opened chunks until then. After that there are the joined bytes and, if they
-are compressed, the plain bytes.
->>>>>>> d8523f7 (decode: a large message that may stay encrypted is opened as a whole or not)
+Memory: each chunk is released when it is joined, with what its producer put beside the payload. If
+encrypted messages may pass, there are the stored and the opened chunks until then. After that there
+are the joined bytes and, if they are compressed, the plain bytes.
 """
 
 from __future__ import annotations

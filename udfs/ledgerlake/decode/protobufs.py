@@ -2,9 +2,9 @@
 
 The definition is JSON: ``fileDescriptorSet`` in base64, and ``rootMessageTypeName``. Messages
 become structs, repeated fields arrays, maps maps with keys as text, enums the names of their values
-(the number of an unknown value; a value is bad if that number is one of several), ``uint32`` a ``long`` and ``uint64`` a ``decimal(20, 0)``. A
-missing field is null if Protobuf tracks its presence; otherwise it has its default. A recursive
-message has no column.
+(the number of an unknown value; a value is bad if that number is one of several), ``uint32`` a
+``long`` and ``uint64`` a ``decimal(20, 0)``. A missing field is null if Protobuf tracks its presence;
+otherwise it has its default. A recursive message has no column.
 """
 
 from __future__ import annotations

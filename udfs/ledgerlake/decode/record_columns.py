@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.decode.columns import COLUMNS_MOST, SCHEMAS_KEPT, DecodedValues, check_depth, column_count
+from ledgerlake.decode.columns import COLUMNS_MOST, SCHEMAS_KEPT, DecodedValues, check_depth, column_count, without
 from ledgerlake.decode.times import without_python_time
 from ledgerlake.decode.values import column_type
 from ledgerlake.errors import SetupError
@@ -102,15 +102,7 @@ def as_records(decoded: DecodedValues, record: pa.StructType) -> DecodedValues:
         values = pa.StructArray.from_arrays([values], names=[VALUE_COLUMN], mask=values.is_null())
     fitted, misfits = _fit(values, record, "")
     bad = without_python_time(fitted) | misfits | decoded.bad
-    if not bad:
-        return DecodedValues(fitted)
-    return DecodedValues(_without(fitted, bad), bad)
-
-
-def _without(values: pa.Array, bad: dict[int, str]) -> pa.Array:
-    is_bad = np.zeros(len(values), dtype=bool)
-    is_bad[list(bad)] = True
-    return pc.if_else(pa.array(is_bad), pa.scalar(None, values.type), values)
+    return DecodedValues(without(fitted, bad), bad)
 
 
 def check_columns(columns: pa.StructType, what: str, advice: str = f"; {_OTHER_SHAPE}") -> None:
@@ -229,7 +221,7 @@ def _fit_numbers(values: pa.Array, target: pa.DataType, path: str) -> tuple[pa.A
     if not wrong:
         return fitted, {}
     bad = {row: f"{_inside(path)} {values[row].as_py()} is no {target}" for row in wrong}
-    return _without(fitted, bad), bad
+    return without(fitted, bad), bad
 
 
 def _fit_decimals(values: pa.Array, target: pa.DataType, path: str) -> tuple[pa.Array, dict[int, str]]:

@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ledgerlake.decode.columns import without
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -25,14 +27,9 @@ _DAY_US = 24 * 60 * 60 * 10**6
 
 
 def with_python_times(decoded: DecodedValues) -> DecodedValues:
-    """Return values of which those with another time, at any depth, are null, and bad."""
+    """Return values; one with another time, at any depth, is null and bad."""
     wrong = without_python_time(decoded.values)
-    if not wrong:
-        return decoded
-    is_wrong = np.zeros(len(decoded.values), dtype=bool)
-    is_wrong[list(wrong)] = True
-    values = pc.if_else(pa.array(is_wrong), pa.scalar(None, decoded.values.type), decoded.values)
-    return replace(decoded, values=values, bad=wrong | decoded.bad)
+    return replace(decoded, values=without(decoded.values, wrong), bad=wrong | decoded.bad)
 
 
 def without_python_time(values: pa.Array, path: str = "") -> dict[int, str]:
