@@ -165,7 +165,7 @@ EVENTS = {"others that stand before them": _put_late, "others that are refused":
 
 
 def _occurrences_of_an_id(n: int) -> Callable[[], None]:
-    """Prepare messages that repeat, each of which ended the one before, and that are due together."""
+    """Prepare messages that repeat and are due together. Each one ended the one before."""
     rule = parse_repetition({"ledgerlake.every": "PT1S"})
     assert rule is not None
     store, schedules = _schedules()

@@ -349,7 +349,7 @@ def _typed_values(name: str) -> Callable[[int], Callable[[], None]]:
 
 
 def _pieces(odd: int, piece_bytes: int = DECODED_PIECE_BYTES) -> Callable[[int], Callable[[], dict[str, int]]]:
-    """Batches of two messages, of which some of a hundred are odd."""
+    """Batches of two messages; some of a hundred are odd."""
 
     def prepare(n: int) -> Callable[[], dict[str, int]]:
         fields = [{"sequence_id": _ODD} if number % 100 < odd else {} for number in range(n)]

@@ -38,8 +38,7 @@ Rules kept here:
   - At the limit of messages or bytes the oldest incomplete message is spilled, as PIP-37's "marked
     for redelivery": its bytes are dropped, its positions stay. When it is complete, its chunks are
     read again by position.
-  - The bytes that count are those of the stored entries: what a producer puts beside the payload is
-    kept too.
+  - The limit of bytes counts stored entries: what a producer puts beside the payload is kept too.
   - Spilled messages are limited in number too, and the chunks of all messages together. Beyond that
     the oldest is rejected (``chunk_evicted``), spilled ones first.
   - The age of a message is measured by the clock of the micro-batches: the broker's time if the
@@ -75,8 +74,8 @@ MALFORMED_MARKER = "malformed_marker"
 class Limits:
     """The limits of incomplete messages on one topic partition.
 
-    ``max_pending_bytes`` is of the entries that are kept, ``max_incomplete_chunks`` of the chunks of
-    all messages, ``max_chunks`` of those of one.
+    ``max_pending_bytes`` limits the entries that are kept, ``max_incomplete_chunks`` the chunks of all
+    messages together, ``max_chunks`` the chunks of one message.
     """
 
     max_pending: int = 1000
@@ -99,7 +98,7 @@ class ChunkedMessageKey:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """An arriving chunk. ``size_bytes`` is the number of bytes that it adds to the message, after
-    decryption; ``entry_bytes`` that of its stored entry.
+    decryption; ``entry_bytes`` is the size of its stored entry.
 
     ``time_ms`` is the broker's time, None if the broker gives none. ``publish_ms`` is the
     producer's time, which tells messages with the same uuid apart and is never used as the clock.
@@ -126,9 +125,9 @@ class IncompleteMessage:
     """The chunks of a message that have arrived: the positions of chunks 0 to n-1. If the message
     is ``spilled``, their bytes are not kept.
 
-    ``arrived_bytes`` are the bytes of the message in them, ``kept_bytes`` those of the entries that
-    are kept. ``opened_ms`` is None until a clock has seen the message. ``publish_ms`` is None if the message
-    was stored by a release that did not store it. ``awaiting``: some chunks were missed,
+    ``arrived_bytes`` is the size of their payloads, ``kept_bytes`` the size of the stored entries that
+    are kept. ``opened_ms`` is None until a clock has seen the message. ``publish_ms`` is None if the
+    message was stored by a release that did not store it. ``awaiting``: some chunks were missed,
     ``positions`` are the others, and only a marker can complete the message.
     """
 

@@ -240,7 +240,7 @@ class EntryReader:
         return None
 
     def begin_again(self, is_alone: bool) -> None:
-        """Open a new consumer, of which the broker has counted nothing yet.
+        """Open a new consumer: the broker's count of its messages begins at zero.
 
         Args:
             is_alone: whether the broker reads the next entry alone; else it reads it together with the

@@ -22,7 +22,7 @@ class IncompleteLargeMessage:
     """An incomplete large message. ``age_ms`` counts from its first chunk, by the clock of the
     micro-batches.
 
-    ``kept_bytes`` are the bytes of the entries that are kept, ``total_bytes`` those of the message.
+    ``kept_bytes`` is the size of the entries that are kept, ``total_bytes`` the size of the message.
     If it was spilled, its chunks will be read again, and ``kept_bytes`` is 0.
     """
 

@@ -232,8 +232,8 @@ def rejected_keys(rows: pa.Table, reasons: pa.ChunkedArray) -> Keys:
 
 
 def not_replayed(rejected: Keys, replayed: Keys) -> tuple[Keys, int]:
-    """Return the keys of rejects, each once, of which more were rejected than replayed; and how many
-    rejects these are.
+    """Return the keys that were rejected more often than replayed, each once, and how many rejects they
+    have that were not replayed.
     """
     keys, which, counts = np.unique(
         np.concatenate([rejected, replayed]), axis=0, return_inverse=True, return_counts=True

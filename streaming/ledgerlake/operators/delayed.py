@@ -255,7 +255,7 @@ class DelayedMessages:
         self._store_separate(last, SeparatelyStored(message.positions, bytes_kept, key=message.key))
 
     def reject_known(self, message: DelayedLargeMessage) -> None:
-        """Reject a complete large message of which some chunks were refused."""
+        """Reject a complete large message. Some of its chunks were refused."""
         for position in message.positions:
             is_refused = self._kept_entries.is_refused(position)
             self._known.append((position, None if is_refused else self._kept_entries.take(position)))

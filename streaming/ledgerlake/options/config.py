@@ -965,8 +965,8 @@ def check_stores(config: Config) -> None:
 
 
 def places_of(config: Config) -> dict[str, Place]:
-    """Return the folders of a configuration by the keys that name them; without those that a
-    catalog has still to tell, and those of topics.
+    """Return the folders of a configuration by the keys that name them, without the folders that a
+    catalog has still to tell, and without the folders of topics.
 
     Raises:
         UsageError: two tables have one path.

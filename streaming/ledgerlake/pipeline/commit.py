@@ -14,7 +14,7 @@ Order of a micro-batch, each step safe to repeat after a kill at any point:
                                    topic partition's time has come
     6. commit the main table       likewise, and last (see ``pipeline.tables``); without files if the batch read entries and gave no row
                                    to rejects, or if it gave rows to other tables alone
-    7. release the messages for the topic: those of the run that committed the main table
+    7. release the messages for the topic that belong to the commit of the main table
 
 The durable cursors move later, when Spark's commit log has the batch (see ``pipeline.cursors``):
 until then Spark may run it again. A replayed batch runs the whole plan, because the state store

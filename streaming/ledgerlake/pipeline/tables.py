@@ -275,7 +275,7 @@ class Tables:
 
     def expect(self, topics: Iterable[str]) -> None:
         """Know the tables that messages of these topics may come into. A topic has none, and its messages
-        are rejects, if its table would share a folder, or if what is there is none that can be opened.
+        are rejects, if its table would share a folder, or if what is in its folder cannot be opened.
 
         Raises:
             SetupError: the options of a table do not fit.

@@ -3,9 +3,9 @@ after their batch was committed.
 
     <checkpoint>/ledgerlake/outbox/outbox.json             the outbox's name, with a version
     <checkpoint>/ledgerlake/outbox/<batch>.<outcome>.json  messages that a run of a micro-batch has for the topic
-    <checkpoint>/ledgerlake/outbox/<batch>.json            those of the run that the table has, which are to be sent
+    <checkpoint>/ledgerlake/outbox/<batch>.json            messages of the run that the table has, which are to be sent
     <checkpoint>/ledgerlake/outbox/<batch>.begun/<n>.json  its sending may have begun, when the target had n partitions
-    <checkpoint>/ledgerlake/outbox/<batch>.sent            all messages of that micro-batch, and of those before it, are on the topic
+    <checkpoint>/ledgerlake/outbox/<batch>.sent            all messages up to the end of that micro-batch are on the topic
     <checkpoint>/ledgerlake/outbox/producers.json          other names of producers, if somebody else used the first one
     <checkpoint>/ledgerlake/outbox/*.parquet               due messages of one topic partition and micro-batch; removed when sent
 
@@ -530,7 +530,7 @@ def _outcome_name(outcomes: dict[str, Any]) -> str:
 
 
 def _recorded(names: set[str]) -> list[int]:
-    """Return the micro-batches of which it is recorded what the table has."""
+    """Return the micro-batches with a record of what the table has."""
     parts = [name.partition(".") for name in names]
     return sorted(int(number) for number, _, kind in parts if kind == "json" and number.isdigit())
 

@@ -33,9 +33,9 @@ A sequence id has these bits, from the highest on:
 
 So what the broker has of another plan of the micro-batch nearly always has other ids than this one:
 the last of them is below its first id, or beyond its last one. Then the task ends with an error, and
-the micro-batch fails. A plan whose ids begin among those of the other by chance is not told apart,
-and the broker drops its messages up to the last id of the other (see ``planned_batch`` for how
-likely that is).
+the micro-batch fails. By chance, the ids of a plan may begin between the ids of the other one. Then
+the two are not told apart, and the broker drops messages up to the last id of the other one (see
+``planned_batch`` for how likely that is).
 
 The end of a batch depends on its messages and bytes, never on the clock, so that batches are the
 same in a second run. A delayed message is never batched, as with Pulsar's producers.

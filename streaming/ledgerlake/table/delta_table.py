@@ -370,8 +370,8 @@ class Table:
         return None
 
     def _batches_since(self, table: DeltaTable, query: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the micro-batches, with the versions of their commits, among which the last one of a
-        query is. Without a recorded version, they are those of the recent history.
+        """Yield micro-batches with the versions of their commits, from the recorded version of a query's
+        last one on. Without a recorded version, yield the ones in the recent history.
         """
         since = self._number(table, since_of(query))
         versions = range(0) if since is None else range(since, min(since + HISTORY_COMMITS, table.version() + 1))

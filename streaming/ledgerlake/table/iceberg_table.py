@@ -116,8 +116,8 @@ class IcebergTable:
         return self._followed
 
     def named_files(self) -> set[str]:
-        """Return the names of the data files that readers of the Iceberg table may still need: those
-        of its current snapshot, and of those before it within the retention. They are in the folder
+        """Return the names of the data files that readers of the Iceberg table may still need. They
+        belong to its current snapshot, or to an earlier one within the retention, and are in the folder
         of the Delta table.
 
         Raises:

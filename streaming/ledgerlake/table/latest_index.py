@@ -131,7 +131,7 @@ class LatestIndex:
 
     def _take(self, hashes: Hashes, files: Numbers, rows: Numbers, is_deletion: NDArray[np.bool_]) -> set[str]:
         """Take rows whose hashes rise, the later row of a key behind the earlier one; they are later
-        than all rows that the index has. Return the names of the files of which rows are deleted.
+        than all rows that the index has. Return the names of the files that have deleted rows.
         """
         is_last = _is_last(hashes)
         touched = self._delete(files[~is_last], rows[~is_last])

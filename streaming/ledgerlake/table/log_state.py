@@ -33,7 +33,7 @@ _SIDECAR = "sidecar"
 # <version>.checkpoint.<part>.<parts>.parquet
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
-# With those of version 2, which have other names too.
+# Checkpoints of version 2 have other names too.
 _ANY_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*")
 
 

@@ -57,7 +57,7 @@ def avro_weigher(writer: Any, reader: Any) -> Weigher:
     """Return the weights of values that one schema wrote, if another one reads them.
 
     Args:
-        writer, reader: the parsed schemas, of which each has a column, with defaults as they are read.
+        writer, reader: the parsed schemas, with defaults as they are read. Each has a column.
     """
     root, walk = _walk(writer, reader)
     return Weigher(root.fixed_bytes, root.rate, walk)

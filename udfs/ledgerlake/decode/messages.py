@@ -506,7 +506,7 @@ def _to_batch(rows: list[Row], source: TopicPartition, target: pa.Schema) -> pa.
 
 
 def _columns(part: _Slice, fields: Matrix, source: TopicPartition) -> pa.RecordBatch:
-    """Return the messages of some fields, of which there is one at least."""
+    """Return the messages of some fields; there must be one at least."""
     # Messages are in the order of their entries. Other entries than theirs are left out.
     first, last = fields[k.M_ENTRY, [0, -1]].tolist()
     part = _Slice(part.buffer, part.entries[first : last + 1], part.status[first : last + 1], part.stored)
