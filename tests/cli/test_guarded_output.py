@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,12 +157,15 @@ def test_names_of_topics_are_shown_as_text(
 def test_lines_of_the_jvm_are_shown_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     monkeypatch.setattr(jvm_output, "_STDERR", writer)
-    jvm_output._copy(io.BytesIO(f"12:00:00 ERROR {EVIL}\n\tat org.Stream\n".encode() + b"\xff\x9b1m"))
+    last: deque[str] = deque()
+    jvm_output._copy(io.BytesIO(f"12:00:00 ERROR {EVIL}\n\tat org.Stream\n".encode() + b"\xff\x9b1m"), last)
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
         shown = stream.read().decode()
     assert is_plain(shown)
     assert "\n\tat org.Stream\n" in shown
+    assert len(last) == 3
+    assert all(map(is_plain, last))
 
 
 def test_help_and_completions_have_their_lines() -> None:

@@ -15,6 +15,7 @@ import os
 import shlex
 import string
 import threading
+from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -33,6 +34,7 @@ _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 # Characters of settings that Java's class Properties takes as they are.
 _PLAIN = frozenset(string.ascii_letters + string.digits + "-_./,;@+*$%&()[]{}<>|?'\"")
 _LAST_WORDS_S = 2.0
+_LAST_LINES = 3
 _NO_NEWS = (b"WARNING: Using incubator modules: jdk.incubator.vector", b"Starting Streaming TransformWithState")
 
 
@@ -46,7 +48,7 @@ def start_jvm(settings: dict[str, str], folder: Path, *, is_quiet: bool = True) 
         is_quiet: whether lines are left out.
 
     Raises:
-        PySparkException: it does not start.
+        PySparkException: it does not start; with what it said last, if ``is_quiet``.
     """
     from pyspark import SparkContext
 
@@ -72,16 +74,19 @@ def remove_with_jvm(jvm: Any, folder: str) -> None:
 
 
 def _launch_quietly() -> Any:
+    from pyspark.errors import PySparkException, PySparkRuntimeError
+
     reader, writer = os.pipe()
-    copying = threading.Thread(target=_copy, args=(os.fdopen(reader, "rb"),), name="ledgerlake-jvm", daemon=True)
+    last: deque[str] = deque(maxlen=_LAST_LINES)
+    copying = threading.Thread(target=_copy, args=(os.fdopen(reader, "rb"), last), name="ledgerlake-jvm", daemon=True)
     copying.start()
     try:
         with os.fdopen(writer, "wb") as stderr:
             return _launch({"stderr": stderr, "start_new_session": True})
-    except BaseException:
-        # What a JVM that has ended said last.
+    except PySparkException:
         copying.join(_LAST_WORDS_S)
-        raise
+        said = f"and said last: {' / '.join(last)}" if last else "and said nothing"
+        raise PySparkRuntimeError(f"the JVM ended at once {said}") from None
 
 
 def _launch(options: dict[str, Any]) -> Any:
@@ -116,12 +121,16 @@ def _escaped(text: str) -> str:
     return "".join(chr(code) if chr(code) in _PLAIN else f"\\u{code:04x}" for code in codes)
 
 
-def _copy(lines: BinaryIO) -> None:
+def _copy(lines: BinaryIO, last: deque[str]) -> None:
+    """Hand lines on, and keep the last ones that are not places in a stack trace."""
     with lines:
         for line in news(lines):
             text = line.decode(errors="backslashreplace")
             end = "\n" if text.endswith("\n") else ""
-            os.write(_STDERR, (printable_line(text.rstrip("\r\n")) + end).encode())
+            shown = printable_line(text.rstrip("\r\n"))
+            os.write(_STDERR, (shown + end).encode())
+            if shown.strip() and not shown.startswith("\tat "):
+                last.append(shown)
 
 
 def news(lines: Iterable[bytes]) -> Iterator[bytes]:
