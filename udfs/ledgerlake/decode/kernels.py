@@ -1141,25 +1141,25 @@ def count_json(buffer, offsets, rows, counts):  # type: ignore[no-untyped-def]
     for index in range(len(rows)):
         row = rows[index]
         position, end = np.int64(offsets[row]), np.int64(offsets[row + 1])
-        is_text = False
-        level = 0
+        commas = colons = braces = brackets = level = deepest = 0
         while position < end:
             byte = buffer[position]
             position += 1
-            if is_text:
-                if byte == 92:  # a backslash
-                    position += 1
-                elif byte == 34:  # a quotation mark
-                    is_text = False
-            elif byte == 34:
-                is_text = True
+            if byte == 34:  # a quotation mark
+                while position < end:
+                    byte = buffer[position]
+                    position += 2 if byte == 92 else 1  # a backslash
+                    if byte == 34:
+                        break
             elif byte == 44:
-                counts[index, 0] += 1
+                commas += 1
             elif byte == 58:
-                counts[index, 1] += 1
+                colons += 1
             elif byte in (123, 91):
-                counts[index, 2 if byte == 123 else 3] += 1
+                braces += byte == 123
+                brackets += byte == 91
                 level += 1
-                counts[index, 4] = max(counts[index, 4], level)
+                deepest = max(deepest, level)
             elif byte in (125, 93):
                 level -= 1
+        counts[index] = (commas, colons, braces, brackets, deepest)

@@ -62,19 +62,18 @@ class Weigher:
     walk: Walk | None = None
     has_keys: bool = False
 
-    def most_bytes(self, encoded: Encoded) -> int:
-        """Return an upper bound of all weights together, in constant time."""
-        all_offsets = [offsets_of(part) for part in self._parts(encoded)]
-        size = sum(int(offsets[-1] - offsets[0]) for offsets in all_offsets)
-        return self.fixed_bytes * len(encoded.payloads) + self.rate * size
+    def heaviest_bytes(self, encoded: Encoded) -> int:
+        """Return an upper bound of the weight of each value."""
+        return self.fixed_bytes + int(self._most(encoded).max(initial=0))
 
     def __call__(self, encoded: Encoded) -> Weights:
         """Return the weight of each value. One above the limit may be larger."""
+        most = self.fixed_bytes + self._most(encoded)
+        if most.sum() <= MAX_VALUES_BYTES:
+            return most
         weights: Weights = np.full(len(encoded.payloads), self.fixed_bytes, np.int64)
-        if self.most_bytes(encoded) > MAX_VALUES_BYTES:
-            self.add(encoded, weights)
-            return weights
-        return weights + self._most(encoded)
+        self.add(encoded, weights)
+        return weights
 
     def add(self, encoded: Encoded, weights: Weights) -> None:
         """Add what the bytes of values weigh to the weights of their rows."""
