@@ -69,8 +69,6 @@ class Decoder:
 
     def __call__(self, encoded: Encoded) -> DecodedValues:
         """Decode values. Those that are too heavy are bad."""
-        if self.weigh.heaviest_bytes(encoded) <= MAX_VALUES_BYTES:
-            return self.read(encoded)
         weights = self.weigh(encoded)
         heavy = np.flatnonzero(weights > MAX_VALUES_BYTES)
         if not len(heavy):

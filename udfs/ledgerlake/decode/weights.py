@@ -5,10 +5,9 @@ entries are compressed. So each value has a weight, an upper bound of what its p
 objects and in columns. Its own texts and bytes are not in it, since they are as long when decoded.
 
 Weights follow from the schema for values without arrays and maps. For all others there is a bound
-by the number of their bytes. Only if the bounds of a batch pass ``MAX_VALUES_BYTES`` together, its
-values are walked through, which takes linear time. A value whose weight passes the limit is not
-decoded. Other values of its batch do not decide about that: in a batch that is not walked, no
-value's own bound passes the limit.
+by the number of their bytes. Only if a bound passes ``MAX_VALUES_BYTES``, the values of its batch are
+walked through, which takes linear time. A value whose weight passes the limit is not decoded. Other
+values of its batch do not decide about that: in a batch that is not walked, no bound passes it.
 
 ``cuts`` divides rows so that no more is decoded at once.
 """
@@ -62,14 +61,10 @@ class Weigher:
     walk: Walk | None = None
     has_keys: bool = False
 
-    def heaviest_bytes(self, encoded: Encoded) -> int:
-        """Return an upper bound of the weight of each value."""
-        return self.fixed_bytes + int(self._most(encoded).max(initial=0))
-
     def __call__(self, encoded: Encoded) -> Weights:
         """Return the weight of each value. One above the limit may be larger."""
         most = self.fixed_bytes + self._most(encoded)
-        if most.sum() <= MAX_VALUES_BYTES:
+        if most.max(initial=0) <= MAX_VALUES_BYTES:
             return most
         weights: Weights = np.full(len(encoded.payloads), self.fixed_bytes, np.int64)
         self.add(encoded, weights)
