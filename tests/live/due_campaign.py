@@ -147,10 +147,9 @@ class Round(PipelineProcess):
                     self.runtime.admin("PUT", self.topic, "/unload")
                 if kill == 0 and settings.more:
                     self.send("more", settings.more, 1_000)
-            if settings.is_once:
-                self.settle(self.last_due_ms)
-            else:
+            if not settings.is_once:
                 self.run_until_all()
+            self.settle(self.last_due_ms)
             self.receive(3_000)
         finally:
             self.end()
@@ -244,7 +243,8 @@ class Round(PipelineProcess):
                 before, changed_s = now, time.monotonic()
         with self.process() as running:
             running.send_signal(signal.SIGTERM)
-            assert running.wait(timeout=_LIMIT_S) == 0, self.last_log()
+            # If all was there before, it may have begun so little that it handles no signal yet.
+            assert running.wait(timeout=_LIMIT_S) in (0, -signal.SIGTERM), self.last_log()
 
     def new_rows(self) -> int:
         """Return how many rows the commits have that were not looked at."""
