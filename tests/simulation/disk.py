@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import io
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,8 @@ class Disk:
     is_full: bool = False
 
     def __post_init__(self) -> None:
-        self.filesystem = fs.PyFileSystem(_Handler(self))
+        # Arrow's object and this one would keep each other, and what the disk has, for ever.
+        self.filesystem = fs.PyFileSystem(_Handler(weakref.proxy(self)))
 
     def write(self, path: str, data: Any) -> None:
         """Put a file there in one step.

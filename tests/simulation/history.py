@@ -642,6 +642,7 @@ class History:
 
     def _backup(self, args: dict[str, Any]) -> None:
         """Copy the checkpoint; a copy that takes its time has each part as of another moment."""
+        self.oracle.copied()
         parts = self.world.rng.sample(_PARTS, len(_PARTS))
         copied, done = self.backup, self._copied = {}, []
         for number, part in enumerate(parts):
@@ -662,6 +663,7 @@ class History:
             return
         self._end_all(args["back_s"])
         self.disk.replace(CHECKPOINT, self.backup)
+        self.oracle.restored()
         self.was_restored = True
 
     def _lose(self, args: dict[str, Any]) -> None:

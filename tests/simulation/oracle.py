@@ -2,7 +2,8 @@
 nothing of the product.
 
 once              no message twice in the table, by payload and by (topic partition, message id); of one that repeats,
-                  no occurrence twice
+                  no occurrence twice; on the topic of due messages, what was sent after a copy of the checkpoint
+                  was made may come once more if that copy is restored
 nothing missing   what was confirmed is in the table at the end; what was cancelled or replaced in time is in ``rejects``
                   if one table gets all messages and others get parts, they have the same
 in order          within a topic partition every commit holds a later stretch than the one before, except for what is
@@ -100,6 +101,9 @@ class Oracle:
         self._copied: set[Delivery] = set()
         self._in_table: set[Delivery] = set()
         self._published: set[Delivery] = set()
+        self._published_at_copy: set[Delivery] = set()
+        # What a restored copy of the checkpoint does not know of; it is sent again.
+        self._forgotten: set[Delivery] = set()
         self.commits = 0
         # A broker's clock may be set back; what was due stays due.
         self.latest_ms = 0
@@ -269,13 +273,22 @@ class Oracle:
         one = self.sent.get(payload)
         if one is None:
             return self.complain(f"once: {payload[:30]!r} on the topic was never confirmed")
-        if delivery in self._published:
+        if delivery in self._published - self._forgotten:
             self.complain(f"once: {delivery} is on the topic twice")
         if delivery not in self._in_table:
             self.complain(f"once: {delivery} is on the topic and not in the table")
         self._published.add(delivery)
+        self._forgotten.discard(delivery)
         self.unpublished.discard(delivery)
         return None
+
+    def copied(self) -> None:
+        """A copy of the checkpoint begins."""
+        self._published_at_copy = set(self._published)
+
+    def restored(self) -> None:
+        """The checkpoint is the copy now."""
+        self._forgotten = self._published - self._published_at_copy
 
     def settle(self, one: Sent) -> None:
         """Nothing is owed of a message any more if it is in rejects, or has been delivered: of one that
