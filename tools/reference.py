@@ -2,37 +2,31 @@
 
 Names, types and defaults come from the code: the declarations of the options, the parser of the
 command line, the schemas, the metrics, the error classes and the docstrings of ``ledgerlake.api``.
-What they mean is in ``reference_texts``. ``reasons_in_code`` finds the reasons of rejects in the
-source, since they are plain texts at many places.
+What they mean is in ``reference_texts``.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import inspect
 import re
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from tools.reference_texts import COLUMNS, ENTRY_COLUMNS, ERRORS, METRICS, REASONS, WRITTEN_COLUMNS
+from tools.reference_texts import COLUMNS, ENTRY_COLUMNS, ERRORS, METRICS, WRITTEN_COLUMNS
 
 from ledgerlake import api, cli, errors
-from ledgerlake.assembly.rules import ChunkEvent
 from ledgerlake.decode import compat, schema
 from ledgerlake.options.reference import reference as options_page
 from ledgerlake.pipeline.metrics import Metrics
-from ledgerlake.pipeline.replay import REPLAYABLE
 from ledgerlake.publish.topic_writer import COLUMN_TYPES, CONNECTOR_COLUMNS
+from ledgerlake.reasons import REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _ROOT = Path(__file__).parents[1]
-# Words in the places of reasons that are none: the names of columns and things, and marks of schedules that wait.
-_NO_REASONS = {"detail", "header", "message_id", "reason", "repeating", "scheduled", "table", "topic"}
 
 _MADE = "This page is made from the code by `make reference`.\n"
 
@@ -169,8 +163,8 @@ def _sql_type(kind: pa.DataType) -> str:
 def reasons_page() -> str:
     """Return the page of the reasons of rejects."""
     rows = [
-        (f"`{reason}`", cause, cure, "yes" if reason in REPLAYABLE else "no")
-        for reason, (cause, cure) in sorted(REASONS.items())
+        (f"`{reason}`", declared.cause, declared.cure, "yes" if declared.can_be_replayed else "no")
+        for reason, declared in sorted(REASONS.items())
     ]
     return "\n".join(
         [
@@ -182,70 +176,6 @@ def reasons_page() -> str:
             _table(("reason", "cause", "what to do", "can be replayed"), rows),
         ]
     )
-
-
-@cache
-def reasons_in_code() -> set[str]:
-    """Return each reason that the code can give to a reject.
-
-    A reason is a word that is passed as the parameter ``reason`` of a function or class, or that is
-    the value of the key ``reason`` or ``reject_reason``. One that passes through several functions
-    has a constant of its own name.
-    """
-    sources = [path.read_text() for room in ("proto", "udfs", "streaming") for path in (_ROOT / room).rglob("*.py")]
-    modules = [ast.parse(source) for source in sources]
-    constants = {
-        target.id: node.value.value
-        for module in modules
-        for node in module.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    places = {name: place for module in modules for name, place in _places_of_reason(module)}
-    found: set[Any] = {event.value for event in ChunkEvent if event.value.startswith("chunk_")}
-    found |= {text for name, text in constants.items() if name == str(text).upper()}
-    for module in modules:
-        for given in _given_reasons(module, places):
-            found |= set(_texts(given, constants))
-    return {str(text) for text in found if re.fullmatch(r"[a-z]+(_[a-z]+)*", str(text))} - _NO_REASONS
-
-
-def _places_of_reason(module: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield the functions and dataclasses with a parameter ``reason``, and its place."""
-    for node in ast.walk(module):
-        if isinstance(node, ast.FunctionDef):
-            names = [argument.arg for argument in node.args.args if argument.arg not in ("self", "cls")]
-        elif isinstance(node, ast.ClassDef):
-            fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
-            names = [field.target.id for field in fields if isinstance(field.target, ast.Name)]
-        else:
-            continue
-        if "reason" in names:
-            yield node.name, names.index("reason")
-
-
-def _given_reasons(module: ast.Module, places: dict[str, int]) -> Iterator[ast.expr]:
-    for node in ast.walk(module):
-        if isinstance(node, ast.Call):
-            yield from (word.value for word in node.keywords if word.arg == "reason")
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if called in places and len(node.args) > places[called]:
-                yield node.args[places[called]]
-        if isinstance(node, ast.Dict):
-            for key, value in zip(node.keys, node.values, strict=True):
-                if isinstance(key, ast.Constant) and key.value in ("reason", "reject_reason"):
-                    yield value
-
-
-def _texts(given: ast.expr, constants: dict[str, Any]) -> Iterator[str]:
-    if isinstance(given, ast.IfExp):
-        yield from _texts(given.body, constants)
-        yield from _texts(given.orelse, constants)
-    elif isinstance(given, ast.Constant):
-        yield str(given.value)
-    elif isinstance(given, ast.Name) and given.id in constants:
-        yield constants[given.id]
 
 
 def metrics_page() -> str:

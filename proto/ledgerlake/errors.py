@@ -32,6 +32,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+from ledgerlake.reasons import MALFORMED_ENTRY, Reason
+
 Lost = Literal["no", "unknown", "yes"]
 
 # Of a longer message the middle is left out: it has names and texts from outside.
@@ -138,7 +140,7 @@ class CorruptEntryError(LedgerlakeError):
     ``rejects``.
     """
 
-    reason: str = "malformed_entry"
+    reason: Reason = MALFORMED_ENTRY
 
 
 class DecryptionError(LedgerlakeError):

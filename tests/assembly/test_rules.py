@@ -18,6 +18,7 @@ from ledgerlake.assembly.rules import (
     Retain,
     Spill,
 )
+from ledgerlake.reasons import Reason
 from ledgerlake.wire.message_id import Position
 
 KEY_A, KEY_B, KEY_C = (ChunkedMessageKey(name, f"{name}-1") for name in "abc")
@@ -76,7 +77,7 @@ def test_messages_of_several_producers_interleave() -> None:
 def test_a_first_chunk_that_comes_again_elsewhere_starts_the_set_over() -> None:
     feed = Feed()
     feed(KEY_A, 0, 2)
-    assert feed(KEY_A, 0, 2) == [Reject("chunk_resent", KEY_A, at(0), bytes_kept=True), hold(1)]
+    assert feed(KEY_A, 0, 2) == [Reject(Reason("chunk_resent"), KEY_A, at(0), bytes_kept=True), hold(1)]
     assert feed(KEY_A, 1, 2) == [Deliver(KEY_A, at(1, 2), reread=False)]
 
 
@@ -84,7 +85,7 @@ def test_a_uuid_that_a_restarted_producer_uses_again_may_have_another_size() -> 
     feed = Feed()
     feed(KEY_A, 0, 5)
     feed(KEY_A, 1, 5)
-    assert feed(KEY_A, 0, 2) == [Reject("chunk_resent", KEY_A, at(0, 1), bytes_kept=True), hold(2)]
+    assert feed(KEY_A, 0, 2) == [Reject(Reason("chunk_resent"), KEY_A, at(0, 1), bytes_kept=True), hold(2)]
     assert feed(KEY_A, 1, 2) == [Deliver(KEY_A, at(2, 3), reread=False)]
 
 
@@ -96,7 +97,7 @@ def test_a_chunk_at_the_position_of_one_that_waits_is_rejected_and_the_one_that_
     for number in range(2):
         feed(KEY_A, number, 3)
         for chunk_id in range(3):
-            known = Reject("chunk_known", key, at(number), bytes_kept=False)
+            known = Reject(Reason("chunk_known"), key, at(number), bytes_kept=False)
             assert feed(key, chunk_id, 3, at=number, publish_ms=8) == [known]
     assert feed(KEY_A, 2, 3) == [Deliver(KEY_A, at(0, 1, 2), reread=False)]
     assert feed.pending.messages == ()
@@ -106,7 +107,7 @@ def test_a_chunk_sent_again_is_rejected_and_the_set_goes_on() -> None:
     feed = Feed()
     feed(KEY_A, 0, 4)
     feed(KEY_A, 1, 4)
-    assert feed(KEY_A, 1, 4) == [Reject("chunk_duplicate", KEY_A, at(2), bytes_kept=False)]
+    assert feed(KEY_A, 1, 4) == [Reject(Reason("chunk_duplicate"), KEY_A, at(2), bytes_kept=False)]
     assert feed(KEY_A, 2, 4) == [hold(3)]
     assert feed(KEY_A, 3, 4) == [Deliver(KEY_A, at(0, 1, 3, 4), reread=False)]
 
@@ -115,21 +116,21 @@ def test_a_gap_gives_up_the_set_and_the_chunk_behind_it() -> None:
     feed = Feed()
     feed(KEY_A, 0, 4)
     assert feed(KEY_A, 2, 4) == [
-        Reject("chunk_gap", KEY_A, at(0), bytes_kept=True),
-        Reject("chunk_gap", KEY_A, at(1), bytes_kept=False),
+        Reject(Reason("chunk_gap"), KEY_A, at(0), bytes_kept=True),
+        Reject(Reason("chunk_gap"), KEY_A, at(1), bytes_kept=False),
     ]
-    assert feed(KEY_A, 3, 4) == [Reject("chunk_orphan", KEY_A, at(2), bytes_kept=False)]
+    assert feed(KEY_A, 3, 4) == [Reject(Reason("chunk_orphan"), KEY_A, at(2), bytes_kept=False)]
 
 
 def test_a_chunk_without_a_beginning_is_an_orphan() -> None:
-    assert Feed()(KEY_A, 1, 2) == [Reject("chunk_orphan", KEY_A, at(0), bytes_kept=False)]
+    assert Feed()(KEY_A, 1, 2) == [Reject(Reason("chunk_orphan"), KEY_A, at(0), bytes_kept=False)]
 
 
 def test_a_chunk_of_another_shape_is_rejected_alone() -> None:
     feed = Feed()
     feed(KEY_A, 0, 3)
-    assert feed(KEY_A, 1, 4, total_bytes=30) == [Reject("chunk_mismatch", KEY_A, at(1), bytes_kept=False)]
-    assert feed(KEY_A, 1, 3, total_bytes=31) == [Reject("chunk_mismatch", KEY_A, at(2), bytes_kept=False)]
+    assert feed(KEY_A, 1, 4, total_bytes=30) == [Reject(Reason("chunk_mismatch"), KEY_A, at(1), bytes_kept=False)]
+    assert feed(KEY_A, 1, 3, total_bytes=31) == [Reject(Reason("chunk_mismatch"), KEY_A, at(2), bytes_kept=False)]
     assert feed(KEY_A, 1, 3) == [hold(3)]
 
 
@@ -137,7 +138,7 @@ def test_chunks_of_a_restarted_producer_do_not_complete_the_set_of_the_first_run
     feed = Feed()
     feed(KEY_A, 0, 3)
     feed(KEY_A, 1, 3)
-    assert feed(KEY_A, 2, 3, publish_ms=8) == [Reject("chunk_mismatch", KEY_A, at(2), bytes_kept=False)]
+    assert feed(KEY_A, 2, 3, publish_ms=8) == [Reject(Reason("chunk_mismatch"), KEY_A, at(2), bytes_kept=False)]
     assert feed(KEY_A, 2, 3) == [Deliver(KEY_A, at(0, 1, 3), reread=False)]
 
 
@@ -145,7 +146,7 @@ def test_chunks_sent_again_after_a_reconnect_have_the_same_publish_time_and_comp
     feed = Feed()
     feed(KEY_A, 0, 3)
     feed(KEY_A, 1, 3)
-    assert feed(KEY_A, 1, 3) == [Reject("chunk_duplicate", KEY_A, at(2), bytes_kept=False)]
+    assert feed(KEY_A, 1, 3) == [Reject(Reason("chunk_duplicate"), KEY_A, at(2), bytes_kept=False)]
     assert feed(KEY_A, 2, 3) == [Deliver(KEY_A, at(0, 1, 3), reread=False)]
 
 
@@ -173,7 +174,7 @@ def test_numbers_that_no_message_can_have_are_invalid_and_open_nothing(changes: 
     feed = Feed()
     fields: dict[str, Any] = {"chunk_id": 0, "chunk_count": 3} | changes
     effects = feed(KEY_A, fields.pop("chunk_id"), fields.pop("chunk_count"), **{"total_bytes": 30} | fields)
-    assert effects == [Reject("chunk_invalid", KEY_A, at(0), bytes_kept=False)]
+    assert effects == [Reject(Reason("chunk_invalid"), KEY_A, at(0), bytes_kept=False)]
     assert feed.pending.messages == ()
 
 
@@ -181,25 +182,27 @@ def test_numbers_that_no_message_can_have_are_invalid_and_open_nothing(changes: 
 def test_a_claim_over_the_limits_is_refused_at_its_first_chunk(changes: dict[str, int]) -> None:
     feed = Feed()
     fields = {"count": 3} | changes
-    assert feed(KEY_A, 0, fields.pop("count"), **fields) == [Reject("too_large", KEY_A, at(0), bytes_kept=False)]
+    assert feed(KEY_A, 0, fields.pop("count"), **fields) == [
+        Reject(Reason("too_large"), KEY_A, at(0), bytes_kept=False)
+    ]
 
 
 def test_more_bytes_than_the_total_are_noticed_when_they_come() -> None:
     feed = Feed()
     feed(KEY_A, 0, 3)
     assert feed(KEY_A, 1, 3, size_bytes=21) == [
-        Reject("chunk_size", KEY_A, at(0), bytes_kept=True),
-        Reject("chunk_size", KEY_A, at(1), bytes_kept=False),
+        Reject(Reason("chunk_size"), KEY_A, at(0), bytes_kept=True),
+        Reject(Reason("chunk_size"), KEY_A, at(1), bytes_kept=False),
     ]
-    assert feed(KEY_B, 0, 3, size_bytes=31) == [Reject("chunk_size", KEY_B, at(2), bytes_kept=False)]
+    assert feed(KEY_B, 0, 3, size_bytes=31) == [Reject(Reason("chunk_size"), KEY_B, at(2), bytes_kept=False)]
 
 
 def test_fewer_bytes_than_the_total_are_noticed_at_the_end() -> None:
     feed = Feed()
     feed(KEY_A, 0, 2)
     assert feed(KEY_A, 1, 2, size_bytes=9) == [
-        Reject("chunk_size", KEY_A, at(0), bytes_kept=True),
-        Reject("chunk_size", KEY_A, at(1), bytes_kept=False),
+        Reject(Reason("chunk_size"), KEY_A, at(0), bytes_kept=True),
+        Reject(Reason("chunk_size"), KEY_A, at(1), bytes_kept=False),
     ]
 
 
@@ -220,7 +223,7 @@ def test_bytes_are_limited_as_well_as_sets() -> None:
     feed(KEY_B, 0, 3)
     assert feed(KEY_B, 1, 3) == [hold(2), Spill(at(0))]
     assert feed.pending.kept_bytes == 30
-    assert feed(KEY_B, 2, 4, total_bytes=30) == [Reject("chunk_mismatch", KEY_B, at(3), bytes_kept=False)]
+    assert feed(KEY_B, 2, 4, total_bytes=30) == [Reject(Reason("chunk_mismatch"), KEY_B, at(3), bytes_kept=False)]
 
 
 def test_a_set_larger_than_the_whole_limit_is_put_aside_itself() -> None:
@@ -256,7 +259,7 @@ def test_chunks_that_a_marker_does_not_list_are_rejected_when_it_comes() -> None
     feed(KEY_A, 1, 3, has_marker=True)
     feed(KEY_A, 1, 3, has_marker=True)
     assert feed.pending.apply_marker(KEY_A, at(7, 0, 8)) == [
-        Reject("chunk_duplicate", KEY_A, at(1), bytes_kept=False),
+        Reject(Reason("chunk_duplicate"), KEY_A, at(1), bytes_kept=False),
         Deliver(KEY_A, at(7, 0, 8), reread=True, known=at(0)),
     ]
 
@@ -271,14 +274,17 @@ def test_a_marker_of_a_message_that_was_delivered_changes_nothing() -> None:
 def test_a_first_chunk_begins_anew_also_where_a_marker_was_awaited() -> None:
     feed = Feed()
     feed(KEY_A, 1, 2, has_marker=True)
-    assert feed(KEY_A, 0, 2, has_marker=True) == [Reject("chunk_resent", KEY_A, at(0), bytes_kept=False), hold(1)]
+    assert feed(KEY_A, 0, 2, has_marker=True) == [
+        Reject(Reason("chunk_resent"), KEY_A, at(0), bytes_kept=False),
+        hold(1),
+    ]
 
 
 def test_positions_that_wait_for_a_marker_are_limited() -> None:
     feed = Feed(max_chunks=4)
     for _ in range(4):
         assert feed(KEY_A, 2, 4, has_marker=True) == []
-    assert feed(KEY_A, 3, 4, has_marker=True) == [Reject("chunk_orphan", KEY_A, at(4), bytes_kept=False)]
+    assert feed(KEY_A, 3, 4, has_marker=True) == [Reject(Reason("chunk_orphan"), KEY_A, at(4), bytes_kept=False)]
 
 
 def test_a_set_that_was_opened_elsewhere_goes_on_here() -> None:
@@ -295,14 +301,14 @@ def test_a_message_that_began_again_elsewhere_gives_up_the_old_set() -> None:
     feed = Feed()
     feed(KEY_A, 0, 3)
     assert feed.pending.supersede(KEY_B) == []
-    assert feed.pending.supersede(KEY_A) == [Reject("chunk_resent", KEY_A, at(0), bytes_kept=True)]
+    assert feed.pending.supersede(KEY_A) == [Reject(Reason("chunk_resent"), KEY_A, at(0), bytes_kept=True)]
 
 
 def test_what_is_aside_is_limited_too() -> None:
     feed = Feed(max_pending=1, max_spilled=1)
     feed(KEY_A, 0, 2)
     feed(KEY_B, 0, 2)
-    assert feed(KEY_C, 0, 2) == [hold(2), Spill(at(1)), Reject("chunk_evicted", KEY_A, at(0), bytes_kept=False)]
+    assert feed(KEY_C, 0, 2) == [hold(2), Spill(at(1)), Reject(Reason("chunk_evicted"), KEY_A, at(0), bytes_kept=False)]
 
 
 def test_what_a_producer_puts_beside_the_payload_counts_as_bytes() -> None:
@@ -322,8 +328,8 @@ def test_the_chunks_of_all_messages_together_are_limited(max_pending: int, has_m
             effects += feed(key, chunk_id, 9, size_bytes=0, has_marker=has_marker)
             assert sum(len(message.positions) for message in feed.pending.messages) <= 4
     assert [effect for effect in effects if isinstance(effect, Reject)] == [
-        Reject("chunk_evicted", KEY_A, at(0, 1, 2), bytes_kept=max_pending > 1),
-        Reject("chunk_evicted", KEY_B, at(3, 4, 5), bytes_kept=max_pending > 1),
+        Reject(Reason("chunk_evicted"), KEY_A, at(0, 1, 2), bytes_kept=max_pending > 1),
+        Reject(Reason("chunk_evicted"), KEY_B, at(3, 4, 5), bytes_kept=max_pending > 1),
     ]
 
 
@@ -332,8 +338,8 @@ def test_sets_expire_by_the_time_of_their_first_chunk() -> None:
     feed(KEY_A, 0, 2, time_ms=1000)
     feed(KEY_B, 0, 2, time_ms=1050)
     assert feed.pending.expire(1100) == []
-    assert feed.pending.expire(1101) == [Reject("chunk_expired", KEY_A, at(0), bytes_kept=False)]
-    assert feed.pending.expire(2000) == [Reject("chunk_expired", KEY_B, at(1), bytes_kept=True)]
+    assert feed.pending.expire(1101) == [Reject(Reason("chunk_expired"), KEY_A, at(0), bytes_kept=False)]
+    assert feed.pending.expire(2000) == [Reject(Reason("chunk_expired"), KEY_B, at(1), bytes_kept=True)]
     assert (feed.pending.messages, feed.pending.kept_bytes) == ((), 0)
 
 
@@ -342,7 +348,7 @@ def test_a_set_without_a_broker_time_is_as_old_as_the_clock_that_first_sees_it()
     feed(KEY_A, 0, 2, time_ms=None, publish_ms=10**15)
     assert feed.pending.expire(1000) == []
     assert feed.pending.expire(1100) == []
-    assert feed.pending.expire(1101) == [Reject("chunk_expired", KEY_A, at(0), bytes_kept=True)]
+    assert feed.pending.expire(1101) == [Reject(Reason("chunk_expired"), KEY_A, at(0), bytes_kept=True)]
 
 
 def test_a_hundred_thousand_open_sets_cost_no_more_each_than_a_few() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ledgerlake.decode.rejects import RejectedEntry, reject_rows
 from ledgerlake.decode.split import PieceKind, entries_of, read_delayed, split_bundle
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.reasons import Reason
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position
@@ -148,7 +149,7 @@ def test_an_entry_id_beyond_the_index_is_not_delayed(more: dict[str, Any]) -> No
 def test_a_reject_says_which_chunk_it_is_and_nothing_of_chunks_otherwise() -> None:
     (chunk, _) = chunk_entries(b"large message", 2, uuid="p-1")
     rejected = [
-        RejectedEntry(Position(1, entry_id), entry, "r") for entry_id, entry in enumerate((chunk, single(b"v")))
+        RejectedEntry(Position(1, entry_id), entry, Reason("r")) for entry_id, entry in enumerate((chunk, single(b"v")))
     ]
     assert reject_rows(rejected, SOURCE)["detail"].to_pylist() == ["chunk 0 of 2 of p-1", ""]
 

@@ -16,11 +16,7 @@ import pytest
 from ledgerlake.delay.cancels import cancels_from_json, cancels_to_json, parse_cancel
 from ledgerlake.delay.repetition import Occurrence, Repetition, RepetitionLimit, RepetitionRate, parse_repetition
 from ledgerlake.delay.schedules import (
-    CANCELLED,
     REPEATING,
-    REPETITION_REFUSED,
-    REPLACED,
-    SCHEDULE_REFUSED,
     SCHEDULED,
     MarkedPositions,
     Pauses,
@@ -32,6 +28,7 @@ from ledgerlake.delay.schedules import (
     waiting_to_json,
 )
 from ledgerlake.errors import OffsetError
+from ledgerlake.reasons import CANCELLED, REPETITION_REFUSED, REPLACED, SCHEDULE_REFUSED, Reason
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -151,7 +148,7 @@ def test_a_message_that_comes_after_one_that_stands_behind_it_is_replaced_by_it(
 
 @pytest.mark.parametrize("end", [None, REPLACED, CANCELLED])
 def test_what_waits_from_a_topic_that_was_created_again_with_lower_ids_is_hit_and_swallows_nothing(
-    store: Store, schedules: Schedules, end: str | None
+    store: Store, schedules: Schedules, end: Reason | None
 ) -> None:
     former = WaitingMessage(Position(900, 0), 10, 1000)
     schedules.put("a", former)

@@ -35,6 +35,7 @@ from ledgerlake.delay.cancel_messages import find_cancels
 from ledgerlake.errors import CorruptEntryError, DecryptionError, MalformedFrameError, SetupError
 from ledgerlake.operators.in_task import LocalAssembly
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.reasons import Reason
 from ledgerlake.wire import commands, limits
 from ledgerlake.wire.entry import delivery_time_ms, encode_batch, encode_entry, parse_entry
 from ledgerlake.wire.message_id import Position
@@ -94,7 +95,7 @@ def _judge_bundle(crypto: CryptoSettings, data: bytes) -> int:
 
 def _by_reference(
     data: bytes, places: list[tuple[int, int, int, int]], crypto: CryptoSettings
-) -> tuple[pa.Table, list[tuple[int, str, bytes]]]:
+) -> tuple[pa.Table, list[tuple[int, Reason, bytes]]]:
     rows: list[dict[str, Any]] = []
     rejects = []
     for start, end, ledger_id, entry_id in places:
@@ -204,12 +205,12 @@ def _read_alone(kind: PieceKind, raw: memoryview, position: Position) -> Any:
 def _judge_rejects(data: bytes) -> int:
     for start, end, ledger_id, entry_id in _places(data):
         raw = data[start:end]
-        rejected = RejectedEntry(Position(ledger_id, entry_id), raw, "reason", "detail \0 more")
+        rejected = RejectedEntry(Position(ledger_id, entry_id), raw, Reason("reason"), "detail \0 more")
         assert read_reject(reject_frame(rejected)) == rejected
         for reject in (
             rejected,
-            RejectedEntry(rejected.position, raw, "reason"),
-            RejectedEntry(rejected.position, None, "r"),
+            RejectedEntry(rejected.position, raw, Reason("reason")),
+            RejectedEntry(rejected.position, None, Reason("r")),
         ):
             reject_rows([reject], SOURCE).validate(full=True)
             rejected_row(reject, SOURCE).validate(full=True)

@@ -12,13 +12,7 @@ from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessag
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.delay.cancels import Cancel, cancels_from_json, cancels_to_json
 from ledgerlake.delay.due_times import DueSpan
-from ledgerlake.delay.schedules import (
-    REPLACED,
-    SCHEDULED,
-    MarkedPositions,
-    WaitingMessage,
-    waiting_from_json,
-)
+from ledgerlake.delay.schedules import SCHEDULED, MarkedPositions, WaitingMessage, waiting_from_json
 from ledgerlake.delay.segment import index_rows
 from ledgerlake.delay.snapshot import metadata_from_bytes, metadata_to_bytes, segment_from_bytes, segment_to_bytes
 from ledgerlake.delay.storage import METADATA
@@ -42,6 +36,7 @@ from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_js
 from ledgerlake.pb import delay_pb2 as pb
 from ledgerlake.pipeline import checkpoint, cursors, row_settings
 from ledgerlake.publish import outbox
+from ledgerlake.reasons import REPLACED
 from ledgerlake.source import wakeup_files
 from ledgerlake.stored.fields import parse_stored
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json

@@ -19,9 +19,10 @@ from ledgerlake.decode.columns import Encoded
 from ledgerlake.decode.messages import decode_bundle
 from ledgerlake.decode.record_columns import record_of
 from ledgerlake.decode.record_rows import record_cuts, record_rows
-from ledgerlake.decode.typed import VALUE_TOO_LARGE, by_version, typed_parts
+from ledgerlake.decode.typed import by_version, typed_parts
 from ledgerlake.decode.values import decoder
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.reasons import VALUE_TOO_LARGE
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.limits import (
     DECODED_PIECE_BYTES,

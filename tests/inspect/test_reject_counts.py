@@ -13,9 +13,9 @@ from deltalake import write_deltalake
 
 import ledgerlake as ledgerlake_package
 from ledgerlake.decode import schema
-from ledgerlake.decode.rejects import REASONS
 from ledgerlake.inspect.reject_counts import count_rejects
 from ledgerlake.options.config import Config, parse_config
+from ledgerlake.reasons import REASONS
 from tests.live.pipelines import config_file, ledgerlake, sentence
 
 

@@ -8,11 +8,12 @@ from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.bucket import Bucket, Record
 from ledgerlake.delay.cancels import Cancel, Cancels
-from ledgerlake.delay.schedules import REPEATING, REPLACED, MarkedPositions, Pauses
+from ledgerlake.delay.schedules import REPEATING, MarkedPositions, Pauses
 from ledgerlake.delay.segment import INDEX_SCHEMA, index_rows
 from ledgerlake.delay.snapshot import segment_to_bytes
 from ledgerlake.inspect.waiting_rows import _Decoder
 from ledgerlake.options.source_options import parse_options
+from ledgerlake.reasons import REPLACED
 from ledgerlake.wire.message_id import Position
 from tests.operators.test_scheduled import frame
 

@@ -328,8 +328,8 @@ def test_a_version_far_away_is_not_counted_up_to(
 def test_rows_of_many_columns_are_converted_in_parts(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A row has 448 bytes in the columns, a record and two fields, and 512 as a dict of one field.
-    monkeypatch.setattr(weights, "MAX_VALUES_BYTES", 2000)
+    # A row has 448 bytes in the columns, a record and two fields, and its value 1,200 as a dict at most.
+    monkeypatch.setattr(weights, "MAX_VALUES_BYTES", 4000)
     monkeypatch.setattr(table_writer, "schemas_of", lambda *_: lambda _version: schema_of({"a": "int", "b": "int"}))
     record = pa.struct([("a", pa.int32()), ("b", pa.int32())])
     schemas = TopicSchemas.of({TOPICS[0]: (bytes(8), schema_of({"a": "int", "b": "int"}))})

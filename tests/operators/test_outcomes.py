@@ -20,6 +20,7 @@ from ledgerlake.operators.rows import RowKind, stage_row
 from ledgerlake.operators.stage_output import read_stage_rows
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.reasons import Reason
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position
@@ -73,7 +74,7 @@ def test_chunks_without_bytes_are_read_again_to_be_rejected_whole() -> None:
     with Peer() as peer:
         fill(peer)
         judge = decoder(peer)
-        (rejects,) = judge.decode(Rejected("chunk_expired", [(AT[2], None), (AT[0], b"held"), (AT[1], None)]))
+        (rejects,) = judge.decode(Rejected(Reason("chunk_expired"), [(AT[2], None), (AT[0], b"held"), (AT[1], None)]))
         assert isinstance(rejects, list)
         written = rows(judge.reject_tables(rejects))
         assert [(row["entry_id"], row["entry"]) for row in written] == [(1, b"held"), (2, ENTRIES[1]), (4, ENTRIES[2])]
@@ -134,7 +135,7 @@ def test_a_marker_of_thousands_of_missing_entries_asks_the_broker_a_few_times(is
         judge = decoder(peer)
         positions = (Position(7, 0), *(Position(7, 20 * number) for number in range(1, 2000)))
         message = Assembled(positions, None, key=ChunkedMessageKey("p", "p-1"), known=positions[:1])
-        rejected = RejectedPositions("malformed_marker", positions[:1])
+        rejected = RejectedPositions(Reason("malformed_marker"), positions[:1])
         (rejects,) = judge.decode(rejected if is_rejected else message)
         assert isinstance(rejects, list)
         written = rows(judge.reject_tables(rejects))

@@ -15,6 +15,7 @@ from ledgerlake.delay.schedules import MarkedPositions, Repeating, Schedules, Wa
 from ledgerlake.delay.segment import Key, index_rows, key_at
 from ledgerlake.operators import repeating
 from ledgerlake.operators.repeating import Repeated, RepeatingMessages
+from ledgerlake.reasons import Reason
 from ledgerlake.wire.message_id import Position
 from tests.delay.test_schedules import Store, every_second
 from tests.operators.test_scheduled import frame
@@ -175,7 +176,7 @@ def test_large_messages_go_back_into_the_index_one_by_one(monkeypatch: pytest.Mo
 def test_a_message_that_was_cancelled_among_overdue_occurrences_leaves_as_a_reject() -> None:
     index = Index(a="PT1S")
     index.schedules.advance("a", Position(7, 100), every_second(), 1_000)
-    index.schedules.end("a", Position(7, 500), 2_400, "cancelled")
+    index.schedules.end("a", Position(7, 500), 2_400, Reason("cancelled"))
     assert index.released(9_000, index.rows((1_000, 100))) == [(100, "1"), (100, "2"), (100, "cancelled")]
     assert index.again == []
 

@@ -7,15 +7,7 @@ import random
 import pytest
 
 from ledgerlake.delay.repetition import RepetitionRate
-from ledgerlake.delay.schedules import (
-    CANCELLED,
-    REPEATING,
-    SCHEDULED,
-    MarkedPositions,
-    Repeating,
-    Schedules,
-    WaitingMessage,
-)
+from ledgerlake.delay.schedules import REPEATING, SCHEDULED, MarkedPositions, Repeating, Schedules, WaitingMessage
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators import schedule_state
 from ledgerlake.operators.schedule_state import (
@@ -28,6 +20,7 @@ from ledgerlake.operators.schedule_state import (
     table_from_bytes,
 )
 from ledgerlake.operators.state_variables import StateVariables
+from ledgerlake.reasons import CANCELLED
 from ledgerlake.wire.message_id import Position
 from tests.operators.stage import DictState
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.decode.sorted_runs import count_through
 from ledgerlake.delay.merge import shared_queue
-from ledgerlake.delay.schedules import REPLACED, Schedules
+from ledgerlake.delay.schedules import Schedules
 from ledgerlake.delay.segment import key_at, key_columns
 from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.operators.results import PartitionResult
@@ -25,6 +25,7 @@ from ledgerlake.pipeline.spark_log import SparkLog
 from ledgerlake.pipeline.start import Start
 from ledgerlake.publish import outbox
 from ledgerlake.publish.outbox import Outbox
+from ledgerlake.reasons import REPLACED, Reason
 from ledgerlake.source import wakeup_files
 from ledgerlake.source.bounds import resolve_start
 from ledgerlake.source.planner import Planner
@@ -152,7 +153,7 @@ def _replaced_is_delivered(edges: Edges) -> None:
     """A message with an id does not replace the one that waits."""
     hit = Schedules._hit
 
-    def without_replacing(self: Schedules, schedule_id: str, position: Any, time_ms: int, reason: str) -> Any:
+    def without_replacing(self: Schedules, schedule_id: str, position: Any, time_ms: int, reason: Reason) -> Any:
         if reason == REPLACED:
             return self._store.load(schedule_id)
         return hit(self, schedule_id, position, time_ms, reason)

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
-from ledgerlake.delay.cancel_messages import CANCEL_REFUSED
-from ledgerlake.delay.schedules import PAUSE_REFUSED
+from ledgerlake.reasons import CANCEL_REFUSED, PAUSE_REFUSED
 from ledgerlake.wire.message_id import Position
 from tests.simulation.driver import COPY, REJECTS, UNDECRYPTABLE
 

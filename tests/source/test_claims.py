@@ -9,10 +9,10 @@ import pytest
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.errors import DeadlineError
 from ledgerlake.options.source_options import parse_options
+from ledgerlake.reasons import DATA_LOSS
 from ledgerlake.source import read_until
 from ledgerlake.source.bounds import resolve_start
 from ledgerlake.source.latest_offset import LatestOffset
-from ledgerlake.source.loss import DATA_LOSS
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.views import read_messages
 from ledgerlake.wire.message_id import BEFORE_ALL, Position

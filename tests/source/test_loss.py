@@ -13,9 +13,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from ledgerlake.errors import DataLossError, TransportError
 from ledgerlake.options.source_options import SourceOptions, parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.reasons import DATA_LOSS
 from ledgerlake.source import loss_watch
 from ledgerlake.source.bounds import end_position, entry_from
-from ledgerlake.source.loss import DATA_LOSS, NO_INDEX_YET, LastRead, Loss, find_loss, moved_to
+from ledgerlake.source.loss import NO_INDEX_YET, LastRead, Loss, find_loss, moved_to
 from ledgerlake.source.moved_cursors import tell_tasks
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.reread import read_again

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.errors import CorruptEntryError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.reasons import MALFORMED_MARKER, Reason
 from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, encode_entry, parse_entry, text_of
 from ledgerlake.wire.limits import MAX_CHUNK_NAME_BYTES, MAX_CHUNKS
 from ledgerlake.wire.message_id import MessageId, Position, parse_message_id
@@ -171,7 +172,7 @@ def has_promise(metadata: pb.MessageMetadata) -> bool:
     return any(entry.key == MARKER_PROPERTY for entry in metadata.properties)
 
 
-def chunk_names(metadata: pb.MessageMetadata, reason: str) -> tuple[str, str]:
+def chunk_names(metadata: pb.MessageMetadata, reason: Reason) -> tuple[str, str]:
     """Return the producer name and the uuid of a chunk or of a marker.
 
     Raises:
@@ -195,17 +196,17 @@ def parse_marker(raw: bytes | memoryview) -> Marker:
     metadata = entry.metadata
     versions = [entry.value for entry in metadata.properties if entry.key == MARKER_PROPERTY]
     if versions != [MARKER_VERSION]:
-        raise CorruptEntryError(f"a marker of version {versions}, known is {MARKER_VERSION}", reason="malformed_marker")
+        raise CorruptEntryError(f"a marker of version {versions}, known is {MARKER_VERSION}", reason=MALFORMED_MARKER)
     try:
         listed = json.loads(bytes(entry.payload))["chunks"]
         if len(listed) > MAX_CHUNKS:
-            raise CorruptEntryError(f"a marker lists more than {MAX_CHUNKS} chunks", reason="malformed_marker")
+            raise CorruptEntryError(f"a marker lists more than {MAX_CHUNKS} chunks", reason=MALFORMED_MARKER)
         positions = tuple(_position(text) for text in listed)
     except (ValueError, KeyError, TypeError, RecursionError, UsageError):
-        raise CorruptEntryError("the list of chunks does not parse", reason="malformed_marker") from None
+        raise CorruptEntryError("the list of chunks does not parse", reason=MALFORMED_MARKER) from None
     if len(set(positions)) != len(positions) or len(positions) < 2:
-        raise CorruptEntryError("a marker lists two chunks at least, each once", reason="malformed_marker")
-    producer_name, uuid = chunk_names(metadata, "malformed_marker")
+        raise CorruptEntryError("a marker lists two chunks at least, each once", reason=MALFORMED_MARKER)
+    producer_name, uuid = chunk_names(metadata, MALFORMED_MARKER)
     schedule_id = schedule_id_of_large(metadata)
     return Marker(producer_name, uuid, positions, broker_time_ms(entry), delivery_time_ms(entry), schedule_id)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from ledgerlake.reasons import CHUNK_INVALID, UNKNOWN_CODEC
 from ledgerlake.wire.limits import MAX_BATCH_MESSAGES, MAX_TIME_MS
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ FIELDS = (
     Field(_ENTRY, "replicated_from", _TAKEN),
     Field(_ENTRY, "partition_key", _TAKEN, "what is not UTF-8 is in key_bytes"),
     Field(_ENTRY, "replicate_to", _TAKEN),
-    Field(_ENTRY, "compression", _REJECT, "unknown_codec", 0, 4),
+    Field(_ENTRY, "compression", _REJECT, UNKNOWN_CODEC, 0, 4),
     Field(_ENTRY, "uncompressed_size", _REJECT, "too_large; not read without compression", 0, _INT32_MAX),
     Field(
         _ENTRY,
@@ -117,7 +118,7 @@ FIELDS = (
     Field(_ENTRY, "uuid", _REJECT, "read of chunks and markers; chunk_invalid, malformed_marker above 1 KiB"),
     Field(_ENTRY, "num_chunks_from_msg", _TAKEN, "above 1 the entry is a chunk, see ``assembly.rules``"),
     Field(_ENTRY, "total_chunk_msg_size", _TAKEN, "chunk_invalid, too_large; sizes nothing"),
-    Field(_ENTRY, "chunk_id", _TAKEN, "chunk_invalid"),
+    Field(_ENTRY, "chunk_id", _TAKEN, CHUNK_INVALID),
     Field(_ENTRY, "null_partition_key", _TAKEN),
     Field(_ENTRY, "compacted_batch_indexes", _TAKEN, "those outside of the batch are passed over"),
     Field(_SINGLE, "properties", _REJECT),

@@ -23,6 +23,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from ledgerlake.errors import CorruptEntryError
+from ledgerlake.reasons import BAD_SCHEDULE
 from ledgerlake.wire.limits import MAX_SCHEDULE_CHARACTERS, MAX_TIME_MS
 
 if TYPE_CHECKING:
@@ -62,8 +63,6 @@ SENDER_PROPERTIES = (
     RESUME_PROPERTY,
     *REPETITION_PROPERTIES,
 )
-
-BAD_SCHEDULE = "bad_schedule"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from ledgerlake.assembly.rules import (
     Retain,
     Spill,
 )
+from ledgerlake.reasons import Reason
 from ledgerlake.wire.limits import MAX_TIME_MS
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Assembled:
 class Rejected:
     """Chunks that cannot become a message; an entry is None if only the topic may still have it."""
 
-    reason: str
+    reason: Reason
     entries: list[tuple[Position, Entry | None]]
 
 
@@ -173,7 +174,7 @@ class Assembly:
                 own = set(effect.positions) if effect.bytes_kept else arriving
                 yield self._reject_chunks(effect.reason, effect.positions, own)
 
-    def _reject_chunks(self, reason: str, positions: tuple[Position, ...], own: set[Position]) -> Rejected:
+    def _reject_chunks(self, reason: Reason, positions: tuple[Position, ...], own: set[Position]) -> Rejected:
         """Return the reject of chunks.
 
         Args:

@@ -6,6 +6,7 @@ from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey
 from ledgerlake.decode.crypto import TAG_BYTES
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.errors import CorruptEntryError
+from ledgerlake.reasons import CHUNK_INVALID, MALFORMED_MARKER
 from ledgerlake.wire.chunks import Marker, chunk_names, has_promise, parse_marker
 from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, parse_entry
 from ledgerlake.wire.message_id import Position
@@ -23,7 +24,7 @@ def read_alone(kind: PieceKind, raw: bytes | memoryview, position: Position) -> 
         return read_chunk(raw, position)
     marker = parse_marker(raw)
     if max(marker.positions) >= position:
-        raise CorruptEntryError("a marker lists chunks that come behind it", reason="malformed_marker")
+        raise CorruptEntryError("a marker lists chunks that come behind it", reason=MALFORMED_MARKER)
     return marker
 
 
@@ -38,7 +39,7 @@ def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
     # The total size of a message is counted before encryption.
     tag_bytes = TAG_BYTES if metadata.encryption_keys else 0
     return Chunk(
-        key=ChunkedMessageKey(*chunk_names(metadata, "chunk_invalid")),
+        key=ChunkedMessageKey(*chunk_names(metadata, CHUNK_INVALID)),
         position=position,
         chunk_id=metadata.chunk_id,
         chunk_count=metadata.num_chunks_from_msg,

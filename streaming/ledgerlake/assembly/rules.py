@@ -59,15 +59,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from ledgerlake import reasons
 from ledgerlake.wire.limits import MAX_CHUNKS, MAX_INCOMPLETE_CHUNKS
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-
-# The reason of a marker that cannot be right, and of the chunks of its message.
-MALFORMED_MARKER = "malformed_marker"
 
 
 @dataclass(frozen=True)
@@ -202,7 +199,7 @@ class Reject:
     no longer needed.
     """
 
-    reason: str
+    reason: reasons.Reason
     key: ChunkedMessageKey
     positions: tuple[Position, ...]
     bytes_kept: bool
@@ -214,16 +211,16 @@ Effect = Retain | Spill | Deliver | Reject
 class ChunkEvent(Enum):
     """An arriving chunk as the rules see it; see the module's table."""
 
-    KNOWN = "chunk_known"
-    INVALID = "chunk_invalid"
-    TOO_LARGE = "too_large"
+    KNOWN = reasons.CHUNK_KNOWN
+    INVALID = reasons.CHUNK_INVALID
+    TOO_LARGE = reasons.TOO_LARGE
     FIRST = "first"
-    RESENT = "chunk_resent"
-    MISMATCH = "chunk_mismatch"
-    DUPLICATE = "chunk_duplicate"
+    RESENT = reasons.CHUNK_RESENT
+    MISMATCH = reasons.CHUNK_MISMATCH
+    DUPLICATE = reasons.CHUNK_DUPLICATE
     NEXT = "next"
-    GAP = "chunk_gap"
-    ORPHAN = "chunk_orphan"
+    GAP = reasons.CHUNK_GAP
+    ORPHAN = reasons.CHUNK_ORPHAN
     AWAITED = "awaited"
 
 
@@ -306,13 +303,13 @@ class IncompleteMessages:
         if incomplete is None:
             return []
         if self.has_chunk_of_another(key, positions):
-            return [self._give_up(key, MALFORMED_MARKER)]
+            return [self._give_up(key, reasons.MALFORMED_MARKER)]
         self._take(key)
         effects: list[Effect] = [] if incomplete.spilled else [Spill(tuple(incomplete.positions))]
         listed = set(positions)
         left = tuple(position for position in incomplete.positions if position not in listed)
         if left:
-            effects.append(Reject("chunk_duplicate", key, left, bytes_kept=False))
+            effects.append(Reject(reasons.CHUNK_DUPLICATE, key, left, bytes_kept=False))
         known = tuple(position for position in incomplete.positions if position in listed)
         return [*effects, Deliver(key, positions, reread=True, known=known)]
 
@@ -340,7 +337,7 @@ class IncompleteMessages:
             if message.opened_ms is None:
                 message.opened_ms = now_ms
             elif message.opened_ms < oldest_ms:
-                effects.append(self._give_up(message.key, "chunk_expired"))
+                effects.append(self._give_up(message.key, reasons.CHUNK_EXPIRED))
         return effects
 
     def _reject_chunk(self, chunk: Chunk, event: ChunkEvent) -> list[Effect]:
@@ -354,7 +351,7 @@ class IncompleteMessages:
 
     def _open(self, chunk: Chunk, _event: ChunkEvent) -> list[Effect]:
         if chunk.size_bytes > chunk.total_bytes:
-            return [_reject_alone(chunk, "chunk_size")]
+            return [_reject_alone(chunk, reasons.CHUNK_SIZE)]
         self._put(_without_chunks(chunk))
         self._add(chunk)
         return [Retain(chunk.position), *self._make_room()]
@@ -364,7 +361,7 @@ class IncompleteMessages:
         arrived_bytes = incomplete.arrived_bytes + chunk.size_bytes
         complete = chunk.chunk_id == incomplete.chunk_count - 1
         if arrived_bytes > incomplete.total_bytes or (complete and arrived_bytes != incomplete.total_bytes):
-            return [self._give_up(chunk.key, "chunk_size"), _reject_alone(chunk, "chunk_size")]
+            return [self._give_up(chunk.key, reasons.CHUNK_SIZE), _reject_alone(chunk, reasons.CHUNK_SIZE)]
         if complete:
             self._take(chunk.key)
             positions = (*incomplete.positions, chunk.position)
@@ -402,10 +399,10 @@ class IncompleteMessages:
         while self._kept and (len(self._kept) > limits.max_pending or self._kept_bytes > limits.max_pending_bytes):
             effects.append(self._spill(next(iter(self._kept))))
         while len(self._spilled) > limits.max_spilled or len(self._owners) > limits.max_incomplete_chunks:
-            effects.append(self._give_up(next(iter(self._spilled or self._kept)), "chunk_evicted"))
+            effects.append(self._give_up(next(iter(self._spilled or self._kept)), reasons.CHUNK_EVICTED))
         return effects
 
-    def _give_up(self, key: ChunkedMessageKey, reason: str) -> Reject:
+    def _give_up(self, key: ChunkedMessageKey, reason: reasons.Reason) -> Reject:
         message = self._take(key)
         return Reject(reason, key, tuple(message.positions), bytes_kept=not message.spilled)
 
@@ -443,7 +440,7 @@ def _fields(message: IncompleteMessage | ArrivingMessage) -> dict[str, Any]:
     return {name: getattr(message, name) for name in IncompleteMessage.__slots__}
 
 
-def _reject_alone(chunk: Chunk, reason: str) -> Reject:
+def _reject_alone(chunk: Chunk, reason: reasons.Reason) -> Reject:
     return Reject(reason, chunk.key, (chunk.position,), bytes_kept=False)
 
 

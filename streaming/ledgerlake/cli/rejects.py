@@ -31,9 +31,9 @@ def add(commands: Commands) -> None:
 
 
 def _rejects(options: argparse.Namespace) -> int:
-    from ledgerlake.decode.rejects import REASONS
     from ledgerlake.errors import UsageError
     from ledgerlake.options.declared import nearest
+    from ledgerlake.reasons import REASONS
 
     for reason in options.reason:
         if reason not in REASONS:

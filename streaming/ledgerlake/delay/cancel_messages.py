@@ -18,8 +18,6 @@ from ledgerlake.wire.message_id import Position
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CANCEL_REFUSED = "cancel_refused"
-
 
 def find_cancels(messages: pa.RecordBatch) -> Iterator[Cancel]:
     """Yield the cancels by key and message id that messages ask for; a property that names no target

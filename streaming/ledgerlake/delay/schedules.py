@@ -52,6 +52,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from ledgerlake.delay.repetition import CatchUp, Occurrence, RepetitionLimit, RepetitionRate, occurrences
+from ledgerlake.reasons import CANCELLED, REPETITION_REFUSED, REPLACED, SCHEDULE_REFUSED, Reason
 from ledgerlake.stored.fields import fields_of, parse_stored, stored
 from ledgerlake.wire.message_id import Position
 
@@ -69,16 +70,6 @@ VERSION = 4
 SCHEDULED = "scheduled"
 REPEATING = "repeating"
 
-# Reasons of rejects.
-REPLACED = "replaced"
-CANCELLED = "cancelled"
-NO_OCCURRENCE = "no_occurrence"
-REPETITION_REFUSED = "repetition_refused"
-# Also that of a message for which the task has no room.
-SCHEDULE_REFUSED = "schedule_refused"
-
-# The reason of a reject beside the row of a pause that does not begin.
-PAUSE_REFUSED = "pause_refused"
 
 # The marks of messages that wait in the index and are not to be delivered.
 REASONS = (REPLACED, CANCELLED, REPETITION_REFUSED, SCHEDULE_REFUSED)
@@ -358,7 +349,7 @@ class Schedules:
         freed = RepetitionRate() if replaced is None else _rate_of(replaced)
         return self._limit.allows(self._store.rate - freed + _rate_of(message))
 
-    def end(self, schedule_id: str, position: Position, time_ms: int, reason: str) -> None:
+    def end(self, schedule_id: str, position: Position, time_ms: int, reason: Reason) -> None:
         """End a schedule: by a message with its id that was delivered at once, or by a cancel."""
         waiting, _ = self._hit(schedule_id, position, time_ms, reason)
         self._store.store(schedule_id, waiting)
@@ -456,19 +447,21 @@ class Schedules:
         self._store.rate -= sum(map(_rate_of, ended), RepetitionRate())
         self._store.store_repeating(schedule_id, [message for message in waiting if message not in ended])
 
-    def release(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> dict[int, str]:
+    def release(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> dict[int, Reason]:
         """Forget messages that are due and do not repeat; return the numbers of those that are not to
         be delivered, each with the reason.
         """
         self.marked.discard(SCHEDULED, ledger_ids, entry_ids)
-        withheld: dict[int, str] = {}
+        withheld: dict[int, Reason] = {}
         for row in np.flatnonzero(self.marked.are_marked(ledger_ids, entry_ids, REASONS)).tolist():
             reason = self.marked.take(Position(int(ledger_ids[row]), int(entry_ids[row])))
             assert reason is not None
-            withheld[row] = reason
+            withheld[row] = Reason(reason)
         return withheld
 
-    def _hit(self, schedule_id: str, position: Position, time_ms: int, reason: str) -> tuple[list[WaitingMessage], int]:
+    def _hit(
+        self, schedule_id: str, position: Position, time_ms: int, reason: Reason
+    ) -> tuple[list[WaitingMessage], int]:
         """Mark the messages of an id that are hit; return the others, and how many stand before."""
         waiting = self._store.load(schedule_id)
         count = _count_before(waiting, position, time_ms)

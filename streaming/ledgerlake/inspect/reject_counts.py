@@ -12,6 +12,7 @@ import pyarrow as pa
 from deltalake import QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
+from ledgerlake.reasons import Reason
 from ledgerlake.table.open_table import no_table, not_readable, open_delta
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class RejectCount:
     it gives none; ``message_id`` and ``detail`` are those of the last one.
     """
 
-    reason: str
+    reason: Reason
     topic: str
     rejects: int
     first: datetime | None

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
-from ledgerlake.decode.rejects import REASONS
 from ledgerlake.errors import TableAccessError
 from ledgerlake.options.spark_options import LOCAL_MASTER, SparkConfig
+from ledgerlake.reasons import REASONS
 from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.stored.places import Place
 from ledgerlake.table.compaction import CLUSTERED_PREFIX
@@ -227,7 +227,7 @@ def rejected_keys(rows: pa.Table, reasons: pa.ChunkedArray) -> Keys:
     """
     found = pc.extract_regex(rows["message_id"], r"^\d+:\d+:(?P<index>\d+)")
     indexes = pc.fill_null(pc.struct_field(found, "index").cast(pa.int64()), -1).to_numpy()
-    codes = pc.fill_null(pc.index_in(reasons, pa.array(REASONS)), -1).to_numpy()
+    codes = pc.fill_null(pc.index_in(reasons, pa.array(list(REASONS))), -1).to_numpy()
     return np.column_stack([entries_of(rows), indexes, codes]).astype(np.int64)
 
 

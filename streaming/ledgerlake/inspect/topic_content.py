@@ -27,7 +27,7 @@ from ledgerlake.errors import CorruptEntryError
 from ledgerlake.inspect.key_comparison import Kind, chunk_record, message_records
 from ledgerlake.inspect.table_rows import entries_of, keys_of
 from ledgerlake.operators.in_task import EventBudget, LocalAssembly
-from ledgerlake.source.loss import DATA_LOSS
+from ledgerlake.reasons import DATA_LOSS
 from ledgerlake.source.pieces import read_pieces
 from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.schedules import CRON_PROPERTY, EVERY_PROPERTY

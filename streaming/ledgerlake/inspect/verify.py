@@ -69,9 +69,9 @@ from ledgerlake.inspect.topic_content import ExpectedMessages, read_topic
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.known_tables import is_missed
 from ledgerlake.pipeline.progress import counted
-from ledgerlake.pipeline.replay_rejects import REPLAYED
 from ledgerlake.pipeline.start import query_name
 from ledgerlake.pipeline.wakeups import wakeup_folder
+from ledgerlake.reasons import REPLAYED
 from ledgerlake.source.bounds import resolve_end
 from ledgerlake.source.planning import entry_range
 from ledgerlake.source.wakeup_files import load_times_ms

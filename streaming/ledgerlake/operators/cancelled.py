@@ -12,7 +12,7 @@ from ledgerlake.decode.reference import key_of
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.cancel_messages import key_text, key_texts
-from ledgerlake.delay.schedules import CANCELLED
+from ledgerlake.reasons import CANCELLED
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
 

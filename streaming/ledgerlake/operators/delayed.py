@@ -39,10 +39,8 @@ import numpy as np
 import pyarrow as pa
 
 from ledgerlake.assembly.assembler import Assembled, KeptEntries, Rejected
-from ledgerlake.assembly.rules import MALFORMED_MARKER
 from ledgerlake.decode.split import entries_of, read_delayed
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
-from ledgerlake.delay.cancel_messages import CANCEL_REFUSED
 from ledgerlake.delay.cancels import (
     MOST_CANCEL_BYTES,
     MOST_CANCELS,
@@ -53,10 +51,6 @@ from ledgerlake.delay.cancels import (
 )
 from ledgerlake.delay.due_times import DueSpan, DueTimes
 from ledgerlake.delay.schedules import (
-    CANCELLED,
-    PAUSE_REFUSED,
-    REPETITION_REFUSED,
-    REPLACED,
     MarkedPositions,
     Pauses,
     Repeating,
@@ -80,7 +74,18 @@ from ledgerlake.operators.separately_stored import (
     separately_stored_from_json,
     separately_stored_to_json,
 )
-from ledgerlake.source.loss import DELAYED_TRIMMED
+from ledgerlake.reasons import (
+    CANCEL_REFUSED,
+    CANCELLED,
+    CHUNK_TRIMMED,
+    DELAYED_KNOWN,
+    DELAYED_TRIMMED,
+    MALFORMED_MARKER,
+    PAUSE_REFUSED,
+    REPETITION_REFUSED,
+    REPLACED,
+    Reason,
+)
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
@@ -107,10 +112,6 @@ _ROW_POSITIONS = 1000
 # Buckets never change, and their ids are random.
 _due_times: dict[int, DueTimes] = {}
 _MOST_KNOWN_BUCKETS = 1000
-
-# The reason of an entry whose position was added before: the topic was deleted and created again,
-# and delayed messages of the former topic have the same ids.
-DELAYED_KNOWN = "delayed_known"
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,7 @@ class DelayedMessages:
             except CorruptEntryError as error:
                 # A message that is due at once is not lost with the state of an earlier run (see
                 # ``table.additions``).
-                is_lost = error.reason == "chunk_trimmed" and message.deliver_ms > cutoff_ms
+                is_lost = error.reason == CHUNK_TRIMMED and message.deliver_ms > cutoff_ms
                 self.reject_large(message, DELAYED_TRIMMED if is_lost else error.reason)
             else:
                 self._add_kept(message)
@@ -290,7 +291,7 @@ class DelayedMessages:
                 self._kept_entries.drop(position)
             raise
 
-    def reject_large(self, message: DelayedLargeMessage, reason: str) -> None:
+    def reject_large(self, message: DelayedLargeMessage, reason: Reason) -> None:
         """Reject a complete large message whose chunks must be read again."""
         self._rejected.append(RejectedPositions(reason, message.known))
 
@@ -519,14 +520,14 @@ class DelayedMessages:
         elif not schedules.pause(event.schedule_id, event.position, event.time_ms):
             self._not_paused[event.position] = None
 
-    def _withheld_rejects(self, batch: pa.RecordBatch, withheld: dict[int, str]) -> Iterator[Outcome]:
+    def _withheld_rejects(self, batch: pa.RecordBatch, withheld: dict[int, Reason]) -> Iterator[Outcome]:
         """Yield the rejects of due messages that are not to be delivered. A large one is read when the
         one before it was taken.
 
         Args:
             withheld: the reasons by row.
         """
-        frames: dict[str, list[bytes]] = {}
+        frames: dict[Reason, list[bytes]] = {}
         for row, reason in withheld.items():
             frame = batch.column(3)[row].as_py()
             if reason == REPETITION_REFUSED:
@@ -540,7 +541,7 @@ class DelayedMessages:
         for reason, group in frames.items():
             yield Rejected(reason, list(entries_of(b"".join(group)).items()))
 
-    def _reject_separate(self, reason: str, position: Position) -> Outcome:
+    def _reject_separate(self, reason: Reason, position: Position) -> Outcome:
         """Return the reject of a due message whose bytes are not in its segment."""
         message = self._load_separate(position.ledger_id, position.entry_id)
         if message is None:
@@ -629,7 +630,7 @@ class DelayedMessages:
         self._state.large.updateValue((position.ledger_id, position.entry_id), (separately_stored_to_json(message),))
 
 
-def _without_withheld(batch: pa.RecordBatch, schedules: Schedules) -> tuple[pa.RecordBatch, dict[int, str]]:
+def _without_withheld(batch: pa.RecordBatch, schedules: Schedules) -> tuple[pa.RecordBatch, dict[int, Reason]]:
     """Return due messages without those that are not to be delivered, and the reasons of these by row."""
     _, ledger_ids, entry_ids = key_columns(batch)
     withheld = schedules.release(ledger_ids, entry_ids)

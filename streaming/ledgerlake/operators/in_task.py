@@ -16,6 +16,7 @@ from ledgerlake.assembly.assembler import Assembled, Assembly, Entry, Rejected
 from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, ChunkEvent
 from ledgerlake.operators.outcome_types import Outcome
 from ledgerlake.operators.rows import DelayedLargeMessage, MessageStarted, TaskEvent
+from ledgerlake.reasons import CHUNK_EVICTED
 from ledgerlake.wire.limits import MAX_TASK_EVENT_BYTES
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class LocalAssembly:
         is_begun = self._assembly.pending.find(chunk.key) is not None
         is_event = not is_begun and self._assembly.pending.classify(chunk) not in _ALWAYS_REJECTED
         if not self.budget.take(chunk.key if is_event else None, 1, chunk.schedule_id if is_event else None):
-            return iter([Rejected("chunk_evicted", [(chunk.position, entry)])])
+            return iter([Rejected(CHUNK_EVICTED, [(chunk.position, entry)])])
         if is_event and chunk.chunk_id != 0:
             self.events.append(chunk)
             return None

@@ -19,7 +19,6 @@ from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import PieceKind
-from ledgerlake.delay.schedules import SCHEDULE_REFUSED
 from ledgerlake.operators.in_task import LocalAssembly
 from ledgerlake.operators.outcome_types import Outcome
 from ledgerlake.operators.outcomes import rejected_large
@@ -37,6 +36,7 @@ from ledgerlake.operators.rows import (
 )
 from ledgerlake.operators.schedule_events import ScheduleEvents
 from ledgerlake.operators.scheduled import REFUSED_DETAIL, find_in_frames, schedule_at_once
+from ledgerlake.reasons import CHUNK_EVICTED, SCHEDULE_REFUSED
 from ledgerlake.runtime.memory import give_back, keep_freed_blocks
 from ledgerlake.source.pieces import read_single
 from ledgerlake.source.range_reader import BUNDLE_BYTES
@@ -170,7 +170,7 @@ class _IngestedRange:
                 continue
             delayed = self._local.delayed_event(outcome)
             if delayed is None:
-                self._writer.write_rejects(rejected_large(outcome, "chunk_evicted"))
+                self._writer.write_rejects(rejected_large(outcome, CHUNK_EVICTED))
                 continue
             self._local.events.append(delayed)
             for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):

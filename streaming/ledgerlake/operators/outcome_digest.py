@@ -24,30 +24,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ledgerlake.reasons import REASONS
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from numpy.typing import NDArray
 
-_OF_TABLES = (
-    "schema_mismatch",
-    "value_too_large",
-    "unknown_schema",
-    "transform_failed",
-    "no_table",
-    "no_key",
-)
-_OF_SURROUNDINGS = frozenset(
-    {
-        "encrypted",
-        "undecryptable",
-        "payload_processor",
-        "chunk_trimmed",
-        "entry_trimmed",
-        "delayed_trimmed",
-        "data_loss",
-    }
-)
+_OF_TABLES = [reason for reason, declared in REASONS.items() if declared.is_of_a_table]
+_OF_SURROUNDINGS = frozenset(reason for reason, declared in REASONS.items() if declared.may_change)
 
 # An odd number without a pattern, from the fraction of the golden ratio.
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ledgerlake.assembly.assembler import Assembled, Entry, Rejected
 from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange
+from ledgerlake.reasons import Reason
 from ledgerlake.wire.message_id import Position
 
 
@@ -18,7 +19,7 @@ class RejectedPositions:
     ``Assembled``).
     """
 
-    reason: str
+    reason: Reason
     positions: tuple[Position, ...]
 
 

@@ -19,13 +19,13 @@ from ledgerlake.decode.messages import Decoded, TopicPartition, decode_bundle, d
 from ledgerlake.decode.rejects import RejectedEntry, reject_rows
 from ledgerlake.decode.split import placed_entries
 from ledgerlake.delay.cancels import Cancels
-from ledgerlake.delay.schedules import CANCELLED
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.cancelled import cancelled_entries, cancelled_rows, is_chunk_cancelled
 from ledgerlake.operators.outcome_types import Delivery, DueEntries, DuePositions, Outcome, RejectedPositions
 from ledgerlake.operators.rows import in_groups
 from ledgerlake.operators.scheduled import expired_chunk, find_in_due, with_occurrences, with_properties
 from ledgerlake.operators.stage_output import pop_each
+from ledgerlake.reasons import CANCELLED, ENTRY_TRIMMED, MALFORMED_MARKER, Reason
 from ledgerlake.source.reread import GoneEntries, read_again
 from ledgerlake.wire.message_id import Position
 
@@ -125,7 +125,7 @@ class OutcomeDecoder:
         if not self._delays_messages or (message.delivered_ms is None and deliver_us <= 0):
             return
         if message.due_ms is None or not 0 < deliver_us <= message.due_ms * 1000:
-            raise CorruptEntryError("the marker says another delivery time than the chunks", reason="malformed_marker")
+            raise CorruptEntryError("the marker says another delivery time than the chunks", reason=MALFORMED_MARKER)
 
     def _due(
         self, bundles: Iterable[Decoded], outcome: DueEntries | DuePositions
@@ -173,7 +173,7 @@ class OutcomeDecoder:
             for group in in_groups(entries, lambda placed: placed[1]):
                 yield from self._due(self._decode_entries(group), outcome)
         if missing:
-            yield [RejectedEntry(position, None, "entry_trimmed") for position in missing]
+            yield [RejectedEntry(position, None, ENTRY_TRIMMED) for position in missing]
 
     def _read_in_order(self, positions: list[Position]) -> Iterator[list[tuple[Position, bytes | None]]]:
         """Yield the entries at positions, in the given order, in parts that memory has room for.
@@ -226,7 +226,7 @@ class OutcomeDecoder:
 
 
 def rejected_large(
-    message: Assembled, reason: str, detail: str = "", entries: Iterable[Entry | None] | None = None
+    message: Assembled, reason: Reason, detail: str = "", entries: Iterable[Entry | None] | None = None
 ) -> list[RejectedEntry]:
     """Return the rejects of a large message. If it was read again, a marker may have listed entries of
     other messages, and any number of missing ones: only the known chunks are its own.

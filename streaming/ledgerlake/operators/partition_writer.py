@@ -13,7 +13,7 @@ from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.record_rows import Misfit
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.single_entry import single_entries
-from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
+from ledgerlake.delay.cancel_messages import TaskCancels
 from ledgerlake.errors import SetupError
 from ledgerlake.operators.outcome_digest import (
     OutcomeDigest,
@@ -26,6 +26,7 @@ from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.results import BatchSettings, TableResult, TaskResult, TaskSettings
 from ledgerlake.operators.scheduled import find_in_messages
 from ledgerlake.operators.table_writer import SharedTable, TableWriters
+from ledgerlake.reasons import CANCEL_REFUSED
 from ledgerlake.source.views import check_broker_metadata
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 from ledgerlake.wire.message_id import Position

@@ -27,10 +27,11 @@ import numpy as np
 from ledgerlake.assembly.assembler import Rejected
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.repetition import TIMEZONE_DATA_VERSION, parse_repetition
-from ledgerlake.delay.schedules import NO_OCCURRENCE, REPEATING
+from ledgerlake.delay.schedules import REPEATING
 from ledgerlake.delay.segment import index_rows, key_at, key_columns
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.outcome_types import Delivery
+from ledgerlake.reasons import NO_OCCURRENCE, Reason
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import AFTER_ALL, Position
 from ledgerlake.wire.schedules import (
@@ -171,7 +172,7 @@ class RepeatingMessages:
         """
         ((_, entry),) = entries_of(row.frame).items()
         if not self._schedules.repeats(row.position):
-            yield Rejected(str(self._schedules.marked.take(row.position)), [(row.position, entry)])
+            yield Rejected(Reason(str(self._schedules.marked.take(row.position))), [(row.position, entry)])
             return
         properties = properties_of(peek_metadata(memoryview(entry)))
         schedule_id = str(properties[SCHEDULE_PROPERTY])

@@ -24,14 +24,13 @@ from ledgerlake.decode.split import entries_of, read_delayed
 from ledgerlake.delay.cancel_messages import rows_with_property, stored_times_ms
 from ledgerlake.delay.cancels import CANCEL_PROPERTY, cancel_of
 from ledgerlake.delay.repetition import parse_repetition, rate_of
-from ledgerlake.delay.schedules import SCHEDULE_REFUSED
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.cancelled import of_batch
 from ledgerlake.operators.schedule_events import PauseChanged, Scheduled
+from ledgerlake.reasons import BAD_SCHEDULE, EXPIRED, SCHEDULE_REFUSED, Reason
 from ledgerlake.wire.entry import peek_metadata, read_stamp
 from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.schedules import (
-    BAD_SCHEDULE,
     CRON_PROPERTY,
     EVERY_PROPERTY,
     EXPIRES_PROPERTY,
@@ -56,8 +55,6 @@ if TYPE_CHECKING:
 
 REFUSED_DETAIL = "the micro-batch has more schedules than a task can pass on; read fewer bytes in a micro-batch"
 
-# The reason of a message that was released later than it said.
-EXPIRED = "expired"
 
 _NAMES = re.compile(b"|".join(re.escape(name.encode()) for name in SENDER_PROPERTIES))
 _RULES = re.compile(b"|".join(re.escape(name.encode()) for name in (CRON_PROPERTY, EVERY_PROPERTY)))
@@ -141,7 +138,7 @@ def find_in_messages(
     but what waits from before can be replaced, paused and cancelled.
     """
 
-    def take(message: _Message) -> tuple[str, str] | None:
+    def take(message: _Message) -> tuple[Reason, str] | None:
         try:
             events = _events(message, delays_messages=delays_messages)
         except CorruptEntryError:
@@ -186,7 +183,7 @@ def find_in_due(
     """
     has_batches = any(index >= 0 for index in messages["batch_index"].to_pylist())
 
-    def take(message: _Message) -> tuple[str, str] | None:
+    def take(message: _Message) -> tuple[Reason, str] | None:
         if message.batch_index >= 0:
             return BAD_SCHEDULE, _BATCHED
         return _expired(parse_schedule(message.properties).expires_ms, clock_ms)
@@ -196,7 +193,7 @@ def find_in_due(
     return _without_rejects(messages, frames, list(names), take)
 
 
-def expired_chunk(chunk: Entry | None, clock_ms: int | None) -> tuple[str, str] | None:
+def expired_chunk(chunk: Entry | None, clock_ms: int | None) -> tuple[Reason, str] | None:
     """Return why a due large message must not be delivered, by one of its chunks; None if it may be.
 
     Raises:
@@ -267,7 +264,7 @@ def _schedule_of_delayed(metadata: pb.MessageMetadata) -> tuple[str | None, Repe
     return schedule.schedule_id, rule
 
 
-def _expired(expires_ms: int | None, clock_ms: int | None) -> tuple[str, str] | None:
+def _expired(expires_ms: int | None, clock_ms: int | None) -> tuple[Reason, str] | None:
     if expires_ms is None or clock_ms is None or clock_ms <= expires_ms:
         return None
     return EXPIRED, f"it expired at {expires_ms} and was released at {clock_ms}, in milliseconds since 1970"
@@ -277,12 +274,12 @@ def _without_rejects(
     messages: pa.RecordBatch,
     frames: Entry | None,
     names: list[str],
-    take: Callable[[_Message], tuple[str, str] | None],
+    take: Callable[[_Message], tuple[Reason, str] | None],
 ) -> tuple[pa.RecordBatch, list[RejectedEntry]]:
     """Return the messages without those for which ``take`` returns the reason and detail of a
     reject, or finds a bad schedule. It is asked about those with a property of one of some names.
     """
-    refused: dict[tuple[Position, str], list[tuple[_Message, str]]] = {}
+    refused: dict[tuple[Position, Reason], list[tuple[_Message, str]]] = {}
     for message in _with_property(messages, names):
         try:
             refusal = take(message)
@@ -311,7 +308,7 @@ def _with_property(messages: pa.RecordBatch, names: list[str]) -> Iterator[_Mess
 
 
 def _rejects(
-    messages: pa.RecordBatch, frames: Entry | None, refused: dict[tuple[Position, str], list[tuple[_Message, str]]]
+    messages: pa.RecordBatch, frames: Entry | None, refused: dict[tuple[Position, Reason], list[tuple[_Message, str]]]
 ) -> list[RejectedEntry]:
     """Return one reject for each entry and reason. If that is one message of a batch, the reject has it
     alone; else it lists them.

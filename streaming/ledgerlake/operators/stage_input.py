@@ -15,11 +15,12 @@ from ledgerlake.assembly.rules import Chunk
 from ledgerlake.decode.messages import BatchRange, TopicPartition
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import PieceKind
-from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
+from ledgerlake.delay.cancel_messages import TaskCancels
 from ledgerlake.operators.in_task import EventBudget
 from ledgerlake.operators.rows import RowKind, TaskEvent, TaskReport, delayed_rows, latest, report_to_json, stage_row
 from ledgerlake.operators.schedule_events import ScheduleEvents
 from ledgerlake.operators.scheduled import find_in_frames, find_in_messages
+from ledgerlake.reasons import CANCEL_REFUSED, CHUNK_EVICTED
 from ledgerlake.source.pieces import Piece, read_single
 from ledgerlake.source.views import piece_as_view
 from ledgerlake.wire.message_id import Position
@@ -109,7 +110,7 @@ class _DecodedRange:
             yield self._reject(single)
             return
         if not self._budget.take_event(single.content):
-            yield stage_row(self._topic_partition, RowKind.REJECT, single.position, "chunk_evicted", single.entry)
+            yield stage_row(self._topic_partition, RowKind.REJECT, single.position, CHUNK_EVICTED, single.entry)
             return
         self._events.append(single.content)
         if isinstance(single.content, Chunk):

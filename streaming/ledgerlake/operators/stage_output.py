@@ -29,6 +29,7 @@ from ledgerlake.operators.rows import (
     summary_from_json,
     summary_to_json,
 )
+from ledgerlake.reasons import Reason
 from ledgerlake.stored.fields import fields_of
 from ledgerlake.wire.message_id import Position
 
@@ -134,7 +135,7 @@ def read_stage_rows(
             continue
         entries = (entry for _, output in outputs if isinstance(output, Rejected) for entry in output.entries)
         for group in in_groups(entries, lambda entry: entry[1]):
-            yield topic_partition, Rejected(reason, group)
+            yield topic_partition, Rejected(Reason(reason), group)
 
 
 def _reject_key(output: _Output) -> tuple[TopicPartition, str | None]:

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from ledgerlake.assembly.assembler import Assembled, Assembly
-from ledgerlake.assembly.rules import MALFORMED_MARKER, ChunkedMessageKey, IncompleteMessage
+from ledgerlake.assembly.rules import ChunkedMessageKey, IncompleteMessage
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.large import read_chunks
 from ledgerlake.decode.messages import BatchRange, TopicPartition
@@ -57,6 +57,7 @@ from ledgerlake.operators.rows import (
 from ledgerlake.operators.scheduled import schedule_at_once
 from ledgerlake.operators.stage_output import OutcomeRows, StageOutput
 from ledgerlake.operators.state_variables import StateVariables
+from ledgerlake.reasons import MALFORMED_MARKER
 from ledgerlake.source.reread import GoneEntries, read_again
 from ledgerlake.stored.fields import parse_stored
 from ledgerlake.wire.chunks import Marker

@@ -26,7 +26,8 @@ from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.record_rows import PULSAR_FIELDS, Misfit, record_cuts, record_rows, rows_schema
 from ledgerlake.decode.values import record_name
 from ledgerlake.operators.results import TableResult
-from ledgerlake.operators.transforms import TRANSFORM_FAILED, RowTransform, column_of, messages_schema
+from ledgerlake.operators.transforms import RowTransform, column_of, messages_schema
+from ledgerlake.reasons import NO_KEY, NO_TABLE, TRANSFORM_FAILED
 from ledgerlake.source.value_schemas import schemas_of
 from ledgerlake.table.layout import partition_text
 from ledgerlake.table.ordered_files import BufferedWriter, OrderedWriter, data_folder, merge_overlapping
@@ -44,12 +45,6 @@ if TYPE_CHECKING:
     from ledgerlake.table.ordered_files import DataFile, ParquetFolder
     from ledgerlake.wire.value_schema import ValueSchema
 
-# The reason of a reject: no table of the configuration takes the message.
-NO_TABLE = "no_table"
-
-# The reason of a reject: a table of the latest messages by key takes the message, and it has no
-# key.
-NO_KEY = "no_key"
 
 # The rows that all partitions of a table may have in memory, in one task for one topic partition.
 _MOST_BUFFERED_BYTES = 128 * 1024 * 1024

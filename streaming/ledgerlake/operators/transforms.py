@@ -25,6 +25,7 @@ from ledgerlake.decode.record_rows import PULSAR_FIELDS, RECORD_COLUMN, Misfit, 
 from ledgerlake.decode.times import without_python_time
 from ledgerlake.errors import SetupError
 from ledgerlake.operators.row_functions import row_function
+from ledgerlake.reasons import TRANSFORM_FAILED
 from ledgerlake.table.layout import record_of, to_file
 from ledgerlake.table.ordered_files import bounded_paths
 
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from ledgerlake.operators.row_functions import RowFunction
     from ledgerlake.options.table_options import TableOptions
 
-# The reason of a reject: a value of the message cannot be computed.
-TRANSFORM_FAILED = "transform_failed"
 
 _PULSAR = pa.struct(PULSAR_FIELDS)
 

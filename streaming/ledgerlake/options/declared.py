@@ -154,7 +154,7 @@ def to_spark(values: Any) -> dict[str, str]:
     return texts
 
 
-def nearest(name: str, known: tuple[str, ...]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint that names the closest known word, or all known words."""
     by_lower = {word.lower(): word for word in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1)

@@ -40,8 +40,9 @@ from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.record_schemas import RecordSchemas
 from ledgerlake.pipeline.replay_messages import by_plain_size, large_message, messages_of_entries
 from ledgerlake.pipeline.replay_parts import Parts
-from ledgerlake.pipeline.replay_rejects import REPLAYED, RejectsToReplay
+from ledgerlake.pipeline.replay_rejects import RejectsToReplay
 from ledgerlake.pipeline.tables import REJECTS_TABLE, Tables
+from ledgerlake.reasons import REASONS, REPLAYED
 from ledgerlake.table.open_table import not_readable, open_delta
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder, packed
 from ledgerlake.table.spark_table import SparkTable
@@ -58,21 +59,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 # The reasons of rejects that may fit later.
-REPLAYABLE = (
-    "chunk_expired",
-    "chunk_evicted",
-    "encrypted",
-    "undecryptable",
-    "payload_processor",
-    "unknown_codec",
-    "bad_compression",
-    "too_large",
-    "schema_mismatch",
-    "value_too_large",
-    "unknown_schema",
-    "transform_failed",
-    "no_table",
-)
+REPLAYABLE = tuple(reason for reason, declared in REASONS.items() if declared.can_be_replayed)
 
 _POSITION = ("ledger_id", "entry_id", "batch_index")
 

@@ -17,11 +17,12 @@ import pyarrow.compute as pc
 from ledgerlake.decode import schema
 from ledgerlake.decode.large import decode_large
 from ledgerlake.decode.messages import decode_entries
-from ledgerlake.decode.payloads import PAYLOAD_PROCESSOR, process_entry
+from ledgerlake.decode.payloads import process_entry
 from ledgerlake.delay.cancel_messages import rows_with_property
 from ledgerlake.errors import CorruptEntryError, DecryptionError
 from ledgerlake.operators.scheduled import find_in_due
 from ledgerlake.pipeline.replay_rejects import batch_index_of
+from ledgerlake.reasons import BAD_COMPRESSION, ENCRYPTED, PAYLOAD_PROCESSOR, TOO_LARGE, UNDECRYPTABLE, UNKNOWN_CODEC
 from ledgerlake.runtime.plugins import load
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 _PLAIN_BYTES = 64 * 1024 * 1024
 
 # The reasons of rejects whose entry is as it was stored. Others have a single message.
-_OF_STORED_ENTRIES = ("encrypted", "undecryptable", PAYLOAD_PROCESSOR, "unknown_codec", "bad_compression", "too_large")
+_OF_STORED_ENTRIES = (ENCRYPTED, UNDECRYPTABLE, PAYLOAD_PROCESSOR, UNKNOWN_CODEC, BAD_COMPRESSION, TOO_LARGE)
 
 _Reject = dict[str, Any]
 
@@ -117,7 +118,7 @@ def _processed(source: SourceOptions, reject: _Reject) -> bytes:
     entry: bytes = reject["entry"]
     if source.message_payload_processor is None or reject["reason"] not in _OF_STORED_ENTRIES:
         return entry
-    if reject["reason"] == "too_large" and not peek_metadata(memoryview(entry)).compression:
+    if reject["reason"] == TOO_LARGE and not peek_metadata(memoryview(entry)).compression:
         # The function has returned the messages, together too large.
         return entry
     place = reject["ledger_id"], reject["entry_id"]

@@ -22,6 +22,7 @@ from deltalake.exceptions import DeltaError
 
 from ledgerlake.decode import schema
 from ledgerlake.errors import CorruptEntryError
+from ledgerlake.reasons import REPLAYED
 from ledgerlake.table.deletion_vectors import live_part, live_rows
 from ledgerlake.table.open_table import not_readable, open_delta
 from ledgerlake.table.ordered_files import data_folder, read_row_groups
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
     from ledgerlake.stored.places import Place
 
-REPLAYED = "replayed"
 
 # A part has at most so many rejects, and so many bytes of entries, but for one large message.
 _PART_ROWS = 20_000

@@ -45,12 +45,6 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 if TYPE_CHECKING:
     from ledgerlake.stored.offsets import PartitionOffset
 
-# The reason of a loss in ``rejects``.
-DATA_LOSS = "data_loss"
-
-# The reason of the chunks of a large message if the topic no longer had all of them when the
-# message arrived to be delayed.
-DELAYED_TRIMMED = "delayed_trimmed"
 
 # The index before a topic's first message: of a range from the beginning of a topic whose first
 # message has index 0, or that was empty.

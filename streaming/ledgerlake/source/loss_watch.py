@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.cluster import shared_cluster
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.errors import CorruptEntryError, DataLossError, DeadlineError, TransportError
+from ledgerlake.reasons import DATA_LOSS
 from ledgerlake.source.bounds import end_position, entry_from, first_available
-from ledgerlake.source.loss import DATA_LOSS, LOST_TOPIC_S, LastRead, Loss, find_loss
+from ledgerlake.source.loss import (
+    LOST_TOPIC_S,
+    LastRead,
+    Loss,
+    find_loss,
+)
 from ledgerlake.source.moved_cursors import moved_cursor
 from ledgerlake.wire.entry import index_count, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position

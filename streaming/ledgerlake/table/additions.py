@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ledgerlake.source.loss import DATA_LOSS, DELAYED_TRIMMED
+from ledgerlake.reasons import DATA_LOSS, DELAYED_TRIMMED
 from ledgerlake.table.ordered_files import DataFile, copy_rows
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ import zstandard
 
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.reasons import BAD_COMPRESSION, TOO_LARGE, UNKNOWN_CODEC
 from ledgerlake.wire.limits import MAX_PLAIN_BYTES
 
 if TYPE_CHECKING:
@@ -40,26 +41,26 @@ def decompress(codec: int, data: memoryview, declared_bytes: int, max_bytes: int
     if codec == pb.NONE:
         return data
     if codec not in _CODECS:
-        raise CorruptEntryError(f"compression codec {codec} is unknown", reason="unknown_codec")
+        raise CorruptEntryError(f"compression codec {codec} is unknown", reason=UNKNOWN_CODEC)
     limit_bytes = min(max_bytes, MAX_PLAIN_BYTES)
     if declared_bytes > limit_bytes:
         raise CorruptEntryError(
-            f"{declared_bytes} uncompressed bytes are over the limit of {limit_bytes}", reason="too_large"
+            f"{declared_bytes} uncompressed bytes are over the limit of {limit_bytes}", reason=TOO_LARGE
         )
     if declared_bytes > _MOST_EXPANSION[codec] * len(data) + _EXPANSION_BESIDE:
         raise CorruptEntryError(
             f"{declared_bytes} bytes were declared, more than {len(data)} of {pb.CompressionType.Name(codec)} can hold",
-            reason="bad_compression",
+            reason=BAD_COMPRESSION,
         )
     try:
         plain = _CODECS[codec](data, declared_bytes)
     except _DAMAGE as error:
         raise CorruptEntryError(
-            f"{pb.CompressionType.Name(codec)} data is damaged: {error}", reason="bad_compression"
+            f"{pb.CompressionType.Name(codec)} data is damaged: {error}", reason=BAD_COMPRESSION
         ) from None
     if len(plain) != declared_bytes:
         raise CorruptEntryError(
-            f"{len(plain)} bytes came out, and {declared_bytes} were declared", reason="bad_compression"
+            f"{len(plain)} bytes came out, and {declared_bytes} were declared", reason=BAD_COMPRESSION
         )
     return plain
 

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.reasons import ENCRYPTED, UNDECRYPTABLE
 from ledgerlake.runtime.plugins import load
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class _Opener:
         if self._read_key is None:
             names = [str(wrapped.key) for wrapped in entry.metadata.encryption_keys[:_NAMED_MOST]]
             raise CorruptEntryError(
-                f"the entry is encrypted for {', '.join(names)}, and no key is configured", reason="encrypted"
+                f"the entry is encrypted for {', '.join(names)}, and no key is configured", reason=ENCRYPTED
             )
         names = []
         for wrapped in entry.metadata.encryption_keys[:_RECIPIENTS_MOST]:
@@ -107,7 +108,7 @@ class _Opener:
                 self._data_keys.pop(wrapped.value, None)
         raise CorruptEntryError(
             f"the entry is encrypted for {', '.join(dict.fromkeys(names))}, and no key here opens it",
-            reason="undecryptable",
+            reason=UNDECRYPTABLE,
         )
 
     def _data_key(self, wrapped: pb.EncryptionKeys) -> AESGCM | None:

@@ -12,6 +12,7 @@ from ledgerlake.decode.messages import TopicPartition, read_entry_table
 from ledgerlake.decode.reference import once_each
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.reasons import MALFORMED_ENTRY
 from ledgerlake.wire.entry import parse_entry, split_broker_metadata
 from ledgerlake.wire.fields import read_number, rejected
 
@@ -39,7 +40,7 @@ def _describe(raw: memoryview) -> dict[str, Any]:
         columns = _broker_columns(broker) if broker is not None else {}
         metadata = parse_entry(raw).metadata
         if rejected(metadata, "deliver_at_time"):
-            return columns | {"reject_reason": "malformed_entry"}
+            return columns | {"reject_reason": MALFORMED_ENTRY}
         return columns | _metadata_columns(metadata)
     except CorruptEntryError as error:
         return {"reject_reason": error.reason}

@@ -27,6 +27,7 @@ from ledgerlake.decode.crypto import NO_KEYS, TAG_BYTES, CryptoSettings, open_en
 from ledgerlake.decode.reference import large_row
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.reasons import CHUNK_MISMATCH, CHUNK_TRIMMED, TOO_LARGE
 from ledgerlake.wire.entry import RawEntry, parse_entry, peek_metadata
 from ledgerlake.wire.limits import MAX_PLAIN_BYTES
 
@@ -58,7 +59,7 @@ def read_chunks(
     size_bytes = 0
     for chunk_id, raw in enumerate(entries):
         if raw is None:
-            raise CorruptEntryError("the topic no longer has all of its chunks", reason="chunk_trimmed")
+            raise CorruptEntryError("the topic no longer has all of its chunks", reason=CHUNK_TRIMMED)
         if before is None:
             _check_sender(raw, sender)
         entry = _checked(parse_entry(raw), chunk_id, count, before)
@@ -135,13 +136,13 @@ def _join(payloads: list[memoryview], max_bytes: int) -> memoryview:
 def _check_size(size_bytes: int, max_bytes: int) -> None:
     limit_bytes = min(max_bytes, MAX_PLAIN_BYTES)
     if size_bytes > limit_bytes:
-        raise CorruptEntryError(f"the message is larger than {limit_bytes} bytes", reason="too_large")
+        raise CorruptEntryError(f"the message is larger than {limit_bytes} bytes", reason=TOO_LARGE)
 
 
 def _check_sender(first: bytes | memoryview, sender: tuple[str, str] | None) -> None:
     metadata = peek_metadata(memoryview(first))
     if sender not in (None, (metadata.producer_name, metadata.uuid)):
-        raise CorruptEntryError("its chunks were listed by the sender of another message", reason="chunk_mismatch")
+        raise CorruptEntryError("its chunks were listed by the sender of another message", reason=CHUNK_MISMATCH)
 
 
 def _checked(entry: RawEntry, chunk_id: int, count: int, before: RawEntry | None) -> RawEntry:
@@ -149,7 +150,7 @@ def _checked(entry: RawEntry, chunk_id: int, count: int, before: RawEntry | None
     metadata = entry.metadata
     same = before is None or _message_of(before.metadata) == _message_of(metadata)
     if not same or (metadata.chunk_id, metadata.num_chunks_from_msg) != (chunk_id, count):
-        raise CorruptEntryError(f"an entry is not chunk {chunk_id} of {count} of its message", reason="chunk_mismatch")
+        raise CorruptEntryError(f"an entry is not chunk {chunk_id} of {count} of its message", reason=CHUNK_MISMATCH)
     return entry
 
 
@@ -182,7 +183,7 @@ def _open_all(chunks: Iterable[RawEntry], crypto: CryptoSettings) -> tuple[RawEn
                     raise
                 closed, opened = entry, []
     if last is None:
-        raise CorruptEntryError("a message without chunks", reason="chunk_mismatch")
+        raise CorruptEntryError("a message without chunks", reason=CHUNK_MISMATCH)
     last = replace(last, payload=memoryview(b""))
     return (last, opened) if closed is None else (_marked(last, closed.metadata), stored)
 

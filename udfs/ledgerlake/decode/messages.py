@@ -27,6 +27,7 @@ from ledgerlake.decode.codecs import DEFAULT_MAX_UNCOMPRESSED_BYTES, decompress
 from ledgerlake.decode.crypto import NO_KEYS, CryptoSettings, open_entry
 from ledgerlake.decode.reference import Row, decode_base64_key, decode_entry
 from ledgerlake.errors import CorruptEntryError, MalformedFrameError
+from ledgerlake.reasons import CHUNK_PART, Reason
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.fields import property_of
 from ledgerlake.wire.limits import DECODED_PIECE_BYTES, MAX_BATCH_MESSAGES, MAX_TIME_MS
@@ -450,12 +451,12 @@ def _judge(part: _Slice, index: int, rules: _Rules) -> Iterator[Row]:
     for row in rows:
         if rules.chunks_as_rejects and "chunk_uuid" in row:
             detail = f"part {row['chunk_id']} of {row['chunk_count']} of {row['chunk_uuid']}"
-            yield _reject(raw, part.entries[index], "chunk_part", detail)
+            yield _reject(raw, part.entries[index], CHUNK_PART, detail)
         else:
             yield row
 
 
-def _reject(raw: memoryview, entry: Matrix, reason: str, detail: str) -> Row:
+def _reject(raw: memoryview, entry: Matrix, reason: Reason, detail: str) -> Row:
     broker_time, broker_index = int(entry[k.E_BROKER_TIME]), int(entry[k.E_BROKER_INDEX])
     return {
         "message_id": f"{entry[k.E_LEDGER]}:{entry[k.E_ENTRY]}",

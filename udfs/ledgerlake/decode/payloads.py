@@ -17,10 +17,8 @@ from ledgerlake.decode.columns import first_line
 from ledgerlake.decode.crypto import CryptoSettings, open_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.reasons import PAYLOAD_PROCESSOR
 from ledgerlake.wire.entry import encode_batch, encode_entry, parse_entry
-
-# The reason in ``rejects`` for an entry that the user's function could not read.
-PAYLOAD_PROCESSOR = "payload_processor"
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,6 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.columns import Encoded, first_line
 from ledgerlake.decode.record_columns import as_records, record_of
 from ledgerlake.decode.typed import (
-    UNKNOWN_SCHEMA,
-    VALUE_TOO_LARGE,
     by_version,
     encoded_of,
     message_weights,
@@ -27,6 +25,7 @@ from ledgerlake.decode.typed import (
 from ledgerlake.decode.values import decoder
 from ledgerlake.decode.weights import cuts, fixed_bytes
 from ledgerlake.errors import SetupError
+from ledgerlake.reasons import SCHEMA_MISMATCH, UNKNOWN_SCHEMA, VALUE_TOO_LARGE, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 
 RECORD_COLUMN = "record"
 
-# The reason of a reject: a value does not fit the schema that it names, or the table.
-SCHEMA_MISMATCH = "schema_mismatch"
 
 # What stands beside the record in a row.
 PULSAR_FIELDS = [field for field in schema.MESSAGES if field.name != "value"]
@@ -51,7 +48,7 @@ class Misfit:
     """A message without a record: its row, the reason of the reject, and what is wrong."""
 
     row: int
-    reason: str
+    reason: Reason
     detail: str
 
 
@@ -171,7 +168,7 @@ def _slice(encoded: Encoded, start: int, end: int) -> Encoded:
 
 
 def _none(
-    encoded: Encoded, record: pa.StructType, rows: NDArray[np.int64], reason: str, detail: str
+    encoded: Encoded, record: pa.StructType, rows: NDArray[np.int64], reason: Reason, detail: str
 ) -> tuple[pa.Array, list[Misfit]]:
     """Return no record of a version's messages; those without a value need none."""
     present = np.flatnonzero(encoded.payloads.is_valid().to_numpy(False))

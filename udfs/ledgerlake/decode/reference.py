@@ -19,6 +19,7 @@ from ledgerlake.decode.codecs import decompress
 from ledgerlake.decode.crypto import NO_KEYS, CryptoSettings, open_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.reasons import BATCH_COUNT, MALFORMED_ENTRY, TOO_LARGE
 from ledgerlake.wire.entry import RawEntry, parse_entry, take_message, text_of
 from ledgerlake.wire.fields import read_number, rejected
 from ledgerlake.wire.limits import MAX_BATCH_MESSAGES
@@ -74,7 +75,7 @@ def decode_entry(
 def _check(entry: RawEntry) -> None:
     if rejected(entry.metadata, "deliver_at_time"):
         deliver_ms = entry.metadata.deliver_at_time
-        raise CorruptEntryError(f"deliver_at_time is {deliver_ms}, which is out of range", reason="malformed_entry")
+        raise CorruptEntryError(f"deliver_at_time is {deliver_ms}, which is out of range", reason=MALFORMED_ENTRY)
 
 
 def _shared_columns(entry: RawEntry, ledger_id: int, entry_id: int) -> Row:
@@ -200,12 +201,12 @@ def large_row(last: RawEntry, ledger_id: int, entry_id: int, first_chunk_id: str
 def _batch_rows(shared: Row, entry: RawEntry, payload: memoryview, max_bytes: int) -> Iterator[Row]:
     count = entry.metadata.num_messages_in_batch
     if not 0 < count <= MAX_BATCH_MESSAGES:
-        raise CorruptEntryError(f"the batch claims {count} messages", reason="batch_count")
+        raise CorruptEntryError(f"the batch claims {count} messages", reason=BATCH_COUNT)
     copied_bytes = len(shared["producer_name"].encode()) + len(shared["schema_version"] or b"")
     if count * copied_bytes > max_bytes:
         raise CorruptEntryError(
             f"{count} copies of {copied_bytes} bytes of the batch's metadata are over the limit of {max_bytes}",
-            reason="too_large",
+            reason=TOO_LARGE,
         )
     for batch_index in range(count):
         single, value, payload = take_message(payload, batch_index, count)
@@ -222,4 +223,4 @@ def _batch_rows(shared: Row, entry: RawEntry, payload: memoryview, max_bytes: in
             row["broker_index"] = index if index >= 0 else None
         yield row
     if len(payload):
-        raise CorruptEntryError(f"{len(payload)} bytes follow the batch's {count} messages", reason="batch_count")
+        raise CorruptEntryError(f"{len(payload)} bytes follow the batch's {count} messages", reason=BATCH_COUNT)

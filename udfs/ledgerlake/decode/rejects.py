@@ -13,6 +13,7 @@ import pyarrow as pa
 from ledgerlake.decode import schema
 from ledgerlake.decode.split import only_entry
 from ledgerlake.errors import CorruptEntryError
+from ledgerlake.reasons import Reason
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import peek_metadata, split_broker_metadata
 
@@ -23,51 +24,6 @@ if TYPE_CHECKING:
 
 _U32 = struct.Struct(">I")
 
-# What the column ``reason`` may say.
-REASONS = (
-    "bad_checksum",
-    "malformed_entry",
-    "truncated_batch",
-    "batch_count",
-    "unknown_codec",
-    "bad_compression",
-    "too_large",
-    "encrypted",
-    "undecryptable",
-    "payload_processor",
-    "chunk_orphan",
-    "chunk_gap",
-    "chunk_resent",
-    "chunk_duplicate",
-    "chunk_mismatch",
-    "chunk_size",
-    "chunk_invalid",
-    "chunk_known",
-    "chunk_expired",
-    "chunk_evicted",
-    "chunk_trimmed",
-    "malformed_marker",
-    "cancelled",
-    "replaced",
-    "no_occurrence",
-    "expired",
-    "entry_trimmed",
-    "delayed_trimmed",
-    "delayed_known",
-    "schema_mismatch",
-    "value_too_large",
-    "unknown_schema",
-    "transform_failed",
-    "no_table",
-    "no_key",
-    "bad_schedule",
-    "schedule_refused",
-    "repetition_refused",
-    "cancel_refused",
-    "pause_refused",
-    "data_loss",
-)
-
 
 @dataclass(frozen=True)
 class RejectedEntry:
@@ -77,7 +33,7 @@ class RejectedEntry:
 
     position: Position
     entry: bytes | memoryview | None
-    reason: str
+    reason: Reason
     detail: str = ""
     batch_index: int = -1
 
@@ -115,7 +71,7 @@ def read_reject(frames: memoryview) -> RejectedEntry:
     position, content = only_entry(frames)
     header_end = 4 + int(_U32.unpack_from(content)[0])
     reason, _, detail = bytes(content[4:header_end]).decode().partition("\0")
-    return RejectedEntry(position, bytes(content[header_end:]), reason, detail)
+    return RejectedEntry(position, bytes(content[header_end:]), Reason(reason), detail)
 
 
 def _row(reject: RejectedEntry) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from ledgerlake.decode.times import with_python_times
 from ledgerlake.decode.values import column_type, decoder
 from ledgerlake.decode.weights import cuts
 from ledgerlake.errors import SetupError
+from ledgerlake.reasons import UNDECODABLE_VALUE, UNKNOWN_SCHEMA, VALUE_TOO_LARGE
 from ledgerlake.wire.value_schema import ValueSchema
 
 if TYPE_CHECKING:
@@ -30,11 +31,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-UNDECODABLE_VALUE = "undecodable_value"
-UNKNOWN_SCHEMA = "unknown_schema"
-
-# A decoded value would take too much memory (see ``weights``).
-VALUE_TOO_LARGE = "value_too_large"
 
 # Returns the schema of a message's version; None if the registry has no such version.
 SchemaOfVersion = Callable[[bytes], "ValueSchema | None"]
