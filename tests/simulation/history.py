@@ -26,6 +26,8 @@ from tests.simulation.world import Stuck, Trap, World
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ledgerlake.options.config import Config
+
 TOPIC = "persistent://public/default/orders"
 DUE_TOPIC = "persistent://public/default/due"
 
@@ -67,6 +69,17 @@ _OUTBOX_AT = [
     "move /sim/checkpoint/ledgerlake/outbox/0",
     "moved /sim/checkpoint/ledgerlake/outbox/0",
 ]
+# Options that a user may change between two starts, and each promise holds.
+_OPTIONS: list[dict[str, dict[str, Any]]] = [
+    {},
+    {"source": {"max_rows_per_trigger": 2}},
+    {"source": {"min_partitions": 3}},
+    {"chunks": {"max_pending": 1}},
+    {"chunks": {"max_pending_bytes": 1}},
+    {"delay": {"payloads": "reread"}},
+    {"delay": {"payloads": "kept"}, "source": {"max_rows_per_trigger": 5, "min_partitions": 2}},
+]
+
 # The parts of a checkpoint, which a copy may take at different moments.
 _PARTS = ["offsets", "commits", "state", "ledgerlake", "metadata"]
 
@@ -132,6 +145,7 @@ class Script:
     changes_keys: bool = False
     cores: tuple[int, ...] = (1, 2, 4)
     has_index: bool = True
+    changes_options: bool = False
 
     def __str__(self) -> str:
         head = ", ".join(f"{name} {value}" for name, value in vars(self).items() if name != "steps")
@@ -190,6 +204,7 @@ def write_script(seed: int) -> Script:
         limits_cancels=limits_cancels,
         has_index=seed % 11 != 5,
         changes_keys=changes_keys,
+        changes_options=seed % 9 == 5,
     )
 
 
@@ -290,6 +305,10 @@ def _disturbance(rng: random.Random, duration_s: float) -> list[Step]:
     return [Step(at_s, "backup", {"takes_s": torn_s}), Step(later_s, "restore", {"back_s": back_s})]
 
 
+def _changed(sections: dict[str, Any], change: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {name: sections.get(name, {}) | options for name, options in change.items()}
+
+
 class History:
     """A script being played."""
 
@@ -323,6 +342,12 @@ class History:
             sections["tables"] = TABLES
         pattern = f"{TOPIC}.*" if script.by_pattern else None
         self.settings = config([TOPIC], pattern, starting=script.starting, **sections)
+        # With other options, and what earlier runs had.
+        self._choices = [
+            config([TOPIC], pattern, starting=script.starting, **sections | _changed(sections, change))
+            for change in (_OPTIONS if script.changes_options else [])
+        ]
+        self._earlier: list[Config] = []
         edges.due = DueTopic(self.world, self.oracle.published)
         self.oracle.awaits_publishing = script.delivers
         self.oracle.has_copy = script.has_tables
@@ -456,7 +481,7 @@ class History:
         self._commits_at_start = self.oracle.commits
         rng = self.world.rng
         once, cores = rng.random() < 0.1, rng.choice(self.script.cores)
-        app = Application(self.world, name, self.settings, self.disk, self.lake, once, cores)
+        app = Application(self.world, name, self._settings(), self.disk, self.lake, once, cores)
         # The threads that are left go with the process.
         app.exits = lambda: self._end_of(app, 0.0)
         for other in self.apps:
@@ -465,6 +490,18 @@ class History:
         self.apps.append(app)
         return app
 
+    def _settings(self) -> Config:
+        """The configuration of the next run. After a refusal, it is that of an earlier run."""
+        if not self._choices:
+            return self.settings
+        ended = self.apps[-1].ended if self.apps else ""
+        if "set it back" in ended and self._earlier:
+            self._earlier.pop()
+        if not ("set it back" in ended and self._earlier):
+            rng = random.Random(self.script.seed * 31 + len(self.apps))
+            self._earlier.append(rng.choice(self._choices))
+        return self._earlier[-1]
+
     def _judge(self, app: Application) -> None:
         """A run that ended with an error: allowed while a fault lasts, or as the refusal of what
         cannot be mended.
@@ -472,7 +509,7 @@ class History:
         self.resume_s = self.world.now_s + 1.0
         if app.mistake:
             self.oracle.complain(f"lost is said: {app.process.name} ended with {app.mistake}")
-        elif not app.was_alone:
+        elif not app.was_alone or (self._choices and "set it back" in app.ended):
             return
         elif isinstance(app.error, DataLossError) and not self.was_restored:
             self.oracle.complain(f"nothing missing: {app.process.name} ended with {app.ended}")

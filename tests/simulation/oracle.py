@@ -11,7 +11,7 @@ in order          within a topic partition every commit holds a later stretch th
 never early       no message in the table before its time, by the broker's clock
 nothing unpinned  a cursor has not passed what is neither in a table nor in state that Spark has committed
 lost is said      a run ends with an error only if a checkpoint was lost or restored from a copy, or while a fault
-                  lasts; the error is one of ours and says what to do, and a run that was refused
+                  lasts, or if an option was changed that has to be set back once; the error is one of ours and says what to do, and a run that was refused
                   has changed nothing
 files             every file of the tables is there
 """
