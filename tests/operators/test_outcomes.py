@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -25,6 +25,7 @@ from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
+from tests.encryption import encrypted
 from tests.entries import single
 from tests.operators.stage import SOURCE
 from tests.operators.test_scheduled import frame
@@ -97,6 +98,19 @@ def test_rejects_that_follow_each_other_are_read_and_written_together() -> None:
         judge = decoder(peer)
         rejected = [reject for outcome in outcomes for decoded in judge.decode(outcome) for reject in decoded]
         assert [table["entry_id"].to_pylist() for table in judge.reject_tables(rejected)] == [[0, 1, 2], [3]]
+
+
+@pytest.mark.parametrize(("target", "value"), [("id", "7:0"), ("key", "k")])
+def test_a_due_message_that_cannot_be_decrypted_and_was_cancelled_is_no_reject_to_replay(
+    target: Literal["id", "key"], value: str
+) -> None:
+    kept = encrypted(single(b"secret", partition_key="k", deliver_at_time=50), "theirs")
+    with Peer() as peer:
+        judge = decoder(peer)
+        judge.cancels = Cancels([Cancel(target, value, Position(9, 0), 0, 10**12)])
+        due = DueEntries(commands.message(0, 7, 0, kept), 100, {})
+        rejects = [reject for decoded in judge.decode(due) if isinstance(decoded, list) for reject in decoded]
+        assert [(reject.reason, reject.entry) for reject in rejects] == [("cancelled", kept)]
 
 
 def cancels() -> Cancels:

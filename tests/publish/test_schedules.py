@@ -80,7 +80,8 @@ def test_a_refused_message_leaves_no_producer_at_the_broker() -> None:
         ("a", {"expires": 1_777_723_200_000.5}, "expires must be"),
         ("a", {"cron": "* * * * *", "until": 1_777_723_200}, "until must be"),
         ("a", {"at": 1_777_723_200_001, "expires": 1_777_723_200_000}, "it expires before it is due"),
-        ("a", {"properties": {"ledgerlake.schedule": "b"}}, "set by its own argument"),
+        ("a", {"properties": {"ledgerlake.schedule": "b"}}, "an argument of its own sets the property"),
+        ("a", {"properties": {"ledgerlake.occurrence": "1"}}, "the pipeline sets the property"),
     ],
 )
 def test_what_cannot_be_a_schedule_is_refused_before_it_is_sent(
@@ -356,6 +357,8 @@ def test_a_message_that_is_moved_keeps_what_was_stored_of_it() -> None:
     )
     metadata.properties.add(key="ledgerlake.schedule", value="a")
     metadata.schema_version, metadata.partition_key = b"\0\1", "k"
+    metadata.txnid_least_bits, metadata.txnid_most_bits, metadata.highest_sequence_id = 3, 1, 9
+    metadata.replicated_from, metadata.replicate_to[:] = "another", ["third"]
     stored = encode_entry(metadata, b"compressed", pb.BrokerEntryMetadata(broker_timestamp=3))
     entry = parse_entry(moved(stored, 1_800_000_000_000, 2, "q"))
     assert bytes(entry.payload) == b"compressed"
@@ -363,6 +366,9 @@ def test_a_message_that_is_moved_keeps_what_was_stored_of_it() -> None:
     assert {name: getattr(entry.metadata, name) for name in changed} == changed
     for name in ("compression", "uncompressed_size", "schema_version", "partition_key", "properties"):
         assert getattr(entry.metadata, name) == getattr(metadata, name)
+    # A broker would take it for a part of an open transaction, or for what another cluster has sent.
+    own = {"txnid_least_bits", "txnid_most_bits", "replicated_from", "replicate_to", "highest_sequence_id"}
+    assert not own & {field.name for field, _ in entry.metadata.ListFields()}
 
 
 def test_a_message_is_not_moved_behind_its_expiry() -> None:

@@ -49,14 +49,26 @@ def test_only_a_ledger_that_is_gone_and_a_number_that_is_missing_are_loss(
 ) -> None:
     end, begin = Position(13, 9), Position(first_ledger, -1)
     loss = find_loss(
-        last_read, Position(13, 4), first_index, begin, after=last_read.position, end=end, pinned_from=None
+        last_read, Position(13, 0), first_index, begin, after=last_read.position, end=end, pinned_from=None
     )
     if messages == "none":
         assert loss is None
         return
     assert loss is not None
-    assert (loss.after, loss.before, loss.first) == (last_read.position, Position(13, 4), Position(10, 51))
+    assert (loss.after, loss.before, loss.first) == (last_read.position, Position(13, 0), Position(10, 51))
     assert (loss.is_new_topic, loss.messages) == (True, None) if messages == "new" else (False, messages)
+
+
+@pytest.mark.parametrize(("first_index", "is_loss"), [(100, False), (102, False), (103, True)])
+def test_entries_that_no_reader_gets_explain_numbers_at_the_beginning_of_a_ledger(
+    first_index: int, is_loss: bool
+) -> None:
+    """Markers of transactions, and entries that the broker cannot read."""
+    last_read, begin = LastRead(Position(10, 50), 99), Position(12, -1)
+    loss = find_loss(
+        last_read, Position(12, 2), first_index, begin, after=last_read.position, end=THERE, pinned_from=None
+    )
+    assert (loss is not None) is is_loss
 
 
 def test_an_index_that_counts_more_than_an_entry_holds_looks_like_loss_behind_a_ledger_that_is_gone() -> None:

@@ -32,7 +32,7 @@ from ledgerlake.inspect.stored_state import last_batch, read_state
 from ledgerlake.inspect.waiting_messages import stored_cancels, stored_records
 from ledgerlake.operators.bucket_folders import open_folder
 from ledgerlake.operators.bucket_storage import segments_of_block
-from ledgerlake.operators.cancelled import cancelled_rows, is_chunk_cancelled
+from ledgerlake.operators.cancelled import cancelled_rows, is_entry_cancelled
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
@@ -211,7 +211,7 @@ class _Decoder:
                     continue
                 # Only its id ends a message that repeats.
                 repeats = self._marked(source).has(position, REPEATING)
-                if repeats or not is_chunk_cancelled(entry, position, cancels):
+                if repeats or not is_entry_cancelled(entry, position, cancels):
                     row = {"topic": source.topic, "partition": source.partition, "entry": entry}
                     yield pa.RecordBatch.from_pylist([row], schema=_ENTRIES)
 

@@ -12,6 +12,7 @@ from ledgerlake.decode.reference import key_of
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.cancel_messages import key_text, key_texts
+from ledgerlake.errors import CorruptEntryError
 from ledgerlake.reasons import CANCELLED
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
@@ -40,13 +41,16 @@ def cancelled_rows(messages: pa.RecordBatch, cancels: Cancels) -> NDArray[np.boo
     return is_cancelled
 
 
-def is_chunk_cancelled(entry: Entry | None, position: Position, cancels: Cancels) -> bool:
-    """Return whether a large message is cancelled, by its last chunk; False if the chunk's bytes
-    are gone.
+def is_entry_cancelled(entry: Entry | None, position: Position, cancels: Cancels) -> bool:
+    """Return whether the message of an entry is cancelled, by its metadata; of a large message, by its
+    last chunk. False if the bytes are gone, or do not parse.
     """
-    if entry is None:
+    if entry is None or not len(cancels):
         return False
-    metadata = peek_metadata(memoryview(entry))
+    try:
+        metadata = peek_metadata(memoryview(entry))
+    except CorruptEntryError:
+        return False
     return cancels.is_cancelled(position, -1, key_text(*key_of(metadata)), metadata.deliver_at_time)
 
 

@@ -20,7 +20,7 @@ from ledgerlake.decode.rejects import RejectedEntry, reject_rows
 from ledgerlake.decode.split import placed_entries
 from ledgerlake.delay.cancels import Cancels
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.operators.cancelled import cancelled_entries, cancelled_rows, is_chunk_cancelled
+from ledgerlake.operators.cancelled import cancelled_entries, cancelled_rows, is_entry_cancelled
 from ledgerlake.operators.outcome_types import Delivery, DueEntries, DuePositions, Outcome, RejectedPositions
 from ledgerlake.operators.rows import in_groups
 from ledgerlake.operators.scheduled import expired_chunk, find_in_due, with_occurrences, with_properties
@@ -85,7 +85,7 @@ class OutcomeDecoder:
             if message.delivered_ms is not None and len(self.cancels):
                 checked = read_chunks(entries, len(message.positions), self._max_message_bytes, sender)
                 chunks: list[Entry | None] = [entry for entry, _ in checked]
-                if is_chunk_cancelled(chunks[-1], message.positions[-1], self.cancels):
+                if is_entry_cancelled(chunks[-1], message.positions[-1], self.cancels):
                     placed_chunks = zip(message.positions, chunks, strict=True)
                     return [RejectedEntry(position, entry, CANCELLED) for position, entry in placed_chunks]
                 entries = pop_each(chunks)
@@ -142,7 +142,16 @@ class OutcomeDecoder:
                 yield rejects
             yield with_occurrences(messages)
             if decoded.rejects.num_rows:
-                yield [_rejected(row) for row in decoded.rejects.to_pylist()]
+                yield [self._rejected_or_cancelled(row) for row in decoded.rejects.to_pylist()]
+
+    def _rejected_or_cancelled(self, row: dict[str, Any]) -> RejectedEntry:
+        """Return the reject of a due entry that cannot be decoded; a cancel counts, so that no replay
+        delivers it.
+        """
+        rejected = _rejected(row)
+        if not is_entry_cancelled(rejected.entry, rejected.position, self.cancels):
+            return rejected
+        return RejectedEntry(rejected.position, rejected.entry, CANCELLED)
 
     def _repeated(self, outcome: DueEntries) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
         """Decode messages that repeat. Only its id ends one, so no cancel is asked for.

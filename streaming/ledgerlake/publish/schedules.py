@@ -40,6 +40,7 @@ from ledgerlake.wire.schedules import (
     JITTER_PROPERTY,
     PAUSE_PROPERTY,
     RESUME_PROPERTY,
+    ROW_PROPERTIES,
     SCHEDULE_PROPERTY,
     SENDER_PROPERTIES,
     TIMEZONE_PROPERTY,
@@ -61,7 +62,11 @@ _PARTITIONS_KEPT_S = 60
 # Earlier times are seconds that were taken for milliseconds.
 _FIRST_MS = 946_684_800_000
 
-_RESERVED = (CANCEL_PROPERTY, *SENDER_PROPERTIES)
+_RESERVED = (CANCEL_PROPERTY, *SENDER_PROPERTIES, *ROW_PROPERTIES)
+
+# Fields of a stored message that hold for that place of the topic alone: a broker would take a copy for a part of a
+# transaction that never ends, or for what another cluster has sent.
+_OF_ITS_PLACE = ("txnid_least_bits", "txnid_most_bits", "replicated_from", "replicate_to", "highest_sequence_id")
 
 
 def moved(entry: bytes, at_ms: int, sequence_id: int, producer_name: str) -> bytes:
@@ -79,6 +84,8 @@ def moved(entry: bytes, at_ms: int, sequence_id: int, producer_name: str) -> byt
     _check_occurs(properties, at_ms)
     metadata = pb.MessageMetadata()
     metadata.CopyFrom(parsed.metadata)
+    for name in _OF_ITS_PLACE:
+        metadata.ClearField(name)
     metadata.deliver_at_time = at_ms
     metadata.producer_name, metadata.sequence_id = producer_name, sequence_id
     metadata.publish_time = int(time.time() * 1000)
@@ -167,7 +174,8 @@ class Schedules:
         """
         taken = [name for name in _RESERVED if name in (properties or {})]
         if taken:
-            raise UsageError(f"the property {taken[0]} is set by its own argument")
+            how = "the pipeline sets" if taken[0] in ROW_PROPERTIES else "an argument of its own sets"
+            raise UsageError(f"{how} the property {taken[0]}; leave it out")
         own = {SCHEDULE_PROPERTY: _checked(schedule_id)}
         expires_ms = None if expires is None else _time_ms(expires, "expires")
         if expires_ms is not None:

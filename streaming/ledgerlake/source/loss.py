@@ -30,9 +30,10 @@ before the first entry of the next one.
 If a topic ends before the last entry that was read, another topic has taken its name
 (``is_another_topic``): the cluster was created anew, or the address leads to another cluster.
 
-Some entries have an index and are never delivered, such as a transaction marker at the end of a
-ledger that was then removed. They cannot be distinguished from messages here, so the count of lost
-messages says "at most".
+Some entries have an index and are never delivered: transaction markers, and entries that the broker
+cannot read. Those before the first entry that comes of a ledger are known by their ids, and explain
+an index each. Those at the end of a ledger that was then removed cannot be distinguished from
+messages here, so the count of lost messages says "at most".
 """
 
 from __future__ import annotations
@@ -122,7 +123,9 @@ def find_loss(
     if first_index <= last_read.index:
         return Loss(last_read.position, following, None, True)
     missing = first_index - last_read.index - 1
-    return Loss(last_read.position, following, missing, False) if missing else None
+    # Ledgers are removed whole, so the entries before it in its ledger are there, and hold no message.
+    undelivered = following.entry_id
+    return Loss(last_read.position, following, missing, False) if missing > undelivered else None
 
 
 def moved_to(mark_delete: Position, last_read: Position) -> Position:
