@@ -303,6 +303,19 @@ def test_a_large_delayed_message_that_has_expired_stays_with_its_chunks(tmp_path
     assert values(tmp_path, "t") == [b"20"]
 
 
+@pytest.mark.parametrize("reasons", [(), ("chunk_expired",)])
+def test_chunks_that_came_after_their_message_was_given_up_are_replayed_with_the_others(
+    tmp_path: Path, reasons: tuple[str, ...]
+) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    first, second, third = chunk_entries(b"whole", 3, "p-1")
+    reject_entries(settings, {1: first, 2: second}, "chunk_expired")
+    reject_entries(settings, {9: third, 20: chunk_entries(b"cut", 2, "p-2")[1]}, "chunk_orphan")
+    result = replay(settings, reasons)
+    assert (result.replayed, result.left) == ({"chunk_expired": 2, "chunk_orphan": 1}, {"chunk_orphan": 1})
+    assert values(tmp_path, "t") == [b"whole"]
+
+
 def test_rejects_of_topics_that_are_not_read_stay(tmp_path: Path) -> None:
     settings = config(tmp_path, {"path": "t"})
     reject(settings, 1)

@@ -42,7 +42,7 @@ from ledgerlake.pipeline.replay_messages import by_plain_size, large_message, me
 from ledgerlake.pipeline.replay_parts import Parts
 from ledgerlake.pipeline.replay_rejects import RejectsToReplay
 from ledgerlake.pipeline.tables import REJECTS_TABLE, Tables
-from ledgerlake.reasons import REASONS, REPLAYED
+from ledgerlake.reasons import CHUNK_EVICTED, CHUNK_EXPIRED, CHUNK_ORPHAN, REASONS, REPLAYED
 from ledgerlake.table.open_table import not_readable, open_delta
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder, packed
 from ledgerlake.table.spark_table import SparkTable
@@ -102,9 +102,15 @@ def replay(config: Config, reasons: Sequence[str] = ()) -> Replayed:
         raise SetupError(f"rejects of {unknown[0]} cannot be replayed; those of {', '.join(REPLAYABLE)} can")
     cluster = Cluster(config.source.client)
     try:
-        return _Replay(config, cluster).run(tuple(reasons) or REPLAYABLE)
+        return _Replay(config, cluster).run(_with_late_chunks(reasons) or REPLAYABLE)
     finally:
         cluster.close()
+
+
+def _with_late_chunks(reasons: Sequence[str]) -> tuple[str, ...]:
+    """Return reasons with that of chunks which came when their message had been given up."""
+    is_given_up = not {CHUNK_EXPIRED, CHUNK_EVICTED}.isdisjoint(reasons)
+    return (*reasons, CHUNK_ORPHAN) if is_given_up else tuple(reasons)
 
 
 class _Replay:
