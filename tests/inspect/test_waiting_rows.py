@@ -14,7 +14,10 @@ from ledgerlake.delay.snapshot import segment_to_bytes
 from ledgerlake.inspect.waiting_rows import _Decoder
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.reasons import REPLACED
+from ledgerlake.wire import commands
 from ledgerlake.wire.message_id import Position
+from tests.encryption import encrypted
+from tests.entries import single
 from tests.operators.test_scheduled import frame
 
 SOURCE = TopicPartition("persistent://public/default/t", 0)
@@ -44,6 +47,18 @@ def test_a_message_that_was_replaced_is_left_out() -> None:
     rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
     listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
     assert [row["message_id"] for row in listed] == ["1:2"]
+
+
+def test_of_a_message_that_cannot_be_decrypted_here_the_position_is_listed() -> None:
+    bucket = Bucket(7, Position(7, 1), Position(7, 2), 1, 2, 5000, 6000, True, None)
+    stored = [single(b"plain"), encrypted(single(b"secret"), "theirs")]
+    frames = [commands.message(0, 7, number, entry) for number, entry in enumerate(stored, 1)]
+    segment = segment_to_bytes(index_rows([(5000, 7, 1), (6000, 7, 2)], frames))
+    decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
+    decoder = _Decoder({SOURCE: Record([bucket])}, {}, decoding, 7000)
+    rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
+    listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
+    assert [(row["message_id"], row["value"]) for row in listed] == [("7:1", b"plain"), ("7:2", None)]
 
 
 def test_of_a_message_that_repeats_the_next_occurrence_is_listed_and_its_entry_is_found_by_the_id() -> None:

@@ -198,6 +198,7 @@ class _Decoder:
             messages, repeating = _apart(decoded.messages.select(WAITING.names), next_ms)
             messages = messages.filter(pa.array(~cancelled_rows(messages, cancels)))
             yield from (rows for rows in (messages, repeating) if rows.num_rows)
+            yield from _positions(source, _undecoded(segment, decoded.rejects, cancels), cancels)
 
     def entries(self, source: TopicPartition, segment: pa.RecordBatch, schedule_id: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of ``_ENTRIES`` of a segment whose entries have an id and were not cancelled."""
@@ -238,6 +239,17 @@ def _apart(messages: pa.RecordBatch, next_ms: dict[tuple[int, int], int]) -> tup
     times = pa.array([time_ms * 1000 for time_ms in due_ms if time_ms is not None], pa.int64())
     repeating = repeating.set_column(number, WAITING.field(number), times.cast(WAITING.field(number).type))
     return messages.filter(pc.invert(repeats)), repeating
+
+
+def _undecoded(segment: pa.RecordBatch, rejects: pa.RecordBatch, cancels: Cancels) -> pa.RecordBatch:
+    """Return the rows of a segment whose entries are rejects here, for example without their key. They
+    may be messages where the pipeline runs.
+    """
+    placed = [(Position(row["ledger_id"], row["entry_id"]), row["entry"]) for row in rejects.to_pylist()]
+    found = {position for position, entry in placed if not is_entry_cancelled(entry, position, cancels)}
+    _, ledger_ids, entry_ids = (column.tolist() for column in key_columns(segment))
+    places = map(Position, ledger_ids, entry_ids)
+    return segment.filter(pa.array([place in found for place in places], pa.bool_()))
 
 
 def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
