@@ -357,7 +357,7 @@ def test_a_message_that_is_moved_keeps_what_was_stored_of_it() -> None:
     )
     metadata.properties.add(key="ledgerlake.schedule", value="a")
     metadata.schema_version, metadata.partition_key = b"\0\1", "k"
-    metadata.txnid_least_bits, metadata.txnid_most_bits, metadata.highest_sequence_id = 3, 1, 9
+    metadata.txnid_least_bits, metadata.txnid_most_bits = 3, 1
     metadata.replicated_from, metadata.replicate_to[:] = "another", ["third"]
     stored = encode_entry(metadata, b"compressed", pb.BrokerEntryMetadata(broker_timestamp=3))
     entry = parse_entry(moved(stored, 1_800_000_000_000, 2, "q"))
@@ -367,7 +367,7 @@ def test_a_message_that_is_moved_keeps_what_was_stored_of_it() -> None:
     for name in ("compression", "uncompressed_size", "schema_version", "partition_key", "properties"):
         assert getattr(entry.metadata, name) == getattr(metadata, name)
     # A broker would take it for a part of an open transaction, or for what another cluster has sent.
-    own = {"txnid_least_bits", "txnid_most_bits", "replicated_from", "replicate_to", "highest_sequence_id"}
+    own = {"txnid_least_bits", "txnid_most_bits", "replicated_from", "replicate_to"}
     assert not own & {field.name for field, _ in entry.metadata.ListFields()}
 
 

@@ -66,7 +66,7 @@ _RESERVED = (CANCEL_PROPERTY, *SENDER_PROPERTIES, *ROW_PROPERTIES)
 
 # Fields of a stored message that hold for that place of the topic alone: a broker would take a copy for a part of a
 # transaction that never ends, or for what another cluster has sent.
-_OF_ITS_PLACE = ("txnid_least_bits", "txnid_most_bits", "replicated_from", "replicate_to", "highest_sequence_id")
+_OF_ITS_PLACE = ("txnid_least_bits", "txnid_most_bits", "replicated_from", "replicate_to")
 
 
 def moved(entry: bytes, at_ms: int, sequence_id: int, producer_name: str) -> bytes:
