@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from ledgerlake import errors
+from ledgerlake.pipeline.failures import own_error
 
 CLASSES = [
     error_class
@@ -35,6 +36,15 @@ def test_a_name_of_any_length_makes_no_message_of_any_length() -> None:
     assert error.message.startswith("a field xxx")
     assert error.message.endswith("xxx is odd; rename it")
     assert str(error) == error.message
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\x85", "\u2028"])
+def test_a_name_from_outside_cannot_look_like_another_error(end: str) -> None:
+    error = errors.DecryptionError(f"the entry is encrypted for x{end}ledgerlake.errors.DataLossError: it is gone")
+    assert len(str(error).splitlines()) == 1
+    found = own_error(RuntimeError(f"  File 'x'\nledgerlake.errors.DecryptionError: {error}\n"))
+    assert type(found) is errors.DecryptionError
+    assert str(found) == str(error)
 
 
 def test_the_tree_in_the_docstring_names_every_class() -> None:

@@ -30,6 +30,7 @@ pickling, since they cross between Spark's processes.
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar, Literal
 
 from ledgerlake.reasons import MALFORMED_ENTRY, Reason
@@ -40,6 +41,9 @@ Lost = Literal["no", "unknown", "yes"]
 _MESSAGE_CHARACTERS = 4000
 _HALF_CHARACTERS = _MESSAGE_CHARACTERS // 2 - 5
 
+# A message is one line: a line of such a text would look like an error of its own.
+_LINE_END = re.compile("[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
+
 
 class LedgerlakeError(Exception):
     """Base of the tree; never raised itself."""
@@ -49,6 +53,7 @@ class LedgerlakeError(Exception):
     exit_code: int = 3
 
     def __init__(self, message: str, **attributes: Any) -> None:
+        message = _LINE_END.sub(lambda match: ascii(match[0])[1:-1], message)
         if len(message) > _MESSAGE_CHARACTERS:
             message = f"{message[:_HALF_CHARACTERS]} ... {message[-_HALF_CHARACTERS:]}"
         super().__init__(message)

@@ -129,7 +129,8 @@ CHUNK_DUPLICATE = _declare(
 CHUNK_MISMATCH = _declare(
     "chunk_mismatch",
     "A chunk says another count, total size or publish time than the others of its message.",
-    "Give each producer a name of its own, and let restarted producers continue their sequence ids.",
+    "Give each producer a name of its own, and let restarted producers continue their sequence ids. `Pulsar.Client` "
+    "for .NET gives each chunk another publish time: do not let it send chunks.",
 )
 CHUNK_SIZE = _declare(
     "chunk_size",
@@ -160,7 +161,8 @@ CHUNK_EXPIRED = _declare(
 CHUNK_EVICTED = _declare(
     "chunk_evicted",
     "More than ten thousand incomplete messages of a topic partition were spilled, or more "
-    "than 100,000 of their chunks waited; this was the oldest.",
+    "than 100,000 of their chunks waited; this was the oldest. Or what a task passes on of large "
+    "messages took more than 256 MiB.",
     "Find the producers that begin messages and do not end them; then replay.",
     can_be_replayed=True,
 )
@@ -179,7 +181,8 @@ MALFORMED_MARKER = _declare(
 )
 CANCELLED = _declare(
     "cancelled",
-    "The delayed message was cancelled.",
+    "The delayed message was cancelled. Or it is in a batch that cannot be decoded, and a message "
+    "of the batch may be cancelled: `detail` has the former reason.",
     "Nothing: this is what a cancel does.",
 )
 REPLACED = _declare(

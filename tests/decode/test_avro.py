@@ -95,7 +95,8 @@ def schema_of(definition: Any) -> ValueSchema:
 
 
 def by_fastavro(schema: ValueSchema, definition: Any) -> Any:
-    return records._by_fastavro(records._Types(schema).of(definition), records._compiled(schema), None)
+    physical = records._Types(schema).of(definition)
+    return records._by_fastavro(physical, records._for_spark(physical), records._compiled(schema), None)
 
 
 def are_same(one: pa.Array, other: pa.Array) -> bool:
@@ -175,9 +176,9 @@ def test_schemas_with_other_parts_are_left_to_fastavro(node: Any) -> None:
         (
             [
                 {"name": "f", "type": {"type": "enum", "name": "x.E", "symbols": ["a"]}},
-                {"name": "g", "type": {"type": "enum", "name": "y.E", "symbols": ["b"]}},
+                {"name": "g", "type": {"type": "enum", "name": "x.E", "symbols": ["b"]}},
             ],
-            "two types of the name E",
+            "two types of the name x.E",
         ),
         ([{"name": "f", "type": {"type": "enum", "name": "E", "symbols": ["a" * 1001]}}], "a symbol of more than 1000"),
         (
@@ -200,6 +201,53 @@ def test_a_type_may_be_named_with_its_namespace_and_referred_to_without() -> Non
     assert decoder(schema, schema)(Encoded(pa.array([b"\x00\x02"], pa.binary()))).values.to_pylist() == [
         {"a": "RED", "b": "BLUE"}
     ]
+
+
+def an_order(shop: str, *, has_tags: bool) -> dict[str, Any]:
+    """A record with two enumerations of one short name, each used where it is defined and below."""
+    statuses = [
+        {"type": "enum", "name": "Status", "namespace": f"{shop}.{owner}", "symbols": symbols}
+        for owner, symbols in (("Order", ["OPEN", "PAID"]), ("Customer", ["NEW"]))
+    ]
+    customer = [{"name": "status", "type": statuses[1]}, {"name": "before", "type": f"{shop}.Customer.Status"}]
+    fields = [
+        {"name": "status", "type": statuses[0]},
+        {"name": "customer", "type": {"type": "record", "name": "Customer", "fields": customer}},
+        {"name": "before", "type": ["null", {"type": f"{shop}.Order.Status"}]},
+        {"name": "other", "type": "Customer"},
+    ]
+    tags = [{"name": "tags", "type": {"type": "array", "items": f"{shop}.Order.Status"}}] if has_tags else []
+    return {"type": "record", "name": "Order", "namespace": shop, "fields": fields + tags}
+
+
+@pytest.mark.parametrize("reader", ["com.shop", "org.shop"])
+@pytest.mark.parametrize("has_tags", [False, True], ids=["by the loop", "by fastavro"])
+def test_types_of_one_short_name_are_told_apart_by_their_namespaces(has_tags: bool, reader: str) -> None:
+    ours, theirs = (schema_of(an_order(shop, has_tags=has_tags)) for shop in (reader, "com.shop"))
+    payload = b"\x02" + b"\x00\x00" + b"\x02\x00" + b"\x00\x00" + (b"\x02\x02\x00" if has_tags else b"")
+    decoded = decoder(theirs, ours)(Encoded(pa.array([payload], pa.binary())))
+    expected = {
+        "status": "PAID",
+        "customer": {"status": "NEW", "before": "NEW"},
+        "before": "OPEN",
+        "other": {"status": "NEW", "before": "NEW"},
+    }
+    assert (decoded.values.to_pylist(), decoded.bad) == ([expected | ({"tags": ["PAID"]} if has_tags else {})], {})
+    assert is_regular(theirs) != has_tags
+
+
+def test_a_name_without_a_namespace_stands_for_no_later_type_in_one() -> None:
+    states = [{"type": "enum", "name": name, "symbols": [symbol]} for name, symbol in (("E", "a"), ("x.E", "b"))]
+    fields = [{"name": f"f{number}", "type": node} for number, node in enumerate([*states, "E", "x.E"])]
+    schema = schema_of({"type": "record", "name": "R", "fields": fields})
+    decoded = decoder(schema, schema)(Encoded(pa.array([b"\0\0\0\0"], pa.binary())))
+    assert decoded.values.to_pylist() == [{"f0": "a", "f1": "b", "f2": "a", "f3": "b"}]
+
+
+def is_regular(schema: ValueSchema) -> bool:
+    """Whether the loop reads values of a schema."""
+    definition = records._parse(schema.definition)
+    return avro_reader(definition, records._Types(schema).of(definition)) is not None
 
 
 def test_a_size_beyond_the_bytes_reads_nothing() -> None:

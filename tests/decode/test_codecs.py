@@ -46,6 +46,12 @@ def test_every_codec_goes_there_and_back(codec: int, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=pb.CompressionType.Name)
+def test_nothing_is_read_as_nothing(codec: int) -> None:
+    assert decompress(codec, memoryview(b""), 0, 1 << 20) == b""
+    assert refusal(codec, b"", 1) == "bad_compression"
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=pb.CompressionType.Name)
 @pytest.mark.parametrize("lie", [-51, -1, 1, 1000])
 def test_a_lying_size_is_noticed_in_both_directions(codec: int, lie: int) -> None:
     assert refusal(codec, compress(codec, HELLO), len(HELLO) + lie) == "bad_compression"

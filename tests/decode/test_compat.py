@@ -65,10 +65,11 @@ def test_fields_of_a_record_stand_for_themselves() -> None:
     assert (columns["a"].to_pylist(), columns["b"].to_pylist()) == ([1, None], [None, None])
 
 
-def test_what_is_no_message_is_an_error_that_names_it() -> None:
+def test_what_is_no_message_is_an_error_that_names_it_and_says_how_to_go_on() -> None:
     chunk = single(b"x", uuid="u", chunk_id=0, num_chunks_from_msg=2, total_chunk_msg_size=2)
     with pytest.raises(
-        CorruptEntryError, match=r"7:1 of .* is a chunk of a large message, for which there is no column"
+        CorruptEntryError,
+        match=r"7:1 of .* is a chunk of a large message, for .*; use compat\(messages\(spark, config\)\) .*large messages whole",
     ):
         as_compat(rows(single(b"v"), chunk))
     schema = ValueSchema(pb.Schema.Int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,32 @@ def keys(name: str, metadata: Mapping[str, str]) -> bytes | None:
 def test_keys_can_come_from_a_function_of_the_users() -> None:
     messages, _ = decoded(ENTRIES, crypto=CryptoSettings(key_reader=f"{__name__}:keys"))
     assert len(messages) == 7
+
+
+def raising(name: str, metadata: Mapping[str, str]) -> Any:
+    if name == "exits":
+        sys.exit(1)
+    return {"ours": private_pem("ours").decode(), "number": 7}[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("theirs", "the crypto_key_reader failed with KeyError"),
+        ("exits", "the crypto_key_reader failed with SystemExit"),
+        ("number", "the crypto_key_reader returned int and not bytes"),
+    ],
+)
+def test_an_entry_for_which_the_users_function_fails_is_a_reject_that_says_so(name: str, sentence: str) -> None:
+    settings = CryptoSettings(key_reader=f"{__name__}:raising")
+    entries = [encrypted(single(b"one"), name), encrypted(single(b"two"), "ours")]
+    messages, rejects = decoded(entries, crypto=settings)
+    assert [message["value"] for message in messages] == [b"two"]
+    assert [(row["reason"], row["detail"]) for row in rejects] == [
+        ("undecryptable", f"the entry is encrypted for {name}, and {sentence}")
+    ]
+    with pytest.raises(DecryptionError, match=sentence):
+        decoded(entries, crypto=replace(settings, failure_action="fail"))
 
 
 @pytest.mark.parametrize("name", ["../ours", "/etc/ours", "..", "a/b", "", "x" * 300, "ours\0"])

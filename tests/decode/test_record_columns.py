@@ -84,6 +84,9 @@ def test_a_schema_has_a_column_for_each_field_and_other_kinds_have_one() -> None
         ),
         ([("n\0a", "int"), ("n\0b", "int")], r"has a field 'n\\x00a', whose name"),
         ([("a\x1b[2J", "int")], r"has a field 'a\\x1b\[2J', whose name"),
+        ([("n" * 256, "int")], "has a field 'n{40}'..., whose name has more than 255 bytes"),
+        ([("_change_type", "int")], "has a field '_change_type', which is a column of Delta's own to Spark"),
+        ([("__delta_internal_is_row_deleted", "int")], "which is a column of Delta's own"),
         ([("pulsar.partition", "int")], "has a field 'pulsar.partition', whose name"),
     ],
 )
@@ -180,6 +183,23 @@ def test_a_record_without_fields_is_left_out_at_every_depth() -> None:
         messages((b"1", b'{"id": 1, "gone": {}}')), lambda _: schema_of, NO_SCHEMA, record_of(schema_of)
     )
     assert (rows["record"].to_pylist(), misfits) == ([{"id": 1}], [])
+
+
+@pytest.mark.parametrize("value", ["1700000000000", '"2026-05-01"', "[1, [2]]", "null", '{"time": 1}'])
+@pytest.mark.parametrize("place", ["%s", "[%s]", '{"k": %s}', '{"in": %s}'])
+def test_what_has_no_column_may_be_anything_in_json(place: str, value: str) -> None:
+    empty = {"type": "record", "name": "Date", "namespace": "java.util", "fields": []}
+    kinds: dict[str, Any] = {
+        "%s": ["null", empty],
+        "[%s]": {"type": "array", "items": empty},
+        '{"k": %s}': {"type": "map", "values": empty},
+        '{"in": %s}': {"type": "record", "name": "I", "fields": [{"name": "in", "type": empty}]},
+    }
+    schema_of = avro(("id", "long"), ("created", kinds[place]))
+    payloads = [f'{{"id": 1, "created": {written}}}'.encode() for written in (place % value, value)]
+    batch = messages(*((b"1", payload) for payload in payloads))
+    rows, misfits = record_rows(batch, lambda _: schema_of, NO_SCHEMA, record_of(schema_of))
+    assert (rows["record"].to_pylist(), misfits) == ([{"id": 1}, {"id": 1}], [])
 
 
 def test_a_union_keeps_known_types_and_adds_what_is_new_at_every_depth() -> None:
@@ -314,6 +334,27 @@ def test_messages_that_do_not_fit_are_told_apart_with_the_reason() -> None:
         (2, "unknown_schema"),
         (3, "schema_mismatch"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "detail"),
+    [
+        ('{"id": "x"}', "id: a text stands where the schema has a number"),
+        ('{"id": 2147483648}', "id: 2147483648 is too large for a column of int32"),
+        ('{"id": ' + "9" * 5000 + "}", f"id: {'9' * 50} is too large for a column of int32"),
+        ('{"item": {"price": true}}', "item.price: a boolean stands where the schema has a number"),
+        ('{"item": {"price": 1e400}}', "item.price: 1e400 is too large for a column of double"),
+        ('{"item": []}', "item: a list stands where the schema has an object"),
+        ('{"tags": ["a", {}]}', "tags: an object stands where the schema has a text"),
+        ("[]", "a list stands where the schema has an object"),
+    ],
+)
+def test_a_json_value_that_does_not_fit_names_the_field(value: str, detail: str) -> None:
+    item = {"type": "record", "name": "Item", "fields": [{"name": "price", "type": ["null", "double"]}]}
+    tags = {"type": "array", "items": "string"}
+    of_order = avro(("id", ["null", "int"]), ("item", ["null", item]), ("tags", ["null", tags]))
+    _, (misfit,) = record_rows(messages((None, value.encode())), lambda _: None, of_order, record_of(of_order))
+    assert misfit.detail == detail
 
 
 def test_a_batch_without_messages_has_no_rows() -> None:

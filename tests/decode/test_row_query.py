@@ -109,6 +109,7 @@ def test_times_are_utc_and_nested_values_can_be_reached() -> None:
         ("select __ledgerlake_row as a from messages", "has __ledgerlake_row"),
         ("select list_aggregate(tags, 'reservoir_quantile', 0.5) as a from messages", "reservoir_quantile"),
         ("select json_contains(decode(value), '1') as a from messages", "the function json_contains"),
+        ("select damerau_levenshtein(name, name) as a from messages", "the function damerau_levenshtein"),
         ("select decode(value)::json::variant::varchar as a from messages", "the type variant"),
         ("select try_cast(tags as variant[]) as a from messages", "the type variant"),
         ("select " + " || ".join(["name"] * 900) + " as a from messages", "nested too deeply"),
@@ -152,10 +153,21 @@ def test_messages_of_which_a_value_cannot_be_computed_have_no_row_and_a_reason()
     assert "Could not convert string 'three'" in found.bad[2]
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "cast(name as int)",
+        "[cast(name as int)]",
+        "{'a': {'b': [id, cast(name as int)]}}",
+        "map(['a'], [cast(name as int)])",
+        "coalesce([cast(name as int)], [1])",
+        "list_transform([name], lambda x: cast(x as int))",
+    ],
+)
 def test_a_batch_in_which_each_message_fails_is_not_halved_down_to_each_of_them(
-    monkeypatch: pytest.MonkeyPatch,
+    value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    query = RowQuery("select cast(name as int) as n from messages", "sql")
+    query = RowQuery(f"select {value} as n from messages", "sql")
     runs: list[str] = []
     run = row_query._run
 
@@ -167,6 +179,57 @@ def test_a_batch_in_which_each_message_fails_is_not_halved_down_to_each_of_them(
     found = query.of(batch(*([1] * 2000)))
     assert len(found.bad) == 2000
     assert len(runs) < 50
+
+
+# Each value ends within what DuckDB quotes of it, or is no text.
+_BROKEN = [*('{"n": "' + "x" * shift + letter * 50 for letter in "é東😀" for shift in range(4)), "é", "\\xé", "0é"]
+
+
+@pytest.mark.parametrize("broken", [*(text.encode() for text in _BROKEN), b"\xff", b'{"n": "\xe6\x9d', b"\0\x80"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select decode(value)->>'$.n' as n from messages",
+        "select id, unhex(decode(value))::varchar as n from messages",
+        "select decode(value)::bit::varchar as n from messages",
+        "select decode(value)::date as n from messages",
+        "select id from messages where decode(value)->>'$.n' = '1'",
+    ],
+)
+def test_a_broken_value_in_any_encoding_does_not_touch_the_messages_beside_it(text: str, broken: bytes) -> None:
+    query = RowQuery(text, "sql")
+    for good in (b'{"n": 1}', b"01", b"2026-01-01"):
+        rows = batch(1, 2, 3).to_pylist()
+        for row, value in zip(rows, (good, broken, good), strict=True):
+            row["value"] = value
+        alone = query.of(pa.RecordBatch.from_pylist(rows[:1], schema=MESSAGES))
+        found = query.of(pa.RecordBatch.from_pylist(rows, schema=MESSAGES))
+        assert {0, 2} & set(found.bad) == ({0, 2} if alone.bad else set())
+        assert {0, 2} & set(found.rows.tolist()) == ({0, 2} if len(alone.rows) else set())
+
+
+def test_the_reason_of_a_broken_value_is_what_duckdb_says_of_it() -> None:
+    query = RowQuery("select decode(value)->>'$.n' as n from messages", "sql")
+    rows = batch(1, 2).to_pylist()
+    rows[1]["value"] = ('{"n": "' + "東" * 50).encode()
+    found = query.of(pa.RecordBatch.from_pylist(rows, schema=MESSAGES))
+    assert found.rows.tolist() == [0]
+    assert "Malformed JSON at byte 157" in found.bad[1]
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_what_says_nothing_of_a_message_rejects_none(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = RowQuery("select id from messages", "sql")
+    query.columns(MESSAGES)
+
+    def fail(text: str, rows: pa.RecordBatch) -> pa.Table:
+        raise error
+
+    monkeypatch.setattr(row_query, "_run", fail)
+    with pytest.raises(error):
+        query.of(batch(1, 2))
 
 
 def test_a_condition_gives_the_messages_for_which_it_holds() -> None:

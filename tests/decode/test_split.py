@@ -105,6 +105,17 @@ def test_entries_that_travel_alone_keep_their_place() -> None:
     ]
 
 
+def test_behind_the_first_chunks_of_a_bundle_other_entries_come_together_and_chunks_keep_their_order() -> None:
+    first, second = chunk_entries(b"large message", 2)
+    split_pieces = pieces(*[PLAIN, first, LATER, second] * 20)
+    assert [kind for kind, _, _ in split_pieces[:16:4]] == [PieceKind.ENTRIES] * 4
+    assert [ids for kind, ids, _ in split_pieces if kind == PieceKind.CHUNK] == [[2 * row + 1] for row in range(40)]
+    assert [piece[:2] for piece in split_pieces[16:18]] == [
+        (PieceKind.ENTRIES, list(range(16, 80, 4))),
+        (PieceKind.DELAYED, list(range(18, 80, 4))),
+    ]
+
+
 def test_nothing_is_lost_whatever_the_mixture() -> None:
     rng = random.Random(1)
     choices = [PLAIN, LATER, chunk_entries(b"large message", 2)[0], b"garbage"]

@@ -5,13 +5,18 @@ demand.
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from ledgerlake.decode import schema
+from ledgerlake.decode.columns import DecodedValues, Decoder, Encoded
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.typed import type_values, typed_columns
+from ledgerlake.decode.values import column_type
+from ledgerlake.decode.weights import Weigher
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.value_schema import ValueSchema
 from tests.entries import batch, bundle, single
@@ -70,6 +75,26 @@ def test_what_has_no_typed_value_keeps_its_bytes_and_says_why() -> None:
         (None, b"part"),
     ]
     assert [row["value"] for row in rows] == [{"a": 1, "b": None}, *[None] * 5]
+
+
+def test_a_time_that_python_does_not_have_is_no_typed_value() -> None:
+    fields = [{"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}]
+    reader = ValueSchema(pb.Schema.Json, json.dumps({"type": "record", "name": "R", "fields": fields}).encode())
+    rows = typed(single(b'{"at":0}'), single(b'{"at":1700000000000000}'), reader=reader)
+    assert [row["value"] for row in rows] == [{"at": datetime(1970, 1, 1, tzinfo=UTC)}, None]
+    assert [row["reject_reason"] for row in rows] == [None, "undecodable_value"]
+
+
+def test_a_value_on_which_a_library_fails_as_nobody_foresaw_is_rejected_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(encoded: Encoded) -> DecodedValues:
+        if b"odd" in encoded.payloads.to_pylist():
+            raise SystemError("a library failed")
+        return DecodedValues(pa.array([{"a": 1, "b": 2}] * len(encoded.payloads), column_type(VERSIONS[NEW])))
+
+    monkeypatch.setattr("ledgerlake.decode.typed.decoder", lambda *_schemas: Decoder(read, Weigher(0)))
+    rows = typed(*(single(value) for value in (b"x", b"y", b"odd", b"z")))
+    assert [row["reject_reason"] for row in rows] == [None, None, "undecodable_value", None]
+    assert [row["value"] is None for row in rows] == [False, False, True, False]
 
 
 def test_bytes_are_kept_on_demand() -> None:

@@ -18,8 +18,10 @@ from google.protobuf import descriptor_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgerlake.decode import records
+from ledgerlake.decode import avro_weights, records
+from ledgerlake.decode import values as values_module
 from ledgerlake.decode.columns import Encoded
+from ledgerlake.decode.records import record_type
 from ledgerlake.decode.values import column_type, decoder
 from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -209,6 +211,58 @@ def test_an_avro_value_ends_where_its_bytes_end() -> None:
     assert [row for row, value in enumerate(values) if value is not None] == [0, 6]
 
 
+def test_a_schema_that_is_refused_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = []
+
+    def judge(schema: ValueSchema) -> pa.DataType:
+        judged.append(schema)
+        return record_type(schema)
+
+    monkeypatch.setattr(values_module, "_column_type", judge)
+    schema = ValueSchema(SchemaType.Avro, b'["int", "string", "refused once"]')
+    for _ in range(3):
+        with pytest.raises(SetupError, match="union of 3 types"):
+            column_type(schema)
+    assert judged == [schema]
+
+
+def test_fields_that_share_an_enumeration_look_at_its_symbols_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sized, size = [], avro_weights._size
+
+    def measure(value: Any) -> int:
+        sized.append(value)
+        return size(value)
+
+    monkeypatch.setattr(avro_weights, "_size", measure)
+    symbols = [f"S{number}" for number in range(2000)]
+    fields = [field("f0", {"type": "enum", "name": "E", "symbols": symbols})]
+    schema = avro(*fields, *(field(f"f{number}", "E") for number in range(1, 400)))
+    value = {f"f{number}": symbols[-number - 1] for number in range(400)}
+    payload = written(schema, value)
+    assert read(schema, [payload]) == ([value], {})
+    # For the weights, and to judge the values.
+    assert len(sized) < 3 * len(symbols)
+
+
+def test_a_schema_cannot_give_the_library_that_reads_it_hints_of_its_own() -> None:
+    inner = {"type": "record", "name": "I", "fields": [{"name": "x", "type": "int"}]}
+    definition = {
+        "type": "record",
+        "name": "R",
+        "fields": [
+            {"name": "a", "type": inner},
+            {"name": "m", "type": {"type": "map", "values": "int"}},
+            {"name": "b", "type": "I"},
+        ],
+    }
+    hints = {"__fastavro_parsed": True, "__named_schemas": {"I": {"type": "array", "items": "null"}}}
+    plain, hinted = (
+        ValueSchema(SchemaType.Avro, json.dumps(content).encode()) for content in (definition, definition | hints)
+    )
+    payload = written(plain, {"a": {"x": 1}, "m": {}, "b": {"x": 5_000_000}})
+    assert read(hinted, [payload]) == read(plain, [payload])
+
+
 @pytest.mark.parametrize(
     ("definition", "why"),
     [
@@ -232,6 +286,15 @@ def test_an_avro_value_ends_where_its_bytes_end() -> None:
             b'{"type":"record","name":"R","fields":[{"name":"e","type":{"type":"fixed","name":"n.E","size":0}},'
             b'{"name":"l","type":{"type":"array","items":{"type":"record","name":"A","fields":[{"name":"e","type":"n.E"}]}}}]}',
             "without bytes",
+        ),
+        *(
+            (
+                b'{"type":"%s","%s":{"type":"record","name":"A","fields":[{"name":"b","type":"boolean"},{"name":"f0","type":'
+                b'{"type":"fixed","name":"F","size":0}}%s]}}'
+                % (kind, items, b"".join(b',{"name":"f%d","type":["F"]}' % number for number in range(1, 9))),
+                "items with 9 parts without bytes, more than 8",
+            )
+            for kind, items in ((b"array", b"items"), (b"map", b"values"))
         ),
         (b'{"type":"array","items":"null"}', "'null'"),
         (b'{"type":"array","items":' * 40 + b'"int"' + b"}" * 40, "in 40 levels of 32"),
@@ -591,6 +654,79 @@ def test_a_new_field_of_any_type_has_its_default_in_older_values(of_field: Any, 
     old = avro(field("a", "int"))
     new = avro(field("a", "int"), {"name": "b", "type": of_field, "default": default})
     assert read(new, [written(old, {"a": 1})], old) == ([{"a": 1, "b": expected}], {})
+
+
+def of_times(logical: str, place: str, *more: dict[str, Any]) -> ValueSchema:
+    """A schema with a time in a field, an array, a map or a record."""
+    kind = {"type": "int" if logical in ("date", "time-millis") else "long", "logicalType": logical}
+    kinds: dict[str, Any] = {
+        "field": ["null", kind],
+        "array": {"type": "array", "items": kind},
+        "map": {"type": "map", "values": kind},
+        "record": {"type": "record", "name": f"of.{logical[0]}.In", "fields": [{"name": "x", "type": kind}]},
+    }
+    return avro(field("t", kinds[place]), *more)
+
+
+@pytest.mark.parametrize("more", [[], [field("n", ["null", "int"], default=None)]], ids=["one shape", "more fields"])
+@pytest.mark.parametrize("place", ["field", "array", "map", "record"])
+@pytest.mark.parametrize("as_kind", [lambda schema: schema, as_json], ids=["Avro", "JSON"])
+@pytest.mark.parametrize(
+    ("theirs", "ours", "fits"),
+    [
+        ("timestamp-millis", "timestamp-micros", True),
+        ("timestamp-micros", "timestamp-millis", True),
+        ("local-timestamp-millis", "local-timestamp-micros", True),
+        ("timestamp-millis", "local-timestamp-millis", False),
+        ("timestamp-millis", "timestamp-nanos", False),
+        ("date", "timestamp-millis", False),
+        ("time-millis", "time-micros", False),
+    ],
+)
+def test_a_time_is_read_in_the_unit_that_wrote_it_or_does_not_fit(
+    theirs: str, ours: str, fits: bool, as_kind: Any, place: str, more: list[dict[str, Any]]
+) -> None:
+    writer, reader = as_kind(of_times(theirs, place)), as_kind(of_times(ours, place, *more))
+    number = 1_700_000_000_123_456 if theirs.endswith("micros") else 1_700_000_000_123
+    number = number if theirs.endswith(("timestamp-millis", "timestamp-micros")) else 19_000
+    inside = {"field": number, "array": [number], "map": {"k": number}, "record": {"x": number}}[place]
+    is_json = writer.kind == SchemaType.Json
+    payload = json.dumps({"t": inside}).encode() if is_json else written(writer, {"t": inside})
+    rows, bad = read(reader, [payload, None], writer)
+    assert (list(bad), rows[1]) == ([] if fits else [0], None)
+    if fits:
+        moment = datetime(2023, 11, 14, 22, 13, 20, 123_456 if theirs.endswith("micros") else 123_000, tzinfo=UTC)
+        moment = moment.replace(tzinfo=None) if theirs.startswith("local") else moment
+        expected = {"field": moment, "array": [moment], "map": [("k", moment)], "record": {"x": moment}}[place]
+        assert rows[0]["t"] == expected
+
+
+_NO_DEFAULTS = {"type": "record", "name": "In", "fields": [{"name": "x", "type": "int", "default": None}]}
+_LETTERS = {"type": "enum", "name": "E", "symbols": ["A", "B"], "default": "Z"}
+
+
+@pytest.mark.parametrize(
+    ("of_field", "default", "encoded", "value"),
+    [
+        ("string", None, b"\x02x", "x"),
+        ("int", "1", b"\x02", 1),
+        ("double", [], b"\0" * 8, 0.0),
+        ("bytes", "\u20ac", b"\x02x", b"x"),
+        (DECIMAL, "\u0001" * 17, b"\x02\x01", Decimal("0.001")),
+        (["null", "string"], 1, b"\x02\x02x", "x"),
+        (_LETTERS, "C", b"\x02", "B"),
+        (_NO_DEFAULTS, {}, b"\x02", {"x": 1}),
+        ({"type": "array", "items": _INNER}, [{"x": "1"}], b"\x02\x02\0", [{"x": 1}]),
+        ({"type": "map", "values": "long"}, {"k": None}, b"\x02\x02k\x02\0", [("k", 1)]),
+    ],
+)
+def test_a_default_that_is_no_value_of_its_type_counts_as_none(
+    of_field: Any, default: Any, encoded: bytes, value: Any
+) -> None:
+    old = avro(field("a", "int"))
+    new = avro(field("a", "int"), {"name": "b", "type": of_field, "default": default})
+    assert read(new, [b"\x02" + encoded]) == ([{"a": 1, "b": value}], {})
+    assert read(new, [b"\x02"], old) == ([None], {0: "SchemaResolutionError: No default value for field b in R"})
 
 
 def test_a_schema_whose_defaults_stand_for_more_than_they_say_is_refused() -> None:

@@ -50,6 +50,9 @@ TRACED_EVERY = 50
 # Free memory is given back to the system when the resident set is so much larger than at the start.
 _GIVE_BACK_BYTES = 64 * MIB
 
+# A parameter of mallopt: blocks of this size and larger are mapped alone, and unmapped when freed.
+_M_MMAP_THRESHOLD = -3
+
 # Writing 5 to it makes the largest resident set so far the present one.
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
@@ -229,10 +232,17 @@ def _time_limit() -> Iterator[None]:
 
 
 class Memory:
-    """The most memory that a piece of code takes beyond what the process has."""
+    """The most memory that a piece of code takes beyond what the process has.
+
+    Arrow's own allocator keeps freed blocks for a while, and how many depends on time. So Arrow
+    takes its blocks from C's allocator, which gives large ones back at once.
+    """
 
     def __init__(self) -> None:
         self.peak_bytes = 0
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError, AttributeError):
+                ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MIB)
         self._can_reset = os.access(_CLEAR_REFS, os.W_OK)
         self._least_bytes = self._resident_bytes()
 
@@ -243,11 +253,14 @@ class Memory:
             _give_back()
             before = self._resident_bytes()
             self._least_bytes = max(self._least_bytes, before - _GIVE_BACK_BYTES // 2)
+        pool = pa.default_memory_pool()
+        pa.set_memory_pool(pa.system_memory_pool())
         if traced:
             tracemalloc.start()
         try:
             yield
         finally:
+            pa.set_memory_pool(pool)
             self.peak_bytes = self._peak_bytes() - before if self._can_reset else 0
             if traced:
                 self.peak_bytes = max(self.peak_bytes, tracemalloc.get_traced_memory()[1])

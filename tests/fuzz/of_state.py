@@ -9,10 +9,20 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessage, IncompleteMessages, Limits
+from ledgerlake.decode.messages import BatchRange
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.delay.cancels import Cancel, cancels_from_json, cancels_to_json
 from ledgerlake.delay.due_times import DueSpan
-from ledgerlake.delay.schedules import SCHEDULED, MarkedPositions, WaitingMessage, waiting_from_json
+from ledgerlake.delay.repetition import Occurrence, RepetitionRate
+from ledgerlake.delay.schedules import (
+    SCHEDULED,
+    MarkedPositions,
+    Pauses,
+    Repeating,
+    WaitingMessage,
+    waiting_from_json,
+    waiting_to_json,
+)
 from ledgerlake.delay.segment import index_rows
 from ledgerlake.delay.snapshot import metadata_from_bytes, metadata_to_bytes, segment_from_bytes, segment_to_bytes
 from ledgerlake.delay.storage import METADATA
@@ -30,7 +40,11 @@ from ledgerlake.operators.rows import (
     summary_to_json,
 )
 from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules, block_to_bytes
-from ledgerlake.operators.separately_stored import separately_stored_from_json, separately_stored_to_json
+from ledgerlake.operators.separately_stored import (
+    SeparatelyStored,
+    separately_stored_from_json,
+    separately_stored_to_json,
+)
 from ledgerlake.operators.state_variables import StateVariables
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
 from ledgerlake.pb import delay_pb2 as pb
@@ -77,10 +91,14 @@ def _text(data: bytes) -> str:
 
 # Offsets.
 
-_OFFSETS = [
-    json.dumps({"version": 1, "positions": {"persistent://a/b/c": {"ledger": 1, "entry": 2, "time": "2026-05-01T09:00:00.123Z", "index": 5}}}),
-    json.dumps(to_json({"t-partition-0": PartitionOffset(Position(7, 3), 4, 1_700_000_000_000, 98, 1_700_000_000_500), "u": PartitionOffset(BEFORE_ALL)})),
-]  # fmt: skip
+_OFFSET = json.dumps(
+    to_json(
+        {
+            "t-partition-0": PartitionOffset(Position(7, 3), 4, 1_700_000_000_000, 98, 1_700_000_000_500, parts=3),
+            "u": PartitionOffset(BEFORE_ALL),
+        }
+    )
+)
 
 
 def _judge_offset(data: bytes) -> int:
@@ -106,11 +124,20 @@ _REPORT = TaskReport(
         Cancel("key", "k", Position(7, 5), 1_700_000_000_000),
     ],
 )  # fmt: skip
-# What the releases wrote, by version.
-_LARGE = [
-    '{"version": 1, "positions": [[7, 1], [7, 4]], "held": true}',
-    '{"version": 2, "positions": [[7, 1]], "held": true, "part": {"after": null, "until": 3}, "delivered": false}',
+_SEPARATE = [
+    separately_stored_to_json(SeparatelyStored(_PLACES, True, key=_KEY)),
+    separately_stored_to_json(SeparatelyStored(_PLACES[:1], True, BatchRange(None, 3), is_delivered=True)),
 ]
+_WAITING = waiting_to_json(
+    [
+        WaitingMessage(
+            Position(7, 4),
+            20,
+            500,
+            Repeating(30, Occurrence(3, 499, 500), 800, REPLACED, Pauses(70, [40, 60]), RepetitionRate(24, 2400)),
+        )
+    ]
+)
 _SUMMARY = StateSummary([{"f": 1}], Position(7, 1), 5, 1, 600, 2, 7, Position(7, 2), [DueSpan(7, 1000, 2)])
 
 
@@ -193,16 +220,11 @@ _ENDS = (
     '{"version": 1, "batches": {"17": {"persistent://a/b/c": [12, 345]}}, '
     '"tables": {"messages": {"path": "lake/orders", "batch_id": 17}}, "last_run": {"batch_id": 17, "wakes_batch": 15}}'
 )
-_OUTBOX = [
-    '{"version": 2, "name": "abcd"}',
-    '{"version": 1, "name": "abcd", "files": [{"name": "f", "topic_partition": "t", "batch_id": 8, "first_sequence": 15, '
-    '"rows": 2, "committed": true}], "numbers": {"t": {"batch_id": 8, "first": 15, "next": 17}}}',
-]
-_OUTBOX_RECORD = [
-    f'{{"version": {start}, "batch_id": 8, "files": [{{"name": "f", "topic_partition": "t", "first_sequence": 15, "rows": 2}}], '
+_OUTBOX = '{"version": 1, "name": "abcd"}'
+_OUTBOX_RECORD = (
+    '{"version": 1, "batch_id": 8, "files": [{"name": "f", "topic_partition": "t", "first_sequence": 15, "rows": 2}], '
     '"next_sequences": {"t": 17}}'
-    for start in ("3", '2, "range_digest": 5')
-]
+)
 
 
 def _reads(read: Callable[[dict[str, Any], int], Any], known: int) -> Callable[[bytes], int]:
@@ -346,22 +368,23 @@ def _json_of(*texts: Any) -> Callable[[Rng], bytes]:
 
 _REFUSED = (OffsetError,)
 TARGETS = [
-    Target("offset", "source.offsets", _json_of(*_OFFSETS), _judge_offset, _REFUSED),
+    Target("offset", "source.offsets", _json_of(_OFFSET), _judge_offset, _REFUSED),
     Target("open-set", "open sets in state", _json_of(incomplete_to_json(_OPEN)), _judge_set, _REFUSED),
     Target("report", "rows to the stateful stage: reports", _json_of(report_to_json(_REPORT)), _judge_report, _REFUSED),
     Target("summary", "rows from the stateful stage: state summaries", _json_of(summary_to_json(_SUMMARY)), _judge_summary, _REFUSED),
     Target("cancels", "cancels in state", _json_of(cancels_to_json([event for event in _REPORT.events if isinstance(event, Cancel)], _marked())), _judge_cancels, _REFUSED),
-    Target("schedules", "messages that wait under the id of a schedule, in state", _json_of('{"version": 1, "messages": [{"position": {"ledger_id": 7, "entry_id": 4}, "time_ms": 20, "deliver_ms": 500}]}'), _judge_waiting, _REFUSED),
+    Target("schedules", "messages that repeat, in state", _json_of(_WAITING), _judge_waiting, _REFUSED),
     Target("schedule-block", "a block of the table of schedules", _any_of(_schedule_block), _judge_schedule_block, _REFUSED),
-    Target("delayed-large", "delayed large messages in state", _json_of(*_LARGE), _judge_large, _REFUSED),
+    Target("delayed-large", "messages that are stored separately, in state", _json_of(*_SEPARATE), _judge_large, _REFUSED),
     Target("cursor-ends", "pipeline.cursors: what is to be acknowledged", _json_of(_ENDS), _reads(cursors._read, 1), _REFUSED),
     Target("row-settings", "pipeline.row_settings", _json_of('{"version": 1, "settings": {"[delay] enabled": true, "[chunks] max_pending": 5, "[delay] storage": "state"}}'), _reads(row_settings.read_settings, 1), _REFUSED),
-    Target("outbox", "publish.outbox: its name, and all of version 1", _json_of(*_OUTBOX), _reads(outbox._outbox, outbox.VERSION), _REFUSED),
+    Target("outbox", "publish.outbox: its name", _json_of(_OUTBOX), _reads(outbox._name, outbox.VERSION), _REFUSED),
     Target("outbox-name", "pipeline.checkpoint: the outbox's name", _json_of('{"version": 1, "name": "abcd"}'), _reads(checkpoint._outbox_name, 1), _REFUSED),
     Target("tables", "pipeline.checkpoint: the tables that are written to", _json_of('{"version": 1, "tables": {"messages": "/lake/orders"}}'), _reads(checkpoint._tables, 1), _REFUSED),
-    Target("outbox-record", "publish.outbox: a micro-batch", _json_of(*_OUTBOX_RECORD), _reads(outbox._record, outbox.VERSION), _REFUSED),
+    Target("outbox-record", "publish.outbox: a micro-batch", _json_of(_OUTBOX_RECORD), _reads(outbox._batch, outbox.VERSION), _REFUSED),
+    Target("outbox-sent", "publish.outbox: what was sent", _json_of('{"version": 1, "next_sequences": {"t": 17}}'), _reads(outbox._sent, outbox.SENT_VERSION), _REFUSED),
     Target("outbox-sending", "publish.outbox: how a sending began", _json_of('{"version": 1, "partitions": 3, "ends": {"due": {"ledger_id": 7, "entry_id": -1}}}'), _reads(outbox._sending, 1), _REFUSED),
-    Target("wakes", "source.wakes", _json_of('{"version": 2, "wakes": {"t": 1777626000123}, "due": {"t": [[1777626000123, 60000, 4, 1]]}, "extends": 16}'), _reads(wakeup_files._file, 2), _REFUSED),
+    Target("wakes", "source.wakes", _json_of('{"version": 1, "wakes": {"t": 1777626000123}, "due": {"t": [[1777626000123, 60000, 4, 1]]}, "extends": 16}'), _reads(wakeup_files._file, wakeup_files.VERSION), _REFUSED),
     Target("record", "the record of the delayed index", _texts_of(lambda: [_index()[0]]), _judge_record, _REFUSED),
     Target("snapshot-metadata", "state.delay.snapshot: metadata", _any_of(lambda: _values(True)), _judge_metadata, _REFUSED, work_factor=10),
     Target("snapshot-segment", "state.delay.snapshot: segments", _any_of(lambda: _values(False)), _judge_segment, _REFUSED),

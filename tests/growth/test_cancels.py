@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import random
-from itertools import product
+from itertools import islice, product
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from cronsim import CronSim
 
+from ledgerlake.assembly.rules import Limits
 from ledgerlake.decode import schema
 from ledgerlake.delay.cancels import Cancel, Cancels
-from ledgerlake.delay.repetition import RepetitionLimit, RepetitionRate, parse_repetition
+from ledgerlake.delay.nominal_times import cron_rule
+from ledgerlake.delay.repetition import RepetitionLimit, RepetitionRate, occurrences, parse_repetition
 from ledgerlake.delay.schedules import SCHEDULED, MarkedPositions, Repeating, Schedules, WaitingMessage
 from ledgerlake.operators.cancelled import cancelled_rows
+from ledgerlake.operators.rows import RowKind, TaskReport, report_to_json, stage_row
 from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules
 from ledgerlake.operators.state_variables import StateVariables
+from ledgerlake.wire import commands
 from ledgerlake.wire.message_id import Position
 from tests.entries import decoded, single
-from tests.growth.counting import Case, check
-from tests.operators.stage import DictState
+from tests.growth.counting import Case, check, counted_calls
+from tests.operators.stage import SOURCE, DictState, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 TIME_MS = 1_700_000_000_000
 
@@ -54,6 +59,43 @@ def _cancels_by_id(n: int) -> Callable[[], None]:
     def work() -> None:
         in_force = Cancels(cancels)
         assert not any(cancelled_rows(messages, in_force).any() for messages in parts)
+
+    return work
+
+
+def _cancels_of_keys(n: int) -> Callable[[], None]:
+    """Prepare cancels of keys that no message has, and messages that are due in many rows."""
+    cancels = [Cancel("key", f"other-{number:06}", Position(8, number), 0) for number in range(n)]
+    messages = _messages(2)
+
+    def work() -> None:
+        in_force = Cancels(cancels)
+        assert not any(cancelled_rows(messages, in_force).any() for _ in range(n))
+
+    return work
+
+
+def _stored_cancels(n: int, *, is_due: bool = True) -> Callable[[], Mapping[str, int]]:
+    """Prepare cancels that wait for a message, and micro-batches without another cancel."""
+    stage = Stage(Limits())
+    frames = b"".join(
+        commands.message(1, 7, number, single(b"v", deliver_at_time=TIME_MS + 1000 * (number + 1)))
+        for number in range(10)
+    )
+    cancels = [Cancel("key", f"other-{number:06}", Position(8, number), 0) for number in range(n)]
+
+    def micro_batch(now_ms: int, rows: Sequence[pa.RecordBatch] = (), events: Sequence[Cancel] = ()) -> None:
+        report = TaskReport(Position(9, 9), now_ms, {}, list(events))
+        stage.run([*rows, stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))])
+
+    micro_batch(TIME_MS, [stage_row(SOURCE, RowKind.DELAYED, entry=frames)], cancels)
+    stored = stage.getValueState("cancels", "")
+
+    def work() -> Mapping[str, int]:
+        writes = stored.writes
+        for number in range(5):
+            micro_batch(TIME_MS + (1000 * (number + 1) if is_due else number))
+        return {"writes": stored.writes - writes}
 
     return work
 
@@ -181,9 +223,30 @@ def _occurrences_of_an_id(n: int) -> Callable[[], None]:
     return work
 
 
+def _leap_mondays(n: int) -> Callable[[], Mapping[str, int]]:
+    """Prepare a rule whose occurrences are decades apart."""
+    rule = parse_repetition({"ledgerlake.cron": "0 0 * 2 MON#5"})
+    assert rule is not None
+    cron_rule.cache_clear()
+
+    def work() -> Mapping[str, int]:
+        with counted_calls(CronSim, "match_day") as days:
+            assert len(list(islice(occurrences(rule, "a", TIME_MS), n))) == n
+        return {"days that are looked at": len(days)}
+
+    return work
+
+
 CASES = [
     Case("cancelled_rows, cancels of a key and messages with it", _cancels_of_a_key),
     Case("cancelled_rows, cancels by id and rows of messages", _cancels_by_id),
+    Case("cancelled_rows, cancels of keys and rows of messages", _cancels_of_keys),
+    Case("DelayedMessages.release, cancels that hit none of what is due", _stored_cancels, constant=("writes",)),
+    Case(
+        "DelayedMessages.release, cancels, and nothing is due",
+        lambda n: _stored_cancels(n, is_due=False),
+        constant=("calls",),
+    ),
     Case("MarkedPositions, ledgers with marks", _marks_in_many_ledgers, constant=("calls",)),
     *(
         Case(f"Schedules.put, messages of an id, {order} times, due {due}", _messages_of_an_id(order, due))
@@ -194,6 +257,7 @@ CASES = [
         for order, (name, act) in product(ORDERS, EVENTS.items())
     ),
     Case("Schedules.advance, messages of an id", _occurrences_of_an_id),
+    Case("occurrences, decades between them", _leap_mondays, n=20, constant=("days that are looked at",)),
 ]
 
 

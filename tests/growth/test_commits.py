@@ -1,4 +1,6 @@
-"""What a micro-batch writes beside its tables, if the topic partitions of a stream grow."""
+"""What a micro-batch writes beside its tables, if the topic partitions of a stream grow, and what
+its commit writes if the columns of a table do.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
+from ledgerlake.decode.record_rows import PULSAR_FIELDS
 from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.operators.results import (
     PartitionResult,
@@ -22,9 +26,12 @@ from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.wakeups import Wakeups
 from ledgerlake.stored.places import Place
-from ledgerlake.table.ordered_files import DataFile
+from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.ordered_files import DataFile, OrderedWriter, data_folder
+from ledgerlake.table.record_table import RecordTable
 from ledgerlake.wire.message_id import Position
 from tests.growth.counting import Case, check
+from tests.table.rows import rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -92,7 +99,34 @@ def _results(n: int) -> Callable[[], None]:
     return work
 
 
+def _commit_of_records(n: int) -> Callable[[], Mapping[str, int]]:
+    """Prepare a table of records to which a later schema adds columns, and a file of one row."""
+    folder = tempfile.TemporaryDirectory()
+    place = Place(folder.name)
+    table = RecordTable(place)
+    table.add_columns(pa.struct([("id", pa.int64())]))
+    table.create()
+    table.add_columns(pa.struct([(f"field_{number}", pa.string()) for number in range(n)]))
+    messages, records = rows([1]), pa.array([{"id": 1}], table.record)
+    writer = OrderedWriter(data_folder(place, table.schema, "part-00000000-00000"), None)
+    columns = [*(messages[field.name] for field in PULSAR_FIELDS), records]
+    writer.write(pa.RecordBatch.from_arrays(columns, schema=table.schema))
+    files, batch = writer.finish(), BatchRecord("stream", "query", 0, 0)
+
+    def work() -> Mapping[str, int]:
+        assert not table.contains(batch)
+        table.commit(batch, files, {})
+        commits = sorted((Path(folder.name) / "_delta_log").glob("*.json"))
+        actions = map(json.loads, commits[-1].read_text().splitlines())
+        (stats,) = (action["add"]["stats"] for action in actions if "add" in action)
+        folder.cleanup()
+        return {"bytes of statistics": len(stats)}
+
+    return work
+
+
 CASES = [
+    Case("RecordTable.commit, columns of a later schema", _commit_of_records, constant=("bytes of statistics",)),
     Case("results of a micro-batch, topic partitions", _results),
     Case("Wakeups.update, topic partitions that change", _changes_of_all),
     Case(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -19,8 +20,10 @@ from ledgerlake.decode.columns import Encoded
 from ledgerlake.decode.messages import decode_bundle
 from ledgerlake.decode.record_columns import record_of
 from ledgerlake.decode.record_rows import record_cuts, record_rows
+from ledgerlake.decode.split import PieceKind, split_bundle
 from ledgerlake.decode.typed import by_version, typed_parts
-from ledgerlake.decode.values import decoder
+from ledgerlake.decode.values import column_type, decoder
+from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.reasons import VALUE_TOO_LARGE
 from ledgerlake.wire.entry import encode_entry
@@ -32,13 +35,14 @@ from ledgerlake.wire.limits import (
 )
 from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.value_schema import ValueSchema
+from tests.chunks import chunk_entries
 from tests.decode.values_limit import values_limit
-from tests.entries import SOURCE, batch, broker, bundle, metadata, single
+from tests.entries import BROKER_TIME_MS, SOURCE, batch, broker, bundle, metadata, single
 from tests.fuzz.engine import MIB, Memory
 from tests.growth.counting import Case, check, counted_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 # A number of the metadata that no column holds. The entry is decoded by the reference decoder.
 _ODD = 2**63
@@ -196,6 +200,35 @@ def _protobuf(fields: int, *, of_numbers: bool) -> ValueSchema:
     order = file.message_type.add(name="Order")
     kind = {"type": kinds.TYPE_INT32} if of_numbers else {"type": kinds.TYPE_MESSAGE, "type_name": ".Line"}
     order.field.add(name="lines", number=1, label=kinds.LABEL_REPEATED, **kind)
+    return _of_file(file)
+
+
+def _odd_protobuf(*parts: str) -> ValueSchema:
+    """A message in which something may be written again and again beside items."""
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="o.proto", syntax="proto2")
+    wide = file.message_type.add(name="Wide")
+    for number in range(1, 101):
+        wide.field.add(name=f"f{number}", number=number, type=kinds.TYPE_STRING, label=kinds.LABEL_OPTIONAL)
+    order = file.message_type.add(name="Order", extension_range=[{"start": 5, "end": 6}])
+    order.field.add(name="id", number=1, type=kinds.TYPE_INT32, label=kinds.LABEL_OPTIONAL)
+    is_wide = {"type": kinds.TYPE_MESSAGE, "type_name": ".Wide"}
+    if "union" in parts:
+        order.oneof_decl.add(name="union")
+        for number in (2, 3):
+            order.field.add(name=f"u{number}", number=number, label=kinds.LABEL_OPTIONAL, oneof_index=0, **is_wide)
+    if "enum" in parts:
+        file.enum_type.add(name="Color").value.add(name="RED", number=1)
+        of_color = {"type": kinds.TYPE_ENUM, "type_name": ".Color"}
+        order.field.add(name="color", number=4, label=kinds.LABEL_OPTIONAL, **of_color)
+        order.field.add(name="colors", number=7, label=kinds.LABEL_REPEATED, **of_color)
+    if "extension" in parts:
+        order.field.add(name="more", number=6, type=kinds.TYPE_STRING, label=kinds.LABEL_REPEATED)
+        wide.extension.add(name="e", number=5, label=kinds.LABEL_REPEATED, extendee=".Order", **is_wide)
+    return _of_file(file)
+
+
+def _of_file(file: descriptor_pb2.FileDescriptorProto) -> ValueSchema:
     files = descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
     definition = {"fileDescriptorSet": base64.b64encode(files).decode(), "rootMessageTypeName": "Order"}
     return ValueSchema(pb.Schema.ProtobufNative, json.dumps(definition).encode())
@@ -229,6 +262,11 @@ _HEAVY = {
     "protobuf, messages": (_protobuf(6, of_numbers=False), lambda n: b"\x0a\0" * n),
     "protobuf, packed numbers": (_protobuf(1, of_numbers=True), _packed_numbers),
     "protobuf, numbers": (_protobuf(1, of_numbers=True), lambda n: b"\x08\x01" * n),
+    "protobuf, messages of a union": (_odd_protobuf("union"), lambda n: b"\x12\0\x1a\0" * n),
+    "protobuf, unknown numbers": (_odd_protobuf("enum"), lambda n: b"\x58\x01" * n),
+    "protobuf, unknown texts": (_odd_protobuf("enum"), lambda n: b"\x5a\0" * n),
+    "protobuf, numbers of another kind": (_odd_protobuf("enum"), lambda n: b"\x0a\0" * n),
+    "protobuf, unknown fields beside an extension": (_odd_protobuf("enum", "extension"), lambda n: b"\x2a\0" * n),
 }
 
 
@@ -287,6 +325,29 @@ def _messages(payloads: list[bytes]) -> pa.RecordBatch:
     entries = [single(payload, index, schema_version=bytes(8)) for index, payload in enumerate(payloads)]
     (part,) = decode_bundle(bundle(entries), SOURCE)
     return part.messages.select(schema.MESSAGES.names)
+
+
+def test_an_extension_takes_no_more_than_its_bytes() -> None:
+    of_schema = _odd_protobuf("extension")
+    decode, payload = decoder(of_schema, of_schema), b"\x2a\0" * 500_000
+    decode(_encoded(payload[:2]))
+
+    def read() -> None:
+        assert decode(_encoded(payload)).values.to_pylist() == [{"id": None, "more": []}]
+
+    assert peak_bytes(read) <= DECODING_FACTOR * len(payload)
+
+
+@pytest.mark.parametrize(
+    "payload", [b"\x5b\x5c", b"\x5b\x58\x01\x5c", b"\x20\x05"], ids=["groups", "groups of one", "enum"]
+)
+def test_odd_unknown_fields_take_what_the_limit_says(payload: bytes, small_limit: int) -> None:
+    of_schema = _odd_protobuf("enum")
+    decode = decoder(of_schema, of_schema)
+    payload *= (small_limit // _weight(of_schema, payload * 10_000)) * 10_000
+    decode(_encoded(b""))
+    assert _weight(of_schema, payload) <= small_limit
+    assert peak_bytes(lambda: decode(_encoded(payload))) <= 2 * small_limit + DECODING_FACTOR * len(payload) + 16 * MIB
 
 
 @pytest.mark.parametrize("name", _HEAVY)
@@ -349,6 +410,26 @@ def _typed_values(name: str) -> Callable[[int], Callable[[], None]]:
     return prepare
 
 
+def _nested_records(kind: int) -> Callable[[int], Callable[[], None]]:
+    """Schemas of ``n`` records in each other; the inmost one has ``n`` fields without bytes."""
+
+    def prepare(n: int) -> Callable[[], None]:
+        empty = {"type": "fixed", "name": "F", "size": 0}
+        definition = _record("R", first=empty, **{f"f{number}": "F" for number in range(n)})
+        for number in range(n):
+            definition = _record(f"R{number}", inner=definition)
+        nested = ValueSchema(kind, json.dumps(definition).encode())
+
+        def work() -> None:
+            column_type.cache_clear()
+            with pytest.raises(SetupError, match="nested too deeply"):
+                column_type(nested)
+
+        return work
+
+    return prepare
+
+
 def _pieces(odd: int, piece_bytes: int = DECODED_PIECE_BYTES) -> Callable[[int], Callable[[], dict[str, int]]]:
     """Batches of two messages; some of a hundred are odd."""
 
@@ -371,7 +452,21 @@ def _pieces(odd: int, piece_bytes: int = DECODED_PIECE_BYTES) -> Callable[[int],
     return prepare
 
 
+def _chunks_between(n: int) -> Callable[[], Mapping[str, int]]:
+    """Prepare a bundle in which each plain and each delayed entry is behind a chunk."""
+    chunk = chunk_entries(b"ab", 2)[1]
+    frames = bundle([chunk, single(b"v"), chunk, single(b"v", deliver_at_time=2 * BROKER_TIME_MS)] * n)
+
+    def work() -> Mapping[str, int]:
+        kinds = Counter(kind for kind, _, _ in split_bundle(frames))
+        assert kinds.pop(PieceKind.CHUNK) == 2 * n
+        return {"pieces to decode": kinds.total()}
+
+    return work
+
+
 CASES = [
+    Case("split_bundle, chunks between other entries", _chunks_between, constant=("pieces to decode",)),
     Case("pieces, small odd batches", _pieces(odd=100), n=200, constant=("pieces",)),
     Case("pieces, small odd batches between others", _pieces(odd=2), n=200, constant=("pieces",)),
     Case("pieces, many of odd batches and others", _pieces(odd=2, piece_bytes=2_000), n=200),
@@ -380,6 +475,8 @@ CASES = [
     Case("rules, messages of which two chunks came", _many_messages, n=200),
     Case("rules, chunks that wait for a marker", _awaited_chunks, n=200),
     Case("typed, messages that each name another version", _versions, n=200),
+    Case("schema, Avro records in each other", _nested_records(pb.Schema.Avro), n=40),
+    Case("schema, JSON records in each other", _nested_records(pb.Schema.Json), n=40),
     *(Case(f"values, {name}", _typed_values(name), n=500) for name in _HEAVY),
 ]
 

@@ -9,12 +9,25 @@ import pyarrow as pa
 import pytest
 
 from ledgerlake.assembly.rules import ChunkedMessageKey, Limits
+from ledgerlake.delay.repetition import RepetitionRate
 from ledgerlake.delay.segment import index_rows
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.operators.bucket_storage import StateStorage
-from ledgerlake.operators.rows import DelayedLargeMessage, RowKind, TaskReport, report_to_json, stage_row
+from ledgerlake.operators.rows import (
+    DelayedLargeMessage,
+    RowKind,
+    TaskReport,
+    report_to_json,
+    stage_row,
+    summary_from_json,
+)
+from ledgerlake.operators.schedule_events import Scheduled, ScheduleEvents
 from ledgerlake.operators.stateful import Processor
+from ledgerlake.options.delay_options import DelayOptions
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire import commands
 from ledgerlake.wire.message_id import Position
+from tests.entries import single
 from tests.growth.counting import Case, check
 from tests.operators.stage import SOURCE, DictState, Stage
 
@@ -62,6 +75,37 @@ def _releases(n: int) -> Callable[[], Mapping[str, int]]:
     return work
 
 
+def _occurrences_between(n: int, *, reread: bool = False) -> Callable[[], Mapping[str, int]]:
+    """Prepare messages that are due a second after each other, and one that repeats between them."""
+    stage = Stage(Limits(), DelayOptions(reread=reread))
+    names = {"ledgerlake.schedule": "a", "ledgerlake.every": "PT1S"}
+    properties = [pb.KeyValue(key=name, value=value) for name, value in names.items()]
+    times_ms = [TIME_MS, *(TIME_MS + 500 + 1000 * number for number in range(n))]
+    frames = [
+        commands.message(1, 7, number, single(b"v", deliver_at_time=time_ms, properties=[] if number else properties))
+        for number, time_ms in enumerate(times_ms)
+    ]
+    schedules = ScheduleEvents()
+    schedules.add(Scheduled("a", Position(7, 0), TIME_MS - 1, TIME_MS, RepetitionRate(1)))
+    rows = [
+        *schedules.rows(SOURCE, all_events=True),
+        stage_row(SOURCE, RowKind.DELAYED, entry=b"".join(frames)),
+    ]
+
+    def micro_batch(now_ms: int, rows: Sequence[pa.RecordBatch] = ()) -> list[Any]:
+        report = TaskReport(Position(9, 9), now_ms, {})
+        return stage.run([*rows, stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))])
+
+    micro_batch(TIME_MS - 1, rows)
+
+    def work() -> Mapping[str, int]:
+        *due, summary = micro_batch(TIME_MS + 1000 * n)
+        assert summary_from_json(summary.header).digest.released.count == 2 * n + 1
+        return {"pieces to decode": len(due)}
+
+    return work
+
+
 class _ReadState(DictState):
     """Counts the values that were read."""
 
@@ -84,7 +128,7 @@ class _LargeMessages:
     def __init__(self, n: int) -> None:
         self._stage = Stage(Limits())
         self.chunks = self._stage.states["parts"] = _ReadState()
-        self.large = self._stage.states["large"] = _ReadState()
+        self.large = self._stage.states["separate"] = _ReadState()
         for number in range(n):
             positions = (Position(1, 2 * number), Position(1, 2 * number + 1))
             key = ChunkedMessageKey("p", f"p-{number}")
@@ -132,6 +176,16 @@ def _waiting_large_messages(n: int) -> Callable[[], Mapping[str, int]]:
 CASES = [
     Case("DelayedTracker.add, messages one by one", _mixed_arrivals, n=100),
     Case("DelayedTracker.take_due, messages of a bucket", _releases, n=2_000, constant=("blocks that stay",)),
+    Case(
+        "DelayedMessages.release, occurrences between other messages",
+        _occurrences_between,
+        constant=("pieces to decode",),
+    ),
+    Case(
+        "DelayedMessages.release, occurrences between messages that only the topic has",
+        lambda n: _occurrences_between(n, reread=True),
+        constant=("pieces to decode",),
+    ),
     Case(
         "DelayedMessages.release, replaced large messages",
         _replaced_large_messages,

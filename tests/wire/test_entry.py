@@ -77,5 +77,8 @@ def test_time_is_the_brokers_where_it_is_there_and_the_producers_otherwise() -> 
     with_broker = encode_entry(metadata, b"", pb.BrokerEntryMetadata(broker_timestamp=222, index=9))
     stamp = read_stamp(memoryview(with_broker))
     assert (stamp.time_ms, stamp.index, stamp.by_broker) == (222, 9, True)
+    numbered = encode_entry(metadata, b"", pb.BrokerEntryMetadata(index=9))
+    stamp = read_stamp(memoryview(numbered))
+    assert (stamp.time_ms, stamp.index, stamp.by_broker) == (111, 9, False)
     stamp = read_stamp(memoryview(encode_entry(metadata, b"")))
     assert (stamp.time_ms, stamp.index, stamp.by_broker) == (111, None, False)

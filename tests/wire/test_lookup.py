@@ -54,6 +54,14 @@ def test_a_refusal_says_whether_to_try_again(code: pb.ServerError, retryable: bo
     assert "java" not in caught.value.message
 
 
+def test_a_broker_that_cannot_check_permissions_now_is_asked_again() -> None:
+    text = "Exception occurred while trying to authorize lookup"
+    with pytest.raises(BrokerError, match="it cannot check permissions now") as caught:
+        step("t", Answer(request_id=1, response=Answer.Failed, error=pb.AuthorizationError, message=text), 0)
+    assert is_retryable(caught.value)
+    assert "needs the permission" not in caught.value.message
+
+
 def test_a_missing_topic_has_its_own_error() -> None:
     with pytest.raises(TopicNotFoundError, match="does not exist"):
         step("t", Answer(request_id=1, response=Answer.Failed, error=pb.TopicNotFound), 0)
@@ -95,6 +103,9 @@ def test_an_answer_leads_to_a_broker_with_the_scheme_of_the_service_url_or_is_re
         "pulsar+ssl://\x1b[31mevil:1",
         "pulsar+ssl://me:password@a:1",
         "pulsar+ssl://a:0",
+        "pulsar+ssl://.a:1",
+        "pulsar+ssl://a..b:1",
+        f"pulsar+ssl://{'a' * 64}:1",
         "pulsar+ssl://a:65536",
         "pulsar+ssl://a\n:1",
         "pulsar+ssl://a:1/tenant",
@@ -106,7 +117,9 @@ def test_a_malformed_address_is_the_brokers_mistake(url: str) -> None:
         step("t", answer, 0, use_tls=True)
 
 
-@pytest.mark.parametrize("url", ["pulsar+ssl://[::1]:6651", "pulsar+ssl://b-0.b.svc:6651/", "pulsar+ssl://b"])
+@pytest.mark.parametrize(
+    "url", ["pulsar+ssl://[::1]:6651", "pulsar+ssl://b-0.b.svc:6651/", "pulsar+ssl://b", "pulsar+ssl://b_0.c."]
+)
 def test_an_address_of_each_form_is_taken(url: str) -> None:
     answer = Answer(request_id=1, response=Answer.Connect, broker_service_url_tls=url)
     assert step("t", answer, 0, use_tls=True) == Owner(url, through_proxy=False)

@@ -11,6 +11,7 @@ from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.schedules import (
     PauseRequest,
     ScheduleProperties,
+    occurrence_properties,
     parse_schedule,
     properties_of,
     schedule_id_of_large,
@@ -28,6 +29,12 @@ from ledgerlake.wire.schedules import (
 )
 def test_an_expiry_is_milliseconds_or_a_time_with_a_zone(text: str, expires_ms: int) -> None:
     assert parse_schedule({"ledgerlake.expires": text}) == ScheduleProperties(None, expires_ms)
+
+
+@pytest.mark.parametrize("time_ms", [1, 9_999_999_999_001, 100_000_000_000_003, 253_402_214_399_999])
+def test_the_time_of_an_occurrence_is_written_to_the_millisecond(time_ms: int) -> None:
+    written = occurrence_properties(1, time_ms)["ledgerlake.occurrence_time"]
+    assert parse_schedule({"ledgerlake.expires": written}) == ScheduleProperties(None, time_ms)
 
 
 @pytest.mark.parametrize(

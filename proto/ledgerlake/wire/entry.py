@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import crc32c
-from google.protobuf.message import DecodeError
 
 from ledgerlake.errors import CorruptEntryError
+from ledgerlake.outside import Unreadable, reading
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.reasons import BAD_CHECKSUM, BATCH_COUNT, MALFORMED_ENTRY, TOO_LARGE, TRUNCATED_BATCH
 from ledgerlake.wire.fields import rejected
@@ -108,9 +108,10 @@ def _take_sized(raw: memoryview, what: str) -> tuple[memoryview, memoryview]:
 def _parse(message_type: type, data: memoryview, what: str):  # type: ignore[no-untyped-def]
     _check_size(len(data), what)
     try:
-        parsed = message_type.FromString(bytes(data))  # type: ignore[attr-defined]
-    except DecodeError as error:
-        raise CorruptEntryError(f"{what} does not parse: {error}", reason=MALFORMED_ENTRY) from None
+        with reading():
+            parsed = message_type.FromString(bytes(data))  # type: ignore[attr-defined]
+    except Unreadable as failure:
+        raise CorruptEntryError(f"{what} does not parse: {failure.error}", reason=MALFORMED_ENTRY) from None
     if not parsed.IsInitialized():
         raise CorruptEntryError(f"{what} lacks a required field", reason=MALFORMED_ENTRY)
     return parsed
@@ -151,12 +152,22 @@ def index_count(raw: memoryview) -> int:
     return 1 if metadata.HasField("txnid_most_bits") else max(metadata.num_messages_in_batch, 1)
 
 
+def first_index(raw: memoryview) -> int | None:
+    """Return the broker's index of an entry's first message; None if it is not known."""
+    try:
+        index = read_stamp(raw).index
+    except CorruptEntryError:
+        return None
+    return None if index is None else index - index_count(raw) + 1
+
+
 @dataclass(frozen=True, slots=True)
 class Stamp:
     """The broker's time of an entry, and the number of messages in the topic at that time, by the
     broker's index.
 
-    Without broker metadata ``time_ms`` is the producer's publish time and ``index`` is None.
+    A broker may add one of them, or none: ``time_ms`` is the producer's publish time if it is not
+    ``by_broker``, and ``index`` is None.
     """
 
     time_ms: int
@@ -173,9 +184,10 @@ def read_stamp(raw: memoryview) -> Stamp:
             not verified.
     """
     broker, rest = split_broker_metadata(raw)
+    index = broker.index if broker is not None and broker.HasField("index") else None
     if broker is not None and broker.HasField("broker_timestamp"):
-        return Stamp(broker.broker_timestamp, broker.index if broker.HasField("index") else None, True)
-    return Stamp(_in_range(_peek(rest).publish_time), None, False)
+        return Stamp(broker.broker_timestamp, index, True)
+    return Stamp(_in_range(_peek(rest).publish_time), index, False)
 
 
 def broker_time_ms(entry: RawEntry) -> int | None:
@@ -246,9 +258,10 @@ def take_message(
     metadata_end = 4 + _U32.unpack_from(payload)[0]
     _check_size(metadata_end - 4, f"metadata of message {batch_index}")
     try:
-        single = pb.SingleMessageMetadata.FromString(bytes(payload[4:metadata_end]))
-    except DecodeError as error:
-        raise CorruptEntryError(f"metadata of message {batch_index}: {error}", reason=MALFORMED_ENTRY) from None
+        with reading():
+            single = pb.SingleMessageMetadata.FromString(bytes(payload[4:metadata_end]))
+    except Unreadable as failure:
+        raise CorruptEntryError(f"metadata of message {batch_index}: {failure.error}", reason=MALFORMED_ENTRY) from None
     if not single.IsInitialized():
         raise CorruptEntryError(f"metadata of message {batch_index} lacks a required field", reason=MALFORMED_ENTRY)
     end = metadata_end + single.payload_size

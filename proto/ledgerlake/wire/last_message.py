@@ -24,9 +24,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from google.protobuf.message import DecodeError
-
 from ledgerlake.errors import CorruptEntryError
+from ledgerlake.outside import Unreadable, reading
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import take_message
 from ledgerlake.wire.message_id import MessageId
@@ -61,9 +60,10 @@ def last_message_id(last: LastEntry) -> MessageId:
             message.
     """
     try:
-        metadata = pb.MessageMetadata.FromString(last.metadata)
-    except DecodeError as error:
-        raise CorruptEntryError(f"metadata of the last entry does not parse: {error}") from None
+        with reading():
+            metadata = pb.MessageMetadata.FromString(last.metadata)
+    except Unreadable as failure:
+        raise CorruptEntryError(f"metadata of the last entry does not parse: {failure.error}") from None
     if not metadata.HasField("num_messages_in_batch"):
         return MessageId(last.ledger_id, last.entry_id)
     count = metadata.num_messages_in_batch

@@ -11,9 +11,9 @@ FRAME_PADDING_BYTES = 10 * 1024
 # A broker may announce any size; this is the largest accepted size of one frame.
 MAX_MESSAGE_BYTES_CAP = 128 * 1024 * 1024
 
-# The unread entries of one connection that came without permits: two of the largest size. A broker
-# may exceed the permits by the entries that it reads at once, 5 MB by default.
-MAX_EXCESS_BYTES = 2 * MAX_MESSAGE_BYTES_CAP
+# The unread entries of one connection, beside one of each consumer. Planners of limited batches keep
+# half of that from one batch to the next.
+MAX_UNREAD_BYTES = 128 * 1024 * 1024
 
 # The topics of a namespace come as one command, to which a broker's message size does not apply:
 # 100,000 names of 300 bytes.

@@ -12,13 +12,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ledgerlake.errors import BrokerError, ProtocolError, TopicNotFoundError
+from ledgerlake.errors import BrokerError, ConsumerBusyError, ProtocolError, TopicNotFoundError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import limits
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_HOST = r"(?:[A-Za-z0-9_-]{1,63}\.){0,30}[A-Za-z0-9_-]{1,63}\.?"
 _BROKER_URL = re.compile(
-    r"(?P<scheme>pulsar(?:\+ssl)?)://(?:[A-Za-z0-9._-]{1,255}|\[[0-9a-fA-F:.]{2,45}\])(?::(?P<port>[0-9]{1,5}))?/?"
+    rf"(?P<scheme>pulsar(?:\+ssl)?)://(?:{_HOST}|\[[0-9a-fA-F:.]{{2,45}}\])(?::(?P<port>[0-9]{{1,5}}))?/?"
 )
 _MAX_PORT = 65535
 _MAX_SHOWN_CHARACTERS = 200
@@ -44,8 +49,17 @@ class AskAgain:
     hops: int
 
 
-def step(topic: str, response: pb.CommandLookupTopicResponse, hops: int, use_tls: bool = False) -> Owner | AskAgain:
+def step(
+    topic: str,
+    response: pb.CommandLookupTopicResponse,
+    hops: int,
+    use_tls: bool = False,
+    shown: Callable[[str], str] = str,
+) -> Owner | AskAgain:
     """Return the next step of a lookup after an answer.
+
+    Args:
+        shown: returns what an error may show of an address.
 
     Raises:
         TopicNotFoundError, BrokerError: the broker refused.
@@ -57,7 +71,7 @@ def step(topic: str, response: pb.CommandLookupTopicResponse, hops: int, use_tls
     url = response.broker_service_url_tls if use_tls else response.broker_service_url
     if not url:
         raise ProtocolError(f"the broker named no address for {topic}")
-    check_broker_url(url, use_tls)
+    check_broker_url(url, use_tls, shown)
     if response.response == pb.CommandLookupTopicResponse.Connect:
         return Owner(url, response.proxy_through_service_url)
     if hops + 1 > limits.MAX_LOOKUP_HOPS:
@@ -65,24 +79,25 @@ def step(topic: str, response: pb.CommandLookupTopicResponse, hops: int, use_tls
     return AskAgain(url, response.proxy_through_service_url, response.authoritative, hops + 1)
 
 
-def check_broker_url(url: str, use_tls: bool) -> None:
+def check_broker_url(url: str, use_tls: bool, shown: Callable[[str], str] = str) -> None:
     """Check the address of a broker that another broker has named.
 
     Args:
         use_tls: whether the service url has TLS.
+        shown: see ``step``.
 
     Raises:
         ProtocolError: it is not the URL of one broker, or one of the two URLs has TLS and the other
             has not.
     """
     matched = _BROKER_URL.fullmatch(url)
-    shown = ascii(url[:_MAX_SHOWN_CHARACTERS])
+    named = ascii(shown(url)[:_MAX_SHOWN_CHARACTERS])
     scheme = "pulsar+ssl" if use_tls else "pulsar"
     if matched is None or not 0 < int(matched["port"] or 1) <= _MAX_PORT:
-        raise ProtocolError(f"the broker named the address {shown}; an address is {scheme}://host:port")
+        raise ProtocolError(f"the broker named the address {named}; an address is {scheme}://host:port")
     if matched["scheme"] != scheme:
         raise ProtocolError(
-            f"the broker named the address {shown}, but the service url begins with {scheme}://; check the broker's "
+            f"the broker named the address {named}, but the service url begins with {scheme}://; check the broker's "
             "advertised listeners"
         )
 
@@ -95,6 +110,16 @@ def refused(attempt: str, code: int, text: str) -> BrokerError:
         return TopicNotFoundError(
             f"the broker could not {attempt}: the topic does not exist; create it or correct its name", code=name
         )
+    if name == ConsumerBusyError.code:
+        if "limit" not in detail.lower():
+            return ConsumerBusyError(
+                f"could not {attempt}: another consumer holds this subscription; if a run of the same stream is active, leave it "
+                "or end it"
+            )
+        detail += "; raise the limit of consumers, or end some"
+    if name == "AuthorizationError" and "exception occurred" in detail.lower():
+        # The broker's own check has failed, as without its metadata store.
+        return BrokerError(f"the broker could not {attempt}, since it cannot check permissions now: {detail}")
     mend = f"; the role of the credentials needs {_permission(attempt)}" if name == "AuthorizationError" else ""
     return BrokerError(f"the broker could not {attempt}: {name}: {detail}{mend}", code=name)
 

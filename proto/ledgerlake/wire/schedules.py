@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 from ledgerlake.errors import CorruptEntryError
@@ -64,6 +64,8 @@ SENDER_PROPERTIES = (
     RESUME_PROPERTY,
     *REPETITION_PROPERTIES,
 )
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,8 @@ def occurrence_properties(number: int, time_ms: int) -> dict[str, str]:
     Args:
         time_ms: when the occurrence is, by the message or its rule.
     """
-    time = datetime.fromtimestamp(time_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
+    # A float of seconds may be below the millisecond, and the text would be that of the one before.
+    time = (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="milliseconds")
     return {OCCURRENCE_PROPERTY: str(number), NOMINAL_PROPERTY: time.replace("+00:00", "Z")}
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from ledgerlake.decode.avro_types import short_name
 from ledgerlake.decode.columns import exceeds
 from ledgerlake.decode.kernels import (
     A_BOOLEAN,
@@ -76,7 +75,7 @@ def avro_reader(definition: Any, physical: pa.StructType) -> AvroReader | None:
     """Return a reader of a schema; None if the schema has a part for which there is no instruction.
 
     Args:
-        definition: the schema, as parsed JSON.
+        definition: the schema, as parsed JSON with full names.
         physical: the type of its records.
     """
     compiler = _Compiler()
@@ -95,17 +94,19 @@ class _Compiler:
     texts: list[int] = field(default_factory=list)
     limits: dict[int, int] = field(default_factory=dict)
     named: dict[str, Any] = field(default_factory=dict)
+    symbols: dict[str, pa.Array] = field(default_factory=dict)
 
     def compile(self, node: Any, physical: pa.DataType) -> _Build:
         if isinstance(node, list):
             return self._nullable(node, physical)
+        if pa.types.is_null(physical):
+            # No value fits.
+            raise _UnsupportedError
         kind = node if isinstance(node, str) else node.get("type")
-        if isinstance(kind, (dict, list)):
-            return self.compile(kind, physical)
-        if short_name(kind) in self.named:
-            return self.compile(self.named[short_name(kind)], physical)
+        if kind in self.named:
+            return self.compile(self.named[kind], physical)
         if isinstance(node, dict) and kind in ("record", "enum", "fixed"):
-            self.named[short_name(node["name"])] = node
+            self.named[node["name"]] = node
         if kind == "record":
             return self._record(node, physical)
         if kind in _NUMBERS:
@@ -120,7 +121,7 @@ class _Compiler:
         if kind == "fixed" and not pa.types.is_decimal(physical):
             return self._bytes(A_FIXED, int(node["size"]), physical)
         if kind == "enum":
-            return self._enum(list(node["symbols"]))
+            return self._enum(node)
         raise _UnsupportedError
 
     def _add(self, instruction: int, argument: int = 0) -> int:
@@ -168,11 +169,16 @@ class _Compiler:
             self.texts.append(column)
         return lambda read: read.bytes_of(column, physical, ~read.missing(column))
 
-    def _enum(self, symbols: list[str]) -> _Build:
+    def _enum(self, node: dict[str, Any]) -> _Build:
+        # Many fields may have one enumeration.
+        name = node["name"]
+        if name not in self.symbols:
+            self.symbols[name] = pa.array(node["symbols"], pa.string())
+        symbols = self.symbols[name]
         column = self._add(A_ENUM, len(symbols))
 
         def build(read: LoopColumns) -> pa.Array:
             numbers = pa.array(read.values[column].astype(np.int32), mask=read.missing(column))
-            return pa.DictionaryArray.from_arrays(numbers, pa.array(symbols, pa.string())).cast(pa.string())
+            return pa.DictionaryArray.from_arrays(numbers, symbols).cast(pa.string())
 
         return build

@@ -114,6 +114,8 @@ class _Plan:
     # By fields and types of the reader.
     _of_defaults: dict[int, int] = field(default_factory=dict)
     _of_types: dict[int, int] = field(default_factory=dict)
+    # By enumerations of the writer.
+    _of_symbols: dict[int, int] = field(default_factory=dict)
 
     def add(self, writer: Any, reader: Any, depth: int = 0) -> _Part:
         self.depth = max(self.depth, depth)
@@ -127,8 +129,8 @@ class _Plan:
         if kind in ("array", "map"):
             return self._items(writer, reader, kind, depth)
         if kind == "enum":
-            symbols = [*writer["symbols"], reader.get("default", "")] if isinstance(reader, dict) else []
-            weight += max((_size(symbol) for symbol in symbols), default=0)
+            if isinstance(reader, dict):
+                weight += max(self._longest_symbol(writer), _size(reader.get("default", "")))
             return _Part(self._node(k.W_NUMBER, 0, len(writer["symbols"]) - 1), weight, 1, 0)
         if kind in _NUMBERS:
             return _Part(self._node(k.W_NUMBER, *_NUMBERS[kind]), weight, 1, 0)
@@ -172,6 +174,12 @@ class _Plan:
         fixed += sum(self._default_bytes(part) for name, part in fields.items() if name not in matched)
         least, rate = sum(part.least_bytes for part in parts), max((part.rate for part in parts), default=0)
         return _Part(self._with_children(k.W_RECORD, parts), min(fixed, _WEIGHT_MOST), least, rate)
+
+    def _longest_symbol(self, enumeration: dict[str, Any]) -> int:
+        """Return the bytes of the longest symbol. Many fields may have one enumeration."""
+        if id(enumeration) not in self._of_symbols:
+            self._of_symbols[id(enumeration)] = max(map(_size, enumeration["symbols"]), default=0)
+        return self._of_symbols[id(enumeration)]
 
     def _default_bytes(self, part: dict[str, Any]) -> int:
         """Return what a field weighs that has its default."""

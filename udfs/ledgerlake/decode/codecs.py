@@ -19,6 +19,7 @@ import lz4.block
 import zstandard
 
 from ledgerlake.errors import CorruptEntryError
+from ledgerlake.outside import Unreadable, reading
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.reasons import BAD_COMPRESSION, TOO_LARGE, UNKNOWN_CODEC
 from ledgerlake.wire.limits import MAX_PLAIN_BYTES
@@ -52,11 +53,15 @@ def decompress(codec: int, data: memoryview, declared_bytes: int, max_bytes: int
             f"{declared_bytes} bytes were declared, more than {len(data)} of {pb.CompressionType.Name(codec)} can hold",
             reason=BAD_COMPRESSION,
         )
+    if not data and not declared_bytes:
+        # Some encoders make no frame of nothing.
+        return data
     try:
-        plain = _CODECS[codec](data, declared_bytes)
-    except _DAMAGE as error:
+        with reading():
+            plain = _CODECS[codec](data, declared_bytes)
+    except Unreadable as failure:
         raise CorruptEntryError(
-            f"{pb.CompressionType.Name(codec)} data is damaged: {error}", reason=BAD_COMPRESSION
+            f"{pb.CompressionType.Name(codec)} data is damaged: {failure.error}", reason=BAD_COMPRESSION
         ) from None
     if len(plain) != declared_bytes:
         raise CorruptEntryError(
@@ -120,4 +125,3 @@ _CODECS: dict[int, Callable[[memoryview, int], bytes]] = {
     pb.ZSTD: _zstd,
     pb.SNAPPY: _snappy,
 }
-_DAMAGE = (_Damaged, lz4.block.LZ4BlockError, zlib.error, zstandard.ZstdError, cramjam.DecompressionError, ValueError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import pyarrow.compute as pc
 
 from ledgerlake.decode.weights import Weigher, too_heavy
 from ledgerlake.errors import SetupError
+from ledgerlake.outside import Unreadable, reading
 from ledgerlake.wire.limits import MAX_VALUES_BYTES
 
 if TYPE_CHECKING:
@@ -30,6 +32,22 @@ SCHEMAS_KEPT = 1000
 # its own: delta-rs cannot read its own log again from 42 structs on, pyarrow a Parquet file from 50
 # lists on, and Arrow a batch from 64 levels on.
 DEPTH_MOST = 32
+
+# The most of an error's text that is kept with a reject.
+_DETAIL_CHARACTERS = 200
+
+
+class DoesNotFit(ValueError):
+    """A part of a value does not fit its column.
+
+    Attributes:
+        names: of the fields that lead to the part.
+    """
+
+    def __init__(self, what: str, names: tuple[str, ...] = ()) -> None:
+        super().__init__(f"{'.'.join(names)}: {what}" if names else what)
+        self.what = what
+        self.names = names
 
 
 @dataclass
@@ -124,18 +142,26 @@ def column_count(kind: pa.DataType) -> int:
     return column_count(kind.item_type) if pa.types.is_map(kind) else 0
 
 
+def has_column(kind: pa.DataType) -> bool:
+    """Return whether a table can hold something of a type: more than records without fields."""
+    if pa.types.is_struct(kind):
+        return any(has_column(field.type) for field in kind)
+    if pa.types.is_list(kind):
+        return has_column(kind.value_type)
+    return has_column(kind.item_type) if pa.types.is_map(kind) else True
+
+
 def build(rows: list[Any], physical: pa.DataType, target: pa.DataType, bad: dict[int, str]) -> pa.Array:
     """Return a column of Python values; those that do not fit are null, and bad."""
-    try:
+    with contextlib.suppress(Unreadable), reading():
         return pa.array(rows, physical).cast(target)
-    except (TypeError, ValueError, OverflowError):
-        pass
     fitting = list(rows)
     for number, row in enumerate(rows):
         try:
-            pa.array([row], physical).cast(target)
-        except (TypeError, ValueError, OverflowError) as error:
-            bad[number], fitting[number] = first_line(error), None
+            with reading():
+                pa.array([row], physical).cast(target)
+        except Unreadable as failure:
+            bad[number], fitting[number] = first_line(failure.error), None
     return pa.array(fitting, physical).cast(target)
 
 
@@ -154,18 +180,51 @@ def decode_rows(payloads: pa.BinaryArray, read: Callable[[bytes], Any]) -> tuple
         value = None
         if payload is not None:
             try:
-                value = read(payload)
-            except Exception as error:  # whatever a library finds wrong with bytes from outside
-                bad[number] = first_line(error)
+                with reading():
+                    value = read(payload)
+            except Unreadable as failure:
+                bad[number] = first_line(failure.error)
         rows.append(value)
     return rows, bad
 
 
+def halved(encoded: Encoded, read: Read, target: pa.DataType) -> DecodedValues:
+    """Decode values; if that fails for all together, halve them until it fails for single ones.
+
+    Args:
+        target: the type of the column.
+    """
+    count = len(encoded.payloads)
+    try:
+        with reading():
+            return read(encoded)
+    except Unreadable as failure:
+        if count <= 1:
+            bad = {} if encoded.payloads.null_count else dict.fromkeys(range(count), first_line(failure.error))
+            return DecodedValues(pa.nulls(count, target), bad)
+    half = count // 2
+    first, second = (halved(_slice(encoded, *part), read, target) for part in ((0, half), (half, count)))
+    return DecodedValues(
+        pa.concat_arrays([first.values, second.values]),
+        first.bad | {row + half: reason for row, reason in second.bad.items()},
+        first.too_large | {row + half for row in second.too_large},
+    )
+
+
+def _slice(encoded: Encoded, start: int, end: int) -> Encoded:
+    keys = None if encoded.keys is None else encoded.keys.slice(start, end - start)
+    return Encoded(encoded.payloads.slice(start, end - start), keys)
+
+
 def first_line(error: BaseException) -> str:
-    """Return the error of a library or a user's function in one line of UTF-8, with its type."""
+    """Return the error of a library or a user's function in one line of UTF-8, with its type; one of
+    ours without.
+    """
     try:
         text = str(error).strip()
     except Exception:  # whatever a user's class does
         text = ""
-    line = f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__
+    name = type(error).__name__
+    said = text.splitlines()[0][:_DETAIL_CHARACTERS] if text else ""
+    line = said if isinstance(error, DoesNotFit) else f"{name}: {said}" if said else name
     return line.encode(errors="replace").decode()

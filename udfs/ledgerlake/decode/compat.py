@@ -5,7 +5,8 @@ were written for them.
     __key binary, __topic string, __messageId binary (as every Pulsar client serialises it), __publishTime timestamp,
     __eventTime timestamp, __messageProperties map<string,string>
 
-These columns have no place for a reject, so a reject is an error, as in those connectors.
+These columns have no place for a reject, so a reject is an error, as in those connectors. A source
+leaves out the rejects that its options allow (``source.views``).
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ def _refuse_what_is_no_message(messages: pa.RecordBatch) -> None:
         detail = f" ({messages[name][row]})" if name == "reject_reason" else ""
         raise CorruptEntryError(
             f"{messages['message_id'][row]} of {messages['topic'][row]} is {what}{detail}, for which there is no column; use "
-            "view = messages, or ledgerlake.api.messages",
+            "compat(messages(spark, config)) of ledgerlake.decode.as_udf and ledgerlake.api, which has these columns with values as "
+            "bytes, large messages whole, and no rejects; or view = messages, with a row for each chunk and reject",
             reason=str(messages[name][row]),
         )

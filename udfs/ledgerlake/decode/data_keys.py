@@ -18,12 +18,13 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ledgerlake.errors import CorruptEntryError
+from ledgerlake.outside import Unreadable, reading
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.reasons import ENCRYPTED, UNDECRYPTABLE
 from ledgerlake.runtime.plugins import load
@@ -42,9 +43,14 @@ _RECIPIENTS_MOST = 100
 # So many of them an error names.
 _NAMED_MOST = 10
 
+
+class _KeyReaderError(Exception):
+    """The user's function has no answer."""
+
+
 # Returns the PEM of the private key with this name (and the metadata that the producer gave it);
 # None if there is no such key.
-CryptoKeyReader = Callable[[str, Mapping[str, str]], "bytes | None"]
+CryptoKeyReader = Callable[[str, Mapping[str, str]], "bytes | str | None"]
 
 
 def decrypted(entry: RawEntry, settings: CryptoSettings) -> RawEntry:
@@ -96,18 +102,23 @@ class _Opener:
             raise CorruptEntryError(
                 f"the entry is encrypted for {', '.join(names)}, and no key is configured", reason=ENCRYPTED
             )
-        names = []
+        names, failure = [], "no key here opens it"
         for wrapped in entry.metadata.encryption_keys[:_RECIPIENTS_MOST]:
             names.append(str(wrapped.key))
-            data_key = self._data_key(wrapped)
+            try:
+                data_key = self._data_key(wrapped)
+            except _KeyReaderError as error:
+                failure = str(error)
+                continue
             if data_key is None:
                 continue
             try:
-                return data_key.decrypt(entry.metadata.encryption_param, bytes(entry.payload), None)
-            except (InvalidTag, ValueError):
+                with reading():
+                    return data_key.decrypt(entry.metadata.encryption_param, bytes(entry.payload), None)
+            except Unreadable:
                 self._data_keys.pop(wrapped.value, None)
         raise CorruptEntryError(
-            f"the entry is encrypted for {', '.join(dict.fromkeys(names))}, and no key here opens it",
+            f"the entry is encrypted for {', '.join(dict.fromkeys(names))}, and {failure}",
             reason=UNDECRYPTABLE,
         )
 
@@ -123,19 +134,34 @@ class _Opener:
         return data_key
 
     def _unwrap(self, wrapped: pb.EncryptionKeys) -> AESGCM | None:
-        """Return the data key; None if no private key unwraps it."""
-        assert self._read_key is not None
-        pem = self._read_key(str(wrapped.key), {entry.key: entry.value for entry in wrapped.metadata})
+        """Return the data key; None if no private key unwraps it.
+
+        Raises:
+            _KeyReaderError: the user's function failed.
+        """
+        pem = self._pem(str(wrapped.key), {entry.key: entry.value for entry in wrapped.metadata})
         if pem is None:
             return None
         try:
-            private = _private_key(pem)
-            if private is None:
-                return None
-            scheme = padding.OAEP(padding.MGF1(hashes.SHA1()), hashes.SHA1(), None)
-            return AESGCM(private.decrypt(wrapped.value, scheme))
-        except (ValueError, TypeError, UnsupportedAlgorithm):
+            with reading():
+                private = _private_key(pem)
+                if private is None:
+                    return None
+                scheme = padding.OAEP(padding.MGF1(hashes.SHA1()), hashes.SHA1(), None)
+                return AESGCM(private.decrypt(wrapped.value, scheme))
+        except Unreadable:
             return None
+
+    def _pem(self, name: str, metadata: dict[str, str]) -> bytes | None:
+        assert self._read_key is not None
+        try:
+            pem: object = self._read_key(name, metadata)
+        except (Exception, SystemExit) as error:  # whatever a user's code raises; its text may have a key
+            raise _KeyReaderError(f"the crypto_key_reader failed with {type(error).__name__}") from None
+        pem = pem.encode() if isinstance(pem, str) else pem
+        if pem is not None and not isinstance(pem, bytes):
+            raise _KeyReaderError(f"the crypto_key_reader returned {type(pem).__name__} and not bytes")
+        return pem
 
 
 @lru_cache(maxsize=100)

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ledgerlake.decode.json_text import count_marks, parse_json
 from ledgerlake.decode.weights import PART_BYTES, RECORD_BYTES, Weigher, bytes_of, fixed_bytes
+from ledgerlake.outside import Unreadable, reading
 from ledgerlake.wire.limits import MAX_VALUES_BYTES
 
 if TYPE_CHECKING:
@@ -54,8 +55,9 @@ def _item_bytes(kind: pa.DataType) -> int:
 def _parsed_bytes(text: bytes, kind: pa.DataType) -> int:
     """Return the weight of the items of a value."""
     try:
-        value = parse_json(text)
-    except (ValueError, RecursionError):
+        with reading():
+            value = parse_json(text)
+    except Unreadable:
         # What cannot be counted is not decoded.
         return MAX_VALUES_BYTES
     weight = 0

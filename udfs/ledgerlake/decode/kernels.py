@@ -1078,10 +1078,10 @@ F_SINGLE, F_MESSAGE, F_VARINT, F_FIXED32, F_FIXED64 = range(5)
 def weigh_protobuf(buffer, offsets, nodes, fields, depth, limit, weights):  # type: ignore[no-untyped-def]
     """Add the weights of repeated fields to each row's weight.
 
-    A node, one for each message at its place in the schema, has its first field and the number of
-    its fields. A field has its number, its kind, the node of its message (-1: none) and the weight
-    of each item. A row that is odd, for example one with a group, is -1. A row that passes the
-    limit is not read to its end.
+    A node, one for each message at its place in the schema, has its first field, the number of its
+    fields and the weight of an unknown field. A field has its number, its kind, the node of its
+    message (-1: none) and the weight of each time that it is written. A row that is odd, for example
+    one with a group, is -1. A row that passes the limit is not read to its end.
     """
     stack = np.zeros((depth, 2), np.int64)
     for row in range(len(weights)):
@@ -1107,6 +1107,7 @@ def weigh_protobuf(buffer, offsets, nodes, fields, depth, limit, weights):  # ty
                     high = middle
             field = low if low < last and fields[low, 0] == number else np.int64(-1)
             if field < 0:
+                weights[row] += nodes[node, 2]
                 position = np.int64(skip_field(buffer, position, end, wire_type))
                 continue
             kind, child, weight = fields[field, 1], fields[field, 2], fields[field, 3]

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ledgerlake.decode.columns import DecodedValues, Encoded
 from ledgerlake.decode.kernels import gather
+from ledgerlake.outside import Unreadable, reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,8 +75,9 @@ class LoopColumns:
         for column in columns:
             texts = self.bytes_of(column, pa.string(), ~self.missing(column))
             try:
-                texts.validate(full=True)
-            except pa.ArrowInvalid:
+                with reading():
+                    texts.validate(full=True)
+            except Unreadable:
                 payloads = texts.view(pa.binary()).to_pylist()
                 self.refuse([row for row, payload in enumerate(payloads) if not _is_text(payload)])
 

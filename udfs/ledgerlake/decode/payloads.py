@@ -3,6 +3,12 @@
 The user's function gets an entry's metadata and plain payload, and returns the messages in it. They
 replace the payload, as a batch that is neither encrypted nor compressed. The position and the
 broker timestamp do not change, nor does the broker's index if the number of messages is the same.
+
+What the sender of an entry says to Ledgerlake holds for its messages, whatever the function makes of
+it: they have the entry's properties ``ledgerlake.*``, in place of their own of the same names. A
+schedule is of a message that was sent alone. So a delayed message with such properties stays alone,
+and is no batch of one, if it is the only one of an entry that was none.
+
 The function is not called for chunks, for entries that cannot be decrypted, and for a broker's own
 markers.
 """
@@ -43,6 +49,11 @@ class PayloadMessage:
     event_time_ms: int = 0
 
 
+_Slot = tuple[pb.SingleMessageMetadata, bytes]
+
+# The names of the properties by which a sender says something to Ledgerlake begin so.
+_TOLD = "ledgerlake."
+
 # The messages of an entry, in order; None for one in Pulsar's own format.
 MessagePayloadProcessor = Callable[[EntryPayload], "Iterable[PayloadMessage] | None"]
 
@@ -74,7 +85,8 @@ def process_entry(
         return None
     try:
         messages = processor(EntryPayload(ledger_id, entry_id, metadata.SerializeToString(), bytes(plain)))
-        slots = None if messages is None else [_slot(message) for message in messages]
+        told = _told(metadata)
+        slots = None if messages is None else [_slot(message, told) for message in messages]
         payload = encode_batch(slots or [])
     except (Exception, SystemExit) as error:  # whatever a user's code raises
         raise CorruptEntryError(first_line(error), reason=PAYLOAD_PROCESSOR) from error
@@ -82,17 +94,50 @@ def process_entry(
         return None if slots is None else b""
     if entry.broker is not None and len(slots) != max(metadata.num_messages_in_batch, 1):
         entry.broker.ClearField("index")
-    metadata.num_messages_in_batch = len(slots)
+    if _stays_alone(metadata, slots):
+        single, payload = slots[0]
+        _describe(metadata, single)
+    else:
+        metadata.num_messages_in_batch = len(slots)
     metadata.compression, metadata.uncompressed_size = pb.NONE, len(payload)
     return encode_entry(metadata, payload, entry.broker)
 
 
-def _slot(message: PayloadMessage) -> tuple[pb.SingleMessageMetadata, bytes]:
+def _told(metadata: pb.MessageMetadata) -> dict[str, pb.KeyValue]:
+    """Return what the sender of an entry says to Ledgerlake; nothing for a batch, whose messages say
+    it.
+    """
+    if metadata.HasField("num_messages_in_batch"):
+        return {}
+    return {pair.key: pair for pair in metadata.properties if str(pair.key).startswith(_TOLD)}
+
+
+def _stays_alone(metadata: pb.MessageMetadata, slots: list[_Slot]) -> bool:
+    is_batch = metadata.HasField("num_messages_in_batch") or len(slots) > 1
+    if is_batch or metadata.deliver_at_time <= 0:
+        return False
+    return any(pair.key.startswith(_TOLD) for pair in slots[0][0].properties)
+
+
+def _describe(metadata: pb.MessageMetadata, single: pb.SingleMessageMetadata) -> None:
+    """Give an entry the metadata of its message, in place of its own."""
+    for name in ("partition_key", "partition_key_b64_encoded", "ordering_key", "event_time", "properties"):
+        metadata.ClearField(name)
+    if single.HasField("partition_key"):
+        metadata.partition_key = single.partition_key
+    metadata.event_time = single.event_time
+    metadata.null_value = single.null_value
+    metadata.properties.extend(single.properties)
+
+
+def _slot(message: PayloadMessage, told: Mapping[str, pb.KeyValue]) -> _Slot:
     single = pb.SingleMessageMetadata(null_value=message.value is None)
     if message.key is not None:
         single.partition_key = message.key
     if message.event_time_ms:
         single.event_time = message.event_time_ms
     for key, value in message.properties.items():
-        single.properties.add(key=key, value=value)
+        if key not in told:
+            single.properties.add(key=key, value=value)
+    single.properties.extend(told.values())
     return single, message.value or b""

@@ -4,6 +4,7 @@ converted to another.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow as pa
 
 from ledgerlake.decode.columns import DecodedValues, decode_rows, exceeds
 from ledgerlake.decode.schema import TIMESTAMP
+from ledgerlake.outside import Unreadable, reading
 from ledgerlake.pb import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
@@ -44,11 +46,10 @@ TYPES: dict[int, pa.DataType] = {
 
 
 def _strings(payloads: pa.BinaryArray) -> DecodedValues:
-    try:
+    with contextlib.suppress(Unreadable), reading():
         return DecodedValues(payloads.cast(pa.string()))
-    except pa.ArrowInvalid:
-        rows, bad = decode_rows(payloads, lambda payload: payload.decode())
-        return DecodedValues(pa.array(rows, pa.string()), bad)
+    rows, bad = decode_rows(payloads, lambda payload: payload.decode())
+    return DecodedValues(pa.array(rows, pa.string()), bad)
 
 
 def _number(kind: int) -> Callable[[pa.BinaryArray], DecodedValues]:

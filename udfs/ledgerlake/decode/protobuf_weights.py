@@ -1,8 +1,10 @@
 """The weights of Protobuf messages (see ``weights``), by their descriptor.
 
-A message becomes one node for each place where it is in the schema (``kernels.weigh_protobuf``). A
-message with a group, which only old schemas have, is not walked through: its weight is the bound by
-the number of its bytes.
+A message becomes one node for each place where it is in the schema (``kernels.weigh_protobuf``).
+What its writer may write again and again is counted each time: items of repeated fields; messages in
+a union, since the parser keeps each one that another field replaces; and, beside a closed enumeration,
+fields that become objects of their own (see ``closed_fields``). A message with a group, which only old
+schemas have, is not walked through: its weight is the bound by the number of its bytes.
 """
 
 from __future__ import annotations
@@ -31,6 +33,27 @@ _SIZED = (_T.TYPE_STRING, _T.TYPE_BYTES)
 # The tag and the size or value of a field.
 _LEAST_FIELD_BYTES = 2
 
+# A field that the parser keeps as unknown, as an object.
+_UNKNOWN_BYTES = 2 * PART_BYTES
+
+
+def is_map(one: Any) -> bool:
+    """Return whether a field is a map."""
+    return one.message_type is not None and bool(one.message_type.GetOptions().map_entry)
+
+
+def closed_fields(message: Descriptor) -> dict[int, Any]:
+    """Return the fields of a message, by number, that take only the numbers which their enumeration has.
+    Protobuf keeps other numbers as unknown fields; so with such a field, all unknown fields of the
+    message become objects, and those whose bytes are of another kind than their schema says.
+    """
+    return {one.number: one for one in message.fields if _is_closed(one)}
+
+
+def _is_closed(one: Any) -> bool:
+    kind = one.message_type.fields_by_name["value"].enum_type if is_map(one) else one.enum_type
+    return kind is not None and bool(kind.is_closed)
+
 
 def protobuf_weigher(message: Descriptor) -> Weigher:
     """Return the weights of messages that hold no message of their own kind."""
@@ -39,8 +62,8 @@ def protobuf_weigher(message: Descriptor) -> Weigher:
     # The root is the first node, and the fields of a node are next to each other.
     nodes: list[list[int]] = []
     rows: list[list[int]] = []
-    for of_node in plan.fields:
-        nodes.append([len(rows), len(of_node)])
+    for of_node, unknown_bytes in zip(plan.fields, plan.unknown_bytes, strict=True):
+        nodes.append([len(rows), len(of_node), unknown_bytes])
         rows += sorted(of_node)
     node_array, fields = np.array(nodes, np.int64), np.array([*rows, [0, 0, -1, 0]], np.int64)
     depth = plan.depth + 1
@@ -54,10 +77,24 @@ def protobuf_weigher(message: Descriptor) -> Weigher:
 
 @dataclass
 class _Plan:
-    """The fields of each node: number, kind, node of its message, weight of an item."""
+    """The fields of each node: number, kind, node of its message, weight of each time that it is
+    written. ``unknown_bytes`` are the weights of unknown ones.
+    """
 
     fields: list[list[list[int]]] = field(default_factory=list)
+    unknown_bytes: list[int] = field(default_factory=list)
     depth: int = 0
+    # By enumerations: many fields may have one.
+    _longest_names: dict[str, int] = field(default_factory=dict)
+
+    def _name_bytes(self, one: Any) -> int:
+        """Return the bytes of the longest name that a field of an enumeration has."""
+        if one.enum_type is None:
+            return 0
+        name = one.enum_type.full_name
+        if name not in self._longest_names:
+            self._longest_names[name] = max((len(value.name) for value in one.enum_type.values), default=0)
+        return self._longest_names[name]
 
     def add(self, message: Descriptor, depth: int) -> tuple[int, int]:
         """Add the node of a message; return its weight without items, and what each of its bytes adds
@@ -65,10 +102,12 @@ class _Plan:
         """
         self.depth = max(self.depth, depth)
         own: list[list[int]] = []
+        unknown_bytes = _UNKNOWN_BYTES if closed_fields(message) else 0
         self.fields.append(own)
-        fixed_bytes, rate = RECORD_BYTES, 0
+        self.unknown_bytes.append(unknown_bytes)
+        fixed_bytes, rate = RECORD_BYTES, unknown_bytes // _LEAST_FIELD_BYTES
         for one in message.fields:
-            number, kind, node, weight = one.number, _kind(one), -1, PART_BYTES + _name_bytes(one)
+            number, kind, node, weight = one.number, _kind(one), -1, PART_BYTES + self._name_bytes(one)
             inside = 0
             if one.message_type is not None:
                 kind, node = k.F_MESSAGE, len(self.fields)
@@ -77,9 +116,16 @@ class _Plan:
             least_bytes = (
                 1 if one.is_repeated and kind in (k.F_VARINT, k.F_FIXED32, k.F_FIXED64) else _LEAST_FIELD_BYTES
             )
-            rate = max(rate, inside + (-(-weight // least_bytes) if one.is_repeated else 0))
-            own.append([number, kind, node, weight if one.is_repeated else 0])
+            each_bytes = weight if one.is_repeated or _is_replaced(one) else unknown_bytes
+            rate = max(rate, inside + -(-each_bytes // least_bytes))
+            own.append([number, kind, node, each_bytes])
         return fixed_bytes, rate
+
+
+def _is_replaced(one: Any) -> bool:
+    """Return whether a field is a message in whose place another field may come."""
+    union = one.containing_oneof
+    return one.message_type is not None and union is not None and len(union.fields) > 1
 
 
 def _kind(one: Any) -> int:
@@ -88,10 +134,3 @@ def _kind(one: Any) -> int:
     if one.type in _FIXED32:
         return k.F_FIXED32
     return k.F_FIXED64 if one.type in _FIXED64 else k.F_VARINT
-
-
-def _name_bytes(one: Any) -> int:
-    """Return the bytes of the longest name that a field of an enumeration has."""
-    if one.enum_type is None:
-        return 0
-    return max((len(value.name) for value in one.enum_type.values), default=0)

@@ -22,8 +22,9 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, Decoder, build, decode_rows, too_wide
 from ledgerlake.decode.loop_columns import with_loop
 from ledgerlake.decode.protobuf_loop import protobuf_reader
-from ledgerlake.decode.protobuf_weights import protobuf_weigher
+from ledgerlake.decode.protobuf_weights import closed_fields, is_map, protobuf_weigher
 from ledgerlake.errors import SetupError
+from ledgerlake.outside import Unreadable, reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -81,13 +82,24 @@ def message_decoder(reader: ValueSchema) -> Decoder:
 
 def _root(schema: ValueSchema) -> Descriptor:
     try:
-        definition = json.loads(schema.definition)
-        files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(definition["fileDescriptorSet"]))
-        pool = descriptor_pool.DescriptorPool()
-        _add_all(pool, {file.name: file for file in files.file})
-        return pool.FindMessageTypeByName(definition["rootMessageTypeName"])
-    except Exception as error:  # Protobuf's own errors have no common parent
-        raise SetupError(f"a schema's Protobuf descriptor is damaged: {error!r}") from None
+        with reading():
+            definition = json.loads(schema.definition)
+            files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(definition["fileDescriptorSet"]))
+            pool = descriptor_pool.DescriptorPool()
+            _add_all(pool, {file.name: _without_extensions(file) for file in files.file})
+            return pool.FindMessageTypeByName(definition["rootMessageTypeName"])
+    except Unreadable as failure:
+        raise SetupError(f"a schema's Protobuf descriptor is damaged: {failure.error!r}") from None
+
+
+def _without_extensions(part: Any) -> Any:
+    """Return a file or a message without its extensions: they have no column, so what is parsed of
+    them would take memory that no weight counts. Their bytes are those of unknown fields.
+    """
+    part.ClearField("extension")
+    for inner in part.message_type if hasattr(part, "message_type") else part.nested_type:
+        _without_extensions(inner)
+    return part
 
 
 def _add_all(pool: descriptor_pool.DescriptorPool, files: dict[str, descriptor_pb2.FileDescriptorProto]) -> None:
@@ -118,7 +130,7 @@ def _struct(descriptor: Descriptor, inside: tuple[str, ...], columns: Iterator[i
 def _type(field: Any, inside: tuple[str, ...], columns: Iterator[int]) -> pa.DataType:
     if next(columns) > COLUMNS_MOST:
         raise too_wide()
-    if _is_map(field):
+    if is_map(field):
         return pa.map_(pa.string(), _type(field.message_type.fields_by_name["value"], inside, columns))
     single = _single(field, inside, columns)
     return pa.list_(single) if field.is_repeated else single
@@ -132,17 +144,14 @@ def _single(field: Any, inside: tuple[str, ...], columns: Iterator[int]) -> pa.D
     return _TYPES[field.cpp_type]
 
 
-def _is_map(field: Any) -> bool:
-    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
-
-
 def _values(message: Message) -> dict[str, Any]:
-    values = {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
-    closed = {field.number: field for field in message.DESCRIPTOR.fields if _is_closed(field)}
+    descriptor: Any = message.DESCRIPTOR
+    values = {field.name: _value(message, field) for field in descriptor.fields}
+    closed = closed_fields(descriptor)
     unknown_fields: Iterable[Any] = UnknownFieldSet(message) if closed else []  # type: ignore[assignment]
     for unknown in unknown_fields:
         field = closed.get(unknown.field_number)
-        if field is None or unknown.wire_type != (_LENGTH_DELIMITED if _is_map(field) else _VARINT):
+        if field is None or unknown.wire_type != (_LENGTH_DELIMITED if is_map(field) else _VARINT):
             continue
         # Protobuf keeps a number that a closed enumeration lacks as an unknown field.
         if field.is_repeated or values[field.name] is not None:
@@ -151,17 +160,11 @@ def _values(message: Message) -> dict[str, Any]:
     return values
 
 
-def _is_closed(field: Any) -> bool:
-    """Return whether a field takes only the numbers that its enumeration has."""
-    kind = field.message_type.fields_by_name["value"].enum_type if _is_map(field) else field.enum_type
-    return kind is not None and bool(kind.is_closed)
-
-
 def _value(message: Message, field: Any) -> Any:
     if field.has_presence and not message.HasField(field.name):
         return None
     value = getattr(message, field.name)
-    if _is_map(field):
+    if is_map(field):
         item = field.message_type.fields_by_name["value"]
         return [(str(key), _plain(item, value[key])) for key in value]
     return [_plain(field, element) for element in value] if field.is_repeated else _plain(field, value)

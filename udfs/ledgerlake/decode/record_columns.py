@@ -6,23 +6,35 @@ is decoded by the version that wrote it, and its fields are put into the columns
 of names does not count, as in Delta. A field that its version lacks is null.
 
 A type is fixed by the first schema that has the field. Later ones fit if their values do: a number
-fits if it stays the same number, nested records, arrays and maps fit by their parts. A value that
-does not fit is bad, with the reason; the other values of its batch are not affected.
+fits if it stays the same number, nested records, arrays and maps fit by their parts. Once there are
+files, a record in a map gets no more fields. A value that does not fit is bad, with the reason; the
+other values of its batch are not affected.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+import contextlib
+import re
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.decode.columns import COLUMNS_MOST, SCHEMAS_KEPT, DecodedValues, check_depth, column_count, without
+from ledgerlake.decode.columns import (
+    COLUMNS_MOST,
+    SCHEMAS_KEPT,
+    DecodedValues,
+    check_depth,
+    column_count,
+    has_column,
+    without,
+)
 from ledgerlake.decode.times import without_python_time
 from ledgerlake.decode.values import column_type
 from ledgerlake.errors import SetupError
+from ledgerlake.outside import Unreadable, reading
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,8 +47,14 @@ PULSAR_COLUMN = "pulsar"
 # The column of values that are no record.
 VALUE_COLUMN = "value"
 
+# Columns that Spark adds to a table while it reads it or its changes. With one of its own it fails.
+_RESERVED = re.compile(r"_change_type$|_commit_(version|timestamp)$|_tmp_metadata_|__delta_internal_", re.IGNORECASE)
+
 # Spark takes none of the signs, and Arrow ends a name at a zero byte.
 _FORBIDDEN = {*" ,;{}()=.\x7f", *map(chr, range(32))}
+# The statistics of each file repeat the names of its columns.
+_NAME_MOST_BYTES = 255
+
 _OTHER_SHAPE = 'set [delta] shape = "messages"'
 
 _WIDE_DECIMAL = pa.decimal128(38, 0)
@@ -61,21 +79,26 @@ def record_of(schema: ValueSchema) -> pa.StructType:
     return _storable(record) or pa.struct([])
 
 
-def united(known: pa.DataType, more: pa.DataType) -> pa.DataType:
+def united(known: pa.DataType, more: pa.DataType, *, has_files: bool = False) -> pa.DataType:
     """Return a type with the fields of both. Where both have a field, its type stays as it is
     known, with the parts that the other one adds.
+
+    Args:
+        has_files: there are files with the known type. The SQL of delta-rs cannot read them as a
+            type that has more in a map, so nothing is added in maps.
     """
+    unite = partial(united, has_files=has_files)
     if pa.types.is_struct(known) and pa.types.is_struct(more):
         others = {field.name.lower(): field for field in more}
         fields = []
         for field in known:
             other = others.pop(field.name.lower(), None)
-            fields.append(field if other is None else field.with_type(united(field.type, other.type)))
+            fields.append(field if other is None else field.with_type(unite(field.type, other.type)))
         return pa.struct([*fields, *(field.with_nullable(True) for field in others.values())])
     if pa.types.is_list(known) and pa.types.is_list(more):
-        return pa.list_(known.value_field.with_type(united(known.value_type, more.value_type)))
-    if pa.types.is_map(known) and pa.types.is_map(more):
-        return pa.map_(known.key_type, known.item_field.with_type(united(known.item_type, more.item_type)))
+        return pa.list_(known.value_field.with_type(unite(known.value_type, more.value_type)))
+    if pa.types.is_map(known) and pa.types.is_map(more) and not has_files:
+        return pa.map_(known.key_type, known.item_field.with_type(unite(known.item_type, more.item_type)))
     return known
 
 
@@ -102,7 +125,7 @@ def as_records(decoded: DecodedValues, record: pa.StructType) -> DecodedValues:
         values = pa.StructArray.from_arrays([values], names=[VALUE_COLUMN], mask=values.is_null())
     fitted, misfits = _fit(values, record, "")
     bad = without_python_time(fitted) | misfits | decoded.bad
-    return DecodedValues(without(fitted, bad), bad)
+    return DecodedValues(without(fitted, bad), bad, decoded.too_large)
 
 
 def check_columns(columns: pa.StructType, what: str, advice: str = f"; {_OTHER_SHAPE}") -> None:
@@ -117,6 +140,9 @@ def check_columns(columns: pa.StructType, what: str, advice: str = f"; {_OTHER_S
     """
     check_depth(columns, what, advice)
     _check_names(columns, what, advice)
+    for field in columns:
+        if _RESERVED.match(field.name):
+            raise SetupError(f"{what} has a field {field.name!r}, which is a column of Delta's own to Spark{advice}")
 
 
 def _check_names(kind: pa.DataType, what: str, advice: str) -> None:
@@ -129,6 +155,10 @@ def _check_names(kind: pa.DataType, what: str, advice: str) -> None:
         for field in kind:
             if _FORBIDDEN.intersection(field.name) or not field.name:
                 raise SetupError(f"{what} has a field {field.name!r}, whose name Delta does not take{advice}")
+            if len(field.name.encode()) > _NAME_MOST_BYTES:
+                raise SetupError(
+                    f"{what} has a field {field.name[:40]!r}..., whose name has more than {_NAME_MOST_BYTES} bytes{advice}"
+                )
             if field.name.lower() in seen:
                 raise SetupError(
                     f"{what} has two fields {field.name!r} that differ in case at most, which are one column to Delta{advice}"
@@ -181,7 +211,7 @@ def _fit_struct(values: pa.StructArray, target: pa.StructType, path: str) -> tup
         columns.append(fitted)
         bad = misfits | bad
     for name, part in parts.items():
-        if _storable(part.type) is None:
+        if not has_column(part.type):
             continue
         rows = np.flatnonzero(part.is_valid().to_numpy(False)).tolist()
         bad = dict.fromkeys(rows, f"the table has no column for {_inside(path, name)}") | bad
@@ -225,17 +255,16 @@ def _fit_numbers(values: pa.Array, target: pa.DataType, path: str) -> tuple[pa.A
 
 
 def _fit_decimals(values: pa.Array, target: pa.DataType, path: str) -> tuple[pa.Array, dict[int, str]]:
-    try:
+    # Arrow converts all of them or none.
+    with contextlib.suppress(Unreadable), reading():
         return _exact(values, target), {}
-    except pa.ArrowInvalid:
-        # Arrow converts all of them or none.
-        pass
     fitted: list[pa.Array] = []
     bad: dict[int, str] = {}
     for row in range(len(values)):
         try:
-            fitted.append(_exact(values.slice(row, 1), target))
-        except pa.ArrowInvalid:
+            with reading():
+                fitted.append(_exact(values.slice(row, 1), target))
+        except Unreadable:
             fitted.append(pa.nulls(1, target))
             bad[row] = f"{_inside(path)} {values[row].as_py()} is no {target}"
     return pa.concat_arrays(fitted), bad

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ledgerlake.decode import schema
-from ledgerlake.decode.columns import Encoded, first_line
+from ledgerlake.decode.columns import Encoded, halved
 from ledgerlake.decode.record_columns import as_records, record_of
 from ledgerlake.decode.typed import (
     by_version,
@@ -142,29 +142,12 @@ def _of_version(
 def _decoded(
     encoded: Encoded, decode: Decoder, record: pa.StructType, rows: NDArray[np.int64]
 ) -> tuple[pa.Array, list[Misfit]]:
-    """Decode values; if that fails for all together, halve them until it fails for single ones."""
-    try:
-        decoded = decode(encoded)
-        fitted = as_records(decoded, record)
-    except (ValueError, OverflowError, pa.ArrowException) as error:
-        if len(rows) == 1:
-            return _none(encoded, record, rows, SCHEMA_MISMATCH, first_line(error))
-        half = len(rows) // 2
-        parts = [
-            _decoded(_slice(encoded, start, end), decode, record, rows[start:end])
-            for start, end in ((0, half), (half, len(rows)))
-        ]
-        return pa.concat_arrays([values for values, _ in parts]), [misfit for _, of_part in parts for misfit in of_part]
+    fitted = halved(encoded, lambda part: as_records(decode(part), record), record)
     misfits = [
-        Misfit(int(rows[row]), VALUE_TOO_LARGE if row in decoded.too_large else SCHEMA_MISMATCH, detail)
+        Misfit(int(rows[row]), VALUE_TOO_LARGE if row in fitted.too_large else SCHEMA_MISMATCH, detail)
         for row, detail in sorted(fitted.bad.items())
     ]
     return fitted.values, misfits
-
-
-def _slice(encoded: Encoded, start: int, end: int) -> Encoded:
-    keys = None if encoded.keys is None else encoded.keys.slice(start, end - start)
-    return Encoded(encoded.payloads.slice(start, end - start), keys)
 
 
 def _none(

@@ -23,6 +23,7 @@ import pyarrow as pa
 from ledgerlake.decode.columns import first_line
 from ledgerlake.decode.schema import TIMESTAMP
 from ledgerlake.errors import SetupError, UsageError
+from ledgerlake.outside import Unreadable, reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -79,6 +80,10 @@ _STEADY_MACROS = re.compile(
 # process. All other functions and types were tried with such values (see ``tests.decode.deep_values``).
 _RECURSING = {"json_contains"}
 _RECURSING_TYPE = "variant"
+
+# What takes memory that DuckDB does not count, for two texts as much as the product of their lengths: two
+# gigabytes for 16,000 characters. ``levenshtein`` takes as much as they are long.
+_UNCOUNTED = {"damerau_levenshtein"}
 
 # An aggregate of a list that draws a sample.
 _SAMPLING = "reservoir_quantile"
@@ -175,34 +180,32 @@ class RowQuery:
         Raises:
             SetupError: as ``columns``.
         """
-        import duckdb
-
         columns = self.columns(messages.schema)
         try:
             return self._run(messages, columns)
-        except (duckdb.Error, pa.ArrowException):
+        except Unreadable:
             return self._without_bad(messages, columns)
 
     def _run(self, messages: pa.RecordBatch, columns: pa.StructType) -> Answer:
-        answer = _run(self._numbered, messages)
-        rows = answer.column(answer.num_columns - 1).to_numpy()
+        with reading():
+            answer = _run(self._numbered, messages)
+            rows = answer.column(answer.num_columns - 1).to_numpy()
+            values = [_one_chunk(answer.column(place)).cast(kind.type) for place, kind in enumerate(columns)]
         if len(rows) and ((np.diff(rows) <= 0).any() or rows[-1] >= messages.num_rows):
             raise AssertionError(f"{self._where} does not give each message once, in their order")
-        values = [_one_chunk(answer.column(place)).cast(kind.type) for place, kind in enumerate(columns)]
         struct = pa.StructArray.from_arrays(values, fields=list(columns)) if values else _no_columns(len(rows))
         return Answer(struct, rows)
 
     def _without_bad(self, messages: pa.RecordBatch, columns: pa.StructType) -> Answer:
         """Run the query over the messages for which it does not fail."""
-        import duckdb
-
         try:
             return self._run(messages, columns)
-        except (duckdb.Error, pa.ArrowException):
+        except Unreadable:
             pass
         try:
-            bad = _run(self._failing, messages).column(0).to_numpy()
-        except (duckdb.Error, pa.ArrowException):
+            with reading():
+                bad = _run(self._failing, messages).column(0).to_numpy()
+        except Unreadable:
             # Not by an expression; too little memory, for example.
             bad = np.empty(0, dtype=np.int64)
         if not len(bad):
@@ -220,13 +223,11 @@ class RowQuery:
         """Run the query; if it fails for all messages together, halve them until it fails for
         single ones.
         """
-        import duckdb
-
         try:
             return self._run(messages, columns)
-        except (duckdb.Error, pa.ArrowException) as error:
+        except Unreadable as failure:
             if messages.num_rows <= 1:
-                return Answer(pa.array([], columns), np.empty(0, dtype=np.int64), {0: first_line(error)})
+                return Answer(pa.array([], columns), np.empty(0, dtype=np.int64), {0: first_line(failure.error)})
         half = messages.num_rows // 2
         first, second = messages.slice(0, half), messages.slice(half)
         return joined(self._halved(first, columns), self._halved(second, columns), half)
@@ -237,19 +238,21 @@ class RowQuery:
         Raises:
             SetupError: as ``columns``.
         """
-        import duckdb
-
         nothing = _batch_of(messages, 0)
         try:
-            # The query as it was written, so that the error has its lines.
-            _run_as_written(self._text, nothing)
-            answer = _run(self._numbered, nothing)
-        except duckdb.Error as error:
-            raise SetupError(f"{self._where} does not fit the messages: {_with_line(error, self._text)}") from None
+            with reading():
+                # The query as it was written, so that the error has its lines.
+                _run_as_written(self._text, nothing)
+                answer = _run(self._numbered, nothing)
+        except Unreadable as failure:
+            said = _with_line(failure.error, self._text)
+            raise SetupError(f"{self._where} does not fit the messages: {said}") from None
         try:
-            _run(self._numbered, _batch_of(messages, 1))
-        except (duckdb.Error, pa.ArrowException) as error:
-            raise SetupError(f"{self._where} fails for any message: {_with_line(error, self._text)}") from None
+            with reading():
+                _run(self._numbered, _batch_of(messages, 1))
+        except Unreadable as failure:
+            said = _with_line(failure.error, self._text)
+            raise SetupError(f"{self._where} fails for any message: {said}") from None
         return answer
 
     def _check_session_names(self, messages: pa.Schema) -> None:
@@ -330,12 +333,11 @@ def row_condition(text: str, where: str) -> Condition:
 
 def _parsed(text: str, where: str) -> dict[str, Any]:
     """Return the one select of a query, as DuckDB parses it."""
-    import duckdb
-
     try:
-        parsed = json.loads(_value("select json_serialize_sql(?)", text))
-    except (duckdb.Error, RecursionError):
-        raise UsageError(f"{where} is nested too deeply; write it shorter") from None
+        with reading():
+            parsed = json.loads(_value("select json_serialize_sql(?)", text))
+    except Unreadable:
+        raise UsageError(f"{where} has a wrong text, or is nested too deeply; write it shorter") from None
     if parsed["error"]:
         line = text.encode()[: int(parsed.get("position", 0))].count(b"\n") + 1
         raise UsageError(f"{where} cannot be read: {parsed['error_message']} (line {line})")
@@ -397,7 +399,7 @@ def _steady_functions() -> frozenset[str]:
     """Return the functions of one row that always give the same."""
     found = _connection().execute("select function_name, function_type, stability from duckdb_functions()").fetchall()
     others = {name for name, kind, stability in found if stability == "VOLATILE" or kind in ("aggregate", "window")}
-    steady = {name for name, kind, _ in found if kind == "scalar"} - _CHANGING - _RECURSING
+    steady = {name for name, kind, _ in found if kind == "scalar"} - _CHANGING - _RECURSING - _UNCOUNTED
     return (
         frozenset(steady | {name for name, kind, _ in found if kind == "macro" and _STEADY_MACROS.fullmatch(name)})
         - others
@@ -418,14 +420,15 @@ def _numbered(node: dict[str, Any]) -> str:
 
 def _failing(node: dict[str, Any]) -> str:
     """Return a query of the numbers of the rows for which an expression fails. ``try`` makes null
-    of a failure, and nothing else makes null of ``is null``.
+    of a failure, and nothing else makes null of a hash. DuckDB knows without computing it that a list
+    or a struct is not null, but it must compute all parts for a hash.
     """
     alias = node["from_table"]["alias"] or RELATION
     expressions = [part for part in node["select_list"] if part["class"] not in ("STAR", "COLUMN_REF")]
     for star in _nodes(node["select_list"]):
         expressions += [replaced["value"] for replaced in star.get("replace_list") or () if star["class"] == "STAR"]
     texts = [_expression(part) for part in expressions]
-    fails = " or ".join(f"try(({text}) is null) is null" for text in texts) or "false"
+    fails = " or ".join(f"try(hash({text})) is null" for text in texts) or "false"
     if node["where_clause"] is not None:
         holds = f"coalesce(({_expression(node['where_clause'])}), false)"
         fails = f"try({holds}) is null or (try({holds}) and ({fails}))"
@@ -498,6 +501,9 @@ def _with_relations(relations: Mapping[str, pa.Table], text: str) -> pa.Table:
         connection.register(name, rows)
     try:
         return connection.sql(text).to_arrow_table()
+    except UnicodeDecodeError as error:
+        # DuckDB quotes a value in its error, and cuts it within a character.
+        raise ValueError(error.object.decode(errors="replace")) from None
     finally:
         for name in relations:
             connection.unregister(name)

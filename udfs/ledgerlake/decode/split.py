@@ -8,7 +8,9 @@ Kinds of pieces:
     marker    the list of a large message's chunks (PIP-37, option 2), see ``wire.chunks``
     reject    an entry that was rejected when it was read, or is lost (``rejects.reject_frame``)
 
-Each chunk, marker and reject is its own piece. A chunk is never ``delayed``, even if it has a
+Each chunk, marker and reject is its own piece. The others are cut at a few chunks and markers of a
+bundle, so that a message that one of them completes comes between its neighbours. A piece costs as
+much as hundreds of its entries, so beyond these places all the rest is together. A chunk is never ``delayed``, even if it has a
 delivery time. The delivery time of an entry is used only if its checksum is right: a damaged entry
 is rejected at once.
 """
@@ -51,6 +53,10 @@ class PieceKind(str, Enum):
 
 # The largest entry id in a bitmap of the delayed index. Brokers close ledgers long before.
 MAX_DELAYED_ENTRY_ID = 2**32 - 1
+
+# At so many chunks and markers of a bundle the other entries are cut. A bundle with more has tiny ones,
+# and messages of these are sorted in memory.
+_MOST_CUTS = 8
 
 
 @dataclass(frozen=True)
@@ -95,24 +101,31 @@ def split_bundle(frames: bytes | bytearray | memoryview) -> Iterator[tuple[Piece
 
 
 def _pieces(count: int, kinds: dict[int, PieceKind]) -> Iterator[tuple[PieceKind, list[tuple[int, int]]]]:
-    """Yield kinds with their runs of rows (first and last). Between chunks, markers and rejects
-    there is one piece of each other kind.
+    """Yield kinds with their runs of rows (first and last). Between chunks and markers there is one
+    piece of each other kind. Behind ``_MOST_CUTS`` of them, one piece of each other kind comes first,
+    and then the chunks and markers.
 
     The piece with the first row comes first.
     """
     together: dict[PieceKind, list[tuple[int, int]]] = {}
+    uncut: list[tuple[PieceKind, list[tuple[int, int]]]] = []
+    cuts = 0
     rows = sorted({0, count, *kinds, *(row + 1 for row in kinds)})
     for first, end in pairwise(rows):
         kind = kinds.get(first, PieceKind.ENTRIES)
-        if kind in (PieceKind.CHUNK, PieceKind.MARKER):
+        if kind in (PieceKind.CHUNK, PieceKind.MARKER) and cuts == _MOST_CUTS:
+            uncut.append((kind, [(first, end - 1)]))
+        elif kind in (PieceKind.CHUNK, PieceKind.MARKER):
             yield from together.items()
             yield kind, [(first, end - 1)]
             together = {}
+            cuts += 1
         elif together.get(kind, [(0, -2)])[-1][1] == first - 1:
             together[kind][-1] = (together[kind][-1][0], end - 1)
         else:
             together.setdefault(kind, []).append((first, end - 1))
     yield from together.items()
+    yield from uncut
 
 
 def read_delayed(frames: bytes | memoryview) -> DelayedEntries:

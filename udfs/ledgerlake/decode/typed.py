@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.decode.columns import DecodedValues, Decoder, Encoded
+from ledgerlake.decode.columns import DecodedValues, Decoder, Encoded, halved
 from ledgerlake.decode.times import with_python_times
 from ledgerlake.decode.values import column_type, decoder
 from ledgerlake.decode.weights import cuts
@@ -162,7 +162,7 @@ def _by_version(
     for version, rows in by_version(versions):
         decode = _decoder(version, reader, of_version)
         part = take(encoded, rows)
-        found = _undecoded(part, reader) if decode is None else with_python_times(decode(part))
+        found = _undecoded(part, reader) if decode is None else _decoded(part, decode, column_type(reader))
         reason = UNDECODABLE_VALUE if not version or of_version(version) else UNKNOWN_SCHEMA
         reasons.update((int(rows[row]), VALUE_TOO_LARGE if row in found.too_large else reason) for row in found.bad)
         pieces.append(found.values)
@@ -185,6 +185,10 @@ def _decoder(version: bytes | None, reader: ValueSchema, of_version: SchemaOfVer
     except SetupError:
         # The reader's own schema has a column, or the read would not have begun.
         return None
+
+
+def _decoded(encoded: Encoded, decode: Decoder, target: pa.DataType) -> DecodedValues:
+    return halved(encoded, lambda part: with_python_times(decode(part)), target)
 
 
 def _undecoded(encoded: Encoded, reader: ValueSchema) -> DecodedValues:

@@ -29,10 +29,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,6 +43,7 @@ from ledgerlake.decode.protobufs import message_decoder, message_type
 from ledgerlake.decode.records import record_decoder, record_type
 from ledgerlake.decode.weights import Weigher, fixed_bytes
 from ledgerlake.errors import SetupError
+from ledgerlake.outside import Unreadable, reading
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.value_schema import ValueSchema
 
@@ -51,8 +52,36 @@ if TYPE_CHECKING:
 
 _T = pb.Schema
 
+_Answer = TypeVar("_Answer")
 
-@lru_cache(SCHEMAS_KEPT)
+
+class _Remembered(Generic[_Answer]):
+    """A function whose answers are kept, and its errors too: to refuse a schema may take as long as to
+    compile it, and each message can name it.
+    """
+
+    def __init__(self, call: Callable[..., _Answer]) -> None:
+        self.__doc__ = call.__doc__
+        self._kept = lru_cache(SCHEMAS_KEPT)(partial(_outcome, call))
+
+    def __call__(self, *schemas: ValueSchema) -> _Answer:
+        answer, error = self._kept(*schemas)
+        if error is not None:
+            raise error.with_traceback(None)
+        return cast("_Answer", answer)
+
+    def cache_clear(self) -> None:
+        self._kept.cache_clear()
+
+
+def _outcome(call: Callable[..., _Answer], *schemas: ValueSchema) -> tuple[_Answer | None, SetupError | None]:
+    try:
+        return call(*schemas), None
+    except SetupError as error:
+        return None, error
+
+
+@_Remembered
 def column_type(schema: ValueSchema) -> pa.DataType:
     """Return the column type for values of a schema.
 
@@ -89,7 +118,7 @@ def record_name(schema: ValueSchema) -> str:
     return f"{namespace}.{name}" if namespace and "." not in name else name
 
 
-@lru_cache(SCHEMAS_KEPT)
+@_Remembered
 def decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
     """Return a decoder that reads values of one schema as those of another.
 
@@ -109,9 +138,10 @@ def _damage_said() -> Iterator[None]:
         SetupError: the block failed.
     """
     try:
-        yield
-    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-        reason = first_line(error)
+        with reading():
+            yield
+    except Unreadable as failure:
+        reason = first_line(failure.error)
         raise SetupError(f"a schema is damaged ({reason}); read the topic with schema = bytes") from None
 
 
