@@ -39,6 +39,10 @@ class _Consumer:
     subscription: str = ""
     connected_since: str = ""
     read_compacted: bool = False
+    start: Position = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start = self.after
 
 
 class _Connection(Connection):
@@ -62,7 +66,8 @@ class Peer:
         entries: position and stored bytes, in order. last_position: what GET_LAST_MESSAGE_ID
         answers; None: the last entry. rewrite: turns an outgoing MESSAGE frame into what is really
         sent. drop_after: the connection is cut after so many entries, once. refuse_subscribe: an
-        error code for the next subscriptions, taken one by one. compacted: what compacted readers
+        error code for the next subscriptions, taken one by one. refuse_topics: the answer to all
+        subscriptions of some topics. compacted: what compacted readers
         get in place of ``entries``; None: the same. last_entry: the stored entry behind the answer
         to GET_LAST_MESSAGE_ID, for who knows protocol v22 (PIP-429). cannot_tell_last: compacted
         readers that ask for the last message get an error, as of a 4.0 broker. unreadable_last:
@@ -70,6 +75,8 @@ class Peer:
         entry. is_deleted: the topic is not there any more. challenges: how many connections are
         asked again who they are, before or behind an answer. credentials: what clients said of
         themselves. tls: speaks TLS with this context; ``host`` is where it listens.
+        expires: once a consumer has got an entry, message expiry acknowledges the others for it.
+        markers: positions that it names, and passes over for each consumer, as it acknowledges them itself.
         first_ledger_id: where the topic begins; None: with the ledger of the first entry. topics:
         what the namespace holds; None: the one topic. received: the entries that producers sent, in
         order, whether their numbers were known or not. pushes_only: entries are taken and known by
@@ -91,8 +98,11 @@ class Peer:
     rewrite: Callable[[Position, bytes], bytes] = lambda _position, frame: frame
     drop_after: int | None = None
     refuse_subscribe: list[int] = field(default_factory=list)
+    refuse_topics: dict[str, tuple[pb.ServerError, str]] = field(default_factory=dict)
     max_message_bytes: int = 5 * 1024 * 1024
     hold_back: set[Position] = field(default_factory=set)
+    markers: set[Position] = field(default_factory=set)
+    expires: bool = False
     requests: list[str] = field(default_factory=list)
     acknowledged: Position | None = None
     drop_acknowledgements: int = 0
@@ -348,13 +358,20 @@ class Peer:
         first = (
             self.first_ledger_id if self.first_ledger_id is not None else (entries[0][0].ledger_id if entries else 0)
         )
-        marked = Position(first, -1) if consumer.after == Position(-1, -1) else consumer.after
+        marked = Position(first, -1) if consumer.start == Position(-1, -1) else consumer.start
+        for position, _ in entries:
+            if position > marked and position not in self.markers and not self._is_expired(consumer):
+                break
+            marked = max(marked, position)
         if consumer.durable:
             marked = self.acknowledged or Position(first, -1)
         answer = {"last_message_id": to_wire(last), "consumer_mark_delete_position": to_wire(marked)}
         knows_entries = self._client_version >= commands.LAST_ENTRY_PROTOCOL_VERSION
         behind = self.last_entry if consumer.read_compacted and knows_entries else b""
         connection.send(_encode("GET_LAST_MESSAGE_ID_RESPONSE", behind, request_id=request_id, **answer))
+
+    def _is_expired(self, consumer: _Consumer) -> bool:
+        return self.expires and consumer.after != consumer.start
 
     def _seen_by(self, consumer: _Consumer) -> list[tuple[Position, bytes]]:
         return self.compacted if consumer.read_compacted and self.compacted is not None else self.entries
@@ -367,6 +384,9 @@ class Peer:
             code = self.refuse_subscribe.pop(0)
             connection.send(commands.error(event.request_id, cast(pb.ServerError, code), "the test says no"))
             return
+        if refusal := self.refuse_topics.get(event.topic):
+            connection.send(commands.error(event.request_id, *refusal))
+            return
         if event.subscription in self.subscriptions and not event.durable:
             words = "Durable subscription with the same name already exists."
             connection.send(commands.error(event.request_id, pb.NotAllowedError, words))
@@ -378,6 +398,8 @@ class Peer:
             self.subscriptions.setdefault(event.subscription, False)
         start = from_wire(event.start_message_id).position
         after = start if start == Position(-1, -1) else Position(start.ledger_id, start.entry_id - 1)
+        if self.entries:
+            after = min(after, self.entries[-1][0])
         if event.durable:
             after = self.acknowledged or BEFORE_ALL
         consumers[event.consumer_id] = _Consumer(
@@ -409,8 +431,10 @@ class Peer:
         if self.adds_up_claims:
             return
         for position, entry in self._seen_by(consumer):
-            if position <= consumer.after or consumer.permits <= 0 or position in self.hold_back:
+            if position <= consumer.after or consumer.permits <= 0 or position in self.hold_back | self.markers:
                 continue
+            if self._is_expired(consumer):
+                return
             if self.drop_after is not None and self._sent >= self.drop_after:
                 self.drop_after = None
                 accepted.shutdown(socket.SHUT_RDWR)

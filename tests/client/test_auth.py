@@ -14,8 +14,10 @@ from urllib.parse import parse_qs
 import pytest
 
 from ledgerlake.client import auth
-from ledgerlake.client.auth import NO_AUTHENTICATION, Authentication, hint, parse_authentication
+from ledgerlake.client.auth import NO_AUTHENTICATION, Authentication, SentCredentials, hint, parse_authentication
 from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.producer import EntryProducer
+from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import TopicSelection
 from ledgerlake.client.transport import TlsSettings
 from ledgerlake.devbroker.security import make_security
@@ -24,14 +26,17 @@ from ledgerlake.errors import (
     LedgerlakeError,
     ProtocolError,
     SetupError,
+    TopicNotFoundError,
     TransportError,
     UsageError,
 )
 from ledgerlake.options.config import parse_config
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire import commands
+from ledgerlake.wire.message_id import BEFORE_ALL
 from tests.entries import single
-from tests.peer import TOPIC, Peer
+from tests.peer import TOPIC, Peer, _encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,6 +78,7 @@ def test_a_secret_is_read_where_it_is_said_to_be(tmp_path: Path, monkeypatch: py
     ("plugin", "parameters", "message"),
     [
         ("kerberos", "", "'kerberos' is not known; it is token, oauth2, basic or tls"),
+        ("token:eyJhbGciOiJI", "", "the plugin is not known"),
         ("token", "", "the token is missing"),
         ("token", "eyJhbGciOiJI", "Spark would show this secret in its plans; write secret: before it"),
         ("basic", "u:p", "Spark would show"),
@@ -86,6 +92,7 @@ def test_a_secret_is_read_where_it_is_said_to_be(tmp_path: Path, monkeypatch: py
         ("basic", "secret:u", "write user:password"),
         ("oauth2", "x", "no JSON object"),
         ("oauth2", "{}", "needs issuerUrl"),
+        ("oauth2", '{"issuerUrl": "https://u:p@i", "privateKey": "file:x"}', "issuerUrl holds no user and no password"),
         ("oauth2", '{"issuerUrl": "https://i", "privateKey": "data:application/json;base64,e30="}', "Spark would show"),
     ],
 )
@@ -116,14 +123,20 @@ def token(claims: dict[str, Any]) -> Authentication:
     return parsed("token", f"token:x.{middle}.y")
 
 
+def refusal_hint(authentication: Authentication, now_s: float) -> str:
+    sent = SentCredentials(authentication)
+    sent.next()
+    return hint(authentication, sent.last, now_s)
+
+
 def test_a_refused_token_is_looked_at_for_when_it_expired() -> None:
     assert (
-        hint(token({"exp": 1_700_000_000}), 1_800_000_000)
+        refusal_hint(token({"exp": 1_700_000_000}), 1_800_000_000)
         == "; the token expired at 2023-11-14T22:13:20Z; get a new one"
     )
     for authentication in (token({"exp": 1_900_000_000}), token({"sub": "x"}), parsed("token", "token:garbage")):
-        assert hint(authentication, 1_800_000_000).startswith("; check the token")
-    assert hint(NO_AUTHENTICATION, 0).startswith("; no authentication is configured; set one")
+        assert refusal_hint(authentication, 1_800_000_000).startswith("; check the token")
+    assert refusal_hint(NO_AUTHENTICATION, 0).startswith("; no authentication is configured; set one")
 
 
 class Issuer(BaseHTTPRequestHandler):
@@ -206,6 +219,18 @@ def test_oauth2_fetches_a_token_and_keeps_it_until_it_is_about_to_expire(
     monkeypatch.setattr(auth, "_SPARE_S", 4000)
     auth._cached_token.cache_clear()
     assert (authentication.data(), authentication.data()) == (b"access-2", b"access-3")
+
+
+def test_a_token_that_was_kept_and_is_refused_is_fetched_again_and_a_fresh_one_is_wrong(
+    issuer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authentication = oauth2(issuer, tmp_path)
+    assert authentication.data() == b"access-1"
+    assert not authentication.forget()
+    monkeypatch.setattr(auth, "_FRESH_S", -1.0)
+    assert authentication.forget()
+    assert authentication.data() == b"access-2"
+    assert not parsed("token", "token:x").forget()
 
 
 @pytest.mark.parametrize("key_form", ["as it is", "env", "file", "path", "data"])
@@ -461,6 +486,159 @@ def test_of_several_addresses_one_that_answers_is_enough() -> None:
         cluster.close()
 
 
+_NOT_READY: dict[str, Any] = {"error": pb.ServiceNotReady, "message": "no metadata store"}
+
+
+@pytest.mark.parametrize(
+    "sick",
+    [
+        pytest.param(Peer(greeting=commands.error(2**64 - 1, pb.ServiceNotReady, "no metadata store")), id="not ready"),
+        pytest.param(Peer(greeting=commands.error(2**64 - 1, pb.AuthenticationError, "who?")), id="does not know us"),
+        pytest.param(Peer(greeting=b"HTTP/1.1 400 Bad Request\r\n\r\n"), id="another program"),
+        pytest.param(
+            Peer(lookup={"response": pb.CommandLookupTopicResponse.Failed, **_NOT_READY}), id="a failing lookup"
+        ),
+    ],
+)
+def test_of_several_addresses_one_that_is_well_is_enough(sick: Peer) -> None:
+    with sick, Peer() as well:
+        well.add(single(b"v"))
+        url = f"{sick.url},{well.url.removeprefix('pulsar://')}"
+        cluster = Cluster(ClientSettings(url, give_up_after_s=0, request_timeout_s=5))
+        assert cluster.topic_partitions(TOPIC) == [TOPIC]
+        assert EntryReader(cluster, TOPIC, BEFORE_ALL).next(5.0) is not None
+        asked = len(sick.requests)
+        cluster.session_for(TOPIC)
+        assert len(sick.requests) == asked
+        cluster.close()
+
+
+def test_an_address_with_a_wrong_certificate_leads_to_the_next_one(tmp_path: Path) -> None:
+    peers, ca_files = [], []
+    for name in ("other", "trusted"):
+        ca_files.append(make_security(tmp_path / name).ca_file)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(tmp_path / name / "broker.pem", tmp_path / name / "broker.key.pem")
+        peers.append(Peer(tls=context))
+    with peers[0] as other, peers[1] as trusted:
+        url = f"{other.url},{trusted.url.removeprefix('pulsar+ssl://')}"
+        cluster = Cluster(ClientSettings(url, tls=TlsSettings(ca_files[1]), give_up_after_s=0))
+        assert cluster.topic_partitions(TOPIC) == [TOPIC]
+        cluster.close()
+
+
+def test_if_no_address_lets_us_in_the_last_one_says_why() -> None:
+    with Peer(greeting=commands.error(2**64 - 1, pb.AuthenticationError, "who?")) as peer:
+        cluster = Cluster(ClientSettings(f"pulsar://127.0.0.1:1,{peer.url.removeprefix('pulsar://')}"))
+        with pytest.raises(BrokerError, match="AuthenticationError: who"):
+            cluster.topic_partitions(TOPIC)
+
+
+def test_a_final_answer_of_one_address_is_that_of_all() -> None:
+    with Peer(missing_topics={TOPIC}) as first, Peer() as second:
+        cluster = Cluster(ClientSettings(f"{first.url},{second.url.removeprefix('pulsar://')}"))
+        with pytest.raises(TopicNotFoundError):
+            cluster.topic_partitions(TOPIC)
+        assert second.requests == []
+        cluster.close()
+
+
 def test_parameters_that_are_nested_without_end_are_refused() -> None:
     with pytest.raises(UsageError, match="no JSON object"):
         parse_authentication("oauth2", "secret:" + "[" * 100_000, "here")
+
+
+class _Repeating(Peer):
+    """A broker that repeats credentials in a refusal: of a connection, or of a topic that is named."""
+
+    def _answer(self, connection: Any, consumers: Any, event: Any) -> None:
+        if isinstance(event, pb.CommandConnect):
+            refusal = f"no role for {event.auth_data.decode()}"
+            if TOPIC not in self.refuse_topics:
+                connection.send(_encode("ERROR", request_id=0, error=pb.AuthenticationError, message=refusal))
+                return
+            self.refuse_topics[TOPIC] = (pb.AuthorizationError, refusal)
+        super()._answer(connection, consumers, event)
+
+
+@pytest.mark.parametrize("refused_topics", [{}, {TOPIC: (pb.AuthorizationError, "")}])
+@pytest.mark.parametrize(
+    "credentials", [Authentication("token", "token:SECRET"), Authentication("basic", "joe:SECRET")]
+)
+def test_credentials_that_a_broker_repeats_are_in_no_error(
+    credentials: Authentication, refused_topics: dict[str, Any]
+) -> None:
+    with _Repeating(refuse_topics=refused_topics) as peer:
+        cluster = Cluster(ClientSettings(peer.url, authentication=credentials))
+        with pytest.raises(BrokerError, match="no role for") as caught:
+            EntryReader(cluster, TOPIC, BEFORE_ALL).next(1.0)
+        cluster.close()
+    assert "SECRET" not in str(caught.value)
+
+
+def _refusal(cluster: Cluster) -> str:
+    """Return what a reader says of a broker that refuses it."""
+    with pytest.raises(LedgerlakeError, match="no role for") as caught:
+        EntryReader(cluster, TOPIC, BEFORE_ALL).next(1.0)
+    cluster.close()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("refused_topics", [{}, {TOPIC: (pb.AuthorizationError, "")}])
+def test_a_credential_that_was_renewed_after_it_was_sent_is_in_no_error(
+    refused_topics: dict[str, Any], tmp_path: Path
+) -> None:
+    class Renewing(_Repeating):
+        def _answer(self, connection: Any, consumers: Any, event: Any) -> None:
+            (tmp_path / "token").write_text("a-new-one")
+            super()._answer(connection, consumers, event)
+
+    (tmp_path / "token").write_text("SECRET")
+    credentials = Authentication("token", f"file:{tmp_path}/token")
+    with Renewing(refuse_topics=refused_topics) as peer:
+        assert "SECRET" not in _refusal(Cluster(ClientSettings(peer.url, authentication=credentials)))
+
+
+@pytest.mark.parametrize("refused_topics", [{}, {TOPIC: (pb.AuthorizationError, "")}])
+def test_no_other_token_is_fetched_for_an_error(
+    issuer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused_topics: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(Issuer, "expires_in", None)
+    with _Repeating(refuse_topics=refused_topics) as peer:
+        cluster = Cluster(ClientSettings(peer.url, authentication=oauth2(issuer, tmp_path), give_up_after_s=0))
+        assert "access-1" not in _refusal(cluster)
+    assert len(Issuer.forms) == 1
+
+
+def test_credentials_are_in_no_error_of_an_entry_that_is_refused() -> None:
+    class Refusing(Peer):
+        def _answer(self, connection: Any, consumers: Any, event: Any) -> None:
+            if not isinstance(event, pb.CommandSend):
+                super()._answer(connection, consumers, event)
+                return
+            number: dict[str, Any] = {"producer_id": event.producer_id, "sequence_id": event.sequence_id}
+            refusal = f"{self.credentials[0][1].decode()} may not produce"
+            connection.send(_encode("SEND_ERROR", error=pb.NotAllowedError, message=refusal, **number))
+
+    with Refusing() as peer:
+        cluster = Cluster(ClientSettings(peer.url, authentication=Authentication("basic", "joe:SECRET")))
+        producer = EntryProducer(cluster, TOPIC)
+        with pytest.raises(BrokerError, match="may not produce") as caught:
+            producer.send_and_wait([single(b"v")])
+        cluster.close()
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("password", ["SECRET", "SECR'ET", "SECRET" * 100])
+def test_credentials_are_in_no_error_of_an_address_that_is_refused(password: str) -> None:
+    with Peer(lookup={"broker_service_url": f"pulsar://joe:{password}@broker:1"}) as peer:
+        cluster = Cluster(ClientSettings(peer.url, authentication=Authentication("basic", f"joe:{password}")))
+        with pytest.raises(ProtocolError, match=r"named the address 'pulsar://\.\.\.@broker:1'"):
+            cluster.session_for(TOPIC)
+        cluster.close()
+
+
+@pytest.mark.parametrize("expiry", ["-1e20", "1" * 400, '{"a":' * 5000, "1e999"])
+def test_a_token_with_an_odd_expiry_is_refused_in_a_sentence(expiry: str) -> None:
+    claims = base64.urlsafe_b64encode(f'{{"exp":{expiry}}}'.encode()).decode()
+    assert "check the token" in refusal_hint(Authentication("token", f"token:a.{claims}.b"), 0.0)

@@ -13,14 +13,17 @@ import pytest
 
 from ledgerlake.client.auth import Authentication
 from ledgerlake.client.channels import Channels, Consumer
-from ledgerlake.client.consumers import grant
+from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.session import Session
-from ledgerlake.errors import DeadlineError, ProtocolError
+from ledgerlake.errors import DeadlineError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands, limits
 from ledgerlake.wire.connection import EntryReceived, LastMessageIdReceived
 from ledgerlake.wire.framing import FrameBuffer
-from tests.entries import batch, single
+from ledgerlake.wire.message_id import BEFORE_ALL
+from tests.entries import single
+from tests.peer import TOPIC, Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,30 +98,78 @@ def test_challenges_that_arrive_together_get_one_answer() -> None:
     assert 1 <= kinds.count(pb.BaseCommand.AUTH_RESPONSE) < 10
 
 
-def test_entries_beyond_the_permits_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_EXCESS_BYTES", 4 * MIB)
-    sent_bytes = 0
+def test_what_waits_for_other_readers_is_bounded_in_bytes_and_does_not_hide_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "MAX_UNREAD_BYTES", 4 * MIB)
+    entry = single(bytes(64 * 1024))
+    closed_ids: list[int] = []
 
     def serve(accepted: socket.socket) -> None:
-        nonlocal sent_bytes
         accepted.sendall(commands.connected("x", 5 * MIB))
-        accepted.recv(65536)
-        entry = single(bytes(64 * 1024))
-        for number in range(2000):
-            frame = commands.message(7, 1, number, entry)
-            accepted.sendall(frame)
-            sent_bytes += len(frame)
-        accepted.sendall(last_message(1))
+        commands_of_client = FrameBuffer()
+        while not closed_ids:
+            for number in range(100):
+                accepted.sendall(commands.message(7, 1, number, entry) + commands.message(8, 1, number, entry))
+            commands_of_client.feed(accepted.recv(65536))
+            while (frame := commands_of_client.next()) is not None:
+                command = pb.BaseCommand.FromString(frame.command)
+                if command.type == pb.BaseCommand.CLOSE_CONSUMER:
+                    closed_ids.append(command.close_consumer.consumer_id)
+        # What was under way before the broker knew.
+        accepted.sendall(commands.message(7, 1, 1000, entry) * 100 + last_message(1))
+        drain(accepted)
 
     with broker(serve) as url:
-        session = Session(url, connect_timeout_s=5, request_timeout_s=60)
-        consumer = session.channels.consumers[7] = Consumer(7)
-        with pytest.raises(ProtocolError, match=f"without permits, over the limit of {4 * MIB}"):
-            session.request(
-                LastMessageIdReceived, "tell the last message", partial(commands.get_last_message_id, 7), consumer
-            )
-    # What the network holds comes in addition.
-    assert sent_bytes < 64 * MIB
+        session = Session(url, connect_timeout_s=5, request_timeout_s=20)
+        for consumer_id in (7, 8):
+            session.channels.consumers[consumer_id] = Consumer(consumer_id)
+        held_bytes: list[int] = []
+        pump = session._pump
+
+        def counting_pump(timeout_s: float) -> None:
+            pump(timeout_s)
+            held_bytes.append(session.channels.unread_bytes())
+
+        monkeypatch.setattr(session, "_pump", counting_pump)
+        session.request(LastMessageIdReceived, "tell the last message", partial(commands.get_last_message_id, 7))
+        session.close()
+    assert max(held_bytes) < 5 * MIB
+    assert set(closed_ids) <= {7, 8}
+
+
+def test_a_reader_whose_entries_were_dropped_while_another_answer_was_awaited_gets_them_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "MAX_UNREAD_BYTES", MIB)
+    with Peer() as peer:
+        peer.add(*[single(bytes(64 * 1024)) for _ in range(100)])
+        cluster = Cluster(ClientSettings(peer.url))
+        reader = EntryReader(cluster, TOPIC, BEFORE_ALL)
+        entry_ids: list[int] = []
+        while len(entry_ids) < 100:
+            entry = reader.next(10.0)
+            assert entry is not None
+            entry_ids.append(entry.entry_id)
+            if len(entry_ids) % 30 == 1:
+                # The answer comes behind all entries for which there are permits.
+                cluster.topic_partitions(TOPIC)
+                assert reader.session is None or reader.session.channels.unread_bytes() <= MIB
+        reader.close()
+        cluster.close()
+    assert entry_ids == list(range(100))
+    assert peer.requests.count("CommandSubscribe") > 1
+
+
+@pytest.mark.parametrize("entries_each", [1, 2])
+def test_a_consumer_keeps_a_single_entry_whatever_its_size(monkeypatch: pytest.MonkeyPatch, entries_each: int) -> None:
+    monkeypatch.setattr(limits, "MAX_UNREAD_BYTES", MIB)
+    channels = Channels()
+    for consumer_id in range(4):
+        channels.consumers[consumer_id] = Consumer(consumer_id)
+        for number in range(entries_each):
+            channels.take(EntryReceived(consumer_id, 1, number, bytes(MIB), 0))
+    assert len(channels.drop_excess()) == (0 if entries_each == 1 else 4)
 
 
 def last_message(request_id: int) -> bytes:
@@ -126,42 +177,3 @@ def last_message(request_id: int) -> bytes:
     body.last_message_id.ledger_id = body.last_message_id.entry_id = 1
     command = pb.BaseCommand(type=pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE, get_last_message_id_response=body)
     return commands.encode(command)
-
-
-def received(number: int, entry: bytes) -> EntryReceived:
-    return EntryReceived(7, 1, number, entry, 0)
-
-
-@pytest.mark.parametrize("reads", [False, True])
-def test_only_unread_entries_count(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
-    entry = batch([b"x"] * 100)
-    monkeypatch.setattr(limits, "MAX_EXCESS_BYTES", 10 * len(entry))
-    channels = Channels()
-    consumer = channels.consumers[7] = Consumer(7)
-    # The broker reads ten entries at once, and the permits are used up by the first of them.
-    consumer.permits = 100
-    taken = 0
-    with contextlib.suppress(ProtocolError):
-        for number in range(100):
-            channels.take(received(number, entry))
-            taken += 1
-            if reads:
-                consumer.entries.clear()
-    assert taken == (100 if reads else 11)
-
-
-def test_permits_that_are_granted_are_not_excess() -> None:
-    def serve(accepted: socket.socket) -> None:
-        accepted.sendall(commands.connected("x", 5 * MIB))
-        drain(accepted)
-
-    with broker(serve) as url:
-        session = Session(url, connect_timeout_s=5, request_timeout_s=5)
-        consumer = Consumer(7)
-        grant(session, consumer, 3)
-        for number in range(3):
-            consumer.add(received(number, single(b"x")))
-        assert consumer.excess_bytes == 0
-        consumer.add(received(3, single(b"x")))
-        assert consumer.excess_bytes > 0
-        session.close()

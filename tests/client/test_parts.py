@@ -27,7 +27,13 @@ def test_a_partition_knows_its_topic() -> None:
     assert split_partition("persistent://a/b/c") == ("persistent://a/b/c", -1)
 
 
-@pytest.mark.parametrize("number", ["00", "01", "-1", "1000000", "²", "٣", ""])
+@pytest.mark.parametrize("topic", ["persistent://a/b/c", "persistent://a/b/c-partition-1"])
+@pytest.mark.parametrize("number", [0, 999_999, 1_000_000, 2**31 - 1])
+def test_what_pulsar_takes_for_a_partition_is_one_whatever_its_number(topic: str, number: int) -> None:
+    assert split_partition(partition_name(topic, number)) == (topic, number)
+
+
+@pytest.mark.parametrize("number", ["00", "01", "-1", "2147483648", "²", "٣", ""])
 def test_what_pulsar_does_not_take_for_a_partition_is_a_topic_of_its_own(number: str) -> None:
     name = f"persistent://a/b/c-partition-{number}"
     assert split_partition(name) == (name, -1)
@@ -57,7 +63,17 @@ def test_what_is_no_service_url_is_refused(url: str) -> None:
         parse_service_url(url)
 
 
-@pytest.mark.parametrize("url", ["pulsar://me:hush@host:6650", "http://me:hush@host", "pulsar://a:1,me:hush@b:1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "pulsar://me:hush@host:6650",
+        "http://me:hush@host",
+        "pulsar://a:1,me:hush@b:1",
+        "pulsar://hush@host",
+        "pulsar://me:/hush@host:6650",
+        "pulsar:me:hush@h",
+    ],
+)
 def test_a_password_in_a_service_url_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(UsageError, match="holds no user and no password") as raised:
         parse_service_url(url)

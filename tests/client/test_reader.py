@@ -55,7 +55,7 @@ def test_entries_come_in_order_and_end_where_the_range_ends() -> None:
 def test_a_reader_goes_on_after_the_last_entry_taken_when_the_connection_breaks() -> None:
     with Peer(drop_after=4) as peer:
         peer.add(*[single(b"%d" % number) for number in range(10)])
-        assert read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), Position(7, 9)) == list(range(10))
+        assert read_all(EntryReader(cluster_of(peer), TOPIC, Position(7, -1)), Position(7, 9)) == list(range(10))
         assert peer.requests.count("CommandLookupTopic") == 2
 
 
@@ -200,6 +200,12 @@ def test_nobody_listening_is_one_sentence_with_the_address() -> None:
         Cluster(ClientSettings("pulsar://127.0.0.1:1")).topic_partitions("t")
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_a_host_name_that_there_cannot_be_is_one_sentence(host: str) -> None:
+    with pytest.raises(TransportError, match=f"the address pulsar://{host}:6650 has a host name that there cannot be"):
+        Cluster(ClientSettings(f"pulsar://{host}", give_up_after_s=0.0)).topic_partitions("t")
+
+
 def test_a_cursor_is_moved_by_cumulative_acknowledgement() -> None:
     with Peer() as peer:
         peer.add(*[b"entry"] * 5)
@@ -264,6 +270,18 @@ def test_a_cursor_on_another_topic_of_the_same_name_moves_from_its_beginning() -
         assert peer.acknowledged == Position(2, 0)
 
 
+@pytest.mark.parametrize("stranger", [Position(50, 9), Position(3, 9)])
+def test_a_cursor_that_is_told_of_an_earlier_topic_again_and_again_moves_by_the_present_one(stranger: Position) -> None:
+    with Peer() as peer:
+        peer.add(b"a", b"b", ledger_id=3)
+        cursor = DurableCursor(cluster_of(peer), TOPIC, "s")
+        for _ in range(3):
+            cursor.advance(stranger)
+        assert peer.acknowledged is None
+        cursor.advance(Position(3, 0))
+        assert peer.acknowledged == Position(3, 0)
+
+
 def test_an_acknowledgement_that_was_interrupted_is_not_repeated_on_another_topic_of_the_same_name() -> None:
     with Peer() as peer:
         peer.add(*[b"entry"] * 5)
@@ -291,12 +309,30 @@ def test_a_cursor_that_is_to_be_made_and_is_held_is_there() -> None:
         assert len(peer.refuse_subscribe) == 1
 
 
-def test_a_cursor_waits_for_a_dead_holder_and_then_says_who_is_in_the_way() -> None:
-    with Peer(refuse_subscribe=[pb.ConsumerBusy, pb.ConsumerBusy]) as peer:
-        DurableCursor(cluster_of(peer), TOPIC, "s").ensure(from_earliest=True)
+def test_a_cursor_waits_for_a_dead_holder_and_then_says_who_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The broker needs its time, however soon the client gives up a broker that is not there.
+    with Peer(refuse_subscribe=[pb.ConsumerBusy] * 4) as peer:
+        DurableCursor(cluster_of(peer, give_up_after_s=0.1), TOPIC, "s").ensure(from_earliest=True)
+    monkeypatch.setattr("ledgerlake.client.cursor.BUSY_FOR_S", 0.5)
     with Peer(refuse_subscribe=[pb.ConsumerBusy] * 1000) as peer:
         with pytest.raises(ConsumerBusyError, match="another consumer holds"):
-            DurableCursor(cluster_of(peer, give_up_after_s=0.5), TOPIC, "s").ensure(from_earliest=True)
+            DurableCursor(cluster_of(peer), TOPIC, "s").ensure(from_earliest=True)
+
+
+def test_a_reader_waits_until_the_broker_takes_one_more_consumer() -> None:
+    with Peer(refuse_subscribe=[pb.ConsumerBusy]) as peer:
+        peer.add(single(b"a"))
+        reader = EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL)
+        assert reader.next(5.0) is not None
+        reader.close()
+    refusal = (pb.ConsumerBusy, "Topic reached max consumers limit")
+    with Peer(refuse_topics={TOPIC: refusal}) as peer:
+        cluster = cluster_of(peer, give_up_after_s=0.3)
+        for call in (EntryReader(cluster, TOPIC, BEFORE_ALL).next, DurableCursor(cluster, TOPIC, "s").ensure):
+            with pytest.raises(BrokerError, match="max consumers limit; raise the limit of consumers") as raised:
+                call(True)
+            assert not isinstance(raised.value, ConsumerBusyError)
+            assert raised.value.exit_code == 3
 
 
 def test_a_look_at_a_connection_does_not_wait() -> None:

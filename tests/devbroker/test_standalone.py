@@ -56,6 +56,14 @@ def test_a_broker_is_started_found_described_and_stopped_by_command(tmp_path: Pa
     assert "no broker is running" in sentence(ledgerlake("broker", "status", "--data-dir", folder), 2)
 
 
+def test_without_a_broker_its_folder_is_named_and_how_to_start_it_there(tmp_path: Path) -> None:
+    folder = f"{tmp_path}/a folder"
+    none_runs = f"no broker is running with its data in {folder}"
+    status = sentence(ledgerlake("broker", "status", "--data-dir", folder), 2)
+    assert status == f"ledgerlake: {none_runs}; start one with: ledgerlake broker start --data-dir '{folder}'"
+    assert ledgerlake("broker", "stop", "--data-dir", folder).stdout == f"{none_runs}\n"
+
+
 @pytest.mark.long
 def test_two_brokers_run_at_once_and_a_temporary_folder_goes_with_its_broker() -> None:
     first_broker, second_broker = Broker(), Broker()

@@ -100,6 +100,7 @@ def test_limits_of_open_messages_are_read_in_their_units() -> None:
         ({"stream": {"trigger": "often"}}, "[stream] trigger 'often' is not a duration"),
         ({"delta": {"rejects_path": "lake/orders/"}}, "are the same folder"),
         ({"delta": {"path": 5}}, "[delta] path must be a text"),
+        ({"delta": {"path": "$HOME/lake"}}, "[delta] path cannot be '$HOME/lake'; variables are not replaced here"),
         ({"delta": {"path": ""}}, "[delta] needs path, or table"),
         ({"delta": {"path": "", "table": "t", "rejects_path": "r"}}, "[delta] rejects_path needs path"),
         ({"delta": {"rejects_table": "r"}}, "[delta] rejects_table needs table"),
@@ -155,6 +156,22 @@ def test_a_folder_within_another_is_refused(sections: dict[str, Any], expected: 
     with pytest.raises(UsageError) as caught:
         parse_config(data(**sections))
     assert expected in caught.value.message
+
+
+def test_links_count_as_the_folders_that_they_lead_to(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "lake").symlink_to("disk")
+    delta = {"path": str(tmp_path / "lake" / "orders"), "rejects_path": str(tmp_path / "rejects")}
+    with pytest.raises(UsageError, match="are the same folder"):
+        parse_config(
+            data(delta=delta) | {"tables": [{"path": str(tmp_path / "disk" / "orders"), "topics_pattern": "a"}]}
+        )
+
+
+def test_a_path_may_begin_in_the_users_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = parse_config(data(delta={"path": "~/lake/orders"}))
+    assert config.messages_place.absolute.root == str(tmp_path / "lake" / "orders")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from ledgerlake.errors import UsageError
 from ledgerlake.options.bounds import AtIndex, AtTime, Before, Bound
 from ledgerlake.options.source_options import parse_options
-from ledgerlake.wire.message_id import MessageId
+from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, MessageId, Position, to_bytes
 
 MINIMUM = {"service.url": "pulsar://h:1", "topic": "t"}
 
@@ -115,11 +115,45 @@ def test_a_bound_of_a_topic_is_that_of_its_partitions_unless_they_have_their_own
         ({"startingOffsets": "before 1:2"}, "cannot be 'before 1:2'; write the id alone, or after and the id"),
         ({"startingIndex": "-5"}, "'-5' is no message number"),
         ({"startingOffsets": "index x"}, "'x' is no message number"),
+        *[
+            ({option: json.dumps({"tt": text})}, f"'{option}' names .*/tt, which is not read; the nearest .* is .*/t$")
+            for option, text in [
+                ("startingOffsets", "earliest"),
+                ("startingTime", "5"),
+                ("startingIndex", "5"),
+                ("endingOffsets", "before 1:2"),
+                ("endingTime", "5"),
+                ("endingIndex", "5"),
+            ]
+        ],
+        ({"startingOffsets": '{"version": "earliest"}'}, "names .*/version, which is not read"),
+        ({"startingOffsets": '{"t": "1:2", "persistent://public/default/t": "1:3"}'}, "names .*/t twice"),
+        ({"endingOffsets": '{"t": "1:2", "t": "1:3"}'}, "names .*/t twice"),
     ],
 )
 def test_bounds_that_cannot_be_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse_options({**MINIMUM, **options})
+
+
+@pytest.mark.parametrize(("place", "word"), [(BEFORE_ALL, "earliest"), (AFTER_ALL, "latest")])
+def test_the_earliest_and_latest_id_of_a_client_are_these_words(place: Position, word: str) -> None:
+    serialised = to_bytes(MessageId(place.ledger_id, place.entry_id))
+    by_topic = json.dumps({"t": [byte - 256 if byte > 127 else byte for byte in serialised]})
+    for text in (serialised.hex(), by_topic):
+        options = parse_options({**MINIMUM, "startingOffsets": text, "endingOffsets": text})
+        assert options.starting_of("persistent://public/default/t", "cursor") == word
+        assert options.ending_of("persistent://public/default/t") == word
+
+
+def test_a_topic_may_have_the_name_of_a_field_of_an_offset() -> None:
+    options = {**MINIMUM, "topic": "version", "startingOffsets": '{"version": "earliest"}'}
+    assert parse_options(options).starting_of("persistent://public/default/version", "latest") == "earliest"
+
+
+def test_a_bound_of_a_topic_holds_if_one_of_its_partitions_is_read() -> None:
+    options = {**MINIMUM, "topic": "t-partition-3", "startingIndex": '{"t": 5}'}
+    assert parse_options(options).starting_of("persistent://public/default/t-partition-3", "latest") == AtIndex(5)
 
 
 def test_a_start_at_the_cursor_needs_one() -> None:

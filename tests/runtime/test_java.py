@@ -91,6 +91,18 @@ def test_a_jar_that_was_replaced_later_is_never_used(tmp_path: Path, monkeypatch
     assert len(downloads) == 2
 
 
+def test_an_archive_that_is_not_the_expected_one_is_never_used_and_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEDGERLAKE_CACHE", str(tmp_path))
+    serve(monkeypatch, {"lake-1-bin.tar.gz": b"evil"})
+    with pytest.raises(SetupError, match=r"lake-1-bin.tar.gz does not have the expected checksum .* find out why"):
+        java.fetch_file("org", "lake", "1", "bin", "tar.gz", hashlib.sha512(b"lake").hexdigest())
+    serve(monkeypatch, {"lake-1-bin.tar.gz": b"lake"})
+    path = java.fetch_file("org", "lake", "1", "bin", "tar.gz", hashlib.sha512(b"lake").hexdigest())
+    assert path.read_bytes() == b"lake"
+
+
 def test_a_jar_that_was_added_later_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEDGERLAKE_CACHE", str(tmp_path))
     serve(monkeypatch, {"lake.jar": b"lake"})

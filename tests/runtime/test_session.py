@@ -235,7 +235,7 @@ def test_why_a_jvm_does_not_start_is_on_the_screen() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     (error,) = (line for line in ended.stderr.splitlines() if "Spark did not start with master local" in line)
-    assert "the JVM ended at once and said last: " in error
+    assert "the JVM ended at once with exit code 1 and said last: " in error
     assert "nowhere.jar" in error
 
 
@@ -283,6 +283,7 @@ sockets = {Path(one.laddr) for one in connections if one.laddr.startswith("/")}
 assert len(sockets) > 1
 assert [path for path in sockets if is_open(path)] == []
 assert not list(folder.glob("settings"))
+assert spark.sparkContext._jsc.sc().env().securityManager().isAuthenticationEnabled()
 print(folder)
 spark.stop()
 """

@@ -25,6 +25,7 @@ import re
 import time
 import urllib.error
 import urllib.parse
+from collections import deque
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -36,6 +37,9 @@ from urllib.parse import quote
 from ledgerlake.client import bounded_http
 from ledgerlake.errors import SetupError, TransportError, UsageError
 from ledgerlake.stored.secrets import is_reference, read_text, resolve_secret
+
+# The name of a plugin that errors may show: a token has other signs.
+_CLASS = re.compile("[A-Za-z.]{1,100}")
 
 # The limits of one request to an issuer.
 _TIMEOUT_S = 10.0
@@ -53,6 +57,17 @@ _PAUSE_MOST_S = 60.0
 # An access token is not used in its last seconds, and not for longer than a day.
 _SPARE_S = 30.0
 _LIFETIME_MOST_S = 24 * 60 * 60.0
+
+# A token that an issuer has given just now is refused for a reason that another one has too.
+_FRESH_S = 30.0
+
+# The last second of the year 9999, since 1970.
+_LAST_S = 253_402_300_799
+
+_BLANK = "..."
+
+# How many credentials of a connection are remembered: it sends others only if the broker asks.
+_REMEMBERED = 16
 
 # RFC 6749, appendix A.12: visible ASCII characters. The limit is our own.
 _ACCESS_TOKEN = re.compile(r"[\x20-\x7e]{1,65536}")
@@ -82,8 +97,53 @@ class Authentication:
             return resolve_secret(_inline(self.parameters)).encode()
         return b"" if self.method == "tls" else None
 
+    def forget(self) -> bool:
+        """Forget credentials that a broker refused; return whether they were kept for a while, so that
+        others may be accepted.
+        """
+        if not self.is_oauth2:
+            return False
+        token, now_s = _cached_token(self.parameters), time.monotonic()
+        token.until_s = now_s
+        return now_s - token.since_s > _FRESH_S
+
 
 NO_AUTHENTICATION = Authentication()
+
+
+class SentCredentials:
+    """What one connection sends of its credentials. They may be others a moment later, and a broker
+    repeats those that it got: so they are remembered, and not fetched again for an error.
+    """
+
+    def __init__(self, authentication: Authentication) -> None:
+        self._authentication = authentication
+        self._sent: deque[str] = deque([""], _REMEMBERED)
+
+    def next(self) -> bytes | None:
+        """Return the credentials to send now.
+
+        Raises:
+            As ``Authentication.data``.
+        """
+        data = self._authentication.data()
+        self._sent.append((data or b"").decode(errors="replace"))
+        return data
+
+    @property
+    def last(self) -> str:
+        """Return the credentials that were sent last; empty if there are none."""
+        return self._sent[-1]
+
+    def blanked(self, text: str) -> str:
+        """Return a broker's text without the credentials."""
+        secrets = set(self._sent)
+        if self._authentication.method == "basic":
+            secrets |= {secret.partition(":")[2] for secret in secrets}
+        for secret in sorted(secrets - {""}, key=len, reverse=True):
+            text = text.replace(secret, _BLANK)
+        return text
+
 
 _PLUGINS = {
     "authenticationtoken": Authentication("token"),
@@ -108,7 +168,9 @@ def parse_authentication(plugin: str | None, parameters: str | None, where: str)
         return NO_AUTHENTICATION
     authentication = _PLUGINS.get(plugin.rpartition(".")[2].lower())
     if authentication is None:
-        raise UsageError(f"{where}: '{plugin}' is not known; it is token, oauth2, basic or tls, or their Java class")
+        # It may be a secret in the wrong place.
+        shown = f"'{plugin}'" if _CLASS.fullmatch(plugin) else "the plugin"
+        raise UsageError(f"{where}: {shown} is not known; it is token, oauth2, basic or tls, or their Java class")
     stripped = (parameters or "").strip()
     text = stripped.removeprefix("secret:")
     secret = text
@@ -124,13 +186,15 @@ def parse_authentication(plugin: str | None, parameters: str | None, where: str)
     return Authentication(authentication.method, text, authentication.is_oauth2)
 
 
-def hint(authentication: Authentication, now_s: float) -> str:
-    """Return the likely reason why a broker refused the credentials, as the end of a sentence."""
+def hint(authentication: Authentication, sent: str, now_s: float) -> str:
+    """Return the likely reason why a broker refused the credentials that were sent, as the end of a
+    sentence.
+    """
     if authentication == NO_AUTHENTICATION:
         return "; no authentication is configured; set one, in a configuration file by [auth]"
     if authentication.method != "token":
         return "; check the credentials"
-    until_s = _expires_s((authentication.data() or b"").decode())
+    until_s = _expires_s(sent)
     if until_s is not None and until_s <= now_s:
         moment = datetime.fromtimestamp(until_s, tz=timezone.utc)
         return f"; the token expired at {moment.isoformat().replace('+00:00', 'Z')}; get a new one"
@@ -141,9 +205,10 @@ def _expires_s(token: str) -> float | None:
     """Return the expiry time in a JSON Web Token; None if there is none."""
     try:
         claims = token.split(".")[1]
-        return float(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"])
-    except (IndexError, ValueError, KeyError, TypeError):
+        until_s = float(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"])
+    except (IndexError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+    return until_s if 0 <= until_s <= _LAST_S else None
 
 
 def tls_files(parameters: str) -> tuple[str | None, str | None]:
@@ -179,6 +244,8 @@ def _oauth2_parameters(text: str, where: str = "the OAuth2 parameters") -> dict[
     parameters = _json(text, where)
     if not parameters.get("issuerUrl") or not (parameters.get("privateKey") or parameters.get("client_id")):
         raise UsageError(f"{where}: OAuth2 needs issuerUrl, and privateKey or client_id with client_secret, as JSON")
+    if "@" in str(parameters["issuerUrl"]):
+        raise UsageError(f"{where}: issuerUrl holds no user and no password")
     try:
         bounded_http.check_url(str(parameters["issuerUrl"]))
     except bounded_http.UnsafeUrlError as error:
@@ -203,6 +270,7 @@ class _AccessToken:
     """
 
     token: str = ""
+    since_s: float = 0.0
     until_s: float = 0.0
     ask_from_s: float = 0.0
     failure: str = ""
@@ -225,7 +293,7 @@ def _access_token(parameters: str) -> str:
     except _IssuerBusyError as error:
         token.ask_from_s, token.failure = now_s + error.pause_s, error.message
         raise TransportError(error.message) from None
-    token.token = answer["access_token"]
+    token.token, token.since_s = answer["access_token"], now_s
     token.until_s = now_s + _lifetime_s(answer.get("expires_in")) - _SPARE_S
     return token.token
 

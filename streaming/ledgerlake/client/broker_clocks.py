@@ -11,21 +11,23 @@ connection.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 import weakref
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.reader import EntryReader
-from ledgerlake.errors import LedgerlakeError
+from ledgerlake.errors import LedgerlakeError, TopicNotFoundError
 from ledgerlake.wire.message_id import AFTER_ALL
 
 if TYPE_CHECKING:
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.client.session import Session
+
+_log = logging.getLogger(__name__)
 
 _LASTS_S = 60.0
 
@@ -54,6 +56,7 @@ class BrokerClocks:
         self._cluster = cluster
         self._of_sessions: weakref.WeakKeyDictionary[Session, _Reading] = weakref.WeakKeyDictionary()
         self._of_topics: dict[str, _Reading] = {}
+        self._is_told = False
 
     def now_ms(self, topic_partition: str, session: Session | None) -> int | None:
         """Return the least time that the clock of the broker of a topic partition may show, in
@@ -74,11 +77,19 @@ class BrokerClocks:
         """Ask the broker of a topic partition; if that fails, what was known of it still counts."""
         reader = EntryReader(self._cluster, topic_partition, AFTER_ALL, read_compacted=False)
         try:
-            with suppress(LedgerlakeError):
-                clock_ms, read_s = milliseconds_of(reader.connected_since()), time.monotonic()
-                return _Reading(clock_ms, read_s, read_s)
+            clock_ms, read_s = milliseconds_of(reader.connected_since()), time.monotonic()
+            return _Reading(clock_ms, read_s, read_s)
+        except LedgerlakeError as error:
             now_s = time.monotonic()
-            return replace(self._of_topics.get(topic_partition, _Reading(None, now_s, now_s)), asked_s=now_s)
+            known = replace(self._of_topics.get(topic_partition, _Reading(None, now_s, now_s)), asked_s=now_s)
+            if known.clock_ms is None and not isinstance(error, TopicNotFoundError) and not self._is_told:
+                self._is_told = True
+                _log.warning(
+                    "the broker of %s does not tell its time, and the clock of this machine says when messages are due: %s",
+                    topic_partition,
+                    error,
+                )
+            return known
         finally:
             reader.close()
 

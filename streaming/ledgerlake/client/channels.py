@@ -11,37 +11,31 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from operator import itemgetter
 
-from ledgerlake.errors import ProtocolError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import limits
 from ledgerlake.wire.connection import EntriesReceived, EntryReceived, Event, Received
+
+# How often the unread bytes are counted while as many bytes arrive as may be unread.
+_COUNTS_TO_LIMIT = 16
 
 
 @dataclass
 class Consumer:
     """The unread entries of one consumer id. ``closed`` is set when the broker has closed it
-    (unload, seek, takeover).
-
-    ``permits`` is the number of messages that the broker may still send; each entry uses at least
-    one. A broker exceeds it by what it reads at once, and by messages of producers that give a
-    wrong count. ``excess_bytes`` is the size of the unread entries that came without a permit.
+    (unload, seek, takeover), or when too many bytes were unread (``Channels.drop_excess``).
     """
 
     consumer_id: int
     entries: deque[Received] = field(default_factory=deque)
     closed: bool = False
-    permits: int = 0
-    excess_bytes: int = 0
 
-    def add(self, received: Received) -> None:
-        """Add entries that have arrived."""
-        if not self.entries:
-            self.excess_bytes = 0
-        if self.permits <= 0:
-            self.excess_bytes += len(received.frames)
-        self.permits -= received.message_count
-        self.entries.append(received)
+    def unread_bytes(self) -> int:
+        """Return the size of the unread entries. Another thread may take some meanwhile, so a copy is
+        counted.
+        """
+        return sum(len(received.frames) for received in list(self.entries))
 
 
 @dataclass
@@ -71,26 +65,53 @@ class Channels:
         self.consumers: dict[int, Consumer] = {}
         self.producers: dict[int, Receipts] = {}
         self.watchers: dict[int, Watcher] = {}
+        self._uncounted_bytes = 0
+
+    @property
+    def are_open(self) -> bool:
+        """Return whether there is a channel."""
+        return bool(self.consumers or self.producers or self.watchers)
 
     def unread_bytes(self) -> int:
-        """Return the size of the unread entries. Other threads may take some meanwhile, so copies are
-        counted.
+        """Return the size of the unread entries."""
+        return sum(consumer.unread_bytes() for consumer in list(self.consumers.values()))
+
+    def drop_excess(self) -> list[Consumer]:
+        """Close consumers if more than ``limits.MAX_UNREAD_BYTES`` are unread, those with the most
+        first, until half of that is left. Drop their entries, and return them.
+
+        Permits count messages, so they do not limit bytes. And the answer to a request comes behind
+        entries, so they must be received. The reader of a closed consumer opens another one, which
+        begins after the last entry that was taken. A consumer with one entry does not count, because
+        another one would get that entry too.
+
+        The bytes are counted anew each time that a part of the limit has arrived.
         """
-        unread = [entry for consumer in list(self.consumers.values()) for entry in list(consumer.entries)]
-        return sum(len(entry.frames) for entry in unread)
+        if self._uncounted_bytes < limits.MAX_UNREAD_BYTES // _COUNTS_TO_LIMIT:
+            return []
+        self._uncounted_bytes = 0
+        dropped = []
+        unread = [(one.unread_bytes(), one) for one in list(self.consumers.values()) if len(one.entries) > 1]
+        unread.sort(key=itemgetter(0))
+        left_bytes = sum(size for size, _ in unread)
+        is_excess = left_bytes > limits.MAX_UNREAD_BYTES
+        while is_excess and left_bytes > limits.MAX_UNREAD_BYTES // 2:
+            size, consumer = unread.pop()
+            left_bytes -= size
+            consumer.closed = True
+            consumer.entries.clear()
+            self.consumers.pop(consumer.consumer_id, None)
+            dropped.append(consumer)
+        return dropped
 
     def take(self, event: Event) -> bool:
         """Hand an event to its channel; return False if it is not for a channel. Events of a closed
         channel are dropped.
-
-        Raises:
-            ProtocolError: the broker sent more entries than it has permits for.
         """
         if isinstance(event, (EntryReceived, EntriesReceived)):
             if consumer := self.consumers.get(event.consumer_id):
-                consumer.add(event)
-                if consumer.excess_bytes:
-                    self._check_excess()
+                consumer.entries.append(event)
+                self._uncounted_bytes += len(event.frames)
         elif isinstance(event, pb.CommandCloseConsumer):
             if consumer := self.consumers.pop(event.consumer_id, None):
                 consumer.closed = True
@@ -106,14 +127,6 @@ class Channels:
         else:
             return False
         return True
-
-    def _check_excess(self) -> None:
-        excess_bytes = sum(consumer.excess_bytes for consumer in self.consumers.values() if consumer.entries)
-        if excess_bytes > limits.MAX_EXCESS_BYTES:
-            raise ProtocolError(
-                f"the broker sent {excess_bytes} bytes of entries without permits, over the limit of "
-                f"{limits.MAX_EXCESS_BYTES}"
-            )
 
     def close_all(self) -> None:
         """Close every channel, because the connection is closed."""

@@ -11,33 +11,35 @@ import os
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ledgerlake.client.auth import NO_AUTHENTICATION, Authentication
 from ledgerlake.client.backoff import with_retries
 from ledgerlake.client.session import Session
 from ledgerlake.client.topics import TopicSelection, full_name, partition_name
-from ledgerlake.client.transport import DEFAULT_TLS, TlsSettings, parse_service_url
+from ledgerlake.client.transport import DEFAULT_TLS, Address, TlsSettings, parse_service_url
 from ledgerlake.errors import (
     FrameTooLargeError,
     LedgerlakeError,
     ProtocolError,
     TopicNotFoundError,
-    TransportError,
     UsageError,
+    is_retryable,
 )
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands, limits
-from ledgerlake.wire.lookup import AskAgain, Owner, refused, step
+from ledgerlake.wire.lookup import Owner, refused, step
 from ledgerlake.wire.value_schema import ValueSchema, from_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ledgerlake.client.channels import Watcher
 
 # How often to check for topics that do not exist yet.
 _TOPIC_POLL_S = 1.0
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Cluster:
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
         self._addresses = parse_service_url(settings.service_url)
-        self._sessions: dict[tuple[str, str | None], Session] = {}
+        self._sessions: dict[tuple[Address, str | None], Session] = {}
 
     def connect(self) -> None:
         """Open a session with the service address, unless there is one.
@@ -77,7 +79,7 @@ class Cluster:
             BrokerError, TransportError, ProtocolError, SetupError: the broker is not there, or refuses
                 us.
         """
-        self._session(self.settings.service_url)
+        self._service()
 
     def topic_partitions(self, topic: str, creates: bool = False) -> list[str]:
         """Return the full names of a topic's partitions; the topic itself if it has none.
@@ -137,13 +139,16 @@ class Cluster:
             return None
         pattern = f"persistent://{selection.namespace}/.*"
         try:
-            return self._session(self.settings.service_url).watch_topics(selection.namespace, pattern)
+            return self._service()[1].watch_topics(selection.namespace, pattern)
         except LedgerlakeError:
             return None
 
     def _partitions(self, names: Sequence[str], creates: bool = False) -> list[str]:
         """Return the partitions of several topics; all requests are sent at once."""
-        session = self._session(self.settings.service_url)
+        return self._asked(partial(self._partitions_by, names, creates))
+
+    @staticmethod
+    def _partitions_by(names: Sequence[str], creates: bool, session: Session) -> list[str]:
         with session.together():
             request_ids = [session.start(partial(commands.partition_metadata, name, creates=creates)) for name in names]
         answers = [
@@ -160,10 +165,12 @@ class Cluster:
         Raises:
             BrokerError, TransportError, ProtocolError: see ``Session.request``.
         """
-        answer = self._session(self.settings.service_url).request(
-            pb.CommandGetTopicsOfNamespaceResponse,
-            f"list the topics of {namespace}",
-            partial(commands.topics_of_namespace, namespace, is_persistent),
+        answer = self._asked(
+            lambda session: session.request(
+                pb.CommandGetTopicsOfNamespaceResponse,
+                f"list the topics of {namespace}",
+                partial(commands.topics_of_namespace, namespace, is_persistent),
+            )
         )
         return list(answer.topics)
 
@@ -198,7 +205,12 @@ class Cluster:
         Raises:
             BrokerError, TransportError, ProtocolError: see ``Session.request``.
         """
-        session = self._session(self.settings.service_url)
+        return self._asked(partial(self._schemas_by, asked))
+
+    @staticmethod
+    def _schemas_by(
+        asked: Sequence[tuple[str, bytes | None]], session: Session
+    ) -> list[tuple[bytes, ValueSchema] | None]:
         request_ids = [session.start(partial(commands.get_schema, topic, version)) for topic, version in asked]
         answers = [
             session.answer(pb.CommandGetSchemaResponse, f"tell the schema of {topic}", request_id)
@@ -208,19 +220,24 @@ class Cluster:
 
     def session_for(self, topic_partition: str) -> Session:
         """Return a session with the broker that serves a topic partition, after a lookup."""
-        url, proxied, authoritative, hops = self.settings.service_url, False, False, 0
+        owner = self._asked(partial(self._look_up, topic_partition))
+        return self._broker(owner.broker_url, owner.through_proxy)
+
+    def _look_up(self, topic_partition: str, session: Session) -> Owner:
+        """Return the owner of a topic partition; the session is the first that is asked."""
+        authoritative, hops = False, 0
         while True:
-            answer = self._session(url, proxied).request(
+            answer = session.request(
                 pb.CommandLookupTopicResponse,
                 f"look up {topic_partition}",
                 lambda request_id, must=authoritative: commands.lookup(  # type: ignore[misc]
                     topic_partition, request_id, must, self.settings.listener_name
                 ),
             )
-            outcome: Owner | AskAgain = step(topic_partition, answer, hops, self._addresses[0].is_tls)
+            outcome = step(topic_partition, answer, hops, self._addresses[0].is_tls, session.blanked)
             if isinstance(outcome, Owner):
-                return self._session(outcome.broker_url, outcome.through_proxy)
-            url, proxied = outcome.broker_url, outcome.through_proxy
+                return outcome
+            session = self._broker(outcome.broker_url, outcome.through_proxy)
             authoritative, hops = outcome.authoritative, outcome.hops
 
     def sessions_for(self, topic_partitions: Sequence[str]) -> dict[str, Session]:
@@ -229,7 +246,7 @@ class Cluster:
         """
         sessions: dict[str, Session] = {}
         with contextlib.suppress(LedgerlakeError):
-            session = self._session(self.settings.service_url)
+            _, session = self._service()
             listener = self.settings.listener_name
             with session.together():
                 request_ids = [
@@ -240,7 +257,7 @@ class Cluster:
                 with contextlib.suppress(LedgerlakeError):
                     outcome = step(name, answer, 0, self._addresses[0].is_tls)
                     if isinstance(outcome, Owner):
-                        sessions[name] = self._session(outcome.broker_url, outcome.through_proxy)
+                        sessions[name] = self._broker(outcome.broker_url, outcome.through_proxy)
         return sessions
 
     def close(self) -> None:
@@ -248,34 +265,61 @@ class Cluster:
             session.close()
         self._sessions.clear()
 
-    def _session(self, broker_url: str, proxied: bool = False) -> Session:
-        key = (self.settings.service_url, broker_url) if proxied else (broker_url, None)
+    def _asked(self, ask: Callable[[Session], Result]) -> Result:
+        """Return the answer of the service: of the first address that is up and well. An answer that
+        may be another one later is that of a sick broker, so the next address is asked.
+        """
+        for left in reversed(range(len(self._addresses))):
+            address, session = self._service()
+            try:
+                return ask(session)
+            except LedgerlakeError as error:
+                if not left or not is_retryable(error):
+                    raise
+            self._addresses = [*(other for other in self._addresses if other != address), address]
+        raise AssertionError("a service url has an address")
+
+    def _service(self, proxy_to_broker_url: str | None = None) -> tuple[Address, Session]:
+        """Return the first address of the service that lets us in, and a session with it; that address
+        is tried first from then on.
+
+        Whatever one address has against us, as a wrong certificate, another program on its port, or a
+        broker that does not accept credentials that the others know, another one may let us in.
+        """
+        failure: LedgerlakeError | None = None
+        for address in list(self._addresses):
+            try:
+                session = self._session(address, proxy_to_broker_url)
+            except LedgerlakeError as error:
+                failure = error
+                continue
+            if failure is not None:
+                self._addresses = [address, *(other for other in self._addresses if other != address)]
+            return address, session
+        assert failure is not None
+        raise failure
+
+    def _broker(self, url: str, through_proxy: bool) -> Session:
+        """Return a session with a broker that a lookup named."""
+        if through_proxy:
+            return self._service(url)[1]
+        (address,) = parse_service_url(url)
+        return self._session(address)
+
+    def _session(self, address: Address, proxy_to_broker_url: str | None = None) -> Session:
+        key = (address, proxy_to_broker_url)
         session = self._sessions.get(key)
         if session is None or not session.usable:
+            for other, known in list(self._sessions.items()):
+                if known.is_over:
+                    self._sessions.pop(other, None)
             session = self._sessions[key] = self._connect(*key)
         return session
 
-    def _connect(self, url: str, proxy_to_broker_url: str | None) -> Session:
-        """Return a session with the first address that answers; the one that answered last time is
-        tried first.
-        """
-        if url != self.settings.service_url:
-            return self._connect_to(url, proxy_to_broker_url)
-        for number, address in enumerate(list(self._addresses)):
-            try:
-                session = self._connect_to(address.url, proxy_to_broker_url)
-            except TransportError:
-                if number == len(self._addresses) - 1:
-                    raise
-                continue
-            self._addresses = self._addresses[number:] + self._addresses[:number]
-            return session
-        raise AssertionError("a service url has an address")
-
-    def _connect_to(self, url: str, proxy_to_broker_url: str | None) -> Session:
+    def _connect(self, address: Address, proxy_to_broker_url: str | None) -> Session:
         settings = self.settings
         return Session(
-            url,
+            address.url,
             connect_timeout_s=settings.connect_timeout_s,
             request_timeout_s=settings.request_timeout_s,
             proxy_to_broker_url=proxy_to_broker_url,

@@ -6,6 +6,7 @@ one round trip to the broker.
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -66,16 +67,18 @@ def subscribed(session: Session, attempt: str, consumer: Consumer, request_id: i
 
 def grant(session: Session, consumer: Consumer, message_permits: int) -> None:
     """Let the broker send that many messages more."""
-    consumer.permits += message_permits
     session.send(commands.flow(consumer.consumer_id, message_permits))
 
 
 def next_received(session: Session, consumer: Consumer, deadline: float) -> Received | None:
-    """Return the next entries of a consumer; None at the deadline (``time.monotonic``) or if the
-    broker closed it.
+    """Return the next entries of a consumer; None at the deadline (``time.monotonic``) or if it is
+    closed.
     """
     session.wait_until(lambda: bool(consumer.entries) or consumer.closed, deadline)
-    return consumer.entries.popleft() if consumer.entries else None
+    # Another thread that waits on the session may have dropped them meanwhile.
+    with contextlib.suppress(IndexError):
+        return consumer.entries.popleft()
+    return None
 
 
 def next_entry(session: Session, consumer: Consumer, deadline: float) -> EntryReceived | None:

@@ -52,6 +52,8 @@ class DurableCursor:
         self._cluster = cluster
         self._open: tuple[Session, Consumer] | None = None
         self._reached = BEFORE_ALL
+        # Whether the topic of the open consumer has had a position that was acknowledged.
+        self._is_confirmed = False
         # The last entry that the broker sent to the open consumer.
         self._sent: Position | None = None
 
@@ -124,20 +126,21 @@ class DurableCursor:
         A position after the end of the topic is ignored: it belongs to an earlier topic of that
         name.
         """
-        if position.ledger_id < 0 or position.entry_id < 0 or position <= self._reached:
+        if position.ledger_id < 0 or position.entry_id < 0 or (self._is_confirmed and position <= self._reached):
             return
         self._retrying(lambda: self._advance(position))
 
     def _advance(self, position: Position) -> None:
         opened = self._opened(True)
-        if self._reached == BEFORE_ALL:
+        if not self._is_confirmed:
             # A broker that cannot read its last entry does not return the cursor's position, but
-            # acknowledging works.
+            # acknowledging works. Any broker ignores a position after the end without an error.
             with contextlib.suppress(BrokerError):
                 answer = self._ask(opened).answer
                 self._reached = from_wire(answer.consumer_mark_delete_position).position
-                if from_wire(answer.last_message_id).ledger_id < position.ledger_id:
+                if from_wire(answer.last_message_id).position < position:
                     return
+                self._is_confirmed = True
         if position > self._reached:
             self._acknowledge(opened, position)
             self._reached = position
@@ -220,7 +223,7 @@ class DurableCursor:
                     self.topic_partition, self.name, consumer_id, request_id, from_earliest
                 ),
             )
-            self._open, self._sent = (session, consumer), None
+            self._open, self._sent, self._is_confirmed = (session, consumer), None, False
             if self._reached != BEFORE_ALL:
                 self._acknowledge_again(self._open)
         assert self._open is not None
@@ -232,16 +235,16 @@ class DurableCursor:
         """
         with contextlib.suppress(BrokerError):
             last = from_wire(self._ask(opened).answer.last_message_id).position
-            if last.ledger_id >= self._reached.ledger_id:
+            if last >= self._reached:
                 self._acknowledge(opened, self._reached)
             else:
                 self._reached = BEFORE_ALL
 
     def _retrying(self, call: Callable[[], Result], busy_for_s: float | None = None) -> Result:
         """Call until it succeeds or a retry is pointless; if another consumer has the subscription,
-        for ``busy_for_s``.
+        for ``busy_for_s``: by default as long as that may be one of our own that has disappeared.
         """
-        busy_s = min(BUSY_FOR_S if busy_for_s is None else busy_for_s, self._cluster.settings.give_up_after_s)
+        busy_s = BUSY_FOR_S if busy_for_s is None else busy_for_s
         backoff = Backoff(give_up_after_s=self._cluster.settings.give_up_after_s)
         busy = Backoff(give_up_after_s=busy_s, most_s=1.0)
         is_told = busy_s == 0.0

@@ -1,4 +1,6 @@
-"""A hint at the topic that a user may have meant by the name of one that does not exist."""
+"""Finds the topic partitions of names that a user wrote. If a topic does not exist, the error names those
+that may have been meant.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,37 @@ from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import LedgerlakeError, TopicNotFoundError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ledgerlake.client.cluster import Cluster
+    from ledgerlake.client.topics import TopicSelection
 
 _MOST = 3
 
 
-def missing_topic_hint(cluster: Cluster, topic: str) -> str:
+def find_topic_partitions(cluster: Cluster, selection: TopicSelection) -> list[str]:
+    """Return the topic partitions to read.
+
+    Raises:
+        As ``Cluster.all_partitions``.
+    """
+    try:
+        return cluster.all_partitions(selection)
+    except TopicNotFoundError as error:
+        raise with_similar(error, cluster, selection.names) from None
+
+
+def with_similar(error: TopicNotFoundError, cluster: Cluster, topics: Iterable[str]) -> TopicNotFoundError:
+    """Return the error with the names that are similar to those of missing topics.
+
+    Args:
+        topics: full names.
+    """
+    hints = (_hint(cluster, topic) for topic in topics)
+    return TopicNotFoundError(error.message + next(filter(None, hints), ""))
+
+
+def _hint(cluster: Cluster, topic: str) -> str:
     """Return the end of a sentence that names topics of the same namespace with a similar name, or says
     that there are none; empty if the topic exists, or the broker does not tell.
 

@@ -126,8 +126,16 @@ class EntryProducer:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the producer without waiting for receipts."""
-        close_producer(self._session, self._queue)
+        """Close the producer without waiting for receipts. A broker that fails to do it has lost the
+        producer already.
+        """
+        with contextlib.suppress(LedgerlakeError):
+            close_producer(self._session, self._queue)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the producer is open, as far as is known without a request to the broker."""
+        return self._session.usable and not self._queue.closed
 
     def _take_receipt(self) -> pb.MessageIdData:
         try:
@@ -234,8 +242,12 @@ class NumberedProducer:
             self._retrying(self._take_receipt)
 
     def send_chunks(self, sequence_id: int, chunks: Callable[[], Iterable[bytes]]) -> None:
-        """Send the chunks of a large message, unless the broker has its last one, and wait until
-        all are stored; after a disconnect, begin again with the first.
+        """Send the chunks of a large message, and wait until all are stored; after a disconnect, begin
+        again with the first.
+
+        A broker stores the chunks before the last one again. So they are not sent if the broker knows
+        a later number: that was sent when the last chunk was stored. If it knows this number alone,
+        it may have only begun to store the last chunk.
 
         Args:
             chunks: returns the entries of an attempt, with a new uuid.
@@ -245,7 +257,7 @@ class NumberedProducer:
         """
         self.flush()
         position = BEFORE_ALL
-        while sequence_id > self.last_sequence_id:
+        while sequence_id >= self.last_sequence_id:
             try:
                 position = self._send_all(sequence_id, chunks())
                 self._check_is_stored(sequence_id, position)

@@ -34,12 +34,19 @@ from ledgerlake.client.consumers import (
     subscribed,
 )
 from ledgerlake.client.session import Session
-from ledgerlake.errors import BrokerError, LedgerlakeError, TransportError, is_retryable
+from ledgerlake.errors import (
+    BrokerError,
+    ConsumerBusyError,
+    DeadlineError,
+    LedgerlakeError,
+    TransportError,
+    is_retryable,
+)
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.connection import HOLE_ENTRIES, LastMessageIdReceived
 from ledgerlake.wire.consumer import MOST_PERMITS, Permits
-from ledgerlake.wire.message_id import BEFORE_ALL, Position, from_wire, start_after
+from ledgerlake.wire.message_id import AFTER_ALL, Position, from_wire, start_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -66,7 +73,8 @@ _log = logging.getLogger(__name__)
 
 
 class EntryReader:
-    """A non-durable reader of one topic partition, positioned after ``after``.
+    """A non-durable reader of one topic partition, positioned after ``after``; after ``AFTER_ALL``, it
+    gets what is stored once it is open.
 
     Args:
         read_compacted: whether to read the compacted topic; None for the cluster's setting.
@@ -90,7 +98,9 @@ class EntryReader:
         self.read_compacted = cluster.settings.read_compacted if read_compacted is None else read_compacted
         self._scan = scan
         self._permits = Permits(window)
+        # What came and is not taken yet; and whether an entry that was hidden before it was taken last.
         self._ready: deque[Received] = deque()
+        self._is_hidden = False
         # Where the next consumer begins, and whether the broker reads its first entry alone.
         self._begin: tuple[Position, bool] | None = None
         self._is_alone = False
@@ -119,20 +129,21 @@ class EntryReader:
 
     def _next(self, timeout_s: float, take: Take) -> Received | None:
         deadline = time.monotonic() + timeout_s
-        while not self._ready:
-            received = self._retrying(lambda: self._next_once(deadline, take))
-            if received is not None:
-                self._ready += received
-            elif time.monotonic() >= deadline:
+        while (received := self._retrying(lambda: self._next_once(deadline, take))) is None:
+            if time.monotonic() >= deadline:
                 return None
-        entries = self._ready.popleft()
-        self.after = entries.last
-        return entries
+        self.after = received.last
+        return received
 
     @property
     def session(self) -> Session | None:
-        """Return the open session of this reader; None if there is none."""
-        return None if self._open is None or self._open[1].closed else self._open[0]
+        """Return the session of the open consumer; None without one."""
+        return None if self._open is None or self.consumer is None else self._open[0]
+
+    @property
+    def consumer(self) -> Consumer | None:
+        """Return the open consumer; None without one. A broker ends it if the topic is deleted."""
+        return None if self._open is None or self._open[1].closed else self._open[1]
 
     @property
     def outstanding(self) -> int:
@@ -264,7 +275,9 @@ class EntryReader:
             (session, consumer), self._open = self._open, None
             self._closing = session, start_close(session, [consumer])
 
-    def _next_once(self, deadline: float, take: Take) -> list[Received] | None:
+    def _next_once(self, deadline: float, take: Take) -> Received | None:
+        if self._ready:
+            return self._next_ready()
         session, consumer = self._opened()
         if self._permits.outstanding == 0:
             grant(session, consumer, self._permits.open(1 if self._is_alone else max(self._permits.window, 2)))
@@ -272,42 +285,61 @@ class EntryReader:
             received = take(session, consumer, deadline)
             if received is None:
                 if consumer.closed:
-                    raise TransportError(f"the broker closed the reader of {self.topic_partition}")
+                    raise TransportError(f"the reader of {self.topic_partition} was closed")
                 return None
             granted = self._permits.take(received.message_count)
             if granted:
                 grant(session, consumer, granted)
             was_alone, self._is_alone = self._is_alone, False
+            if self.after == AFTER_ALL:
+                return received
             new_entries = received.after(self.after)
+            if new_entries is not None and (was_alone or self.read_compacted):
+                return new_entries
             if new_entries is not None:
-                return [new_entries] if was_alone or self.read_compacted else self._with_hidden(new_entries)
+                self._ready += new_entries.runs()
+                return self._next_ready()
 
-    def _with_hidden(self, received: Received) -> list[Received]:
-        """Return entries that came, with those that the broker took for sent between them."""
-        entries: list[Received] = []
-        before = self.after
-        for run in received.runs():
-            if _may_hide_entries(before, run.position):
-                entries += self._hidden(before, run.position)
-            entries.append(run)
-            before = run.last
-        return entries
-
-    def _hidden(self, after: Position, until: Position) -> Iterator[EntryReceived]:
-        """Yield the entries between two positions. The broker reads each one alone, for a consumer of
-        its own.
+    def _next_ready(self) -> Received:
+        """Return the next of the entries that came, or one that the broker took for sent before it. Those
+        may be very many, so each is read when it is taken.
         """
-        while True:
-            reader = EntryReader(self.cluster, self.topic_partition, after, window=1)
-            try:
-                entry = reader.next(_HIDDEN_S)
-            finally:
-                reader.close()
-            if entry is None or entry.position >= until:
-                return
-            _log.warning("the broker did not send the entry %s of %s at first", entry.position, self.topic_partition)
-            yield entry
-            after = entry.position
+        until = self._ready[0].position
+        if self._is_hidden or _may_hide_entries(self.after, until):
+            hidden = self._hidden(until)
+            self._is_hidden = hidden is not None
+            if hidden is not None:
+                return hidden
+        return self._ready.popleft()
+
+    def _hidden(self, until: Position) -> EntryReceived | None:
+        """Return the next entry if it is before a position, else None. The broker reads it alone, for a
+        consumer of its own.
+        """
+        reader = EntryReader(self.cluster, self.topic_partition, self.after, window=1)
+        try:
+            entry = self._certain(reader, until)
+        finally:
+            reader.close()
+        if entry.position >= until:
+            return None
+        _log.warning("the broker did not send the entry %s of %s at first", entry.position, self.topic_partition)
+        return entry
+
+    def _certain(self, reader: EntryReader, until: Position) -> EntryReceived:
+        """Return the next entry of a reader before an entry that the broker has sent: it has one.
+
+        Raises:
+            DeadlineError: the broker sent none, so that one between may be missing.
+        """
+        give_up_s = time.monotonic() + max(self.cluster.settings.give_up_after_s, _HIDDEN_S)
+        while time.monotonic() < give_up_s:
+            if (entry := reader.next(_HIDDEN_S)) is not None:
+                return entry
+        raise DeadlineError(
+            f"the broker has an entry of {self.topic_partition} between {reader.after} and {until} or none, and does not tell; "
+            "try again later"
+        )
 
     def _connected_since_once(self) -> str:
         session, consumer = self._opened()
@@ -333,6 +365,14 @@ class EntryReader:
         attempt = f"tell the last message of {self.topic_partition}"
         return session.answer(LastMessageIdReceived, attempt, request_id, consumer)
 
+    def try_to_open(self) -> None:
+        """Open it without another try.
+
+        Raises:
+            BrokerError, TransportError, ProtocolError: as ``next``.
+        """
+        self._opened()
+
     def _opened(self) -> tuple[Session, Consumer]:
         if self._open is None or self._open[1].closed:
             session = self.cluster.session_for(self.topic_partition)
@@ -352,7 +392,8 @@ class EntryReader:
 
     def _recover(self, error: LedgerlakeError) -> None:
         self.close()
-        if not is_retryable(error):
+        # Nobody else has the subscription of a reader, so the broker has no place for it now.
+        if not (is_retryable(error) or (isinstance(error, BrokerError) and error.code == ConsumerBusyError.code)):
             raise error
         pause_s = self._backoff.failed(time.monotonic(), error)
         if pause_s is None:
@@ -362,11 +403,10 @@ class EntryReader:
 
 def _may_hide_entries(before: Position, following: Position) -> bool:
     """Return whether entries between two that came one after another may hide an honest message: the
-    broker takes at least two for sent at once. Of a ledger before, it is not known where it ends.
+    broker takes at least two for sent at once. Of a ledger before, it is not known where it ends, and
+    of a topic's beginning, in which ledger it is.
     """
-    if before.ledger_id in (following.ledger_id, BEFORE_ALL.ledger_id):
-        return following.entry_id - before.entry_id > HOLE_ENTRIES + 1
-    return True
+    return before.ledger_id != following.ledger_id or following.entry_id - before.entry_id > HOLE_ENTRIES + 1
 
 
 def open_together(cluster: Cluster, readers: Sequence[EntryReader]) -> None:

@@ -5,15 +5,20 @@ Rules kept here:
   - Every wait has a deadline. A session that failed once stays failed; the caller opens a new one.
   - Little is prefetched: bytes are read from the socket while a caller waits for an answer or an
     entry, and at other times only while less than a mebibyte of entries is unread. So TCP slows the
-    broker down, and memory is bounded.
+    broker down. Entries that arrive while a caller waits for something else are limited in bytes:
+    beyond that a consumer is closed, and its reader opens another one when it is read again.
   - A broker sends PING on an idle connection and closes it after seconds without an answer. So a
     thread answers on sessions that are not in use, and sends a PING of its own at intervals,
     because any frame keeps a connection alive.
+  - That thread closes connections without a channel that nobody has used for a while, or that are too
+    many, the least recently used first: Spark reuses its workers, and a broker may name ever other
+    addresses. Who needs one again opens it again.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 import time
@@ -22,12 +27,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ledgerlake.client.auth import NO_AUTHENTICATION, Authentication, hint
+from google.protobuf.message import Message
+
+from ledgerlake.client.auth import NO_AUTHENTICATION, Authentication, SentCredentials, hint
 from ledgerlake.client.channels import Channels, Consumer, Watcher
 from ledgerlake.client.transport import DEFAULT_TLS, TlsSettings, Transport
 from ledgerlake.errors import (
     BrokerError,
-    ConsumerBusyError,
     DeadlineError,
     LedgerlakeError,
     ProtocolError,
@@ -39,14 +45,17 @@ from ledgerlake.wire.connection import Connection, Event, Role, Scan
 from ledgerlake.wire.lookup import refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 CLIENT_VERSION = "ledgerlake 0.1"
 KEEPALIVE_S = 15.0
 _IDLE_POLL_S = 1.0
+_UNUSED_S = 60.0
+_UNUSED_MOST = 16
 _READ_AHEAD_BYTES = 1024 * 1024
 _WRITE_BYTES = 64 * 1024
+_ERROR_TEXTS = frozenset({"message", "error_message"})
 
 Answer = TypeVar("Answer")
 
@@ -69,6 +78,7 @@ class Session:
     ) -> None:
         self.url = url
         self._authentication = authentication
+        self._credentials = SentCredentials(authentication)
         self.request_timeout_s = request_timeout_s
         self._failure: LedgerlakeError | None = None
         self._connection = Connection(Role.CLIENT)
@@ -78,7 +88,8 @@ class Session:
         self._can_watch = False
         self.max_message_bytes = limits.DEFAULT_MAX_MESSAGE_BYTES
         self._ids = itertools.count(1)
-        self._next_ping_s = time.monotonic() + KEEPALIVE_S
+        self.used_s = time.monotonic()
+        self._next_ping_s = self.used_s + KEEPALIVE_S
         self._lock = threading.RLock()
         self._holds_back = False
         self._transport = Transport(url, connect_timeout_s, tls)
@@ -98,12 +109,18 @@ class Session:
     def usable(self) -> bool:
         """Return whether the connection is open, after a check whether the peer has closed it."""
         with self._lock:
+            self.used_s = time.monotonic()
             if self._failure is None:
                 try:
                     self._pump(0.0)
                 except LedgerlakeError:
                     return False
             return self._failure is None
+
+    @property
+    def is_in_use(self) -> bool:
+        """Return whether the connection has a channel, or an answer is waited for."""
+        return bool(self._pending_requests) or self.channels.are_open
 
     def request(
         self, answer_type: type[Answer], attempt: str, build: Callable[[int], bytes], consumer: Consumer | None = None
@@ -131,6 +148,7 @@ class Session:
         """
         with self._lock:
             request_id = self.next_id()
+            self.used_s = time.monotonic()
             self._pending_requests.add(request_id)
             self.send(build(request_id))
             return request_id
@@ -154,11 +172,6 @@ class Session:
             finally:
                 self._pending_requests.discard(request_id)
         if isinstance(answer, pb.CommandError):
-            if answer.error == pb.ConsumerBusy:
-                raise ConsumerBusyError(
-                    f"could not {attempt}: another consumer holds this subscription; if a run of "
-                    "the same stream is active, leave it or end it"
-                )
             raise refused(attempt, answer.error, answer.message)
         if not isinstance(answer, answer_type):
             raise self._fail(
@@ -249,13 +262,15 @@ class Session:
         if self._failure is None:
             self._fail(TransportError(f"the session with {self.url} was closed"))
 
-    def look_after(self, now_s: float) -> bool:
+    def look_after(self, now_s: float, unused_since_s: float) -> bool:
         """Answer pending frames and send PINGs while no other thread uses the session; return False
-        once it has failed.
+        once it has failed, or was closed because it is unused since then or longer.
         """
         if not self._lock.acquire(blocking=False):
             return True
         try:
+            if self.used_s <= unused_since_s and not self.is_in_use:
+                self.close()
             if self.channels.unread_bytes() < _READ_AHEAD_BYTES:
                 self._pump(0.0)
             if now_s >= self._next_ping_s:
@@ -267,12 +282,25 @@ class Session:
             self._lock.release()
         return True
 
+    def blanked(self, text: str) -> str:
+        """Return a broker's text without the credentials that were sent to it, to be shown."""
+        return self._credentials.blanked(text)
+
+    def _next_event(self) -> Event | None:
+        """Return the next event, without the credentials in what it says of an error."""
+        event = self._connection.next_event()
+        if isinstance(event, Message):
+            for name in _ERROR_TEXTS.intersection(event.DESCRIPTOR.fields_by_name):
+                if event.HasField(name):
+                    setattr(event, name, self.blanked(getattr(event, name)))
+        return event
+
     def _shake_hands(self, proxy_to_broker_url: str | None, protocol_version: int) -> None:
         self.send(
             commands.connect(
                 CLIENT_VERSION,
                 self._authentication.method,
-                self._authentication.data(),
+                self._credentials.next(),
                 proxy_to_broker_url,
                 protocol_version,
             )
@@ -293,7 +321,11 @@ class Session:
         if isinstance(event, pb.CommandError):
             error = refused(f"let us connect at {self.url}", event.error, event.message)
             if error.code == "AuthenticationError":
-                raise BrokerError(error.message + hint(self._authentication, time.time()), code=error.code)
+                if self._authentication.forget():
+                    raise TransportError(f"{error.message}; the issuer is asked for another token")
+                raise BrokerError(
+                    error.message + hint(self._authentication, self._credentials.last, time.time()), code=error.code
+                )
             raise error
         if not isinstance(event, pb.CommandConnected):
             raise ProtocolError(
@@ -306,7 +338,7 @@ class Session:
         """Return the first event that is not a challenge; challenges are answered."""
         while True:
             is_challenged = False
-            while isinstance(event := self._connection.next_event(), pb.CommandAuthChallenge):
+            while isinstance(event := self._next_event(), pb.CommandAuthChallenge):
                 is_challenged = True
             if is_challenged:
                 self._answer_challenge()
@@ -330,7 +362,7 @@ class Session:
                 f"the broker at {self.url} asks who we are, and no authentication is configured",
                 code="AuthenticationError",
             )
-        self.send(commands.auth_response(CLIENT_VERSION, self._authentication.method, self._authentication.data()))
+        self.send(commands.auth_response(CLIENT_VERSION, self._authentication.method, self._credentials.next()))
 
     def _wait(self, deadline: float, attempt: str) -> None:
         remaining_s = deadline - time.monotonic()
@@ -366,13 +398,15 @@ class Session:
             else:
                 self._connection.filled(len(data))
             is_challenged = False
-            while (event := self._connection.next_event()) is not None:
+            while (event := self._next_event()) is not None:
                 if isinstance(event, pb.CommandAuthChallenge):
                     is_challenged = True
                 else:
                     self._dispatch(event)
             if is_challenged:
                 self._answer_challenge()
+            for consumer in self.channels.drop_excess():
+                self._connection.send(commands.close_consumer(consumer.consumer_id, self.next_id()))
             answer = self._connection.data_to_send()
             if answer:
                 self._transport.send(answer, self.request_timeout_s)
@@ -414,8 +448,16 @@ def _keeper() -> None:
         time.sleep(_IDLE_POLL_S)
         with _keeper_lock:
             sessions = list(_alive)
+        unused_since_s = _unused_since_s(sessions, time.monotonic())
         for session in sessions:
-            if not session.look_after(time.monotonic()):
+            if not session.look_after(time.monotonic(), unused_since_s):
                 with _keeper_lock:
                     _alive.discard(session)
         del sessions
+
+
+def _unused_since_s(sessions: Iterable[Session], now_s: float) -> float:
+    """Return since when a session that is closed now is unused."""
+    used_s = sorted((session.used_s for session in sessions if not session.is_in_use), reverse=True)
+    too_many_s = used_s[_UNUSED_MOST] if len(used_s) > _UNUSED_MOST else -math.inf
+    return max(now_s - _UNUSED_S, too_many_s)

@@ -14,8 +14,10 @@ from functools import cached_property
 from ledgerlake.errors import UsageError
 
 _FULL = re.compile(r"(persistent|non-persistent)://([^/\s]+)/([^/\s]+)/(\S+)")
-# To Pulsar, ``orders-partition-00`` is a topic of its own.
-_PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,5})")
+# As Pulsar reads names: ``orders-partition-3`` belongs to ``orders``, whether that has partitions or
+# not, up to the largest number of Java's int. ``orders-partition-00`` is a topic of its own.
+_PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,9})")
+_LARGEST_PARTITION = 2**31 - 1
 
 # The most bytes of a folder's name beside its hash; file systems take 255.
 _FOLDER_BYTES_MOST = 200
@@ -80,7 +82,7 @@ def full_pattern(pattern: str) -> str:
         if matched is None or "/" in matched.group(4):
             raise UsageError(f"'{pattern}' is no pattern of topics; write persistent://tenant/namespace/orders-.*")
         re.compile(matched.group(4))
-    except (re.error, OverflowError, RecursionError) as error:
+    except (re.error, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(f"the pattern '{pattern}' is no regular expression: {error}") from None
     return text
 
@@ -119,7 +121,9 @@ def split_partition(name: str) -> tuple[str, int]:
     without partitions.
     """
     matched = _PARTITION.fullmatch(name)
-    return (matched.group(1), int(matched.group(2))) if matched else (name, -1)
+    if matched is None or int(matched.group(2)) > _LARGEST_PARTITION:
+        return name, -1
+    return matched.group(1), int(matched.group(2))
 
 
 def folder_name(name: str) -> str:

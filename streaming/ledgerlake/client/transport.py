@@ -15,10 +15,8 @@ from ledgerlake.errors import DeadlineError, SetupError, TransportError, UsageEr
 
 RECEIVE_BYTES = 256 * 1024
 _PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
-_HOST = r"(?:[^/:,\s]+|\[[0-9a-fA-F:]+\])(?::\d{1,5})?"
+_HOST = r"(?:[^/:,@\s]+|\[[0-9a-fA-F:]+\])(?::\d{1,5})?"
 _URL = re.compile(rf"(pulsar(?:\+ssl)?)://({_HOST}(?:,{_HOST})*)/?")
-# The part before the host may contain a password, so errors do not show it.
-_USER = re.compile(r"(?<=//)[^/]*@")
 
 
 @dataclass(frozen=True)
@@ -57,14 +55,15 @@ DEFAULT_TLS = TlsSettings()
 
 def parse_service_url(url: str) -> list[Address]:
     """Return the addresses of ``pulsar://host[:6650][,host...]``, or of ``pulsar+ssl://`` with port
-    6651.
+    6651. A host name is in lower case, so that equal addresses are one.
 
     Raises:
         UsageError: the url has another form.
     """
     matched = _URL.fullmatch(url)
     if matched is None:
-        if _USER.search(url):
+        # The part before the sign may contain a password, so the error does not show it.
+        if "@" in url:
             raise UsageError(
                 "a service url holds no user and no password; give them as the authentication's parameters"
             )
@@ -73,7 +72,7 @@ def parse_service_url(url: str) -> list[Address]:
     addresses = []
     for host_and_port in matched.group(2).split(","):
         host, port = re.fullmatch(r"(.+?)(?::(\d+))?", host_and_port).groups()  # type: ignore[union-attr]
-        addresses.append(Address(host.strip("[]"), int(port or _PORTS[scheme]), scheme == "pulsar+ssl"))
+        addresses.append(Address(host.strip("[]").lower(), int(port or _PORTS[scheme]), scheme == "pulsar+ssl"))
     if any(address.port > 65535 for address in addresses):
         raise UsageError(f"'{url}' has a port above 65535")
     return addresses
@@ -97,6 +96,8 @@ class Transport:
             raise TransportError(
                 f"no broker answered at {url} in {connect_timeout_s:g} s; check the address and the firewall"
             ) from None
+        except UnicodeError:
+            raise TransportError(f"the address {url} has a host name that there cannot be; correct it") from None
         except OSError as error:
             raise TransportError(
                 f"no broker listens at {url} ({error.strerror or error}); start it or correct the service url"
@@ -143,6 +144,7 @@ class Transport:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.close()
+        self._buffer = memoryview(b"")
 
 
 def _in_tls(connected: socket.socket, address: Address, tls: TlsSettings) -> ssl.SSLSocket:

@@ -23,7 +23,13 @@ from ledgerlake.client.topics import full_name
 from ledgerlake.errors import UsageError
 from ledgerlake.options.kinds import NUMBER
 from ledgerlake.stored.offsets import PartitionOffset, from_json
-from ledgerlake.wire.message_id import AnyMessageId, parse_message_id
+from ledgerlake.wire.message_id import (
+    AFTER_ALL,
+    BEFORE_ALL,
+    AnyMessageId,
+    MessageId,
+    parse_message_id,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +67,12 @@ class AtIndex:
 
 Bound = Literal["earliest", "latest", "cursor"] | AnyMessageId | After | Before | AtTime | AtIndex | PartitionOffset
 
+# Serialised, ``MessageId.earliest`` and ``MessageId.latest`` are ids too.
+_OF_CLIENTS: dict[AnyMessageId, Bound] = {
+    MessageId(BEFORE_ALL.ledger_id, BEFORE_ALL.entry_id): "earliest",
+    MessageId(AFTER_ALL.ledger_id, AFTER_ALL.entry_id): "latest",
+}
+
 # What is said of all topics, and what of single ones.
 Bounds = tuple[Bound | None, dict[str, Bound]]
 
@@ -83,7 +95,7 @@ def parse_bound(text: str, where: str) -> Bound:
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}, an ISO time, index N, earliest or latest") from None
     if beside is None:
-        return message_id
+        return _OF_CLIENTS.get(message_id, message_id)
     return After(message_id) if beside == "after" else Before(message_id)
 
 
@@ -154,14 +166,21 @@ def one_or_by_topic(text: str, where: str, parse: Callable[[str, str], Bound], o
         of_new: what holds for a topic partition that an offset does not name.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: it is neither, or has two bounds of one topic.
     """
     if not text.startswith("{"):
         return parse(text, where), {}
     try:
-        by_topic = json.loads(text)
+        pairs = json.loads(text, object_pairs_hook=list)
     except (ValueError, RecursionError):
         raise UsageError(f"{where} is not JSON: {text[:80]}") from None
-    if "version" in by_topic:
-        return of_new, {**from_json(by_topic)}
-    return None, {full_name(topic): parse(str(bound), where) for topic, bound in by_topic.items()}
+    # A topic may have one of these names.
+    if {"version", "positions"} <= {name for name, _ in pairs}:
+        return of_new, {**from_json(json.loads(text))}
+    by_topic: dict[str, Bound] = {}
+    for topic, bound in pairs:
+        name = full_name(topic)
+        if name in by_topic:
+            raise UsageError(f"{where} names {name} twice; give it one bound")
+        by_topic[name] = parse(str(bound), where)
+    return None, by_topic

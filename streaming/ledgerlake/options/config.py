@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import re
 import sys
 from dataclasses import MISSING, dataclass, field, replace
@@ -41,7 +42,7 @@ from ledgerlake.options.source_options import SourceOptions
 from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.options.storage_options import StorageConfig
 from ledgerlake.options.table_options import MESSAGES_TABLE, PLACEHOLDER, TableOptions, table_name
-from ledgerlake.stored.places import Place, parse_place, parse_template
+from ledgerlake.stored.places import Place, check_table_place, parse_place, parse_template
 from ledgerlake.stored.secrets import read_variable
 from ledgerlake.stored.stores import ENVIRONMENT, S3, StorageSettings, check_settings
 
@@ -632,9 +633,10 @@ class Config:
         """Return the same with the folders of the tables.
 
         Raises:
-            UsageError: one lies in another folder of the configuration.
+            UsageError: one lies in another folder of the configuration, or cannot be one of a table.
         """
         config = replace(self, delta=replace(self.delta, path=messages, rejects_path=rejects))
+        _check_table_paths(config)
         _check_apart(config)
         return config
 
@@ -734,13 +736,14 @@ def parse_config(data: dict[str, Any]) -> Config:
         metrics=_metrics(data) if "metrics" in data else None,
         tables=tables,
         upkeep=_upkeep(data),
-        iceberg=from_toml(IcebergConfig, "iceberg", data),
+        iceberg=_iceberg(data),
         spark=from_toml(SparkConfig, "spark", data),
         storage=from_toml(StorageConfig, "storage", data).settings,
     )
     for options in config.table_options:
         options.check()
     _check_iceberg(config)
+    _check_table_paths(config)
     _check_apart(config)
     check_settings(config.storage, {place.store for place in places_of(config).values() if place.store is not None})
     return config
@@ -890,6 +893,13 @@ def _upkeep(data: dict[str, Any]) -> UpkeepConfig:
     return upkeep
 
 
+def _iceberg(data: dict[str, Any]) -> IcebergConfig:
+    iceberg = from_toml(IcebergConfig, "iceberg", data)
+    if iceberg.interval_ms < _SHORTEST_INTERVAL_MS:
+        raise UsageError("[iceberg] interval is less than 100 milliseconds")
+    return iceberg
+
+
 def _metrics(data: dict[str, Any]) -> MetricsConfig:
     metrics = from_toml(MetricsConfig, "metrics", data)
     if metrics.port > 65535:
@@ -923,6 +933,23 @@ def is_of_this_machine(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return address.lower() == "localhost"
+
+
+def _check_table_paths(config: Config) -> None:
+    """Check the paths of the tables that are known by now.
+
+    Raises:
+        UsageError: one cannot be the folder of a table.
+    """
+    for table in _located_tables(config):
+        check_table_place(table.place, f"{table.section} path")
+    if config.delta.rejects_path:
+        check_table_place(config.rejects_place, "[delta] rejects_path")
+
+
+def _located_tables(config: Config) -> tuple[TableOptions, ...]:
+    """Return the tables of messages whose paths no catalog has still to tell."""
+    return config.table_options if config.delta.path or config.tables else ()
 
 
 def _check_apart(config: Config) -> None:
@@ -973,7 +1000,7 @@ def places_of(config: Config) -> dict[str, Place]:
     """
     places: dict[str, Place] = {}
     names: set[str] = set()
-    for table in config.table_options if config.delta.path or config.tables else ():
+    for table in _located_tables(config):
         if table.name in names:
             raise UsageError(f"{table.section} is there twice; a message is in a table once")
         names.add(table.name)
@@ -996,4 +1023,5 @@ def _parts(place: Place) -> tuple[str, ...]:
     """Return the parts of a path or URI, from the root on."""
     if not place.is_local:
         return tuple(part for part in place.uri.split("/") if part)
-    return Path(place.absolute.root).parts
+    # Links count as the folders that they lead to.
+    return Path(os.path.realpath(place.root)).parts

@@ -57,7 +57,7 @@ def duration_ms(where: str, text: str) -> int:
     """
     matched = _DURATION.fullmatch(text.strip().lower())
     if matched is None:
-        raise UsageError(f"{where} '{text}' is not a duration; write for example '1 second' or '200 milliseconds'")
+        raise UsageError(f"{where} '{text}' is not a duration; write for example '30 seconds' or '15 minutes'")
     count, unit = int(matched.group(1)), matched.group(2)
     duration = count if unit.startswith(("ms", "mil")) else count * _UNITS_MS[unit[0]]
     if duration > _LONGEST_MS:

@@ -8,6 +8,7 @@ field says together with others, such as the topics or a bound, is a property.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
@@ -31,6 +32,7 @@ from ledgerlake.options.connector_options import is_ours
 from ledgerlake.options.declared import from_spark, option
 from ledgerlake.options.kinds import COUNT, DURATION, FLAG, FUNCTION, LIST, MILLISECONDS, PATH, TEXT, choice
 from ledgerlake.options.read_settings import ReadSettings
+from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place, from_text
 
 if TYPE_CHECKING:
@@ -363,14 +365,14 @@ class SourceOptions(ClientOptions):
     def starts(self) -> Bounds:
         """Return where the read begins: the bound of all topics, and the bounds of single ones."""
         # A topic partition that an offset does not name was created after it.
-        return _bounds(
-            "starting", self.starting_offsets, self.starting_time, self.starting_index, parse_start, "earliest"
-        )
+        offsets, time, index = self.starting_offsets, self.starting_time, self.starting_index
+        return _bounds("starting", self.topics, offsets, time, index, parse_start, "earliest")
 
     @cached_property
     def ends(self) -> Bounds:
         """Return where the read ends: the bound of all topics, and the bounds of single ones."""
-        return _bounds("ending", self.ending_offsets, self.ending_time, self.ending_index, parse_end, None)
+        offsets, time, index = self.ending_offsets, self.ending_time, self.ending_index
+        return _bounds("ending", self.topics, offsets, time, index, parse_end, None)
 
     @property
     def starting(self) -> Bound | None:
@@ -422,6 +424,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
 
 def _bounds(
     edge: Literal["starting", "ending"],
+    topics: TopicSelection,
     offsets: str | None,
     time: str | None,
     index: str | None,
@@ -439,7 +442,24 @@ def _bounds(
     if len(bounds) > 1:
         raise UsageError(f"the options '{bounds[0][0]}' and '{bounds[1][0]}' exclude each other")
     name, text, parser = bounds[0]
-    return one_or_by_topic(text.strip(), f"the option '{name}'", parser, of_new)
+    result = one_or_by_topic(text.strip(), f"the option '{name}'", parser, of_new)
+    for topic, bound in result[1].items():
+        # An offset may have topics that are not read any more.
+        if not isinstance(bound, PartitionOffset) and not _is_read(topic, topics):
+            raise UsageError(f"the option '{name}' names {topic}, which is not read; {_nearest(topic, topics)}")
+    return result
+
+
+def _is_read(topic: str, topics: TopicSelection) -> bool:
+    """Return whether a topic, or one of its partitions, may be selected."""
+    return topics.includes(topic) or topic in {split_partition(name)[0] for name in topics.names}
+
+
+def _nearest(topic: str, topics: TopicSelection) -> str:
+    if topics.pattern is not None:
+        return f"the topics that are read match {topics.pattern}"
+    nearest = max(topics.names, key=lambda name: SequenceMatcher(None, topic, name).ratio())
+    return f"the nearest topic that is read is {nearest}"
 
 
 def _of(topic_partition: str, bounds: Bounds) -> Bound | None:

@@ -238,7 +238,7 @@ class TableOptions:
             raise UsageError(
                 f"{self.section} iceberg_table is '{self.iceberg_table}'; write a namespace and a name, such as shop.orders"
             )
-        if self.iceberg_table and re.search("[#?]", self.place.uri):
+        if self.iceberg_table and re.search("[#?]", self.place.absolute.uri):
             raise UsageError(
                 f"{self.section} iceberg_table needs a path without # and ?, which Iceberg's readers cannot open"
             )

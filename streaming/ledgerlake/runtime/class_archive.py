@@ -50,7 +50,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 _DAY_S = 24 * 60 * 60
 _UNUSED_S = 30 * _DAY_S
 
-# In the name of an archive; archives of an earlier build had classes that the JVM makes too.
+# In the name of an archive, for what is left out of its list of classes.
 _CONTENT = "2"
 
 _MADE_BY_THE_JVM = (b"@lambda-form-invoker", b"java/lang/invoke/BoundMethodHandle$Species")

@@ -14,9 +14,14 @@ from __future__ import annotations
 import os
 import shlex
 import string
+import struct
+import subprocess
+import tempfile
 import threading
+import time
 from collections import deque
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ledgerlake.runtime.guarded_output import printable_line
@@ -24,7 +29,6 @@ from ledgerlake.runtime.private_files import only_owner_reads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 _STDERR = 2
 
@@ -33,6 +37,10 @@ _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 
 # Characters of settings that Java's class Properties takes as they are.
 _PLAIN = frozenset(string.ascii_letters + string.digits + "-_./,;@+*$%&()[]{}<>|?'\"")
+
+# The file in which a JVM says how to connect to it.
+_CONNECTION_FILE = "_PYSPARK_DRIVER_CONN_INFO_PATH"
+_POLL_S = 0.05
 _LAST_WORDS_S = 2.0
 _LAST_LINES = 3
 _NO_NEWS = (b"WARNING: Using incubator modules: jdk.incubator.vector", b"Starting Streaming TransformWithState")
@@ -59,7 +67,7 @@ def start_jvm(settings: dict[str, str], folder: Path, *, is_quiet: bool = True) 
         file.write_text(_properties(settings))
     try:
         with _arguments(f"--properties-file {shlex.quote(str(file))} --load-spark-defaults"):
-            gateway = _launch_quietly() if is_quiet else _launch({})
+            gateway = _launch_quietly() if is_quiet else _launch()
     finally:
         file.unlink()
     remove_with_jvm(gateway.jvm, str(folder))
@@ -74,7 +82,7 @@ def remove_with_jvm(jvm: Any, folder: str) -> None:
 
 
 def _launch_quietly() -> Any:
-    from pyspark.errors import PySparkException, PySparkRuntimeError
+    from pyspark.errors import PySparkRuntimeError
 
     reader, writer = os.pipe()
     last: deque[str] = deque(maxlen=_LAST_LINES)
@@ -82,24 +90,64 @@ def _launch_quietly() -> Any:
     copying.start()
     try:
         with os.fdopen(writer, "wb") as stderr:
-            return _launch({"stderr": stderr, "start_new_session": True})
-    except PySparkException:
+            return _launch(stderr)
+    except PySparkRuntimeError as error:
         copying.join(_LAST_WORDS_S)
         said = f"and said last: {' / '.join(last)}" if last else "and said nothing"
-        raise PySparkRuntimeError(f"the JVM ended at once {said}") from None
+        raise PySparkRuntimeError(f"{error} {said}") from None
 
 
-def _launch(options: dict[str, Any]) -> Any:
+def _launch(stderr: BinaryIO | None = None) -> Any:
+    """Start the JVM and connect to it.
+
+    PySpark would run Python code between fork and exec. In a process with threads and the native
+    libraries of this one, that has ended with signal 11. Here nothing runs in between.
+    """
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.find_spark_home import _find_spark_home
     from pyspark.java_gateway import launch_gateway
 
-    return launch_gateway(None, options)
+    command = [f"{_find_spark_home()}/bin/spark-submit", *shlex.split(os.environ[_ARGUMENTS])]
+    with tempfile.TemporaryDirectory() as folder:
+        connection = Path(folder) / "connection"
+        environment = {**os.environ, "SPARK_CONNECT_MODE": "0", _CONNECTION_FILE: str(connection)}
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stderr=stderr, env=environment, start_new_session=True
+        )
+        while process.poll() is None and not connection.exists():
+            time.sleep(_POLL_S)
+        if not connection.exists():
+            code = process.returncode
+            raise PySparkRuntimeError(
+                f"the JVM ended at once {f'by signal {-code}' if code < 0 else f'with exit code {code}'}"
+            )
+        with _connection(connection.read_bytes()):
+            gateway = launch_gateway()
+    # The JVM ends when this pipe is closed.
+    gateway.proc = process
+    return gateway
+
+
+@contextmanager
+def _connection(written: bytes) -> Iterator[None]:
+    """Let ``launch_gateway`` connect to a JVM.
+
+    Args:
+        written: what the JVM has written of itself: its port, and the secret with its length before it.
+    """
+    port, size = struct.unpack(">ii", written[:8])
+    found = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": written[8 : 8 + size].decode()}
+    os.environ |= found
+    try:
+        yield
+    finally:
+        for name in found:
+            del os.environ[name]
 
 
 @contextmanager
 def _arguments(arguments: str) -> Iterator[None]:
-    """Let ``launch_gateway`` start spark-submit with these arguments, before those that the user
-    has set.
-    """
+    """Start spark-submit with these arguments, before those that the user has set."""
     given = os.environ.get(_ARGUMENTS)
     os.environ[_ARGUMENTS] = f"{arguments} {'pyspark-shell' if given is None else given}"
     try:
@@ -128,9 +176,9 @@ def _copy(lines: BinaryIO, last: deque[str]) -> None:
             text = line.decode(errors="backslashreplace")
             end = "\n" if text.endswith("\n") else ""
             shown = printable_line(text.rstrip("\r\n"))
-            os.write(_STDERR, (shown + end).encode())
             if shown.strip() and not shown.startswith("\tat "):
                 last.append(shown)
+            os.write(_STDERR, (shown + end).encode())
 
 
 def news(lines: Iterable[bytes]) -> Iterator[bytes]:

@@ -77,8 +77,14 @@ _SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "2",
 }
 
-# Executors on other machines have to find the driver, so there Spark chooses its address.
-_LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+# Executors on other machines have to find the driver, so there Spark chooses its address. With a local
+# master Spark makes the secret itself, without which other users of the machine could read from the
+# driver's ports what tasks get, such as tokens.
+_LOCAL_SETTINGS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.authenticate": "true",
+}
 
 # The Python of planners and workers, and the one that lists the sources.
 _PYTHON_NAMES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
