@@ -415,7 +415,7 @@ def play(seed: int) -> Results:
     assert {reason: sorted(places) for reason, places in results.rejected.items()} == {
         reason: sorted(places) for reason, places in expected_rejects.items()
     }, seed
-    for name in ("schedule_blocks", "schedules", "large", "parts"):
+    for name in ("schedule_blocks", "schedules", "separate", "parts"):
         assert not stage.states[name].values, (seed, name)
     assert set(stage.states["cancels"].values) == ({()} if is_paused(batches) else set()), seed
     return results

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
-from ledgerlake.errors import SetupError, UsageError
+from ledgerlake.client.reader import EntryReader
+from ledgerlake.errors import DataLossError, SetupError, UsageError
 from ledgerlake.options.bounds import After, AtIndex, AtTime, Before, Bound
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.source import batch_reader
+from ledgerlake.source import batch_reader, bounds, last_entry
 from ledgerlake.source.bounds import EndBound, latest_offset, matching_partitions, resolve_end, resolve_start
+from ledgerlake.source.planner import Planner
 from ledgerlake.source.planning import entry_range
 from ledgerlake.source.views import read_messages
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import ChunkMessageId, MessageId, Position, to_bytes
-from tests.entries import BROKER_TIME_MS, batch
+from tests.entries import BROKER_TIME_MS, batch, metadata
 from tests.peer import TOPIC, Peer
 
 
@@ -95,7 +98,7 @@ def test_a_stream_does_not_start_where_the_topic_has_not_come_to_and_a_read_that
     cluster = cluster_of(peer)
     with pytest.raises(UsageError, match=advice):
         resolve_start(cluster, TOPIC, bound)
-    assert resolve_start(cluster, TOPIC, bound, is_bounded=True) == at(9, 1)
+    assert where(resolve_start(cluster, TOPIC, bound, is_bounded=True)) == at(9, 1)
     cluster.close()
 
 
@@ -111,7 +114,7 @@ def test_of_an_empty_topic_a_stream_starts_at_the_first_number_only() -> None:
 def test_the_next_number_is_known_behind_an_entry_that_nobody_can_read(peer: Peer) -> None:
     peer.add(b"no metadata", ledger_id=9, first=2)
     cluster = cluster_of(peer)
-    assert resolve_start(cluster, TOPIC, AtIndex(10)).position == Position(9, 2)
+    assert where(resolve_start(cluster, TOPIC, AtIndex(10))) == at(9, 1)
     with pytest.raises(UsageError, match="the next one that comes has 10"):
         resolve_start(cluster, TOPIC, AtIndex(11))
     cluster.close()
@@ -179,13 +182,104 @@ def test_an_id_of_a_partition_bounds_no_other(peer: Peer, bound: Bound) -> None:
 
 
 @pytest.mark.parametrize(
-    "bound", [MessageId(10, 0), After(MessageId(999, 1)), ChunkMessageId(MessageId(10, 0), MessageId(10, 1))]
+    "bound",
+    [
+        MessageId(10, 0),
+        MessageId(9, 3),
+        MessageId(9, 2, 1),
+        After(MessageId(9, 2)),
+        After(MessageId(999, 1)),
+        ChunkMessageId(MessageId(10, 0), MessageId(10, 1)),
+    ],
 )
-def test_a_start_in_a_ledger_that_is_not_there_yet_is_refused(peer: Peer, bound: Bound) -> None:
+def test_a_start_behind_the_end_of_the_topic_is_refused(peer: Peer, bound: Bound) -> None:
     cluster = cluster_of(peer)
     with pytest.raises(UsageError, match=r"has no entry .* to start at: its last one is 9:1; correct starting"):
         resolve_start(cluster, TOPIC, bound)
     cluster.close()
+
+
+def bare() -> bytes:
+    """Return an entry to which the broker adds nothing, as to one that a producer says has no message."""
+    return encode_entry(metadata(), b"bare")
+
+
+def test_the_last_entry_with_an_index_decides_what_the_topic_has_reached(peer: Peer) -> None:
+    peer.add(bare(), bare(), ledger_id=9, first=2)
+    peer.add(bare(), ledger_id=11)
+    cluster = cluster_of(peer)
+    latest = latest_offset(cluster, TOPIC)
+    assert EndBound(cluster, TOPIC, AtIndex(100)).cap(latest) == latest
+    assert EndBound(cluster, TOPIC, AtIndex(9)).cap(latest).position == Position(9, 1)
+    assert where(resolve_start(cluster, TOPIC, AtIndex(4))) == at(7, 0, 0)
+    with pytest.raises(UsageError, match="the next one that comes has 10"):
+        resolve_start(cluster, TOPIC, AtIndex(11))
+
+
+def test_an_entry_without_an_index_hides_none_that_has_one() -> None:
+    with Peer() as peer:
+        for number in range(10):
+            peer.add(batch([b"v"], index=number), bare(), bare(), ledger_id=7, first=3 * number)
+        cluster = cluster_of(peer)
+        for number in range(10):
+            assert resolve_end(cluster, TOPIC, AtIndex(number)).position == Position(7, 3 * number)
+
+
+def test_a_topic_in_which_no_entry_has_an_index_cannot_end_at_one() -> None:
+    with Peer() as peer:
+        peer.add(*(bare() for _ in range(20)), ledger_id=7)
+        with pytest.raises(SetupError, match="have no index; set brokerEntryMetadataInterceptors"):
+            resolve_end(cluster_of(peer), TOPIC, AtIndex(0))
+
+
+@pytest.mark.parametrize("bound", [MessageId(9, 2), After(MessageId(9, 1)), AtIndex(10), AtTime(BROKER_TIME_MS + 10)])
+def test_a_start_at_the_end_of_the_topic_knows_what_was_stored_before_it(peer: Peer, bound: Bound) -> None:
+    peer.clock_ms = lambda: BROKER_TIME_MS + 5000
+    start = resolve_start(cluster_of(peer), TOPIC, bound)
+    assert start == resolve_start(cluster_of(peer), TOPIC, "latest")
+    assert (start.index, start.time_ms) == (9, BROKER_TIME_MS + 9)
+    peer.entries.clear()
+    peer.add(batch([b"10"], index=10), ledger_id=11)
+    span = entry_range(TOPIC, start, latest_offset(cluster_of(peer), TOPIC))
+    options = parse_options({"service.url": peer.url, "topic": TOPIC})
+    assert [row["value"] for part in read_messages(options, span) for row in part.to_pylist()] == [b"10"]
+
+
+@pytest.mark.parametrize("bound", [MessageId(7, 1, 1), After(MessageId(7, 1, 0)), MessageId(9, 1, 3)])
+def test_a_start_within_a_batch_knows_the_number_of_the_message_before_it(peer: Peer, bound: Bound) -> None:
+    start = resolve_start(cluster_of(peer), TOPIC, bound)
+    assert start.index == {7: 3, 9: 8}[start.position.ledger_id]
+
+
+@pytest.mark.parametrize("bound", [MessageId(7, 1, 2), After(MessageId(7, 1, 3)), MessageId(9, 0, 1)])
+def test_a_start_at_a_message_that_its_entry_does_not_have_is_refused(peer: Peer, bound: Bound) -> None:
+    cluster = cluster_of(peer)
+    for name, is_bounded in [(TOPIC, False), (f"{ORDERS}-partition-1", False), (f"{ORDERS}-partition-1", True)]:
+        with pytest.raises(UsageError, match=r"has no message \d in the entry (\d:\d) to start at.*write \1$"):
+            resolve_start(cluster, name, bound, is_bounded=is_bounded)
+
+
+@pytest.mark.parametrize("bound", [MessageId(50, 0), After(MessageId(9, 7))])
+def test_an_id_without_a_partition_is_no_start_of_a_partition_that_has_not_reached_it(peer: Peer, bound: Bound) -> None:
+    name = f"{ORDERS}-partition-1"
+    with pytest.raises(UsageError, match=r"its last one is 9:1; .* by topic partition, as JSON such as"):
+        resolve_start(cluster_of(peer), name, bound)
+    start = resolve_start(cluster_of(peer), name, bound, is_bounded=True)
+    assert start.is_beyond(latest_offset(cluster_of(peer), name))
+
+
+@pytest.mark.parametrize(("partitions", "there"), [({}, "it has no partitions"), ({TOPIC: 2}, "its last one is 1")])
+@pytest.mark.parametrize("edge", ["starting", "ending"])
+def test_a_bound_of_a_partition_that_the_topic_does_not_have_is_refused(
+    peer: Peer, partitions: dict[str, int], there: str, edge: str
+) -> None:
+    peer.partitions = partitions
+    written = {"service.url": peer.url, "topic": TOPIC, f"{edge}Offsets": '{"peer-partition-2": "7:0"}'}
+    options = parse_options(written)
+    with closing(Planner(options)) as planner:
+        for begin in (batch_reader.LedgerlakeBatchReader(options).partitions, planner.initial):
+            with pytest.raises(UsageError, match=f"/peer has no partition 2 to start or to end at: {there}"):
+                begin()
 
 
 def test_an_id_of_a_partition_is_none_of_a_topic_without_partitions(peer: Peer) -> None:
@@ -204,8 +298,8 @@ def test_an_id_of_a_partition_is_none_of_a_topic_without_partitions(peer: Peer) 
 )
 def test_an_id_bounds_its_own_partition(peer: Peer, topic_partition: str, partition: int) -> None:
     bound = MessageId(7, 1, partition=partition)
-    assert resolve_start(cluster_of(peer), topic_partition, bound) == at(7, 0)
-    assert resolve_end(cluster_of(peer), topic_partition, bound) == at(7, 1)
+    assert where(resolve_start(cluster_of(peer), topic_partition, bound)) == at(7, 0)
+    assert where(resolve_end(cluster_of(peer), topic_partition, bound)) == at(7, 1)
 
 
 def test_an_id_of_a_partition_is_looked_for_in_that_one() -> None:
@@ -221,7 +315,7 @@ def test_ids_by_topic_partition_bound_each_its_own(peer: Peer) -> None:
     options = parse_options({"service.url": peer.url, "topic": "orders", "startingOffsets": json.dumps(serialised)})
     for number in range(2):
         name = f"{ORDERS}-partition-{number}"
-        assert resolve_start(cluster_of(peer), name, options.starting_of(name, "latest")) == at(7, 0)
+        assert where(resolve_start(cluster_of(peer), name, options.starting_of(name, "latest"))) == at(7, 0)
 
 
 @pytest.mark.parametrize("bound", [AtIndex(9), AtIndex(99), AtTime(BROKER_TIME_MS + 99), "latest"])
@@ -255,6 +349,69 @@ def test_a_number_between_what_is_left_starts_and_ends_beside_it() -> None:
         assert where(resolve_end(cluster, TOPIC, AtIndex(5))) == at(7, 0)
 
 
+def without_stamp(payload: bytes) -> bytes:
+    """An entry of a producer that counts in microseconds, without a stamp of the broker's."""
+    return encode_entry(metadata(publish_time=BROKER_TIME_MS * 1000), payload)
+
+
+@pytest.mark.parametrize(
+    ("start", "rows"),
+    [
+        ({"startingOffsets": "earliest"}, 6),
+        ({"startingTime": "0"}, 6),
+        ({"startingTime": str(BROKER_TIME_MS + 1)}, 3),
+        ({"startingTime": str(BROKER_TIME_MS + 2)}, 1),
+        ({"startingIndex": "1"}, 3),
+        ({"startingIndex": "2"}, 1),
+    ],
+)
+def test_no_start_skips_an_entry_whose_stamp_cannot_be_read(start: dict[str, str], rows: int) -> None:
+    with Peer() as peer:
+        peer.add(*[without_stamp(b"%d" % number) for number in range(2)])
+        peer.add(batch([b"2"], index=0), without_stamp(b"3"), batch([b"4"], index=1), without_stamp(b"5"), first=2)
+        reader = batch_reader.LedgerlakeBatchReader(
+            parse_options({"service.url": peer.url, "topic": TOPIC, "retryTimeoutMs": "2000"} | start)
+        )
+        read = [row for part in reader.partitions() for rows in reader.read(part) for row in rows.to_pylist()]
+        assert [row["entry_id"] for row in read] == list(range(6))[-rows:]
+
+
+@pytest.mark.parametrize("bound", ["earliest", AtTime(0), AtTime(BROKER_TIME_MS)])
+def test_a_topic_of_entries_without_a_stamp_is_read_from_its_first_entry(bound: Bound) -> None:
+    with Peer(clock_ms=lambda: BROKER_TIME_MS + 5000) as peer:
+        peer.add(*[without_stamp(b"%d" % number) for number in range(3)])
+        assert resolve_start(cluster_of(peer), TOPIC, bound) == at(7, -1)
+
+
+@pytest.mark.parametrize(
+    "bounds_", [{"startingIndex": "1000", "endingIndex": "2001"}, {"startingIndex": "500", "endingIndex": "999"}]
+)
+def test_numbers_that_the_topic_has_lost_are_a_loss_as_ids_are(bounds_: dict[str, str]) -> None:
+    with Peer() as peer:
+        peer.add(*[batch([b"%d" % number], index=number) for number in range(2000, 2003)], ledger_id=20)
+        options = {"service.url": peer.url, "topic": TOPIC} | bounds_
+
+        def rows(**more: str) -> list[Any]:
+            reader = batch_reader.LedgerlakeBatchReader(parse_options(options | more))
+            return [row for part in reader.partitions() for rows in reader.read(part) for row in rows.to_pylist()]
+
+        with pytest.raises(DataLossError, match="messages after 19:-1 and before 20:0 are lost"):
+            rows()
+        loss, *left = rows(failOnDataLoss="false")
+        assert loss["reject_reason"] == "data_loss"
+        assert [row["broker_index"] for row in left] == ([2000, 2001] if "1000" in bounds_.values() else [])
+
+
+def test_the_first_number_of_a_topic_that_begins_with_markers_is_no_loss() -> None:
+    with Peer() as peer:
+        peer.add(batch([b"2"], index=2), batch([b"3"], index=3), first=2)
+        reader = batch_reader.LedgerlakeBatchReader(
+            parse_options({"service.url": peer.url, "topic": TOPIC, "startingIndex": "0"})
+        )
+        read = [row for part in reader.partitions() for rows in reader.read(part) for row in rows.to_pylist()]
+        assert [row["value"] for row in read] == [b"2", b"3"]
+
+
 def test_a_topic_without_numbers_says_what_to_do_about_it() -> None:
     with Peer() as peer:
         peer.add(encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=5), b"v"))
@@ -285,6 +442,23 @@ def test_a_stream_goes_up_to_its_end_once_the_topic_has_it_and_no_further(
     assert where(ending.cap(latest_offset(cluster, TOPIC))) == end
 
 
+def test_an_end_that_is_not_there_yet_is_searched_for_only_after_the_topic_has_moved() -> None:
+    def entry(publish_ms: int) -> bytes:
+        return encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=publish_ms), b"v")
+
+    with Peer() as peer:
+        peer.add(*(entry(publish_ms) for publish_ms in range(10)))
+        cluster = cluster_of(peer)
+        ending = EndBound(cluster, TOPIC, AtTime(100))
+        latest = latest_offset(cluster, TOPIC)
+        assert ending.cap(latest) == latest
+        asked = len(peer.requests)
+        assert [ending.cap(latest) for _ in range(3)] == [latest] * 3
+        assert len(peer.requests) == asked
+        peer.add(entry(99), entry(100), first=10)
+        assert where(ending.cap(latest_offset(cluster, TOPIC))) == at(7, 10)
+
+
 def test_after_the_last_message_of_a_topic_from_which_all_are_removed_is_a_start() -> None:
     with Peer(first_ledger_id=20) as peer:
         cluster = cluster_of(peer)
@@ -294,3 +468,25 @@ def test_after_the_last_message_of_a_topic_from_which_all_are_removed_is_a_start
         ):
             resolve_start(cluster, TOPIC, After(MessageId(21, 0)))
         cluster.close()
+
+
+def test_a_topic_to_which_nothing_readable_comes_has_a_beginning_though_it_does_not_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Peer(unreadable_last=True) as broker:
+        broker.add(*[b"unreadable"] * 3)
+
+        class Growing(EntryReader):
+            def next(self, timeout_s: float) -> Any:
+                assert len(broker.entries) < 100, "it reads for ever"
+                broker.add(b"unreadable", first=len(broker.entries))
+                return super().next(timeout_s)
+
+        monkeypatch.setattr(bounds, "EntryReader", Growing)
+        monkeypatch.setattr(last_entry, "EntryReader", Growing)
+        cluster = cluster_of(broker)
+        try:
+            assert resolve_start(cluster, TOPIC, "earliest") == at(7, -1)
+            assert bounds.beginning(cluster, TOPIC, None) == at(7, -1)
+        finally:
+            cluster.close()

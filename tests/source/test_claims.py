@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ledgerlake.client import reader as reader_module
 from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.reader import EntryReader
 from ledgerlake.errors import DeadlineError
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.reasons import DATA_LOSS
@@ -42,6 +46,23 @@ def span(after: Position, end: Position) -> EntryRange:
     return EntryRange(TOPIC, after, end, is_end_stored=True)
 
 
+@pytest.mark.parametrize("messages", [0, 2])
+@pytest.mark.parametrize("markers", [1, 3])
+def test_a_range_that_ends_with_markers_is_read_without_a_loss(messages: int, markers: int) -> None:
+    with Peer() as peer:
+        peer.add(*[single(b"message")] * messages, *[b"marker"] * markers)
+        peer.markers = {position for position, _ in peer.entries[messages:]}
+        end = peer.entries[-1][0]
+        assert values(peer, BEFORE_ALL, end, pollTimeoutMs="20000") == [b"message"] * messages
+
+
+def test_what_message_expiry_acknowledges_while_a_range_is_read_comes_to_new_consumers() -> None:
+    with Peer() as peer:
+        peer.add(*[single(b"message")] * 4)
+        peer.expires = True
+        assert values(peer, BEFORE_ALL, peer.entries[-1][0], pollTimeoutMs="20000") == [b"message"] * 4
+
+
 @pytest.mark.parametrize("follows", [False, True])
 @pytest.mark.parametrize(
     "hostile_ones",
@@ -62,6 +83,36 @@ def test_a_message_that_a_claim_cancels_is_read(hostile_ones: list[int], follows
         assert values(peer, Position(7, 0), Position(7, 2))[:1] == [b"honest"]
 
 
+@pytest.mark.parametrize("answers_s", [0.3, None])
+def test_a_broker_that_skips_for_long_before_it_sends_a_hidden_message_is_waited_for(
+    answers_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "_HIDDEN_S", 0.1)
+    take, slow_since_s = EntryReader.next, time.monotonic()
+
+    def slow(reader: EntryReader, timeout_s: float) -> Any:
+        if answers_s is None or time.monotonic() - slow_since_s < answers_s:
+            time.sleep(timeout_s)
+            return None
+        return take(reader, timeout_s)
+
+    with Peer(adds_up_claims=True) as peer:
+        peer.add(single(b"honest"), *map(single, [b"more"] * 98), claims(-99))
+        peer.add(single(b"last"), ledger_id=9)
+        monkeypatch.setattr(EntryReader, "next", slow)
+        with contextlib.suppress(DeadlineError) if answers_s is None else contextlib.nullcontext():
+            assert values(peer, Position(7, -1), Position(9, 0), retryTimeoutMs="500")[0] == b"honest"
+
+
+def test_the_first_ledger_of_a_topic_that_a_claim_hides_is_read() -> None:
+    with Peer(adds_up_claims=True) as peer:
+        honest = [b"%d" % number for number in range(99)]
+        peer.add(*map(single, honest), claims(-99))
+        peer.add(single(b"last"), ledger_id=9)
+        got = values(peer, BEFORE_ALL, Position(9, 0))
+        assert [value for value in got if isinstance(value, bytes)] == [*honest, b"last"]
+
+
 def test_messages_that_are_cancelled_within_a_range_or_before_a_change_of_ledger_are_read() -> None:
     with Peer(adds_up_claims=True) as peer:
         honest = [b"%d" % number for number in range(99)]
@@ -70,6 +121,20 @@ def test_messages_that_are_cancelled_within_a_range_or_before_a_change_of_ledger
         peer.add(single(b"last"), ledger_id=12)
         got = values(peer, Position(7, -1), Position(12, 0))
         assert [value for value in got if isinstance(value, bytes)] == [*honest, *honest, b"last"]
+
+
+def test_hidden_messages_are_read_only_as_they_are_taken() -> None:
+    with Peer(adds_up_claims=True) as peer:
+        peer.add(single(b"first"), *map(single, [b"honest"] * 50), *(claims(-1) for _ in range(50)), single(b"last"))
+        reader = EntryReader(Cluster(ClientSettings(peer.url)), TOPIC, Position(7, 0))
+        taken = []
+        for number in range(1, 102):
+            entry = reader.next_together(20)
+            assert entry is not None
+            taken.append(entry.last.entry_id)
+            assert peer.requests.count("CommandSubscribe") <= number + 1
+        assert taken == list(range(1, 102))
+        reader.close()
 
 
 @pytest.mark.parametrize("claimed", [2**31 - 1, -(2**31), -(2**31) + 5, -(2**30), -100_000])

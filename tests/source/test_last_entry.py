@@ -78,6 +78,29 @@ def test_on_a_topic_whose_entries_do_not_end_the_broker_is_asked_again(monkeypat
         assert len(read) == 5
 
 
+def test_a_topic_whose_last_entry_is_never_readable_and_that_does_not_end_has_an_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Peer(unreadable_last=True) as peer:
+        peer.add(*[single(b"before")] * 3)
+
+        class Growing(EntryReader):
+            def next_together(self, timeout_s: float) -> Any:
+                assert len(peer.entries) < 100, "it reads for ever"
+                peer.add(single(b"since"), first=len(peer.entries))
+                return super().next_together(timeout_s)
+
+        monkeypatch.setattr(last_entry, "EntryReader", Growing)
+        monkeypatch.setattr(last_entry, "_ASK_AGAIN_S", 0.0)
+        cluster = Cluster(ReadSettings(peer.url, give_up_after_s=2))
+        try:
+            end = last_entry.last_position(EntryReader(cluster, TOPIC, AFTER_ALL))
+        finally:
+            cluster.close()
+    assert end is not None
+    assert end >= Position(7, 2)
+
+
 def test_an_older_broker_tells_the_id_and_sends_no_entry() -> None:
     with Peer() as peer:
         topic(peer, compacted_batch("-x--"))

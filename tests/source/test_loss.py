@@ -24,7 +24,7 @@ from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 from ledgerlake.source.views import read_bundles, read_entries, read_messages
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
-from tests.entries import batch
+from tests.entries import batch, single
 from tests.peer import TOPIC, Peer
 from tests.waiting import wait_until
 
@@ -307,6 +307,33 @@ def test_a_topic_that_was_created_again_is_named_so() -> None:
         span = EntryRange(TOPIC, Position(7, 3), Position(9, 1), after_index=40)
         with pytest.raises(DataLossError, match="deleted and created again"):
             list(read_messages(options_for(peer), span))
+
+
+def test_an_index_that_falls_is_no_other_topic_while_the_ledger_that_was_read_is_there() -> None:
+    with Peer() as peer:
+        peer.add(*(single(b"a", index) for index in range(10)), ledger_id=3)
+        peer.add(single(b"b", 4), ledger_id=60)
+        span = EntryRange(TOPIC, Position(3, 9), Position(60, 0), after_index=9)
+        assert [row["value"] for part in read_messages(options_for(peer), span) for row in part.to_pylist()] == [b"b"]
+
+
+@pytest.mark.parametrize("last_index", [2, 3, 4])
+def test_a_topic_whose_first_batch_begins_with_number_0_is_another_one(last_index: int) -> None:
+    with Peer() as peer:
+        peer.add(batch([b"0", b"1", b"2", b"3", b"4"], index=4), single(b"5", 5), ledger_id=9)
+        span = EntryRange(TOPIC, Position(7, last_index), Position(9, 1), after_index=last_index)
+        with pytest.raises(DataLossError, match="deleted and created again"):
+            list(read_messages(options_for(peer), span))
+
+
+@pytest.mark.parametrize("claimed", [2, 1000])
+def test_an_entry_that_claims_more_messages_than_the_broker_counted_makes_no_other_topic(claimed: int) -> None:
+    with Peer() as peer:
+        peer.add(single(b"4", 4, num_messages_in_batch=claimed), batch([b"5"], index=5), ledger_id=9)
+        span = EntryRange(TOPIC, Position(7, 3), Position(9, 1), after_index=3)
+        rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
+        assert [row["value"] for row in rows if row["reject_reason"] is None] == [b"5"]
+        assert all(row["reject_reason"] != DATA_LOSS for row in rows)
 
 
 def test_gaps_between_ledgers_that_are_there_are_no_loss() -> None:

@@ -5,8 +5,12 @@ fails.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from ledgerlake.decode.messages import WHOLE_BATCH
 from ledgerlake.decode.payloads import EntryPayload, PayloadMessage
+from ledgerlake.operators.schedule_events import Scheduled, ScheduleEvents
+from ledgerlake.operators.scheduled import find_in_frames
 from ledgerlake.options.source_options import SourceOptions, parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.planning import EntryRange
@@ -80,6 +84,40 @@ def test_an_entry_that_the_function_cannot_read_is_a_reject_with_its_words() -> 
             "reject",
             "entries",
         ]
+
+
+def test_what_the_sender_says_of_schedules_holds_for_the_messages_that_the_function_returns() -> None:
+    said = {"ledgerlake.schedule": "a", "ledgerlake.every": "PT1H"}
+    copied = {"ledgerlake.cancel": "key=b", "ledgerlake.occurrence": "1"}
+    with Peer() as peer:
+        peer.add(
+            single(b"lines:k=1", deliver_at_time=50, properties=pairs(said), partition_key="own", event_time=3),
+            single(b"lines:k=1 l=2", 1, properties=pairs(copied)),
+        )
+        span = EntryRange(TOPIC, BEFORE_ALL, peer.entries[-1][0])
+        (delayed, _), rows = pieces_and_rows(options_for(peer), span)
+        schedules = ScheduleEvents()
+        assert not find_in_frames(delayed, WHOLE_BATCH, schedules).rejects
+        (event,) = schedules.in_order(lambda _: 0)
+        assert isinstance(event, Scheduled)
+        assert (event.schedule_id, event.rate is not None) == ("a", True)
+        found = [(row["message_id"], row["key"], row["value"], dict(row["properties"])) for row in rows]
+        assert found == [
+            ("7:0", "k", b"1", {"entry": "0", **said}),
+            ("7:1:0", "k", b"1", {"entry": "1", **copied}),
+            ("7:1:1", "l", b"2", {"entry": "1", **copied}),
+        ]
+        assert rows[0]["event_time"] == rows[1]["event_time"]
+
+
+def pairs(properties: dict[str, str]) -> list[pb.KeyValue]:
+    return [pb.KeyValue(key=name, value=value) for name, value in properties.items()]
+
+
+def pieces_and_rows(options: SourceOptions, span: EntryRange) -> tuple[list[memoryview], list[dict[str, Any]]]:
+    """What a task reads: the frames of each piece, and the messages."""
+    pieces = [memoryview(part["frames"][0].as_buffer()) for part in read_bundles(options, span)]
+    return pieces, [row for part in read_messages(options, span) for row in part.to_pylist()]
 
 
 def odd(entry: EntryPayload) -> list[PayloadMessage]:

@@ -4,6 +4,7 @@ tells no time.
 
 from __future__ import annotations
 
+import json
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.stored.places import Place
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
-from tests.entries import single
+from tests.entries import batch, single
 from tests.peer import TOPIC, Peer
 
 if TYPE_CHECKING:
@@ -102,6 +103,17 @@ def test_an_idle_topic_gets_a_batch_when_its_time_has_come_and_only_one(
     assert planning.plan() is None
 
 
+def test_another_process_with_other_options_reads_the_same_ranges_for_an_offset(peer: Peer) -> None:
+    peer.add(*[single(b"a")] * 9)
+    readers = [pattern_reader(peer, minPartitions=number) for number in ("3", "1", "8")]
+    _readers.extend(readers)
+    start = readers[0].initialOffset()
+    end = readers[0].latestOffset(start, ReadAllAvailable())
+    found = [[partition.span for partition in reader.partitions(start, end)] for reader in readers]
+    assert [len(spans) for spans in found] == [3, 3, 3]
+    assert found[0] == found[1] == found[2]
+
+
 def test_while_entries_come_the_broker_tells_the_time(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +148,27 @@ def test_a_message_whose_time_the_broker_has_not_reached_cuts_the_trigger_short_
     before, begun_ms = planning.offset, planning.clock_ms
     assert planning.plan() is None
     assert (planning.offset, planning.clock_ms) == (before, begun_ms + 1000), "the next batch waits for the trigger"
+
+
+@pytest.mark.parametrize(
+    "last", [encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2**62), b""), b"x"]
+)
+def test_a_last_entry_without_any_time_takes_no_clock_from_a_batch(
+    last: bytes, peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LatestOffset, "known_for_ms", 7)
+    peer.add(BARE, last)
+    assert Planning(peer, str(tmp_path / "wakes"), monkeypatch).plan() == NOW_MS - 7
+
+
+def test_a_claim_of_more_messages_than_an_entry_can_have_ends_no_batch_with_a_limit(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(30):
+        peer.add(batch([b"a"], index=number, num_messages_in_batch=1_000_000 if number % 3 else 1), first=number)
+    planning = Planning(peer, str(tmp_path / "wakes"), monkeypatch, maxRowsPerTrigger="10000")
+    planning.plan()
+    assert from_json(planning.offset)[TOPIC].position == peer.entries[-1][0]
 
 
 def test_where_the_broker_tells_no_time_the_clock_does_also_while_entries_come(
@@ -288,10 +321,10 @@ def test_a_deleted_topic_that_was_read_is_forgotten_and_is_new_when_it_comes_bac
     ("start", "options", "index"),
     [
         pytest.param({}, {}, -1, id="new, no cursor"),
-        pytest.param({TOPIC: PartitionOffset(BEFORE_ALL)}, {}, -1, id="by an earlier release, no cursor"),
+        pytest.param({TOPIC: PartitionOffset(BEFORE_ALL)}, {}, -1, id="without a position, no cursor"),
         pytest.param({}, {"pinnedBy": "s"}, None, id="new since the last run, pinned"),
         pytest.param(
-            {TOPIC: PartitionOffset(BEFORE_ALL)}, {"subscription": "s"}, None, id="by an earlier release, pinned"
+            {TOPIC: PartitionOffset(BEFORE_ALL)}, {"subscription": "s"}, None, id="without a position, pinned"
         ),
     ],
 )
@@ -390,6 +423,63 @@ def test_a_topic_that_is_deleted_hides_no_new_partitions_of_the_others(
         start = reader.latestOffset(start, ReadAllAvailable())
     assert {f"{names[0]}-partition-0", f"{names[0]}-partition-1"} < set(from_json(start))
     assert len([record for record in caplog.records if "is not there any more" in record.getMessage()]) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"pinnedBy": "s"}, {"subscription": "s"}])
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (pb.AuthorizationError, "Client is not authorized to subscribe"),
+        (pb.NotAllowedError, "Exceed the maximum number of topics"),
+        (pb.ConsumerBusy, "Topic reached max consumers limit"),
+        (pb.ServiceNotReady, "Topic is temporarily unavailable"),
+    ],
+)
+def test_a_new_topic_that_the_broker_refuses_ends_no_other_and_is_read_once_it_may_be(
+    peer: Peer,
+    options: dict[str, str],
+    code: pb.ServerError,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(topic_list, "_REFRESH_S", 0.0)
+    peer.add(single(b"a"))
+    peer.topics = [TOPIC]
+    reader = pattern_reader(peer, topicsPattern="pe+r.*", **options)
+    _readers.append(reader)
+    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    new = f"{TOPIC}-new"
+    peer.topics = [TOPIC, new]
+    peer.refuse_topics = {new: (code, words)}
+    for _ in range(3):
+        time.sleep(0.3)
+        start = reader.latestOffset(start, ReadAllAvailable())
+    assert set(from_json(start)) == {TOPIC}
+    (warning,) = [record.getMessage() for record in caplog.records if "cannot be read yet" in record.getMessage()]
+    assert new in warning
+    assert words in warning
+    peer.refuse_topics = {}
+    time.sleep(0.3)
+    assert from_json(reader.latestOffset(start, ReadAllAvailable()))[new].position == Position(7, 0)
+
+
+def test_a_new_topic_whose_subscription_somebody_holds_makes_no_other_wait(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(topic_list, "_REFRESH_S", 0.0)
+    peer.add(single(b"a"))
+    peer.topics = [TOPIC]
+    reader = pattern_reader(peer, topicsPattern="pe+r.*", subscription="s")
+    _readers.append(reader)
+    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    peer.topics = [TOPIC, f"{TOPIC}-new"]
+    peer.subscriptions["s"] = True
+    time.sleep(0.3)
+    before_s = time.monotonic()
+    assert set(from_json(reader.latestOffset(start, ReadAllAvailable()))) == {TOPIC}
+    assert time.monotonic() - before_s < 20
+    assert "another consumer holds this subscription" in caplog.text
 
 
 @pytest.mark.parametrize("limit", [None, 1])
@@ -492,12 +582,12 @@ def test_a_run_with_a_fixed_end_reads_another_topic_up_to_that_end(
     assert once.latestOffset(end, ReadAllAvailable()) == end
 
 
-@pytest.mark.parametrize("says", ["nothing", "-1 of its ledger", "the same ledger", "it once"])
+@pytest.mark.parametrize("says", ["nothing", "-1 of its ledger", "it once"])
 def test_a_broker_that_says_of_a_topic_what_it_may_say_has_the_same_topic(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, says: str
 ) -> None:
     reader, start = other_topic(peer)
-    ends = {"-1 of its ledger": Position(3, -1), "the same ledger": Position(7, 0)}
+    ends = {"-1 of its ledger": Position(3, -1)}
     peer.last_position = ends.get(says)
     if says == "nothing":
         peer.entries.clear()
@@ -506,11 +596,129 @@ def test_a_broker_that_says_of_a_topic_what_it_may_say_has_the_same_topic(
     assert from_json(reader.latestOffset(start, ReadAllAvailable()))[TOPIC].position >= Position(7, 1)
 
 
+@pytest.mark.usefixtures("lookups")
+def test_a_topic_that_ends_in_the_ledger_that_was_read_and_before_that_entry_is_another_one(peer: Peer) -> None:
+    reader, start = other_topic(peer)
+    peer.entries.clear()
+    peer.add(single(b"c"))
+    with pytest.raises(DataLossError, match=r"read up to 7:1, and the topic ends before that, at 7:0"):
+        reader.latestOffset(start, ReadAllAvailable())
+
+
+def bare(publish_ms: int) -> bytes:
+    return encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=publish_ms), b"v")
+
+
+@pytest.mark.parametrize(
+    ("read_to", "entry", "is_same"),
+    [
+        pytest.param((1_700_000_000_009, 9), single(b"a", 9), True, id="it has both"),
+        pytest.param((1_700_000_000_009, 9), single(b"a", 8), False, id="it has neither"),
+        pytest.param((1_700_000_000_001, 9), single(b"a", 9), False, id="it has the index and another time"),
+        pytest.param((NOW_MS, None), bare(NOW_MS), True, id="the time is the producer's"),
+        pytest.param((NOW_MS, None), bare(NOW_MS + 1), False, id="the producer's time is another one"),
+        pytest.param((1_700_000_000_500, None), single(b"a", 9), True, id="the broker sends its own time since"),
+        pytest.param((1_700_000_000_009, None), single(b"a", 9), True, id="the broker adds its time and no index"),
+        pytest.param((1_700_000_000_009, 9), bare(NOW_MS), True, id="the broker does not send its time any more"),
+        pytest.param((None, None), single(b"a", 9), True, id="there was no entry at the position"),
+        pytest.param((1_700_000_000_009, 9), b"no entry", True, id="it cannot be read"),
+    ],
+)
+def test_a_topic_whose_entry_has_another_time_or_index_than_the_one_that_was_read_is_another_one(
+    peer: Peer, read_to: tuple[int | None, int | None], entry: bytes, is_same: bool
+) -> None:
+    peer.add(entry, bare(NOW_MS))
+    start = to_json({TOPIC: PartitionOffset(Position(7, 0), None, *read_to)})
+    reader = LedgerlakeStreamReader(parse_options({"service.url": peer.url, "topic": TOPIC}))
+    _readers.append(reader)
+    if is_same:
+        assert from_json(reader.latestOffset(start, ReadAllAvailable()))[TOPIC].position == Position(7, 1)
+    else:
+        with pytest.raises(
+            DataLossError, match=r"read up to 7:0, and the topic has another entry there.*another topic"
+        ):
+            reader.latestOffset(start, ReadAllAvailable())
+
+
+def test_another_topic_with_the_ledger_that_was_read_is_read_from_its_beginning_if_losses_are_allowed(
+    peer: Peer,
+) -> None:
+    peer.add(single(b"a", 0), single(b"b", 1), single(b"c", 2))
+    start = to_json({TOPIC: PartitionOffset(Position(7, 1), None, NOW_MS, 40)})
+    options = {"service.url": peer.url, "topic": TOPIC, "failOnDataLoss": "false"}
+    reader = LedgerlakeStreamReader(parse_options(options))
+    _readers.append(reader)
+    anew = reader.latestOffset(start, ReadAllAvailable())
+    end = reader.latestOffset(anew, ReadAllAvailable())
+    (partition,) = reader.partitions(anew, end)
+    assert (partition.span.after, partition.span.end) == (BEFORE_ALL, Position(7, 2))
+
+
+def test_a_topic_that_is_replaced_while_the_stream_runs_is_noticed_and_an_unchanged_one_is_not_read_for_that(
+    peer: Peer,
+) -> None:
+    peer.add(single(b"a", 0), single(b"b", 1))
+    reader = LedgerlakeStreamReader(
+        parse_options({"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"})
+    )
+    _readers.append(reader)
+    offset = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    reader.latestOffset(offset, ReadAllAvailable())
+    opened = peer.requests.count("CommandSubscribe")
+    for _ in range(3):
+        time.sleep(0.1)
+        reader.latestOffset(offset, ReadAllAvailable())
+    assert peer.requests.count("CommandSubscribe") == opened
+    peer.entries.clear()
+    peer.add(*(single(b"new", index) for index in range(10, 14)))
+    peer.disconnect()
+    time.sleep(1.0)
+    with pytest.raises(DataLossError, match=r"read up to 7:1, and the topic has another entry there"):
+        reader.latestOffset(offset, ReadAllAvailable())
+
+
+def test_the_entries_that_were_read_are_looked_at_together_and_one_that_is_gone_says_nothing(peer: Peer) -> None:
+    names = [f"{TOPIC}-{number}" for number in range(20)]
+    peer.add(single(b"a", 0), single(b"b", 1))
+    start = {name: PartitionOffset(Position(7, 1), None, 1_700_000_000_001, 1) for name in names}
+    start[names[3]] = PartitionOffset(Position(5, 9), None, 1_700_000_000_000, 0)
+    reader = LedgerlakeStreamReader(parse_options({"service.url": peer.url, "topics": ",".join(names)}))
+    _readers.append(reader)
+    end = from_json(reader.latestOffset(to_json(start), ReadAllAvailable()))
+    assert {offset.position for offset in end.values()} == {Position(7, 1)}
+
+
+@pytest.mark.parametrize("ledger_id", [60, 7, 3])
+def test_a_partition_that_was_read_to_its_end_and_deleted_and_made_again_is_read_from_its_beginning(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, ledger_id: int
+) -> None:
+    monkeypatch.setattr(topic_list, "_REFRESH_S", 0.0)
+    peer.partitions = {TOPIC: 1}
+    peer.add(single(b"a", 0), single(b"b", 1))
+    reader = LedgerlakeStreamReader(
+        parse_options({"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"})
+    )
+    _readers.append(reader)
+    offset = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    peer.is_deleted = True
+    peer.entries.clear()
+    peer.disconnect()
+    time.sleep(0.3)
+    assert reader.latestOffset(offset, ReadAllAvailable()) == offset
+    peer.is_deleted = False
+    peer.add(single(b"new", 0), ledger_id=ledger_id)
+    deadline_s = time.monotonic() + 5.0
+    while (anew := reader.latestOffset(offset, ReadAllAvailable())) == offset and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    end = reader.latestOffset(anew, ReadAllAvailable())
+    (partition,) = reader.partitions(anew, end)
+    assert [row["value"] for part in reader.read(partition) for row in part.to_pylist()] == [b"new"]
+
+
 def test_a_start_that_the_topic_has_not_reached_yet_is_no_other_topic(peer: Peer) -> None:
     peer.add(single(b"a"), ledger_id=3)
-    reader = LedgerlakeStreamReader(
-        parse_options({"service.url": peer.url, "topic": TOPIC, "startingOffsets": "after 3:5"})
-    )
+    offset = json.dumps(to_json({TOPIC: PartitionOffset(Position(3, 5))}))
+    reader = LedgerlakeStreamReader(parse_options({"service.url": peer.url, "topic": TOPIC, "startingOffsets": offset}))
     _readers.append(reader)
     start = reader.initialOffset()
     assert reader.latestOffset(start, ReadAllAvailable()) == start
@@ -578,6 +786,27 @@ def test_messages_without_an_index_are_counted_by_reading_them(peer: Peer) -> No
         start = PartitionOffset(BEFORE_ALL)
         assert count_messages(cluster, TOPIC, start, end, 10) == 3
         assert count_messages(cluster, TOPIC, start, end, 2) == 2
+    finally:
+        cluster.close()
+
+
+def test_of_a_backlog_that_grows_only_what_came_is_read_to_count_it(peer: Peer) -> None:
+    sent = []
+
+    def send(position: Position, frame: bytes) -> bytes:
+        sent.append(position)
+        return frame
+
+    peer.rewrite = send
+    cluster = Cluster(ClientSettings(peer.url))
+    counts = BacklogCounts(cluster, 100)
+    try:
+        for count in range(1, 6):
+            peer.add(BARE, first=count)
+            sent.clear()
+            assert counts.total({}, {TOPIC: PartitionOffset(Position(7, count))}) == count
+            assert set(sent) == {Position(7, count)}
+        assert counts.total({TOPIC: PartitionOffset(Position(7, 4))}, {TOPIC: PartitionOffset(Position(7, 5))}) == 1
     finally:
         cluster.close()
 

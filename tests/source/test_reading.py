@@ -169,8 +169,8 @@ def test_starts_and_ends_become_positions() -> None:
         cluster = cluster_of(peer)
         assert resolve_start(cluster, TOPIC, "earliest").position == Position(7, 3)
         assert resolve_start(cluster, TOPIC, "latest").position == Position(7, 5)
-        assert resolve_start(cluster, TOPIC, MessageId(7, 5)) == PartitionOffset(Position(7, 4))
-        assert resolve_start(cluster, TOPIC, MessageId(7, 5, 3)) == PartitionOffset(Position(7, 4), 2)
+        assert resolve_start(cluster, TOPIC, MessageId(7, 5)).position == Position(7, 4)
+        assert resolve_start(cluster, TOPIC, MessageId(7, 5, 0)).position == Position(7, 4)
         assert resolve_end(cluster, TOPIC, "latest").position == Position(7, 5)
         assert resolve_end(cluster, TOPIC, MessageId(7, 4)).position == Position(7, 4)
 

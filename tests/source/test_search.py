@@ -21,7 +21,7 @@ from tests.peer import TOPIC, Peer
 
 
 def dated(position: Position, time_ms: int) -> StampedEntry:
-    return StampedEntry(position, Stamp(time_ms, None, True))
+    return StampedEntry(position, Stamp(time_ms, None, True), 1, position)
 
 
 def prober(entries: list[StampedEntry], end: Position | None = None) -> Probe:

@@ -4,12 +4,14 @@ nothing.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ledgerlake.delay.due_times import DueSpan
-from ledgerlake.source.wakeup_files import WakeupTimes, load_wakeup_times, save_wakeup_times
+from ledgerlake.errors import OffsetError
+from ledgerlake.source.wakeup_files import WakeupTimes, load_wakeup_times, read_wakeup_times, save_wakeup_times
 from ledgerlake.stored.places import Place
 
 if TYPE_CHECKING:
@@ -27,11 +29,32 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert load_wakeup_times(Place(folder)) == written
 
 
+def test_golden_files_are_read_and_written(tmp_path: Path) -> None:
+    whole = '{"version": 1, "extends": null, "wakes": {"a": 5, "b": 7}, "due": {"a": [[5, 1000, 3, 0], [60001, 60000, 4, 1]], "b": []}}'  # fmt: skip
+    changed = '{"version": 1, "extends": 9, "wakes": {"a": 5, "b": 8}, "due": {"b": [[8, 1000, 1, 0]]}}'
+    golden, written = tmp_path / "golden", tmp_path / "written"
+    golden.mkdir()
+    (golden / "0000000009.json").write_text(whole)
+    (golden / "0000000010.json").write_text(changed)
+    spans = {"a": [DueSpan(5, 1000, 3), DueSpan(60_001, 60_000, 4, is_estimate=True)], "b": [DueSpan(8, 1000, 1)]}
+    assert load_wakeup_times(Place(str(golden))) == WakeupTimes({"a": 5, "b": 8}, spans)
+    save_wakeup_times(Place(str(written)), 9, WakeupTimes({"a": 5, "b": 7}, {"a": spans["a"], "b": []}))
+    save_wakeup_times(Place(str(written)), 10, WakeupTimes({"a": 5, "b": 8}, {"b": spans["b"]}), extends=9)
+    for name, text in (("0000000009.json", whole), ("0000000010.json", changed)):
+        assert json.loads((written / name).read_text()) == json.loads(text)
+
+
+def test_newer_files_are_refused_with_advice(tmp_path: Path) -> None:
+    (tmp_path / "0000000007.json").write_text('{"version": 2, "wakes": {"a": 1}, "extends": null, "due": {"a": []}}')
+    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(wake-up times of version 2.*upgrade"):
+        read_wakeup_times(Place(str(tmp_path)))
+
+
 def test_an_older_micro_batch_replaces_nothing(tmp_path: Path) -> None:
     folder = str(tmp_path / "wakes")
-    save_wakeup_times(Place(folder), 100, WakeupTimes({"a": 5}))
-    save_wakeup_times(Place(folder), 99, WakeupTimes({"b": 7}))
-    assert load_wakeup_times(Place(folder)) == WakeupTimes({"a": 5})
+    save_wakeup_times(Place(folder), 100, WakeupTimes({"a": 5}, {"a": []}))
+    save_wakeup_times(Place(folder), 99, WakeupTimes({"b": 7}, {"b": []}))
+    assert load_wakeup_times(Place(folder)) == WakeupTimes({"a": 5}, {"a": []})
 
 
 def test_files_of_older_micro_batches_go(tmp_path: Path) -> None:
@@ -57,37 +80,25 @@ def test_a_file_that_extends_none_removes_those_before_it_and_not_those_of_a_suc
     assert load_wakeup_times(folder) == WakeupTimes({"a": 8}, {"a": []})
 
 
-def test_a_file_without_counts_of_an_earlier_build_is_read_and_they_are_not_known(tmp_path: Path) -> None:
-    (tmp_path / "0000000007.json").write_text('{"version": 1, "wakes": {"a": 1}}')
-    wakeups = load_wakeup_times(Place(str(tmp_path)))
-    assert wakeups == WakeupTimes({"a": 1})
-    assert not wakeups.counts_are_known
-    assert WakeupTimes({"a": 1}, {"a": []}).counts_are_known
-    assert WakeupTimes().counts_are_known
-
-
-def test_one_file_for_all_of_an_earlier_build_is_read(tmp_path: Path) -> None:
-    (tmp_path / "wakes.json").write_text('{"version": 1, "wakes": {"a": 1}}')
-    assert load_wakeup_times(Place(str(tmp_path / "wakes"))) == WakeupTimes({"a": 1})
-
-
 @pytest.mark.parametrize(
     "text",
     [
         "",
         "{",
         "[]",
-        '{"version": 3, "wakes": {"a": 1}, "extends": null}',
-        '{"version": 2, "wakes": {"a": 1}}',
-        '{"version": 2, "wakes": {"a": 1}, "extends": "6"}',
-        '{"version": 2, "wakes": {"a": 1}, "extends": 6}',
-        '{"version": 2, "wakes": {"a": 1}, "extends": 7}',
-        '{"version": 1, "wakes": {"a": "x"}}',
-        '{"version": 1, "wakes": {"a": 1}, "due": {"a": [[1, 0, 1, 0]]}}',
-        '{"version": 1, "wakes": {"a": 1}, "due": {"a": [[1, 1000]]}}',
-        '{"version": 1, "wakes": {"a": 1}, "due": {"a": [[-1, 1000, 1, 0]]}}',
-        '{"version": 1, "wakes": {"a": 1}, "due": {"a": [[9000000000000000, 1000, 1, 0]]}}',
-        '{"version": 1, "wakes": {"a": 1}, "due": {"a": [1]}}',
+        '{"version": 2, "wakes": {"a": 1}, "extends": null, "due": {"a": []}}',
+        '{"version": 1, "wakes": {"a": 1}, "due": {"a": []}}',
+        '{"version": 1, "wakes": {"a": 1}, "extends": "6", "due": {"a": []}}',
+        '{"version": 1, "wakes": {"a": 1}, "extends": 6, "due": {"a": []}}',
+        '{"version": 1, "wakes": {"a": 1}, "extends": 7, "due": {"a": []}}',
+        '{"version": 1, "wakes": {"a": 1}, "extends": null}',
+        '{"version": 1, "wakes": {"a": 1}, "extends": null, "due": {}}',
+        '{"version": 1, "wakes": {"a": "x"}, "extends": null, "due": {"a": []}}',
+        '{"version": 1, "wakes": {"a": 1}, "extends": null, "due": {"a": [[1, 0, 1, 0]]}}',
+        '{"version": 1, "wakes": {"a": 1}, "extends": null, "due": {"a": [[1, 1000]]}}',
+        '{"version": 1, "wakes": {"a": 1}, "extends": null, "due": {"a": [[-1, 1000, 1, 0]]}}',
+        '{"version": 1, "wakes": {"a": 1}, "extends": null, "due": {"a": [[9000000000000000, 1000, 1, 0]]}}',
+        '{"version": 1, "wakes": {"a": 1}, "extends": null, "due": {"a": [1]}}',
     ],
 )
 def test_what_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:

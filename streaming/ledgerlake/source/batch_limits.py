@@ -43,8 +43,17 @@ def count_messages(
     return count
 
 
+@dataclass(frozen=True)
+class _Counted:
+    """The number of messages of a topic partition between two positions."""
+
+    begin: Position
+    end: PartitionOffset
+    count: int
+
+
 class BacklogCounts:
-    """Counts the unread messages; the broker is asked once for each range.
+    """Counts the unread messages. If a range has grown, only what came since is counted.
 
     Args:
         max_count: where to stop counting in a topic partition whose entries have no index.
@@ -53,7 +62,7 @@ class BacklogCounts:
     def __init__(self, cluster: Cluster, max_count: int) -> None:
         self._cluster = cluster
         self._max_count = max_count
-        self._counted: dict[str, tuple[Position, Position, int]] = {}
+        self._counted: dict[str, _Counted] = {}
 
     def total(self, start: Offset, ends: Offset) -> int:
         """Return the number of messages before the ends, of all topic partitions together."""
@@ -61,14 +70,18 @@ class BacklogCounts:
 
     def _count(self, name: str, begin: PartitionOffset, end: PartitionOffset) -> int:
         counted = self._counted.get(name)
-        if counted is None or counted[:2] != (begin.position, end.position):
+        if counted is None or counted.begin != begin.position or counted.end.is_beyond(end):
+            counted = _Counted(begin.position, begin, 0)
+        if counted.count < self._max_count and end.is_beyond(counted.end):
+            most = self._max_count - counted.count
             try:
-                count = count_messages(self._cluster, name, begin, end, self._max_count)
+                count = count_messages(self._cluster, name, counted.end, end, most)
             except TopicNotFoundError:
                 # There is no reason to wait: the tasks report the loss.
-                count = self._max_count
-            counted = self._counted[name] = (begin.position, end.position, count)
-        return counted[2]
+                count = most
+            counted = _Counted(begin.position, end, counted.count + count)
+        self._counted[name] = counted
+        return counted.count
 
 
 @dataclass(frozen=True)
@@ -138,7 +151,11 @@ class LimitPlanner:
 
 
 def _read(entry: EntryReceived | None) -> _Read | None:
-    return None if entry is None else _Read(stamped(entry), entry.message_count, len(entry.frames))
+    if entry is None:
+        return None
+    # Its producer says how many messages an entry has. More than it has bytes are hardly in it.
+    size = len(entry.frames)
+    return _Read(stamped(entry), min(entry.message_count, size), size)
 
 
 def _message_bytes(messages: int, size: int) -> int:

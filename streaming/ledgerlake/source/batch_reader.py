@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from ledgerlake.client.cluster import Cluster
-from ledgerlake.source.bounds import resolve_end, resolve_start
+from ledgerlake.client.missing_topics import find_topic_partitions
+from ledgerlake.source.bounds import check_partitions, resolve_end, resolve_start
 from ledgerlake.source.planning import EntryRange, parts_for, ranges, split
 from ledgerlake.source.views import read_view
 
@@ -40,7 +41,9 @@ class LedgerlakeBatchReader(DataSourceReader):  # type: ignore[misc]
         options = self._options
         cluster = Cluster(options.client)
         try:
-            names = cluster.all_partitions(options.topics)
+            names = find_topic_partitions(cluster, options.topics)
+            for _, by_topic in (options.starts, options.ends):
+                check_partitions(names, by_topic)
             # The ends come first: behind them, nothing is read before a start that is not reached yet.
             end = {name: resolve_end(cluster, name, options.ending_of(name)) for name in names}
             start = {

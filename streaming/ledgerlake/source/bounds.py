@@ -20,6 +20,9 @@ that also ends now has nothing to read.
 A topic that has nothing to read yet begins where its first ledger does, so that what is removed
 before its first read is noticed (see ``loss``).
 
+An entry whose stamp cannot be read counts with the next one whose stamp can, and by index an entry
+without an index with the next one that has one: a producer can write what a broker gives no index.
+
 A chunked message begins at its first chunk and ends at its last one. Times and indexes, and the
 plain id of a chunk, name single entries: a read that starts there may get only the last chunks of a
 message.
@@ -28,6 +31,7 @@ message.
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -37,22 +41,26 @@ from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import partition_name, split_partition
 from ledgerlake.errors import CorruptEntryError, SetupError, TopicNotFoundError, UsageError
 from ledgerlake.options.bounds import After, AtIndex, AtTime, Before
-from ledgerlake.source.last_entry import last_position, next_readable
-from ledgerlake.source.latest_offset import LatestOffset
+from ledgerlake.source.last_entry import Arrivals, last_position, next_readable
+from ledgerlake.source.latest_offset import LatestOffset, describe, entry_at, offset_of
 from ledgerlake.source.loss import NO_INDEX_YET
 from ledgerlake.source.read_until import next_until
 from ledgerlake.source.search import StampedEntry, first_since, first_with_index, last_before
 from ledgerlake.stored.offsets import PartitionOffset, time_text
-from ledgerlake.wire.entry import index_count, read_stamp
+from ledgerlake.wire.entry import first_index, index_count, message_count, read_stamp
 from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, ChunkMessageId, MessageId, Position, partition_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Generator, Mapping, Sequence
 
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.options.bounds import Bound
+    from ledgerlake.wire.connection import EntryReceived
     from ledgerlake.wire.message_id import AnyMessageId
+
+# How many entries without an index are read before a topic counts as one that has none.
+_SKIPPED_MOST = 1024
 
 
 def resolve_start(
@@ -68,13 +76,13 @@ def resolve_start(
     Raises:
         SetupError: a start by index, and the entries have none.
         UsageError: a start at a cursor, which only the reader that has the cursor can resolve, or an
-            id of another partition, or of an entry that the topic does not have yet, or a time or an
-            index that it has not reached.
+            id of another partition, of an entry that the topic does not have yet, or of a message that
+            its entry does not have, or a time or an index that the topic has not reached.
     """
     _check_partition(topic_partition, bound)
     if isinstance(bound, PartitionOffset):
         return replace(bound, clock_ms=None)
-    _check_is_there(cluster, topic_partition, bound)
+    _check_is_there(cluster, topic_partition, bound, is_bounded=is_bounded)
     if isinstance(bound, (AtTime, AtIndex)):
         start = _resolve_entry_start(cluster, topic_partition, bound, is_bounded=is_bounded)
     else:
@@ -115,6 +123,10 @@ def _resolve_entry_start(
     # What comes behind the end that is found then is stored at this time or later.
     now_ms = None if is_bounded or isinstance(bound, AtIndex) else _now_ms(cluster, topic_partition)
     entry, end = find_entry(cluster, topic_partition, bound)
+    if entry is not None and isinstance(bound, AtIndex) and _is_removed(cluster, topic_partition, bound, entry, end):
+        # As by id: the read begins before all that is left, and finds the loss.
+        before = Position(first_available(cluster, topic_partition).ledger_id - 1, -1)
+        return PartitionOffset(before, index=bound.index - 1)
     if entry is not None:
         return _before_message(entry, bound)
     if isinstance(bound, AtIndex) and not is_bounded:
@@ -129,7 +141,39 @@ def _resolve_entry_start(
             f"{topic_partition} has no message of {time_text(min(bound.time_ms, MAX_TIME_MS))} to start at: by its broker's "
             f"clock it is {time_text(now_ms)}; correct starting (startingOffsets, startingTime)"
         )
-    return PartitionOffset(end)
+    return _at_end(cluster, topic_partition, end)
+
+
+def _is_removed(cluster: Cluster, topic_partition: str, bound: AtIndex, entry: StampedEntry, end: Position) -> bool:
+    """Return whether the topic no longer has a number: all of its entries have later ones.
+
+    Args:
+        entry: the first one with that number or a higher one.
+    """
+    if entry.first_index is None or bound.index >= entry.first_index or cluster.settings.read_compacted:
+        return False
+    first = entry_from(cluster, topic_partition, BEFORE_ALL, end)
+    return first is not None and first.position == entry.position
+
+
+def _at_end(cluster: Cluster, topic_partition: str, end: Position) -> PartitionOffset:
+    """Return the start after the last entry that has a stamp, with that stamp. What comes behind it
+    may be of any time or number, so it is read.
+    """
+    offset = describe(cluster, topic_partition, end)
+    if offset.time_ms is not None:
+        return offset
+    last = _last_stamped(cluster, topic_partition, end)
+    if last is not None:
+        return offset_of(last.position, last.stamp)
+    return _resolve_named_start(cluster, topic_partition, "earliest")
+
+
+def _last_stamped(cluster: Cluster, topic_partition: str, end: Position) -> StampedEntry | None:
+    """Return the last entry up to the end of a topic that has a readable stamp; None if none has."""
+    if end == BEFORE_ALL:
+        return None
+    return last_before(lambda position: entry_from(cluster, topic_partition, position, end), end, end.next)
 
 
 def _now_ms(cluster: Cluster, topic_partition: str) -> int:
@@ -142,25 +186,23 @@ def _next_index(cluster: Cluster, topic_partition: str, end: Position) -> int:
     """Return the broker's index of the first message behind the end of a topic; 0 if the topic has no
     message that shows it.
     """
-    last = None
-    if end != BEFORE_ALL:
-        last = last_before(lambda position: entry_from(cluster, topic_partition, position, end), end, end.next)
+    last = None if end == BEFORE_ALL else _last_with_index(cluster, topic_partition, end)
     return 0 if last is None or last.stamp.index is None else last.stamp.index + 1
 
 
 def _resolve_named_start(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:
     if isinstance(bound, After):
-        return _through(bound.message_id)
-    if isinstance(bound, ChunkMessageId):
-        return _before(bound.first)
-    if isinstance(bound, MessageId):
-        return _before(bound)
+        return _through(cluster, topic_partition, bound.message_id)
+    if isinstance(bound, (MessageId, ChunkMessageId)):
+        return _before(cluster, topic_partition, bound.first if isinstance(bound, ChunkMessageId) else bound)
     if bound == "cursor":
         raise UsageError("a start at the cursor is for streams with a subscription")
     if bound == "latest":
         return latest_offset(cluster, topic_partition)
-    first = entry_from(cluster, topic_partition, BEFORE_ALL, AFTER_ALL)
-    return PartitionOffset(BEFORE_ALL) if first is None else _before_stamped(first)
+    first = _first_entry(cluster, topic_partition)
+    if first is None:
+        return PartitionOffset(BEFORE_ALL)
+    return _with_index_before(_before_entry(first.position), first_index(first.entry))
 
 
 def resolve_end(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:
@@ -191,17 +233,23 @@ class EndBound:
         self._topic_partition = topic_partition
         self._bound = bound
         self._end: PartitionOffset | None = None
+        # The end of the topic for which the last search found nothing.
+        self._searched_to = BEFORE_ALL
 
     def cap(self, latest: PartitionOffset) -> PartitionOffset:
         """Return the position up to which the stream may read, if the topic now ends at ``latest``."""
         if self._end is None and self._may_be_reached(latest):
             self._end = _resolve_named_end(self._cluster, self._topic_partition, self._bound)
+            self._searched_to = latest.position
         return self._end if self._end is not None and latest.is_beyond(self._end) else latest
 
     def _may_be_reached(self, latest: PartitionOffset) -> bool:
         """Return whether the topic may have reached the end, so that a search for it makes sense."""
-        if self._bound == "latest" or latest.position.entry_id < 0:
+        if self._bound == "latest" or latest.position.entry_id < 0 or latest.position == self._searched_to:
             return False
+        message_id = _message_id(self._bound)
+        if message_id is not None:
+            return latest.position >= _last_of(message_id).position
         if isinstance(self._bound, AtTime) and latest.index is not None and latest.time_ms is not None:
             return latest.time_ms >= self._bound.time_ms
         if isinstance(self._bound, AtIndex) and latest.index is not None:
@@ -225,21 +273,85 @@ def find_entry(cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex) 
 
     if isinstance(bound, AtTime):
         return first_since(probe, end, bound.time_ms), end
-    last = probe(end)
-    if last is not None and last.stamp.index is None:
+    first = probe(BEFORE_ALL)
+    if first is None:
+        # No stamp can be read, so the entries may have any index.
+        return None, end
+    # Of a broker that began with indexes later, the entries before that are not all read.
+    skipped_most = _SKIPPED_MOST if first.stamp.index is None else sys.maxsize
+    last = _last_with_index(cluster, topic_partition, end, skipped_most)
+    if last is None:
         raise SetupError(
             f"the entries of {topic_partition} have no index; set brokerEntryMetadataInterceptors and "
             "exposingBrokerEntryMetadataToClientEnabled in the broker's configuration, or give an id or a time"
         )
-    return first_with_index(probe, end, bound.index), end
+    until = last.position
+
+    def probe_index(position: Position) -> StampedEntry | None:
+        return entry_from(cluster, topic_partition, position, until, skipped_most)
+
+    return first_with_index(probe_index, until, bound.index), end
 
 
-def entry_from(cluster: Cluster, topic_partition: str, position: Position, last: Position) -> StampedEntry | None:
-    """Return the first readable entry at a position or after it, up to ``last`` (``AFTER_ALL``: up
-    to the end of the topic); None if there is none.
+def _last_with_index(
+    cluster: Cluster, topic_partition: str, end: Position, skipped_most: int = sys.maxsize
+) -> StampedEntry | None:
+    """Return the last entry up to ``end`` that has an index; None if none of about ``skipped_most`` has
+    one. It reads back in steps, since few entries at the end have none.
     """
+    step = 1
+    until = end
+    while step <= skipped_most:
+        begin = Position(until.ledger_id, max(until.entry_id - step + 1, 0))
+        found = None
+        with contextlib.closing(_entries_from(cluster, topic_partition, begin, until)) as entries:
+            for entry in entries:
+                with contextlib.suppress(CorruptEntryError):
+                    stamp = read_stamp(entry.entry)
+                    if stamp.index is not None:
+                        found = StampedEntry(entry.position, stamp, index_count(entry.entry), entry.position)
+        if found is not None:
+            return found
+        before = last_before(lambda position: entry_from(cluster, topic_partition, position, end), end, begin)
+        if before is None:
+            break
+        until, step = before.position, step * 2
+    return None
+
+
+def entry_from(
+    cluster: Cluster, topic_partition: str, position: Position, last: Position, skipped_most: int = 0
+) -> StampedEntry | None:
+    """Return the first entry with a readable stamp at a position or after it, up to ``last``
+    (``AFTER_ALL``: up to the end of the topic); None if no entry has one.
+
+    Args:
+        skipped_most: so many entries without an index are passed over, for one that has one.
+    """
+    begin = found = None
+    with contextlib.closing(_entries_from(cluster, topic_partition, position, last)) as entries:
+        for number, entry in enumerate(entries):
+            begin = begin or entry.position
+            with contextlib.suppress(CorruptEntryError):
+                found = StampedEntry(entry.position, read_stamp(entry.entry), index_count(entry.entry), begin)
+                if found.stamp.index is not None or number >= skipped_most:
+                    break
+    return found
+
+
+def _first_entry(cluster: Cluster, topic_partition: str) -> EntryReceived | None:
+    """Return the first entry of a topic partition, whatever it holds; None for an empty topic."""
+    with contextlib.closing(_entries_from(cluster, topic_partition, BEFORE_ALL, AFTER_ALL)) as entries:
+        return next(entries, None)
+
+
+def _entries_from(
+    cluster: Cluster, topic_partition: str, position: Position, last: Position
+) -> Generator[EntryReceived, None, None]:
+    """Yield the entries at a position and after it, as ``entry_from`` looks at them."""
     before = position if position == BEFORE_ALL else position.before
     reader = EntryReader(cluster, topic_partition, before, window=1)
+    arrivals = Arrivals(reader)
     try:
         # Where the broker cannot read the last entry, it takes the whole topic to find the end.
         is_end_known = last != AFTER_ALL or reader.read_compacted or reader.last_message() is not None
@@ -248,12 +360,12 @@ def entry_from(cluster: Cluster, topic_partition: str, position: Position, last:
             entry = next_until(reader, end) if is_end_known else next_readable(reader)
             if entry is None:
                 break
-            with contextlib.suppress(CorruptEntryError):
-                stamp = read_stamp(entry.entry)
-                return StampedEntry(entry.position, stamp, index_count(entry.entry))
+            yield entry
+            if not is_end_known and arrivals.are_reached_by(reader):
+                break
     finally:
+        arrivals.close()
         reader.close()
-    return None
 
 
 def first_available(cluster: Cluster, topic_partition: str) -> Position:
@@ -267,7 +379,7 @@ def first_available(cluster: Cluster, topic_partition: str) -> Position:
         reader.close()
     if begin is not None:
         return begin
-    first = entry_from(cluster, topic_partition, BEFORE_ALL, AFTER_ALL)
+    first = _first_entry(cluster, topic_partition)
     return BEFORE_ALL if first is None else Position(first.position.ledger_id, -1)
 
 
@@ -303,6 +415,23 @@ def matching_partitions(topic_partitions: Sequence[str], bound: Bound) -> Sequen
     return [name for name in topic_partitions if _may_belong(name, bound)] or topic_partitions
 
 
+def check_partitions(topic_partitions: Collection[str], by_topic: Mapping[str, Bound]) -> None:
+    """Check that the topics that are read have the partitions with a bound of their own.
+
+    Raises:
+        UsageError: a topic does not have one.
+    """
+    for name, bound in by_topic.items():
+        topic, number = split_partition(name)
+        numbers = {split_partition(other)[1] for other in topic_partitions if split_partition(other)[0] == topic}
+        # An offset may have topic partitions that are not there any more.
+        if number >= 0 and numbers and number not in numbers and not isinstance(bound, PartitionOffset):
+            there = f"its last one is {max(numbers)}" if max(numbers) >= 0 else "it has no partitions"
+            raise UsageError(
+                f"{topic} has no partition {number} to start or to end at: {there}; correct the name {name}"
+            )
+
+
 def _check_partition(topic_partition: str, bound: Bound) -> None:
     if _may_belong(topic_partition, bound):
         return
@@ -318,25 +447,63 @@ def _check_partition(topic_partition: str, bound: Bound) -> None:
     raise UsageError(f"the message id {message_id} is of partition {partition}, not of {topic_partition}{advice}")
 
 
-def _check_is_there(cluster: Cluster, topic_partition: str, bound: Bound) -> None:
-    """Check that a start is not in a ledger that comes later: all that comes before it would never be
-    read. An id that names no partition may be meant for another one.
+def _check_is_there(cluster: Cluster, topic_partition: str, bound: Bound, *, is_bounded: bool) -> None:
+    """Check that a start is not behind the end of the topic: all that comes before it would never be
+    read. An id that names no partition may be meant for another one, in which a read that ends now
+    finds nothing.
     """
     message_id = _message_id(bound)
-    if message_id is None or (split_partition(topic_partition)[1] >= 0 and partition_of(message_id) < 0):
+    if message_id is None:
         return
+    may_be_of_another = _may_be_of_another(topic_partition, message_id)
     first = message_id.first if isinstance(message_id, ChunkMessageId) else message_id
-    last = latest_offset(cluster, topic_partition).position
+    if isinstance(bound, After):
+        taken = _last_of(message_id).position
+    else:
+        taken = first.position if first.batch_index > 0 else first.position.before
+    # A compacted topic may end before a message that a reader had got.
+    last = _stored_end(cluster, topic_partition)
     if last == BEFORE_ALL:
         # All messages may have been removed.
         last = first_available(cluster, topic_partition)
         end = f"it has no message, and its first ledger is {last.ledger_id}"
     else:
         end = f"its last one is {last}"
-    if first.position.entry_id >= 0 and first.position.ledger_id > last.ledger_id:
+    if taken > last and first.position.entry_id >= 0 and not (is_bounded and may_be_of_another):
+        advice = f', or give it by topic partition, as JSON such as {{"{topic_partition}": "..."}}'
         raise UsageError(
             f"{topic_partition} has no entry {message_id} to start at: {end}; correct starting (startingOffsets)"
+            + (advice if may_be_of_another else "")
         )
+    _check_has_message(cluster, topic_partition, first)
+
+
+def _check_has_message(cluster: Cluster, topic_partition: str, message_id: MessageId) -> None:
+    """Check that an entry has the message that a start names: an index beyond its messages would skip
+    them all.
+    """
+    entry = entry_at(cluster, topic_partition, message_id.position) if message_id.batch_index > 0 else None
+    if entry is not None and message_id.batch_index >= (count := message_count(entry.entry)):
+        raise UsageError(
+            f"{topic_partition} has no message {message_id.batch_index} in the entry {message_id.position} to start at: it has "
+            f"{count}, counted from 0; the third number is no partition; write {message_id.position}"
+        )
+
+
+def _may_be_of_another(topic_partition: str, message_id: AnyMessageId) -> bool:
+    """Return whether an id may be meant for another partition of the topic."""
+    return split_partition(topic_partition)[1] >= 0 and partition_of(message_id) < 0
+
+
+def _stored_end(cluster: Cluster, topic_partition: str) -> Position:
+    """Return the topic's last entry, also if compaction has removed it; ``BEFORE_ALL`` for an empty
+    topic.
+    """
+    reader = EntryReader(cluster, topic_partition, AFTER_ALL, read_compacted=False)
+    try:
+        return last_position(reader) or BEFORE_ALL
+    finally:
+        reader.close()
 
 
 def _may_belong(topic_partition: str, bound: Bound) -> bool:
@@ -366,48 +533,68 @@ def _resolve_named_end(cluster: Cluster, topic_partition: str, bound: Bound) -> 
             return None
         return _before_stamped(entry) if isinstance(bound, AtTime) else _through_message(entry, bound)
     if isinstance(bound, Before):
-        return _before(bound.message_id.last if isinstance(bound.message_id, ChunkMessageId) else bound.message_id)
+        return _before(cluster, topic_partition, _last_of(bound.message_id))
     if isinstance(bound, (MessageId, ChunkMessageId)):
-        return _through(bound)
+        return _through(cluster, topic_partition, bound)
     return PartitionOffset(BEFORE_ALL) if bound == "earliest" else None
 
 
 def _before_stamped(entry: StampedEntry) -> PartitionOffset:
-    first_index = entry.first_index
-    return replace(_before_entry(entry.position), index=None if first_index is None else first_index - 1)
+    return _with_index_before(_before_entry(entry.begin), entry.first_index)
+
+
+def _with_index_before(offset: PartitionOffset, index: int | None) -> PartitionOffset:
+    return replace(offset, index=None if index is None else index - 1)
 
 
 def _before_message(entry: StampedEntry, bound: AtTime | AtIndex) -> PartitionOffset:
-    first_index = entry.first_index
-    if isinstance(bound, AtTime) or first_index is None or bound.index <= first_index:
+    first = entry.first_index
+    if isinstance(bound, AtTime) or first is None or bound.index <= first:
         return _before_stamped(entry)
-    return _inside(entry, bound.index - first_index - 1, bound.index - 1)
+    return _inside(entry, bound.index - first - 1, bound.index - 1)
 
 
 def _through_message(entry: StampedEntry, bound: AtIndex) -> PartitionOffset:
-    first_index, last_index = entry.first_index, entry.stamp.index
-    if first_index is None or bound.index < first_index:
+    first, last_index = entry.first_index, entry.stamp.index
+    if first is None or bound.index < first:
         # The entry with that index is gone or has no message.
         return _before_stamped(entry)
     if bound.index == last_index:
-        return PartitionOffset(entry.position, None, entry.stamp.time_ms, last_index)
-    return _inside(entry, bound.index - first_index, bound.index)
+        return offset_of(entry.position, entry.stamp)
+    return _inside(entry, bound.index - first, bound.index)
 
 
 def _inside(entry: StampedEntry, batch_index: int, index: int) -> PartitionOffset:
     return PartitionOffset(entry.position.before, batch_index, None, index)
 
 
-def _before(message_id: MessageId) -> PartitionOffset:
-    before = _before_entry(message_id.position)
-    return PartitionOffset(before.position, message_id.batch_index - 1) if message_id.batch_index > 0 else before
+def _before(cluster: Cluster, topic_partition: str, message_id: MessageId) -> PartitionOffset:
+    if message_id.batch_index > 0:
+        return _through_batch(cluster, topic_partition, message_id.position, message_id.batch_index - 1)
+    return describe(cluster, topic_partition, message_id.position.before)
 
 
-def _through(message_id: MessageId | ChunkMessageId) -> PartitionOffset:
-    last = message_id.last if isinstance(message_id, ChunkMessageId) else message_id
+def _through(cluster: Cluster, topic_partition: str, message_id: AnyMessageId) -> PartitionOffset:
+    last = _last_of(message_id)
     if last.batch_index < 0:
-        return PartitionOffset(last.position)
-    return PartitionOffset(last.position.before, last.batch_index)
+        return describe(cluster, topic_partition, last.position)
+    return _through_batch(cluster, topic_partition, last.position, last.batch_index)
+
+
+def _through_batch(cluster: Cluster, topic_partition: str, position: Position, batch_index: int) -> PartitionOffset:
+    """Return the offset up to a message of an entry, with the broker's index of that message."""
+    offset = PartitionOffset(position.before, batch_index)
+    entry = entry_at(cluster, topic_partition, position)
+    # A batch of a transaction has one index.
+    if entry is None or index_count(entry.entry) != message_count(entry.entry):
+        return offset
+    first = first_index(entry.entry)
+    return offset if first is None else replace(offset, index=first + batch_index)
+
+
+def _last_of(message_id: AnyMessageId) -> MessageId:
+    """Return the id of the last entry that an id names."""
+    return message_id.last if isinstance(message_id, ChunkMessageId) else message_id
 
 
 def _before_entry(position: Position) -> PartitionOffset:

@@ -65,6 +65,9 @@ class ReadingDataSource(DataSource):  # type: ignore[misc]
     def _options_with(self, schema: StructType) -> SourceOptions:
         """Return the options of a read, with the schema of the values that its columns carry."""
         options = parse_options(self.options)
+        if options.view == "compat":
+            # The connectors fail by default. These columns do not show what is left out.
+            options = parse_options({"cryptoFailureAction": "fail"} | dict(self.options))
         if not options.is_typed:
             return options
         return replace(options, value_schema=attached_schema(schema) or find_value_schema(options))

@@ -8,8 +8,9 @@ end of the topic backwards.
 
 A broker stores any bytes that a producer sends as metadata. If it cannot read the last entry of a
 topic, it can neither return the last message nor deliver that entry until another one follows. Then
-the end is the last entry that a reader gets by reading on. On a topic with traffic that may not end,
-so the broker is asked again meanwhile.
+the end is the last entry that a reader gets by reading on. On a topic with traffic that may not end.
+So the broker is asked again meanwhile, and a second reader shows what has come since: the first one
+need not read further.
 """
 
 from __future__ import annotations
@@ -71,6 +72,23 @@ class Follower:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+
+
+class Arrivals:
+    """What comes to a topic partition after this was first asked. A reader that has reached it has got
+    all that was there before, and need not read further.
+    """
+
+    def __init__(self, reader: EntryReader) -> None:
+        self._reader = EntryReader(reader.cluster, reader.topic_partition, AFTER_ALL, window=1)
+        self._first: EntryReceived | None = None
+
+    def are_reached_by(self, reader: EntryReader) -> bool:
+        self._first = self._first or self._reader.next(0.0)
+        return self._first is not None and self._first.position <= reader.after
+
+    def close(self) -> None:
+        self._reader.close()
 
 
 def last_position(
@@ -169,8 +187,9 @@ def _plain_payload(entry: RawEntry, crypto: CryptoSettings) -> bytes | None:
 
 
 def _read_on(reader: EntryReader, known_end: Position, follower: Follower | None) -> MessageId | None:
-    """Return the last entry after ``known_end`` that a reader gets; ``known_end`` if it gets none. If
-    the broker can return the last message meanwhile, that is returned.
+    """Return the last entry after ``known_end`` that a reader gets, or a later one than the topic had
+    at first; ``known_end`` if it gets none. If the broker can return the last message meanwhile, that
+    is returned.
     """
     is_own = follower is None
     follower = follower or Follower()
@@ -179,6 +198,7 @@ def _read_on(reader: EntryReader, known_end: Position, follower: Follower | None
         _log.warning(
             "the broker cannot read the last entry of %s; reading on from %s", reader.topic_partition, known_end
         )
+    arrivals = Arrivals(reader)
     ask_at_s = time.monotonic() + _ASK_AGAIN_S
     try:
         while following.next_together(quiet_s) is not None:
@@ -186,8 +206,11 @@ def _read_on(reader: EntryReader, known_end: Position, follower: Follower | None
                 received = reader.last_message()
                 if received is not None:
                     return _answered(received)
+                if arrivals.are_reached_by(following):
+                    break
                 ask_at_s = time.monotonic() + _ASK_AGAIN_S
     finally:
+        arrivals.close()
         if is_own:
             follower.close()
     return None if following.after == BEFORE_ALL else MessageId(following.after.ledger_id, following.after.entry_id)

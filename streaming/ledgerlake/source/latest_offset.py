@@ -17,11 +17,13 @@ from ledgerlake.wire.entry import peek_metadata, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    from ledgerlake.client.channels import Consumer
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.client.session import Session
     from ledgerlake.wire.connection import EntryReceived
+    from ledgerlake.wire.entry import Stamp
 
 # How often an idle topic is checked: often after new entries, less often while there are none.
 _POLL_FIRST_S = 0.1
@@ -45,12 +47,16 @@ class LatestOffset:
     def __init__(self, cluster: Cluster, topic_partition: str) -> None:
         self.topic_partition = topic_partition
         self.is_gone = False
+        # If there was no topic at some time: the last known end of the one before.
+        self.ended: PartitionOffset | None = None
         # About how many bytes an entry has, by the last ones; None before the first.
         self.entry_bytes: int | None = None
         # The broker's last answer, even if that is before what it answered earlier.
         self.answered = BEFORE_ALL
         self._cluster = cluster
         self._reader = EntryReader(cluster, topic_partition, AFTER_ALL)
+        # The consumer whose topic is known to be the one that was read.
+        self._identified: Consumer | None = None
         self._follower = Follower()
         self._offset = PartitionOffset(BEFORE_ALL)
         self._known_since_s = float("-inf")
@@ -62,6 +68,17 @@ class LatestOffset:
     def session(self) -> Session | None:
         """Return the open session with the broker; None if there is none."""
         return self._reader.session
+
+    @property
+    def is_identified(self) -> bool:
+        """Return whether the topic is known to be the one that was read. A topic goes only with its
+        consumers, so it stays the same as long as the consumer.
+        """
+        return self._reader.consumer is self._identified
+
+    def identify(self) -> None:
+        """Take the topic for the one that was read."""
+        self._identified = self._reader.consumer
 
     @property
     def known_for_ms(self) -> int:
@@ -82,7 +99,7 @@ class LatestOffset:
         try:
             return self._refresh()
         except TopicNotFoundError:
-            self.is_gone = True
+            self.is_gone, self.ended = True, self._offset
             self._asked_s = self._known_since_s = time.monotonic()
             return self._offset
 
@@ -90,7 +107,7 @@ class LatestOffset:
         if self._is_due:
             position = self._ask()
             if position is not None:
-                entry = _entry_at(self._cluster, self.topic_partition, position)
+                entry = entry_at(self._cluster, self.topic_partition, position)
                 self._describe(position, entry)
         return self._offset
 
@@ -121,6 +138,14 @@ class LatestOffset:
         """Remember the offset of an entry: if the topic ends there, nothing is read to describe it."""
         if offset.position > self._offset.position:
             self._offset = replace(offset, batch_index=None, clock_ms=None)
+
+    def try_to_open(self) -> None:
+        """Subscribe to the topic partition without another try.
+
+        Raises:
+            As ``EntryReader.try_to_open``.
+        """
+        self._reader.try_to_open()
 
     def expire(self) -> None:
         """Expire the cached answer: the next ``get`` asks the broker."""
@@ -159,7 +184,10 @@ class LatestOffset:
         self._describe(entry.position, entry)
         if reader is self._reader or self._reader.read_compacted:
             return None if reader is self._reader else reader
+        was_identified = self.is_identified
         former, self._reader = self._reader, reader
+        if was_identified:
+            self.identify()
         return former
 
 
@@ -213,10 +241,11 @@ def describe(cluster: Cluster, topic_partition: str, position: Position) -> Part
     """Return a position with the broker's time and index of its entry, if that entry can still be
     read.
     """
-    return _offset_at(position, _entry_at(cluster, topic_partition, position))
+    return _offset_at(position, entry_at(cluster, topic_partition, position))
 
 
-def _entry_at(cluster: Cluster, topic_partition: str, position: Position) -> EntryReceived | None:
+def entry_at(cluster: Cluster, topic_partition: str, position: Position) -> EntryReceived | None:
+    """Return the entry at a position; None if it cannot be read."""
     if position.entry_id < 0:
         return None
     reader = EntryReader(cluster, topic_partition, position.before, window=1)
@@ -224,6 +253,40 @@ def _entry_at(cluster: Cluster, topic_partition: str, position: Position) -> Ent
         return next_until(reader, position, _DESCRIBE_S)
     finally:
         reader.close()
+
+
+def entries_at(cluster: Cluster, positions: Mapping[str, Position]) -> Iterator[tuple[str, EntryReceived]]:
+    """Yield the entries at positions of topic partitions, with few round trips; those that are not there
+    are left out. A caller that keeps no entry has few of them in memory.
+    """
+    readers = {
+        name: EntryReader(cluster, name, position.before, window=1, read_compacted=False)
+        for name, position in positions.items()
+        if position.entry_id >= 0
+    }
+    found: set[str] = set()
+    try:
+        open_together(cluster, list(readers.values()))
+        by_session: dict[Session, list[Wanted]] = {}
+        for name, reader in readers.items():
+            if reader.session is not None:
+                wanted = Wanted(reader, positions[name], _UNKNOWN_BYTES)
+                by_session.setdefault(reader.session, []).append(wanted)
+        for session, group in by_session.items():
+            for reader, entry in read_one_each(session, group):
+                found.add(reader.topic_partition)
+                yield reader.topic_partition, entry
+            close_together(session, [wanted.reader for wanted in group])
+    finally:
+        for reader in readers.values():
+            reader.close()
+    for name, reader in readers.items():
+        # A later entry may have come in its place.
+        if name not in found and reader.after < positions[name]:
+            with suppress(TopicNotFoundError):
+                entry_or_none = entry_at(cluster, name, positions[name])
+                if entry_or_none is not None:
+                    yield name, entry_or_none
 
 
 def _entry_bytes(entry: EntryReceived) -> int:
@@ -247,4 +310,11 @@ def stamped(entry: EntryReceived) -> PartitionOffset:
         stamp = read_stamp(entry.entry)
     except CorruptEntryError:
         return PartitionOffset(entry.position)
-    return PartitionOffset(entry.position, None, stamp.time_ms, stamp.index)
+    return offset_of(entry.position, stamp)
+
+
+def offset_of(position: Position, stamp: Stamp) -> PartitionOffset:
+    """Return the offset of an entry with a stamp. An offset has an index only beside a time of the
+    broker's: so the index tells whose time it is.
+    """
+    return PartitionOffset(position, None, stamp.time_ms, stamp.index if stamp.by_broker else None)

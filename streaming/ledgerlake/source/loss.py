@@ -27,8 +27,11 @@ Two cases are not detected: a cursor was moved just to the end of a ledger, or i
 created again. If a ledger that was read completely is removed, the broker itself moves the cursor
 before the first entry of the next one.
 
-If a topic ends before the last entry that was read, another topic has taken its name
-(``is_another_topic``): the cluster was created anew, or the address leads to another cluster.
+Another topic may have taken the name of the one that was read: it was deleted and created again,
+the cluster was created anew, or the address leads to another cluster. Ledger ids do not tell topics of
+two clusters apart. The topic is another one if it ends before the last entry that was read
+(``ends_before``), if it has another entry at that position (``is_entry``), or if its indexes begin
+again.
 
 Some entries have an index and are never delivered: transaction markers, and entries that the broker
 cannot read. Those before the first entry that comes of a ledger are known by their ids, and explain
@@ -41,6 +44,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ledgerlake.errors import CorruptEntryError
+from ledgerlake.wire.entry import peek_metadata, read_stamp
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
@@ -94,9 +99,10 @@ class Loss:
 def find_loss(
     last_read: LastRead,
     following: Position,
-    first_index: int | None,
+    index: int | None,
     first_available: Position,
     *,
+    count: int = 1,
     after: Position,
     end: Position,
     pinned_from: Position | None,
@@ -105,24 +111,28 @@ def find_loss(
 
     Args:
         following: the position of the next entry in the topic.
-        first_index: the broker's index of that entry's first message, if it gives one.
+        index: the broker's index of that entry's last message, if it gives one.
         first_available: the current beginning of the topic.
+        count: by how much that entry raised the index. Its producer says so, and may say too much:
+            only the broker's index shows that the indexes begin again.
         after: the last entry that was read before the range.
         end: the planned end of the range.
         pinned_from: a durable cursor has retained all unread entries after this position; None if
             there is no cursor.
     """
+    # A producer may claim less than nothing, so an index that falls proves nothing while the ledger is there.
     if last_read.position.ledger_id < 0 or last_read.position.ledger_id >= first_available.ledger_id:
         return None
-    if last_read.index is None or first_index is None:
+    if last_read.index is None or index is None:
         is_kept = pinned_from is not None and pinned_from <= last_read.position == after
         was_empty = pinned_from is None and last_read.index == NO_INDEX_YET
         if (is_kept or was_empty) and end.ledger_id >= first_available.ledger_id:
             return None
         return Loss(last_read.position, following, None, False)
-    if first_index <= last_read.index:
+    # If the topic's numbers begin with this entry, the numbers that were read are of another topic.
+    if index <= last_read.index or index - count == NO_INDEX_YET < last_read.index:
         return Loss(last_read.position, following, None, True)
-    missing = first_index - last_read.index - 1
+    missing = index - count - last_read.index
     # Ledgers are removed whole, so the entries before it in its ledger are there, and hold no message.
     undelivered = following.entry_id
     return Loss(last_read.position, following, missing, False) if missing > undelivered else None
@@ -139,12 +149,30 @@ def moved_to(mark_delete: Position, last_read: Position) -> Position:
     return mark_delete if mark_delete.entry_id >= 0 and mark_delete > last_read else BEFORE_ALL
 
 
-def is_another_topic(read_to: PartitionOffset, end: Position) -> bool:
-    """Return whether a topic that ends at ``end`` cannot be the one that was read up to ``read_to``,
-    but has taken its name.
+def ends_before(read_to: PartitionOffset, end: Position) -> bool:
+    """Return whether a topic that ends at ``end`` does not have the entry up to which it was read, and
+    cannot have removed it.
 
-    Ledger ids only rise in a cluster, and a broker never answers that a topic ends before an entry
-    that it has delivered: if no entry is left, it answers entry -1. A position from a user, or at
-    which no entry was read, may be after the end; the offset of an entry that was read has a time.
+    A broker never answers that a topic ends before an entry that it has delivered: if no entry is left,
+    it answers entry -1. A position at which there was no entry may be after the end; the offset of an
+    entry that was there has a time.
     """
-    return read_to.time_ms is not None and end.entry_id >= 0 and end.ledger_id < read_to.position.ledger_id
+    return read_to.time_ms is not None and end.entry_id >= 0 and end < read_to.position
+
+
+def is_entry(read_to: PartitionOffset, entry: memoryview) -> bool:
+    """Return whether an entry at the position of an offset may be the one that was read: it has the
+    time and the index of the offset. What cannot be read, or compared, proves nothing.
+
+    A broker may begin to add its metadata to what it sends, or cease to. So a time of the broker's is
+    compared with one of the broker's; the time of an offset without an index may be the producer's.
+    """
+    try:
+        stamp, publish_ms = read_stamp(entry), peek_metadata(entry).publish_time
+    except CorruptEntryError:
+        return True
+    if read_to.time_ms is None or (read_to.index is not None and not stamp.by_broker):
+        return True
+    if read_to.index is None:
+        return read_to.time_ms in (stamp.time_ms, publish_ms)
+    return read_to.time_ms == stamp.time_ms and stamp.index in (None, read_to.index)

@@ -100,7 +100,7 @@ class LossWatch:
         self._deadline_s = None
         loss = None
         if self._is_enabled and 0 <= self._ledger_id != received.ledger_id:
-            loss = self._look(received.position, _first_index(received.first_entry))
+            loss = self._look(received.position, *_index_and_count(received.first_entry))
         self._ledger_id, self._last = received.ledger_id, received
         return loss
 
@@ -170,7 +170,10 @@ class LossWatch:
         if begin.ledger_id <= self._last_read().position.ledger_id:
             return None
         first = entry_from(self._cluster, self._span.topic_partition, BEFORE_ALL, AFTER_ALL)
-        loss = self._look(*(first.position, first.first_index) if first is not None else (self._span.end, None))
+        if first is None:
+            loss = self._look(self._span.end, None, 1)
+        else:
+            loss = self._look(first.position, first.stamp.index, first.index_count)
         return loss if loss is not None or self._last_read().position.entry_id >= 0 else self._look_at_beginning(begin)
 
     def _look_at_beginning(self, begin: Position) -> RejectedEntry | None:
@@ -182,12 +185,19 @@ class LossWatch:
         is_lost = end.entry_id >= 0 and begin.ledger_id > end.ledger_id
         return self._report(Loss(self._span.after, end.next, None, False)) if is_lost else None
 
-    def _look(self, following: Position, first_index: int | None) -> RejectedEntry | None:
+    def _look(self, following: Position, index: int | None, count: int) -> RejectedEntry | None:
         span = self._span
         begin = first_available(self._cluster, span.topic_partition)
         pinned_from = None if span.pinned_from is None else max(span.pinned_from, moved_cursor(span.topic_partition))
         loss = find_loss(
-            self._last_read(), following, first_index, begin, after=span.after, end=span.end, pinned_from=pinned_from
+            self._last_read(),
+            following,
+            index,
+            begin,
+            count=count,
+            after=span.after,
+            end=span.end,
+            pinned_from=pinned_from,
         )
         return None if loss is None else self._report(loss)
 
@@ -202,20 +212,20 @@ class LossWatch:
     def _last_read(self) -> LastRead:
         if self._last is None:
             return LastRead(self._span.after, self._span.after_index)
-        try:
-            return LastRead(self._last.last, read_stamp(self._last.last_entry.entry).index)
-        except CorruptEntryError:
-            return LastRead(self._last.last)
+        return LastRead(self._last.last, _index(self._last.last_entry))
 
 
 def _reject(loss: Loss) -> RejectedEntry:
     return RejectedEntry(loss.first, b"", DATA_LOSS, loss.sentence())
 
 
-def _first_index(entry: EntryReceived) -> int | None:
-    """Return the broker's index of an entry's first message."""
+def _index_and_count(entry: EntryReceived) -> tuple[int | None, int]:
+    """Return the broker's index of an entry's last message, and by how much the entry raised it."""
+    return _index(entry), index_count(entry.entry)
+
+
+def _index(entry: EntryReceived) -> int | None:
     try:
-        index = read_stamp(entry.entry).index
+        return read_stamp(entry.entry).index
     except CorruptEntryError:
         return None
-    return None if index is None else index - index_count(entry.entry) + 1

@@ -28,7 +28,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from dataclasses import replace
@@ -36,12 +35,13 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.broker_clocks import BrokerClocks
 from ledgerlake.client.cluster import Cluster
-from ledgerlake.errors import DataLossError, LedgerlakeError, TopicNotFoundError
+from ledgerlake.client.missing_topics import with_similar
+from ledgerlake.errors import BrokerError, DataLossError, LedgerlakeError, TopicNotFoundError, is_retryable
 from ledgerlake.source.admission import BatchAdmission
 from ledgerlake.source.batch_limits import READ_AHEAD_BYTES, BacklogCounts, LimitPlanner
-from ledgerlake.source.bounds import EndBound, beginning, resolve_start
-from ledgerlake.source.latest_offset import LatestOffset, refresh_all
-from ledgerlake.source.loss import LOST_TOPIC_S, NO_INDEX_YET, is_another_topic
+from ledgerlake.source.bounds import EndBound, beginning, check_partitions, resolve_start
+from ledgerlake.source.latest_offset import LatestOffset, entries_at, refresh_all
+from ledgerlake.source.loss import LOST_TOPIC_S, NO_INDEX_YET, ends_before, is_entry
 from ledgerlake.source.planning import parts_for, parts_of_long, ranges, share
 from ledgerlake.source.source_cursors import SourceCursors
 from ledgerlake.source.topic_list import TopicList
@@ -108,15 +108,23 @@ class Planner:
             self._backlog = BacklogCounts(self._cluster, options.min_rows_per_trigger)
         self._warned = False
         self._missing = ""
+        # New topic partitions that the broker refuses, with the reason.
+        self._refused: dict[str, str] = {}
         self._came_later: set[str] = set()
         self._has_begun = False
-        self._refresh_topics()
+        try:
+            self._refresh_topics()
+        except LedgerlakeError:
+            self.close()
+            raise
         self._has_begun = True
 
     def initial(self) -> Offset:
         """Return where the query begins: a pipeline at its recorded start, whatever came, left the
         configuration or was deleted since.
         """
+        for _, by_topic in (self._options.starts, self._options.ends):
+            check_partitions(self._topics.names, by_topic)
         names = self._options.starting_by_topic if self._options.pinned_by else self._topics.names
         return {name: self._start_of(name) for name in sorted(names)}
 
@@ -137,7 +145,9 @@ class Planner:
         try:
             self._topics.refresh(may_wait=not self._latest)
         except TopicNotFoundError as error:
-            if self._options.fail_on_data_loss or not self._latest:
+            if not self._latest:
+                raise with_similar(error, self._cluster, self._options.topics.names) from None
+            if self._options.fail_on_data_loss:
                 raise
             missing = error.message
         if missing != self._missing:
@@ -147,22 +157,38 @@ class Planner:
         names = self._topics.names
         # The names of a topic that is missing are those from before.
         gone = [] if missing else [name for name, latest in self._latest.items() if latest.is_gone and name in names]
-        for name in gone:
-            # The list of topics shows that it was created again.
-            with contextlib.suppress(TopicNotFoundError):
-                self._begin(name)
-        for name in sorted(names - set(self._latest)):
-            self._begin(name)
+        # The list of topics shows that those that are gone were created again.
+        for name in [*gone, *sorted(names - set(self._latest))]:
+            if self._has_begun:
+                self._begin_later(name)
+            else:
+                self._cursors.begin(name, came_later=False)
+                self._watch(name, LatestOffset(self._cluster, name))
 
-    def _begin(self, name: str) -> None:
-        # If that fails, the topic partition stays a new one.
-        self._cursors.begin(name, came_later=self._has_begun)
-        self._watch(name)
-        if self._has_begun:
-            self._came_later.add(name)
+    def _begin_later(self, name: str) -> None:
+        """Begin with a topic partition that came later. Who may create a topic decides about its
+        rights and limits, so a refusal does not end the others: it stays a new one.
+        """
+        latest = LatestOffset(self._cluster, name)
+        try:
+            latest.try_to_open()
+            self._cursors.begin(name, came_later=True)
+        except LedgerlakeError as error:
+            latest.close()
+            if not isinstance(error, BrokerError) and not is_retryable(error):
+                raise
+            if not isinstance(error, TopicNotFoundError) and self._refused.get(name) != error.message:
+                self._refused[name] = error.message
+                _log.warning("%s is new and cannot be read yet, and the others are read: %s", name, error)
+            return
+        self._refused.pop(name, None)
+        if name in self._latest:
+            latest.ended = self._latest[name].ended
+        self._watch(name, latest)
+        self._came_later.add(name)
 
-    def _watch(self, name: str) -> None:
-        self._latest[name] = LatestOffset(self._cluster, name)
+    def _watch(self, name: str, latest: LatestOffset) -> None:
+        self._latest[name] = latest
         self._end_bounds[name] = EndBound(self._cluster, name, self._options.ending_of(name))
         self._limit_planners[name] = LimitPlanner(self._cluster, name)
         self._beginnings.pop(name, None)
@@ -199,34 +225,87 @@ class Planner:
             DataLossError: there is one, and the options forbid it.
         """
         result = dict(start)
-        for name, end in self._replaced(start).items():
+        for name, proof in self._replaced(start).items():
             if self._options.fail_on_data_loss:
                 raise DataLossError(
-                    f"{name}: the stream has read up to {start[name].position}, and the topic ends before that, at {end}: it "
-                    "is another topic of that name, in a cluster that was made anew or to which the address now leads; connect to "
-                    "the cluster that was read, or, to read this topic from its beginning, set failOnDataLoss "
+                    f"{name}: the stream has read up to {start[name].position}, and {proof}: it is another topic of that name, "
+                    "deleted and created again, in a cluster that was made anew, or in one to which the address now leads; "
+                    "connect to the cluster that was read, or, to read this topic from its beginning, set failOnDataLoss "
                     "(fail_on_data_loss) to false"
                 )
             _log.warning(
-                "%s ends at %s, before %s, up to which it was read: it is another topic of that name and read from its beginning",
+                "%s was read up to %s, and %s: it is another topic of that name and read from its beginning",
                 name,
-                end,
                 start[name].position,
+                proof,
             )
-            for by_name in (self._latest, self._end_bounds, self._limit_planners, self._aims, ends):
-                by_name.pop(name, None)
+            end = self._latest[name].answered
             if self._fixed_end and name in self._fixed_end and self._fixed_end[name].position > end:
                 self._fixed_end[name] = PartitionOffset(end)
-            result[name] = PartitionOffset(BEFORE_ALL, clock_ms=start[name].clock_ms)
+            self._begin_again(name, result, ends)
         return result
 
-    def _replaced(self, start: Offset) -> dict[str, Position]:
-        """Return the ends of the topic partitions whose name another topic has taken. A broker that has
+    def _begin_again(self, name: str, start: Offset, ends: Offset) -> None:
+        """Take a topic partition for unread: this batch reads nothing of it, and the next one begins."""
+        for by_name in (self._latest, self._end_bounds, self._limit_planners, self._aims, ends):
+            by_name.pop(name, None)
+        start[name] = PartitionOffset(BEFORE_ALL, clock_ms=start[name].clock_ms)
+
+    def _restart_made_again(self, start: Offset, ends: Offset) -> Offset:
+        """Return the start, with topic partitions as unread that were deleted after they were read to
+        their end, and made again. The list of topics does not show it of a single partition.
+
+        A broker may have denied for a moment that there is a topic. Then it has the entry that was read,
+        or it has removed that one, and all that is left is unread.
+        """
+        read: Offset = {}
+        for name, latest in self._latest.items():
+            if latest.ended is not None and not latest.is_gone:
+                ended, latest.ended = latest.ended, None
+                if name in start and start[name].time_ms is not None and not ended.is_beyond(start[name]):
+                    read[name] = start[name]
+        there = {name for name, is_same in self._entries_there(read).items() if is_same}
+        result = dict(start)
+        for name in set(read) - there:
+            if self._fixed_end is not None:
+                self._fixed_end.pop(name, None)
+            self._begin_again(name, result, ends)
+        return result
+
+    def _entries_there(self, read_to: Offset) -> dict[str, bool]:
+        """Return of the topic partitions that have an entry where offsets end whether it is the one
+        that was read.
+        """
+        positions = {name: offset.position for name, offset in read_to.items()}
+        return {name: is_entry(read_to[name], entry.entry) for name, entry in entries_at(self._cluster, positions)}
+
+    def _replaced(self, start: Offset) -> dict[str, str]:
+        """Return the topic partitions whose name another topic has taken, each with what proves it."""
+        # A compacted topic may end before the position that was read.
+        if self._options.client.read_compacted:
+            return {}
+        ends = self._lasting_earlier_ends(start)
+        proofs = {name: f"the topic ends before that, at {end}" for name, end in ends.items()}
+        return proofs | dict.fromkeys(self._other_entries(start), "the topic has another entry there")
+
+    def _other_entries(self, start: Offset) -> list[str]:
+        """Return the topic partitions that have another entry than the one that was read. They are
+        looked at when a consumer was opened: between two consumers, a topic may have been replaced.
+        """
+        new = [name for name in start if name in self._latest and not self._latest[name].is_identified]
+        there = [name for name in new if not self._latest[name].is_gone]
+        have_it = {name: start[name] for name in there if self._latest[name].answered >= start[name].position}
+        is_same = self._entries_there({name: offset for name, offset in have_it.items() if offset.time_ms is not None})
+        for name in have_it:
+            self._latest[name].identify()
+        return [name for name in is_same if not is_same[name]]
+
+    def _lasting_earlier_ends(self, start: Offset) -> dict[str, Position]:
+        """Return the ends of the topic partitions that end before what was read. A broker that has
         lost a topic may not know its end, so it is asked for as long as that may be. Such an end does
         not move.
         """
-        # A compacted topic may end before the position that was read.
-        ends = {} if self._options.client.read_compacted else self._earlier_ends(start)
+        ends = self._earlier_ends(start)
         if not ends:
             return ends
         _log.warning("%s ends before what was read; it is looked up again for %g s", ", ".join(ends), LOST_TOPIC_S)
@@ -244,7 +323,7 @@ class Planner:
         return {
             name: latest.answered
             for name, latest in known.items()
-            if not latest.is_gone and is_another_topic(start[name], latest.answered)
+            if not latest.is_gone and ends_before(start[name], latest.answered)
         }
 
     def latest_offsets(self) -> Offset:
@@ -302,7 +381,8 @@ class Planner:
         to_wake = self._to_wake(start, wakeup_times_ms)
         ends = dict(self.latest_offsets() if self._fixed_end is None else self._fixed_end)
         quiet = self._await_later(start, ends, {name: wakeup_times_ms[name] for name in to_wake})
-        start = self._restart_replaced(self._forget_deleted(start, ends, wakeup_times_ms), ends)
+        start = self._restart_made_again(self._forget_deleted(start, ends, wakeup_times_ms), ends)
+        start = self._restart_replaced(start, ends)
         start = self._note_beginnings(start, ends)
         unread = PartitionOffset(BEFORE_ALL)
         moved = [name for name in ends if ends[name].is_beyond(start.get(name, unread))]
@@ -330,7 +410,7 @@ class Planner:
         for name, offset in start.items():
             if name not in self._latest and self._options.topics.includes(name):
                 # The stream has read it before. Ask the broker whether it is deleted.
-                self._watch(name)
+                self._watch(name, LatestOffset(self._cluster, name))
                 self._latest[name].get()
             elif name in self._latest:
                 self._latest[name].remember(offset)
@@ -367,7 +447,7 @@ class Planner:
             if name in to_wake and (not is_moved or name in last):
                 # Time goes on also if the clock is fixed, or Spark would see no new offset.
                 clocks_ms[name] = max(to_wake[name], (begin.clock_ms or 0) + 1)
-            elif is_moved and taken.index is None and taken.time_ms is not None and self._options.needs_wakeups:
+            elif is_moved and taken.index is None and taken.position.entry_id >= 0 and self._options.needs_wakeups:
                 clock_ms = to_wake[name] if name in to_wake else self._known_since_ms(name)
                 reached_ms = self._reached_ms(name, taken, ends[name], clock_ms)
                 clocks_ms[name] = begin.clock_ms if reached_ms is None else reached_ms

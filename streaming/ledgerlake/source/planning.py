@@ -123,7 +123,7 @@ def entry_range(topic_partition: str, before: PartitionOffset, after: PartitionO
         before.index,
         # Without an index the time may be a producer's.
         end_ms=None if after.index is None else after.time_ms,
-        # The offset of an entry that was read has a time, and that of a position from a user has none.
+        # The offset of an entry that was there has a time, and that of another position has none.
         is_end_stored=after.time_ms is not None,
         parts=after.parts,
     )

@@ -31,11 +31,16 @@ _FIRST_STEP = 8192
 
 @dataclass(frozen=True)
 class StampedEntry:
-    """An entry of a topic, when it was stored, and how many of the broker's indexes it has."""
+    """An entry of a topic, when it was stored, and how many of the broker's indexes it has.
+
+    ``begin``: the first of the entries just before it whose stamps cannot be read, or its own
+    position. They count with it.
+    """
 
     position: Position
     stamp: Stamp
-    index_count: int = 1
+    index_count: int
+    begin: Position
 
     @property
     def first_index(self) -> int | None:
@@ -98,7 +103,7 @@ def _search(
     while low.position.next < high:
         middle = _middle(low.position, high, step)
         entry = probe(middle)
-        if entry is None or entry.position >= high:
+        if entry is None or entry.begin >= high:
             high = middle
         elif is_reached(entry):
             high, best = middle, entry

@@ -45,12 +45,14 @@ class SourceCursors:
                 created again, its cursor is gone too.
         """
         if self._options.pinned_by and (came_later or name not in self._options.starting_by_topic):
-            self._make(name, self._options.pinned_by)
+            self._make(name, self._options.pinned_by, came_later)
         if self._options.subscription:
-            self._cursors[name] = DurableCursor(self._cluster, name, self._options.subscription)
-            self._cursors[name].ensure(from_earliest=True)
+            cursor = DurableCursor(self._cluster, name, self._options.subscription)
+            # The other topic partitions do not wait for one that came later: it is tried again.
+            (cursor.try_to_open if came_later else cursor.ensure)(from_earliest=True)
+            self._cursors[name] = cursor
 
-    def _make(self, name: str, subscription: str) -> None:
+    def _make(self, name: str, subscription: str, came_later: bool) -> None:
         """Create the pipeline's cursor on a topic partition.
 
         The driver has cursors on the topic partitions that were there at its start. It learns of a
@@ -58,7 +60,8 @@ class SourceCursors:
         """
         cursor = DurableCursor(self._cluster, name, subscription)
         with contextlib.suppress(ConsumerBusyError, TopicNotFoundError):
-            cursor.make(from_earliest=True)
+            (cursor.try_to_open if came_later else cursor.make)(from_earliest=True)
+            cursor.close()
 
     def position(self, name: str) -> Position | None:
         """Return the position of a topic partition's cursor; None if there is none."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.backoff import with_retries
 from ledgerlake.client.cluster import Cluster, shared_cluster
+from ledgerlake.client.missing_topics import find_topic_partitions
 from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import SetupError, UsageError
 from ledgerlake.wire.value_schema import NO_SCHEMA, ValueSchema
@@ -43,7 +44,7 @@ def find_value_schema(options: SourceOptions) -> ValueSchema:
     """
     cluster = Cluster(options.client)
     try:
-        names = cluster.all_partitions(options.topics)
+        names = find_topic_partitions(cluster, options.topics)
         topics = list(dict.fromkeys(split_partition(name)[0] for name in names))
         if not topics:
             raise SetupError(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import schema
@@ -17,6 +19,7 @@ from ledgerlake.decode.rejects import read_reject, reject_rows, rejected_row
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.decode.typed import typed_parts
 from ledgerlake.errors import SetupError
+from ledgerlake.reasons import DATA_LOSS, ENCRYPTED, UNDECRYPTABLE
 from ledgerlake.source.pieces import Piece, read_pieces
 from ledgerlake.source.value_schemas import schemas_of
 
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ledgerlake.options.source_options import SourceOptions
+    from ledgerlake.reasons import Reason
     from ledgerlake.source.planning import EntryRange
+
+_log = logging.getLogger(__name__)
 
 
 def read_view(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
@@ -60,12 +66,35 @@ def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.Recor
 
 
 def read_compat(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
-    """Yield the range in the columns of the JVM connectors.
+    """Yield the range in the columns of the JVM connectors. Rejects that the options allow are left
+    out with a warning, since these columns have no place for them.
 
     Raises:
-        CorruptEntryError: an entry has no message.
+        CorruptEntryError: another entry has no message.
     """
-    yield from map(as_compat, read_messages(options, span))
+    allowed = pa.array(_allowed_rejects(options), pa.string())
+    for rows in read_messages(options, span):
+        yield as_compat(_without_rejects(rows, allowed))
+
+
+def _allowed_rejects(options: SourceOptions) -> list[Reason]:
+    """Return the reasons of the rejects with which a read goes on by the options."""
+    of_loss = [] if options.fail_on_data_loss else [DATA_LOSS]
+    return [*of_loss, *((ENCRYPTED, UNDECRYPTABLE) if options.client.crypto.failure_action == "reject" else ())]
+
+
+def _without_rejects(rows: pa.RecordBatch, reasons: pa.Array) -> pa.RecordBatch:
+    """Return the rows without the rejects that have one of the reasons."""
+    is_left_out = pc.is_in(rows["reject_reason"], reasons)
+    left_out = rows.filter(is_left_out)
+    if not left_out.num_rows:
+        return rows
+    _log.warning(
+        "%d rejects of %s are left out, as the options say; the first one is %s: %s",
+        left_out.num_rows,
+        *(left_out[name][0] for name in ("topic", "message_id", "reject_reason")),
+    )
+    return rows.filter(pc.invert(is_left_out))
 
 
 def piece_as_view(piece: Piece, source: TopicPartition, options: SourceOptions) -> Iterator[pa.RecordBatch]:

@@ -4,7 +4,7 @@ many of their messages are due when. The pipeline writes them, the planner reads
 The two live in different processes. After a micro-batch that changed something, and after another
 process has replaced the file, the pipeline writes, in a folder of the checkpoint,
 
-    <batch>.json    {"version": 2, "extends": 16,
+    <batch>.json    {"version": 1, "extends": 16,
                      "wakes": {"persistent://public/default/orders-partition-0": 1777626000123},
                      "due": {"persistent://public/default/orders-partition-0": [[1777626000123, 1000, 4, 0]]}}
 
@@ -12,20 +12,19 @@ process has replaced the file, the pipeline writes, in a folder of the checkpoin
 to the next micro-batch. ``due`` has the spans of ``delay.due_times``: time of the first message,
 length in milliseconds, number of messages, and 1 if that is an estimate. A topic partition can have
 a thousand spans. So a file that ``extends`` the one of an earlier micro-batch has the spans of the
-topic partitions that have changed since, and those of the others are in the earlier file. The file
-of the newest micro-batch counts, so a process that was suspended and continues beside its successor
-cannot replace the successor's file. A planned micro-batch carries the clock in its offset, so that
-it does the same when it is run again; these files only decide when one is planned.
-
-Version 1 had no ``extends``. Earlier builds wrote no ``due``, and still earlier ones kept one file
-for all, beside the folder.
+topic partitions that have changed since; the earlier file has the spans of the others. If a start
+does not know the times, it writes a file that wakes up all topic partitions and has no spans; each
+gets its spans with its next micro-batch. The file of the newest micro-batch counts, so a process that
+was suspended and continues beside its successor cannot replace the successor's file. A planned
+micro-batch carries the clock in its offset, so that it does the same when it is run again; these
+files only decide when one is planned.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-VERSION = 2
+VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,6 @@ class WakeupTimes:
 
     times_ms: dict[str, int] = field(default_factory=dict)
     due_spans: dict[str, list[DueSpan]] = field(default_factory=dict)
-
-    @property
-    def counts_are_known(self) -> bool:
-        """Return whether ``due_spans`` has all delayed messages. An earlier build wrote none."""
-        return self.times_ms.keys() <= self.due_spans.keys()
 
 
 @dataclass(frozen=True)
@@ -111,7 +105,8 @@ def read_wakeup_times(folder: Place) -> WakeupTimes | None:
     """Return what the newest file and those that it extends say; None if there is no file.
 
     Raises:
-        OffsetError: a newer release wrote one of them, or it is damaged or missing.
+        OffsetError: a newer release wrote one of them, it is damaged or missing, or not all topic
+            partitions are counted yet.
         OSError: one of them cannot be read.
     """
     batch_id = newest_wakeup_batch(folder)
@@ -132,7 +127,12 @@ def _read_extended(folder: Place, batch_id: int | None) -> WakeupTimes | None:
         due_spans = file.wakeups.due_spans | due_spans
         if file.extends is None:
             times_ms = newest.wakeups.times_ms
-            return WakeupTimes(times_ms, {name: due_spans[name] for name in times_ms.keys() & due_spans.keys()})
+            if unknown := times_ms.keys() - due_spans.keys():
+                raise OffsetError(
+                    f"the checkpoint does not say when the delayed messages of {min(unknown)} are due; run the pipeline: its "
+                    "next micro-batches count them"
+                )
+            return WakeupTimes(times_ms, {name: due_spans[name] for name in times_ms})
         if batch_id is None or file.extends >= batch_id:
             raise OffsetError(
                 f"the wake-up times of micro-batch {batch_id} extend those of {file.extends}; restore them"
@@ -143,8 +143,7 @@ def _read_extended(folder: Place, batch_id: int | None) -> WakeupTimes | None:
 
 
 def _read(folder: Place, batch_id: int | None, read: Callable[[dict[str, Any], int], T]) -> T | None:
-    file = replace(folder, uri=f"{folder.uri}.json") if batch_id is None else folder / _name(batch_id)
-    return load_stored(file, "wake-up times", read, VERSION)
+    return None if batch_id is None else load_stored(folder / _name(batch_id), "wake-up times", read, VERSION)
 
 
 def newest_wakeup_batch(folder: Place) -> int | None:
@@ -203,10 +202,9 @@ def _times_ms(fields: dict[str, Any], _version: int) -> dict[str, int]:
 
 
 def _file(fields: dict[str, Any], version: int) -> WakeupFile:
-    due = stored(dict[str, list[list[int]]], fields.get("due", {}))
+    due = stored(dict[str, list[list[int]]], fields["due"])
     due_spans = {name: [_span(*numbers) for numbers in spans] for name, spans in due.items()}
     for span in chain.from_iterable(due_spans.values()):
         if not 0 <= span.first_ms <= MAX_TIME_MS or span.length_ms < 1:
             raise ValueError(f"{span} is no span")
-    extends = stored(int | None, fields["extends"]) if version > 1 else None
-    return WakeupFile(WakeupTimes(_times_ms(fields, version), due_spans), extends)
+    return WakeupFile(WakeupTimes(_times_ms(fields, version), due_spans), stored(int | None, fields["extends"]))
