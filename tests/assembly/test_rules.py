@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -148,15 +147,6 @@ def test_chunks_sent_again_after_a_reconnect_have_the_same_publish_time_and_comp
     feed(KEY_A, 1, 3)
     assert feed(KEY_A, 1, 3) == [Reject(Reason("chunk_duplicate"), KEY_A, at(2), bytes_kept=False)]
     assert feed(KEY_A, 2, 3) == [Deliver(KEY_A, at(0, 1, 3), reread=False)]
-
-
-def test_a_set_of_an_older_release_without_a_publish_time_takes_the_rest_of_its_message() -> None:
-    feed = Feed()
-    feed(KEY_A, 0, 3)
-    (stored,) = feed.pending.messages
-    feed.pending = IncompleteMessages(Limits(), [replace(stored, publish_ms=None)])
-    assert feed(KEY_A, 1, 3) == [hold(1)]
-    assert feed(KEY_A, 2, 3) == [Deliver(KEY_A, at(0, 1, 2), reread=False)]
 
 
 @pytest.mark.parametrize(

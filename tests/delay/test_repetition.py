@@ -10,6 +10,7 @@ from itertools import islice, pairwise
 from typing import Any
 
 import pytest
+from cronsim import CronSim
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ from ledgerlake.delay.repetition import (
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.schedules import REPETITION_PROPERTIES
+from tests.growth.counting import counted_calls
 
 BERLIN, NEW_YORK, UTC = "Europe/Berlin", "America/New_York", "UTC"
 KOLKATA, LORD_HOWE, APIA = "Asia/Kolkata", "Australia/Lord_Howe", "Pacific/Apia"
@@ -46,6 +48,14 @@ def first(properties: dict[str, Any], start_ms: int, count: int = 10) -> list[Oc
 
 def shown(time_ms: int, zone: str) -> str:
     return datetime.fromtimestamp(time_ms / 1000, timezone.utc).astimezone(load_zone(zone)).isoformat()
+
+
+@pytest.mark.parametrize("cron", ["0 0 */28 * MON#3", "0 0 */31 * 1L"])
+def test_a_rule_looks_at_the_days_of_each_kind_of_month_once_though_none_matches(cron: str) -> None:
+    with counted_calls(CronSim, "match_day") as days, pytest.raises(CorruptEntryError, match="do not exist"):
+        parse_repetition({"ledgerlake.cron": cron})
+    # A month has one of four lengths, and begins on one of seven days of the week.
+    assert len(days) <= (28 + 29 + 30 + 31) * 7
 
 
 CRON = [

@@ -1,1 +1,1 @@
-"""Bytes and texts that earlier releases wrote, and what writes them anew."""
+"""Bytes and texts of each stored format, and what writes them anew."""

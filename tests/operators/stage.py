@@ -186,6 +186,7 @@ def task(
                 settled.outcomes(outcomes)
         else:
             settled.outcomes(local.apply_marker(event))
+    settled.outcomes(local.evict())
     rows += [stage_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in local.drain_pending()]
     report = TaskReport(end, now_ms, {"end": str(end)}, local.events)
     return [*rows, stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))]

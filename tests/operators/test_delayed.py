@@ -28,7 +28,6 @@ from ledgerlake.operators.rows import (
     STAGE_ROWS,
     DelayedLargeMessage,
     MessageStarted,
-    Released,
     RowKind,
     StateSummary,
     TaskReport,
@@ -39,6 +38,11 @@ from ledgerlake.operators.rows import (
 )
 from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvents
 from ledgerlake.operators.schedule_state import block_from_bytes
+from ledgerlake.operators.separately_stored import (
+    SeparatelyStored,
+    separately_stored_from_json,
+    separately_stored_to_json,
+)
 from ledgerlake.operators.stage_output import read_stage_rows
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
@@ -156,9 +160,7 @@ def test_messages_wait_and_come_out_in_order_when_they_are_due() -> None:
     assert play(at_s=30) == [b"1:0"]
     assert play.summary.due_spans == []
     assert (play.summary.delayed_count, play.summary.next_due_ms) == (0, None)
-    assert play.summary.released == Released(1, STORED_MS + 30_000, STORED_MS + 30_000)
     play(at_s=31)
-    assert play.summary.released == Released()
     assert play.state("snapshots") == {}
 
 
@@ -288,6 +290,18 @@ def test_the_limit_of_a_micro_batch_ends_no_pause(paused: str | None, monkeypatc
     assert not play.state("cancels")
 
 
+@pytest.mark.parametrize("paused", ["a", None])
+def test_a_pause_holds_from_its_own_time_on_after_one_of_a_sender_whose_clock_is_ahead(paused: str | None) -> None:
+    play = Play()
+    play(repeating_frame(1, "a", "PT10S"), events=[every_event(1, "a", "PT10S")], at_s=0)
+    pauses = [
+        PauseChanged(paused, Position(1, entry_id), STORED_MS + 1000 * at_s, resumes=False)
+        for entry_id, at_s in ((2, 120), (3, 25))
+    ]
+    assert play(events=pauses, at_s=26) == [b"1:1"] * 2
+    assert play(at_s=115) == []
+
+
 def test_too_many_pauses_are_refused_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ledgerlake.delay.schedules.MOST_PAUSES", 2)
     play = Play()
@@ -330,7 +344,7 @@ def test_a_large_message_waits_with_its_chunks_and_leaves_nothing() -> None:
     assert play(at_s=9) == []
     assert play(at_s=10) == [b"large message"]
     play(at_s=11)
-    assert [name for name in ("parts", "large", "snapshots") if play.state(name)] == []
+    assert [name for name in ("parts", "separate", "snapshots") if play.state(name)] == []
 
 
 def test_what_has_the_id_of_a_message_that_waits_is_a_reject() -> None:
@@ -407,6 +421,58 @@ def test_an_entry_that_is_cut_takes_the_place_of_no_message_that_waits(place: Po
         assert not play.state("parts")
 
 
+@pytest.mark.parametrize("reread", [False, True])
+def test_an_entry_that_is_cut_is_a_reject_at_the_position_of_a_plain_message_that_waits(reread: bool) -> None:
+    play = Play(reread=reread)
+    play(frame(3, 30), at_s=0)
+    cut = frame(3, 20, batch=3)
+    play(rows=parts_of(cut, (None, 1)), at_s=1)
+    assert [(reject.position, reject.reason, reject.entry) for reject in play.rejects] == [
+        (Position(1, 3), "delayed_known", entries_of(cut)[Position(1, 3)])
+    ]
+    assert not play.state("parts")
+    assert not play.state("separate")
+    if not reread:
+        assert play(at_s=30) == [b"1:3"]
+
+
+@pytest.mark.parametrize("reread", [False, True])
+def test_the_rest_of_a_batch_whose_first_part_was_cancelled_is_delivered(reread: bool) -> None:
+    play = Play(reread=reread)
+    batch = frame(0, 30, batch=3)
+    events = [Scheduled("a", Position(1, 0), STORED_MS, STORED_MS + 30_000)]
+    play(frame(1, 90), rows=parts_of(batch, (None, 1)), events=events, at_s=0)
+    play(events=[Cancel("schedule", "a", Position(1, 2), STORED_MS)], at_s=1)
+    assert play(at_s=30) == []
+    assert [(reject.position, reject.reason) for reject in play.rejects] == [(Position(1, 0), "cancelled")]
+    assert play(rows=parts_of(batch, (1, None)), at_s=31) == [b"1:0:2"]
+    assert not play.state("separate")
+
+
+@pytest.mark.parametrize("part", [(None, 0), (None, None)])
+def test_the_position_of_a_part_that_was_delivered_is_free_in_a_topic_that_was_created_again(
+    part: tuple[int | None, int | None],
+) -> None:
+    play = Play()
+    play(rows=parts_of(frame(0, 30, batch=3), (None, 1)), at_s=0)
+    assert play(at_s=30) == [b"1:0:0", b"1:0:1"]
+    play(at_s=31)
+    new = frame(0, 60, batch=2)
+    assert play(rows=parts_of(new, part), at_s=32) == []
+    assert play(at_s=60) == [b"1:0:0", b"1:0:1"][: 1 if part[1] == 0 else 2]
+
+
+def test_with_reread_a_message_at_the_position_of_a_part_that_was_delivered_is_read_again() -> None:
+    play = Play(reread=True)
+    play(rows=parts_of(frame(0, 30, batch=3), (None, 1)), at_s=0)
+    play(at_s=30)
+    play(at_s=31)
+    play(frame(0, 60), at_s=32)
+    report = TaskReport(Position(9, 9), STORED_MS + 60_000, {}, [])
+    rows = play.stage.run([stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))])
+    assert [row.kind for row in rows] == ["reread", "summary"]
+
+
 def test_with_reread_only_positions_wait() -> None:
     play = Play(reread=True)
     play(frame(0, 30), frame(1, 30), at_s=0)
@@ -438,7 +504,7 @@ def test_the_cursor_passes_a_large_message_that_waits_wherever_its_chunks_were(b
     assert play(at_s=9) == []
     assert play(at_s=10) == [b"large message"]
     play(at_s=30)
-    assert [name for name in ("parts", "large") if play.state(name)] == []
+    assert [name for name in ("parts", "separate") if play.state(name)] == []
 
 
 @pytest.mark.parametrize("bytes_kept", [False, True])
@@ -500,7 +566,7 @@ def test_chunks_that_a_marker_lists_falsely_wait_for_nothing(
     assert json.loads(rows[0].header) == {"reason": reason, "positions": [[1, 3]]}
     summary = summary_from_json(rows[-1].header)
     assert (summary.delayed_count, summary.next_due_ms, summary.oldest_to_reread) == (0, None, None)
-    assert [name for name in ("parts", "large") if play.state(name)] == []
+    assert [name for name in ("parts", "separate") if play.state(name)] == []
 
 
 def test_a_marker_takes_no_chunk_of_a_message_that_waits() -> None:
@@ -601,7 +667,7 @@ def test_a_range_that_ends_inside_a_delayed_batch_delivers_its_messages_and_the_
     assert play(rows=parts_of(batch, (1, 2)), at_s=31) == [b"1:0:2"]
     assert play(rows=parts_of(batch, (2, None)), at_s=None) == [b"1:0:3", b"1:0:4"]
     play(at_s=32)
-    assert [name for name in ("parts", "large", "snapshots") if play.state(name)] == []
+    assert [name for name in ("parts", "separate", "snapshots") if play.state(name)] == []
 
 
 def test_two_parts_that_come_before_they_are_due_and_are_all_of_a_delayed_batch_are_delivered_whole() -> None:
@@ -610,7 +676,7 @@ def test_two_parts_that_come_before_they_are_due_and_are_all_of_a_delayed_batch_
     play(rows=parts_of(batch, (None, 1)), at_s=0)
     play(rows=parts_of(batch, (1, None)), at_s=1)
     assert play(at_s=30) == [b"1:0:0", b"1:0:1", b"1:0:2"]
-    assert not play.state("large")
+    assert not play.state("separate")
 
 
 def test_parts_of_a_delayed_batch_that_come_before_it_is_due_are_delivered_together() -> None:
@@ -623,22 +689,25 @@ def test_parts_of_a_delayed_batch_that_come_before_it_is_due_are_delivered_toget
     assert play(at_s=30) == [b"1:0:1", b"1:0:3", b"1:1", b"1:2"]
 
 
-def test_the_rest_of_an_entry_that_an_older_release_holds_whole_is_not_delivered_twice() -> None:
-    play = Play()
-    batch = frame(0, 30, batch=3)
-    play(batch, at_s=0)
-    play(rows=parts_of(batch, (0, None)), at_s=1)
-    assert play(at_s=30) == [b"1:0:0", b"1:0:1", b"1:0:2"]
-    assert not play.state("parts")
-
-
-def test_what_waits_of_large_messages_by_an_older_release_is_still_read() -> None:
-    play = Play()
-    at = tuple(Position(1, number) for number in range(3))
-    parts = list(zip(at, chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000), strict=True))
-    play(events=[DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)], parts=parts, at_s=0)
-    play.state("large")[1, 2] = ('{"version": 1, "positions": [[1, 0], [1, 1], [1, 2]], "held": true}',)
-    assert play(at_s=10) == [b"large message"]
+def test_what_waits_separately_is_readable_by_later_releases_and_newer_ones_are_refused() -> None:
+    large = (
+        '{"version": 1, "positions": [[1, 0], [1, 1]], "bytes_kept": true, "batch_range": null, "is_delivered": false,'
+        ' "key": {"producer_name": "p", "uuid": "p-1"}}'
+    )
+    part = (
+        '{"version": 1, "positions": [[1, 2]], "bytes_kept": true, "batch_range": {"after": null, "until": 3},'
+        ' "is_delivered": true, "key": null}'
+    )
+    positions = (Position(1, 0), Position(1, 1))
+    of_part = SeparatelyStored((Position(1, 2),), True, BatchRange(None, 3), is_delivered=True)
+    for golden, message in (
+        (large, SeparatelyStored(positions, True, key=ChunkedMessageKey("p", "p-1"))),
+        (part, of_part),
+    ):
+        assert separately_stored_from_json(golden) == message
+        assert json.loads(separately_stored_to_json(message)) == json.loads(golden)
+    with pytest.raises(OffsetError, match="newer Ledgerlake"):
+        separately_stored_from_json('{"version": 2}')
 
 
 def test_of_many_cancels_of_a_key_only_those_that_hit_something_more_are_kept() -> None:
@@ -717,23 +786,19 @@ def test_a_cancel_names_an_id_or_a_key(text: str, target: tuple[str, str] | None
 
 
 def test_cancels_in_state_are_readable_by_later_releases_and_newer_ones_are_refused() -> None:
-    golden = '{"version": 1, "cancels": [{"by": "key", "target": "a", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": 7, "until_ms": 9}]}'  # fmt: skip
-    cancels, marked, _ = cancels_from_json(golden)
+    golden = (
+        '{"version": 1, "cancels": ['
+        '{"by": "key", "target": "a", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": 7, "until_ms": 9},'
+        ' {"by": "id", "target": "1:2:3", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": 7, "until_ms": 9}'
+        '], "marked": {}, "pauses": {"since_ms": null, "ended_ms": []}}'
+    )
+    cancels, marked, pauses = cancels_from_json(golden)
     assert not marked
-    assert json.loads(cancels_to_json(cancels.all))["cancels"] == json.loads(golden)["cancels"]
+    assert json.loads(cancels_to_json(cancels.all, marked, pauses)) == json.loads(golden)
     assert cancels.is_cancelled(Position(1, 4), -1, "a", 8)
-    written = cancels_to_json([Cancel("id", "1:2:3", Position(1, 5), 7, 9)])
-    assert json.loads(written) == {
-        "version": 7,
-        "cancels": [
-            {"by": "id", "target": "1:2:3", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": 7, "until_ms": 9}
-        ],
-        "marked": {},
-        "pauses": {"since_ms": None, "ended_ms": []},
-    }
-    assert cancels_from_json(written)[0].is_cancelled(Position(1, 2), 3, None, 8)
+    assert cancels.is_cancelled(Position(1, 2), 3, None, 8)
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
-        cancels_from_json('{"version": 8}')
+        cancels_from_json('{"version": 2}')
 
 
 @pytest.fixture

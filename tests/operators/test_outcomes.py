@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -26,18 +26,21 @@ from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.encryption import encrypted
-from tests.entries import single
+from tests.entries import batch, single
 from tests.operators.stage import SOURCE
 from tests.operators.test_scheduled import frame
 from tests.peer import TOPIC, Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ENTRIES = chunk_entries(b"large message", 3)
 AT = tuple(Position(7, number) for number in (1, 2, 4))
 
 
-def decoder(peer: Peer) -> OutcomeDecoder:
+def decoder(peer: Peer, max_message_bytes: int = 10**6) -> OutcomeDecoder:
     options = parse_options({"service.url": peer.url, "topic": TOPIC, "retryTimeoutMs": "2000"})
-    return OutcomeDecoder(TopicPartition(*split_partition(TOPIC)), options, 10**6, delays_messages=True)
+    return OutcomeDecoder(TopicPartition(*split_partition(TOPIC)), options, max_message_bytes, delays_messages=True)
 
 
 def fill(peer: Peer) -> None:
@@ -111,6 +114,42 @@ def test_a_due_message_that_cannot_be_decrypted_and_was_cancelled_is_no_reject_t
         due = DueEntries(commands.message(0, 7, 0, kept), 100, {})
         rejects = [reject for decoded in judge.decode(due) if isinstance(decoded, list) for reject in decoded]
         assert [(reject.reason, reject.entry) for reject in rejects] == [("cancelled", kept)]
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "reason"),
+    [
+        ("id", "7:0:1", "cancelled"),
+        ("key", "k", "cancelled"),
+        ("id", "7:1:1", "encrypted"),
+        ("id", "8:0", "encrypted"),
+    ],
+)
+def test_a_due_batch_that_cannot_be_read_is_no_reject_to_replay_if_a_message_in_it_may_be_cancelled(
+    target: Literal["id", "key"], value: str, reason: str
+) -> None:
+    kept = encrypted(batch([b"a", b"b"], deliver_at_time=50), "theirs")
+    with Peer() as peer:
+        judge = decoder(peer)
+        judge.cancels = Cancels([Cancel(target, value, Position(9, 0), 0, 10**12)])
+        due = DueEntries(commands.message(0, 7, 0, kept), 100, {})
+        rejects = [reject for decoded in judge.decode(due) if isinstance(decoded, list) for reject in decoded]
+        assert [(reject.reason, reject.entry) for reject in rejects] == [(reason, kept)]
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_due_large_message_that_is_too_large_and_was_cancelled_is_no_reject_to_replay(is_kept: bool) -> None:
+    chunks = chunk_entries(b"large message", 3, deliver_at_time=50, partition_key="a")
+    with Peer() as peer:
+        peer.add(*chunks)
+        judge = decoder(peer, max_message_bytes=5)
+        judge.cancels = cancels()
+        positions = tuple(Position(7, number) for number in range(3))
+        message = Assembled(positions, chunks if is_kept else None, delivered_ms=100, due_ms=50, known=positions)
+        (rejects,) = judge.decode(message)
+        assert isinstance(rejects, list)
+        written = rows(judge.reject_tables(rejects))
+        assert [(row["reason"], row["entry"]) for row in written] == [("cancelled", chunk) for chunk in chunks]
 
 
 def cancels() -> Cancels:
@@ -212,6 +251,58 @@ def test_occurrences_of_several_messages_come_together_in_their_order() -> None:
     assert found == [("7:1", "0"), ("7:2", "1"), ("7:1", "2"), ("7:2", "5"), ("7:1", "6")]
     assert [(str(reject.position), reject.reason) for reject in rejects] == [("7:3", "bad_compression")] * 2
     assert all(reject.entry is not None for reject in rejects)
+
+
+@pytest.mark.parametrize("is_in_topic", [False, True])
+def test_messages_between_occurrences_become_what_they_become_alone(is_in_topic: bool) -> None:
+    plain = [
+        single(b"plain", partition_key="k", deliver_at_time=50),
+        single(b"cancelled", partition_key="a", deliver_at_time=50),
+        batch([b"first of a batch", b"second"], deliver_at_time=50),
+        single(b"expired", deliver_at_time=50, properties=[pb.KeyValue(key="ledgerlake.expires", value="60")]),
+        single(b"cannot be decoded", compression=pb.ZSTD, deliver_at_time=50),
+        single(b"with an id", deliver_at_time=50, properties=[pb.KeyValue(key="ledgerlake.schedule", value="b")]),
+    ]
+    positions = [Position(7, number) for number in range(1, 1 + len(plain))]
+    repeating = [frame(0, 50, schedule="a", every="PT1S")] * len(plain)
+    deliveries = [Delivery(number, {"ledgerlake.occurrence": str(number)}) for number in range(len(plain))]
+    alone = [
+        commands.message(1, position.ledger_id, position.entry_id, entry)
+        for position, entry in zip(positions, plain, strict=True)
+    ]
+    between = [delivery for own in deliveries for delivery in (own, None)]
+    frames = b"".join(frame for pair in zip(repeating, alone, strict=True) for frame in pair)
+    mixed: DueEntries | DuePositions = DueEntries(frames, 9_000, {}, clock_ms=100, deliveries=between)
+    if is_in_topic:
+        all_positions = [place for position in positions for place in (Position(7, 0), position)]
+        mixed = DuePositions(all_positions, 9_000, {}, 100, b"".join(repeating), between)
+    with Peer() as peer:
+        peer.add(b"in the place of the one that repeats", *plain)
+        judge = decoder(peer)
+        judge.cancels = cancels()
+        rows, rejects = _content_of(judge.decode(mixed))
+        expected_rows, expected_rejects = _content_of(
+            judge.decode(DueEntries(b"".join(alone), 9_000, {}, clock_ms=100))
+        )
+        occurrences, _ = _content_of(judge.decode(DueEntries(b"".join(repeating), 9_000, {}, deliveries=deliveries)))
+    assert [row for row in rows if row["entry_id"] != 0] == expected_rows
+    assert [row for row in rows if row["entry_id"] == 0] == occurrences
+    assert [row["entry_id"] for row in rows] == [0, 1, 0, 0, 3, 3, 0, 0, 0, 6]
+    assert rejects == expected_rejects
+
+
+def _content_of(
+    decoded: Iterable[pa.RecordBatch | list[RejectedEntry]],
+) -> tuple[list[dict[str, Any]], list[RejectedEntry]]:
+    """Rows of messages, and rejects in the order of their positions."""
+    rows: list[dict[str, Any]] = []
+    rejects: list[RejectedEntry] = []
+    for part in decoded:
+        if isinstance(part, list):
+            rejects += part
+        else:
+            rows += part.to_pylist()
+    return rows, sorted(rejects, key=lambda reject: reject.position)
 
 
 def test_an_occurrence_has_the_time_when_it_was_due_and_the_properties_of_its_number() -> None:

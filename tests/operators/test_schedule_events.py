@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from ledgerlake.decode.split import split_bundle
 from ledgerlake.delay.cancels import Cancel
 from ledgerlake.delay.repetition import RepetitionRate
+from ledgerlake.operators.ingest import ingest_ranges
+from ledgerlake.operators.results import BatchSettings, task_result_from_dict
 from ledgerlake.operators.rows import RowKind
 from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvent, ScheduleEvents
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source.pieces import Piece
+from ledgerlake.wire import commands
 from ledgerlake.wire.limits import MAX_TASK_SCHEDULE_BYTES
 from ledgerlake.wire.message_id import Position
+from tests.entries import BROKER_TIME_MS, single
 from tests.operators.stage import SOURCE
+from tests.operators.test_writing import report_of, span, task_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def at(entry_id: int) -> Position:
@@ -77,3 +91,28 @@ def test_a_pause_of_all_is_seen_without_the_events_in_order() -> None:
     assert not stage.pauses_all
     stage.add(PauseChanged(None, at(2), 5, resumes=True))
     assert stage.pauses_all
+
+
+@pytest.mark.parametrize("limit", [150, 300, 350, 10_000])
+def test_which_events_a_task_refuses_does_not_depend_on_the_cut_of_bundles(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScheduleEvents.__init__, "__defaults__", (limit,))
+    entries = []
+    for number in range(12):
+        named: dict[str, Any] = {"properties": [pb.KeyValue(key="ledgerlake.schedule", value=f"{number}")]}
+        if number % 2:
+            named["deliver_at_time"] = BROKER_TIME_MS + 10**8
+        entries.append(single(b"%d" % number, number, **named))
+    frames = [commands.message(1, 7, number, entry) for number, entry in enumerate(entries)]
+    outcomes = []
+    for cut in (1, 2, 5, 12):
+        bundles = [b"".join(frames[first : first + cut]) for first in range(0, 12, cut)]
+        pieces = (Piece(kind, view, broker_ms=ms) for part in bundles for kind, view, ms in split_bundle(part))
+        (tmp_path / str(cut)).mkdir()
+        settings = task_settings(tmp_path / str(cut))
+        rows = list(ingest_ranges([(span(entries, None), pieces)], settings, BatchSettings(0)))
+        result = task_result_from_dict(report_of(rows).result)
+        outcomes.append((result.digest.to_json(), result.reasons))
+    assert outcomes == [outcomes[0]] * 4
+    assert bool(outcomes[0][1].get("schedule_refused")) == (limit < 10_000)

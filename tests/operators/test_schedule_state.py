@@ -1,4 +1,4 @@
-"""Spark starts a query of a release without schedules again, with the state variables of this one."""
+"""Spark starts a query again with state variables that it did not have before."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-NEW = ("schedule_blocks", "schedules", "schedule_ids")
+NEW = ("schedule_blocks", "schedules")
 
 
 class _Handle:
-    """Gives the state variables that the release before had, and none for the new ones."""
+    """Gives the state variables without those of schedules."""
 
     def __init__(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle

@@ -104,7 +104,7 @@ def test_ids_that_a_producer_has_chosen_for_one_block_are_in_many(
     assert keyed.found(range(0, 30_000, 100)) == [number for number in numbers if number % 100 == 0]
     monkeypatch.setattr(schedule_state, "find_query_id", lambda: pytest.fail("the key is stored"))
     assert keyed.found(range(5)) == [number for number in numbers if number < 5]
-    assert table.found(range(5)) == [number for number in numbers if number < 5], "a table of an earlier build"
+    assert table.found(range(5)) == [number for number in numbers if number < 5], "a table without a key"
 
 
 def test_a_thousand_messages_cost_a_call_for_each_block_and_not_for_each_message(table: Table) -> None:
@@ -147,18 +147,6 @@ def test_a_message_that_has_left_is_neither_hit_nor_hits_another_though_its_bloc
     assert not table.marked
     schedules.put(name_of(5), WaitingMessage(Position(7, 3), 3, 10**6))
     assert table.marked.has(Position(7, 3), SCHEDULED)
-
-
-def test_what_an_earlier_build_has_stored_is_taken_over(table: Table) -> None:
-    for number in range(50):
-        golden = f'{{"version": 1, "messages": [{{"position": {{"ledger_id": 7, "entry_id": {number}}}, "time_ms": {number}, "deliver_ms": {10**6 + number}}}]}}'
-        table.states["schedules"].updateValue((name_of(number),), (golden,))
-        table.states["schedule_ids"].updateValue((7, number), (name_of(number),))
-        table.marked.mark(Position(7, number), SCHEDULED)
-    table.add(50)
-    assert table.found(range(60)) == list(range(51))
-    assert not table.states["schedules"].values
-    assert not table.states["schedule_ids"].values
 
 
 def test_a_block_is_readable_by_later_releases_and_newer_ones_are_refused() -> None:

@@ -138,6 +138,12 @@ def test_a_delayed_batch_is_opened_when_it_is_due_and_its_messages_with_an_id_ar
     assert reject.detail.startswith("messages 1, 2 of the batch: a delayed message")
 
 
+def test_a_copy_of_a_delivered_message_is_no_schedule_also_in_a_delayed_batch() -> None:
+    frames = frame(0, 9, batch=[{"schedule": "a", "occurrence": "1"}, {"pause": "all", "occurrence": "2"}])
+    messages, rejects = find_in_due(decoded(frames), frames, 10)
+    assert (messages["message_id"].to_pylist(), rejects) == (["7:0:0", "7:0:1"], [])
+
+
 @pytest.mark.parametrize(("clock_ms", "delivered"), [(None, 2), (99, 2), (100, 2), (101, 1)])
 def test_a_message_expires_by_the_time_of_the_micro_batch_that_releases_it(clock_ms: int | None, delivered: int) -> None:  # fmt: skip
     frames = frame(0, 9, expires="100") + frame(1, 9, expires="1000")
@@ -203,7 +209,7 @@ def test_a_replaced_message_of_which_only_the_topic_has_the_bytes_is_rejected_by
         ("replaced", position, None) for position in (Position(1, 0), *chunks)
     ]
     assert play.values == []
-    assert not any(play.state(name) for name in ("schedule_blocks", "cancels", "large", "parts"))
+    assert not any(play.state(name) for name in ("schedule_blocks", "cancels", "separate", "parts"))
 
 
 def test_messages_that_were_replaced_leave_the_stage_together_in_frames_of_bounded_size() -> None:

@@ -100,10 +100,34 @@ def test_what_a_task_reports_of_chunks_is_bounded(monkeypatch: pytest.MonkeyPatc
     settled = Settled()
     rows = task(events, LIMITS, settled)
     (report,) = (row for row in rows if row["kind"][0].as_py() == RowKind.REPORT.value)
-    assert len(report["header"][0].as_py()) < 10_000
+    assert len(report["header"][0].as_py()) < 10_200
     sent = sum(row["kind"][0].as_py() == RowKind.CHUNK.value for row in rows)
-    assert 0 < sent < 10
+    assert 10 < sent < 25
     assert [reason for reason, _ in settled.rejected] == ["chunk_evicted"] * (50 - sent)
+
+
+def test_messages_that_are_complete_in_a_task_leave_room_in_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledgerlake.operators.in_task.MAX_TASK_EVENT_BYTES", 10_000)
+    keys = [replace(KEY_A, uuid=f"{number}") for number in range(80)]
+    chunks = [chunk(keys[number // 20], number, number % 20, count=20) for number in range(80 * 20)]
+    settled = Settled()
+    rows = task(chunks, LIMITS, settled)
+    assert (len(settled.delivered), settled.rejected, len(rows)) == (80, [], 1)
+
+
+def test_incomplete_messages_for_which_a_report_has_no_room_are_rejects_from_the_oldest_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ledgerlake.operators.in_task.MAX_TASK_EVENT_BYTES", 10_000)
+    chunks = [chunk(replace(KEY_A, uuid=f"{number}"), number, 0) for number in range(50)]
+    settled = Settled()
+    rows = task(chunks, LIMITS, settled)
+    (report,) = (row for row in rows if row["kind"][0].as_py() == RowKind.REPORT.value)
+    assert len(report["header"][0].as_py()) < 10_200
+    evicted = [position for reason, position in settled.rejected if reason == "chunk_evicted"]
+    assert 0 < len(evicted) < 50
+    assert set(evicted) == set(at(*range(len(evicted))))
+    assert len(rows) == 50 - len(evicted) + 1
 
 
 def test_what_begins_and_ends_within_a_batch_never_touches_the_state() -> None:
@@ -241,38 +265,14 @@ def test_a_marker_behind_a_whole_message_changes_nothing() -> None:
 
 
 def test_an_open_set_in_state_is_readable_by_later_releases_and_a_newer_one_is_refused() -> None:
-    golden = (GOLDEN / "open-set-v3.json").read_text()
+    golden = (GOLDEN / "open-set-v1.json").read_text()
     incomplete = IncompleteMessage(
         ChunkedMessageKey("p", "p-7"), 3, 11, 1_777_626_000_123, 1_777_625_999_000, at(0, 4), 8, 96
     )
     assert incomplete_from_json(golden) == incomplete
     assert json.loads(incomplete_to_json(incomplete)) == json.loads(golden)
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
-        incomplete_from_json('{"version": 4}')
-
-
-@pytest.mark.parametrize("is_spilled", [False, True])
-def test_an_open_set_of_version_2_counts_with_the_bytes_of_its_message(is_spilled: bool) -> None:
-    fields = json.loads((GOLDEN / "open-set-v2.json").read_text())
-    incomplete = incomplete_from_json(json.dumps(fields | {"aside": is_spilled}))
-    assert (incomplete.spilled, incomplete.kept_bytes) == (is_spilled, 0 if is_spilled else 8)
-    assert incomplete.arrived_bytes == 8
-
-
-def test_an_open_set_of_version_1_has_the_age_that_the_clock_gives_it_now() -> None:
-    play = Play()
-    play([])
-    old = (GOLDEN / "open-set-v1.json").read_text()
-    sets: Any = play.stage.states["sets"]
-    sets.updateValue(("p", "p-7"), (old,))
-    play([])
-    assert play.settled.summary is not None
-    assert play.settled.summary.expires_ms == 1, "a batch with a clock is wanted at once"
-    play([], now_ms=9000)
-    assert play.settled.summary.expires_ms == 10_001
-    assert play.settled.rejected == []
-    play([], now_ms=10_001)
-    assert play.settled.rejected == [("chunk_expired", position) for position in at(0, 4)]
+        incomplete_from_json('{"version": 2}')
 
 
 def test_without_a_time_by_the_broker_a_set_is_as_old_as_the_batch_that_opened_it() -> None:

@@ -8,6 +8,7 @@ import random
 from datetime import date, datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -129,6 +130,16 @@ def test_a_message_without_a_schema_version_has_no_schema_name(tmp_path: Path, r
     }
 
 
+def test_a_deletion_passes_by_the_condition_of_a_table_and_counts_as_a_row_of_it(tmp_path: Path) -> None:
+    latest = table(tmp_path, "r", mode="latest", where="value = 'b'")
+    tables = Tables(tmp_path, latest, table(tmp_path, "rest", is_default=True))
+    batch = messages({"key": "a", "value": b"a"}, {"key": "b", "is_null": True}, {"key": "c", "value": b"b"})
+    present = {"r": np.array([False, False, True])}
+    assert tables.writers.write(batch, present) == []
+    assert tables.writers.is_new.tolist() == [True, True, False]
+    assert {name: [row["key"] for row in rows] for name, rows in tables.rows().items()} == {"r": ["b"], "rest": ["a"]}
+
+
 def test_a_message_without_value_and_key_is_no_deletion_of_a_table_by_schema(
     tmp_path: Path, registry: dict[bytes, Any]
 ) -> None:
@@ -236,6 +247,15 @@ def test_producers_cannot_make_any_number_of_partitions(tmp_path: Path, monkeypa
     batch = messages(*({"key": f"k{number % 5}", "value": b"%d" % number} for number in range(10)))
     assert [row for row, detail in tables.write(batch) if "more than" in detail] == [3, 4, 8, 9]
     assert sorted(row["key"] for row in tables.rows()["t"]) == ["k0", "k0", "k1", "k1", "k2", "k2"]
+
+
+def test_a_partition_value_that_is_too_long_for_the_log_makes_the_message_a_reject(tmp_path: Path) -> None:
+    tables = Tables(tmp_path, table(tmp_path, "t", partition_by=("key",)))
+    batch = messages({"key": "\u00e9" * 500}, {"key": "\u00e9" * 500 + "k"}, {"key": "k" * 5_000_000}, {"key": None})
+    assert [detail for _, detail in tables.write(batch)] == [
+        f"key has {size} bytes, and a partition value has at most 1,000" for size in ("1,001", "5,000,000")
+    ]
+    assert [row["key"] for row in tables.rows()["t"]] == ["\u00e9" * 500, None]
 
 
 @pytest.mark.parametrize("cut", range(0, 40, 7))
@@ -351,6 +371,18 @@ def test_what_is_known_only_when_a_row_is_written_is_null_for_queries(
     transform.apply(messages({"value": b"1", "delivered_at": 5, "late": True}), pa.struct([]))
     assert pc.all(seen[0]["late"].is_null()).as_py()
     assert seen[0]["delivered_at"].null_count == 1
+
+
+@pytest.mark.parametrize(
+    "setting", [{"where": "decode(value)->>'$.n' = 'a'"}, {"sql": "select decode(value)->>'$.n' as n from messages"}]
+)
+def test_a_broken_value_that_is_not_ascii_is_rejected_alone(tmp_path: Path, setting: dict[str, str]) -> None:
+    transform = RowTransform(table(tmp_path, "t", **setting))
+    columns = transform.columns(pa.struct([]))
+    good, broken = b'{"n":"a"}', ('{"n":"a' + "東" * 50).encode()
+    answer = transform.apply(messages({"value": good}, {"value": broken}, {"value": good}), columns)
+    assert answer.numbers.tolist() == [0, 2]
+    assert [(misfit.row, misfit.reason) for misfit in answer.misfits] == [(1, "transform_failed")]
 
 
 def test_a_function_gets_due_messages_together_whose_positions_do_not_rise(tmp_path: Path) -> None:

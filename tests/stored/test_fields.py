@@ -12,7 +12,7 @@ from ledgerlake.decode.messages import BatchRange
 from ledgerlake.delay.bucket import Bucket, Record, record_from_json, record_to_json
 from ledgerlake.delay.cancels import Cancel, cancels_from_json, cancels_to_json
 from ledgerlake.delay.due_times import DueSpan
-from ledgerlake.delay.schedules import waiting_from_json
+from ledgerlake.delay.schedules import Pauses, Repeating, WaitingMessage, waiting_from_json, waiting_to_json
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators.rows import (
     MessageStarted,
@@ -46,7 +46,7 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     "cancels": (cancels_from_json, cancels_to_json([Cancel("key", "k", PLACES[0], 5)])),
     "schedules": (
         waiting_from_json,
-        '{"version": 1, "messages": [{"position": {"ledger_id": 7, "entry_id": 4}, "time_ms": 20, "deliver_ms": 500}]}',
+        waiting_to_json([WaitingMessage(PLACES[1], 20, 500, Repeating(30, pauses=Pauses(70, [40])))]),
     ),
     "open set": (
         incomplete_from_json,

@@ -129,6 +129,10 @@ class Assembly:
         """Reject the incomplete message of a key, because a message of that key began elsewhere."""
         yield from self._apply(self.pending.supersede(key))
 
+    def evict(self, key: ChunkedMessageKey) -> Iterator[Assembled | Rejected]:
+        """Reject the incomplete message of a key, because there is no room for it."""
+        yield from self._apply(self.pending.evict(key))
+
     def adopt(self, message: IncompleteMessage) -> Iterator[Assembled | Rejected]:
         """Continue an incomplete message that began elsewhere; yield what has to give way to it. If
         another chunk waits at one of its positions, it is rejected itself.

@@ -32,6 +32,11 @@ sequence. The publish time tells the two messages apart: the Java, C++ and Go cl
 message once, before they cut it, and a producer that sends chunks again after a reconnect sends the
 same bytes. A first chunk that comes again is ``resent`` in both cases.
 
+Pulsar.Client for .NET stamps each chunk, so its messages are not joined, unless the times happen to
+be the same. No weaker rule will do, such as that times rise. If the first chunk of the later
+message is missing, its next chunk would complete the earlier one. Producers of one name in two
+clusters that replicate to each other even interleave, without a chunk that is missing.
+
 Rules kept here:
   - Every chunk ends exactly once: delivered with its message, rejected, or kept with an incomplete
     message.
@@ -123,16 +128,16 @@ class IncompleteMessage:
     is ``spilled``, their bytes are not kept.
 
     ``arrived_bytes`` is the size of their payloads, ``kept_bytes`` the size of the stored entries that
-    are kept. ``opened_ms`` is None until a clock has seen the message. ``publish_ms`` is None if the
-    message was stored by a release that did not store it. ``awaiting``: some chunks were missed,
-    ``positions`` are the others, and only a marker can complete the message.
+    are kept. ``opened_ms`` is None until a clock has seen the message. ``publish_ms`` is that of its
+    chunks. ``awaiting``: some chunks were missed, ``positions`` are the others, and only a marker can
+    complete the message.
     """
 
     key: ChunkedMessageKey
     chunk_count: int
     total_bytes: int
     opened_ms: int | None
-    publish_ms: int | None
+    publish_ms: int
     positions: tuple[Position, ...]
     arrived_bytes: int
     kept_bytes: int
@@ -150,7 +155,7 @@ class ArrivingMessage:
     chunk_count: int
     total_bytes: int
     opened_ms: int | None
-    publish_ms: int | None
+    publish_ms: int
     positions: dict[Position, None]
     arrived_bytes: int = 0
     kept_bytes: int = 0
@@ -248,7 +253,7 @@ def _classify(chunk: Chunk, incomplete: ArrivingMessage | None, limits: Limits) 
         return ChunkEvent.AWAITED if len(incomplete.positions) < limits.max_chunks else ChunkEvent.ORPHAN
     if (chunk.chunk_count, chunk.total_bytes) != (incomplete.chunk_count, incomplete.total_bytes):
         return ChunkEvent.MISMATCH
-    if incomplete.publish_ms is not None and chunk.publish_ms != incomplete.publish_ms:
+    if chunk.publish_ms != incomplete.publish_ms:
         return ChunkEvent.MISMATCH
     if chunk.chunk_id < len(incomplete.positions):
         return ChunkEvent.DUPLICATE
@@ -320,6 +325,10 @@ class IncompleteMessages:
     def supersede(self, key: ChunkedMessageKey) -> list[Effect]:
         """Give up the incomplete message of a key, because a message of that key began elsewhere."""
         return [self._give_up(key, ChunkEvent.RESENT.value)] if self.find(key) else []
+
+    def evict(self, key: ChunkedMessageKey) -> list[Effect]:
+        """Give up the incomplete message of a key, because there is no room for it."""
+        return [self._give_up(key, reasons.CHUNK_EVICTED)]
 
     def adopt(self, message: IncompleteMessage) -> list[Effect]:
         """Add an incomplete message that began elsewhere, as the youngest. Unless it is spilled,

@@ -14,8 +14,7 @@ from typing import Any
 from ledgerlake.stored.fields import fields_of, parse_stored, stored
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
-# Version 1 had no ``reread_from``, version 2 no ``finished``.
-VERSION = 3
+VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -83,12 +82,7 @@ def record_from_json(text: str) -> Record:
     return parse_stored(text, "delayed index", _record, VERSION)
 
 
-def _record(fields: dict[str, Any], version: int) -> Record:
-    if version < 2:
-        buckets = stored(list[dict[str, Any]], fields["buckets"])
-        fields = fields | {"buckets": [bucket | {"reread_from": bucket.get("first")} for bucket in buckets]}
-    if version < 3:
-        fields = fields | {"finished": []}
+def _record(fields: dict[str, Any], _version: int) -> Record:
     record: Record = stored(Record, fields)
     ids = [bucket.bucket_id for bucket in record.buckets]
     reached = {bucket.bucket_id: bucket.segment for bucket in record.buckets}

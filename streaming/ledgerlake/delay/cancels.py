@@ -13,10 +13,6 @@ Rules kept here:
   - It is kept until all messages that were delayed then have left, so cancels do not pile up. If
     several have one target, those are kept that hit a message that the others do not; if the broker
     gives the time, that is the last one.
-
-Version 1 had no ``BATCH``, version 2 no marked positions (``delay.schedules``), version 3 no pauses of
-all schedules, version 4 only the time of one that had not ended, version 5 no mark of a message whose
-repetition was refused, version 6 none of another message that was refused.
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ from ledgerlake.wire.schedules import OCCURRENCE_PROPERTY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-VERSION = 7
+VERSION = 1
 CANCEL_PROPERTY = "ledgerlake.cancel"
 
 # Of one topic partition: the number of cancels, and the bytes of their targets.
@@ -97,11 +93,13 @@ class Cancels:
     def __init__(self, cancels: Iterable[Cancel] = ()) -> None:
         self._by_target: dict[tuple[str, str], list[Cancel]] = {}
         self._reaches: dict[tuple[str, str], _Reach] = {}
+        self._count = 0
         for cancel in cancels:
             self.add(cancel)
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_target.values()))
+        """Return how many cancels there are; counted once, as it is asked for often."""
+        return self._count
 
     @property
     def target_bytes(self) -> int:
@@ -113,20 +111,32 @@ class Cancels:
         return [cancel for cancels in self._by_target.values() for cancel in cancels]
 
     @cached_property
-    def keys(self) -> list[str]:
+    def keys(self) -> frozenset[str]:
         """Return the keys whose messages are cancelled; computed once, as it is asked for often."""
-        return [target for by, target in self._by_target if by == "key"]
+        return frozenset(target for by, target in self._by_target if by == "key")
 
     @cached_property
-    def ledger_ids(self) -> list[int]:
+    def _by_entry(self) -> dict[Position | None, _Reach]:
+        """Return what the cancels by id reach together at each entry, and under None what those by key
+        reach.
+        """
+        together: dict[Position | None, list[Cancel]] = {}
+        for (by, target), cancels in self._by_target.items():
+            together.setdefault(_message_id(target).position if by == "id" else None, []).extend(cancels)
+        return {entry: _Reach(cancels) for entry, cancels in together.items()}
+
+    @cached_property
+    def ledger_ids(self) -> frozenset[int]:
         """Return the ledgers of the messages that are cancelled by id; computed once likewise."""
-        return list({_message_id(target).position.ledger_id for by, target in self._by_target if by == "id"})
+        ledgers = {target.partition(":")[0] for by, target in self._by_target if by == "id"}
+        return frozenset(map(int, ledgers))
 
     def add(self, cancel: Cancel) -> None:
         target = cancel.by, cancel.target
         self._by_target.setdefault(target, []).append(cancel)
+        self._count += 1
         self._reaches.pop(target, None)
-        for computed in ("keys", "ledger_ids"):
+        for computed in ("keys", "ledger_ids", "_by_entry"):
             vars(self).pop(computed, None)
 
     def is_cancelled(self, position: Position, batch_index: int, key: str | None, deliver_ms: int) -> bool:
@@ -136,6 +146,13 @@ class Cancels:
         message_id = MessageId(position.ledger_id, position.entry_id, batch_index)
         targets = {("id", str(position)), ("id", str(message_id))} | ({("key", key)} if key is not None else set())
         return any(self._reach(target).hits(position, deliver_ms) for target in targets if target in self._by_target)
+
+    def may_hit(self, position: Position, deliver_ms: int) -> bool:
+        """Return whether some message of an entry may be cancelled, whatever its key and its place in a
+        batch.
+        """
+        reaches = (self._by_entry.get(entry) for entry in (None, position))
+        return any(reach.hits(position, deliver_ms) for reach in reaches if reach is not None)
 
     def _reach(self, target: tuple[str, str]) -> _Reach:
         if target not in self._reaches:
@@ -204,9 +221,6 @@ def cancels_from_json(text: str) -> tuple[Cancels, MarkedPositions, Pauses]:
     return parse_stored(text, "cancels", _from_fields, VERSION)
 
 
-def _from_fields(fields: dict[str, Any], version: int) -> tuple[Cancels, MarkedPositions, Pauses]:
-    marked = MarkedPositions.from_fields(fields["marked"]) if version > 2 else MarkedPositions()
-    pauses = stored(Pauses, fields["pauses"]) if version > 4 else Pauses()
-    if version == 4:
-        pauses = Pauses(stored(int | None, fields["paused_ms"]))
+def _from_fields(fields: dict[str, Any], _version: int) -> tuple[Cancels, MarkedPositions, Pauses]:
+    marked, pauses = MarkedPositions.from_fields(fields["marked"]), stored(Pauses, fields["pauses"])
     return Cancels(stored(list[Cancel], fields["cancels"])), marked, pauses

@@ -11,17 +11,18 @@ Rules kept here:
     dates at the start's local time, and appointments; a month that is too short has its last day. The
     rest of the duration is real time after that.
 
-``cronsim`` searches local times here, without a zone. Of a zone with changes of half an hour it loses
-occurrences, and of an expression with seconds it makes no appointments.
+``cronsim`` reads an expression here, and says which days match. It does not search for times: of a zone
+with changes of half an hour it loses occurrences, of an expression with seconds it makes no
+appointments, and it goes through each day of decades if few days or none match.
 """
 
 from __future__ import annotations
 
 import sys
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from calendar import monthrange
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -39,8 +40,20 @@ DAY_MS = 24 * 60 * 60 * 1000
 LAST_MS = 221_876_927_999_999
 _AFTER_LAST_DAY = date(9001, 1, 1)
 
-# ``cronsim`` gives up then too. Days of one date and weekday are at most 40 years apart.
-_LONGEST_SEARCH_MS = 50 * 366 * DAY_MS
+# Days of one date and weekday are at most 40 years apart.
+_LONGEST_SEARCH_YEARS = 50
+_LONGEST_SEARCH_MS = _LONGEST_SEARCH_YEARS * 366 * DAY_MS
+
+# A month for each length and weekday of its first day: all that the days of a month differ by.
+_MONTHS = {
+    (length, weekday): (year, month)
+    for year in range(2000, 2028)
+    for month in range(1, 13)
+    for weekday, length in [monthrange(year, month)]
+}
+
+# Rules that are kept, of some kilobytes each.
+_MOST_RULES = 1_000
 
 _SECOND = timedelta(seconds=1)
 
@@ -69,6 +82,67 @@ class Interval:
     times: int | None = None
 
 
+class CronRule:
+    """A cron expression. To find a day, it looks at the days of the 28 kinds of months at most, however
+    far the day is, also if no day matches: each message may bring another expression.
+
+    Raises:
+        CronSimError: the text is no cron expression.
+    """
+
+    def __init__(self, cron: str) -> None:
+        self._fields = CronSim(cron, datetime(2000, 1, 1))
+        self._months = sorted(self._fields.months)
+        self.hours, self.minutes, self.seconds = map(
+            sorted, (self._fields.hours, self._fields.minutes, self._fields.seconds)
+        )
+        self._days: dict[tuple[int, int], list[int]] = {}
+
+    def local_times(self, after: datetime) -> Iterator[datetime]:
+        """Yield the local times that match, after another one, until none follows for decades."""
+        begin = after.replace(microsecond=0) + _SECOND
+        for day in self._days_from(begin.date()):
+            yield from self._times_of(day, begin.time() if day == begin.date() else time())
+
+    def _days_from(self, first: date) -> Iterator[date]:
+        year, last_year = first.year, first.year + _LONGEST_SEARCH_YEARS
+        while year <= last_year:
+            for month in self._months:
+                for day in self._days_of(year, month):
+                    found = date(year, month, day)
+                    if found >= first:
+                        yield found
+                        last_year = year + _LONGEST_SEARCH_YEARS
+            year += 1
+
+    def _days_of(self, year: int, month: int) -> list[int]:
+        """Return the days of a month that match."""
+        weekday, length = monthrange(year, month)
+        if (length, weekday) not in self._days:
+            year, month = _MONTHS[length, weekday]
+            days = range(1, length + 1)
+            self._days[length, weekday] = [day for day in days if self._fields.match_day(date(year, month, day))]
+        return self._days[length, weekday]
+
+    def _times_of(self, day: date, first: time) -> Iterator[datetime]:
+        for hour in self.hours[bisect_left(self.hours, first.hour) :]:
+            first_minute = first.minute if hour == first.hour else 0
+            for minute in self.minutes[bisect_left(self.minutes, first_minute) :]:
+                is_first = (hour, minute) == (first.hour, first.minute)
+                for second in self.seconds[bisect_left(self.seconds, first.second if is_first else 0) :]:
+                    yield datetime.combine(day, time(hour, minute, second))
+
+
+@lru_cache(maxsize=_MOST_RULES)
+def cron_rule(cron: str) -> CronRule:
+    """Return the rule of an expression; one that this process has had is not read again.
+
+    Raises:
+        CronSimError: as ``CronRule``.
+    """
+    return CronRule(cron)
+
+
 def cron_times_ms(cron: str, zone: ZoneInfo, after_ms: int) -> Iterator[int]:
     """Yield the times of a valid cron expression after an instant."""
     minute, hour = cron.split()[-5:-3]
@@ -81,10 +155,9 @@ def shortest_cron_ms(cron: str) -> int:
     """Return the shortest time between two occurrences of a valid cron expression; a day if it has one
     occurrence on each of its days.
     """
-    fields = CronSim(cron, datetime(2000, 1, 1))
-    units = ((fields.seconds, 60, 1_000), (fields.minutes, 60, 60_000), (fields.hours, 24, 3_600_000))
-    for unordered, count, unit_ms in units:
-        values = sorted(unordered)
+    rule = cron_rule(cron)
+    units = ((rule.seconds, 60, 1_000), (rule.minutes, 60, 60_000), (rule.hours, 24, 3_600_000))
+    for values, count, unit_ms in units:
         if len(values) > 1:
             # From the last one to the first of the next minute, hour or day, too.
             following = [*values[1:], values[0] + count]
@@ -95,7 +168,7 @@ def shortest_cron_ms(cron: str) -> int:
 def _appointments_ms(cron: str, zone: ZoneInfo, after_ms: int) -> Iterator[int]:
     """Yield the appointments. After one that was skipped, the search goes on where the clock does."""
     while True:
-        for local in CronSim(cron, local_time(zone, after_ms)):
+        for local in cron_rule(cron).local_times(local_time(zone, after_ms)):
             time_ms = appointment_ms(zone, local)
             if time_ms <= after_ms:
                 continue
@@ -108,13 +181,13 @@ def _appointments_ms(cron: str, zone: ZoneInfo, after_ms: int) -> Iterator[int]:
 
 
 def _clock_times_ms(cron: str, zone: ZoneInfo, after_ms: int) -> Iterator[int]:
-    """Yield each instant whose local time matches. ``cronsim`` searches local times, so it starts
+    """Yield each instant whose local time matches. The search is for local times, so it starts
     again at each change of the clock that it comes to.
     """
     begin_ms = (after_ms // 1000 + 1) * 1000
     while begin_ms - after_ms < _LONGEST_SEARCH_MS:
         next_change_ms = set_back_ms(zone, begin_ms)
-        for local in CronSim(cron, local_time(zone, begin_ms) - _SECOND):
+        for local in cron_rule(cron).local_times(local_time(zone, begin_ms) - _SECOND):
             first_ms, second_ms = instants_ms(zone, local)
             time_ms = first_ms if first_ms >= begin_ms else second_ms
             if next_change_ms is not None and time_ms >= next_change_ms:

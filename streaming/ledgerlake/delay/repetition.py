@@ -37,18 +37,18 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from cronsim import CronSim, CronSimError
-
 from ledgerlake.delay import local_times
 from ledgerlake.delay.nominal_times import (
     DAY_MS,
     LAST_MS,
     Duration,
     Interval,
+    cron_rule,
     cron_times_ms,
     interval_times_ms,
     shortest_cron_ms,
 )
+from ledgerlake.outside import Unreadable, reading
 from ledgerlake.wire.limits import MAX_CRON_CHARACTERS, MAX_OCCURRENCES
 from ledgerlake.wire.schedules import (
     CATCH_UP_PROPERTY,
@@ -247,15 +247,20 @@ def _checked_cron(text: str) -> str:
         )
     if text.startswith("@"):
         raise bad_schedule(f"{CRON_PROPERTY} is a nickname, which is not known; write fields, as 0 0 * * * for @daily")
-    try:
-        matches = next(CronSim(text, datetime(2000, 1, 1)), None)
-    except CronSimError as error:
-        raise bad_schedule(
-            f"{CRON_PROPERTY} '{text}' is no cron expression of five fields, or six with seconds first: {str(error).lower()}"
-        ) from None
-    if matches is None:
-        raise bad_schedule(f"{CRON_PROPERTY} '{text}' names days that do not exist")
+    if fault := _cron_fault(text):
+        raise bad_schedule(f"{CRON_PROPERTY} '{text}' {fault}")
     return text
+
+
+@lru_cache(maxsize=10_000)
+def _cron_fault(text: str) -> str:
+    """Return what is wrong with a cron expression; empty if nothing is."""
+    try:
+        with reading():
+            first = next(cron_rule(text).local_times(datetime(2000, 1, 1)), None)
+    except Unreadable as failure:
+        return f"is no cron expression of five fields, or six with seconds first: {str(failure).lower()}"
+    return "" if first is not None else "names days that do not exist"
 
 
 def _checked_interval(text: str) -> Interval:

@@ -18,7 +18,8 @@ Rules kept here:
     ``advance`` says what becomes of that one, and which one follows.
   - The rates of the messages that repeat, each as if its occurrences were always as near as its rule
     allows, are within a limit. A message beyond it is refused, and changes nothing of its id. Those
-    that come in one micro-batch are taken in the order of the blocks of their ids.
+    that come in one micro-batch are taken in the order of the blocks of their ids, and a message counts
+    until its last occurrence has left. So what is refused depends on the cut into micro-batches.
   - If a message that repeats is hit while an occurrence waits that was due before, that occurrence is
     delivered, with all others up to the time of the hit.
   - A pause holds back the occurrences that are due after the time when it was stored, up to the time
@@ -63,9 +64,7 @@ if TYPE_CHECKING:
 
     from ledgerlake.delay.repetition import Repetition
 
-# Version 1 had no ``repeating``, version 2 only the time of a pause that had not ended, and version 3
-# no ``rate``.
-VERSION = 4
+VERSION = 1
 
 SCHEDULED = "scheduled"
 REPEATING = "repeating"
@@ -97,11 +96,13 @@ class Pauses:
     ended_ms: list[int] = field(default_factory=list)
 
     def begin(self, time_ms: int) -> bool:
-        """Begin a pause, unless one has begun; return False if there is no room for it."""
-        if self.since_ms is None:
-            if len(self.ended_ms) >= 2 * MOST_PAUSES:
-                return False
-            self.since_ms = max([time_ms, *self.ended_ms[-1:]])
+        """Begin a pause; return False if there is no room for it. Of two that have begun the earlier time
+        counts: a sender whose clock is ahead does not undo the pause of another.
+        """
+        if self.since_ms is None and len(self.ended_ms) >= 2 * MOST_PAUSES:
+            return False
+        since_ms = max([time_ms, *self.ended_ms[-1:]])
+        self.since_ms = since_ms if self.since_ms is None else min(since_ms, self.since_ms)
         return True
 
     def end(self, time_ms: int) -> None:
@@ -526,7 +527,7 @@ def waiting_to_json(messages: list[WaitingMessage]) -> str:
 
 
 def waiting_from_json(text: str) -> list[WaitingMessage]:
-    """Read messages that repeat, or, as earlier builds stored them, all that wait under an id.
+    """Read messages that repeat.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.
@@ -534,19 +535,6 @@ def waiting_from_json(text: str) -> list[WaitingMessage]:
     return parse_stored(text, "schedules", _from_fields, VERSION)
 
 
-def _from_fields(fields: dict[str, Any], version: int) -> list[WaitingMessage]:
-    messages = stored(list[dict[str, Any]], fields["messages"])
-    if version < VERSION:
-        messages = [message | {"repeating": _current(message.get("repeating"), version)} for message in messages]
-    waiting: list[WaitingMessage] = stored(list[WaitingMessage], messages)
+def _from_fields(fields: dict[str, Any], _version: int) -> list[WaitingMessage]:
+    waiting: list[WaitingMessage] = stored(list[WaitingMessage], fields["messages"])
     return waiting
-
-
-def _current(repeating: Any, version: int) -> Any:
-    """Return the fields of ``Repeating`` that an earlier version stored as they are now."""
-    if not isinstance(repeating, dict):
-        return repeating
-    fields = {name: value for name, value in repeating.items() if name != "paused_ms"}
-    if version < 3:
-        fields["pauses"] = {"since_ms": repeating["paused_ms"], "ended_ms": []}
-    return fields | {"rate": fields_of(RepetitionRate())}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ledgerlake.decode.reference import key_of
 from ledgerlake.decode.rejects import RejectedEntry
@@ -30,20 +29,38 @@ def cancelled_rows(messages: pa.RecordBatch, cancels: Cancels) -> NDArray[np.boo
     if not len(cancels):
         return is_cancelled
     keys = key_texts(messages)
-    by_key = pc.is_in(keys, pa.array(cancels.keys, pa.string()))
-    by_id = np.isin(messages["ledger_id"].to_numpy(), cancels.ledger_ids)
-    for row in np.flatnonzero(by_key.to_numpy(zero_copy_only=False) | by_id).tolist():
-        position = Position(messages["ledger_id"][row].as_py(), messages["entry_id"][row].as_py())
-        # An entry that was read again may be another one, of a topic that was created anew.
-        deliver_ms = (messages["deliver_at"][row].cast(pa.int64()).as_py() or 0) // 1000
-        batch_index, key = messages["batch_index"][row].as_py(), keys[row].as_py()
-        is_cancelled[row] = cancels.is_cancelled(position, batch_index, key, deliver_ms)
+    rows = np.flatnonzero(_are_among(keys, cancels.keys) | _are_among(messages["ledger_id"], cancels.ledger_ids))
+    taken = messages.take(pa.array(rows))
+    columns = [taken["ledger_id"], taken["entry_id"], taken["batch_index"], keys.take(pa.array(rows))]
+    # An entry that was read again may be another one, of a topic that was created anew.
+    times_us = taken["deliver_at"].cast(pa.int64())
+    for row, ledger_id, entry_id, batch_index, key, time_us in zip(
+        rows.tolist(), *(column.to_pylist() for column in (*columns, times_us)), strict=True
+    ):
+        position = Position(ledger_id, entry_id)
+        is_cancelled[row] = cancels.is_cancelled(position, batch_index, key, (time_us or 0) // 1000)
     return is_cancelled
+
+
+def _are_among(values: pa.Array, known: frozenset[Any]) -> NDArray[np.bool_]:
+    """Return a mask of the values that are known. A row of messages may be a single one, and cancels are
+    many, so they are looked up by the values and never gone through.
+    """
+    if not known:
+        return np.zeros(len(values), dtype=bool)
+    encoded = values.dictionary_encode()
+    # The number of a null is the last one.
+    is_known = np.array([*map(known.__contains__, encoded.dictionary.to_pylist()), False])
+    mask: NDArray[np.bool_] = is_known[encoded.indices.fill_null(-1).to_numpy()]
+    return mask
 
 
 def is_entry_cancelled(entry: Entry | None, position: Position, cancels: Cancels) -> bool:
     """Return whether the message of an entry is cancelled, by its metadata; of a large message, by its
     last chunk. False if the bytes are gone, or do not parse.
+
+    The messages of a batch are unknown. So it is cancelled if one of them may be: a replay that can
+    read them has no cancels.
     """
     if entry is None or not len(cancels):
         return False
@@ -51,6 +68,8 @@ def is_entry_cancelled(entry: Entry | None, position: Position, cancels: Cancels
         metadata = peek_metadata(memoryview(entry))
     except CorruptEntryError:
         return False
+    if metadata.HasField("num_messages_in_batch"):
+        return cancels.may_hit(position, metadata.deliver_at_time)
     return cancels.is_cancelled(position, -1, key_text(*key_of(metadata)), metadata.deliver_at_time)
 
 

@@ -6,7 +6,7 @@ State beside that of large messages:
     index      the record of all buckets, JSON with a version (``delay.bucket``)
     snapshots  (bucket, number) -> a bucket's metadata, its directory of blocks, or a block of segments with the delayed
                entries in them (``bucket_storage``)
-    large      (historical name) (ledger, entry) -> a message whose bytes are in ``parts`` and not in a segment: a large
+    separate   (ledger, entry) -> a message whose bytes are in ``parts`` and not in a segment: a large
                message, with the position of its last chunk as the key, or an entry that a range cut
                in two. JSON with a version (``separately_stored``)
     cancels    the cancels that are still needed, and marks of positions, JSON with a version (``delay.cancels``)
@@ -33,7 +33,7 @@ import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -65,7 +65,6 @@ from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
 from ledgerlake.operators.outcome_digest import Tally
 from ledgerlake.operators.outcome_types import DueEntries, DuePositions, RejectedPositions
 from ledgerlake.operators.repeating import Repeated, RepeatingMessages
-from ledgerlake.operators.rows import Released
 from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvents
 from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules
 from ledgerlake.operators.scheduled import may_repeat
@@ -96,7 +95,8 @@ if TYPE_CHECKING:
 
     from ledgerlake.assembly.assembler import Entry
     from ledgerlake.decode.messages import BatchRange, TopicPartition
-    from ledgerlake.operators.outcome_types import Outcome
+    from ledgerlake.delay.segment import Key
+    from ledgerlake.operators.outcome_types import Delivery, Outcome
     from ledgerlake.operators.rows import DelayedLargeMessage
     from ledgerlake.operators.state_variables import StateVariables
     from ledgerlake.options.delay_options import DelayOptions
@@ -126,7 +126,6 @@ class DelayedSummary:
     next_due_ms: int | None = None
     oldest_to_reread: Position | None = None
     due_spans: list[DueSpan] = field(default_factory=list)
-    released: Released = field(default_factory=Released)
     more_due: bool = False
     left: Tally = field(default_factory=Tally)
     waited: Tally = field(default_factory=Tally)
@@ -141,13 +140,56 @@ class _Release:
     clock_ms: int | None
 
 
+class _DueRow(NamedTuple):
+    """A message that left the index: its frame unless only the topic has it or it is stored separately,
+    and what is said of this delivery if it repeats.
+    """
+
+    key: Key
+    frame: bytes | None
+    delivery: Delivery | None
+
+
+class _Together:
+    """What left the index one after another: messages, occurrences of those that repeat, and rejects of
+    these.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[pa.RecordBatch | Repeated] = []
+        self.rejected: dict[Reason, list[tuple[Position, Entry | None]]] = {}
+        self.size_bytes = 0
+        self.has_repeated = False
+
+    def add(self, part: pa.RecordBatch | Repeated, size_bytes: int) -> None:
+        self.parts.append(part)
+        self.size_bytes += size_bytes
+        self.has_repeated |= isinstance(part, Repeated)
+
+    def reject(self, rejected: Rejected) -> None:
+        self.rejected.setdefault(rejected.reason, []).extend(rejected.entries)
+        self.size_bytes += sum(len(entry or b"") for _, entry in rejected.entries)
+
+    def rows(self) -> Iterator[_DueRow]:
+        """Yield messages and occurrences one by one, in order."""
+        for part in self.parts:
+            if isinstance(part, Repeated):
+                key = (part.delivery.due_ms, part.position.ledger_id, part.position.entry_id)
+                yield _DueRow(key, part.frame, part.delivery)
+            else:
+                for time_ms, ledger_id, entry_id, frame in zip(
+                    *(column.to_pylist() for column in part.columns), strict=True
+                ):
+                    yield _DueRow((time_ms, ledger_id, entry_id), frame, None)
+
+
 class DelayedState:
     """The state variables of delayed messages."""
 
     def __init__(self, variables: StateVariables) -> None:
         self.index = variables.getValueState("index", "record string")
         self.snapshots = variables.getMapState("snapshots", "bucket_id bigint, number int", "snapshot binary")
-        self.large = variables.getMapState("large", "ledger_id bigint, entry_id bigint", "positions string")
+        self.separate = variables.getMapState("separate", "ledger_id bigint, entry_id bigint", "positions string")
         self.cancels = variables.getValueState("cancels", "cancels string")
         self.schedules = ScheduleState(variables)
 
@@ -173,6 +215,9 @@ class _KeptChunks:
 
     def __iter__(self) -> Iterator[bytes | None]:
         return map(self.kept_entries.get, self.positions)
+
+    def __reversed__(self) -> Iterator[bytes | None]:
+        return map(self.kept_entries.get, reversed(self.positions))
 
 
 class DelayedMessages:
@@ -207,7 +252,6 @@ class DelayedMessages:
         self._not_added: set[Position] = set()
         self._not_repeated: list[Position] = []
         self._not_paused: dict[Position, None] = {}
-        self._released = Released()
         # Of messages that left the index: those that had waited before the micro-batch, and its own.
         self._waited = self._own = Tally()
         self._cutoff_ms = 0
@@ -243,8 +287,7 @@ class DelayedMessages:
 
     def _add_kept(self, message: DelayedLargeMessage) -> None:
         last = message.positions[-1]
-        is_known = self._load_separate(last.ledger_id, last.entry_id) is not None
-        if is_known or self._open().add(index_rows([(message.deliver_ms, last.ledger_id, last.entry_id)])).num_rows:
+        if not self._take_place(last, message.deliver_ms):
             self._known += [(position, self._kept_entries.take(position)) for position in message.positions]
             return
         if message.schedule_id is not None:
@@ -299,38 +342,40 @@ class DelayedMessages:
         """Add an entry of which only some messages belong to the range; its frame is kept, also
         with ``reread``.
 
-        A later range may bring more messages of the same entry. If the earlier ones are still
-        delayed, the new ones join them. If those were delivered, the new ones are due at once.
-        If another message waits at its position, it is a reject.
+        A later range may bring the rest of the entry. If the earlier messages are still delayed, the
+        rest joins them. If those have left, the rest is due at once. If another message waits at its
+        position, it is a reject.
         """
         earlier = self._load_separate(position.ledger_id, position.entry_id)
-        if not self._put_partial(position, frame, earlier):
+        if earlier is None or not earlier.is_continued_by(batch_range):
+            is_added = self._add_first_part(position, frame, batch_range)
+        elif earlier.is_delivered:
+            is_added = self._kept_entries.put(position, frame)
+            self._due_partial += [(position, batch_range)] if is_added else []
+        else:
+            is_added = entries_of(self._kept_entries.get(position) or b"") == entries_of(frame)
+            if is_added:
+                self._store_separate(position, earlier.joined_with(batch_range))
+        if not is_added:
             self._known += entries_of(frame).items()
             self._not_added.add(position)
-            return
-        if earlier is not None and earlier.is_delivered:
-            self._due_partial.append((position, batch_range))
-            return
-        if earlier is None:
-            due_ms = int(read_delayed(frame).due_ms[0])
-            if self._open().add(index_rows([(due_ms, position.ledger_id, position.entry_id)])).num_rows:
-                # An earlier release stored such entries in segments: this one is there already.
-                self._kept_entries.drop(position)
-                return
-        joined = batch_range
-        if earlier is not None and earlier.batch_range is not None:
-            joined = replace(batch_range, after=earlier.batch_range.after)
-        self._store_separate(position, SeparatelyStored((position,), True, joined))
 
-    def _put_partial(self, position: Position, frame: bytes, earlier: SeparatelyStored | None) -> bool:
-        """Keep a frame; return False if another entry waits at its position."""
-        if earlier is not None and earlier.batch_range is None:
+    def _add_first_part(self, position: Position, frame: bytes, batch_range: BatchRange) -> bool:
+        if not self._kept_entries.put(position, frame):
             return False
-        if self._kept_entries.put(position, frame):
-            return True
-        if earlier is None or earlier.is_delivered:
+        if not self._take_place(position, int(read_delayed(frame).due_ms[0])):
+            self._kept_entries.drop(position)
             return False
-        return entries_of(self._kept_entries.get(position) or b"") == entries_of(frame)
+        self._store_separate(position, SeparatelyStored((position,), True, batch_range))
+        return True
+
+    def _take_place(self, position: Position, due_ms: int) -> bool:
+        """Add a message to the index whose bytes are not in it; return False if another one waits at its
+        position. The index knows the messages of earlier micro-batches only, and ``separate`` this one's.
+        """
+        if self._load_waiting(position.ledger_id, position.entry_id) is not None:
+            return False
+        return not self._open().add(index_rows([(due_ms, position.ledger_id, position.entry_id)])).num_rows
 
     def cancel(self, cancel: Cancel) -> None:
         self._new_cancels.append(cancel)
@@ -354,10 +399,16 @@ class DelayedMessages:
         if self._tracker is None and self._stored_record is None and not self.schedules.pauses_all:
             return
         tracker = self._open()
+        next_due_ms = tracker.next_due_ms
+        is_due = bool(self._due_partial) or (next_due_ms is not None and next_due_ms <= cutoff_ms)
+        if not (is_due or self._new_cancels or self.schedules.is_any):
+            # Cancels and marks are as many as senders like, and only these events change or need them.
+            return
         stored_cancels = _read_value(self._state.cancels)
         cancels, marked, pauses = (
             cancels_from_json(stored_cancels) if stored_cancels else (Cancels(), MarkedPositions(), Pauses())
         )
+        stored = _content(cancels.all, marked, pauses)
         store = StoredSchedules(self._state.schedules, marked)
         schedules = Schedules(store, marked, pauses, self._options.repetition_limit)
         has_schedules = self._apply_schedule_events(store, schedules)
@@ -369,8 +420,7 @@ class DelayedMessages:
         if refused:
             positions = dict.fromkeys(cancel.position for cancel in refused)
             yield Rejected(CANCEL_REFUSED, [(position, None) for position in positions])
-        next_due_ms = tracker.next_due_ms
-        if self._due_partial or (next_due_ms is not None and next_due_ms <= cutoff_ms):
+        if is_due:
             if len(cancels):
                 yield cancels
             delivered_ms = max(cutoff_ms, int(time.time() * 1000))
@@ -385,35 +435,32 @@ class DelayedMessages:
         elif has_schedules:
             store.save_repeating()
         released_ms = cutoff_ms if left_ms is None else min(cutoff_ms, left_ms - 1)
-        self._store_cancels(cancels.needed_after(released_ms), schedules, stored_cancels)
+        needed = cancels.needed_after(released_ms)
+        if _content(needed, marked, pauses) != stored:
+            self._store_cancels(needed, marked, pauses)
 
     def _due_outcomes(
         self, tracker: DelayedTracker, schedules: Schedules, cutoff_ms: int, release: _Release
     ) -> Iterator[Outcome]:
         repeating = RepeatingMessages(schedules, cutoff_ms, tracker)
-        repeated: list[Repeated] = []
-        size = 0
+        together = _Together()
         for part in repeating.in_order(_combine(tracker.take_due(cutoff_ms, self._options.most_due))):
-            if not isinstance(part, Repeated) or size >= _ROW_BYTES:
-                yield from _repeated_entries(repeated, release)
-                repeated, size = [], 0
+            if together.size_bytes >= _ROW_BYTES:
+                yield from self._outcomes_of(together, release)
+                together = _Together()
             keys = _keys(part)
             has_waited = are_until(keys[1], keys[2], self._after)
             self._waited += Tally.of(*keys[:, has_waited])
             self._own += Tally.of(*keys[:, ~has_waited])
             if isinstance(part, Repeated):
-                due_ms = part.delivery.due_ms
-                self._released = self._released.and_more(Released(1, due_ms, due_ms))
-                repeated.append(part)
-                size += len(part.frame)
+                together.add(part, len(part.frame))
             elif isinstance(part, Rejected):
-                yield part
+                together.reject(part)
             else:
                 messages, withheld = _without_withheld(part, schedules)
-                self._released = self._released.and_more(_released(key_columns(messages)[0]))
                 yield from self._withheld_rejects(part, withheld)
-                yield from self._outcomes(messages, release)
-        yield from _repeated_entries(repeated, release)
+                together.add(messages, messages.nbytes)
+        yield from self._outcomes_of(together, release)
 
     def save(self) -> DelayedSummary:
         """Store the messages that have arrived as parts of buckets, and the record of all buckets;
@@ -430,7 +477,6 @@ class DelayedMessages:
             next_due_ms,
             self._oldest_to_reread(self._tracker),
             due_spans=self._due_spans(self._tracker),
-            released=self._released,
             left=self._waited + self._own,
             waited=self._waited,
             more_due=next_due_ms is not None and next_due_ms <= self._cutoff_ms,
@@ -449,8 +495,8 @@ class DelayedMessages:
         if not self._options.reread:
             return None
         positions = [tracker.reread_from]
-        if self._state.large.exists():
-            separate = [separately_stored_from_json(value[0]) for _, value in self._state.large.iterator()]
+        if self._state.separate.exists():
+            separate = [separately_stored_from_json(value[0]) for _, value in self._state.separate.iterator()]
             positions += [message.positions[0] for message in separate if not message.bytes_kept]
         return min((position for position in positions if position is not None), default=None)
 
@@ -543,27 +589,43 @@ class DelayedMessages:
 
     def _reject_separate(self, reason: Reason, position: Position) -> Outcome:
         """Return the reject of a due message whose bytes are not in its segment."""
-        message = self._load_separate(position.ledger_id, position.entry_id)
+        message = self._load_waiting(position.ledger_id, position.entry_id)
         if message is None:
             return Rejected(reason, [(position, None)])
-        self._state.large.removeKey((position.ledger_id, position.entry_id))
+        if message.batch_range is not None:
+            kept_frame = self._take_frame(position, message.batch_range)
+            return Rejected(reason, [(position, None)] if kept_frame is None else [*entries_of(kept_frame).items()])
+        self._state.separate.removeKey((position.ledger_id, position.entry_id))
         if not message.bytes_kept:
             return RejectedPositions(reason, message.positions)
-        if message.batch_range is not None:
-            kept_frame = self._kept_entries.take(position)
-            return Rejected(reason, [(position, None)] if kept_frame is None else [*entries_of(kept_frame).items()])
         return Rejected(reason, [(chunk, self._kept_entries.take(chunk)) for chunk in message.positions])
 
-    def _store_cancels(self, cancels: list[Cancel], schedules: Schedules, stored: str | None) -> None:
-        marked, pauses = schedules.marked, schedules.pauses
-        is_needed = cancels or marked or pauses.since_ms is not None
-        text = cancels_to_json(cancels, marked, pauses) if is_needed else None
-        if text == stored:
-            return
-        if text is None:
-            self._state.cancels.clear()
+    def _store_cancels(self, cancels: list[Cancel], marked: MarkedPositions, pauses: Pauses) -> None:
+        if cancels or marked or pauses.since_ms is not None:
+            self._state.cancels.update((cancels_to_json(cancels, marked, pauses),))
         else:
-            self._state.cancels.update((text,))
+            self._state.cancels.clear()
+
+    def _outcomes_of(self, together: _Together, release: _Release) -> Iterator[Outcome]:
+        """Yield what left the index together. If messages that repeat are among the others, as many as
+        possible make one outcome: a sender can put an occurrence between any two of them.
+        """
+        yield from (Rejected(reason, entries) for reason, entries in together.rejected.items())
+        if not together.has_repeated:
+            for batch in together.parts:
+                yield from self._outcomes(batch, release)
+            return
+        rows: list[_DueRow] = []
+        for row in together.rows():
+            is_separate = row.frame is None and self._load_waiting(*row.key[1:]) is not None
+            if is_separate or (len(rows) >= _ROW_POSITIONS and any(each.frame is None for each in rows)):
+                yield from _due_outcome(rows, release)
+                rows = []
+            if is_separate:
+                yield from self._take_separate(index_rows([row.key]), release)
+            else:
+                rows.append(row)
+        yield from _due_outcome(rows, release)
 
     def _outcomes(self, batch: pa.RecordBatch, release: _Release) -> Iterator[Outcome]:
         has_frame = batch.column(3).is_valid().to_pylist()
@@ -584,7 +646,7 @@ class DelayedMessages:
         """
         to_reread: list[Position] = []
         for due_ms, ledger_id, entry_id in zip(*(column.to_pylist() for column in batch.columns[:3]), strict=True):
-            message = self._load_separate(ledger_id, entry_id)
+            message = self._load_waiting(ledger_id, entry_id)
             if to_reread and (message is not None or len(to_reread) == _ROW_POSITIONS):
                 yield DuePositions(to_reread, release.delivered_ms, release.outputs, release.clock_ms)
                 to_reread = []
@@ -607,27 +669,40 @@ class DelayedMessages:
                 known=known,
                 clock_ms=release.clock_ms,
             )
-            self._state.large.removeKey((ledger_id, entry_id))
+            self._state.separate.removeKey((ledger_id, entry_id))
             for chunk in positions if message.bytes_kept else ():
                 self._kept_entries.drop(chunk)
         if to_reread:
             yield DuePositions(to_reread, release.delivered_ms, release.outputs, release.clock_ms)
 
     def _take_partial(self, position: Position, batch_range: BatchRange, release: _Release) -> Iterator[Outcome]:
-        frame = self._kept_entries.take(position)
+        frame = self._take_frame(position, batch_range)
         if frame is not None:
             yield DueEntries(frame, release.delivered_ms, release.outputs, batch_range, release.clock_ms)
+
+    def _take_frame(self, position: Position, batch_range: BatchRange) -> Entry | None:
+        """Take the bytes of an entry when a part of it leaves. Its record stays if the rest is to come."""
         if batch_range.until is None:
-            self._state.large.removeKey((position.ledger_id, position.entry_id))
+            self._state.separate.removeKey((position.ledger_id, position.entry_id))
         else:
             self._store_separate(position, SeparatelyStored((position,), True, batch_range, is_delivered=True))
+        return self._kept_entries.take(position)
+
+    def _load_waiting(self, ledger_id: int, entry_id: int) -> SeparatelyStored | None:
+        message = self._load_separate(ledger_id, entry_id)
+        return None if message is None or message.is_delivered else message
 
     def _load_separate(self, ledger_id: int, entry_id: int) -> SeparatelyStored | None:
-        row = self._state.large.getValue((ledger_id, entry_id))
+        row = self._state.separate.getValue((ledger_id, entry_id))
         return None if row is None else separately_stored_from_json(row[0])
 
     def _store_separate(self, position: Position, message: SeparatelyStored) -> None:
-        self._state.large.updateValue((position.ledger_id, position.entry_id), (separately_stored_to_json(message),))
+        self._state.separate.updateValue((position.ledger_id, position.entry_id), (separately_stored_to_json(message),))
+
+
+def _content(cancels: list[Cancel], marked: MarkedPositions, pauses: Pauses) -> tuple[Any, ...]:
+    """Return what is stored of cancels, to compare: writing it costs much more."""
+    return cancels, marked.to_fields(), pauses.since_ms, list(pauses.ended_ms)
 
 
 def _without_withheld(batch: pa.RecordBatch, schedules: Schedules) -> tuple[pa.RecordBatch, dict[int, Reason]]:
@@ -639,10 +714,6 @@ def _without_withheld(batch: pa.RecordBatch, schedules: Schedules) -> tuple[pa.R
     is_kept = np.ones(batch.num_rows, dtype=bool)
     is_kept[list(withheld)] = False
     return batch.filter(pa.array(is_kept)), withheld
-
-
-def _released(due_ms: NDArray[np.int64]) -> Released:
-    return Released(len(due_ms), int(due_ms.mean()), int(due_ms[0])) if len(due_ms) else Released()
 
 
 def _keys(due: pa.RecordBatch | Repeated | Rejected) -> NDArray[np.int64]:
@@ -680,14 +751,16 @@ def _of_repeating(frames: pa.Array) -> pa.Array:
     return pa.array([frame if may_repeat(frame) else None for frame in frames.to_pylist()], pa.binary())
 
 
-def _repeated_entries(repeated: list[Repeated], release: _Release) -> Iterator[DueEntries]:
-    if repeated:
+def _due_outcome(rows: list[_DueRow], release: _Release) -> Iterator[DueEntries | DuePositions]:
+    """Yield rows as one outcome, if there are any."""
+    frames = b"".join(row.frame for row in rows if row.frame is not None)
+    deliveries = [row.delivery for row in rows]
+    if any(row.frame is None for row in rows):
+        positions = [Position(*row.key[1:]) for row in rows]
+        yield DuePositions(positions, release.delivered_ms, release.outputs, release.clock_ms, frames, deliveries)
+    elif rows:
         yield DueEntries(
-            b"".join(message.frame for message in repeated),
-            release.delivered_ms,
-            release.outputs,
-            clock_ms=release.clock_ms,
-            deliveries=[message.delivery for message in repeated],
+            frames, release.delivered_ms, release.outputs, clock_ms=release.clock_ms, deliveries=deliveries
         )
 
 

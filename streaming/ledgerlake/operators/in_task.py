@@ -9,13 +9,12 @@ still incomplete.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from ledgerlake.assembly.assembler import Assembled, Assembly, Entry, Rejected
 from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, ChunkEvent
 from ledgerlake.operators.outcome_types import Outcome
-from ledgerlake.operators.rows import DelayedLargeMessage, MessageStarted, TaskEvent
+from ledgerlake.operators.rows import DelayedLargeMessage, MessageStarted, TaskEvent, event_bytes
 from ledgerlake.reasons import CHUNK_EVICTED
 from ledgerlake.wire.limits import MAX_TASK_EVENT_BYTES
 
@@ -29,38 +28,15 @@ if TYPE_CHECKING:
 _ALWAYS_REJECTED = (ChunkEvent.KNOWN, ChunkEvent.INVALID, ChunkEvent.TOO_LARGE)
 
 
-# The most bytes of an event as JSON without its names and positions, and those of a position.
-_EVENT_BYTES = 512
-_POSITION_BYTES = 96
-
-
 class EventBudget:
     """The bytes that are left in a task's report, which is one value of Arrow."""
 
     def __init__(self) -> None:
         self._used_bytes = 0
 
-    def take_event(self, event: Chunk | Marker) -> bool:
-        """Reserve the bytes of a chunk's or a marker's event; return False if there are too few
-        left.
-        """
-        if isinstance(event, Chunk):
-            return self.take(event.key, 1, event.schedule_id)
-        key = ChunkedMessageKey(event.producer_name, event.uuid)
-        return self.take(key, len(event.positions), event.schedule_id)
-
-    def take(self, key: ChunkedMessageKey | None, positions: int, schedule_id: str | None = None) -> bool:
-        """Reserve the bytes of an event with that many positions; return False if there are too few
-        left.
-
-        Args:
-            key: the event's key; None if the positions are added to an event that is there.
-            schedule_id: the id of a schedule in the event.
-        """
-        # JSON escapes a character with six bytes at most.
-        name_bytes = 0 if key is None else _EVENT_BYTES + 6 * (len(key.producer_name) + len(key.uuid))
-        id_bytes = 0 if schedule_id is None else len(json.dumps(schedule_id))
-        used_bytes = self._used_bytes + name_bytes + id_bytes + _POSITION_BYTES * positions
+    def take(self, event: TaskEvent) -> bool:
+        """Reserve the bytes of an event; return False if there are too few left."""
+        used_bytes = self._used_bytes + event_bytes(event)
         if used_bytes > MAX_TASK_EVENT_BYTES:
             return False
         self._used_bytes = used_bytes
@@ -104,14 +80,13 @@ class LocalAssembly:
     def arrive(self, chunk: Chunk, entry: Entry) -> Iterator[Outcome] | None:
         """Add a chunk; return the outcomes, or None if only the stateful stage can tell them."""
         is_begun = self._assembly.pending.find(chunk.key) is not None
-        is_event = not is_begun and self._assembly.pending.classify(chunk) not in _ALWAYS_REJECTED
-        if not self.budget.take(chunk.key if is_event else None, 1, chunk.schedule_id if is_event else None):
-            return iter([Rejected(CHUNK_EVICTED, [(chunk.position, entry)])])
-        if is_event and chunk.chunk_id != 0:
-            self.events.append(chunk)
-            return None
-        if is_event:
-            self.events.append(MessageStarted(chunk.key))
+        if not is_begun and self._assembly.pending.classify(chunk) not in _ALWAYS_REJECTED:
+            event = chunk if chunk.chunk_id else MessageStarted(chunk.key)
+            if not self.budget.take(event):
+                return iter([Rejected(CHUNK_EVICTED, [(chunk.position, entry)])])
+            self.events.append(event)
+            if event is chunk:
+                return None
         self._kept_entries.put(chunk.position, entry)
         return self._assembly.arrive(chunk)
 
@@ -123,7 +98,7 @@ class LocalAssembly:
         if self._assembly.pending.find(key) is not None:
             return self._assembly.apply_marker(marker)
         # Without its marker a message expires, and its chunks are rejects.
-        if self.budget.take_event(marker):
+        if self.budget.take(marker):
             self.events.append(marker)
         return iter(())
 
@@ -132,9 +107,16 @@ class LocalAssembly:
         bytes left for it.
         """
         assert message.deliver_ms is not None
-        if not self.budget.take(message.key, len(message.positions) + len(message.known), message.schedule_id):
-            return None
-        return DelayedLargeMessage.of(message, message.deliver_ms)
+        event = DelayedLargeMessage.of(message, message.deliver_ms)
+        return event if self.budget.take(event) else None
+
+    def evict(self) -> Iterator[Outcome]:
+        """At the end, give up the oldest incomplete messages if the report has no bytes left for them.
+        Messages that are complete by then have needed none.
+        """
+        for incomplete in reversed(self._assembly.pending.messages):
+            if not self.budget.take(incomplete):
+                yield from self._assembly.evict(incomplete.key)
 
     def drain_pending(self) -> Iterator[tuple[Position, Entry]]:
         """At the end, make events of the incomplete messages, and yield their chunks."""

@@ -90,7 +90,7 @@ class _IngestedRange:
         self._may_have_state = batch.may_have_state(self.topic_partition)
         self._delays_messages = settings.delay.enabled
         self._local = LocalAssembly(settings.limits, delays_messages=settings.delay.enabled)
-        self._schedules = ScheduleEvents()
+        self._schedules, self._delayed_schedules = ScheduleEvents(), ScheduleEvents()
         self._after, self._end = span.after, span.through
         self._now_ms = latest((span.clock_ms, span.end_ms))
         self._stored_bytes = 0
@@ -101,15 +101,15 @@ class _IngestedRange:
         self._now_ms = latest((self._now_ms, piece.broker_ms))
         if piece.kind == PieceKind.DELAYED and self._delays_messages:
             self._saw_delayed = True
-            delayed = find_in_frames(piece.frames, piece.first_entry, self._schedules)
+            delayed = find_in_frames(piece.frames, piece.first_entry, self._delayed_schedules)
             self._writer.write_rejects(delayed.rejects)
             if len(delayed.frames):
                 yield from delayed_rows(self.topic_partition, delayed.frames, delayed.first_entry)
-            yield from self._schedules.rows(self.topic_partition)
+            yield from self._schedule_rows()
             return
         if piece.kind in (PieceKind.ENTRIES, PieceKind.DELAYED):
             self._local.events += self._writer.write_entries(piece.frames, piece.first_entry, self._schedules)
-            yield from self._schedules.rows(self.topic_partition)
+            yield from self._schedule_rows()
             return
         single = read_single(piece)
         if isinstance(single, RejectedEntry):
@@ -122,9 +122,14 @@ class _IngestedRange:
         else:
             yield from self._settle(self._local.apply_marker(single.content))
 
+    def _schedule_rows(self, *, all_events: bool = False) -> Iterator[pa.RecordBatch]:
+        for events in (self._schedules, self._delayed_schedules):
+            yield from events.rows(self.topic_partition, all_events=all_events)
+
     def drain(self) -> Iterator[pa.RecordBatch]:
         """Yield the chunks of incomplete messages, and the last schedules, at the end of the range."""
-        yield from self._schedules.rows(self.topic_partition, all_events=True)
+        yield from self._schedule_rows(all_events=True)
+        yield from self._settle(self._local.evict())
         for position, entry in self._local.drain_pending():
             yield stage_row(self.topic_partition, RowKind.CHUNK, position, entry=entry)
 
@@ -133,7 +138,13 @@ class _IngestedRange:
         """Return whether the last stage writes nothing that must fit between the rows of this
         task.
         """
-        return not (self._may_have_state or self._saw_delayed or self._local.events or self._schedules.is_any)
+        return not (
+            self._may_have_state
+            or self._saw_delayed
+            or self._local.events
+            or self._schedules.is_any
+            or self._delayed_schedules.is_any
+        )
 
     def finish(self, shared: SharedFiles | None = None) -> TaskResult:
         result = self._writer.finish(self._end, shared)

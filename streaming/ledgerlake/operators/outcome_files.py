@@ -29,7 +29,7 @@ from ledgerlake.operators.results import (
     results_to_json,
     task_result_from_dict,
 )
-from ledgerlake.operators.rows import StateSummary
+from ledgerlake.operators.rows import Released, StateSummary
 from ledgerlake.operators.stage_output import data_frame
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 from ledgerlake.wire.message_id import Position
@@ -51,6 +51,7 @@ class OutcomeFiles:
         self._topic_partition, self._settings, self._batch = topic_partition, settings, batch
         self._outbox: BufferedWriter | None = None
         self._for_outbox = Tally()
+        self._released = Released()
         if settings.outbox is not None:
             folder = data_folder(settings.outbox, schema.MESSAGES, file_prefix(topic_partition.partition, batch))
             self._outbox = BufferedWriter(folder)
@@ -73,8 +74,13 @@ class OutcomeFiles:
         yield data_frame(["result"], *([row.header] for row in rows))
 
     def _write(self, outcome: Outcome) -> None:
-        mark_delete = None if isinstance(outcome, Rejected | RejectedPositions) else outcome.outputs.get(TOPIC)
+        if isinstance(outcome, Rejected | RejectedPositions):
+            mark_delete, was_delayed = None, False
+        else:
+            mark_delete, was_delayed = outcome.outputs.get(TOPIC), outcome.delivered_ms is not None
         for messages in self._writer.write_outcome(outcome):
+            if was_delayed:
+                self._released = self._released.and_more(_released(messages))
             if self._outbox is not None and mark_delete is not None:
                 for_outbox = _after(messages, mark_delete)
                 self._for_outbox += message_tally(for_outbox)
@@ -100,7 +106,16 @@ class OutcomeFiles:
             ),
         )
         outbox = self._outbox.finish() if self._outbox is not None else []
-        return PartitionResult(written, replace(summary, results=[]), replaced, outbox)
+        return PartitionResult(written, replace(summary, results=[]), replaced, outbox, self._released)
+
+
+def _released(messages: pa.RecordBatch) -> Released:
+    """Return when messages were due. One that was stored later than its delivery time was due then."""
+    times_us = (messages[name].cast(pa.int64()) for name in ("deliver_at", "broker_timestamp"))
+    due_ms = pc.max_element_wise(*times_us).drop_null().to_numpy() // 1000
+    if not len(due_ms):
+        return Released()
+    return Released(len(due_ms), int(due_ms.mean()), int(due_ms.min()))
 
 
 def _after(messages: pa.RecordBatch, mark_delete: Position) -> pa.RecordBatch:

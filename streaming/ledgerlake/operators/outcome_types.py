@@ -39,9 +39,9 @@ class DueEntries:
 
     ``outputs`` are the outputs beside the table, with their mark-delete positions: an output does
     not get messages up to its position. ``first_entry`` says which messages of the first entry are
-    due. ``clock_ms`` is the time of the micro-batch, None if it has none. ``deliveries`` has
-    one for each entry if the messages repeat, and several entries may be of one message then; else it
-    is empty.
+    due. ``clock_ms`` is the time of the micro-batch, None if it has none. If messages that repeat are
+    among them, ``deliveries`` has an item for each entry, None for the others, and several entries may
+    be of one message; else it is empty.
     """
 
     frames: Entry
@@ -49,17 +49,22 @@ class DueEntries:
     outputs: Mapping[str, Position]
     first_entry: BatchRange = WHOLE_BATCH
     clock_ms: int | None = None
-    deliveries: Sequence[Delivery] = ()
+    deliveries: Sequence[Delivery | None] = ()
 
 
 @dataclass(frozen=True)
 class DuePositions:
-    """Delayed entries of which only the topic has the bytes."""
+    """Delayed entries whose bytes only the topic has, in the order in which they are due. If
+    messages that repeat are among them, ``deliveries`` has an item for each position, None for the
+    others, and ``frames`` has their entries.
+    """
 
     positions: list[Position]
     delivered_ms: int
     outputs: Mapping[str, Position]
     clock_ms: int | None = None
+    frames: Entry = b""
+    deliveries: Sequence[Delivery | None] = ()
 
 
 Outcome = Assembled | Rejected | RejectedPositions | DueEntries | DuePositions

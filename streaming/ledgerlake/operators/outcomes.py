@@ -4,9 +4,10 @@ from the topic.
 
 from __future__ import annotations
 
+from collections.abc import Reversible
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ import pyarrow as pa
 from ledgerlake.assembly.assembler import Assembled, Entry
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
-from ledgerlake.decode.large import decode_large, read_chunks
+from ledgerlake.decode.large import decode_large
 from ledgerlake.decode.messages import Decoded, TopicPartition, decode_bundle, decode_entries
 from ledgerlake.decode.rejects import RejectedEntry, reject_rows
 from ledgerlake.decode.split import placed_entries
@@ -24,18 +25,27 @@ from ledgerlake.operators.cancelled import cancelled_entries, cancelled_rows, is
 from ledgerlake.operators.outcome_types import Delivery, DueEntries, DuePositions, Outcome, RejectedPositions
 from ledgerlake.operators.rows import in_groups
 from ledgerlake.operators.scheduled import expired_chunk, find_in_due, with_occurrences, with_properties
-from ledgerlake.operators.stage_output import pop_each
 from ledgerlake.reasons import CANCELLED, ENTRY_TRIMMED, MALFORMED_MARKER, Reason
 from ledgerlake.source.reread import GoneEntries, read_again
-from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.message_id import MessageId, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ledgerlake.options.source_options import SourceOptions
 
 # Due entries that are read from the topic at once.
 _REREAD_BYTES = 32 * 1024 * 1024
+
+
+class _Due(NamedTuple):
+    """A due message: its position, its entry unless only the topic has it, and, if it repeats, what is
+    said of this delivery.
+    """
+
+    position: Position
+    entry: bytes | None
+    delivery: Delivery | None = None
 
 
 class OutcomeDecoder:
@@ -63,7 +73,10 @@ class OutcomeDecoder:
             BrokerError, TransportError: entries had to be read again and could not.
         """
         if isinstance(outcome, DueEntries) and outcome.deliveries:
-            yield from self._repeated(outcome)
+            placed = placed_entries(outcome.frames)
+            yield from self._with_repeated(
+                [_Due(*entry, delivery) for entry, delivery in zip(placed, outcome.deliveries, strict=True)], outcome
+            )
         elif isinstance(outcome, DueEntries):
             bundles = decode_bundle(
                 outcome.frames, self._topic_partition, first_entry=outcome.first_entry, **self._options.decoding
@@ -81,14 +94,10 @@ class OutcomeDecoder:
     def _large(self, message: Assembled) -> pa.RecordBatch | list[RejectedEntry]:
         entries = self._read_again(message.positions) if message.entries is None else message.entries
         sender = None if message.key is None else (message.key.producer_name, message.key.uuid)
+        # Before anything else can reject the message, since a replay has no cancels.
+        if message.delivered_ms is not None and self._is_cancelled(message):
+            return rejected_large(message, CANCELLED)
         try:
-            if message.delivered_ms is not None and len(self.cancels):
-                checked = read_chunks(entries, len(message.positions), self._max_message_bytes, sender)
-                chunks: list[Entry | None] = [entry for entry, _ in checked]
-                if is_entry_cancelled(chunks[-1], message.positions[-1], self.cancels):
-                    placed_chunks = zip(message.positions, chunks, strict=True)
-                    return [RejectedEntry(position, entry, CANCELLED) for position, entry in placed_chunks]
-                entries = pop_each(chunks)
             if message.delivered_ms is not None:
                 entries = iter(entries)
                 first = next(entries, None)
@@ -115,6 +124,18 @@ class OutcomeDecoder:
             # The row has a copy of them.
             message.entries.clear()
         return row if message.delivered_ms is None else with_occurrences(_with_delivery(row, message.delivered_ms))
+
+    def _is_cancelled(self, message: Assembled) -> bool:
+        if not len(self.cancels):
+            return False
+        last = message.positions[-1]
+        if message.entries is None:
+            (chunk,) = self._read_again([last])
+        else:
+            # Those of a delayed message can be iterated again, also from the end.
+            assert isinstance(message.entries, Reversible)
+            chunk = next(reversed(message.entries))
+        return is_entry_cancelled(chunk, last, self.cancels)
 
     def _check_delivery(self, row: pa.RecordBatch, message: Assembled) -> None:
         """Check that a large message is delayed if its chunks say so, and only then, and not released
@@ -151,58 +172,71 @@ class OutcomeDecoder:
         rejected = _rejected(row)
         if not is_entry_cancelled(rejected.entry, rejected.position, self.cancels):
             return rejected
-        return RejectedEntry(rejected.position, rejected.entry, CANCELLED)
+        detail = f"it, or a message in it, was cancelled, and it cannot be read: {rejected.reason} {rejected.detail}"
+        return RejectedEntry(rejected.position, rejected.entry, CANCELLED, detail.strip())
 
-    def _repeated(self, outcome: DueEntries) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
-        """Decode messages that repeat. Only its id ends one, so no cancel is asked for.
+    def _with_repeated(
+        self, due: list[_Due], outcome: DueEntries | DuePositions
+    ) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
+        """Decode messages among which some repeat. Only its id ends one of these, so no cancel hits it.
 
         Several entries may have one position, so each has its number in place of it meanwhile.
         """
-        placed = placed_entries(outcome.frames)
-        for decoded in self._decode_entries([(Position(0, number), entry) for number, (_, entry) in enumerate(placed)]):
+        repeats = np.array([each.delivery is not None for each in due], dtype=bool)
+        numbered = [(Position(0, number), each.entry or b"") for number, each in enumerate(due)]
+        for decoded in self._decode_entries(numbered):
             messages = _with_delivery(decoded.messages.select(schema.MESSAGES.names), outcome.delivered_ms)
-            messages, rejects = find_in_due(messages, None, outcome.clock_ms)
-            rejects += [_rejected(row) for row in decoded.rejects.to_pylist()]
+            is_cancelled = cancelled_rows(_at_positions(messages, due), self.cancels)
+            is_cancelled &= ~repeats[messages["entry_id"].to_numpy()]
+            rejects = cancelled_entries(messages.filter(pa.array(is_cancelled)), None)
+            messages, refused = find_in_due(messages.filter(pa.array(~is_cancelled)), None, outcome.clock_ms)
+            rejects += refused
+            rejects = [_at_position(reject, due) for reject in rejects]
+            for row in decoded.rejects.to_pylist():
+                judged = _rejected if repeats[row["entry_id"]] else self._rejected_or_cancelled
+                position = due[row["entry_id"]].position
+                rejects.append(judged({**row, "ledger_id": position.ledger_id, "entry_id": position.entry_id}))
             if rejects:
-                entries = [placed[reject.position.entry_id] for reject in rejects]
-                yield [
-                    replace(reject, position=position, entry=entry)
-                    for reject, (position, entry) in zip(rejects, entries, strict=True)
-                ]
-            yield _with_deliveries(messages, [position for position, _ in placed], outcome.deliveries)
+                yield rejects
+            yield with_occurrences(_with_deliveries(messages, due))
 
     def _due_positions(self, outcome: DuePositions) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
         """Read due entries from the topic, and decode them a bundle at a time, in the order in which they
         are due.
         """
         missing: list[Position] = []
-        for read in self._read_in_order(outcome.positions):
-            missing += [position for position, entry in read if entry is None]
-            entries = [(position, entry) for position, entry in read if entry is not None]
-            for group in in_groups(entries, lambda placed: placed[1]):
-                yield from self._due(self._decode_entries(group), outcome)
+        for read in self._read_in_order(_known_entries(outcome)):
+            missing += [each.position for each in read if each.entry is None]
+            for group in in_groups((each for each in read if each.entry is not None), lambda each: each.entry):
+                if outcome.deliveries:
+                    yield from self._with_repeated(group, outcome)
+                else:
+                    entries = [(each.position, each.entry or b"") for each in group]
+                    yield from self._due(self._decode_entries(entries), outcome)
         if missing:
             yield [RejectedEntry(position, None, ENTRY_TRIMMED) for position in missing]
 
-    def _read_in_order(self, positions: list[Position]) -> Iterator[list[tuple[Position, bytes | None]]]:
-        """Yield the entries at positions, in the given order, in parts that memory has room for.
+    def _read_in_order(self, due: list[_Due]) -> Iterator[list[_Due]]:
+        """Yield due messages with the entries that they lack, in the given order, in parts that memory has
+        room for.
 
         A topic is read by rising positions. If there is no room for all, each half is read by itself.
         """
         entries: dict[Position, bytes | None] = {}
         size = 0
-        for position, entry in zip(in_topic := sorted(positions), self._read_again(in_topic), strict=True):
+        in_topic = sorted(each.position for each in due if each.entry is None)
+        for position, entry in zip(in_topic, self._read_again(in_topic), strict=True):
             entries[position] = entry
             size += len(entry or b"")
-            if size > _REREAD_BYTES and len(positions) > 1:
+            if size > _REREAD_BYTES and len(due) > 1:
                 break
         else:
-            yield [(position, entries[position]) for position in positions]
+            yield [each._replace(entry=entries[each.position]) if each.entry is None else each for each in due]
             return
         entries.clear()
-        middle = len(positions) // 2
-        yield from self._read_in_order(positions[:middle])
-        yield from self._read_in_order(positions[middle:])
+        middle = len(due) // 2
+        yield from self._read_in_order(due[:middle])
+        yield from self._read_in_order(due[middle:])
 
     def _decode_entries(self, entries: list[tuple[Position, bytes]]) -> Iterator[Decoded]:
         ledger_ids = np.array([position.ledger_id for position, _ in entries], dtype=np.int64)
@@ -257,22 +291,51 @@ def _with_delivery(messages: pa.RecordBatch, delivered_ms: int) -> pa.RecordBatc
     return messages.set_column(messages.schema.get_field_index("delivered_at"), "delivered_at", delivered_at)
 
 
-def _with_deliveries(
-    messages: pa.RecordBatch, positions: Sequence[Position], deliveries: Sequence[Delivery]
-) -> pa.RecordBatch:
-    """Return messages with the properties of each delivery, and with the time when it was due.
+def _known_entries(outcome: DuePositions) -> list[_Due]:
+    """Return due messages with the entries that need not be read."""
+    if not outcome.deliveries:
+        return [_Due(position, None) for position in outcome.positions]
+    known = iter(placed_entries(outcome.frames))
+    return [
+        _Due(position, None) if delivery is None else _Due(*next(known), delivery)
+        for position, delivery in zip(outcome.positions, outcome.deliveries, strict=True)
+    ]
 
-    Args:
-        positions, deliveries: of each message, by the number that it has as its entry id.
-    """
-    numbers = messages["entry_id"].to_pylist()
-    messages = with_properties(messages, {row: deliveries[number].properties for row, number in enumerate(numbers)})
-    columns = {
-        "message_id": [str(positions[number]) for number in numbers],
-        "ledger_id": [positions[number].ledger_id for number in numbers],
-        "entry_id": [positions[number].entry_id for number in numbers],
-        "deliver_at": [deliveries[number].due_ms * 1000 for number in numbers],
+
+def _at_position(reject: RejectedEntry, due: Sequence[_Due]) -> RejectedEntry:
+    """Return the reject of an entry that has its number as the entry id."""
+    of_entry = due[reject.position.entry_id]
+    return replace(reject, position=of_entry.position, entry=reject.entry or of_entry.entry)
+
+
+def _at_positions(messages: pa.RecordBatch, due: Sequence[_Due]) -> pa.RecordBatch:
+    """Return messages of entries that have their numbers as entry ids, with the positions of these."""
+    numbers = zip(messages["entry_id"].to_pylist(), messages["batch_index"].to_pylist(), strict=True)
+    placed = [(due[number].position, batch_index) for number, batch_index in numbers]
+    ids = [MessageId(position.ledger_id, position.entry_id, batch_index) for position, batch_index in placed]
+    columns: dict[str, Sequence[Any]] = {
+        "message_id": [str(message_id) for message_id in ids],
+        "ledger_id": [message_id.ledger_id for message_id in ids],
+        "entry_id": [message_id.entry_id for message_id in ids],
     }
+    return _with_columns(messages, columns)
+
+
+def _with_deliveries(messages: pa.RecordBatch, due: Sequence[_Due]) -> pa.RecordBatch:
+    """Return messages of entries that have their numbers as entry ids, with the positions of these; those
+    that repeat with the properties of the delivery, and with the time when it was due.
+    """
+    deliveries = [due[number].delivery for number in messages["entry_id"].to_pylist()]
+    own_us = messages["deliver_at"].cast(pa.int64()).to_pylist()
+    times_us = [
+        time_us if delivery is None else delivery.due_ms * 1000
+        for time_us, delivery in zip(own_us, deliveries, strict=True)
+    ]
+    added = {row: delivery.properties for row, delivery in enumerate(deliveries) if delivery is not None}
+    return _with_columns(with_properties(_at_positions(messages, due), added), {"deliver_at": times_us})
+
+
+def _with_columns(messages: pa.RecordBatch, columns: Mapping[str, Sequence[Any]]) -> pa.RecordBatch:
     for name, values in columns.items():
         place = messages.schema.get_field_index(name)
         messages = messages.set_column(place, name, pa.array(values, schema.MESSAGES.field(name).type))

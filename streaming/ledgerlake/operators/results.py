@@ -17,6 +17,7 @@ from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
 from ledgerlake.operators.outcome_digest import OutcomeDigest
 from ledgerlake.operators.rows import (
+    Released,
     StateSummary,
     summary_from_dict,
 )
@@ -196,13 +197,15 @@ class PartitionResult:
     """The result of a batch for one topic partition.
 
     ``written`` is the result of all its tasks together; ``replaced`` are files by table that were
-    merged into others; ``outbox`` are the files for the topic of due messages.
+    merged into others; ``outbox`` are the files for the topic of due messages; ``released`` tells when
+    the delayed messages were due that were delivered.
     """
 
     written: TaskResult
     summary: StateSummary
     replaced: dict[str, list[str]] = field(default_factory=dict)
     outbox: list[DataFile] = field(default_factory=list)
+    released: Released = field(default_factory=Released)
 
     @property
     def topic_partition(self) -> str:
@@ -240,6 +243,7 @@ def results_from_json(text: str) -> list[PartitionResult]:
             summary_from_dict(fields["summary"]),
             fields["replaced"],
             [data_file_from_dict(file) for file in fields["outbox"]],
+            stored(Released, fields["released"]),
         )
         for fields in json.loads(text)
     ]

@@ -14,6 +14,7 @@ from ledgerlake.decode.columns import first_line
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.decode.row_query import Answer, joined, table_type
 from ledgerlake.errors import SetupError
+from ledgerlake.outside import Unreadable, reading
 from ledgerlake.runtime.plugins import load
 
 if TYPE_CHECKING:
@@ -103,10 +104,11 @@ class RowFunction:
         if field.name not in result.schema.names:
             return pa.nulls(result.num_rows, field.type)
         try:
-            column = result[field.name].cast(field.type)
-            column.validate(full=True)
-        except (pa.ArrowException, KeyError) as error:
-            raise ValueError(f"the column {field.name} of the function: {first_line(error)}") from None
+            with reading():
+                column = result[field.name].cast(field.type)
+                column.validate(full=True)
+        except Unreadable as failure:
+            raise ValueError(f"the column {field.name} of the function: {first_line(failure.error)}") from None
         return column
 
     def _fields(self, result: pa.Schema) -> Iterator[pa.Field]:

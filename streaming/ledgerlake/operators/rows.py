@@ -30,7 +30,8 @@ From the stage, in order but for ``rows``, which pass as they come:
     cancels         the cancels for everything due that follows         ``Cancels``
     due             delayed entries that are due                        delivery, ``BatchRange`` of the first entry,
                                                                         deliveries, one for each entry
-    reread          due entries whose bytes only the topic has          delivery, positions
+    reread          due entries whose bytes only the topic has, and     delivery, positions, deliveries, one for each
+                    those of messages that repeat among them            position
     summary         once for a topic partition, last: the results of    ``StateSummary``
                     its tasks, and the state in numbers
 
@@ -187,7 +188,7 @@ class TaskReport:
 
 @dataclass(frozen=True)
 class Released:
-    """When the delayed messages were due that a micro-batch has released: on average, and the first
+    """When the delayed messages were due that a micro-batch has delivered: on average, and the first
     of them.
     """
 
@@ -239,13 +240,12 @@ class StateSummary:
     next_due_ms: int | None = None
     oldest_to_reread: Position | None = None
     due_spans: list[DueSpan] = field(default_factory=list)
-    released: Released = field(default_factory=Released)
     more_due: bool = False
     digest: OutcomeDigest = field(default_factory=OutcomeDigest)
 
 
 def report_to_json(report: TaskReport) -> str:
-    events = [[type(event).__name__, event] for event in report.events]
+    events = [_named(event) for event in report.events]
     data = {
         "after": report.after,
         "end": report.end,
@@ -254,6 +254,15 @@ def report_to_json(report: TaskReport) -> str:
         "events": events,
     }
     return json.dumps(data, default=fields_of)
+
+
+def _named(event: TaskEvent) -> list[str | TaskEvent]:
+    return [type(event).__name__, event]
+
+
+def event_bytes(event: TaskEvent) -> int:
+    """Return the bytes that an event adds to a report."""
+    return len(json.dumps([_named(event)], default=fields_of))
 
 
 def report_from_json(text: str) -> TaskReport:

@@ -7,7 +7,8 @@ Rules kept here:
   - Events of an id are applied in the order of their messages, of the messages of a batch too, in
     whatever order the rows come.
   - A batch of messages that say the same passes as one event.
-  - A task passes on ``MAX_TASK_SCHEDULE_BYTES`` at most.
+  - A task passes on ``MAX_TASK_SCHEDULE_BYTES`` at most, half of it of delayed entries. Those come in
+    pieces of their own, so where the network cut the entries decides about no event.
 """
 
 from __future__ import annotations
@@ -89,10 +90,11 @@ class ScheduleEvents:
     """The events of one topic partition, in a task or in the stage.
 
     Args:
-        max_bytes: a task passes on so much; the stage refuses nothing that tasks have accepted.
+        max_bytes: a task passes on so much of delayed entries, and as much of others; the stage
+            refuses nothing that tasks have accepted.
     """
 
-    def __init__(self, max_bytes: int = MAX_TASK_SCHEDULE_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_TASK_SCHEDULE_BYTES // 2) -> None:
         self._max_bytes = max_bytes
         self._new: list[_Values] = []
         self._batches: list[pa.RecordBatch] = []
@@ -136,8 +138,8 @@ class ScheduleEvents:
 
     @property
     def is_any(self) -> bool:
-        """Return whether there was an event, in a task."""
-        return self._used_bytes > 0
+        """Return whether there was an event."""
+        return self._used_bytes > 0 or bool(self._batches)
 
     @property
     def pauses_all(self) -> bool:

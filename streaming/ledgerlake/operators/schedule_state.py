@@ -2,9 +2,7 @@
 
     schedule_blocks  block -> the messages of the ids of one hash, some thirty (``ScheduleBlock`` of ``pb/delay.proto``);
                      -1 -> the size of the table, and the rate of the messages that repeat (``ScheduleTable``)
-    schedules        id -> those messages that repeat, with what waits of them, JSON with a version; by earlier builds, all that
-                     wait
-    schedule_ids     (ledger, entry) -> the id of a message that waits: by earlier builds
+    schedules        id -> those messages that repeat, with what waits of them, JSON with a version
 
 A call into the state store costs far more than a message in it, so messages share a value. The
 table grows by linear hashing: of N blocks, an id is in the one that the last bits of its hash name,
@@ -68,11 +66,10 @@ class ScheduleState:
     def __init__(self, variables: StateVariables) -> None:
         self.blocks = variables.getMapState("schedule_blocks", "block bigint", "messages binary")
         self.schedules = variables.getMapState("schedules", "schedule_id string", "messages string")
-        self.ids = variables.getMapState("schedule_ids", "ledger_id bigint, entry_id bigint", "schedule_id string")
 
     def clear(self) -> None:
         """Remove everything: nothing waits under an id."""
-        for variable in (self.blocks, self.schedules, self.ids):
+        for variable in (self.blocks, self.schedules):
             variable.clear()
 
 
@@ -107,8 +104,6 @@ class StoredSchedules:
             self.rate = RepetitionRate(table.occurrences_per_day, table.bytes_per_day)
         else:
             self._hash_key = find_query_id().encode()[:_MOST_KEY_BYTES]
-            if self._marked:
-                self._take_over()
         self._grow(added)
 
     def block_of(self, schedule_id: str) -> int:
@@ -172,15 +167,6 @@ class StoredSchedules:
         if size != self._stored_size:
             self._state.blocks.updateValue(_TABLE_KEY, (size,))
             self._stored_size = size
-
-    def _take_over(self) -> None:
-        """Move the messages that an earlier build has stored."""
-        earlier = {key[0]: waiting_from_json(value[0]) for key, value in self._state.schedules.iterator()}
-        self._state.clear()
-        self._grow(len(earlier))
-        for schedule_id in sorted(earlier, key=self.block_of):
-            self.store(schedule_id, earlier[schedule_id])
-        self._close()
 
     def _grow(self, added: int) -> None:
         """Make the table large enough for so many more messages."""

@@ -208,9 +208,7 @@ def with_occurrences(messages: pa.RecordBatch) -> pa.RecordBatch:
     """Return messages that were due, those with an id or a cancel with the properties of a delivered
     message: a copy of one on another topic must not be a schedule or a cancel there.
     """
-    own = messages["properties"]
-    rows = rows_with_property(own, [SCHEDULE_PROPERTY, CANCEL_PROPERTY])
-    rows = sorted(set(rows).difference(rows_with_property(own, [OCCURRENCE_PROPERTY])))
+    rows = _as_sent(messages, [SCHEDULE_PROPERTY, CANCEL_PROPERTY])
     if not rows:
         return messages
     taken = messages.take(pa.array(rows))
@@ -295,9 +293,17 @@ def _without_rejects(
     return messages.filter(pa.array(is_kept)), _rejects(messages, frames, refused)
 
 
+def _as_sent(messages: pa.RecordBatch, names: list[str]) -> list[int]:
+    """Return the rows with a property of one of some names. A copy of a delivered message is left out:
+    it is no schedule and no cancel, wherever it is and however it came there.
+    """
+    own = messages["properties"]
+    return sorted(set(rows_with_property(own, names)).difference(rows_with_property(own, [OCCURRENCE_PROPERTY])))
+
+
 def _with_property(messages: pa.RecordBatch, names: list[str]) -> Iterator[_Message]:
     """Yield the messages that have a property of one of some names."""
-    rows = rows_with_property(messages["properties"], names)
+    rows = _as_sent(messages, names)
     # A batch may have a million of them, and a value of Arrow costs more than the message.
     taken = messages.take(pa.array(rows, pa.int64()))
     columns = [taken[name].to_pylist() for name in ("ledger_id", "entry_id", "batch_index", "properties")]

@@ -1,16 +1,14 @@
-"""Delayed messages whose bytes are not in a segment of a bucket, as the state variable ``large``
-(historical name) stores them: JSON with a version.
+"""Delayed messages whose bytes are not in a segment of a bucket, as the state variable ``separate``
+stores them: JSON with a version.
 
 Such a message is a large message, or a batch that a range cut in two. The segment has its position
 alone; its bytes are in the state variable ``parts``, or only the topic has them.
-
-Version 1 had no ``part`` and no ``delivered``, version 2 no ``key``.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ledgerlake.assembly.rules import ChunkedMessageKey
@@ -19,7 +17,7 @@ from ledgerlake.operators.rows import positions_to_json
 from ledgerlake.stored.fields import parse_stored, stored
 from ledgerlake.wire.message_id import Position
 
-VERSION = 3
+VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -28,8 +26,8 @@ class SeparatelyStored:
 
     ``bytes_kept`` says whether ``parts`` has the bytes; if not, they are read from the topic.
     ``batch_range`` says which messages of the entry have arrived; it is None for a large message. A
-    record with ``is_delivered`` stays after those were delivered, because a later range may bring
-    the entry's other messages. ``key``: see ``Assembled``.
+    record with ``is_delivered`` stays after those have left, because a later range may bring the
+    entry's other messages; nothing waits at its position. ``key``: see ``Assembled``.
     """
 
     positions: tuple[Position, ...]
@@ -38,22 +36,34 @@ class SeparatelyStored:
     is_delivered: bool = False
     key: ChunkedMessageKey | None = None
 
+    def is_continued_by(self, rest: BatchRange) -> bool:
+        """Return whether a part of an entry begins where this one ends: a topic that was created again
+        may have another entry at the position.
+        """
+        return (
+            self.batch_range is not None and self.batch_range.until is not None and rest.after == self.batch_range.until
+        )
+
+    def joined_with(self, rest: BatchRange) -> SeparatelyStored:
+        after = None if self.batch_range is None else self.batch_range.after
+        return replace(self, batch_range=replace(rest, after=after))
+
 
 def separately_stored_to_json(message: SeparatelyStored) -> str:
     return json.dumps(
         {
             "version": VERSION,
             "positions": positions_to_json(message.positions),
-            "held": message.bytes_kept,
-            "part": None if message.batch_range is None else asdict(message.batch_range),
-            "delivered": message.is_delivered,
+            "bytes_kept": message.bytes_kept,
+            "batch_range": None if message.batch_range is None else asdict(message.batch_range),
+            "is_delivered": message.is_delivered,
             "key": None if message.key is None else asdict(message.key),
         }
     )
 
 
 def separately_stored_from_json(text: str) -> SeparatelyStored:
-    """Read a value of the state variable ``large``.
+    """Read a value of the state variable ``separate``.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.
@@ -61,16 +71,13 @@ def separately_stored_from_json(text: str) -> SeparatelyStored:
     return parse_stored(text, "delayed large messages", _from_fields, VERSION)
 
 
-def _from_fields(fields: dict[str, Any], version: int) -> SeparatelyStored:
+def _from_fields(fields: dict[str, Any], _version: int) -> SeparatelyStored:
     positions = tuple(map(_position, stored(list[list[int]], fields["positions"])))
     if not positions:
         raise ValueError("a message without chunks")
-    bytes_kept = stored(bool, fields["held"])
-    if version == 1:
-        return SeparatelyStored(positions, bytes_kept)
-    batch_range = stored(BatchRange | None, fields["part"])
-    is_delivered = stored(bool, fields["delivered"])
-    key = stored(ChunkedMessageKey | None, fields["key"]) if version > 2 else None
+    bytes_kept, is_delivered = stored(bool, fields["bytes_kept"]), stored(bool, fields["is_delivered"])
+    batch_range = stored(BatchRange | None, fields["batch_range"])
+    key = stored(ChunkedMessageKey | None, fields["key"])
     return SeparatelyStored(positions, bytes_kept, batch_range, is_delivered, key)
 
 

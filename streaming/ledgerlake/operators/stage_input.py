@@ -66,12 +66,12 @@ class _DecodedRange:
         self._events: list[TaskEvent] = []
         self._cancels = TaskCancels()
         self._budget = EventBudget()
-        self._schedules = ScheduleEvents()
+        self._schedules, self._delayed_schedules = ScheduleEvents(), ScheduleEvents()
 
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._now_ms = latest((self._now_ms, piece.broker_ms))
         if piece.kind == PieceKind.DELAYED and self._delays_messages:
-            delayed = find_in_frames(piece.frames, piece.first_entry, self._schedules)
+            delayed = find_in_frames(piece.frames, piece.first_entry, self._delayed_schedules)
             yield from map(self._reject, delayed.rejects)
             if len(delayed.frames):
                 yield from delayed_rows(self._topic_partition, delayed.frames, delayed.first_entry)
@@ -79,10 +79,14 @@ class _DecodedRange:
             yield from self._decode(piece)
         else:
             yield from self._take_single(piece)
-        yield from self._schedules.rows(self._topic_partition)
+        yield from self._schedule_rows()
+
+    def _schedule_rows(self, *, all_events: bool = False) -> Iterator[pa.RecordBatch]:
+        for events in (self._schedules, self._delayed_schedules):
+            yield from events.rows(self._topic_partition, all_events=all_events)
 
     def report(self) -> Iterator[pa.RecordBatch]:
-        yield from self._schedules.rows(self._topic_partition, all_events=True)
+        yield from self._schedule_rows(all_events=True)
         report = TaskReport(self._end, self._now_ms, {}, self._events)
         yield stage_row(self._topic_partition, RowKind.REPORT, header=report_to_json(report))
 
@@ -109,7 +113,7 @@ class _DecodedRange:
         if isinstance(single, RejectedEntry):
             yield self._reject(single)
             return
-        if not self._budget.take_event(single.content):
+        if not self._budget.take(single.content):
             yield stage_row(self._topic_partition, RowKind.REJECT, single.position, CHUNK_EVICTED, single.entry)
             return
         self._events.append(single.content)

@@ -69,11 +69,12 @@ class OutcomeRows:
             yield self._row(RowKind.CANCELS, None, cancels_to_json(outcome.all), None)
         elif isinstance(outcome, DueEntries):
             first_entry = astuple(outcome.first_entry)
-            header = _due_header(outcome, first_entry=first_entry, deliveries=[*map(fields_of, outcome.deliveries)])
+            header = _due_header(outcome, first_entry=first_entry, deliveries=_delivery_fields(outcome))
             yield self._row(RowKind.DUE, None, header, outcome.frames)
         elif isinstance(outcome, DuePositions):
-            header = _due_header(outcome, positions=positions_to_json(outcome.positions))
-            yield self._row(RowKind.REREAD, None, header, None)
+            positions = positions_to_json(outcome.positions)
+            header = _due_header(outcome, positions=positions, deliveries=_delivery_fields(outcome))
+            yield self._row(RowKind.REREAD, None, header, outcome.frames)
         elif isinstance(outcome, Assembled):
             header = _due_header(
                 outcome,
@@ -120,6 +121,14 @@ def data_frame(columns: Sequence[str], *rows: Sequence[Any]) -> pd.DataFrame:
 def _due_header(outcome: DueEntries | DuePositions | Assembled, **more: Any) -> str:
     outputs = {name: asdict(mark_delete) for name, mark_delete in outcome.outputs.items()}
     return json.dumps({"delivered_ms": outcome.delivered_ms, "outputs": outputs, "clock_ms": outcome.clock_ms, **more})
+
+
+def _delivery_fields(outcome: DueEntries | DuePositions) -> list[dict[str, Any] | None]:
+    return [None if delivery is None else fields_of(delivery) for delivery in outcome.deliveries]
+
+
+def _deliveries(header: dict[str, Any]) -> list[Delivery | None]:
+    return [None if fields is None else Delivery(**fields) for fields in header["deliveries"]]
 
 
 def read_stage_rows(
@@ -170,14 +179,23 @@ def _outputs_of(batches: Iterable[pa.RecordBatch]) -> Iterator[_Output]:
                     _outputs(header),
                     BatchRange(*header["first_entry"]),
                     header["clock_ms"],
-                    [Delivery(**fields) for fields in header["deliveries"]],
+                    _deliveries(header),
                 ),
             )
         elif row["kind"] == RowKind.REREAD:
             header = json.loads(row["header"])
             positions = list(_positions(header["positions"]))
-            due = DuePositions(positions, header["delivered_ms"], _outputs(header), header["clock_ms"])
-            yield topic_partition, due
+            yield (
+                topic_partition,
+                DuePositions(
+                    positions,
+                    header["delivered_ms"],
+                    _outputs(header),
+                    header["clock_ms"],
+                    row["entry"],
+                    _deliveries(header),
+                ),
+            )
         else:
             yield topic_partition, _message(row, rows)
 

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from ledgerlake.operators.delayed import DelayedSummary
     from ledgerlake.options.delay_options import DelayOptions
 
-INCOMPLETE_VERSION = 3
+INCOMPLETE_VERSION = 1
 
 # The wake-up time for an incomplete message without a time yet: at once.
 _AT_ONCE_MS = 1
@@ -265,17 +265,12 @@ class _StateEntries:
 
 
 def incomplete_to_json(message: IncompleteMessage) -> str:
-    """Write an incomplete message for the state; ``spilled`` is named ``aside`` there."""
-    fields = asdict(message)
-    fields["aside"] = fields.pop("spilled")
-    return json.dumps({"version": INCOMPLETE_VERSION, **fields})
+    """Write an incomplete message for the state."""
+    return json.dumps({"version": INCOMPLETE_VERSION, **asdict(message)})
 
 
 def incomplete_from_json(text: str) -> IncompleteMessage:
     """Read an incomplete message from state.
-
-    Version 1 had no ``publish_ms``, and its ``opened_ms`` was the producer's if the broker gave no
-    time. Version 2 had no ``kept_bytes``: the bytes of the message count in their place.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.
@@ -283,11 +278,8 @@ def incomplete_from_json(text: str) -> IncompleteMessage:
     return parse_stored(text, "incomplete messages", _incomplete, INCOMPLETE_VERSION)
 
 
-def _incomplete(fields: dict[str, Any], version: int) -> IncompleteMessage:
-    current = fields if version > 1 else fields | {"opened_ms": None, "publish_ms": None}
-    if version < 3:
-        current |= {"kept_bytes": 0 if fields["aside"] else fields["arrived_bytes"]}
-    return incomplete_from_dict({"spilled" if name == "aside" else name: value for name, value in current.items()})
+def _incomplete(fields: dict[str, Any], _version: int) -> IncompleteMessage:
+    return incomplete_from_dict(fields)
 
 
 def _take_row(row: StageRow, kept_entries: _StateEntries, delayed: DelayedMessages, reports: list[TaskReport]) -> bool:
@@ -378,7 +370,6 @@ def _summary(
         more_due=delayed.more_due,
         oldest_to_reread=delayed.oldest_to_reread,
         due_spans=delayed.due_spans,
-        released=delayed.released,
         digest=OutcomeDigest(released=delayed.left, waited=delayed.waited),
     )
 

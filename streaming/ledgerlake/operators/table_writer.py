@@ -62,10 +62,19 @@ PartitionKey = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class Taken:
-    """The numbers of the messages that a table takes, and those of them that do not fit."""
+    """The numbers of the messages that a table takes, and the misfits among them. A query or a
+    function may leave out others.
+    """
 
     rows: NDArray[np.int64]
     misfits: list[Misfit]
+
+
+@dataclass(frozen=True)
+class Written(Taken):
+    """What a table takes, with the numbers of the messages that got a row in it."""
+
+    with_row: NDArray[np.int64]
 
 
 class SharedTable:
@@ -117,13 +126,14 @@ class TableWriter:
         self._partition_columns = table.partition_columns
         self._writers: dict[PartitionKey, OrderedWriter] = {}
 
-    def write(self, messages: pa.RecordBatch) -> Taken:
+    def write(self, messages: pa.RecordBatch) -> Written:
         """Write the messages that the table takes.
 
         Raises:
             BrokerError, TransportError: a version of the schema cannot be read.
         """
         taken: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
+        with_row: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
         misfits: list[Misfit] = []
         for rows, numbers, part in self._rows.of(messages):
             for key, of_key in self._by_partition(rows):
@@ -132,10 +142,11 @@ class TableWriter:
                     misfits += [Misfit(int(row), TRANSFORM_FAILED, _TOO_MANY) for row in numbers[of_key]]
                 else:
                     writer.write(rows if len(of_key) == rows.num_rows else rows.take(pa.array(of_key)))
+                    with_row.append(numbers[of_key])
             taken.append(part.rows)
             misfits += part.misfits
             self._bound_memory()
-        return Taken(np.concatenate(taken), misfits)
+        return Written(np.concatenate(taken), misfits, np.concatenate(with_row))
 
     def roll_files(self) -> None:
         """Close the open files: a row from another file will come between."""
@@ -213,8 +224,8 @@ class TableWriter:
 
 
 class TableWriters:
-    """The files of one topic partition for all tables that take its messages. ``is_new`` says of
-    the last messages which of them a table took that it did not have.
+    """The files of one topic partition for all tables that take its messages. ``is_new``
+    says which of the last messages got a row in a table.
 
     Args:
         tables: those of the configuration, perhaps with placeholders.
@@ -266,10 +277,10 @@ class TableWriters:
         self.is_new = np.zeros(messages.num_rows, dtype=bool)
         misfits: dict[int, Misfit] = {}
         for writer in self._matching:
-            taken = _write_absent(writer, messages, (present or {}).get(writer.table.name))
-            is_taken[taken.rows] = True
-            self._note_new(taken, np.arange(messages.num_rows), (present or {}).get(writer.table.name))
-            for misfit in taken.misfits:
+            written = _write_absent(writer, messages, (present or {}).get(writer.table.name))
+            is_taken[written.rows] = True
+            self.is_new[written.with_row] = True
+            for misfit in written.misfits:
                 first = misfits.get(misfit.row)
                 misfits[misfit.row] = misfit if first is None else _with_another(first, misfit, writer.table.section)
         for maker in self._unwritten:
@@ -289,20 +300,9 @@ class TableWriters:
             return {row: Misfit(row, NO_TABLE, "no table takes this message") for row in rows.tolist()}
         chosen = messages if len(rows) == messages.num_rows else messages.take(pa.array(rows))
         is_present = present.get(self._default.table.name)
-        taken = _write_absent(self._default, chosen, None if is_present is None else is_present[rows])
-        self._note_new(taken, rows, is_present)
-        return {misfit.row: misfit for misfit in _renumbered(taken.misfits, rows)}
-
-    def _note_new(self, taken: Taken, rows: NDArray[np.int64], is_present: NDArray[np.bool_] | None) -> None:
-        """
-        Args:
-            rows: the numbers in the batch of the messages that the table was asked to take.
-        """
-        is_new = np.zeros(len(self.is_new), dtype=bool)
-        is_new[rows[taken.rows]] = True
-        if taken.misfits:
-            is_new[rows[[misfit.row for misfit in taken.misfits]]] = False
-        self.is_new |= is_new if is_present is None else is_new & ~is_present
+        written = _write_absent(self._default, chosen, None if is_present is None else is_present[rows])
+        self.is_new[rows[written.with_row]] = True
+        return {misfit.row: misfit for misfit in _renumbered(written.misfits, rows)}
 
 
 class RowMaker:
@@ -385,20 +385,24 @@ class RowMaker:
         taken = np.concatenate([fitting[others][done.taken], fitting[is_deletion], unfit])
         made, own = done.rows, fitting[others][done.numbers]
         if is_deletion.any():
-            made, own = self._with_deletions(made, rows.filter(pa.array(is_deletion))), fitting[:0]
+            made, order = self._with_deletions(made, rows.filter(pa.array(is_deletion)))
+            own = np.concatenate([own, fitting[is_deletion]])[order]
         return made, own, Taken(taken, misfits + _renumbered(done.misfits, fitting[others]))
 
-    def _with_deletions(self, rows: pa.RecordBatch, deletions: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows of a table with the latest messages, with those that delete a key. Those pass
-        by conditions and queries, which see no value in them.
+    def _with_deletions(
+        self, rows: pa.RecordBatch, deletions: pa.RecordBatch
+    ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+        """Return rows of a table with the latest messages, with those that delete a key, and where each
+        of them was. Those pass by conditions and queries, which see no value in them.
         """
         if self._table.is_of_records:
             columns = [*(deletions[name.name] for name in PULSAR_FIELDS), pa.nulls(deletions.num_rows, self._columns)]
             deletions = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         together = pa.Table.from_batches([rows, deletions])
-        ordered = together.sort_by([(name, "ascending") for name in ("ledger_id", "entry_id", "batch_index")])
-        (batch,) = ordered.combine_chunks().to_batches()
-        return batch
+        keys = [(name, "ascending") for name in ("ledger_id", "entry_id", "batch_index")]
+        order = pc.sort_indices(together, sort_keys=keys)
+        (batch,) = together.take(order).combine_chunks().to_batches()
+        return batch, order.to_numpy()
 
     def _no_rows(self) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([pa.nulls(0, column.type) for column in self.schema], schema=self.schema)
@@ -438,13 +442,14 @@ def _has_key(messages: pa.RecordBatch) -> NDArray[np.bool_]:
     return mask
 
 
-def _write_absent(writer: TableWriter, messages: pa.RecordBatch, is_present: NDArray[np.bool_] | None) -> Taken:
+def _write_absent(writer: TableWriter, messages: pa.RecordBatch, is_present: NDArray[np.bool_] | None) -> Written:
     """Write the messages that a table does not have; the others count as taken."""
     if is_present is None or not is_present.any():
         return writer.write(messages)
     absent = np.flatnonzero(~is_present)
-    taken = writer.write(messages.take(pa.array(absent)))
-    return Taken(np.concatenate([np.flatnonzero(is_present), absent[taken.rows]]), _renumbered(taken.misfits, absent))
+    written = writer.write(messages.take(pa.array(absent)))
+    rows = np.concatenate([np.flatnonzero(is_present), absent[written.rows]])
+    return Written(rows, _renumbered(written.misfits, absent), absent[written.with_row])
 
 
 def _with_another(first: Misfit, other: Misfit, section: str) -> Misfit:

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 _PULSAR = pa.struct(PULSAR_FIELDS)
 
+# Producers choose the texts that partition a table, and the table's log has one for each file.
+_PARTITION_VALUE_MOST_BYTES = 1000
+
 # What is known only when a row is written.
 _UNKNOWN_YET = ("late", "delivered_at")
 
@@ -174,7 +177,7 @@ class RowTransform:
     def _with_partitions(self, rows: pa.RecordBatch, _columns: pa.StructType) -> _Step:
         """Return the rows whose partition values are such that a table can have them. An empty text
         is null: Delta's log has no other partition for it, and readers take the value from the log
-        or from the file.
+        or from the file. The log has the value of each file, so a text has a limit.
         """
         columns = [column_of(rows, name) for name in self._table.partition_columns]
         bad: dict[int, str] = {}
@@ -183,6 +186,7 @@ class RowTransform:
                 raise SetupError(f"the table has no column {name} yet, by which it is partitioned")
             bad |= without_python_time(column, name)
             if pa.types.is_string(column.type):
+                bad |= _long_values(column, name)
                 rows = _with_column(rows, name, pc.if_else(pc.equal(column, ""), None, column))
         fits = np.setdiff1d(np.arange(rows.num_rows), list(bad))
         return _chosen(rows, fits), fits, bad
@@ -298,6 +302,15 @@ def _fits(kind: pa.DataType, column: pa.DataType) -> bool:
 def _is_partition_type(kind: pa.DataType) -> bool:
     is_plain = pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind)
     return bool(is_plain or pa.types.is_boolean(kind))
+
+
+def _long_values(texts: pa.Array, name: str) -> dict[int, str]:
+    """Return the rows whose partition value is too long, each with a sentence about it."""
+    sizes = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
+    return {
+        int(row): f"{name} has {sizes[row]:,} bytes, and a partition value has at most {_PARTITION_VALUE_MOST_BYTES:,}"
+        for row in np.flatnonzero(sizes > _PARTITION_VALUE_MOST_BYTES)
+    }
 
 
 def _seen_of(rows: pa.RecordBatch) -> pa.RecordBatch:

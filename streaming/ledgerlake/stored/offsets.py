@@ -1,7 +1,7 @@
 """What the source writes into Spark's checkpoint: a position per topic partition, as JSON that a
 person can read.
 
-    {"version": 3, "positions": {"persistent://public/default/orders-partition-0":
+    {"version": 1, "positions": {"persistent://public/default/orders-partition-0":
         {"ledger": 12, "entry": 345, "time": "2026-05-01T09:00:00.123Z", "index": 98765}}}
 
 The position is the last entry taken (``"entry": -1``: nothing of that ledger; ledger -1: nothing at
@@ -12,8 +12,6 @@ were taken. ``time`` is the broker's, of that entry, where it is one that can be
 time. A micro-batch without new entries, or without a time by the broker, needs it to release messages
 that are due and to expire incomplete ones. ``parts``, if present, is into how many ranges the entries
 before the position are cut, if they are cut.
-
-Version 1 had no ``clock``, version 2 no ``parts``.
 
 Rules kept here:
   - A newer version is refused with advice; an unknown key inside a known version is an error too.
@@ -31,7 +29,7 @@ from ledgerlake.stored.fields import stored
 from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import Position
 
-VERSION = 3
+VERSION = 1
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -46,6 +44,9 @@ class PartitionOffset:
     index: int | None = None
     clock_ms: int | None = None
     parts: int = 1
+
+    def __str__(self) -> str:
+        return str(self.position) if self.batch_index is None else f"{self.next_position}:{self.batch_index}"
 
     @property
     def next_position(self) -> Position:
@@ -104,13 +105,16 @@ def _from_json(data: dict[str, Any]) -> PartitionOffset:
     unknown = set(data) - {"ledger", "entry", "batch", "time", "index", "clock", "parts"}
     if unknown:
         raise ValueError(f"unknown {', '.join(sorted(unknown))}")
+    parts = stored(int, data.get("parts", 1))
+    if parts < 1:
+        raise ValueError(f"{parts} parts")
     return PartitionOffset(
         Position(stored(int, data["ledger"]), stored(int, data["entry"])),
         stored(int | None, data.get("batch")),
         _time_ms(data, "time"),
         stored(int | None, data.get("index")),
         _time_ms(data, "clock"),
-        stored(int, data.get("parts", 1)),
+        parts,
     )
 
 

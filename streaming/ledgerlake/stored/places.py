@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)")
 # The libraries encode other characters differently, so the log and the files would have two keys.
 _PATH = re.compile(r"[A-Za-z0-9._=+-]+(/[A-Za-z0-9._=+-]+)*/?")
+# delta-rs makes a URL of a local path. There it takes these for other characters, or for none.
+_NOT_OF_TABLES = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]|^\\\x00-\x1f\x7f]")
 _BRACES = re.compile(r"\{(\w*)\}")
 _KNOWN = "a local path, file:, s3://, s3a://, gs:// or abfss://"
 
@@ -136,6 +138,12 @@ class Place:
         return replace(self, uri=os.path.abspath(self.root)) if self.is_local else self
 
     @property
+    def advice(self) -> str:
+        """Return what to do if a pipeline has not written anything here."""
+        elsewhere = ", or, if the path was meant from another folder, start there" if self != self.absolute else ""
+        return f"run the pipeline first{elsewhere}"
+
+    @property
     def hadoop_uri(self) -> str:
         """Return what Spark calls it. A local path stays a path, so that Spark names it as before
         in a checkpoint.
@@ -224,7 +232,7 @@ class Place:
         try:
             port = url.port or (443 if url.scheme == "https" else 80)
             socket.create_connection((url.hostname, port), _CONNECT_S).close()
-        except OSError:
+        except (OSError, UnicodeError):
             raise SetupError(_UNREACHABLE.format(endpoint=endpoint)) from None
 
     def check_bucket(self) -> None:
@@ -337,17 +345,19 @@ class Place:
 
 
 def parse_place(text: str, where: str, settings: StorageSettings = ENVIRONMENT) -> Place:
-    """Return the place that a user wrote.
+    """Return the place that a user wrote. ``~/`` begins in the user's own folder.
 
     Args:
         where: the name of the option, for the error.
 
     Raises:
-        UsageError: the scheme is not known, or the URI has no bucket.
+        UsageError: the scheme is not known, the URI has no bucket, or the path begins with a variable.
     """
     matched = _SCHEME.match(text)
+    if matched is None and text.startswith("$"):
+        raise UsageError(f"{where} cannot be '{text}'; variables are not replaced here, so write the path itself")
     if matched is None:
-        return Place(text, settings)
+        return Place(os.path.expanduser(text) if text.startswith("~/") else text, settings)
     scheme = matched[1].lower()
     if scheme == "file":
         return Place(_local_path(text, where), settings)
@@ -378,6 +388,24 @@ def parse_template(text: str, where: str, settings: StorageSettings = ENVIRONMEN
     for word in _BRACES.findall(text):
         uri = uri.replace(f"__{word}__", f"{{{word}}}")
     return replace(place, uri=uri)
+
+
+def check_table_place(place: Place, where: str) -> None:
+    """Check that all libraries take the path of a table for the same folder. Links count as the
+    folders that they lead to.
+
+    Args:
+        where: the name of the option, for the error.
+
+    Raises:
+        UsageError: delta-rs would look elsewhere.
+    """
+    path = os.path.realpath(place.root) if place.is_local else ""
+    found = _NOT_OF_TABLES.search(path)
+    if found is not None:
+        raise UsageError(
+            f"{where} cannot be {path!r}: the folder of a table has no {found[0]!r} in its path; choose another path"
+        )
 
 
 def to_text(place: Place) -> str:
