@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings
-from ledgerlake.errors import CheckpointError, ProducerNameError
+from ledgerlake.errors import CheckpointError, ProducerNameError, TransportError
 from ledgerlake.publish.planned_batch import PLAN_BITS, newest_planned
 from ledgerlake.publish.topic_writer import TopicSettings, TopicWriter
 from ledgerlake.wire.entry import parse_entry
@@ -159,3 +159,9 @@ def test_a_plan_is_what_the_newest_entry_of_sparks_log_says(tmp_path: Path) -> N
     assert second is not None
     assert (second.batch_id, second.plan_number == first.plan_number) == (10, False)
     assert 1 <= second.plan_number <= 2**PLAN_BITS
+
+
+def test_a_plan_that_cannot_be_read_now_is_an_error_and_not_an_unknown_plan(tmp_path: Path) -> None:
+    (tmp_path / "offsets" / "7").mkdir(parents=True)
+    with pytest.raises(TransportError, match="nothing was sent; start the query again"):
+        newest_planned(str(tmp_path))

@@ -154,11 +154,12 @@ def test_a_process_that_was_suspended_cannot_replace_what_its_successor_recorded
     successor.sent(successor.ready()[0])
     successor.add(batch(2), {"t": [written(tmp_path, "b.parquet", 2)]})
     successor.commit(2)
-    suspended.add(batch(1), {"t": [written(tmp_path, "late.parquet", 3)]})
+    suspended.add(batch(1), {"t": [written(tmp_path, "part-00000001-late.parquet", 3)]})
     suspended.commit(1)
+    assert numbers(suspended) == []
     last = begun(tmp_path, committed=2)
     assert numbers(last) == [("b.parquet", 3)]
-    assert not (tmp_path / "late.parquet").exists()
+    assert not (tmp_path / "part-00000001-late.parquet").exists()
 
 
 def test_what_a_successor_has_sent_is_done_for_an_owner_that_wakes_up(tmp_path: Path) -> None:
@@ -255,7 +256,7 @@ def test_what_was_sent_leaves_one_record_that_keeps_the_numbers(tmp_path: Path) 
         outbox.commit(number)
     for outbox_batch in outbox.ready():
         outbox.sent(outbox_batch)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000004.json", "0000000004.sent", "outbox.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000004.sent", "outbox.json"]
     assert begun(tmp_path, committed=4).messages_up_to(4) == 10
 
 
@@ -350,8 +351,7 @@ def test_a_record_that_is_written_after_its_batch_was_sent_and_removed_does_not_
     assert numbers(suspended) == []
     last = begun(tmp_path, committed=2)
     assert numbers(last) == ([] if later == "sent" else [("b.parquet", 3)])
-    # The newest record of what was sent is what the next one is numbered behind.
-    assert (tmp_path / "0000000001.json").exists() == (later == "waiting")
+    assert not (tmp_path / "0000000001.json").exists()
     assert last.messages_up_to(2) == 5
 
 
@@ -387,72 +387,80 @@ def test_a_batch_that_did_not_commit_is_numbered_again_behind_the_one_that_was_s
     assert numbers(reopened) == [("again.parquet", 3)]
 
 
-def test_an_outbox_of_version_1_goes_on_with_its_numbers(tmp_path: Path) -> None:
-    file = {"topic_partition": "t", "committed": True}
-    data = {
-        "version": 1,
-        "name": "abcd",
-        "files": [
-            {**file, "name": "sent.parquet", "batch_id": 7, "first_sequence": 10, "rows": 5},
-            {**file, "name": "kept.parquet", "batch_id": 8, "first_sequence": 15, "rows": 2},
-        ],
-        "numbers": {"t": {"batch_id": 8, "first": 15, "next": 17}, "u": {"batch_id": 3, "first": 0, "next": 4}},
-    }
-    (tmp_path / "outbox.json").write_text(json.dumps(data))
-    written(tmp_path, "kept.parquet", 2)
+def test_what_a_micro_batch_that_waits_costs_does_not_grow_with_the_topic_partitions(tmp_path: Path) -> None:
+    sizes = []
+    for count in (1, 100):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        outbox = begun(folder)
+        outbox.add(batch(0), {f"t-{number}": [written(folder, f"{number}.parquet", 3)] for number in range(count)})
+        outbox.commit(0)
+        outbox.add(batch(1), {"t-0": [written(folder, "one.parquet", 1)]})
+        outbox.commit(1)
+        sizes.append((folder / "0000000001.json").stat().st_size)
+        assert len(outbox.ready()[1].next_sequences) == 1
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_numbers_go_on_after_micro_batches_without_the_topic_partition_were_sent(
+    tmp_path: Path, is_reopened: bool
+) -> None:
+    outbox = begun(tmp_path)
+    for number, topic_partition in enumerate(("t-0", "t-1", "t-1")):
+        outbox.add(batch(number), {topic_partition: [written(tmp_path, f"{number}.parquet", 3)]})
+        outbox.commit(number)
+    for ready in outbox.ready():
+        outbox.sent(ready)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000002.sent", "outbox.json"]
+    outbox = begun(tmp_path, committed=2) if is_reopened else outbox
+    assert outbox.messages_up_to(2) == 9
+    files = {name: [written(tmp_path, f"{name}.parquet", 1)] for name in ("t-0", "t-1")}
+    assert outbox.add(batch(3), files) == 11
+    outbox.commit(3)
+    assert numbers(outbox) == [("t-0.parquet", 3), ("t-1.parquet", 6)]
+    assert begun(tmp_path, committed=3).messages_up_to(3) == 11
+
+
+def test_the_golden_record_of_what_was_sent_is_read_and_a_newer_one_is_refused(tmp_path: Path) -> None:
+    golden = '{"version": 1, "next_sequences": {"t": 17}}'
+    path = tmp_path / "0000000008.sent"
+    path.write_text(golden)
     outbox = begun(tmp_path, committed=8)
-    assert outbox.name == "abcd"
-    assert numbers(outbox) == [("kept.parquet", 15)]
-    outbox.add(batch(9), {"t": [written(tmp_path, "t.parquet", 1)], "u": [written(tmp_path, "u.parquet", 1)]})
+    assert outbox.messages_up_to(8) == 17
+    outbox.add(batch(9), {"t": [written(tmp_path, "f", 2)]})
     outbox.commit(9)
-    assert numbers(outbox)[1:] == [("t.parquet", 17), ("u.parquet", 4)]
-    assert outbox.messages_up_to(9) == 23
+    outbox.sent(outbox.ready()[0])
+    assert json.loads((tmp_path / "0000000009.sent").read_text()) == {"version": 1, "next_sequences": {"t": 19}}
+    (tmp_path / "0000000009.sent").write_text('{"version": 2}')
+    with pytest.raises(OffsetError, match="newer Ledgerlake"):
+        begun(tmp_path, committed=9)
 
 
-def test_a_batch_of_version_1_that_did_not_commit_keeps_its_numbers_when_it_is_run_again(tmp_path: Path) -> None:
-    data = {"version": 1, "name": "abcd", "files": [], "numbers": {"t": {"batch_id": 8, "first": 15, "next": 17}}}
-    (tmp_path / "outbox.json").write_text(json.dumps(data))
+def test_golden_records_are_read_and_written(tmp_path: Path) -> None:
+    own = '{"version": 1, "name": "abcd"}'
+    record = (
+        '{"version": 1, "batch_id": 8, "files": [{"name": "f", "topic_partition": "t", "first_sequence": 15, "rows": 2}],'
+        ' "next_sequences": {"t": 17}}'
+    )
+    sending = '{"version": 1, "partitions": 3, "ends": {"due": {"ledger_id": 7, "entry_id": -1}}}'
+    texts = {"outbox.json": own, "0000000008.json": record, "0000000008.begun/3.json": sending}
+    (tmp_path / "0000000008.begun").mkdir()
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    written(tmp_path, "f", 2)
+    outbox = begun(tmp_path, committed=8)
+    assert (outbox.name, numbers(outbox), outbox.messages_up_to(8)) == ("abcd", [("f", 15)], 17)
+    ends = {"due": Position(7, -1)}
+    assert outbox.begin_sending(outbox.ready()[0], Sending(9)) == (Sending(3, ends), True)
+    (tmp_path / "0000000008.json").unlink()
+    (tmp_path / "0000000008.begun" / "3.json").unlink()
     outbox = begun(tmp_path, committed=7)
-    outbox.add(batch(8), {"t": [written(tmp_path, "t.parquet", 2)]})
-    outbox.commit(8)
-    assert numbers(outbox) == [("t.parquet", 15)]
-
-
-def version_2(folder: Path, number: int, name: str, first: int, rows: int) -> None:
-    """The record of a micro-batch as version 2 wrote it, before the table had the micro-batch."""
-    written(folder, name, rows)
-    file = {"name": name, "topic_partition": "t", "first_sequence": first, "rows": rows}
-    record = {"batch_id": number, "range_digest": 5, "files": [file], "next_sequences": {"t": first + rows}}
-    (folder / f"{number:010d}.json").write_text(json.dumps({"version": 2, **record}))
-
-
-def test_an_outbox_of_version_2_goes_on_and_a_batch_that_did_not_commit_is_run_again(tmp_path: Path) -> None:
-    (tmp_path / "outbox.json").write_text(json.dumps({"version": 2, "name": "abcd"}))
-    version_2(tmp_path, 7, "kept.parquet", 10, 5)
-    version_2(tmp_path, 8, "part-00000008-a.parquet", 15, 2)
-    ends = {"due": {"ledger_id": 7, "entry_id": 4}}
-    (tmp_path / "0000000007.3.begun").write_text(json.dumps({"version": 1, "partitions": 3, "ends": ends}))
-    outbox = begun(tmp_path, committed=7)
-    assert (outbox.name, numbers(outbox), outbox.messages_up_to(7)) == ("abcd", [("kept.parquet", 10)], 15)
-    assert outbox.begin_sending(outbox.ready()[0], Sending(9)) == (Sending(3, {"due": Position(7, 4)}), True)
-    run(outbox, 8, written(tmp_path, "part-00000008-b.parquet", 3))
-    assert numbers(outbox)[1:] == [("part-00000008-b.parquet", 15)]
-    for outbox_batch in outbox.ready():
-        outbox.sent(outbox_batch)
-    begun(tmp_path, committed=8)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000008.json", "0000000008.sent", "outbox.json"]
-
-
-@pytest.mark.parametrize("committed", [7, 8])
-def test_a_look_at_an_outbox_of_version_2_counts_what_the_table_has(tmp_path: Path, committed: int) -> None:
-    (tmp_path / "outbox.json").write_text(json.dumps({"version": 2, "name": "abcd"}))
-    version_2(tmp_path, 7, "a.parquet", 10, 5)
-    version_2(tmp_path, 8, "b.parquet", 15, 2)
-    before = sorted(path.name for path in tmp_path.iterdir())
-    outbox = Outbox(Place(str(tmp_path)))
-    outbox.examine(committed, "abcd")
-    assert outbox.messages_up_to(committed) == (15 if committed == 7 else 17)
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    run(outbox, 8, written(tmp_path, "f", 2))
+    outbox.begin_sending(outbox.ready()[0], Sending(3, ends))
+    first = record.replace("15", "0").replace("17", "2")
+    for name, text in (texts | {"0000000008.json": first}).items():
+        assert json.loads((tmp_path / name).read_text()) == json.loads(text)
 
 
 def test_how_the_sending_of_a_batch_began_stands_until_it_is_sent(tmp_path: Path) -> None:
@@ -492,22 +500,26 @@ def test_a_process_that_was_suspended_cannot_change_how_its_successor_began(
 @pytest.mark.parametrize("text", ["", "[]", '{"version": 1}', '{"version": 1, "partitions": 0, "ends": {}}'])
 def test_a_damaged_record_of_a_sending_is_one_sentence(tmp_path: Path, text: str) -> None:
     outbox = begun(tmp_path)
-    outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
-    (tmp_path / "0000000001.1.begun").write_text(text)
+    run(outbox, 1, written(tmp_path, "a.parquet", 3))
+    folder = tmp_path / "0000000001.begun"
+    folder.mkdir()
+    (folder / "1.json").write_text(text)
     with pytest.raises(OffsetError, match=r"the checkpoint holds damaged outbox record of a sending.*restore"):
         begun(tmp_path, committed=1)
 
 
 def test_a_newer_record_of_a_sending_is_refused_at_the_start(tmp_path: Path) -> None:
     outbox = begun(tmp_path)
-    outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
-    (tmp_path / "0000000001.2.begun").write_text(json.dumps({"version": 2, "partitions": 2}))
+    run(outbox, 1, written(tmp_path, "a.parquet", 3))
+    folder = tmp_path / "0000000001.begun"
+    folder.mkdir()
+    (folder / "2.json").write_text(json.dumps({"version": 2, "partitions": 2}))
     with pytest.raises(OffsetError, match=r"newer Ledgerlake \(outbox record of a sending of version 2.*upgrade"):
         begun(tmp_path, committed=1)
 
 
 @pytest.mark.parametrize("name", ["outbox.json", "0000000001.json"])
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2}', '{"version": 2, "name": 7, "batch_id": "x"}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"version": 1, "name": 7, "batch_id": "x"}'])
 def test_a_damaged_outbox_is_one_sentence(tmp_path: Path, name: str, text: str) -> None:
     outbox = begun(tmp_path)
     run(outbox, 1, written(tmp_path, "a.parquet", 3))
@@ -517,8 +529,8 @@ def test_a_damaged_outbox_is_one_sentence(tmp_path: Path, name: str, text: str) 
 
 
 def test_a_newer_outbox_is_refused_with_advice(tmp_path: Path) -> None:
-    (tmp_path / "outbox.json").write_text(json.dumps({"version": 4}))
-    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(outbox of version 4.*upgrade"):
+    (tmp_path / "outbox.json").write_text(json.dumps({"version": 2}))
+    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(outbox of version 2.*upgrade"):
         begun(tmp_path)
 
 

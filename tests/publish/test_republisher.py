@@ -222,9 +222,21 @@ def test_rows_that_are_no_messages_hold_up_none_after_them(
     ]
 
 
+def test_a_copy_promises_no_marker_and_has_the_pipelines_word_on_its_origin(tmp_path: Path, broker: Broker) -> None:
+    own = {"ledgerlake.chunks": "1", "ledgerlake.topic": "forged", "ledgerlake.null": "true", "mine": "kept"}
+    assert send(filled(tmp_path, 1, properties=own)) == []
+    ((_, properties),) = broker.stored
+    assert properties == {
+        "mine": "kept",
+        "ledgerlake.topic": "t",
+        "ledgerlake.message_id": "1:0",
+        "ledgerlake.deliver_at": "1000",
+    }
+
+
 def test_a_message_that_a_policy_of_the_topic_refuses_is_replaced_and_those_after_it_come(tmp_path: Path) -> None:
     ended: list[LedgerlakeError] = []
-    outbox = filled(tmp_path, 50, large={20: b"L" * 5000})
+    outbox = filled(tmp_path, 50, others={20: b"L" * 5000})
     with Peer(largest_stored_bytes=2000) as peer:
         due_publisher = Republisher(
             outbox, ClientSettings(peer.url, give_up_after_s=2), TOPIC, "s", lambda: True, ended.append
@@ -238,6 +250,16 @@ def test_a_message_that_a_policy_of_the_topic_refuses_is_replaced_and_those_afte
         b"" if number == 20 else b"%d" % number for number in range(50)
     ]
     assert "ledgerlake.too_large" in {entry.key for entry in entries_by_sequence[20].metadata.properties}
+
+
+def test_a_message_without_a_value_has_none_on_the_topic_and_an_empty_one_stays_a_value(tmp_path: Path) -> None:
+    outbox = filled(tmp_path, 3, others={1: None, 2: b""})
+    with Peer() as peer:
+        due_publisher = Republisher(outbox, ClientSettings(peer.url), TOPIC, "s", lambda: True, lambda _error: None)
+        due_publisher.start()
+        due_publisher.drain(20.0)
+        due_publisher.stop()
+        assert [parse_entry(raw).metadata.null_value for raw in peer.received] == [False, True, False]
 
 
 def test_a_sender_that_waits_for_a_broker_can_be_stopped(tmp_path: Path, broker: Broker, monkeypatch: Any) -> None:

@@ -56,6 +56,16 @@ def test_a_schedule_is_a_delayed_message_with_its_id_and_a_cancel_names_it() -> 
         assert has_value == [True, True, True, False]
 
 
+def test_a_producer_that_the_broker_has_closed_is_opened_again_before_the_next_message() -> None:
+    with Peer() as peer, Schedules(peer.url, TOPIC) as schedules:
+        schedules.put("a", b"one")
+        peer.disconnect()
+        schedules.put("a", b"two")
+        assert [value for value, _, _ in sent(peer)] == [b"one", b"two"]
+        peer.disconnect()
+    # It is closed without an error: all is stored.
+
+
 def test_a_refused_message_leaves_no_producer_at_the_broker() -> None:
     with Peer(largest_stored_bytes=1000) as peer, Schedules(peer.url, TOPIC) as schedules:
         for _ in range(3):

@@ -46,6 +46,7 @@ class Stored:
     producer: str
     sequence: int
     value: bytes
+    properties: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -53,7 +54,8 @@ class Broker:
     """One with deduplication: ``last`` is what it knows of each producer; ``takes`` messages and
     then is away.
 
-    ``topic``: where its one partition can be read.
+    ``topic``: where its one partition can be read. ``meanwhile`` is called once, before a producer
+    is opened: the process that opens it was suspended.
     """
 
     partitions: int = 1
@@ -63,12 +65,18 @@ class Broker:
     last: dict[tuple[str, str], int] = field(default_factory=dict)
     stored: list[Stored] = field(default_factory=list)
     topic: Peer | None = None
+    meanwhile: Callable[[], None] | None = None
 
     def store(self, message: Stored) -> Position:
         self.stored.append(message)
         if self.topic is not None:
             self.topic.add(
-                single(message.value, producer_name=message.producer, sequence_id=message.sequence),
+                single(
+                    message.value,
+                    producer_name=message.producer,
+                    sequence_id=message.sequence,
+                    properties=[pb.KeyValue(key=key, value=value) for key, value in message.properties.items()],
+                ),
                 first=len(self.stored),
             )
         return Position(7, len(self.stored))
@@ -92,7 +100,8 @@ class Producer:
         broker.takes -= 1
         if metadata.sequence_id > broker.last.get(self._key, -1):
             broker.last[self._key] = metadata.sequence_id
-            position = broker.store(Stored(*self._key, metadata.sequence_id, content))
+            properties = {pair.key: pair.value for pair in metadata.properties}
+            position = broker.store(Stored(*self._key, metadata.sequence_id, content, properties))
         on_receipt(Receipt("Ok", position))
 
 
@@ -106,6 +115,9 @@ class Client:
         return [f"{topic}-partition-{number}" for number in range(self._broker.partitions)]
 
     def open_producer(self, topic_partition: str, name: str, _earlier_number: int) -> Producer:
+        if meanwhile := self._broker.meanwhile:
+            self._broker.meanwhile = None
+            meanwhile()
         return Producer(self._broker, topic_partition, name)
 
     def close(self) -> None:
@@ -297,6 +309,51 @@ def test_a_sender_that_is_still_connected_learns_what_another_process_has_sent(
     assert broker.values == Counter([b"first", *VALUES])
 
 
+@pytest.mark.parametrize("count", [1, 7, 20, 25, 40])
+def test_a_process_that_was_suspended_before_it_sent_doubles_nothing_of_its_successor(
+    tmp_path: Path, broker: Broker, readable: Peer, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    later = [b"later %d" % number for number in range(20)]
+
+    def succeed() -> None:
+        successor = opened(tmp_path)
+        add(successor, 3, later)
+        if count < 40:
+            send_in_part(successor, broker, count)
+        else:
+            send(successor, url=readable.url)
+
+    outbox = opened(tmp_path)
+    add(outbox, 1, [b"first"])
+    send(outbox, url=readable.url)
+    add(outbox, 2, VALUES)
+    broker.meanwhile = succeed
+    with caplog.at_level(logging.WARNING):
+        send(outbox, url=readable.url)
+        send(opened(tmp_path), url=readable.url)
+    assert [message.value for message in broker.stored] == [b"first", *VALUES, *later]
+    assert not [record.message for record in caplog.records if "another producer" in record.message]
+
+
+@pytest.mark.parametrize("number", [6, 2**62])
+def test_a_number_of_somebody_else_who_can_be_read_hides_and_doubles_no_message(
+    tmp_path: Path, broker: Broker, readable: Peer, number: int
+) -> None:
+    outbox = opened(tmp_path)
+    add(outbox, 1, VALUES[:5])
+    send(outbox, url=readable.url)
+    add(outbox, 2, VALUES[5:])
+    (key,) = broker.last
+
+    def use_the_name() -> None:
+        broker.last[key] = number
+        broker.store(Stored(*key, number, b"of somebody else"))
+
+    broker.meanwhile = use_the_name
+    send(outbox, url=readable.url)
+    assert [message.value for message in broker.stored] == [*VALUES[:5], b"of somebody else", *VALUES[5:]]
+
+
 @pytest.mark.parametrize("when", ["at the first start", "at the second start"])
 def test_a_topic_that_may_not_be_read_holds_up_nothing_and_is_named(
     tmp_path: Path, broker: Broker, readable: Peer, when: str, caplog: pytest.LogCaptureFixture
@@ -338,7 +395,8 @@ def test_a_number_that_somebody_else_used_under_the_producers_name_hides_no_mess
     assert [message.value for message in broker.stored] == VALUES[:5] + later
     assert [record.message for record in caplog.records if "another producer has used" in record.message] == [
         f"another producer has used the name {key[1]} on {key[0]}, with the sequence id {number}; messages of t are sent there "
-        "under another name from now on, and none is lost: look at who may write to that topic"
+        "under another name from now on, and none is lost: either the checkpoint was restored from a copy, and what was sent "
+        "since the copy comes again; or look at who may write to that topic"
     ]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings
+from ledgerlake.client.producer import NumberedProducer
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.target_client import Receipt, TargetClient
 from ledgerlake.wire.entry import parse_entry
@@ -38,12 +39,12 @@ class Sending:
         self.receipts: dict[int, Receipt] = {}
         self._answered = threading.Condition()
 
-    def __call__(self, *contents: bytes, first: int = 0, **fields: str) -> None:
+    def __call__(self, *contents: bytes, first: int = 0, wait_s: float = 20, **fields: str) -> None:
         for number, content in enumerate(contents, first):
             metadata = pb.MessageMetadata(sequence_id=number, **fields)  # type: ignore[arg-type]
             self._producer.send(metadata, content, lambda receipt, number=number: self._answer(number, receipt))  # type: ignore[misc]
         with self._answered:
-            assert self._answered.wait_for(lambda: len(self.receipts) == first + len(contents), 20)
+            assert self._answered.wait_for(lambda: len(self.receipts) == first + len(contents), wait_s)
 
     def _answer(self, number: int, receipt: Receipt) -> None:
         with self._answered:
@@ -87,13 +88,27 @@ def test_after_a_disconnect_no_chunk_stands_there_twice_under_one_uuid(peer: Pee
     assert max(map(len, attempts)) > 3
 
 
-def test_what_the_broker_has_stored_is_answered_by_it_and_of_a_large_message_nothing_is_sent(peer: Peer) -> None:
-    peer.stored = [(0, 0), (1, 1)]
-    sending = Sending(peer, earlier_number=1)
+def test_a_large_message_before_the_last_number_that_the_broker_knows_is_not_sent_again(peer: Peer) -> None:
+    peer.stored = [(0, 0), (1, 1), (2, 2)]
+    sending = Sending(peer, earlier_number=2)
     sending(b"first", LARGE, b"last")
     sending.client.close()
     assert sending.names == ["Ok"] * 3
     assert [parse_entry(raw).metadata.sequence_id for raw in peer.received] == [0, 2]
+
+
+def test_a_large_message_that_the_broker_has_only_begun_to_store_is_sent_again(peer: Peer) -> None:
+    sending = Sending(peer, earlier_number=0)
+    sending(b"first")
+    peer.pushes_only = True
+    with pytest.raises(AssertionError):
+        sending(LARGE, first=1, wait_s=0.5)
+    peer.pushes_only = False
+    peer.disconnect()
+    wait_until(lambda: 1 in sending.receipts)
+    sending.client.close()
+    assert sending.names == ["Ok"] * 2
+    assert [sequence_id for sequence_id, _ in peer.stored] == [0, 1]
 
 
 def test_metadata_that_the_broker_does_not_take_are_answered_at_once_and_hold_up_nothing(peer: Peer) -> None:
@@ -123,6 +138,14 @@ def test_after_the_first_message_that_fails_none_is_sent(peer: Peer) -> None:
     sending.client.close()
     assert sending.names == ["NotAllowedError", "AlreadyClosed", "AlreadyClosed"]
     assert peer.stored == []
+
+
+def test_an_error_that_nobody_thought_of_is_an_answer_too(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    sending = Sending(peer)
+    monkeypatch.setattr(NumberedProducer, "send", lambda *_: 1 / 0)
+    sending(b"a", b"b")
+    assert sending.names == ["ZeroDivisionError", "AlreadyClosed"]
+    sending.client.close()
 
 
 def test_a_client_whose_broker_is_gone_can_be_closed() -> None:

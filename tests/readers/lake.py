@@ -77,7 +77,7 @@ def write(recipe: Recipe, folder: Path) -> Place:
     schemas = RecordSchemas(registry, tables)  # type: ignore[arg-type]
     schemas.learn([TOPIC])
     tables.create()
-    tables.begin({}, [TOPIC])
+    tables.begin()
     table = tables.main.table
     first = 0
     for number, (known, messages) in enumerate(recipe.batches):

@@ -129,11 +129,24 @@ _PARTITIONS = {"int", "long", "string", "boolean", "date"}
 _CLUSTERS = {"int", "long", "string", "date", "timestamp-micros"}
 
 
+def _may_partition(text: str) -> bool:
+    """Return whether a table can be partitioned by a text; messages with a longer one are rejects."""
+    return len(text.encode()) <= 1000
+
+
+def _values(kind: str, is_partition: bool) -> st.SearchStrategy[Any]:
+    if kind == "string" and is_partition:
+        return st.sampled_from([text for text in _TEXTS if _may_partition(text)])
+    return _VALUES[kind]
+
+
 @st.composite
 def _messages(draw: st.DrawFn, versions: list[Fields], options: dict[str, Any]) -> Message:
     number = draw(st.integers(0, len(versions) - 1))
-    value = {name: draw(st.none() | _VALUES[kind]) for name, kind in versions[number].items()}
+    partitions = options.get("partition_by", [])
+    value = {name: draw(st.none() | _values(kind, name in partitions)) for name, kind in versions[number].items()}
+    keys = st.sampled_from([key for key in _KEYS if "key" not in partitions or _may_partition(key)])
     # A table with the latest messages rejects those without a key.
-    key = draw(st.sampled_from(_KEYS)) if "mode" in options else draw(st.none() | st.sampled_from(_KEYS))
+    key = draw(keys) if "mode" in options else draw(st.none() | keys)
     is_null = draw(st.integers(0, 9)) == 0
     return Message(number, None if is_null else value, key, draw(_PROPERTIES), draw(st.sampled_from(_EVENT_TIMES_MS)))

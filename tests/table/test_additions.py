@@ -17,6 +17,7 @@ from ledgerlake.operators.results import PartitionResult, TableResult, TaskResul
 from ledgerlake.operators.rows import StateSummary
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
 from ledgerlake.stored.places import Place
+from ledgerlake.table.additions import add_missing
 from ledgerlake.table.batch_record import BatchRecord, SeenBatch
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder
@@ -68,6 +69,13 @@ def killed_behind_rejects(tables: dict[str, Table], rejects: list[dict[str, Any]
     table.commit(batch, written(table, rejects), {})
 
 
+def killed_behind_additions(tables: dict[str, Table], rejects: list[dict[str, Any]]) -> None:
+    """Another run that ends before the commit of ``messages``."""
+    table = Table(tables["rejects"].path, schema.REJECTS)
+    assert table.contains(BATCH)
+    add_missing(table, BATCH, written(table, rejects))
+
+
 def stored_rows(tables: dict[str, Table], name: str = "rejects") -> list[tuple[int, str, str]]:
     rows = DeltaTable(tables[name].path.uri).to_pyarrow_table().to_pylist()
     return sorted((row["entry_id"], row.get("reason", ""), row.get("detail", "")) for row in rows)
@@ -89,8 +97,8 @@ def test_it_is_added_once_over_a_kill_behind_it(tables: dict[str, Table]) -> Non
 
 def test_a_third_run_adds_what_both_before_lack(tables: dict[str, Table]) -> None:
     killed_behind_rejects(tables, [rejected(1)])
-    run(tables, [rejected(1), rejected(5)])
-    run(tables, [rejected(6), rejected(1), rejected(5)])
+    killed_behind_additions(tables, [rejected(1), rejected(5)])
+    killed_behind_additions(tables, [rejected(6), rejected(1), rejected(5)])
     run(tables, [rejected(6)], messages=2)
     assert [row[0] for row in stored_rows(tables)] == [1, 5, 6]
 

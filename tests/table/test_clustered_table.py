@@ -37,7 +37,7 @@ KEYS = [f"k{number}" for number in range(20)]
 def begun(table: Table) -> Table:
     if not table.check(None):
         table.create({"delta.checkpointInterval": "5"})
-    table.begin(None)
+    table.begin()
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.open_table import open_delta, read_commit
 from ledgerlake.table.ordered_files import BufferedWriter, OrderedWriter, data_folder
+from ledgerlake.table.properties import checkpoint_interval
 from ledgerlake.table.vacuum import is_data_file
 from ledgerlake.wire.message_id import AFTER_ALL
 from tests.table.rows import rows
@@ -305,6 +307,24 @@ def test_the_log_gets_its_checkpoints_though_merges_take_their_versions(writer: 
     assert len(content(writer.table.path)) == 54 * PARTITIONS * ROWS
 
 
+@pytest.mark.parametrize("interval", ["0", "-5", "10 commits", "", "²", "9" * 5000])
+def test_an_interval_of_checkpoints_that_cannot_be_is_that_of_a_table_without_one(
+    writer: Writer, interval: str
+) -> None:
+    log = Path(writer.table.path.uri) / f"_delta_log/{0:020}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "metaData" in action:
+            action["metaData"]["configuration"]["delta.checkpointInterval"] = interval
+    log.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+    table = open_delta(writer.table.path)
+    assert table.metadata().configuration["delta.checkpointInterval"] == interval
+    assert checkpoint_interval(table) == 100
+    for _ in range(4):
+        writer.commit()
+    assert writer.compaction().run() == 4 * PARTITIONS
+
+
 def test_nothing_is_read_of_a_table_that_has_not_changed(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.commit()
     kept = writer.compaction()
@@ -315,6 +335,60 @@ def test_nothing_is_read_of_a_table_that_has_not_changed(writer: Writer, monkeyp
 
     monkeypatch.setattr(compaction, "open_delta", fail)
     assert kept.run() == 0
+
+
+def test_a_turn_ends_though_files_come_at_each_rest_and_merges_those_of_its_begin_at_all_levels(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_groups, "_LEVELS", ((2**40, ROWS + 1), (2**40, 2**40)))
+    monkeypatch.setattr(file_groups, "_MOST_FILES", (9, 9))
+    for _ in range(24):
+        writer.commit()
+    rests: list[None] = []
+
+    def commit_a_group() -> None:
+        rests.append(None)
+        assert len(rests) < 50, "the turn does not end"
+        for _ in range(3):
+            writer.commit()
+
+    assert writer.compaction(rest=commit_a_group).run() == 24 * PARTITIONS + 8
+    assert len(files_of(writer.table.path)) == 1 + 3 * PARTITIONS * len(rests)
+    assert writer.compaction().run() >= 3 * PARTITIONS * len(rests)
+    assert rows_out_of_order(writer.table.path) == 0
+
+
+def test_a_turn_ends_though_another_writer_comes_first_at_each_commit(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(4):
+        writer.commit()
+    changes: list[None] = []
+
+    def change(_merged: Sequence[DataFile]) -> None:
+        changes.append(None)
+        assert len(changes) < 5, "the turn does not end"
+        properties = {"delta.logRetentionDuration": f"interval {len(changes)} days"}
+        DeltaTable(writer.table.path.uri).alter.set_table_properties(properties)
+
+    before_the_commit(monkeypatch, change)
+    assert writer.compaction().run() == 0
+    assert len(files_of(writer.table.path)) == 4 * PARTITIONS
+
+
+def test_a_table_whose_log_was_cleaned_beyond_the_last_look_is_looked_at_again(writer: Writer) -> None:
+    writer.commit()
+    compaction = Compaction(writer.table.path, writer.table.schema)
+    assert compaction.run() == 0
+    settled = compaction._settled
+    assert settled is not None
+    for _ in range(12):
+        writer.commit()
+    log = Path(writer.table.path.uri) / "_delta_log"
+    DeltaTable(writer.table.path.uri).create_checkpoint()
+    for version in range(settled + 6):
+        (log / f"{version:020}.json").unlink(missing_ok=True)
+    assert compaction.run() > 0
 
 
 def test_a_stop_gives_the_merge_up_and_leaves_no_file(writer: Writer) -> None:

@@ -20,7 +20,7 @@ from ledgerlake.errors import CheckpointError, OwnershipError, TableError
 from ledgerlake.stored.places import Place
 from ledgerlake.stored.stores import StorageSettings
 from ledgerlake.table import delta_table
-from ledgerlake.table.batch_record import BatchRecord, Recorded, number_of
+from ledgerlake.table.batch_record import BatchRecord, Recorded
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.features import HONOURED_FEATURES
 from ledgerlake.table.ordered_files import DataFile
@@ -338,16 +338,16 @@ def test_a_refresh_that_fails_leaves_the_failure_to_the_next_question(tmp_path: 
 
 def test_a_store_that_lost_our_commit_and_took_anothers_is_noticed(tmp_path: Path) -> None:
     table = new_table(tmp_path / "table")
-    table.begin(None)
+    table.begin()
     put(table, batch(0), data_file(table, "a"))
     put(table, batch(1), data_file(table, "b"))
-    assert table.last_writer("orders") == number_of("ledgerlake:orders:id")
+    assert table.last_writer("orders") == 1
     put(table, batch(2), data_file(table, "c"))
     newest = DeltaTable(str(tmp_path / "table")).version()
     commit = tmp_path / "table" / "_delta_log" / f"{newest:020}.json"
     actions = [json.loads(line) for line in commit.read_text().splitlines()]
     for action in actions:
-        if action.get("txn", {}).get("appId", "").startswith(("ledgerlake.query:", "ledgerlake.attempt:")):
+        if action.get("txn", {}).get("appId", "").startswith(("ledgerlake.checkpoint:", "ledgerlake.attempt:")):
             action["txn"]["version"] = 5
         if "commitInfo" in action:
             action["commitInfo"]["ledgerlake"] = replace(batch(2), query="ledgerlake:orders:other").to_json()
@@ -373,9 +373,8 @@ def put(table: Table, record: BatchRecord, file: DataFile) -> None:
 
 
 def batch(number: int, digest: int = 7) -> BatchRecord:
-    return BatchRecord(
-        "orders", "ledgerlake:orders:id", number, digest, {"t": {"start": None, "end": {"ledger": 3, "entry": 9}}}
-    )
+    ranges = {"t": {"start": None, "end": {"ledger": 3, "entry": 9}}}
+    return BatchRecord("orders", "ledgerlake:orders:id", number, digest, ranges, checkpoint=1)
 
 
 def test_a_batch_that_the_table_holds_is_known_by_its_number_and_its_offsets(tmp_path: Path) -> None:
@@ -413,43 +412,42 @@ def test_a_digest_counts_for_the_batch_that_it_was_written_for(tmp_path: Path) -
         table.contains(batch(7, digest=9))
 
 
-def test_a_digest_of_an_earlier_release_has_no_number_and_counts(tmp_path: Path) -> None:
+def test_a_digest_without_its_number_does_not_count(tmp_path: Path) -> None:
     table = new_table(tmp_path / "table")
     record_by_spark(tmp_path / "table", 4)
     record_by_spark(tmp_path / "table", 7, "ledgerlake:orders:id:range")
-    assert table.recorded("ledgerlake:orders:id") == Recorded(4, 7)
+    assert table.recorded("ledgerlake:orders:id") == Recorded(4, None)
 
 
 def test_who_has_committed_last_for_a_stream_is_known(tmp_path: Path) -> None:
     table = new_table(tmp_path / "table")
-    first, second = batch(4), replace(batch(1), query="ledgerlake:orders:other")
+    first, second = batch(4), replace(batch(1), query="ledgerlake:orders:other", checkpoint=2)
     assert table.last_writer("orders") is None
     put(table, first, data_file(table, "a"))
     assert table.contains(first)
     table.commit(first.more(1), [data_file(table, "b")], {})
-    assert table.last_writer("orders") == number_of(first.query)
-    table.begin(number_of(first.query))
+    assert table.last_writer("orders") == 1
     put(table, second, data_file(table, "c"))
     assert table.contains(second)
-    assert table.last_writer("orders") == number_of(second.query)
+    assert table.last_writer("orders") == 2
     assert table.last_writer("invoices") is None
 
 
-def test_a_process_beside_which_another_query_has_committed_is_refused(tmp_path: Path) -> None:
+def test_a_process_beside_which_a_later_checkpoint_has_committed_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "table"
     table, beside = new_table(path), Table(Place(str(path)), SCHEMA)
-    table.begin(None)
+    table.begin()
     put(table, batch(4), data_file(table, "a"))
-    beside.begin(number_of(batch(4).query))
-    put(beside, replace(batch(1), query="ledgerlake:orders:other"), data_file(beside, "b"))
+    later = replace(batch(1), query="ledgerlake:orders:other", checkpoint=2)
+    put(beside, later, data_file(beside, "b"))
     with pytest.raises(OwnershipError, match="another checkpoint of the stream orders has written to the table"):
         table.contains(batch(5))
-    assert beside.contains(replace(batch(1), query="ledgerlake:orders:other"))
+    assert beside.contains(later)
 
 
 def test_a_commit_of_delta_spark_counts_though_it_leaves_an_older_number(tmp_path: Path) -> None:
     path = tmp_path / "table"
-    table, later = new_table(path), replace(batch(1), query="ledgerlake:orders:other")
+    table, later = new_table(path), replace(batch(1), query="ledgerlake:orders:other", checkpoint=2)
     put(table, batch(4), data_file(table, "a"))
     DeltaTable(str(path)).create_write_transaction(
         [],
@@ -457,9 +455,8 @@ def test_a_commit_of_delta_spark_counts_though_it_leaves_an_older_number(tmp_pat
         deltalake.Schema.from_arrow(SCHEMA),
         commit_properties=CommitProperties(custom_metadata={"userMetadata": later.to_json()}),
     )
-    assert table.last_writer("orders") == number_of(later.query)
+    assert table.last_writer("orders") == 2
     # A process of the later query, which appends files again, is not taken for another one.
-    table.begin(number_of(later.query))
     assert not table.contains(replace(later, batch_id=2))
 
 

@@ -226,11 +226,31 @@ def test_a_process_that_is_behind_takes_nothing_back(tmp_path: Path, monkeypatch
     writer = Writer(Place(str(tmp_path / "messages")))
     writer.commit()
     behind = follower(tmp_path)
-    before = DeltaTable(str(tmp_path / "messages"))
-    monkeypatch.setattr(behind, "_current", lambda: before)
+    before, opened = DeltaTable(str(tmp_path / "messages")), behind._current
+    views = [opened, lambda: before]
+
+    def current() -> DeltaTable | None:
+        return views.pop()()
+
+    monkeypatch.setattr(behind, "_current", current)
     writer.commit()
     assert follower(tmp_path).follow() == 2
     assert behind.follow() is None
+    there, expected = compared(tmp_path)
+    assert there == expected
+
+
+def test_a_delta_table_that_was_restored_from_a_copy_is_followed_back(tmp_path: Path) -> None:
+    folder = tmp_path / "messages"
+    writer = Writer(Place(str(folder)))
+    writer.commit()
+    shutil.copytree(folder, tmp_path / "copy")
+    for _ in range(3):
+        writer.commit()
+    assert follower(tmp_path).follow() == 4
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "copy", folder)
+    assert follower(tmp_path).follow() == 1
     there, expected = compared(tmp_path)
     assert there == expected
 
@@ -292,6 +312,8 @@ def test_a_partitioned_table_is_followed_until_another_writers_file_lacks_the_co
     "properties",
     [
         {"type": "sql", "uri": "nosuchdialect://user:swordfish@host/db"},
+        *({"type": "rest", "uri": f"http://user:swordfish{sign}x@127.0.0.1:1"} for sign in "/#?"),
+        *({"type": "rest", "uri": f"http://user:x{sign}swordfish@127.0.0.1:1"} for sign in "/#?"),
         {"type": "rest", "uri": "http://127.0.0.1:1/x?key=swordfish"},
         {"type": "rest", "uri": "http://127.0.0.1:1", "token": "swordfish\n"},
     ],

@@ -335,10 +335,11 @@ def test_a_table_that_was_not_made_for_it_is_refused(tmp_path: Path, properties:
         LatestTable(path, schema.MESSAGES).check(None)
 
 
-def test_a_table_of_the_latest_is_refused_by_others(written: Written) -> None:
+@pytest.mark.parametrize("flag", ["true", "TRUE"])
+def test_a_table_of_the_latest_is_refused_by_others(written: Written, flag: str) -> None:
     with pytest.raises(TableError, match='was made with mode = "latest"'):
         Table(written.path, schema.MESSAGES).check(None)
-    DeltaTable(written.path.uri).alter.set_table_properties({"delta.appendOnly": "true"})
+    DeltaTable(written.path.uri).alter.set_table_properties({"delta.appendOnly": flag})
     with pytest.raises(TableError, match=r"has delta\.appendOnly"):
         LatestTable(written.path, schema.MESSAGES).check(None)
 
@@ -441,3 +442,33 @@ def test_large_rows_are_not_written_again_by_each_commit(written: Written, monke
     state = written.table._state
     assert state is not None
     assert set(state.index.deleted) == set(state.entries)
+
+
+@pytest.mark.parametrize("pattern", ["part-compacted-*", "deletion_vector_*", "part-00000016-*"])
+def test_a_file_that_a_vacuum_removed_while_the_process_was_suspended_is_not_committed(
+    written: Written, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    for number in range(16):
+        # Some rows stay, and of none of the files are most.
+        written.batch([message(4 * number + row, f"k{number}-{row}", b"v") for row in range(4)])
+    commit, folder = latest_table._Change._commit, Path(written.path.uri)
+    before = {*folder.iterdir()}
+
+    def suspended(self: latest_table._Change, *arguments: Any) -> log_commit.OwnCommit:
+        made = commit(self, *arguments)
+        removed = [file for file in folder.glob(pattern) if file not in before]
+        assert removed
+        for file in removed:
+            file.unlink()
+        return made
+
+    monkeypatch.setattr(latest_table._Change, "_commit", suspended)
+    monkeypatch.setattr(latest_table, "_MOST_REWRITTEN_ROWS", 8)
+    known = written.values()
+    with pytest.raises(TableError, match="which the commit adds, is gone"):
+        written.batch([message(100 + number, f"k{number}-0", b"w") for number in range(16)])
+    monkeypatch.undo()
+    assert written.values() == known
+    written.restart()
+    written.batch([message(100, "k0-0", b"w")])
+    assert written.values() == known | {"k0-0": b"w"}

@@ -42,7 +42,7 @@ def test_a_table_demands_only_the_features_that_it_needs(tmp_path: Path) -> None
     assert reader_features(of_records) == ["deletionVectors", "timestampNtz"]
     for name, kind in (("plain", RecordTable), ("clustered", lambda path: ClusteredRecordTable(path, ["id"]))):
         table = made(kind(Place(str(tmp_path / name))))
-        table.begin(None)
+        table.begin()
         table.add_columns(pa.struct([("more", pa.string())]))
         assert reader_features(table) == []
         table.add_columns(LOCAL)

@@ -19,7 +19,8 @@ from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.clustered_table import ClusteredTable
 from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.delta_table import Table
-from ledgerlake.table.ordered_files import OrderedWriter, data_folder
+from ledgerlake.table.open_table import read_commit
+from ledgerlake.table.ordered_files import STATISTICS_PROPERTY, OrderedWriter, data_folder
 from ledgerlake.table.record_table import RecordTable
 from tests.table.rows import rows
 
@@ -165,7 +166,7 @@ def test_readers_that_take_missing_bounds_for_none_find_all_rows(place: Place) -
     records = pa.array([{"id": 7, "number": 1.5}] * 2, table.record)
     columns = [*(messages[field.name] for field in PULSAR_FIELDS), records]
     writer.write(pa.RecordBatch.from_arrays(columns, schema=table.schema))
-    table.begin(None)
+    table.begin()
     table.commit(BatchRecord("stream", "query", 0, 0), writer.finish(), {})
     read = DeltaTable(place.uri).to_pyarrow_dataset()
     for condition in (pc.field("number") == 1.5, pc.field("id") == 7, pc.field("pulsar", "late") == pa.scalar(False)):
@@ -173,6 +174,25 @@ def test_readers_that_take_missing_bounds_for_none_find_all_rows(place: Place) -
     table.add_columns(pa.struct([("id", pa.int64()), ("number", pa.float64()), ("city", pa.string())]))
     read = DeltaTable(place.uri).to_pyarrow_dataset()
     assert read.to_table(filter=pc.field("city").is_null()).num_rows == 2
+
+
+@pytest.mark.parametrize("merges", [False, True])
+def test_the_log_has_statistics_of_the_columns_alone_that_the_table_names(place: Place, *, merges: bool) -> None:
+    table = created(place)
+    named = DeltaTable(place.uri).metadata().configuration[STATISTICS_PROPERTY].split(",")
+    table.add_columns(pa.struct([("id", pa.int64()), ("city", pa.string())]))
+    for number in range(8):
+        commit(table, number, write(table, number))
+    if merges:
+        assert Compaction(place, None).run() == 8
+    for add in (action["add"] for action in read_commit(place, DeltaTable(place.uri).version()) if "add" in action):
+        stats = json.loads(add["stats"])
+        for part in ("minValues", "maxValues", "nullCount"):
+            pulsar = stats[part].pop("pulsar")
+            assert {*stats[part], *(f"pulsar.{name}" for name in pulsar)} <= {*named}
+    read = DeltaTable(place.uri).to_pyarrow_dataset()
+    assert read.to_table(filter=pc.field("city").is_null()).num_rows == 8
+    assert read.to_table(filter=pc.field("id") == 3).num_rows == 1
 
 
 def test_a_long_text_has_a_bound_before_it_and_one_after_it(place: Place) -> None:
@@ -233,7 +253,7 @@ def test_rows_are_found_by_a_key_with_any_character(place: Place, key: str) -> N
     ):
         table.path.make()
         table.create()
-        table.begin(None)
+        table.begin()
         writer = OrderedWriter(data_folder(table.path, schema.MESSAGES, f"part-{number:08}-00000"), None)
         writer.write(rows([1], key=key))
         commit(table, 0, writer.finish())
@@ -256,7 +276,7 @@ def test_filters_find_all_rows_of_a_table_that_names_other_columns_with_statisti
     DeltaTable.create(place.uri, schema.MESSAGES, configuration=settings)
     table = Table(place, schema.MESSAGES)
     assert table.examine()
-    table.begin(None)
+    table.begin()
     assert DeltaTable(place.uri).version() == 0
     for batch_id in range(12):
         writer = OrderedWriter(data_folder(place, schema.MESSAGES, "part-00000000-00000"), None)

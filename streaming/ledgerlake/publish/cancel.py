@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from ledgerlake.client.cluster import Cluster
+from ledgerlake.client.missing_topics import find_topic_partitions
 from ledgerlake.client.topics import full_name, split_partition
 from ledgerlake.delay.cancels import CANCEL_PROPERTY, parse_cancel
 from ledgerlake.errors import UsageError
@@ -37,7 +38,7 @@ def cancel(config: Config, by: Literal["id", "key", "schedule"], target: str, to
     options = config.source
     cluster = Cluster(options.client)
     try:
-        names = cluster.all_partitions(options.topics)
+        names = find_topic_partitions(cluster, options.topics)
         if topic is not None:
             names = [name for name in names if full_name(topic) in (name, split_partition(name)[0])]
         if topic is not None and not names:

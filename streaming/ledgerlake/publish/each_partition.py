@@ -43,8 +43,8 @@ def _together(failures: dict[str, LedgerlakeError], asked: int) -> LedgerlakeErr
         return errors[0]
     named = [f"{name} ({error.message})" for name, error in failures.items()][:_NAMED_MOST]
     more = f" and {len(failures) - len(named)} more" if len(failures) > len(named) else ""
+    others = ", and the others did" if len(failures) < asked else ""
     return type(errors[-1])(
-        f"{len(failures)} of {asked} topic partitions did not store the message, and the others did: "
-        f"{', '.join(named)}{more}",
+        f"{len(failures)} of {asked} topic partitions did not store the message{others}: {', '.join(named)}{more}",
         **errors[-1].attributes,
     )

@@ -110,6 +110,11 @@ class LargeMessageProducer:
         """Close the producer without waiting for receipts."""
         self._producer.abandon()
 
+    @property
+    def is_open(self) -> bool:
+        """Return whether the producer is open, as far as is known without a request to the broker."""
+        return self._producer.is_open
+
     def _most_bytes(self, metadata: pb.MessageMetadata, packed: bytes) -> int:
         """Return how many bytes of a payload fit into one entry."""
         return payload_limit_bytes(metadata, len(packed), self._producer.max_entry_bytes, self._chunk_bytes)

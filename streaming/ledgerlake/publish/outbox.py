@@ -5,7 +5,8 @@ after their batch was committed.
     <checkpoint>/ledgerlake/outbox/<batch>.<outcome>.json  messages that a run of a micro-batch has for the topic
     <checkpoint>/ledgerlake/outbox/<batch>.json            messages of the run that the table has, which are to be sent
     <checkpoint>/ledgerlake/outbox/<batch>.begun/<n>.json  its sending may have begun, when the target had n partitions
-    <checkpoint>/ledgerlake/outbox/<batch>.sent            all messages up to the end of that micro-batch are on the topic
+    <checkpoint>/ledgerlake/outbox/<batch>.sent            all messages up to the end of that micro-batch are on the topic; JSON
+                                                           with a version and the next numbers of all topic partitions
     <checkpoint>/ledgerlake/outbox/producers.json          other names of producers, if somebody else used the first one
     <checkpoint>/ledgerlake/outbox/*.parquet               due messages of one topic partition and micro-batch; removed when sent
 
@@ -36,13 +37,13 @@ Rules kept here:
   - The newest ``.sent`` is kept, and covers all micro-batches up to its own. So a record that a
     suspended process writes after its successor has sent the micro-batch is not sent; the next start
     removes it.
+  - A record has the numbers of its own topic partitions alone, so what a micro-batch that waits costs
+    does not depend on how many others there are. The next micro-batch is numbered from the newest
+    ``.sent`` and the records after it.
   - Micro-batches that wait cost neither a commit nor a sending anything: the folder is listed at a
     start, and once for all micro-batches that are sent together.
   - If the checkpoint knows an outbox and it is missing, no new one is begun: there may be unsent
     messages in it.
-
-Version 1 kept everything in ``outbox.json``. A missing file meant that it was sent. Version 2 wrote
-``<batch>.json`` before the table had the micro-batch, and ``<batch>.<n>.begun`` in the folder itself.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ if TYPE_CHECKING:
     from ledgerlake.table.batch_record import BatchRecord
     from ledgerlake.table.ordered_files import DataFile
 
-VERSION = 3
+VERSION = 1
 BEGUN_VERSION = 1
+SENT_VERSION = 1
 PRODUCERS_VERSION = 1
 
 
@@ -90,17 +92,12 @@ class OutboxFile:
 class OutboxBatch:
     """The messages of a micro-batch for the topic.
 
-    ``next_sequences`` are the next numbers of every topic partition that ever had a message.
+    ``next_sequences`` are the next numbers of the topic partitions that it has messages of.
     """
 
     batch_id: int
     files: list[OutboxFile]
     next_sequences: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def messages(self) -> int:
-        """Return how many messages the outbox has had with it."""
-        return sum(self.next_sequences.values())
 
 
 @dataclass(frozen=True)
@@ -139,7 +136,12 @@ class Outbox:
         self.folder = folder
         self.name = ""
         self._batches: dict[int, OutboxBatch] = {}
-        self._newest = OutboxBatch(-1, [])
+        # The next numbers of every topic partition that ever had a message: after the last micro-batch
+        # that was sent by this process or before it, and after the newest.
+        self._sent_up_to = -1
+        self._sent_sequences: dict[str, int] = {}
+        self._next_sequences: dict[str, int] = {}
+        self._newest = -1
         self._run: _Run | None = None
         # What runs have of the last micro-batch in the table, if it is not known which one committed.
         self._unsettled: list[OutboxBatch] = []
@@ -173,8 +175,8 @@ class Outbox:
         """
         self._committed = -1 if committed is None else committed
         try:
-            if not isinstance(self._record(name), _Version1):
-                self._read(self._names())
+            self._record(name)
+            self._read(self._names())
         except OSError as error:
             raise self._not_opened(error) from None
 
@@ -183,29 +185,27 @@ class Outbox:
             f"the outbox {self.folder} cannot be opened ({error.strerror or error}); look at its disk and its rights"
         )
 
-    def _record(self, name: str | None) -> _Version1 | _Version2 | None:
-        """Return what ``outbox.json`` has; None if there is none.
+    def _record(self, name: str | None) -> str | None:
+        """Return the name in ``outbox.json``; None if there is no such file.
 
         Raises:
             CheckpointError: this is not the outbox that the checkpoint knows.
         """
         self._filesystem, self._root = self.folder.filesystem(), self.folder.root
-        record = load_stored(self.folder / "outbox.json", "outbox", _outbox, VERSION)
-        if name is not None and (record is None or record.name != name):
+        found = load_stored(self.folder / "outbox.json", "outbox", _name, VERSION)
+        if name is not None and found != name:
             raise CheckpointError(
-                f"the outbox {self.folder} is {'gone' if record is None else 'another one'}, and messages may wait in the one "
+                f"the outbox {self.folder} is {'gone' if found is None else 'another one'}, and messages may wait in the one "
                 f"that this checkpoint had; restore it from the newest copy of the checkpoint, or remove {self.folder}.json "
                 "to go on without them: the table has them",
                 lost="unknown",
             )
-        return record
+        return found
 
     def _open(self, name: str | None) -> None:
-        record = self._record(name)
+        found = self._record(name)
         self.folder.make()
-        self.name = record.name if record is not None else secrets.token_hex(4)
-        if isinstance(record, _Version1):
-            self._split_version_1(record)
+        self.name = found or secrets.token_hex(4)
         save_json(self.folder / "outbox.json", {"version": VERSION, "name": self.name})
         self._load()
         self._remove_unknown()
@@ -221,9 +221,11 @@ class Outbox:
         """Return how many messages it has had up to a micro-batch; if it is not known which of several
         runs has committed that, the most.
         """
-        settled = [batch for number, batch in self._batches.items() if number <= batch_id]
-        unsettled = [batch for batch in self._unsettled if batch.batch_id == batch_id]
-        return max((batch.messages for batch in [*settled, *unsettled]), default=0)
+        nexts = dict(self._sent_sequences) if self._sent_up_to <= batch_id else {}
+        for number, batch in self._batches.items():
+            nexts |= batch.next_sequences if number <= batch_id else {}
+        unsettled = [batch.next_sequences for batch in self._unsettled if batch.batch_id == batch_id]
+        return max(sum((nexts | of_run).values()) for of_run in [{}, *unsettled])
 
     def add(self, batch: BatchRecord, new_files: dict[str, list[DataFile]]) -> int:
         """Record the files of a run of a micro-batch that is about to be committed, by topic partition.
@@ -232,7 +234,7 @@ class Outbox:
             How many messages the outbox has had with it.
         """
         with self._lock:
-            if batch.batch_id <= self._newest.batch_id:
+            if batch.batch_id <= self._newest:
                 # An earlier run of it has committed and is recorded.
                 self._remove([file.name for group in new_files.values() for file in group])
                 return self.messages_up_to(batch.batch_id)
@@ -240,7 +242,7 @@ class Outbox:
             self._run = run = _Run(_outcome_name(batch.outcomes), numbered)
             if numbered.files:
                 save_json(self._run_path(batch.batch_id, run.outcome), {"version": VERSION, **asdict(numbered)})
-            return numbered.messages
+            return sum((self._next_sequences | numbered.next_sequences).values())
 
     def commit(self, batch_id: int, outcomes: dict[str, Any] | None = None) -> None:
         """Release the messages of a micro-batch that is in the table: they may be sent.
@@ -255,12 +257,12 @@ class Outbox:
         """
         with self._lock:
             run, self._run, self._unsettled = self._run, None, []
-            if batch_id <= self._newest.batch_id or run is None:
+            if batch_id <= self._newest or run is None:
                 return
             settled = self._stored(batch_id) or self._of_outcome(run, outcomes)
             if settled is not None and settled.files:
                 save_json(self._path(batch_id), {"version": VERSION, **asdict(settled)})
-                self._batches[batch_id] = self._newest = settled
+                self._take(settled)
             if run.batch.files:
                 kept = {file.name for file in settled.files} if settled is not None else set()
                 self._remove([file.name for file in run.batch.files if file.name not in kept])
@@ -274,7 +276,7 @@ class Outbox:
             return None
         batch_id = run.batch.batch_id
         path = self._run_path(batch_id, outcome)
-        found = load_stored(path, "outbox record", self._batch_of, VERSION)
+        found = load_stored(path, "outbox record", _batch, VERSION)
         if found is None and batch_id > _newest_sent(self._names()):
             raise CheckpointError(
                 f"the outbox {self.folder} lacks the record of batch {batch_id}, which is in the table, and its due messages "
@@ -341,15 +343,24 @@ class Outbox:
         no longer needed.
         """
         with self._lock:
-            with self._filesystem.open_output_stream(f"{self._root}/{_number(batch.batch_id)}.sent"):
-                pass
-            before, self._sent = self._sent, max(self._sent, batch.batch_id)
+            sent = [number for number in sorted(self._batches) if number <= batch.batch_id]
+            for number in sent:
+                self._sent_sequences |= self._batches[number].next_sequences
+            record = _Sent(self._sent_sequences)
+            save_json(self._sent_path(batch.batch_id), {"version": SENT_VERSION, **asdict(record)})
+            before, self._sent_up_to = self._sent_up_to, batch.batch_id
+            self._sent = max(self._sent, batch.batch_id)
             self._remove([file.name for file in batch.files])
+            for number in sent:
+                del self._batches[number]
+            self._remove([f"{_number(number)}.json" for number in sent])
             if 0 <= before < batch.batch_id:
-                # The newest record is kept: the next micro-batch may be numbered from it.
-                self._batches.pop(before, None)
-                self._remove([f"{_number(before)}.json", f"{_number(before)}.sent"])
+                self._remove([f"{_number(before)}.sent"])
             self._remove_folder(f"{_number(batch.batch_id)}.begun")
+
+    def is_sent(self, batch: OutboxBatch) -> bool:
+        """Return whether a micro-batch was sent, by whatever process."""
+        return batch.batch_id <= _newest_sent(self._names())
 
     def is_present(self, batch: OutboxBatch, file: OutboxFile) -> bool:
         """Return whether a file exists; if not, another process has sent its micro-batch.
@@ -359,7 +370,7 @@ class Outbox:
         """
         if self._filesystem.get_file_info(f"{self._root}/{file.name}").type != fs.FileType.NotFound:
             return True
-        if batch.batch_id <= _newest_sent(self._names()):
+        if self.is_sent(batch):
             return False
         raise CheckpointError(
             f"the outbox {self.folder} lacks {file.name}, which holds {file.rows} due messages of {file.topic_partition} "
@@ -368,14 +379,12 @@ class Outbox:
         )
 
     def _tidy(self, names: set[str]) -> None:
-        """Remove the files of sent micro-batches but for the newest ``.sent`` and the newest
-        record, from which the next micro-batch is numbered; and records of runs that did not commit.
+        """Remove the files of sent micro-batches but for the newest ``.sent``, and records of runs that
+        did not commit.
 
         Args:
             names: those that were read. A file that comes later may be a successor's.
         """
-        newest_sent = max((number for number in self._batches if number <= self._sent), default=-1)
-        needed = {number for number in self._batches if number > self._sent} | {newest_sent}
         for name in names:
             number, _, kind = name.partition(".")
             if not number.isdigit():
@@ -384,35 +393,34 @@ class Outbox:
                 self._remove_folder(name)
             elif (
                 (kind == "sent" and int(number) < self._sent)
-                or (kind == "json" and int(number) not in needed)
+                or (kind == "json" and int(number) not in self._batches)
                 or (_RUN.match(name) and not self._may_have_committed(int(number)))
             ):
                 self._remove([name])
-        self._batches = {number: self._batches[number] for number in sorted(self._batches.keys() & needed)}
 
     def _may_have_committed(self, batch_id: int) -> bool:
         """Return whether the records of runs of a micro-batch are needed: it is not known yet which one
         the table has.
         """
-        return batch_id >= self._committed and batch_id not in self._batches
+        return batch_id >= self._committed and batch_id > self._sent and batch_id not in self._batches
 
     def _numbered(self, batch_id: int, new_files: dict[str, list[DataFile]]) -> OutboxBatch:
-        numbers = dict(self._newest.next_sequences)
+        numbers: dict[str, int] = {}
         files = []
         for topic_partition, group in sorted(new_files.items()):
             for file in group:
-                first = numbers.get(topic_partition, 0)
+                first = numbers.get(topic_partition, self._next_sequences.get(topic_partition, 0))
                 numbers[topic_partition] = first + file.rows
                 files.append(OutboxFile(file.name, topic_partition, first, file.rows))
         return OutboxBatch(batch_id, files, numbers)
 
-    def _stored(self, batch_id: int) -> OutboxBatch | None:
-        return load_stored(self._path(batch_id), "outbox record", self._batch_of, VERSION)
+    def _take(self, batch: OutboxBatch) -> None:
+        self._batches[batch.batch_id] = batch
+        self._next_sequences |= batch.next_sequences
+        self._newest = batch.batch_id
 
-    def _batch_of(self, data: dict[str, Any], version: int) -> OutboxBatch | None:
-        batch = _record(data, version)
-        # Version 2 wrote a record before the table had the micro-batch. If it has not, it runs again.
-        return None if version < 3 and batch.batch_id > self._committed else batch
+    def _stored(self, batch_id: int) -> OutboxBatch | None:
+        return load_stored(self._path(batch_id), "outbox record", _batch, VERSION)
 
     def _begun(self, batch_id: int) -> Sending | None:
         """Return how the sending of a micro-batch began; None if it did not."""
@@ -425,17 +433,20 @@ class Outbox:
 
     def _read(self, names: set[str]) -> None:
         self.other_names()
-        self._sent = _newest_sent(names)
+        self._sent = self._sent_up_to = self._newest = _newest_sent(names)
+        if self._sent >= 0:
+            record = load_stored(self._sent_path(self._sent), "outbox record of what was sent", _sent, SENT_VERSION)
+            self._sent_sequences = {} if record is None else record.next_sequences
+        self._next_sequences = dict(self._sent_sequences)
         for number in _recorded(names):
-            if (batch := self._stored(number)) is not None:
-                self._batches[number] = self._newest = batch
+            if number > self._sent and (batch := self._stored(number)) is not None:
+                self._take(batch)
         for name in names:
             if _RUN.match(name) and self._may_have_committed(number := int(name.partition(".")[0])):
-                batch = load_stored(self.folder / name, "outbox record", self._batch_of, VERSION)
+                batch = load_stored(self.folder / name, "outbox record", _batch, VERSION)
                 self._unsettled += [batch] if batch is not None and number == self._committed else []
 
     def _load(self) -> None:
-        self._move_begun_of_version_2()
         names = self._names()
         self._read(names)
         self._tidy(names)
@@ -443,13 +454,6 @@ class Outbox:
             number, _, kind = name.partition(".")
             if kind == "begun" and int(number) in self._batches:
                 self._begun(int(number))
-
-    def _move_begun_of_version_2(self) -> None:
-        for match in filter(None, map(_BEGUN_OF_2.match, self._names())):
-            if (begun := self._load_begun(self.folder / match[0])) is not None:
-                path = self._begun_path(int(match[1]), begun.partitions)
-                save_json(path, {"version": BEGUN_VERSION, **asdict(begun)})
-                self._remove([match[0]])
 
     def _remove_unknown(self) -> None:
         """Remove files that no record names, of micro-batches that the table has.
@@ -460,35 +464,15 @@ class Outbox:
         recorded = {file.name for batch in [*self._batches.values(), *self._unsettled] for file in batch.files}
         self._remove([name for name in self._names() - recorded if _batch_of_file(name) <= self._committed])
 
-    def _split_version_1(self, record: _Version1) -> None:
-        """Write the records of the single file of version 1, in which a missing file was sent."""
-        present = self._names()
-        batches = {file.batch_id for file in record.files} | {numbers.batch_id for numbers in record.numbers.values()}
-        if not batches:
-            return
-        # A micro-batch that is run again is numbered from the record before it.
-        batches |= {max(min(batches) - 1, 0)}
-        for batch_id in sorted(number for number in batches if number <= self._committed):
-            batch = OutboxBatch(
-                batch_id,
-                [
-                    OutboxFile(file.name, file.topic_partition, file.first_sequence, file.rows)
-                    for file in record.files
-                    if file.batch_id == batch_id and file.name in present
-                ],
-                {
-                    name: numbers.next if numbers.batch_id <= batch_id else numbers.first
-                    for name, numbers in record.numbers.items()
-                },
-            )
-            save_json(self._path(batch_id), {"version": VERSION, **asdict(batch)})
-
     def _names(self, below: str = "") -> set[str]:
         selector = fs.FileSelector(self._root + below, allow_not_found=True)
         return {file.base_name for file in self._filesystem.get_file_info(selector)}
 
     def _path(self, batch_id: int) -> Place:
         return self.folder / f"{_number(batch_id)}.json"
+
+    def _sent_path(self, batch_id: int) -> Place:
+        return self.folder / f"{_number(batch_id)}.sent"
 
     def _run_path(self, batch_id: int, outcome: str) -> Place:
         return self.folder / f"{_number(batch_id)}.{outcome}.json"
@@ -516,9 +500,6 @@ class _Run:
 
 # The record of a run: the number of the micro-batch, and the name of the outcome.
 _RUN = re.compile(r"[0-9]{10,19}\.[0-9a-f]{16}\.json$")
-
-# The number of the micro-batch, and the number of partitions.
-_BEGUN_OF_2 = re.compile(r"([0-9]{10,19})\.([0-9]{1,9})\.begun$")
 
 
 def _outcome_name(outcomes: dict[str, Any]) -> str:
@@ -553,34 +534,10 @@ def _newest_sent(names: set[str]) -> int:
 
 
 @dataclass(frozen=True)
-class _FileOf1:
-    name: str
-    topic_partition: str
-    batch_id: int
-    first_sequence: int
-    rows: int
-    committed: bool
+class _Sent:
+    """The next numbers of every topic partition that ever had a message, after a micro-batch."""
 
-
-@dataclass(frozen=True)
-class _NumbersOf1:
-    batch_id: int
-    first: int
-    next: int
-
-
-@dataclass(frozen=True)
-class _Version1:
-    """The record of an outbox of version 1."""
-
-    name: str
-    files: list[_FileOf1] = field(default_factory=list)
-    numbers: dict[str, _NumbersOf1] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Version2:
-    name: str
+    next_sequences: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -588,18 +545,19 @@ class _Producers:
     names: list[OtherName]
 
 
-def _outbox(data: dict[str, Any], version: int) -> _Version1 | _Version2:
-    if version >= 2:
-        return _Version2(stored(str, data["name"]))
-    record: _Version1 = stored(_Version1, {"files": [], "numbers": {}} | data)
-    return record
+def _name(data: dict[str, Any], _version: int) -> str:
+    name: str = stored(str, data["name"])
+    return name
 
 
-def _record(data: dict[str, Any], version: int) -> OutboxBatch:
-    if version < 3:
-        del data["range_digest"]
+def _batch(data: dict[str, Any], _version: int) -> OutboxBatch:
     batch: OutboxBatch = stored(OutboxBatch, data)
     return batch
+
+
+def _sent(data: dict[str, Any], _version: int) -> _Sent:
+    sent: _Sent = stored(_Sent, data)
+    return sent
 
 
 def _sending(data: dict[str, Any], _version: int) -> Sending:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from pyarrow import fs
 
-from ledgerlake.errors import SetupError, UsageError
+from ledgerlake.errors import TransportError, UsageError
 from ledgerlake.stored.places import parse_place
 
 # A plan's number has so many bits.
@@ -34,20 +34,30 @@ class PlannedBatch(NamedTuple):
 
 
 def newest_planned(checkpoint: str | None) -> PlannedBatch | None:
-    """Return the micro-batch that a query has planned last; None if its checkpoint cannot be read from
-    here.
+    """Return the micro-batch that a query has planned last; None if its checkpoint is in a store that
+    is not known here, whenever it is asked for.
+
+    Raises:
+        TransportError: the checkpoint cannot be read now. Ids without a plan would be others than those
+            of the next attempt, which would be refused for good.
     """
     if checkpoint is None:
         return None
     try:
         place = parse_place(checkpoint, "checkpointLocation") / "offsets"
+    except UsageError:
+        return None
+    try:
         files = place.filesystem().get_file_info(fs.FileSelector(place.root, allow_not_found=True))
         numbers = [int(file.base_name) for file in files if file.base_name.isdecimal()]
         if not numbers:
             return None
         with place.filesystem().open_input_stream((place / str(max(numbers))).root) as stream:
             entry = stream.read()
-    except (UsageError, SetupError, OSError):
-        return None
+    except OSError as error:
+        raise TransportError(
+            f"the plan of a micro-batch in {place} cannot be read ({place.reason(error)}), and the ids of its messages follow from "
+            "it; nothing was sent; start the query again when this process can read its checkpoint"
+        ) from None
     digest = hashlib.sha256(entry).digest()
     return PlannedBatch(max(numbers), 1 + int.from_bytes(digest[:8], "big") % 2**PLAN_BITS)

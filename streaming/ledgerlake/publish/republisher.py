@@ -5,7 +5,9 @@ producer with a name that never changes, and numbers its messages (see ``outbox`
 does not know a producer whose micro-batch was begun before, the numbers are read from the topic
 itself (see ``target_reader``). Without deduplication a crash may send some messages twice.
 
-A message keeps its value, key, ordering key, properties and event time. These properties are added:
+A message keeps its value, or that it has none (``null_value``), key, ordering key, properties and
+event time. It has no schema version: it would mean another schema on the target. Of its own
+properties it loses ``ledgerlake.chunks`` and those that are added:
 
     ledgerlake.topic             the topic partition that it was read from
     ledgerlake.message_id        its id there
@@ -31,7 +33,9 @@ the first failure the same producer sends nothing more.
 Everybody who may write to the target can use a producer's name while it is not connected, and then
 the broker drops the messages up to the number that was used. So a last number that the outbox has
 not sent is not believed: the messages after the last own one are sent under another name, which
-the outbox records first.
+the outbox records first. A process that was suspended may meet the numbers of its successor. So it
+first looks whether the micro-batch was sent meanwhile, or whether the topic has a message of this
+stream with that number; then it begins again with what the outbox has now.
 """
 
 from __future__ import annotations
@@ -53,17 +57,18 @@ import pyarrow.parquet as pq
 
 from ledgerlake.errors import CheckpointError, TransportError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.publish.outbox import OtherName, Sending
+from ledgerlake.publish.outbox import OtherName, OutboxBatch, Sending
 from ledgerlake.publish.routing import java_hash
 from ledgerlake.publish.target_client import TargetClient
-from ledgerlake.publish.target_reader import TargetReader
+from ledgerlake.publish.target_reader import MESSAGE_ID, TargetReader
+from ledgerlake.wire.chunks import MARKER_PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ledgerlake.client.cluster import ClientSettings
     from ledgerlake.errors import LedgerlakeError
-    from ledgerlake.publish.outbox import Outbox, OutboxBatch, OutboxFile
+    from ledgerlake.publish.outbox import Outbox, OutboxFile
     from ledgerlake.publish.target_client import Receipt, TargetProducer
     from ledgerlake.stored.places import Place
     from ledgerlake.wire.message_id import Position
@@ -90,6 +95,25 @@ _CHECKS_MOST = 30
 # The properties of a message that replaces one.
 _TOO_LARGE = "ledgerlake.too_large"
 _UNUSABLE = "ledgerlake.unusable"
+
+# A copy on the target has these properties from the pipeline or not at all, whatever the message's
+# producer says. They are the pipeline's word there; but the promise of a marker is of the chunks on the
+# message's own topic, and no marker follows on the target. What a sender says of a schedule stays, and
+# means nothing beside the number of an occurrence (see ``wire.schedules``).
+_OWN_PROPERTIES = frozenset(
+    (
+        "ledgerlake.topic",
+        MESSAGE_ID,
+        "ledgerlake.broker_timestamp",
+        "ledgerlake.deliver_at",
+        "ledgerlake.key",
+        "ledgerlake.ordering_key",
+        "ledgerlake.null",
+        _TOO_LARGE,
+        _UNUSABLE,
+        MARKER_PROPERTY,
+    )
+)
 
 
 class _NotOwnerError(TransportError):
@@ -296,7 +320,9 @@ class _Sender:
         self._stopping = stopping
         self._reader = TargetReader(settings, stopping)
         self._targets: list[str] = []
-        self._began: Sending | None = None
+        self._batch = OutboxBatch(-1, [])
+        self._sending = Sending(0)
+        self._may_be_sent = False
         self._nexts: dict[str, int] = {}
         self._unsent: dict[str, int] = {}
         self._other_names: dict[tuple[str, str], OtherName] = {}
@@ -341,7 +367,8 @@ class _Sender:
             self.close()
             self._connect()
         self._targets = self._targets[: sending.partitions]
-        self._began = sending if may_be_sent else None
+        self._batch, self._sending, self._may_be_sent = batch, sending, may_be_sent
+        self._last_numbers.clear()
         self._other_names = self._outbox.other_names()
         self._nexts = batch.next_sequences
         firsts: dict[str, int] = {}
@@ -383,6 +410,8 @@ class _Sender:
         if key not in self._producers:
             opened = self._open(key)
             while opened.last_sequence_id >= self._unsent[topic_partition]:
+                if self._is_of_another_process(key, opened.last_sequence_id):
+                    raise _NotOwnerError("another process of this stream sends the messages")
                 self._rename(key, opened.last_sequence_id)
                 opened = self._open(key)
             is_known = opened.last_sequence_id >= 0
@@ -391,6 +420,12 @@ class _Sender:
 
     def _open(self, key: tuple[str, str]) -> TargetProducer:
         return self._client.open_producer(key[1], self._producer_name(*key), self._unsent[key[0]] - 1)
+
+    def _is_of_another_process(self, key: tuple[str, str], number: int) -> bool:
+        """Return whether another process of this stream has sent a number that this one has not."""
+        if self._outbox.is_sent(self._batch):
+            return True
+        return not self._may_be_sent and number < self._nexts[key[0]] and self._last_on_target(*key) >= number
 
     def _rename(self, key: tuple[str, str], foreign_number: int) -> None:
         """Give a producer another name: somebody else has sent a number under its name, and the
@@ -402,7 +437,8 @@ class _Sender:
             stored = self._last_stored(key, is_known=False)
             _log.warning(
                 "another producer has used the name %s on %s, with the sequence id %d; messages of %s are sent there under "
-                "another name from now on, and none is lost: look at who may write to that topic",
+                "another name from now on, and none is lost: either the checkpoint was restored from a copy, and what was sent "
+                "since the copy comes again; or look at who may write to that topic",
                 self._producer_name(*key),
                 target,
                 foreign_number,
@@ -422,18 +458,16 @@ class _Sender:
         """
         other_name = self._other_names.get(key)
         return max(
-            -1 if is_known else self._last_on_target(*key),
+            -1 if is_known or not self._may_be_sent else self._last_on_target(*key),
             self._known.stored.get(key, -1),
             -1 if other_name is None else other_name.stored,
         )
 
     def _last_on_target(self, topic_partition: str, target: str) -> int:
         """Return the last number on the target under the present name of a producer."""
-        if self._began is None:
-            return -1
         if target not in self._last_numbers:
             nexts = {self._producer_name(name, target): number for name, number in self._nexts.items()}
-            self._last_numbers[target] = self._reader.last_numbers(target, self._began.ends.get(target), nexts)
+            self._last_numbers[target] = self._reader.last_numbers(target, self._sending.ends.get(target), nexts)
         return self._last_numbers[target].get(self._producer_name(topic_partition, target), -1)
 
     def _producer_name(self, topic_partition: str, target: str) -> str:
@@ -528,7 +562,7 @@ def _rows(folder: Place, name: str) -> Iterator[dict[str, Any]]:
 
 def _origin(row: dict[str, Any], topic_partition: str) -> dict[str, str]:
     """Return the properties that name the origin of a message."""
-    properties = {"ledgerlake.topic": topic_partition, "ledgerlake.message_id": row["message_id"]}
+    properties = {"ledgerlake.topic": topic_partition, MESSAGE_ID: row["message_id"]}
     for name in ("deliver_at", "broker_timestamp"):
         if row[name] is not None:
             properties[f"ledgerlake.{name}"] = _milliseconds(row[name])
@@ -558,7 +592,8 @@ def _usable_message(row: dict[str, Any], topic_partition: str) -> _Message | Non
 
 def _message(row: dict[str, Any], topic_partition: str) -> _Message:
     """Return the message of a row."""
-    properties = dict(row["properties"] or ()) | _origin(row, topic_partition)
+    own = {name: value for name, value in (row["properties"] or ()) if name not in _OWN_PROPERTIES}
+    properties = own | _origin(row, topic_partition)
     key, ordering_key = _key(row), row["ordering_key"]
     if row["key_bytes"] is not None:
         properties["ledgerlake.key"] = "base64"
@@ -574,6 +609,8 @@ def _message(row: dict[str, Any], topic_partition: str) -> _Message:
         metadata.ordering_key = ordering_key
     if row["event_time"] is not None:
         metadata.event_time = int(_milliseconds(row["event_time"]))
+    if row["is_null"]:
+        metadata.null_value = True
     return _Message(metadata, row["value"] or b"")
 
 

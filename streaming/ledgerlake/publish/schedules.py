@@ -11,7 +11,6 @@ Other clients route by other hashes. So cancels and pauses go to all topic parti
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
@@ -19,11 +18,12 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.missing_topics import with_similar
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.client.topics import full_name, join_partition
 from ledgerlake.delay.cancels import CANCEL_PROPERTY
 from ledgerlake.delay.repetition import occurrences, parse_repetition
-from ledgerlake.errors import CorruptEntryError, LedgerlakeError, UsageError
+from ledgerlake.errors import CorruptEntryError, LedgerlakeError, TopicNotFoundError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.each_partition import send_to_each
 from ledgerlake.publish.large_messages import LargeMessageProducer
@@ -136,9 +136,11 @@ class Schedules:
         self._looked_up_s = -math.inf
         try:
             self._look_up()
-        except LedgerlakeError:
+        except LedgerlakeError as error:
+            if isinstance(error, TopicNotFoundError):
+                error = with_similar(error, self._cluster, [self._topic])
             self._cluster.close()
-            raise
+            raise error from None
 
     def put(
         self,
@@ -164,7 +166,8 @@ class Schedules:
                 counts; now by default.
             expires: if it is released later than this, it is not delivered.
             cron, every: it repeats, by a cron expression, or by a duration or an ISO-8601 repeating
-                interval.
+                interval. A timedelta is elapsed time: ``timedelta(days=1)`` is 24 hours also if clocks
+                change. The text ``"P1D"`` keeps the local time.
             timezone, until, count, jitter, catch_up: see ``docs/schedules.md``.
 
         Raises:
@@ -273,6 +276,8 @@ class Schedules:
         deliver_at_ms: int | None = None,
     ) -> AnyMessageId:
         with self._lock:
+            if name in self._producers and not self._producers[name].is_open:
+                self._producers.pop(name).abandon()
             if name not in self._producers:
                 self._producers[name] = LargeMessageProducer(self._cluster, name)
             try:
@@ -281,8 +286,7 @@ class Schedules:
                 raise
             except LedgerlakeError:
                 # The next call opens another producer: this one may have lost its connection.
-                with contextlib.suppress(LedgerlakeError):
-                    self._producers.pop(name).abandon()
+                self._producers.pop(name).abandon()
                 raise
 
 
@@ -305,7 +309,9 @@ def _check_occurs(properties: Mapping[str, object], start_ms: int) -> None:
 
 
 def _span(span: str | timedelta | None) -> str | None:
-    """Return a duration as ISO-8601 text."""
+    """Return a duration as ISO-8601 text. A timedelta does not say whether it is a day or 24 hours, so it
+    is elapsed time.
+    """
     return f"PT{span.total_seconds():.3f}S" if isinstance(span, timedelta) else span
 
 

@@ -190,7 +190,7 @@ class TargetProducer:
             try:
                 call()
                 return
-            except LedgerlakeError as error:
+            except Exception as error:  # whatever it is, the sender waits for an answer
                 reason = error.code if isinstance(error, BrokerError) and error.code else type(error).__name__
                 self.fail(reason)
         while self._pending:

@@ -9,7 +9,7 @@ topic's last one before that.
 Rules kept here:
   - The search is bounded: by the topic's current end, and by a number of entries.
   - Any writer to the topic can use the pipeline's producer name. A number that the micro-batch does
-    not have is ignored.
+    not have is ignored, and so is a message that names no origin.
   - A large message counts if its last chunk is on the topic.
   - A role that may write to a topic need not be allowed to read it. Then a warning is logged, and
     the end is not known.
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from ledgerlake.client.cluster import ClientSettings
 
 _log = logging.getLogger(__name__)
+
+# The property of a sent message that names its origin.
+MESSAGE_ID = "ledgerlake.message_id"
 
 # How many entries of one partition of the target are read, and how many of them are requested at a
 # time.
@@ -146,19 +149,23 @@ def _end(cluster: Cluster, target: str) -> Position | None:
 
 
 def _message(entry: memoryview) -> tuple[str, int] | None:
-    """Return producer and number of the message that an entry completes; None if it completes none."""
+    """Return producer and number of the sent message that an entry completes; None if it completes
+    none.
+    """
     try:
         metadata = peek_metadata(entry)
     except CorruptEntryError:
         return None
     if metadata.chunk_id < metadata.num_chunks_from_msg - 1:
         return None
+    if all(entry_property.key != MESSAGE_ID for entry_property in metadata.properties):
+        return None
     return metadata.producer_name, metadata.sequence_id
 
 
 def _warn_unknown(target: str, reason: str) -> None:
     _log.warning(
-        "due messages were sent to %s in part before, the broker has forgotten up to where, and the topic does not tell (%s); "
+        "due messages may have been sent to %s before, the broker does not say up to where, and the topic does not tell (%s); "
         "some may be there twice",
         target,
         reason,

@@ -12,7 +12,8 @@
 | ``topic`` | the target topic; if it is missing or null, the option ``topic`` is |
 
 ``__key``, ``__topic``, ``__eventTime`` and ``__messageProperties``, as in the JVM connectors, mean
-the same. No topic is created.
+the same. No topic is created. A string need not be UTF-8: a value is sent as it is, and a key as a
+binary one. Only properties and topics must be UTF-8.
 
 A message goes to the partition of its topic that its key selects (by Java's string hash, as
 Pulsar's clients do by default); without a key, to each partition in turn, a hundred rows at a time.
@@ -71,7 +72,7 @@ from ledgerlake.wire.chunks import attempt_suffix, encode_chunks, payload_limit_
 from ledgerlake.wire.entry import encode_batch, encode_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from ledgerlake.client.cluster import ClientSettings
 
@@ -175,13 +176,13 @@ class TopicWriter:
 
         Raises:
             UsageError: neither a row nor an option names a topic; or a message or a batch is too
-                large for the broker.
+                large for the broker; or properties or a topic are not UTF-8.
             CheckpointError: the broker has messages of a later micro-batch, or of another plan of
                 this one.
             ProducerNameError: somebody else has used the producer's name meanwhile.
             TopicNotFoundError, BrokerError, TransportError: a message could not be stored.
         """
-        for row in _rows(rows):
+        for row in _rows(rows, self.messages):
             topic = row.pop("topic", None) or self._settings.topic
             if topic is None:
                 raise UsageError("a row has no topic, and there is no option 'topic'")
@@ -270,7 +271,7 @@ class _TargetPartition:
         if self._sequence_id == self._opened().first_known_id + 1:
             # The batches of an earlier attempt may have had other ends, under other options.
             self.finish()
-        payload = _payload(row["value"])
+        payload: bytes = row["value"] or b""
         size_bytes = len(payload) + _size_of(row)
         alone = self._settings.batch_messages == 1 or row.get("deliver_at") is not None
         if alone or size_bytes > self._settings.batch_bytes:
@@ -316,7 +317,8 @@ class _TargetPartition:
         metadata = self._metadata(self._next_sequence_id(), len(payload))
         _fill(metadata, row)
         if row.get("deliver_at") is not None:
-            metadata.deliver_at_time = _milliseconds(row["deliver_at"])
+            # Rounded up: a message is never early.
+            metadata.deliver_at_time = -(-row["deliver_at"] // 1000)
         sequence_id = metadata.sequence_id
         packed = compress(self._settings.codec, payload)
         if len(packed) <= self._chunk_bytes(metadata, packed):
@@ -391,15 +393,47 @@ class _TargetPartition:
         return self._sequence_id - 1
 
 
-def _rows(rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+def _rows(rows: pa.RecordBatch, first: int) -> Iterator[dict[str, Any]]:
+    """Yield rows, with values as bytes and times in microseconds, as Spark has them.
+
+    Args:
+        first: the number of the first row in its task, for errors.
+
+    Raises:
+        UsageError: a text that a message has as text alone is not UTF-8.
+    """
     names = [CONNECTOR_COLUMNS.get(name, name) for name in rows.schema.names]
-    columns: Iterable[list[Any]] = (column.to_pylist() for column in rows.columns)
+    columns = (_values(name, column, first) for name, column in zip(names, rows.columns, strict=True))
     for values in zip(*columns, strict=True):
         yield dict(zip(names, values, strict=True))
 
 
-def _payload(value: str | bytes | None) -> bytes:
-    return value.encode() if isinstance(value, str) else value or b""
+def _values(name: str, column: pa.Array, first: int) -> list[Any]:
+    """Return the values of a column. Spark does not check that a string is UTF-8, for example if it
+    was cast from bytes, and its times may be beyond those that Python has.
+    """
+    if name == "value":
+        column = column.cast(pa.large_binary())
+    elif pa.types.is_timestamp(column.type):
+        column = column.cast(pa.int64())
+    try:
+        values: list[Any] = column.to_pylist()
+    except UnicodeDecodeError:
+        return [_value(name, scalar, row) for row, scalar in enumerate(column, first)]
+    return values
+
+
+def _value(name: str, scalar: pa.Scalar, row: int) -> Any:
+    """Return the value of a row; of a key that is not UTF-8, its bytes."""
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        if name == "key":
+            return scalar.cast(pa.binary()).as_py()
+        raise UsageError(
+            f"row {row} of a task has bytes in the column '{name}' that are not UTF-8, and a message has them as text alone; "
+            "encode them, for example with base64, or replace them with make_valid_utf8"
+        ) from None
 
 
 def _fill(metadata: pb.MessageMetadata | pb.SingleMessageMetadata, row: dict[str, Any]) -> None:
@@ -431,6 +465,5 @@ def _size_of(row: dict[str, Any]) -> int:
     return keys + sum(len(name) + len(text or "") for name, text in row.get("properties") or ())
 
 
-def _milliseconds(moment: Any) -> int:
-    time_ms: int = round(moment.timestamp() * 1000)
-    return time_ms
+def _milliseconds(time_us: int) -> int:
+    return round(time_us, -3) // 1000

@@ -31,6 +31,7 @@ class BatchRecord:
         reporting: the topic partitions of which a task has to report; not in the table.
         outcomes: by topic partition the digest of what the micro-batch made of its range (see
             ``operators.outcome_digest``), by which a repeat is compared with it.
+        checkpoint: the number of the stream's checkpoint (see ``pipeline.checkpoint``).
     """
 
     stream: str
@@ -40,6 +41,7 @@ class BatchRecord:
     ranges: dict[str, Any] = field(default_factory=dict)
     reporting: frozenset[str] = frozenset()
     outcomes: dict[str, Any] = field(default_factory=dict)
+    checkpoint: int = 0
 
     @property
     def reads(self) -> bool:
@@ -86,6 +88,7 @@ class BatchRecord:
                 "version": _VERSION,
                 "stream": self.stream,
                 "query": self.query,
+                "checkpoint": self.checkpoint,
                 "batch": self.batch_id,
                 "range_digest": self.range_digest,
                 "ranges": self.ranges,
@@ -94,20 +97,13 @@ class BatchRecord:
         )
 
 
-def number_of(query: str) -> int:
-    """Return 63 bits of a hash over a query's name; a table stores that of its last writer."""
-    return _hash_of(_base_name(query))
+def number_of(stream: str) -> int:
+    """Return 63 bits of a hash over a stream's name; a table has it for each topic's writer."""
+    return _hash_of(stream)
 
 
 def _hash_of(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
-
-
-def _base_name(query: str) -> str:
-    """Return the name of the query that an addition belongs to; other names are returned as they
-    are.
-    """
-    return query.partition(_MORE)[0]
 
 
 def _is_unread(offset: dict[str, Any] | None) -> bool:

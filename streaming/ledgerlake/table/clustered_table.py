@@ -50,8 +50,8 @@ class _ClusteredCommits(OwnCommits, MetadataCommits):
             )
         return exists
 
-    def begin(self, previous_writer: int | None) -> None:
-        super().begin(previous_writer)
+    def begin(self) -> None:
+        super().begin()
         self._declare()
 
     def _declare(self) -> None:

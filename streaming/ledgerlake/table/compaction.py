@@ -40,7 +40,7 @@ from ledgerlake.table.clusters import part_numbers, parts_of, split_of
 from ledgerlake.table.features import CLUSTERED, PARTITIONED, column_differences, special_features
 from ledgerlake.table.file_groups import TableFile, groups_to_merge
 from ledgerlake.table.layout import file_schema, partition_text, rows_of_table, to_file
-from ledgerlake.table.log_commit import ENGINE, checkpoint_interval, write_checkpoint
+from ledgerlake.table.log_commit import ENGINE, write_checkpoint
 from ledgerlake.table.log_state import clustering_columns
 from ledgerlake.table.open_table import TableSize, no_table, open_delta, read_commit
 from ledgerlake.table.ordered_files import (
@@ -55,6 +55,7 @@ from ledgerlake.table.ordered_files import (
     read_row_groups,
     with_named_statistics,
 )
+from ledgerlake.table.properties import checkpoint_interval
 from ledgerlake.table.replacement import replace_files
 from ledgerlake.table.vacuum import is_own_file
 
@@ -89,17 +90,19 @@ _CLUSTER_BYTES, _CLUSTER_ROWS = 32 * 1024 * 1024, 512 * 1024
 _MOST_CLUSTERS = 16
 _MOST_SAMPLED, _MOST_SAMPLE_BYTES = 100_000, 32 * 1024 * 1024
 
+# At the first look: a commit is a request to the store, and a day may have 86,400 of them.
 _COMMITS_LOOKED_AT = 100
 _RIVAL_MS = 24 * 60 * 60 * 1000
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The groups of files to merge in a version of a table, the columns of its rows, those by which
-    it is clustered, and its properties.
+    """The groups of files to merge in a version of a table, all from ``newest_ms`` or before; the
+    columns of its rows, the columns by which it is clustered, and its properties.
     """
 
     version: int
+    newest_ms: int
     rows: pa.Schema
     cluster_by: list[str]
     groups: list[list[TableFile]]
@@ -141,19 +144,28 @@ class Compaction:
         self._rival, self._rival_ms = "", 0
 
     def run(self) -> int:
-        """Merge small files until there is nothing to merge; return how many were replaced.
+        """Merge the small files that the table has now, until there is nothing to merge; return how
+        many were replaced. Files that come meanwhile wait for the next call: a busy table would have
+        more of them at each look, and other tables would wait forever.
 
         Raises:
             TableError: the table cannot be read or written.
         """
         replaced = 0
         try:
-            while self._has_changed():
-                plan = self._plan()
+            if not self._has_changed():
+                return 0
+            plan = self._plan()
+            self._rest()
+            if not plan.groups:
+                self._settled = plan.version
+            while plan.groups:
+                merged, is_overtaken = self._carry_out(plan)
+                replaced += merged
+                if is_overtaken:
+                    break
+                plan = self._plan(plan.newest_ms)
                 self._rest()
-                if not plan.groups:
-                    self._settled = plan.version
-                replaced += self._carry_out(plan)
         except _StoppedError:
             pass
         except TableNotFoundError:
@@ -168,13 +180,21 @@ class Compaction:
         """Return whether the table has a later version than the one in which nothing was to do."""
         if self._settled is None:
             return True
-        try:
-            read_commit(self.path, self._settled + 1)
-        except FileNotFoundError:
-            return False
+        for version in (self._settled + 1, self._settled):
+            try:
+                read_commit(self.path, version)
+            except FileNotFoundError:
+                continue
+            return version > self._settled
+        # Both were cleaned from the log, which keeps the newest commit.
         return True
 
-    def _plan(self) -> _Plan:
+    def _plan(self, newest_ms: int | None = None) -> _Plan:
+        """Look at the table.
+
+        Args:
+            newest_ms: later files stay as they are; by default, there are none.
+        """
         table = open_delta(self.path)
         version, columns = table.version(), pa.schema(table.schema())
         partition_columns = table.metadata().partition_columns
@@ -192,13 +212,17 @@ class Compaction:
         files = list(_files_of(table, self._unfit))
         self.size = TableSize(len(files), sum(file.size_bytes for file in files))
         self._unfit &= {file.name for file in files}
+        if newest_ms is None:
+            newest_ms = max((file.modified_ms for file in files), default=0)
+        # Rows of a foreign file may be older than the others, whenever it came.
+        known = [file for file in files if file.modified_ms <= newest_ms or file.is_foreign]
         groups = [
             group
-            for part in ([] if self.obstacles else _by_partition(files))
+            for part in ([] if self.obstacles else _by_partition(known))
             for group in groups_to_merge(part, are_clustered=bool(cluster_by))
         ]
         properties = table.metadata().configuration
-        return _Plan(version, rows, cluster_by, groups, checkpoint_interval(table), properties)
+        return _Plan(version, newest_ms, rows, cluster_by, groups, checkpoint_interval(table), properties)
 
     def _look_for_rivals(self, version: int) -> None:
         first = max(0, version - _COMMITS_LOOKED_AT) if self._looked_at is None else self._looked_at + 1
@@ -210,8 +234,10 @@ class Compaction:
                         self._rival, self._rival_ms = str(commit.get("engineInfo")), int(commit.get("timestamp", 0))
         self._looked_at = version
 
-    def _carry_out(self, plan: _Plan) -> int:
-        """Replace each group by one file; return how many files were replaced."""
+    def _carry_out(self, plan: _Plan) -> tuple[int, bool]:
+        """Replace each group by one file; return how many files were replaced, and whether another
+        writer came first.
+        """
         replaced, version = 0, plan.version
         needed = {file.name for group in plan.groups for file in group}
         for group in plan.groups:
@@ -219,13 +245,13 @@ class Compaction:
             count, landed = self._replace(group, plan, version, needed)
             self._rest()
             if landed is None:
-                return replaced
+                return replaced, True
             if count and (landed + 1) // plan.checkpoint_interval != (version + 1) // plan.checkpoint_interval:
                 # delta-rs makes one with its own commit of such a version, and this may be ours.
                 write_checkpoint(self.path)
             needed -= names
             replaced, version = replaced + count, landed
-        return replaced
+        return replaced, False
 
     def _replace(
         self, group: Sequence[TableFile], plan: _Plan, version: int, needed: Collection[str]

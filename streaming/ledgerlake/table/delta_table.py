@@ -9,16 +9,15 @@ numbers that the pipeline needs. ``<query>`` names the stream and its checkpoint
     <query>:since                        its commit is the first one of the micro-batch in this version or a later one
     <query>:more:<number>                a micro-batch to which a repeat has added rows (see ``additions``)
     <query>:range_of                     the number of that micro-batch. If delta-spark wrote a later one (see ``spark_table``), it set
-                                         ``<query>`` alone, and the digest is not valid; earlier releases
-                                         wrote no such number
+                                         ``<query>`` alone, and the digest is not valid
     ledgerlake.stream:<stream>           the same number, for a start that finds no checkpoint
-    ledgerlake.query:<stream>            the number of the query that committed last (see ``batch_record``): another checkpoint of
-                                         the stream that does not know that query is refused
+    ledgerlake.checkpoint:<stream>       the number of the checkpoint that committed last, which is greater than that of any earlier one
+                                         (see ``pipeline.checkpoint``): an earlier checkpoint of the stream is refused
     ledgerlake.attempt:<stream>          a random number of the last commit for the stream; the writer finds its own commit by it
     ledgerlake.replay:<stream>           the last part of a replay of rejects (see ``pipeline.replay``)
     ledgerlake.outbox:<outbox>           how many messages the outbox has had up to that micro-batch
     ledgerlake.effective_time_us:<topic partition>   the greatest time of that topic partition
-    ledgerlake.writer:<topic partition>  the number of the stream that writes its messages, a hash as that of a query; another stream
+    ledgerlake.writer:<topic partition>  the number of the stream that writes its messages, a hash of its name; another stream
                                          is refused, or takes the topic partition over (``[delta] fail_on_second_stream``)
 
 Two writers of one query cannot both commit: Delta refuses a commit if another one with the same
@@ -26,7 +25,7 @@ transaction came first. The history shows each micro-batch with its ranges, unde
 
 Others commit to the table too, and how often must decide nothing. So what a repeat of a micro-batch
 is compared with is found by the numbers, and the recent history is searched only for what delta-spark
-or an earlier release has written.
+has written.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ if TYPE_CHECKING:
 _TIME_PREFIX = "ledgerlake.effective_time_us:"
 _WRITER_PREFIX = "ledgerlake.writer:"
 _STREAM_PREFIX = "ledgerlake.stream:"
-_QUERY_PREFIX = "ledgerlake.query:"
+_CHECKPOINT_PREFIX = "ledgerlake.checkpoint:"
 _ATTEMPT_PREFIX = "ledgerlake.attempt:"
 _OUTBOX_PREFIX = "ledgerlake.outbox:"
 _FORGETFUL_PROPERTY = "delta.setTransactionRetentionDuration"
@@ -140,7 +139,6 @@ class Table:
         self._numbers: dict[str, int | None] = {}
         self._own_version, self._own_commit = -1, dict[str, int]()
         self._own_numbers: dict[str, int | None] = {}
-        self._previous_writer: int | None = None
         # The topic partitions that this process has begun to write.
         self._begun: set[str] = set()
         self._modified_ms: int | None = None
@@ -222,14 +220,8 @@ class Table:
     def _statistics_property(self) -> dict[str, str]:
         return {STATISTICS_PROPERTY: statistics_columns(self.schema, self.partition_by)}
 
-    def begin(self, previous_writer: int | None) -> None:
-        """Begin to write; from here on, no other process may write for this query.
-
-        Args:
-            previous_writer: the number of the query that was the last to commit for the stream
-                before this process owned it.
-        """
-        self._previous_writer = previous_writer
+    def begin(self) -> None:
+        """Begin to write; from here on, no other process may write for this query."""
 
     @property
     def delta_id(self) -> str:
@@ -257,8 +249,7 @@ class Table:
         batch_id = self._number(table, query)
         if batch_id is None:
             return None
-        digest_of = self._number(table, _numbered(query))
-        is_its_own = digest_of is None or digest_of == batch_id
+        is_its_own = self._number(table, _numbered(query)) == batch_id
         return Recorded(batch_id, self._number(table, _range_of(query)) if is_its_own else None)
 
     def last_batch_of(self, stream: str) -> int | None:
@@ -308,8 +299,8 @@ class Table:
         return self._numbers_by(table, _WRITER_PREFIX, topic_partitions)
 
     def last_writer(self, stream: str) -> int | None:
-        """Return the number of the query that committed last for a stream; None if the table does
-        not know it.
+        """Return the number of the checkpoint that committed last for a stream; None if the table
+        does not know the stream.
         """
         return self._last_writer(self._current(), stream)
 
@@ -317,16 +308,16 @@ class Table:
         # delta-spark sets no such number, so the history may have a later commit.
         for batch in self._recent_batches(table):
             if batch["stream"] == stream:
-                return number_of(batch["query"])
-        return self._recorded_writer(table, stream)
+                return int(batch["checkpoint"])
+        return self._number(table, _CHECKPOINT_PREFIX + stream)
 
     def _recorded_writer(self, table: DeltaTable, stream: str) -> int | None:
-        return self._number(table, _QUERY_PREFIX + stream)
+        return self._number(table, _CHECKPOINT_PREFIX + stream)
 
     def _recent_batches(self, table: DeltaTable) -> Iterator[dict[str, Any]]:
         """Yield the micro-batches in the metadata of recent commits, the newest first."""
         for batch in map(batch_of_commit, self._history(table)):
-            if batch is not None and {"query", "batch", "range_digest", "stream"} <= batch.keys():
+            if batch is not None and {"query", "batch", "range_digest", "stream", "checkpoint"} <= batch.keys():
                 yield batch
 
     def _number(self, table: DeltaTable, name: str) -> int | None:
@@ -463,8 +454,8 @@ class Table:
 
         Raises:
             CheckpointError: the table has another one of that number, or a later one.
-            OwnershipError: another query has committed for the stream since this process began, or
-                another stream has taken over a topic partition of the micro-batch.
+            OwnershipError: a later checkpoint has committed for the stream since this process began,
+                or another stream has taken over a topic partition of the micro-batch.
         """
         # Bringing the table up to date costs requests to its store, so all checks read one
         # version.
@@ -483,9 +474,9 @@ class Table:
         )
 
     def _check_writer(self, table: DeltaTable, batch: BatchRecord) -> None:
-        allowed = {None, self._previous_writer, number_of(batch.query)}
-        # Reading the history is slow, so it is read only if the number alone would not be allowed.
-        if self._recorded_writer(table, batch.stream) in allowed or self._last_writer(table, batch.stream) in allowed:
+        # Numbers only grow. So a commit of delta-spark, which the history alone has, lets in nobody
+        # whom the number refuses.
+        if (self._recorded_writer(table, batch.stream) or 0) <= batch.checkpoint:
             return
         raise OwnershipError(
             f"another checkpoint of the stream {batch.stream} has written to the table at {self.path} since this process "
@@ -584,7 +575,7 @@ class Table:
 
     def outcome_digest_of(self, batch: BatchRecord) -> int | None:
         """Return the ``outcome_digest`` with which a micro-batch was committed, the last one of its
-        query; None if the table does not have it, as from delta-spark or an earlier release.
+        query; None if the table does not have it, as from delta-spark.
         """
         table = self._current()
         is_valid = self._number(table, _numbered(batch.query)) == batch.batch_id
@@ -882,7 +873,7 @@ def writer_numbers(batch: BatchRecord) -> dict[str, int]:
     """Return the numbers that say who commits for the stream of a micro-batch."""
     return {
         _STREAM_PREFIX + batch.stream: batch.batch_id,
-        _QUERY_PREFIX + batch.stream: number_of(batch.query),
+        _CHECKPOINT_PREFIX + batch.stream: batch.checkpoint,
         _ATTEMPT_PREFIX + batch.stream: secrets.randbits(63),
     }
 

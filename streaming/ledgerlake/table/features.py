@@ -65,11 +65,11 @@ def unfillable_columns(schema: pa.Schema, table: DeltaTable) -> list[str]:
     """Return the columns of a table beside those of ``schema`` that rows must have a value for, and
     that Spark does not compute; each as a phrase.
     """
-    partitions = table.metadata().partition_columns
+    partitions, own = table.metadata().partition_columns, set(schema.names)
     return [
         f"the {'partition ' if column['name'] in partitions else ''}column {column['name']}"
         for column in _fields(table.schema())
-        if column["name"] not in schema.names
+        if column["name"] not in own
         and (column["name"] in partitions or not column["nullable"])
         and not any(name.startswith(_COMPUTED) for name in column["metadata"])
     ]
@@ -79,8 +79,8 @@ def null_constraints(schema: pa.Schema, table: DeltaTable) -> list[str]:
     """Return the columns of ``schema``, or values in them, that must not be null in the table; each
     as words.
     """
-    ours, theirs = _never_null(schema), _never_null(table.schema())
-    return [f"NOT NULL on {path}" for path, column in theirs.items() if column in schema.names and path not in ours]
+    ours, theirs, own = _never_null(schema), _never_null(table.schema()), set(schema.names)
+    return [f"NOT NULL on {path}" for path, column in theirs.items() if column in own and path not in ours]
 
 
 def _never_null(schema: pa.Schema | deltalake.Schema) -> dict[str, str]:

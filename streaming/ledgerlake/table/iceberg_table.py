@@ -21,6 +21,7 @@ The metadata of old snapshots is removed here; ``pyiceberg`` only forgets them.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -62,6 +63,9 @@ _PROPERTIES = {
 
 # Settings whose values no error hides.
 _SHOWN_SETTINGS = ("type", "uri", "warehouse")
+
+# So short a part of a password tells nothing, and is in many words.
+_SHORT_CHARACTERS = 2
 
 # How many old snapshots are there before they are removed together.
 _SNAPSHOTS_AT_ONCE = 20
@@ -108,8 +112,11 @@ class IcebergTable:
             self._check(delta)
             table = self._open(delta)
             known = _version_of(table.current_snapshot())
-            if known is not None and known >= delta.version():
-                # Another process has got that far already, or further.
+            if known is not None and known > delta.version():
+                # Another process has got further since, or the Delta table was restored from a copy.
+                self._delta = None
+                delta = self._current()
+            if delta is None or known == delta.version():
                 return None
             self._step(table, delta)
             self._followed = delta.version()
@@ -218,7 +225,10 @@ class IcebergTable:
         for name, text in self._settings.items():
             value = read_variable(text).strip()
             url = urlsplit(value)
-            yield from (part for part in (url.password, url.query) if part)
+            # A password with one of these signs ends the host for some libraries, which quote a part of it.
+            user = value.partition("://")[2].rpartition("@")[0].partition(":")[2]
+            quoted = [part for part in re.split("[/?#]", user) if len(part) > _SHORT_CHARACTERS]
+            yield from (part for part in (url.password, url.query, user, *quoted) if part)
             if value and (value != text or name not in _SHOWN_SETTINGS):
                 yield value
 

@@ -38,6 +38,7 @@ from ledgerlake.table.log_state import read_log_state
 from ledgerlake.table.metadata_commits import create_table
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder, read_row_groups
 from ledgerlake.table.own_commits import OwnCommits
+from ledgerlake.table.properties import is_on
 from ledgerlake.table.record_table import RecordTable
 
 if TYPE_CHECKING:
@@ -101,14 +102,14 @@ class _LatestCommits(OwnCommits):
         create_table(self.path, file_schema(self.schema), properties, _FEATURES)
 
     def _check_mode(self, existing: DeltaTable) -> None:
-        configuration, protocol = existing.metadata().configuration, existing.protocol()
-        if configuration.get(MODE) != LATEST:
+        protocol = existing.protocol()
+        if existing.metadata().configuration.get(MODE) != LATEST:
             raise TableError(
                 f'the table at {self.path} was not made with mode = "latest", and may have several rows of a key; use another path'
             )
-        if configuration.get(_VECTORS) != "true" or "deletionVectors" not in (protocol.writer_features or ()):
+        if not is_on(existing, _VECTORS) or "deletionVectors" not in (protocol.writer_features or ()):
             raise TableError(f"the table at {self.path} has no deletion vectors any more; set {_VECTORS} to true again")
-        if configuration.get(_APPEND_ONLY) == "true":
+        if is_on(existing, _APPEND_ONLY):
             raise TableError(f"the table at {self.path} has {_APPEND_ONLY}, and its rows have to be deleted; unset it")
 
     def _try_to_append(

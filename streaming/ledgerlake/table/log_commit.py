@@ -1,7 +1,8 @@
 """Commits that delta-rs does not make from Python: files of a table's log that are written here.
 
 A commit is a file with one action a line, named by its version. It is created only if there is none
-of that version; by this rule all writers agree on an order. Its ``commitInfo`` has
+of that version; by this rule all writers agree on an order. It is created only if all files are there
+that it adds to the table. Its ``commitInfo`` has
 ``ledgerlakeAttempt``, a random text by which a process finds its own commit: a store may keep the file
 and answer with a failure.
 """
@@ -14,15 +15,16 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from deltalake.exceptions import DeltaError
+from pyarrow import fs
 
+from ledgerlake.table.deletion_vectors import file_of
 from ledgerlake.table.layout import log_text
+from ledgerlake.table.log_state import vectors_of
 from ledgerlake.table.open_table import commit_file, open_delta, read_commit
 from ledgerlake.table.retention import may_clean_log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from deltalake import DeltaTable
 
     from ledgerlake.stored.places import Place
 
@@ -31,9 +33,6 @@ Action = dict[str, Any]
 ENGINE = "ledgerlake"
 
 _ATTEMPT = "ledgerlakeAttempt"
-
-# The default of delta-rs; Delta Spark's is 10.
-_CHECKPOINT_INTERVAL = 100
 
 
 class OwnCommit:
@@ -71,6 +70,11 @@ class OwnCommit:
             _ATTEMPT: self._attempt,
             **(more or {}),
         }
+        # A file that gets another vector is removed and added again.
+        present = {action["remove"]["path"] for action in actions if "remove" in action}
+        added = [action["add"] for action in actions if "add" in action]
+        vectors = {file_of(vector) for vector in vectors_of(added)} - {None}
+        self._files = sorted({*({action["path"] for action in added} - present), *vectors})
         lines = [log_text(action) for action in ({"commitInfo": info}, *actions)]
         self._content = "".join(f"{line}\n" for line in lines).encode()
 
@@ -79,8 +83,14 @@ class OwnCommit:
         be this one (``is_at``).
 
         Raises:
+            FileNotFoundError: a file that it adds is gone: while a process is suspended, a vacuum may
+                remove what no version names yet.
             OSError: the store does not do what it is asked; it may have done it all the same.
         """
+        found = self._path.filesystem().get_file_info([(self._path / name).root for name in self._files])
+        gone = [file.base_name for file in found if file.type == fs.FileType.NotFound]
+        if gone:
+            raise FileNotFoundError(f"{gone[0]}, which the commit adds, is gone")
         return commit_file(self._path, version).create_file(self._content)
 
     def is_in(self, actions: Sequence[Action]) -> bool:
@@ -114,11 +124,6 @@ class OwnCommit:
         if has_landed:
             before.check_exists()
         return has_landed
-
-
-def checkpoint_interval(table: DeltaTable) -> int:
-    """Return after how many commits the log of a table gets a checkpoint."""
-    return int(table.metadata().configuration.get("delta.checkpointInterval", _CHECKPOINT_INTERVAL))
 
 
 def write_checkpoint(path: Place) -> None:

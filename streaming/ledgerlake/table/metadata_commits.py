@@ -214,7 +214,9 @@ def _has_type(kind: Any, name: str) -> bool:
 
 
 def _merged(known: Any, more: Any) -> Any:
-    """Return a type of Delta with the fields of both; those that are known stay as they are."""
+    """Return a type of Delta with the fields of both; those that are known, and maps, stay as they
+    are (see ``record_columns.united``).
+    """
     if not (isinstance(known, dict) and isinstance(more, dict) and known["type"] == more["type"]):
         return known
     if known["type"] == "struct":
@@ -224,5 +226,6 @@ def _merged(known: Any, more: Any) -> Any:
             other = others.pop(field["name"].lower(), field)
             fields.append({**field, "type": _merged(field["type"], other["type"])})
         return {**known, "fields": [*fields, *others.values()]}
-    part = "elementType" if known["type"] == "array" else "valueType"
-    return {**known, part: _merged(known[part], more[part])}
+    if known["type"] == "array":
+        return {**known, "elementType": _merged(known["elementType"], more["elementType"])}
+    return known

@@ -20,9 +20,9 @@ shrinks.
 The statistics of a file come from Parquet's own footer, and the bounds of long texts from the rows.
 Readers of delta-rs's PyArrow dataset skip a file if the table names a column
 (``STATISTICS_PROPERTY``) for which the file has no bounds or no count of nulls; a table that names
-none means its first 32. So a file has the statistics of all columns with bounds, and our tables name
-only these. In a table that names others, the log has only the number of rows of our files, which no
-reader skips.
+none means its first 32. So a file has the statistics of all columns with bounds, our tables name only
+these, and the log gets the statistics of the named columns. In a table that names others, the log has
+only the number of rows of our files, which no reader skips.
 """
 
 from __future__ import annotations
@@ -598,25 +598,40 @@ def statistics_columns(rows: pa.Schema, partitioned_by: Collection[str] = ()) ->
 
 
 def with_named_statistics(file: DataFile, properties: Mapping[str, str]) -> DataFile:
-    """Return a file with its statistics if they cover all columns that the table names, else with
-    its number of rows alone.
+    """Return a file with its statistics of the columns that the table names, or with its number of
+    rows alone if one of them has none. With other columns, each file would have all fields in the log
+    that the schemas of a topic ever added.
 
     Args:
         properties: Delta's properties of the table.
     """
-    counts = json.loads(file.stats).get("nullCount") or {}
-    named = properties.get(STATISTICS_PROPERTY, "*").split(",")
-    if not counts or all(_is_in(path.split("."), counts) for path in named):
-        return file
-    return replace(file, stats=json.dumps({"numRecords": file.rows}))
+    known = json.loads(file.stats)
+    named = [tuple(path.split(".")) for path in properties.get(STATISTICS_PROPERTY, "*").split(",")]
+    stats: dict[str, Any] = {"numRecords": file.rows}
+    if all(_at(known.get("nullCount"), path) is not None for path in named):
+        stats |= {part: _chosen(known[part], named) for part in ("minValues", "maxValues", "nullCount")}
+    return replace(file, stats=log_text(stats))
 
 
-def _is_in(path: list[str], counts: Any) -> bool:
+def _at(values: Any, path: Iterable[str]) -> Any:
+    """Return what values have at a path; None if they have nothing there."""
     for name in path:
-        if not isinstance(counts, dict) or name not in counts:
-            return False
-        counts = counts[name]
-    return True
+        values = values.get(name) if isinstance(values, dict) else None
+    return values
+
+
+def _chosen(values: dict[str, Any], paths: Iterable[tuple[str, ...]]) -> dict[str, Any]:
+    """Return the values at some paths, without the others."""
+    chosen: dict[str, Any] = {}
+    for path in paths:
+        value = _at(values, path)
+        if value is not None:
+            *outer, name = path
+            part = chosen
+            for step in outer:
+                part = part.setdefault(step, {})
+            part[name] = value
+    return chosen
 
 
 def _has_bounds(kind: pa.DataType) -> bool:

@@ -7,9 +7,10 @@ Arrow serializes it, in base64:
     ledgerlake.record = "1 <base64>"
 
 Its columns are what its log says. A field that a schema adds becomes a column before the
-micro-batch that brings it is written. Columns are never removed, and their types never change. The
-property that names the columns with statistics does not get it, because earlier files lack it (see
-``ordered_files``).
+micro-batch that brings it is written. Columns are never removed, and their types never change, but
+records in them get the fields that a schema adds. Records in maps do not, once the table is created
+(see ``decode.record_columns``). The property that names the columns with statistics does not get a
+new column, because earlier files lack it (see ``ordered_files``).
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ _VERSION = 1
 
 
 class RecordTable(MetadataCommits):
-    """The table at ``path``."""
+    """The table at ``path``; ``exists`` is False until it is checked or created."""
 
     def __init__(self, path: Place, partition_by: Mapping[str, str] | None = None) -> None:
         super().__init__(path, rows_schema(pa.struct([])), partition_by)
-        self._exists = False
+        self.exists = False
         self.learned = pa.struct([])
 
     @property
@@ -64,8 +65,8 @@ class RecordTable(MetadataCommits):
         return exists
 
     def check(self, spark: SparkSession) -> bool:
-        self._exists = super().check(spark)
-        return self._exists
+        self.exists = super().check(spark)
+        return self.exists
 
     def add_columns(self, record: pa.StructType, learned: pa.StructType | None = None) -> None:
         """Add the columns that a record has and the table lacks; of a table that is not created
@@ -81,13 +82,13 @@ class RecordTable(MetadataCommits):
         readable_schema(file_schema(rows_schema(united(self.record, record))))
         if learned is not None and not learned.equals(self.learned):
             self.learned = learned
-            if self._exists:
+            if self.exists:
                 self._set_property(LEARNED, learned_to_text(learned))
-        if not self._exists:
+        if not self.exists:
             self.schema = rows_schema(united(self.record, record))
             return
         self._adopt(self._current())
-        wanted = united(self.record, record)
+        wanted = united(self.record, record, has_files=True)
         known = {field.name: field.type for field in self.record}
         missing = pa.schema([field for field in wanted if known.get(field.name) != field.type])
         if missing.names:
@@ -97,7 +98,7 @@ class RecordTable(MetadataCommits):
     def create(self, properties: dict[str, str] | None = None) -> None:
         own = {LEARNED: learned_to_text(self.learned)} if self.learned.num_fields else {}
         super().create(own | (properties or {}))
-        self._exists = True
+        self.exists = True
 
     def _adopt(self, existing: DeltaTable) -> None:
         self.schema = rows_of_table(pa.schema(existing.schema()))
@@ -108,13 +109,14 @@ class RecordTable(MetadataCommits):
     def _compare(self, existing: DeltaTable) -> None:
         self._check_keeps_transactions(existing)
         columns, own = pa.schema(existing.schema()), file_schema(self.schema)
-        pulsar = own.field(PULSAR_COLUMN)
-        if PULSAR_COLUMN not in columns.names or columns.field(PULSAR_COLUMN).type != pulsar.type:
+        # Arrow makes the list of names anew each time that it is asked.
+        types = {field.name: field.type for field in columns}
+        if types.get(PULSAR_COLUMN) != own.field(PULSAR_COLUMN).type:
             raise TableError(
                 f"the table at {self.path} is none of records: it has no column {PULSAR_COLUMN} with what is Pulsar's; use another "
                 'path, or set [delta] shape = "messages"'
             )
-        changed = [field.name for field in own if field.name not in columns.names or not _takes(columns, field)]
+        changed = [field.name for field in own if not _like(types.get(field.name), field.type)]
         if changed:
             raise TableError(
                 f"another writer changed the columns {', '.join(changed)} of the table at {self.path}; start the pipeline again"
@@ -129,17 +131,15 @@ class RecordTable(MetadataCommits):
             )
 
 
-def _takes(columns: pa.Schema, field: pa.Field) -> bool:
-    """Return whether files with a field fit a table; it may have parts that the field lacks."""
-    column = columns.field(field.name)
-    return _like(column.type, field.type)
-
-
-def _like(column: pa.DataType, kind: pa.DataType) -> bool:
-    """Return whether a type has the parts of a column, of the same types."""
+def _like(column: pa.DataType | None, kind: pa.DataType) -> bool:
+    """Return whether files with a type fit a column of a table; it may have parts that the type
+    lacks.
+    """
+    if column is None:
+        return False
     if pa.types.is_struct(column) and pa.types.is_struct(kind):
         parts = {part.name: part.type for part in column}
-        return all(part.name in parts and _like(parts[part.name], part.type) for part in kind)
+        return all(_like(parts.get(part.name), part.type) for part in kind)
     if pa.types.is_list(column) and pa.types.is_list(kind):
         return _like(column.value_type, kind.value_type)
     if pa.types.is_map(column) and pa.types.is_map(kind):

@@ -51,7 +51,6 @@ def replace_files(
             try:
                 actions = read_commit(path, version)
             except FileNotFoundError:
-                _check_present(path, new)
                 if commit.create(version):
                     return version
                 # Somebody's commit is there now, or ours: a request that is sent again meets the
@@ -66,17 +65,6 @@ def replace_files(
         if _has_landed(commit, version):
             return version
         raise TableAccessError(f"files of the table at {path} could not be replaced: {path.reason(error)}") from None
-
-
-def _check_present(path: Place, new: Sequence[DataFile]) -> None:
-    """Check that the new files exist: while a process is suspended, a vacuum may remove them.
-
-    Raises:
-        FileNotFoundError: one is gone.
-    """
-    for file in new:
-        place = path / file.name
-        place.filesystem().open_input_file(place.root).close()
 
 
 def _commit(path: Place, version: int, old: Sequence[TableFile], new: Sequence[DataFile]) -> OwnCommit:

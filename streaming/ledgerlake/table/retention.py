@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ledgerlake.errors import TableError
+from ledgerlake.table.properties import is_on
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -75,10 +76,9 @@ def may_clean_log(path: Place, table: DeltaTable) -> bool:
     """Return whether delta-rs may remove old entries of a table's log: the table wants it, and says
     their age in words that delta-rs knows. A warning says once if they are others.
     """
-    properties = table.metadata().configuration
-    if properties.get(_CLEANS_PROPERTY, "true").strip().lower() != "true":
+    text = table.metadata().configuration.get(_LOG_PROPERTY)
+    if not is_on(table, _CLEANS_PROPERTY, default=True):
         return False
-    text = properties.get(_LOG_PROPERTY)
     if text is None or _KNOWN_TO_DELTA_RS.fullmatch(text):
         return True
     _warn_of_words(str(path), text)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -27,12 +28,12 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
-from ledgerlake.client.topics import join_partition
+from ledgerlake.client.topics import join_partition, split_partition
 from ledgerlake.errors import SetupError, TableAccessError, TableError
 from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.runtime.java_errors import root_cause
 from ledgerlake.table.additions import KEY_COLUMNS, row_key
-from ledgerlake.table.batch_record import Recorded, number_of
+from ledgerlake.table.batch_record import Recorded
 from ledgerlake.table.delta_table import EFFECTIVE_TIMES, OUTBOX, Table, since_of, writer_numbers
 from ledgerlake.table.features import (
     PARTITIONED,
@@ -45,6 +46,7 @@ from ledgerlake.table.features import (
 from ledgerlake.table.log_commit import OwnCommit
 from ledgerlake.table.open_table import existing_table, files_added_at, read_commit
 from ledgerlake.table.own_commits import OwnCommits
+from ledgerlake.table.properties import is_on
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,11 +61,17 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# The signs of a pattern for Hadoop, and the one that makes each of them a plain character.
+_SIGNS = re.compile(r"[\\{}\[\]*?]")
+
 # The property of a table whose commits have a time of their own, each later than the one before.
 _COMMIT_TIMES = "delta.enableInCommitTimestamps"
 
 # After so many commits of all writers, the place of the next micro-batch is recorded again.
 _COMMITS_PER_PLACE = 20
+
+# The exception of a row that a constraint, a column that is NOT NULL, or the length of a text refuses.
+_VIOLATION = "DeltaInvariantViolationException"
 
 # Features of a table whose commits another service has to order.
 _ORDERED_ELSEWHERE = {"catalogManaged", "catalogOwned-preview", "coordinatedCommits-preview"}
@@ -103,7 +111,7 @@ class SparkTable(OwnCommits):
                 "to it; use another path"
             )
 
-    def begin(self, previous_writer: int | None) -> None:
+    def begin(self) -> None:
         """Remove the files of earlier runs from the staging folder: a micro-batch that is run again
         writes new files.
 
@@ -117,10 +125,12 @@ class SparkTable(OwnCommits):
             raise SetupError(
                 f"the folder {self.folder} cannot be made ({error.strerror or error}); choose another checkpoint"
             ) from None
-        super().begin(previous_writer)
+        super().begin()
 
     def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
-        rows = self._spark.read.format("delta").load(self.path.hadoop_uri)
+        # A row that somebody else has added may be without a topic.
+        rows = self._spark.read.format("delta").load(self.path.hadoop_uri).dropna(subset=["topic", "partition"])
+        rows = rows.where(f.col("topic").isin(sorted({split_partition(name)[0] for name in topic_partitions})))
         latest = rows.groupBy("topic", "partition").agg(f.max(f.unix_micros(_effective_time())).alias("time_us"))
         times_us = {join_partition(row.topic, row.partition): int(row.time_us) for row in latest.collect()}
         recorded = super().effective_times_us(topic_partitions)
@@ -138,8 +148,7 @@ class SparkTable(OwnCommits):
         return Recorded(batch_id, None if found is None else found[1].get("range_digest"))
 
     def _recorded_writer(self, table: DeltaTable, stream: str) -> int | None:
-        queries = (batch["query"] for batch in self._recent_batches(table) if batch["stream"] == stream)
-        return next((number_of(query) for query in queries), super()._recorded_writer(table, stream))
+        return self._last_writer(table, stream)
 
     def _try_to_append(
         self,
@@ -152,7 +161,7 @@ class SparkTable(OwnCommits):
         assert not files
         version, now_ms = table.version(), int(time.time() * 1000)
         more: dict[str, Any] = dict(metadata or {})
-        if table.metadata().configuration.get(_COMMIT_TIMES) == "true":
+        if is_on(table, _COMMIT_TIMES):
             last_ms = max(
                 action.get("commitInfo", {}).get("inCommitTimestamp", 0) for action in read_commit(self.path, version)
             )
@@ -188,7 +197,7 @@ class SparkTable(OwnCommits):
         metadata = json.loads(batch.to_json()) | {EFFECTIVE_TIMES: times_us, OUTBOX: outbox or {}}
         try:
             rows = (
-                self._spark.read.parquet(*((self.folder / file.name).hadoop_uri for file in files))
+                self._spark.read.parquet(*(_as_pattern(self.folder / file.name) for file in files))
                 if files
                 else self._spark.createDataFrame(self.schema.empty_table())
             )
@@ -197,6 +206,11 @@ class SparkTable(OwnCommits):
             writer = writer.option("txnAppId", batch.query).option("txnVersion", batch.batch_id)
             writer.option("userMetadata", json.dumps(metadata)).save(self.path.hadoop_uri)
         except (PySparkException, Py4JJavaError) as error:
+            if _VIOLATION in str(error):
+                raise TableError(
+                    f"batch {batch.batch_id} has a row that the table at {self.path} refuses: {root_cause(error)}; change the "
+                    "table, or leave such messages out (where), and run again"
+                ) from None
             raise TableAccessError(
                 f"batch {batch.batch_id} could not be committed to {self.path}: {root_cause(error)}"
             ) from None
@@ -226,6 +240,11 @@ def _effective_time() -> Column:
     """
     stored = f.coalesce(f.col("broker_timestamp"), f.col("publish_time"), f.timestamp_seconds(f.lit(0)))
     return f.when(f.col("delivered_at").isNull(), stored).otherwise(f.greatest(stored, f.col("deliver_at")))
+
+
+def _as_pattern(file: Place) -> str:
+    """Return the pattern that only one file matches. Spark takes names of files for patterns."""
+    return _SIGNS.sub(r"\\\g<0>", file.hadoop_uri)
 
 
 def open_table(
