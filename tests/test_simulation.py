@@ -51,7 +51,8 @@ _FOUND_BY = {
     "cursors-before-spark": 4,
     "batches-by-number": 75,
     "clock-ahead-of-what-is-read": 30,
-    "first-run-of-a-batch-is-sent": 29,
+    "cut-for-the-cores-of-this-process": 10,
+    "first-run-of-a-batch-is-sent": 21,
     "latest-without-question": 3,
     "new-topics-at-latest": 133,
     "outbox-before-ownership": 90,
@@ -599,22 +600,6 @@ def test_the_lag_of_a_topic_that_came_since_the_last_run_counts_from_its_beginni
     assert history.found == [[0, 3]]
 
 
-@pytest.mark.parametrize(("starting", "behind"), [("latest", 0), ("earliest", 2), ("cursor", 1)])
-def test_the_lag_without_a_checkpoint_counts_from_where_the_pipeline_would_start(
-    edges: Edges, starting: str, behind: int
-) -> None:
-    script = scripted(
-        produced(1.0, 1),
-        Step(4.0, "lose", {"back_s": 6.0}),
-        produced(5.0, 1),
-        Step(7.0, "ask", {"about": messages_behind}),
-        starting=starting,
-    )
-    history = Watched(script, edges)
-    history.play()
-    assert history.found == [[behind]]
-
-
 def test_a_stream_that_is_to_begin_at_the_latest_message_passes_the_check_before_its_first_run(edges: Edges) -> None:
     def examine(settings: Config) -> str:
         components = make_components(settings)
@@ -783,7 +768,8 @@ def test_a_cursor_that_somebody_moves_while_a_batch_is_in_work_is_loss_that_is_s
     script = scripted(produced(0.5, 3), produced(3.0, 1), *moved, has_metadata=has_metadata)
     (violation,) = play(script, edges).violations
     assert "DataLossError" in violation
-    assert "after 4:3 and before 8:0 are lost" in violation
+    # Spark may run the batch once more, whose range begins behind 4:2.
+    assert re.search("after 4:[23] and before 8:0 are lost", violation)
 
 
 def with_trigger(script: Script, edges: Edges, trigger: str, kind: type[History] = History) -> History:

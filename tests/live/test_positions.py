@@ -229,7 +229,6 @@ def test_a_pipeline_runs_between_two_numbers_and_its_lag_is_the_truth(
 ) -> None:
     data = runtime.config(tmp_path, topic, starting="index 70000", ending="index 79999")
     config = parse_config(data)
-    assert [lag.messages for lag in find_lags(config)] == [MESSAGES - 70_000]
     run_once(spark, data)
     assert [int(row["value"]) for row in table_rows(tmp_path)] == list(range(70_000, 80_000))
     assert [lag.messages for lag in find_lags(config)] == [MESSAGES - 80_000]

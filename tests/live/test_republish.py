@@ -227,7 +227,7 @@ def test_a_large_message_is_whole_on_a_topic_that_is_unloaded_amid_its_chunks(
 
     monkeypatch.setattr(NumberedProducer, "_send", unloads)
     ended: list[LedgerlakeError] = []
-    outbox = filled(tmp_path, 3, large={large: value})
+    outbox = filled(tmp_path, 3, others={large: value})
     republisher = Republisher(outbox, ClientSettings(runtime.service_url), target, "s", lambda: True, ended.append)
     republisher.start()
     try:

@@ -19,7 +19,7 @@ from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.stored.places import Place
 from ledgerlake.table.additions import add_missing
-from ledgerlake.table.batch_record import BatchRecord, Recorded, number_of
+from ledgerlake.table.batch_record import BatchRecord, Recorded
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder
 from ledgerlake.table.spark_table import SparkTable, open_table
@@ -130,6 +130,16 @@ def test_a_batch_without_rows_is_recorded(spark: SparkSession, tmp_path: Path) -
     assert spark.read.format("delta").load(path).count() == 0
 
 
+def test_staged_files_are_read_from_a_folder_of_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    path = Place(str(tmp_path / "rejects"))
+    Table(path, schema.REJECTS).create()
+    table = SparkTable(path, schema.REJECTS, Place(str(tmp_path / r"a%41 [b]{c,d}*?\e" / "staging")))
+    table.check(spark)
+    table.begin()
+    table.commit(REJECTS_BATCH, staged(table, range(3)), {})
+    assert spark.read.format("delta").load(path.uri).count() == 3
+
+
 def test_a_micro_batch_is_found_however_often_another_stream_has_committed_since(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +149,7 @@ def test_a_micro_batch_is_found_however_often_another_stream_has_committed_since
     Table(path, schema.REJECTS).create()
     table = SparkTable(path, schema.REJECTS, Place(str(tmp_path / "staging")))
     table.check(spark)
-    table.begin(None)
+    table.begin()
     outcomes = {"t": {"rows": "4:0000000000000001"}}
     for number in range(3):
         record = replace(REJECTS_BATCH, batch_id=number, outcomes=outcomes)
@@ -154,10 +164,10 @@ def test_a_micro_batch_is_found_however_often_another_stream_has_committed_since
     again.check(spark)
     assert again.outcomes_of(record) == outcomes
     assert again.recorded(record.query) == Recorded(2, record.range_digest)
-    assert again.last_writer("s") == number_of(record.query)
-    again.begin(None)
+    assert again.last_writer("s") == record.checkpoint
+    again.begin()
     with pytest.raises(OwnershipError, match="another checkpoint of the stream s has written"):
-        again.contains(replace(record, query="ledgerlake:s:later"))
+        again.contains(replace(record, query="ledgerlake:s:earlier", checkpoint=record.checkpoint - 1))
     with pytest.raises(CheckpointError, match="is not the one in the table"):
         again.contains(replace(record, range_digest=8))
     add_missing(again, record, staged(again, range(4, 7)))
@@ -176,7 +186,7 @@ def test_what_a_start_records_is_between_the_commits_of_delta_spark(
     spark.sql(f"alter table delta.`{path}` set tblproperties ('delta.{property_}')")
     table = SparkTable(Place(path), schema.REJECTS, Place(str(tmp_path / "staging")))
     table.check(spark)
-    table.begin(None)
+    table.begin()
     for number in range(12):
         table.begin_stream("s", [f"t-partition-{number}"])
         record = BatchRecord("s", "ledgerlake:s:q", number, 7)
@@ -191,13 +201,24 @@ def test_what_a_start_records_is_between_the_commits_of_delta_spark(
         again.check_writers("other", ["t-partition-0"])
 
 
+def test_rows_without_a_topic_that_somebody_has_added_are_passed_over(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "messages")
+    make_table(spark, path, "columnMapping")
+    for columns, row in (("key", "'mine'"), ("topic", "'t'")):
+        spark.sql(f"insert into delta.`{path}` ({columns}) values ({row})")
+    table = SparkTable(Place(path), schema.MESSAGES, Place(str(tmp_path / "staging")))
+    table.check(spark)
+    assert table.effective_times_us(["t"]) == {}
+
+
 def test_a_violated_constraint_is_one_sentence(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
     make_table(spark, str(tmp_path / "messages"), "checkConstraints")
     spark.sql(f"alter table delta.`{tmp_path / 'messages'}` add constraint few check (entry_id < 0)")
     publish(runtime, topic, range(5))
-    with pytest.raises(TableError, match=r"batch 0 could not be committed to .*few.*entry_id"):
+    with pytest.raises(TableError, match=r"batch 0 has a row that the table at .* refuses: .*few.*entry_id") as raised:
         run_once(spark, runtime.config(tmp_path, topic))
+    assert not raised.value.retryable
 
 
 def test_the_writer_is_chosen_by_the_table(spark: SparkSession, tmp_path: Path) -> None:
@@ -223,7 +244,7 @@ def test_an_unknown_writer_is_named(runtime: Runtime, tmp_path: Path) -> None:
         parse_config(data)
 
 
-REJECTS_BATCH = BatchRecord("s", "ledgerlake:s:q", 4, 7)
+REJECTS_BATCH = BatchRecord("s", "ledgerlake:s:q", 4, 7, checkpoint=1)
 
 
 def staged(table: Table, entries: range) -> list[DataFile]:
@@ -251,7 +272,7 @@ def test_what_a_repeat_rejects_beyond_the_first_run_is_added_once(
         plain.create()
     table = SparkTable(Place(path), schema.REJECTS, Place(staging))
     table.check(spark)
-    table.begin(None)
+    table.begin()
     if first == "arrow":
         # The table gets its feature, and with it another writer, between the runs.
         plain.commit(REJECTS_BATCH, staged(plain, range(2)), {})
@@ -276,7 +297,7 @@ def test_an_addition_to_what_delta_spark_wrote_is_made_by_the_other_writer_too(
     Table(Place(path), schema.REJECTS).create()
     by_spark = SparkTable(Place(path), schema.REJECTS, Place(str(tmp_path / "staging")))
     by_spark.check(spark)
-    by_spark.begin(None)
+    by_spark.begin()
     by_spark.commit(REJECTS_BATCH, staged(by_spark, range(2)), {})
     plain = Table(Place(path), schema.REJECTS)
     for _ in range(2):
@@ -289,7 +310,7 @@ def test_what_delta_spark_cannot_read_back_is_refused(spark: SparkSession, tmp_p
     Table(Place(path), schema.REJECTS).create()
     table = SparkTable(Place(path), schema.REJECTS, Place(str(tmp_path / "staging")))
     table.check(spark)
-    table.begin(None)
+    table.begin()
     table.commit(REJECTS_BATCH, staged(table, range(2)), {})
     for file in (tmp_path / "rejects").glob("part-*.parquet"):
         file.unlink()

@@ -11,9 +11,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from ledgerlake.decode import schema
-from ledgerlake.errors import CheckpointError, OwnershipError, ProcessLostError
+from ledgerlake.errors import CheckpointError, OwnershipError, ProcessLostError, TableAccessError
 from ledgerlake.operators.outcome_digest import OutcomeDigest, Tally, depends_on_surroundings
-from ledgerlake.operators.results import PartitionResult, TaskResult, TopicSchemas, results_to_json
+from ledgerlake.operators.results import PartitionResult, TableResult, TaskResult, TopicSchemas, results_to_json
 from ledgerlake.operators.rows import StateSummary
 from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.publish.outbox import Outbox
@@ -215,6 +215,31 @@ def test_a_repeat_without_rejects_is_compared_with_the_rejects_of_the_first_run(
     assert DeltaTable(str(tmp_path / "messages")).version() == 0
 
 
+def test_a_suspended_process_does_not_commit_rows_of_a_micro_batch_that_another_one_had_only_rejects_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, batch = tables_in(tmp_path), BatchRecord("s", "ledgerlake:s:q", 3, 1)
+    for name in ("messages/row.parquet", "rejects/reject.parquet"):
+        (tmp_path / name).write_bytes(b"rows")
+    may_differ = OutcomeDigest(may_differ=True)
+    row = TaskResult(
+        "t", -1, Position(1, 5), {"messages": TableResult([DataFile("row.parquet", 4, 1, "{}")], None)}, []
+    )
+    reject = TaskResult("t", -1, Position(1, 5), {}, [DataFile("reject.parquet", 4, 1, "{}")], digest=may_differ)
+    table = tables.main.table
+    commit = table.commit
+
+    def woken_after_another_process(*arguments: Any) -> None:
+        DeltaSink(opened_tables(tmp_path)).commit(batch, [PartitionResult(reject, StateSummary([]))])
+        commit(*arguments)
+
+    monkeypatch.setattr(table, "commit", woken_after_another_process)
+    with pytest.raises(TableAccessError, match="Concurrent transaction"):
+        DeltaSink(tables).commit(batch, [PartitionResult(row, StateSummary([]))])
+    files = [DeltaTable(str(tmp_path / name)).file_uris() for name in ("messages", "rejects")]
+    assert [len(names) for names in files] == [0, 1]
+
+
 def commits_of_another_stream(path: Place, count: int = 4) -> None:
     other = Table(path, schema.MESSAGES)
     for number in range(count):
@@ -283,10 +308,10 @@ def test_a_table_without_the_numbers_of_outcomes_is_searched_and_what_is_not_fou
     table = tables.main.table
     append = table._append
 
-    def of_earlier_release(files: list[DataFile], numbers: dict[str, int], *more: Any) -> None:
+    def without_numbers(files: list[DataFile], numbers: dict[str, int], *more: Any) -> None:
         append(files, {name: numbers[name] for name in numbers if not name.endswith((":outcomes", ":since"))}, *more)
 
-    monkeypatch.setattr(table, "_append", of_earlier_release)
+    monkeypatch.setattr(table, "_append", without_numbers)
     DeltaSink(tables).commit(batch, [result_of(4, 2)])
     with pytest.raises(CheckpointError, match="of t it had 4 messages, and now 5"):
         DeltaSink(opened_tables(tmp_path)).commit(batch, [result_of(5, 2)])

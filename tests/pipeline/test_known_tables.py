@@ -15,8 +15,10 @@ from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.known_tables import known_tables
 from ledgerlake.pipeline.tables import REJECTS_TABLE
+from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import SeenBatch
+from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +41,27 @@ def test_a_main_table_that_is_not_made_yet_is_none_and_one_that_was_removed_is_m
     assert [table.name for table in known_tables(config)] == [config.main_table, REJECTS_TABLE]
     with pytest.raises(TableError, match="there is no table at"):
         _Tables(config, no_cluster, {})
+
+
+@pytest.mark.parametrize("mode", ["append", "latest"])
+def test_verify_misses_each_table_that_was_there(mode: str, tmp_path: Path) -> None:
+    topic = "persistent://public/default/a"
+    config = parse_config(
+        {
+            "source": {"service_url": "pulsar://nowhere:1", "topics": ["a"]},
+            "stream": {"name": "s", "checkpoint": str(tmp_path / "checkpoint")},
+            "delta": {"path": f"{tmp_path}/all"},
+            "tables": [{"path": f"{tmp_path}/second", "mode": mode, "topics_pattern": "a"}],
+        }
+    )
+    for name in ("all", "all_rejects"):
+        write_deltalake(str(tmp_path / name), schema.MESSAGES.empty_table())
+    no_cluster: Any = None
+    _Tables(config, no_cluster, {topic: PartitionOffset(BEFORE_ALL)})
+    keeper = CursorKeeper(no_cluster, "s", Checkpoint(Place(config.stream.checkpoint)))
+    keeper.add(LastRun(0, 0), {}, {config.table_options[0].name: SeenBatch(str(tmp_path / "second"), 0)})
+    with pytest.raises(TableError, match=r"there is no table at .*second"):
+        _Tables(config, no_cluster, {topic: PartitionOffset(BEFORE_ALL)})
 
 
 def test_a_table_belongs_to_the_section_whose_path_names_it_most_closely(tmp_path: Path) -> None:

@@ -65,6 +65,14 @@ def test_a_query_of_the_bare_source_shows_its_lag_until_it_ends() -> None:
     assert text(metrics) == []
 
 
+def test_a_query_that_started_before_the_metrics_is_forgotten_when_it_ends() -> None:
+    metrics = Metrics()
+    listener = MetricsListener(metrics)
+    listener.onQueryProgress(SimpleNamespace(progress=progress(at(1, 1000, 10), at(5, 4000, 50))))
+    listener.onQueryTerminated(SimpleNamespace(id="7"))
+    assert text(metrics) == []
+
+
 def test_a_pipeline_shows_what_its_batches_brought() -> None:
     metrics = Metrics(clock=lambda: 2.0)
     first = BatchResult(
@@ -133,16 +141,22 @@ def test_a_result_has_the_sums_of_its_topic_partitions() -> None:
     assert (result.incomplete_count, result.kept_bytes) == (3, 10)
 
 
+def of_pipeline(metrics: Metrics) -> list[str]:
+    return [
+        line for line in text(metrics) if line.startswith(("ledgerlake_is_", "ledgerlake_upkeep", "ledgerlake_table"))
+    ]
+
+
 def test_a_pipeline_shows_whether_it_owns_the_stream_and_what_upkeep_did() -> None:
     metrics = Metrics()
     tables = [TableUpkeep("messages", "lake/orders", TableSize(7, 900), 24, 3), TableUpkeep("rejects", "lake/rejects")]
     reports = iter([UpkeepReport(), UpkeepReport(tables, 2, 5_000)])
     metrics.watch("orders", lambda: PipelineState(True, next(reports)))
-    assert text(metrics) == [
+    assert of_pipeline(metrics) == [
         'ledgerlake_is_owner{query="orders"} 1.0',
         'ledgerlake_upkeep_failures_total{query="orders"} 0.0',
     ]
-    assert text(metrics) == [
+    assert of_pipeline(metrics) == [
         'ledgerlake_is_owner{query="orders"} 1.0',
         'ledgerlake_upkeep_failures_total{query="orders"} 2.0',
         'ledgerlake_upkeep_last_success_timestamp_seconds{query="orders"} 5.0',
@@ -157,6 +171,42 @@ def test_a_pipeline_shows_whether_it_owns_the_stream_and_what_upkeep_did() -> No
     assert text(metrics) == []
 
 
+def test_counters_begin_at_zero_so_that_an_alert_sees_the_first_micro_batch() -> None:
+    metrics = Metrics(clock=lambda: 2.0)
+    metrics.watch("orders", lambda: PipelineState(True, UpkeepReport()))
+    samples = dict(line.rsplit(" ", 1) for line in text(metrics))
+    assert samples['ledgerlake_rejects_total{query="orders"}'] == "0.0"
+    assert samples['ledgerlake_last_batch_timestamp_seconds{query="orders"}'] == "2.0"
+
+
+def test_a_clock_behind_the_brokers_makes_no_message_early() -> None:
+    metrics = Metrics()
+    metrics.add_batch("orders", BatchResult(0, 1, released=Released(1, 1_000, 1_000)), 1.0, 400)
+    samples = dict(line.rsplit(" ", 1) for line in text(metrics))
+    assert samples['ledgerlake_late_seconds_total{query="orders"}'] == "0.0"
+    assert samples['ledgerlake_most_late_seconds{query="orders"}'] == "0.0"
+
+
+def test_topic_partitions_that_are_gone_are_forgotten_unless_something_waits() -> None:
+    metrics = Metrics()
+    names = [f"{NAME}-{number}" for number in range(100)]
+    for number, name in enumerate(names):
+        result = BatchResult(
+            number,
+            1,
+            delayed_counts={name: int(number == 7)},
+            next_due_ms={name: 5 if number == 7 else None},
+            incomplete={name: Incomplete(int(number == 9), 3)},
+        )
+        metrics.add_batch("orders", result, float(number), number)
+        metrics.add_progress("orders", {name: Behind(0, 0)}, 1.0)
+    metrics.add_progress("orders", {NAME: Behind(0, 0)}, 1.0)
+    waiting = [line for line in text(metrics) if line.startswith("ledgerlake_waiting_messages")]
+    assert [line.rpartition(" ")[0].partition("topic_partition=")[2] for line in waiting] == [
+        f'"{names[number]}"}}' for number in (7, 9)
+    ]
+
+
 def test_what_a_micro_batch_reads_is_lag_until_it_ends() -> None:
     metrics = Metrics()
     span = {"start": {"ledger": 1, "entry": 4, "index": 9}, "end": {"ledger": 1, "entry": 80, "index": 59}}
@@ -168,6 +218,15 @@ def test_what_a_micro_batch_reads_is_lag_until_it_ends() -> None:
     of_first = f'ledgerlake_lag_messages{{query="orders",topic_partition="{NAME}"}} 70.0'
     of_other = of_first.replace(NAME, "persistent://public/default/other").replace("70.0", "50.0")
     assert lags == [[of_first, of_other], [of_first]]
+
+
+def test_the_lag_of_a_pipeline_that_has_lost_the_broker_is_not_known() -> None:
+    metrics = Metrics()
+    metrics.add_progress("orders", {NAME: Behind(0, 0)}, 0.0)
+    owned = iter([True, False, True])
+    metrics.watch("orders", lambda: PipelineState(next(owned), UpkeepReport()))
+    lags = [[line for line in text(metrics) if line.startswith("ledgerlake_lag")] for _ in range(3)]
+    assert [len(lines) for lines in lags] == [2, 0, 2]
 
 
 def test_what_waits_since_an_earlier_run_is_shown_before_its_topic_partition_has_a_micro_batch() -> None:

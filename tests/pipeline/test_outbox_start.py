@@ -110,7 +110,7 @@ def test_an_outbox_that_is_gone_is_refused_and_the_way_on_is_said(tmp_path: Path
     assert begin(tmp_path).name != outbox.name
 
 
-def test_the_outbox_of_an_earlier_release_is_taken_and_known_from_then_on(tmp_path: Path) -> None:
+def test_an_outbox_that_a_killed_start_did_not_record_is_taken_and_known_from_then_on(tmp_path: Path) -> None:
     name = begin(tmp_path).name
     (tmp_path / "ledgerlake/outbox.json").unlink()
     assert begin(tmp_path).name == name

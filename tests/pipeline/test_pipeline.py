@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,14 @@ def test_topics_that_were_forgotten_are_kept_in_the_checkpoint(tmp_path: Path) -
 def test_a_cursor_that_this_run_does_not_hold_is_not_moved_for_an_earlier_one(tmp_path: Path) -> None:
     (tmp_path / "ledgerlake").mkdir()
     (tmp_path / "ledgerlake" / "ends.json").write_text(
-        json.dumps({"version": 1, "batches": {"0": {TOPIC: [7, 0]}}, "tables": {}})
+        json.dumps(
+            {
+                "version": 1,
+                "batches": {"0": {TOPIC: [7, 0]}},
+                "tables": {},
+                "last_run": {"batch_id": 0, "wakes_batch": None},
+            }
+        )
     )
     (tmp_path / "commits").mkdir()
     (tmp_path / "commits" / "0").write_text("v1\n{}")
@@ -164,16 +172,25 @@ def test_a_commit_that_does_not_tell_the_version_is_named(tmp_path: Path, text: 
         Checkpoint(Place(str(tmp_path))).log.state_version()
 
 
+_LAST_RUN = '{"batch_id": 7, "wakes_batch": null}'
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "",
         "{",
-        '{"version": 1, "batches": {}, "tables": {"messages": 7}}',
-        '{"version": 1, "batches": {}, "tables": {"messages": {"path": "lake", "batch_id": "7"}}}',
         '{"version": 1}',
-        '{"version": 1, "batches": {"x": {}}}',
-        '{"version": 1, "batches": {"1": {"t": [7]}}}',
+        *(
+            f'{{"version": 1, "batches": {batches}, "tables": {tables}, "last_run": {last_run}}}'
+            for batches, tables, last_run in (
+                ("{}", '{"messages": 7}', _LAST_RUN),
+                ("{}", '{"messages": {"path": "lake", "batch_id": "7"}}', _LAST_RUN),
+                ('{"x": {}}', "{}", _LAST_RUN),
+                ('{"1": {"t": [7]}}', "{}", _LAST_RUN),
+                ("{}", "{}", "null"),
+            )
+        ),
     ],
 )
 def test_damaged_cursor_ends_are_one_sentence(tmp_path: Path, text: str) -> None:
@@ -197,12 +214,22 @@ def test_what_the_tables_held_is_kept_with_the_ends(tmp_path: Path) -> None:
     assert CursorKeeper(None, "s", checkpoint).tables() == tables  # type: ignore[arg-type]
 
 
-def test_ends_of_an_earlier_release_say_nothing_of_tables_and_those_of_a_newer_one_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "ledgerlake").mkdir()
-    keeper = CursorKeeper(None, "s", Checkpoint(Place(str(tmp_path))))  # type: ignore[arg-type]
-    (tmp_path / "ledgerlake" / "ends.json").write_text('{"version": 1, "batches": {"1": {"t": [7, 8]}}}')
-    assert keeper.tables() == {}
-    (tmp_path / "ledgerlake" / "ends.json").write_text('{"version": 2, "batches": {}}')
+def test_golden_ends_are_read_and_written_and_those_of_a_newer_release_are_refused(tmp_path: Path) -> None:
+    golden = (
+        '{"version": 1, "batches": {"17": {"t": [12, 345]}}, "tables": {"messages": {"path": "lake/m", "batch_id": 17}},'
+        ' "last_run": {"batch_id": 17, "wakes_batch": 15}}'
+    )
+    file = tmp_path / "ledgerlake" / "ends.json"
+    file.parent.mkdir()
+    file.write_text(golden)
+    checkpoint = Checkpoint(Place(str(tmp_path)))
+    keeper = CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
+    tables = {"messages": SeenBatch("lake/m", 17)}
+    assert (keeper.tables(), keeper.last_run()) == (tables, LastRun(17, 15))
+    file.unlink()
+    keeper.add(LastRun(17, 15), {"t": Position(12, 345)}, tables)
+    assert json.loads(file.read_text()) == json.loads(golden)
+    file.write_text('{"version": 2, "batches": {}}')
     with pytest.raises(OffsetError, match="newer"):
         keeper.tables()
 
@@ -226,7 +253,7 @@ def test_progress_shows_lag_in_messages() -> None:
     }
     lags = {name: behind(taken.get(name), offset) for name, offset in latest.items()}
     line = progress_line(Progress("orders", Totals(1234, 5, 1), Details(), [99.6], taken, lags, 0))
-    assert line == "1,234 messages  100/s  broker time 01:00:00  lag p0:1,500 p1:0 p2:?  rejects 5"
+    assert line == "1,234 messages  100/s  broker time 01:00:00  lag t-p0:1,500 t-p1:0 t-p2:?  rejects 5"
 
 
 def test_a_micro_batch_that_runs_for_long_is_told_of_with_what_it_reads() -> None:
@@ -381,6 +408,28 @@ def test_a_batch_is_compared_as_long_as_sparks_log_reaches_back_to_it(
     return None
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "is_begun", "is_refused"),
+    [(6, True, False), (8, True, True), (6, False, False), (7, False, True), (8, False, True)],
+)
+def test_a_start_is_refused_if_a_later_checkpoint_has_written_to_a_table_or_its_own_batches_are_lost(
+    tmp_path: Path, checkpoint: int, is_begun: bool, is_refused: bool
+) -> None:
+    record = BatchRecord("s", "ledgerlake:s:other", 40, 111, checkpoint=checkpoint)
+    pipeline, table = with_a_table(tmp_path, range(3), record)
+    if not is_begun:
+        pipeline._components.checkpoint.save_start(START)
+        shutil.rmtree(tmp_path / "checkpoint/offsets")
+        (tmp_path / "checkpoint/metadata").unlink()
+    if not is_refused:
+        return pipeline._components.start.compare_with_tables([table])
+    with pytest.raises(
+        CheckpointError, match=r"has rows by a later checkpoint .* is an older copy; restore the newest"
+    ):
+        pipeline._components.start.compare_with_tables([table])
+    return None
+
+
 def test_a_hole_in_sparks_log_is_an_incomplete_copy(tmp_path: Path) -> None:
     planned = [*range(3), *range(90, 101)]
     pipeline, table = with_a_table(tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", 60, 111))
@@ -423,8 +472,9 @@ def with_a_table(folder: Path, planned: Iterable[int], record: BatchRecord) -> t
     }
     (folder / "checkpoint" / "offsets").mkdir(parents=True)
     (folder / "checkpoint" / "metadata").write_text('{"id": "q"}')
+    Checkpoint(Place(str(folder / "checkpoint"))).save_stream("s", 7)
     for number in planned:
-        offset = {"version": 2, "positions": {"t": {"ledger": 1, "entry": number}}}
+        offset = {"version": 1, "positions": {"t": {"ledger": 1, "entry": number}}}
         (folder / "checkpoint" / "offsets" / str(number)).write_text("v1\n{}\n" + json.dumps(offset))
     write_deltalake(str(folder / "messages"), schema.MESSAGES.empty_table())
     pipeline = Pipeline(None, parse_config(data))

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,7 @@ from ledgerlake.operators.rows import Incomplete
 from ledgerlake.pipeline import progress_screen
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.live_screen import live_screen, sparkline
-from ledgerlake.pipeline.progress import Reading
+from ledgerlake.pipeline.progress import Behind, Reading, progress_line
 from ledgerlake.pipeline.progress_screen import ProgressScreen
 from ledgerlake.stored.offsets import PartitionOffset, to_json
 from ledgerlake.table.batch_record import BatchRecord
@@ -97,7 +98,7 @@ def test_the_live_screen_has_rate_lag_what_waits_rejects_and_commits() -> None:
     ]
     assert [line[12:] for line in lines[3:7]] == [
         "1,000 messages, at most 1.5 s",
-        "40 messages, the next is due in 1.5 min",
+        "40 messages, the next is due in 1.5 min, unless cancelled or replaced",
         "3: no_table 2, checksum 1",
         "2 incomplete messages, 7.0 MB kept",
     ]
@@ -117,6 +118,22 @@ def test_messages_that_a_running_micro_batch_reads_are_lag_until_it_ends() -> No
     assert shown(screen, query())[3][12:].startswith("1,700 messages")
     nothing_yet = SimpleNamespace(lastProgress=None)
     assert shown(screen, nothing_yet)[3][12:].startswith("731 messages")
+
+
+def test_while_the_broker_is_down_the_lag_is_not_known_and_since_when_is_said() -> None:
+    screen = screen_after_a_batch()
+    owned = iter([False, False, False, True])
+    screen._is_owner = lambda: next(owned)
+    lost_ms = screen.progress(query()).lost_ms
+    assert lost_ms is not None
+    since = time.strftime("no connection to the broker since %H:%M:%S UTC", time.gmtime(lost_ms / 1000))
+    lines = shown(screen, query())
+    assert lines[3][12:] == f"not known, {since}"
+    assert lines[10].split()[2:4] == ["?", "?"]
+    progress = screen.progress(query())
+    assert f"lag orders-p0:? orders-p1:?  rejects 3  waiting 40  {since}" in progress_line(progress)
+    assert json.loads(progress.as_json())["lag_unknown_since_ms"] == lost_ms
+    assert screen.progress(query()).lost_ms is None
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 24), (200, 50)])
@@ -273,6 +290,15 @@ def test_what_other_processes_write_stays_above_the_live_screen_and_leaves_it_wh
     ]
 
 
+@pytest.mark.parametrize(
+    ("other", "shown"), [("b/c/pays", "orders:4 pays:7"), ("b/c/orders", "a/b/orders:4 b/c/orders:7")]
+)
+def test_the_lag_in_a_line_has_the_names_of_the_topics(other: str, shown: str) -> None:
+    progress = screen_after_a_batch().progress(query())
+    lags = {f"persistent://{other}": Behind(7, 0), "persistent://a/b/orders": Behind(4, 0)}
+    assert f"  lag {shown}  rejects" in progress_line(replace(progress, lags=lags))
+
+
 def test_elsewhere_there_are_lines_of_text_or_of_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_screen, "_LINES_S", 0.01)
     for out, as_json in ((io.StringIO(), False), (io.StringIO(), True), (Terminal(), True)):
@@ -282,7 +308,7 @@ def test_elsewhere_there_are_lines_of_text_or_of_json(monkeypatch: pytest.Monkey
         screen.stop()
         lines = out.getvalue().splitlines()
         if not as_json:
-            assert lines[1].endswith("broker time 02:00:00  lag p0:1,000 p1:0  rejects 3  waiting 40")
+            assert lines[1].endswith("broker time 02:00:00  lag orders-p0:1,000 orders-p1:0  rejects 3  waiting 40")
             assert lines[-1] == "1,200 messages and 3 rejects in 1 batch"
             continue
         line = json.loads(lines[-1])

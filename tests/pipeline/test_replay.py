@@ -4,13 +4,15 @@ is.
 
 from __future__ import annotations
 
+import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.decode import schema
@@ -21,9 +23,10 @@ from ledgerlake.options.config import Config, parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline import replay as module
 from ledgerlake.pipeline import replay_messages, replay_rejects
+from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.replay import replay
 from ledgerlake.pipeline.replay_parts import Parts
-from ledgerlake.pipeline.replay_rejects import FoundReject
+from ledgerlake.pipeline.replay_rejects import FoundReject, RejectsToReplay
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.open_table import existing_table
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
@@ -35,7 +38,7 @@ TOPIC = "persistent://public/default/orders"
 
 
 def config(folder: Path, *tables: dict[str, Any], **delta: Any) -> Config:
-    return parse_config(
+    settings = parse_config(
         {
             "source": {"service_url": "pulsar://nowhere:1", "topics": ["orders"]},
             "stream": {"name": "orders", "checkpoint": str(folder / "checkpoint")},
@@ -43,6 +46,8 @@ def config(folder: Path, *tables: dict[str, Any], **delta: Any) -> Config:
             "tables": [{**table, "path": str(folder / table["path"])} for table in tables],
         }
     )
+    Checkpoint(settings.checkpoint_place).save_start({})
+    return settings
 
 
 def reject(settings: Config, *numbers: int, reason: str = "no_table", topic: str = TOPIC, **message: Any) -> None:
@@ -209,32 +214,41 @@ def test_a_record_of_a_newer_release_is_refused(tmp_path: Path) -> None:
     settings = config(tmp_path, {"path": "t"})
     reject(settings, 1)
     record = tmp_path / "checkpoint" / "ledgerlake" / "replay.json"
-    record.parent.mkdir(parents=True)
-    record.write_text('{"version": 3}')
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text('{"version": 2}')
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
         replay(settings)
-    record.write_text('{"version": 2, "number": "x"}')
+    record.write_text('{"version": 1, "number": "x"}')
     with pytest.raises(OffsetError, match="damaged record of a replay"):
         replay(settings)
 
 
 GOLDEN = (
-    '{"version": 2, "number": 5, "topics": ["persistent://public/default/orders"], "tables": {"messages": {"path": "PATH", "before": null, '
+    '{"version": 1, "number": 5, "topics": ["persistent://public/default/orders"], "tables": {"messages": {"path": "PATH", "before": null, '
     '"files": [{"name": "gone.parquet", "size_bytes": 1, "rows": 1, "stats": "{}", "first": [1, 1, 1, -1], "last": [1, 1, 1, -1], '
     '"partition_values": {}}]}}}'
 )
-OF_VERSION_1 = GOLDEN.replace('"version": 2', '"version": 1').replace('"partition', '"members": [], "partition')
 
 
-@pytest.mark.parametrize("golden", [GOLDEN, OF_VERSION_1])
-def test_a_record_of_this_release_and_of_an_earlier_one_is_read(golden: str, tmp_path: Path) -> None:
+def test_a_golden_record_is_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = config(tmp_path, path=str(tmp_path / "t"))
     reject(settings, 1)
     record = tmp_path / "checkpoint" / "ledgerlake" / "replay.json"
-    record.parent.mkdir(parents=True)
-    record.write_text(golden.replace("PATH", str(tmp_path / "t")))
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(GOLDEN.replace("PATH", str(tmp_path / "t")))
     Table(settings.messages_place, schema.MESSAGES).create()
-    assert replay(settings).replayed == {"no_table": 1}
+    interrupted(monkeypatch, settings)
+    written = json.loads(record.read_text())
+    (file,) = written["tables"]["messages"]["files"]
+    golden = json.loads(GOLDEN.replace("PATH", str(tmp_path / "t")))
+    (golden_file,) = golden["tables"]["messages"]["files"]
+    del written["tables"]["rejects"]
+    assert list(golden_file) == list(file)
+    golden["number"] = written["number"]
+    golden_file |= file
+    assert written == golden
+    replay(settings)
+    assert values(tmp_path, "t") == [b"1"]
     assert not record.exists()
 
 
@@ -316,12 +330,46 @@ def test_chunks_that_came_after_their_message_was_given_up_are_replayed_with_the
     assert values(tmp_path, "t") == [b"whole"]
 
 
+def test_large_messages_whose_uuid_came_again_are_told_apart_by_their_publish_time(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    monday, tuesday, friday = (
+        chunk_entries(value, 2, publish_time=time_ms)
+        for value, time_ms in ((b"monday", 1000), (b"tuesday", 2000), (b"friday", 3000))
+    )
+    reject_entries(settings, dict(enumerate([*monday, *tuesday, friday[1]], 1)), "undecryptable")
+    result = replay(settings)
+    assert (result.replayed, result.left) == ({"undecryptable": 4}, {"undecryptable": 1})
+    assert values(tmp_path, "t") == [b"monday", b"tuesday"]
+
+
+def test_a_chunk_that_is_twice_in_rejects_keeps_its_message_from_nothing(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    first, second = chunk_entries(b"whole", 2)
+    reject_entries(settings, {1: first, 2: second}, "encrypted")
+    reject_entries(settings, {1: first, 2: second, 3: second}, "chunk_orphan")
+    result = replay(settings)
+    assert (result.replayed, result.left) == ({"encrypted": 2, "chunk_orphan": 3}, {})
+    assert values(tmp_path, "t") == [b"whole"]
+    assert replay(settings).replayed == {}
+
+
 def test_rejects_of_topics_that_are_not_read_stay(tmp_path: Path) -> None:
     settings = config(tmp_path, {"path": "t"})
     reject(settings, 1)
     reject(settings, 2, topic="persistent://public/default/payments")
     result = replay(settings)
     assert (result.replayed, result.left_out) == ({"no_table": 1}, 1)
+    assert values(tmp_path, "t") == [b"1"]
+
+
+@pytest.mark.parametrize("lacks", ["topic", "partition", "message_id"])
+def test_rows_of_no_message_that_somebody_has_added_are_passed_over(tmp_path: Path, lacks: str) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    reject(settings, 1)
+    own = {"topic": TOPIC, "partition": -1, "ledger_id": 1, "entry_id": 7, "message_id": "1:7", "entry": b"x"}
+    row = pa.Table.from_pylist([own | {"reason": "no_table", lacks: None}], schema=schema.REJECTS)
+    write_deltalake(str(tmp_path / "rejects"), row, mode="append")
+    assert replay(settings).replayed == {"no_table": 1}
     assert values(tmp_path, "t") == [b"1"]
 
 
@@ -361,10 +409,48 @@ def test_a_message_that_is_rejected_again_for_the_same_reason_is_replayed_again(
     assert (values(tmp_path, "a"), values(tmp_path, "b")) == ([b"x"], [b"x"])
 
 
-def test_a_replay_refuses_what_a_start_refuses_and_changes_no_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+LARGE_AMOUNTS = {
+    "path": "t",
+    "shape": "record",
+    "json_fields": {"amount": "int"},
+    "sql": "select amount from messages where amount > 10",
+}
+
+
+@pytest.fixture
+def no_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry without schemas."""
     monkeypatch.setattr(Cluster, "schemas", lambda _, asked: [None for _ in asked])
+
+
+@pytest.mark.usefixtures("no_schemas")
+def test_a_message_that_the_query_leaves_out_stays_a_reject_until_a_table_gets_a_row_of_it(tmp_path: Path) -> None:
+    narrow = config(tmp_path, LARGE_AMOUNTS)
+    reject(narrow, 1, reason="transform_failed", value=b'{"amount": 5}')
+    reject(narrow, 2, reason="transform_failed", value=b'{"amount": 50}')
+    result = replay(narrow)
+    assert (result.replayed, result.left) == ({"transform_failed": 1}, {"transform_failed": 1})
+    assert "leaves this message out" in result.why["transform_failed"]
+    (left,) = count_rejects(narrow)
+    assert (left.rejects, left.message_id) == (1, "1:1")
+    wide = config(tmp_path, LARGE_AMOUNTS | {"sql": "select amount from messages"})
+    assert replay(wide).replayed == {"transform_failed": 1}
+    assert sorted(DeltaTable(str(tmp_path / "t")).to_pyarrow_table()["amount"].to_pylist()) == [5, 50]
+
+
+@pytest.mark.usefixtures("no_schemas")
+def test_of_a_batch_what_the_query_leaves_out_becomes_a_reject_of_its_own(tmp_path: Path) -> None:
+    settings = config(tmp_path, LARGE_AMOUNTS)
+    payload = encode_batch([(pb.SingleMessageMetadata(), b'{"amount": %d}' % amount) for amount in (5, 50)])
+    entry = encode_entry(metadata(num_messages_in_batch=2, uncompressed_size=len(payload)), payload)
+    reject_entries(settings, {1: entry}, "bad_compression")
+    assert replay(settings).replayed == {"bad_compression": 1}
+    (left,) = count_rejects(settings)
+    assert (left.reason, left.message_id) == ("no_table", "1:1:0")
+
+
+@pytest.mark.usefixtures("no_schemas")
+def test_a_replay_refuses_what_a_start_refuses_and_changes_no_table(tmp_path: Path) -> None:
     table = {"path": "t", "shape": "record"}
     first = config(tmp_path, {**table, "json_fields": {"ms": "int"}, "sql": "select ms from messages"})
     reject(first, 1, reason="schema_mismatch", value=b'{"ms": 5}')
@@ -379,16 +465,53 @@ def test_a_replay_refuses_what_a_start_refuses_and_changes_no_table(
 def test_the_chunks_of_a_large_message_are_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_rejects, "_PART_ROWS", 4)
 
-    def found(entry_id: int, large: str = "", size_bytes: int = 1) -> FoundReject:
-        message = ("p", large) if large else None
-        return FoundReject(TOPIC, -1, (1, entry_id, -1), "f", 0, entry_id, size_bytes, message)
+    def found(entry_id: int, large: str = "", chunk: tuple[int, int] = (0, 0), size_bytes: int = 1) -> FoundReject:
+        message = ("p", large, 1) if large else None
+        return FoundReject(TOPIC, -1, (1, entry_id, -1), "f", 0, entry_id, size_bytes, message, *chunk)
 
-    rejects = [found(0), found(1), found(2), found(3, "u"), found(4), found(5, "u"), found(6, "v"), found(7, "u")]
-    parts = [[reject.place[1] for reject in part] for part in replay_rejects._parts(rejects)]
+    of_u = [found(3, "u", (0, 3)), found(5, "u", (1, 3)), found(7, "u", (2, 3))]
+    rejects = [found(0), found(1), found(2), *of_u, found(4), found(6, "v", (1, 3))]
+    parts = [[reject.place[1] for reject in part] for part in replay_rejects._parts(rejects, 100)]
     assert parts == [[0, 1, 2], [3, 5, 7, 4], [6]]
     monkeypatch.setattr(replay_rejects, "_PART_BYTES", 10)
-    large = [found(0, size_bytes=9), found(1, "u", 20), found(2, "u", 20), found(3, size_bytes=5)]
-    assert [[reject.place[1] for reject in part] for part in replay_rejects._parts(large)] == [[0], [1, 2], [3]]
+    of_u = [found(1, "u", (0, 2), 20), found(2, "u", (1, 2), 20)]
+    large = [found(0, size_bytes=9), *of_u, found(3, size_bytes=5)]
+    assert [[reject.place[1] for reject in part] for part in replay_rejects._parts(large, 100)] == [[0], [1, 2], [3]]
+
+
+def test_what_is_kept_of_a_reject_until_its_part_is_read_is_small(tmp_path: Path) -> None:
+    settings, count = config(tmp_path, {"path": "t"}), 3000
+    reject_entries(settings, dict.fromkeys(range(count), bytes(single(b"x"))), "bad_compression")
+    RejectsToReplay(settings.rejects_place, ["bad_compression"], lambda *_: True, 500)
+    tracemalloc.start()
+    try:
+        rejects = RejectsToReplay(settings.rejects_place, ["bad_compression"], lambda *_: True, 500)
+        kept_bytes, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert rejects.topics == [TOPIC]
+    assert kept_bytes < 300 * count
+    # The columns of the row group in work are plain Python too.
+    assert peak_bytes < 700 * count
+
+
+def test_of_chunks_in_rejects_only_the_entries_of_whole_messages_within_the_limits_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_rejects, "_PART_ROWS", 4)
+    settings = config(tmp_path, {"path": "t"})
+    settings = replace(settings, chunks=replace(settings.chunks, max_message_bytes=500))
+    first, second = chunk_entries(b"whole", 2)
+    orphan = chunk_entries(b"x" * 30, 3, "p-2")[1]
+    too_large = chunk_entries(b"y" * 1100, 2, "p-3")
+    reject_entries(settings, dict(enumerate([second, *[orphan] * 9, *too_large, first, *[second] * 9])), "chunk_orphan")
+    rejects = RejectsToReplay(settings.rejects_place, ["chunk_orphan"], lambda *_: True, 500)
+    parts = [[row["entry"] for row in part] for part in rejects.parts()]
+    assert [entry for part in parts for entry in part if entry is not None] == [second, first]
+    assert max(map(len, parts)) == 6
+    replayed = replay(settings)
+    assert (replayed.replayed, replayed.left) == ({"chunk_orphan": 11}, {"chunk_orphan": 11})
+    assert values(tmp_path, "t") == [b"whole"]
 
 
 def test_entries_in_a_format_of_the_users_are_read_by_its_function_and_their_messages_are_not_again(
@@ -404,6 +527,18 @@ def test_entries_in_a_format_of_the_users_are_read_by_its_function_and_their_mes
     replayed = replay(settings)
     assert (replayed.replayed, replayed.left) == ({"payload_processor": 1, "no_table": 1}, {"payload_processor": 2})
     assert values(tmp_path, "t") == [b"1", b"2", b"lines:c=3"]
+
+
+def test_an_expired_message_in_a_format_of_the_users_stays(tmp_path: Path) -> None:
+    plain = config(tmp_path, {"path": "t"})
+    settings = replace(
+        plain, source=replace(plain.source, message_payload_processor="tests.source.test_payload_processor:lines")
+    )
+    expires = [pb.KeyValue(key="ledgerlake.expires", value="1700000000001")]
+    entry = single(b"lines:a=1", deliver_at_time=1_700_000_000_000, properties=expires)
+    reject_entries(settings, {1: entry}, "encrypted")
+    replayed = replay(settings)
+    assert (replayed.replayed, replayed.left) == ({}, {"encrypted": 1})
 
 
 def test_what_only_a_table_with_the_latest_messages_takes_is_left(tmp_path: Path) -> None:
@@ -431,10 +566,8 @@ def test_of_a_batch_what_only_a_table_with_the_latest_messages_takes_stays_a_rej
     assert (again.replayed, again.left) == ({}, {"no_table": 1})
 
 
-def test_a_table_that_is_not_made_yet_holds_up_no_replay_into_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Cluster, "schemas", lambda _self, asked: [None] * len(asked))
+@pytest.mark.usefixtures("no_schemas")
+def test_a_table_that_is_not_made_yet_holds_up_no_replay_into_others(tmp_path: Path) -> None:
     waits = {"path": "waits", "shape": "record", "partition_by": ["country"], "topics_pattern": ".*other"}
     settings = config(tmp_path, waits, path=str(tmp_path / "others"))
     reject(settings, 1)

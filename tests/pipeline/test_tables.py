@@ -13,17 +13,22 @@ import pytest
 from deltalake import DeltaTable
 
 from ledgerlake.decode import record_columns
-from ledgerlake.errors import OffsetError, SetupError, TableAccessError, TableError
-from ledgerlake.operators.results import TopicSchemas
+from ledgerlake.errors import CheckpointError, OffsetError, SetupError, TableAccessError, TableError
+from ledgerlake.operators.results import PartitionResult, TableResult, TaskResult, TopicSchemas
+from ledgerlake.operators.rows import StateSummary
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.pipeline.record_schemas import RecordSchemas
 from ledgerlake.pipeline.row_settings import changed, row_settings
 from ledgerlake.pipeline.tables import Tables
 from ledgerlake.stored.places import Place
 from ledgerlake.table import open_table
+from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.delta_table import PARTITION_BY
 from ledgerlake.table.open_table import open_delta
+from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.table.record_table import LEARNED, learned_from_text, learned_to_text
+from ledgerlake.wire.message_id import Position
 from tests.model.test_record_model import TOPICS, Fields, Registry
 from tests.pipeline_tables import opened_tables
 
@@ -407,6 +412,68 @@ def test_a_topic_of_a_table_with_a_schema_is_asked_for_again_after_it_was_create
     before = learn(tables).asked
     registry.versions[TOPICS[0]] = [{"f1": "int"}]
     assert learn(tables).asked != before != ""
+
+
+def test_a_topic_that_comes_again_goes_on_in_its_table_unless_a_later_checkpoint_has_written_there(
+    tmp_path: Path,
+) -> None:
+    def begun() -> Tables:
+        tables = opened_tables(tmp_path, [{"path": f"{tmp_path}/lake/{{topic}}"}])
+        tables.create()
+        tables.begin()
+        return tables
+
+    def write(tables: Tables, checkpoint: int, batch_id: int, topic: str) -> None:
+        span = {"start": {"ledger": 1, "entry": -1}, "end": {"ledger": 1, "entry": 4}}
+        query = f"ledgerlake:orders:{checkpoint}"
+        batch = BatchRecord("orders", query, batch_id, 1, {topic: span}, checkpoint=checkpoint)
+        tables.expect([topic])
+        tables.check(None)
+        tables.open_for(batch)
+        for table in tables.of_topic(topic):
+            assert not table.table.contains(batch)
+            table.table.commit(batch, [], {})
+
+    first, second = "persistent://public/default/a", "persistent://public/default/b"
+    earlier, later = begun(), begun()
+    write(earlier, 3, 0, first)
+    write(earlier, 3, 1, second)
+    write(later, 4, 0, first)
+    write(later, 4, 1, second)
+    with pytest.raises(
+        CheckpointError, match="b has rows of the stream orders by a later checkpoint, so this one is an"
+    ):
+        write(begun(), 3, 2, second)
+
+
+def test_a_topic_partition_that_joins_in_a_run_is_late_by_the_time_that_its_table_has_for_it(tmp_path: Path) -> None:
+    topic = "persistent://public/default/t"
+
+    def begun(stream: str) -> Tables:
+        section = {"stream": {"name": stream, "checkpoint": f"{tmp_path}/{stream}"}}
+        tables = opened_tables(tmp_path, sections=section, fail_on_second_stream=False)
+        tables.create()
+        tables.begin()
+        return tables
+
+    def write(tables: Tables, stream: str, batch_id: int, time_us: int) -> dict[str, int]:
+        """Return the times by which the rows of the micro-batch are late."""
+        span = {"start": {"ledger": 1, "entry": batch_id - 1}, "end": {"ledger": 1, "entry": batch_id}}
+        batch = BatchRecord(stream, f"ledgerlake:{stream}:id", batch_id, 1, {topic: span})
+        tables.open_for(batch)
+        times_us = dict(tables.main.reached_us)
+        (tmp_path / "messages" / f"{stream}{batch_id}").write_bytes(b"rows")
+        written = TableResult([DataFile(f"{stream}{batch_id}", 4, 1, "{}")], time_us)
+        task = TaskResult(topic, -1, Position(1, batch_id), {"messages": written}, [])
+        DeltaSink(tables).commit(batch, [PartitionResult(task, StateSummary([]))])
+        return times_us
+
+    first, second = begun("one"), begun("two")
+    assert write(first, "one", 0, 3000) == {}
+    assert write(second, "two", 0, 2000) == {topic: 3000}
+    assert write(second, "two", 1, 4000) == {topic: 3000}
+    assert write(second, "two", 2, 1000) == {topic: 4000}
+    assert begun("two").main.table.effective_times_us([topic]) == {topic: 4000}
 
 
 def test_tables_that_come_or_go_are_a_change(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_a_table_that_was_removed_is_forgotten_and_holds_up_no_other_one(
         Writer(Place(str(path))).commit()
     seen = {table_name(str(path)): {"path": str(path), "batch_id": 0} for path in paths}
     (tmp_path / "checkpoint/ledgerlake").mkdir(parents=True)
-    ends = {"version": 1, "batches": {}, "tables": seen}
+    ends = {"version": 1, "batches": {}, "tables": seen, "last_run": {"batch_id": 0, "wakes_batch": None}}
     (tmp_path / "checkpoint/ledgerlake/ends.json").write_text(json.dumps(ends))
     running = Upkeep(config)
     sizes: list[int] = []

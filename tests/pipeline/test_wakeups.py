@@ -13,6 +13,7 @@ from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.wakeups import Wakeups
 from ledgerlake.source.wakeup_files import (
     WakeupTimes,
+    load_times_ms,
     load_wakeup_times,
     newest_wakeup_batch,
     save_wakeup_times,
@@ -27,7 +28,7 @@ SPANS = [DueSpan(9000, 1000, 1)]
 
 
 def commit(folder: Path, batch_id: int, clock: dict[str, str] | None = None) -> None:
-    offset = json.dumps({"version": 2, "positions": {TOPIC: {"ledger": 4, "entry": 7, **(clock or {})}}})
+    offset = json.dumps({"version": 1, "positions": {TOPIC: {"ledger": 4, "entry": 7, **(clock or {})}}})
     for log, text in (("offsets", f"v2\n{{}}\n{offset}"), ("commits", "v2\n{}")):
         (folder / log).mkdir(parents=True, exist_ok=True)
         (folder / log / str(batch_id)).write_text(text)
@@ -45,9 +46,7 @@ def keeper(checkpoint: Checkpoint) -> CursorKeeper:
 
 def times_ms(wakeups: Wakeups) -> dict[str, int]:
     """What the planner reads."""
-    written = load_wakeup_times(wakeups.folder)
-    assert written is not None
-    return written.times_ms
+    return load_times_ms(wakeups.folder)
 
 
 def started(checkpoint: Checkpoint) -> Wakeups:
@@ -99,8 +98,10 @@ def test_times_that_were_copied_before_or_after_what_is_beside_them_wake_everyth
     assert times_ms(started(checkpoint)) == {TOPIC: 1}
 
 
-def test_a_checkpoint_of_an_earlier_release_wakes_everything_once(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    (tmp_path / "ledgerlake" / "ends.json").write_text('{"version": 1, "batches": {}, "tables": {}}')
+def test_a_checkpoint_that_does_not_say_what_ran_last_wakes_everything_once(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    (tmp_path / "ledgerlake" / "ends.json").unlink()
     wakeups = started(checkpoint)
     assert times_ms(wakeups) == {TOPIC: 1}
     run(checkpoint, 5, wakeups, {TOPIC: None})
@@ -118,12 +119,10 @@ def test_times_that_another_process_replaced_are_written_again_though_they_have_
     assert times_ms(wakeups) == {TOPIC: 9000}
 
 
-def test_times_without_counts_of_an_earlier_release_wake_everything_until_each_topic_partition_was_counted(
+def test_times_without_counts_wake_everything_until_each_topic_partition_was_counted(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    (tmp_path / "ledgerlake" / "wakes" / "0000000003.json").write_text(
-        json.dumps({"version": 1, "wakes": {TOPIC: 9000, "other": 9000}})
-    )
+    save_wakeup_times(Place(f"{tmp_path}/ledgerlake/wakes"), 3, WakeupTimes({TOPIC: 9000, "other": 9000}))
     wakeups = started(checkpoint)
     assert times_ms(wakeups) == {TOPIC: 1}
     run(checkpoint, 5, wakeups, {TOPIC: 9000})

@@ -237,7 +237,7 @@ def _first_run_of_a_batch_is_sent(edges: Edges) -> None:
 
     def add_first(self: Outbox, batch: Any, new_files: Any) -> int:
         path = self._run_path(batch.batch_id, same)
-        first = load_stored(path, "record", self._batch_of, outbox.VERSION)
+        first = load_stored(path, "record", outbox._batch, outbox.VERSION)
         messages = add(self, batch, new_files)
         if first is not None and self._run is not None:
             self._run = outbox._Run(same, first)

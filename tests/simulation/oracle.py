@@ -234,7 +234,7 @@ class Oracle:
             if max(self.clock_ms(), self.latest_ms) < due_ms:
                 self.complain(f"never early: {one}, due at {due_ms}, came at {self.clock_ms()}")
         self._in_table.add(delivery)
-        if self.awaits_publishing and one.deliver_ms and not one.is_rejected:
+        if self.awaits_publishing and one.deliver_ms:
             self.unpublished.add(delivery)
         self._ids.add(own)
         one.delivered.add(occurrence)
@@ -254,11 +254,8 @@ class Oracle:
                     one.is_rejected = True
                     self.settle(one)
                 elif row["reason"] == UNDECRYPTABLE and one.is_encrypted:
-                    # It stays there if a run that found the key has the message too. If that was a process
-                    # that was suspended within its commit, and its successor has gone on without a row,
-                    # the topic lacks the message until the next start.
+                    # It stays there if a run that found the key has the message too.
                     one.is_rejected = True
-                    self.unpublished -= {delivery for delivery in self.unpublished if delivery[0] == one.payload}
                     self.settle(one)
                 elif row["reason"] in (CANCEL_REFUSED, PAUSE_REFUSED):
                     # The message is a row all the same.

@@ -86,7 +86,8 @@ class BatchWriter:
 
     def _write(self, written: DataFrame, batch_id: int) -> None:
         components = self._components
-        batch = components.checkpoint.log.record(self._stream, query_name(self._stream, _query_id(written)), batch_id)
+        query = query_name(self._stream, _query_id(written))
+        batch = components.checkpoint.log.record(self._stream, query, batch_id, components.start.number)
         self.reading = Reading(batch, time.monotonic())
         tell_tasks(written.sparkSession.sparkContext, moved_cursors(components.cursors, batch))
         with_state = self._with_state(batch_id)

@@ -1,9 +1,10 @@
 """A pipeline's checkpoint: Ledgerlake's own files in it; for Spark's files see ``spark_log``.
 
     <checkpoint>/ledgerlake/start.json      the start of the pipeline: an offset (see ``stored.offsets``)
-    <checkpoint>/ledgerlake/stream.json     the stream of the checkpoint, with a version; ``follows`` names by table the query that was the last
-                                            to commit before the checkpoint began (see ``table.delta_table``), null if there was
-                                            none; earlier releases wrote no ``follows``
+    <checkpoint>/ledgerlake/first_ends.json  the ends of the topic partitions before a first start at ``latest`` made cursors,
+                                            with a version; removed when the start is recorded
+    <checkpoint>/ledgerlake/stream.json     the stream of the checkpoint, with a version, and the number of the checkpoint, which each commit to
+                                            a table has (see ``table.delta_table``)
     <checkpoint>/ledgerlake/settings.json   the settings that decide which rows a micro-batch gives (see ``row_settings``)
     <checkpoint>/ledgerlake/tables.json     by name the absolute places of the tables that its micro-batches are written to, with a
                                             version; written before the first micro-batch of a run that may write there
@@ -16,16 +17,21 @@
 If Spark restarts before the first micro-batch was committed, it asks the source for its first
 offset again, and ``latest`` would then be another position. So the first start is resolved once,
 recorded, and handed to the source as positions.
+
+A checkpoint that began later has a greater number than an earlier one of its stream. So any table, also
+one that comes years later, tells whether a later checkpoint has written to it. The number is the time in
+microseconds, or one more than the greatest number in the tables that exist, if that is later: only tables
+that did not exist at the start need a right clock.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ledgerlake.errors import CheckpointError, refuse_newer
+from ledgerlake.errors import CheckpointError, SetupError, refuse_newer
 from ledgerlake.pipeline.row_settings import VERSION as SETTINGS_VERSION
 from ledgerlake.pipeline.row_settings import RowSettings, read_settings
 from ledgerlake.pipeline.spark_log import SparkLog, damaged, load_file, not_readable, not_writable
@@ -33,7 +39,14 @@ from ledgerlake.stored.fields import stored
 from ledgerlake.stored.files import load_stored, save_json
 from ledgerlake.stored.offsets import Offset, from_json, to_json
 from ledgerlake.stored.places import Place
+from ledgerlake.wire.message_id import Position
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+_FIRST_ENDS_VERSION = 1
 _STREAM_VERSION = 1
 _TABLES_VERSION = 1
 _OUTBOX_VERSION = 1
@@ -60,16 +73,50 @@ class Checkpoint:
         start = load_file(self.folder, "ledgerlake/start.json")
         return None if start is None else from_json(start)
 
+    def existing_start(self) -> Offset:
+        """Return the recorded start, for a command that tells what the pipeline has done: of a checkpoint
+        that is not there, nothing is known.
+
+        Raises:
+            SetupError: the pipeline never ran, or its checkpoint is elsewhere.
+            OffsetError: as ``start``.
+        """
+        start = self.start()
+        if start is None:
+            raise SetupError(f"there is no checkpoint at {self.folder.absolute}; {self.folder.advice}")
+        return start
+
     def save_start(self, start: Offset) -> None:
         """Record the start of a new pipeline.
 
         Raises:
             SetupError: the folder cannot be written.
         """
-        try:
-            save_json(self._own("start"), to_json(start))
-        except OSError as error:
-            raise not_writable(self.folder, error) from None
+        self._save("start", to_json(start))
+        self.remove_first_ends()
+
+    def first_ends(self) -> dict[str, Position]:
+        """Return the ends that a first start at the latest message has recorded and not finished.
+
+        Raises:
+            OffsetError: a newer release wrote them, or they are damaged.
+        """
+        return self._load("first_ends", "ends of a first start", _first_ends, _FIRST_ENDS_VERSION) or {}
+
+    def save_first_ends(self, ends: dict[str, Position]) -> None:
+        """Record the ends of the topic partitions before a first start at the latest message makes
+        cursors.
+
+        Raises:
+            SetupError: the folder cannot be written.
+        """
+        self._save(
+            "first_ends",
+            {"version": _FIRST_ENDS_VERSION, "ends": {name: asdict(position) for name, position in ends.items()}},
+        )
+
+    def remove_first_ends(self) -> None:
+        self._remove("first_ends")
 
     def check_writable(self) -> None:
         """Check that files can be written into the folder; the file of the check is removed.
@@ -97,28 +144,23 @@ class Checkpoint:
                 "tables of its own"
             )
 
-    def save_stream(self, stream: str, previous_writers: dict[str, int | None] | None = None) -> None:
-        """Record the stream of the checkpoint and, when it begins, the previous writers of the
-        tables.
-        """
-        if previous_writers is not None:
-            save_json(self._own("stream"), {"version": _STREAM_VERSION, "stream": stream, "follows": previous_writers})
-        elif self._stream() is None:
-            save_json(self._own("stream"), {"version": _STREAM_VERSION, "stream": stream})
+    def save_stream(self, stream: str, number: int) -> None:
+        """Record the stream of a checkpoint that begins, and the number of the checkpoint."""
+        save_json(self._own("stream"), {"version": _STREAM_VERSION, "stream": stream, "number": number})
 
-    def previous_writers(self) -> dict[str, int | None] | None:
-        """Return by table the number of the query that was the last to commit before this
-        checkpoint began; None if an earlier release began it.
+    def number(self) -> int:
+        """Return the number of the checkpoint, which has begun.
 
         Raises:
-            OffsetError: a newer release wrote it, or it is damaged.
+            CheckpointError: the record of the stream is missing or damaged.
+            OffsetError: a newer release wrote it.
         """
         record = self._stream() or {}
         try:
-            writers: dict[str, int | None] | None = stored(dict[str, int | None] | None, record.get("follows"))
+            number: int = stored(int, record.get("number"))
         except ValueError:
             raise damaged(self.folder, "ledgerlake/stream.json") from None
-        return writers
+        return number
 
     def _stream(self) -> dict[str, Any] | None:
         record = load_file(self.folder, "ledgerlake/stream.json")
@@ -135,10 +177,7 @@ class Checkpoint:
         Raises:
             OffsetError: a newer release wrote it, or it is damaged.
         """
-        try:
-            return load_stored(self._own("outbox"), "outbox's name", _outbox_name, _OUTBOX_VERSION)
-        except OSError as error:
-            raise not_readable(self.folder, error) from None
+        return self._load("outbox", "outbox's name", _outbox_name, _OUTBOX_VERSION)
 
     def save_outbox(self, name: str) -> None:
         """Record the name of its outbox, which must exist.
@@ -146,10 +185,7 @@ class Checkpoint:
         Raises:
             SetupError: the folder cannot be written.
         """
-        try:
-            save_json(self._own("outbox"), {"version": _OUTBOX_VERSION, "name": name})
-        except OSError as error:
-            raise not_writable(self.folder, error) from None
+        self._save("outbox", {"version": _OUTBOX_VERSION, "name": name})
 
     def settings(self) -> RowSettings | None:
         """Return the settings under which the last run began; None if none are recorded.
@@ -157,10 +193,7 @@ class Checkpoint:
         Raises:
             OffsetError: a newer release wrote them, or they are damaged.
         """
-        try:
-            return load_stored(self._own("settings"), "row settings", read_settings, SETTINGS_VERSION)
-        except OSError as error:
-            raise not_readable(self.folder, error) from None
+        return self._load("settings", "row settings", read_settings, SETTINGS_VERSION)
 
     def save_settings(self, settings: RowSettings) -> None:
         """Record the settings of the micro-batches from here on.
@@ -170,10 +203,7 @@ class Checkpoint:
         """
         if self.settings() == settings:
             return
-        try:
-            save_json(self._own("settings"), {"version": SETTINGS_VERSION, "settings": settings})
-        except OSError as error:
-            raise not_writable(self.folder, error) from None
+        self._save("settings", {"version": SETTINGS_VERSION, "settings": settings})
 
     def tables(self) -> dict[str, str]:
         """Return by name the places of the tables that the last run wrote to.
@@ -181,10 +211,7 @@ class Checkpoint:
         Raises:
             OffsetError: a newer release wrote them, or they are damaged.
         """
-        try:
-            return load_stored(self._own("tables"), "tables", _tables, _TABLES_VERSION) or {}
-        except OSError as error:
-            raise not_readable(self.folder, error) from None
+        return self._load("tables", "tables", _tables, _TABLES_VERSION) or {}
 
     def save_tables(self, tables: dict[str, str]) -> None:
         """Record the tables of the micro-batches from here on.
@@ -194,10 +221,7 @@ class Checkpoint:
         """
         if self.tables() == tables:
             return
-        try:
-            save_json(self._own("tables"), {"version": _TABLES_VERSION, "tables": tables})
-        except OSError as error:
-            raise not_writable(self.folder, error) from None
+        self._save("tables", {"version": _TABLES_VERSION, "tables": tables})
 
     def forgotten_topics(self) -> set[str]:
         """Return the topic partitions whose subscriptions the user has removed.
@@ -205,12 +229,7 @@ class Checkpoint:
         Raises:
             OffsetError: a newer release wrote them, or they are damaged.
         """
-        try:
-            found = load_stored(
-                self._own("forgotten_topics"), "forgotten topics", _forgotten_topics, _FORGOTTEN_TOPICS_VERSION
-            )
-        except OSError as error:
-            raise not_readable(self.folder, error) from None
+        found = self._load("forgotten_topics", "forgotten topics", _forgotten_topics, _FORGOTTEN_TOPICS_VERSION)
         return found or set()
 
     def save_forgotten_topics(self, names: set[str]) -> None:
@@ -219,10 +238,7 @@ class Checkpoint:
         Raises:
             SetupError: the folder cannot be written.
         """
-        try:
-            save_json(self._own("forgotten_topics"), {"version": _FORGOTTEN_TOPICS_VERSION, "topics": sorted(names)})
-        except OSError as error:
-            raise not_writable(self.folder, error) from None
+        self._save("forgotten_topics", {"version": _FORGOTTEN_TOPICS_VERSION, "topics": sorted(names)})
 
     @property
     def is_forgotten(self) -> bool:
@@ -254,12 +270,32 @@ class Checkpoint:
         the next start does it.
         """
         if self.is_forgotten:
-            file = self._own("forgotten")
-            with contextlib.suppress(OSError):
-                file.filesystem().delete_file(file.root)
+            self._remove("forgotten")
+
+    def _remove(self, name: str) -> None:
+        file = self._own(name)
+        with contextlib.suppress(OSError):
+            file.filesystem().delete_file(file.root)
+
+    def _save(self, name: str, content: dict[str, Any]) -> None:
+        try:
+            save_json(self._own(name), content)
+        except OSError as error:
+            raise not_writable(self.folder, error) from None
+
+    def _load(self, name: str, written: str, read: Callable[[dict[str, Any], int], T], version: int) -> T | None:
+        try:
+            return load_stored(self._own(name), written, read, version)
+        except OSError as error:
+            raise not_readable(self.folder, error) from None
 
     def _own(self, name: str) -> Place:
         return self.folder / "ledgerlake" / f"{name}.json"
+
+
+def _first_ends(data: dict[str, Any], _version: int) -> dict[str, Position]:
+    ends: dict[str, Position] = stored(dict[str, Position], data["ends"])
+    return ends
 
 
 def _outbox_name(data: dict[str, Any], _version: int) -> str:

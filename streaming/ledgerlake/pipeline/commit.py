@@ -12,8 +12,8 @@ Order of a micro-batch, each step safe to repeat after a kill at any point:
                                    reject is added; if the main table has it, only a loss (see ``table.additions``)
     5. commit the other tables     those that got rows, several at once, skipped if that batch is in already, each with how far each
                                    topic partition's time has come
-    6. commit the main table       likewise, and last (see ``pipeline.tables``); without files if the batch read entries and gave no row
-                                   to rejects, or if it gave rows to other tables alone
+    6. commit the main table       likewise, and last (see ``pipeline.tables``); without files if the batch gave it no row, and
+                                   read entries or gave rows to other tables or to rejects
     7. release the messages for the topic that belong to the commit of the main table
 
 The durable cursors move later, when Spark's commit log has the batch (see ``pipeline.cursors``):
@@ -77,7 +77,7 @@ class BatchResult:
     the large messages that wait for chunks; ``delayed_counts`` counts the delayed messages,
     ``next_due_ms`` is when the next of them is due, and ``due_spans`` counts them by when they are due.
 
-    ``released`` has the times of the delayed messages that were released (see ``operators.rows``).
+    ``released`` has the times of the delayed messages that were delivered (see ``operators.rows``).
 
     ``tables`` has the tables that contain the batch, by name. ``commit_s`` is what the
     commits to all tables took together.
@@ -119,7 +119,7 @@ class BatchResult:
         self.next_due_ms[name] = summary.next_due_ms
         self.due_spans[name] = summary.due_spans
         self.stored_bytes += partition.written.stored_bytes
-        self.released = self.released.and_more(summary.released)
+        self.released = self.released.and_more(partition.released)
         self.reasons.update(partition.written.reasons)
 
 
@@ -183,13 +183,15 @@ class DeltaSink:
         # recorded without rows, and an older copy of the checkpoint is not taken for the newest.
         # The outbox of a later start sends what the main table has recorded.
         has_due = any(partition.outbox for partition in partitions)
-        is_recorded = rows > 0 or has_due or (batch.reads and not rejects)
+        # So it is without rows if it has rejects alone: a process that was suspended may have run it
+        # with rows, and commits them only if the main table does not have it.
+        is_recorded = rows > 0 or has_due or batch.reads or bool(rejects)
         # A first run may have written to tables for which the repeat has nothing.
         may_repeat = self._last_batch is None or batch.batch_id <= self._last_batch
         written = [part for part in parts if part.files]
         # Rejects are committed first, and the main table last. If that has a batch, the others have
         # those of its first run.
-        asked = parts if may_repeat else [*written, main] if is_recorded or rejects else []
+        asked = parts if may_repeat else [*written, main] if is_recorded else []
         with_batch = self._with_batch(batch, asked)
         in_main = main in with_batch
         in_rejects = bool(rejects or may_repeat) and self._tables.rejects.contains(batch)
@@ -209,7 +211,7 @@ class DeltaSink:
             if self._tables.exists(main.name):
                 main.commit(batch, counts)
             with_batch |= {*others, main}
-        result.repeated = in_main or (in_rejects and not is_recorded)
+        result.repeated = in_main
         result.tables = {part.name: part.seen(batch) for part in with_batch if self._tables.exists(part.name)}
         if in_rejects or (rejects and not in_main):
             result.tables[REJECTS_TABLE] = SeenBatch(str(self._tables.rejects.path), batch.batch_id)

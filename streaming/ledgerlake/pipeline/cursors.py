@@ -21,8 +21,7 @@ last micro-batch seen in each table, so that a restart notices a table that is o
      "last_run": {"batch_id": 17, "wakes_batch": 15}}
 
 ``last_run`` is the last micro-batch that was run, and the micro-batch whose file of wake-up times
-was in use then (see ``pipeline.wakeups``). ``tables`` and ``last_run`` may be missing, because
-earlier releases neither wrote nor read them.
+was in use then (see ``pipeline.wakeups``).
 """
 
 from __future__ import annotations
@@ -413,7 +412,7 @@ class CursorKeeper:
                 self._idle.set()
                 on_lost(error)
                 return
-            except (LedgerlakeError, OSError) as error:
+            except Exception as error:  # whatever it is, the topics must not grow without end
                 _log.warning("the subscription %s cannot be moved (%s); trying again", self.subscription, error)
                 more, is_last = True, False
                 pause_s = min(pause_s * 2, _RETRY_MOST_S)
@@ -473,8 +472,7 @@ def _read(data: dict[str, Any], _version: int) -> _StoredEnds:
     pending = {
         int(batch_id): {name: _position(*ids) for name, ids in ends.items()} for batch_id, ends in batches.items()
     }
-    last_run = stored(LastRun, data["last_run"]) if "last_run" in data else None
-    return _StoredEnds(pending, stored(dict[str, SeenBatch], data.get("tables", {})), last_run)
+    return _StoredEnds(pending, stored(dict[str, SeenBatch], data["tables"]), stored(LastRun, data["last_run"]))
 
 
 def _position(ledger_id: int, entry_id: int) -> Position:

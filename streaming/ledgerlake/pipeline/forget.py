@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
+from ledgerlake.client.missing_topics import find_topic_partitions
 from ledgerlake.client.topics import full_name, split_partition
 from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, UsageError
@@ -38,7 +39,7 @@ def forget(config: Config) -> list[str]:
     options = config.source
     cluster = Cluster(options.client)
     try:
-        names = cluster.all_partitions(options.topics)
+        names = find_topic_partitions(cluster, options.topics)
         had_cursor = [name for name in names if DurableCursor(cluster, name, config.subscription).forget()]
     finally:
         cluster.close()

@@ -73,8 +73,11 @@ class HttpServer:
             reason = error.strerror if isinstance(error, OSError) else "no name of a host"
             is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
             hint = "if this stream runs already, leave it or end it; else " if is_taken else ""
+            # Another process of the stream may end soon.
+            later = {"exit_code": 3} if is_taken else {}
             raise SetupError(
-                f"metrics cannot be served on port {port} of {address} ({reason}); {hint}set another [metrics] port"
+                f"metrics cannot be served on port {port} of {address} ({reason}); {hint}set another [metrics] port",
+                **later,
             ) from None
         self.port: int = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="ledgerlake-http", daemon=True)

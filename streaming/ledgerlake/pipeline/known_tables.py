@@ -61,16 +61,21 @@ def known_tables(config: Config) -> list[KnownTable]:
             name: (number, KnownTable(name, place, rows, options.keeps_latest)) for name, place in places.items()
         }
     in_order = [table for _, table in sorted(tables.values(), key=itemgetter(0))]
-    known = [table for table in in_order if existing_table(table.place) or is_missed(config, table.name, table.place)]
+    main = config.main_table
+    known = [
+        table
+        for table in in_order
+        if existing_table(table.place) or (table.name == main and is_missed(config, table.name, table.place))
+    ]
     return [*known, KnownTable(REJECTS_TABLE, config.rejects_place, schema.REJECTS)]
 
 
 def is_missed(config: Config, name: str, place: Place) -> bool:
-    """Return whether a table that does not exist is the main one and was there: it was removed, and is
-    not one that is yet to be made.
+    """Return whether a table that does not exist was there: it was removed, and is not one that is yet
+    to be made.
 
     Raises:
         OffsetError: as ``known_tables``.
     """
-    seen = seen_tables(Checkpoint(config.checkpoint_place)).get(name) if name == config.main_table else None
+    seen = seen_tables(Checkpoint(config.checkpoint_place)).get(name)
     return seen is not None and seen.path == str(place)

@@ -11,7 +11,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
@@ -21,7 +20,7 @@ from rich.text import Text
 
 from ledgerlake.client.topics import split_partition
 from ledgerlake.operators.rows import sum_of
-from ledgerlake.pipeline.progress import broker_time, counted
+from ledgerlake.pipeline.progress import broker_time, clock_text, counted
 from ledgerlake.runtime.guarded_output import printable
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from ledgerlake.pipeline.progress import Behind, Commit, Progress
+    from ledgerlake.pipeline.progress import Commit, Progress
 
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", "_.:-=+*#"
 _MOST_REASONS = 5
@@ -48,7 +47,7 @@ def live_screen(progress: Progress, width: int, height: int, *, ascii_only: bool
         _line("Ledgerlake", progress.name, "bold"),
         _line("messages", _messages(progress)),
         _rate(progress, width, blocks),
-        _line("lag", _lag(progress.lags)),
+        _line("lag", _lag(progress), "red" if progress.lost else ""),
         _line("delayed", _delayed(progress)),
         _line("rejects", _rejects(progress), "red" if progress.totals.rejects else ""),
         _line("large", _large(progress)),
@@ -84,7 +83,10 @@ def _rate(progress: Progress, width: int, blocks: str) -> Text:
     return line.append(sparkline(shown, blocks), "cyan")
 
 
-def _lag(lags: dict[str, Behind]) -> str:
+def _lag(progress: Progress) -> str:
+    if progress.lost:
+        return f"not known, {progress.lost}"
+    lags = progress.lags
     messages = [lag.messages for lag in lags.values() if lag.messages is not None]
     times_ms = [lag.time_ms for lag in lags.values() if lag.time_ms is not None]
     if not messages:
@@ -98,7 +100,9 @@ def _delayed(progress: Progress) -> str:
     if due_ms is None:
         return count
     left_ms = due_ms - progress.now_ms
-    return f"{count}, the next " + (f"is due in {_span(left_ms)}" if left_ms > 0 else f"was due {_span(-left_ms)} ago")
+    # The index has a message that was cancelled or replaced until then.
+    is_due = f"is due in {_span(left_ms)}, unless cancelled or replaced"
+    return f"{count}, the next " + (is_due if left_ms > 0 else f"was due {_span(-left_ms)} ago")
 
 
 def _rejects(progress: Progress) -> str:
@@ -149,9 +153,11 @@ def _commits(commits: list[Commit]) -> Table:
     for title in ("messages", "rejects", "took"):
         table.add_column(title, justify="right", no_wrap=True, width=_NUMBER)
     for commit in reversed(commits):
-        at = time.strftime("%H:%M:%S", time.gmtime(commit.time_ms / 1000))
         table.add_row(
-            f"{at} UTC  #{commit.batch_id}", f"{commit.messages:,}", f"{commit.rejects:,}", _span(commit.taken_ms)
+            f"{clock_text(commit.time_ms)} UTC  #{commit.batch_id}",
+            f"{commit.messages:,}",
+            f"{commit.rejects:,}",
+            _span(commit.taken_ms),
         )
     return table
 

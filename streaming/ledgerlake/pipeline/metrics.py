@@ -14,14 +14,14 @@ from a pipeline's own batches.
 | ``ledgerlake_batches_total`` | query | micro-batches committed since the start |
 | ``ledgerlake_incomplete_messages`` | query | incomplete large messages of the topic partitions that had a micro-batch since the start |
 | ``ledgerlake_kept_bytes`` | query | bytes of the entries kept of incomplete large messages |
-| ``ledgerlake_released_messages_total`` | query | delayed messages that were due and committed since the start |
+| ``ledgerlake_released_messages_total`` | query | delayed messages that were delivered since the start |
 | ``ledgerlake_late_seconds_total`` | query | the time from due to committed of those, together |
 | ``ledgerlake_most_late_seconds`` | query | the longest such time in the last micro-batch that released some |
 | ``ledgerlake_waiting_messages`` | query, topic_partition | delayed messages |
 | ``ledgerlake_next_due_timestamp_seconds`` | query, topic_partition | when the next delayed message is due |
 | ``ledgerlake_due_messages`` | query, within | delayed messages that are due within so many seconds, to the precision of a segment of the index |
 | ``ledgerlake_commit_seconds`` | query | histogram of what the commits of a micro-batch to all tables took together |
-| ``ledgerlake_last_batch_timestamp_seconds`` | query | when the last micro-batch was committed |
+| ``ledgerlake_last_batch_timestamp_seconds`` | query | when the last micro-batch was committed, or the pipeline began |
 | ``ledgerlake_is_owner`` | query | 1 if this process owns the stream, 0 if it has lost a subscription or its connection |
 | ``ledgerlake_table_files`` | query, table | files of the table when upkeep last looked, as all that follow |
 | ``ledgerlake_table_bytes`` | query, table | their bytes |
@@ -30,7 +30,7 @@ from a pipeline's own batches.
 | ``ledgerlake_upkeep_failures_total`` | query | attempts of upkeep that failed |
 | ``ledgerlake_upkeep_last_success_timestamp_seconds`` | query | when upkeep last went through all tables without a failure |
 
-If the broker adds no entry metadata, the lag is unknown and not shown. ``deploy/grafana.json`` and
+If the broker adds no entry metadata, or a pipeline is not connected to it, the lag is unknown and not shown. ``deploy/grafana.json`` and
 ``deploy/alerts.yaml`` use these names.
 """
 
@@ -56,7 +56,7 @@ from ledgerlake.operators.rows import sum_of
 from ledgerlake.options.config import MetricsConfig
 from ledgerlake.pipeline.history import History, Sample
 from ledgerlake.pipeline.http_server import HttpServer
-from ledgerlake.pipeline.progress import Behind, lags_of, with_reading
+from ledgerlake.pipeline.progress import Behind, lags_now, lags_of
 from ledgerlake.pipeline.status import Status
 from ledgerlake.pipeline.tables import REJECTS_TABLE
 
@@ -157,9 +157,19 @@ class QueryNumbers:
     def add_released(self, released: Released, clock_ms: int) -> None:
         """Count the delayed messages of a micro-batch."""
         self.released_messages += released.count
-        self.late_seconds += released.count * (clock_ms - released.mean_due_ms) / 1000
+        # They were due by the broker's clock, and this one may be behind it.
+        self.late_seconds += released.count * max(clock_ms - released.mean_due_ms, 0) / 1000
         if released.first_due_ms is not None:
-            self.most_late_seconds = (clock_ms - released.first_due_ms) / 1000
+            self.most_late_seconds = max(clock_ms - released.first_due_ms, 0) / 1000
+
+    def forget_gone(self) -> None:
+        """Forget the topic partitions that are read no more and have no message in the state."""
+        waiting = {name for name, count in self.delayed_counts.items() if count}
+        waiting |= {name for name, incomplete in self.incomplete.items() if incomplete.count}
+        gone = (self.delayed_counts.keys() | self.incomplete.keys()) - waiting - self.lags.keys()
+        for by_name in (self.delayed_counts, self.next_due_ms, self.due_spans, self.incomplete):
+            for name in gone & by_name.keys():
+                del by_name[name]
 
     @property
     def incomplete_messages(self) -> int:
@@ -175,7 +185,7 @@ class QueryNumbers:
 
     def lags_now(self, state: PipelineState | None) -> dict[str, Behind]:
         """Return the lags, with the micro-batch that runs."""
-        return with_reading(self.lags, None if state is None else state.reading)
+        return self.lags if state is None else lags_now(self.lags, state.reading, is_owner=state.is_owner)
 
     def sample(self, now_ms: int, lags_now: dict[str, Behind]) -> None:
         """Add the numbers of this time to the history."""
@@ -211,12 +221,15 @@ class Metrics:
         with self._lock:
             numbers = self._of(query)
             numbers.lags, numbers.rows_per_second = lags, rows_per_second
+            numbers.forget_gone()
             numbers.durations_ms = durations_ms or {}
 
     def watch(self, query: str, state: Callable[[], PipelineState]) -> None:
         """Ask a pipeline for its state whenever metrics are fetched."""
         with self._lock:
             self._pipelines[query] = state
+            # The counters begin at zero, so that an alert sees the first micro-batch.
+            self._of(query).last_batch_timestamp_seconds = self._clock()
 
     def add_batch(self, query: str, result: BatchResult, now_s: float, clock_ms: int) -> None:
         """Take the result of a pipeline's micro-batch.
@@ -302,7 +315,7 @@ class Metrics:
             is_pipelines = metric != "rows_per_second"
             for query, numbers in self._queries.items():
                 value = getattr(numbers, metric)
-                if value is not None and is_pipelines == bool(numbers.batches):
+                if value is not None and is_pipelines == (query in self._pipelines or bool(numbers.batches)):
                     family.add_metric([query], value)
             yield family
         by_reason = CounterMetricFamily("ledgerlake_rejects_by_reason", _BY_REASON, labels=["query", "reason"])
@@ -357,7 +370,10 @@ _QUERY_METRICS: dict[str, tuple[str, type[_Family]]] = {
     "messages": ("Messages committed.", CounterMetricFamily),
     "rejects": ("Rejects committed.", CounterMetricFamily),
     "batches": ("Micro-batches committed.", CounterMetricFamily),
-    "last_batch_timestamp_seconds": ("When the last micro-batch was committed.", GaugeMetricFamily),
+    "last_batch_timestamp_seconds": (
+        "When the last micro-batch was committed, or the pipeline began.",
+        GaugeMetricFamily,
+    ),
     "released_messages": ("Delayed messages released and committed.", CounterMetricFamily),
     "late_seconds": ("Time from due to committed of the released messages, together.", CounterMetricFamily),
     "most_late_seconds": ("Longest time from due to committed in the last release.", GaugeMetricFamily),
@@ -409,7 +425,8 @@ class MetricsListener(StreamingQueryListener):  # type: ignore[misc]
         progress = event.progress
         lags = lags_of(progress)
         if lags:
-            name = progress.name or str(progress.id)
+            # The query may have started before this listener.
+            name = self._names.setdefault(str(progress.id), progress.name or str(progress.id))
             durations_ms = {str(step): int(taken_ms) for step, taken_ms in progress.durationMs.items()}
             self._metrics.add_progress(name, lags, progress.inputRowsPerSecond or 0.0, durations_ms)
 

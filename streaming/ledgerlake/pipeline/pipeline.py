@@ -125,6 +125,11 @@ class Pipeline:
         """Return the micro-batch that runs."""
         return self._batches.reading
 
+    @property
+    def is_owner(self) -> bool:
+        """Return whether this process is connected to the broker, and owns the stream."""
+        return self._components.cursors.is_owner
+
     def start(self, once: bool) -> None:
         """Acquire the right to run the stream, create missing tables, and start the query; see
         ``run``.
@@ -148,7 +153,7 @@ class Pipeline:
         if components.outbox is not None:
             self._begin_delivery(components.outbox)
         tables.begin_stream(names)
-        tables.begin(components.start.previous_writers, names)
+        tables.begin()
         components.checkpoint.save_tables(tables.places)
         components.cursors.begin(self.config.source.topics, self._end_with)
         if self.config.metrics is not None:
@@ -228,10 +233,10 @@ class Pipeline:
 
         self.metrics = ServedMetrics(self._spark, config.port, config.address, config.token)
         self.metrics.add_waiting(self.config.stream.name, self.waiting_since_earlier)
-        cursors, upkeep = self._components.cursors, self._upkeep
+        upkeep = self._upkeep
         self.metrics.watch(
             self.config.stream.name,
-            lambda: state_of(self.config, is_owner=cursors.is_owner, upkeep=upkeep.report, reading=self.reading),
+            lambda: state_of(self.config, is_owner=self.is_owner, upkeep=upkeep.report, reading=self.reading),
         )
 
     def wait(self, timeout_s: float | None = None) -> bool:

@@ -17,6 +17,8 @@ from ledgerlake.operators.rows import sum_of
 from ledgerlake.stored.offsets import VERSION, Offset, PartitionOffset, from_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ledgerlake.operators.rows import Incomplete
     from ledgerlake.pipeline.commit import BatchResult
     from ledgerlake.table.batch_record import BatchRecord
@@ -116,7 +118,8 @@ class Reading:
 @dataclass(frozen=True)
 class Progress:
     """The progress of a pipeline at a time: the totals, the messages a second now and before, how far it
-    has come, and what is said of the micro-batch that runs.
+    has come, and what is said of the micro-batch that runs. ``lost_ms``: since when there is no
+    connection to the broker.
     """
 
     name: str
@@ -127,6 +130,12 @@ class Progress:
     lags: dict[str, Behind]
     now_ms: int
     reading: str = ""
+    lost_ms: int | None = None
+
+    @property
+    def lost(self) -> str:
+        """Return what is said of a lost connection; empty if there is one."""
+        return "" if self.lost_ms is None else f"no connection to the broker since {clock_text(self.lost_ms)} UTC"
 
     @property
     def rate(self) -> float:
@@ -146,6 +155,7 @@ class Progress:
                 "batches": self.totals.batches,
                 "broker_time_ms": _reached_ms(self.taken),
                 "lag_messages": {name: lag.messages for name, lag in self.lags.items()},
+                "lag_unknown_since_ms": self.lost_ms,
                 "waiting": sum(self.totals.delayed_counts.values()),
                 "next_due_ms": min(due_ms, default=None),
                 "incomplete_messages": sum_of(self.details.incomplete.values()).count,
@@ -154,18 +164,18 @@ class Progress:
 
 
 def progress_line(progress: Progress) -> str:
-    """Return the progress as one line; lag is in messages by the broker's index, ``?`` if there is
-    no index.
+    """Return the progress as one line; lag is in messages by the broker's index, ``?`` if it is not
+    known.
     """
     totals, taken = progress.totals, progress.taken
-    lags = " ".join(_lag(name, lag) for name, lag in sorted(progress.lags.items()))
+    lags = " ".join(_labelled(progress.lags))
     line = (
         f"{counted(totals.messages, 'message', 'messages')}  {progress.rate:,.0f}/s  broker time {broker_time(taken)}  lag {lags or '-'}  "
         f"rejects {totals.rejects:,}"
     )
     delayed_count = sum(totals.delayed_counts.values())
     waiting = f"waiting {delayed_count:,}" if delayed_count else ""
-    return "  ".join(part for part in (line, waiting, progress.reading) if part)
+    return "  ".join(part for part in (line, waiting, progress.lost, progress.reading) if part)
 
 
 def counted(count: int, one: str, many: str) -> str:
@@ -176,7 +186,12 @@ def counted(count: int, one: str, many: str) -> str:
 def broker_time(taken: Offset) -> str:
     """Return the broker's time up to which messages are taken, as a clock shows it."""
     reached_ms = _reached_ms(taken)
-    return "-" if reached_ms is None else time.strftime("%H:%M:%S", time.gmtime(reached_ms / 1000))
+    return "-" if reached_ms is None else clock_text(reached_ms)
+
+
+def clock_text(time_ms: int) -> str:
+    """Return a time of day in UTC."""
+    return time.strftime("%H:%M:%S", time.gmtime(time_ms / 1000))
 
 
 def _reached_ms(taken: Offset) -> int | None:
@@ -202,10 +217,12 @@ def lags_of(progress: Any) -> dict[str, Behind]:
     return lags
 
 
-def with_reading(lags: dict[str, Behind], reading: Reading | None) -> dict[str, Behind]:
+def lags_now(lags: dict[str, Behind], reading: Reading | None, *, is_owner: bool) -> dict[str, Behind]:
     """Return lags as of the last micro-batch together with what the one that runs reads: that is not in
-    the tables before it ends.
+    the tables before it ends. Without a connection to the broker, nobody knows where the topics end.
     """
+    if not is_owner:
+        return dict.fromkeys(lags, Behind(None, None))
     if reading is None:
         return lags
     return lags | {name: _greater(lag, lags.get(name, lag)) for name, lag in reading.lags.items()}
@@ -230,10 +247,16 @@ def behind(taken: PartitionOffset | None, latest: PartitionOffset) -> Behind:
     return Behind(latest.index - taken_index, time_ms)
 
 
-def _lag(name: str, lag: Behind) -> str:
-    partition = split_partition(name)[1]
-    label = f"p{partition}:" if partition >= 0 else ""
-    return f"{label}?" if lag.messages is None else f"{label}{lag.messages:,}"
+def _labelled(lags: dict[str, Behind]) -> Iterator[str]:
+    """Yield the lag of each topic partition in order, with the name of its topic, which has its namespace
+    if topics of several have the same name.
+    """
+    topics = {split_partition(name)[0] for name in lags}
+    is_short = len({topic.rpartition("/")[2] for topic in topics}) == len(topics)
+    for name, lag in sorted(lags.items(), key=lambda item: split_partition(item[0])):
+        topic, partition = split_partition(name)
+        label = topic.rpartition("/" if is_short else "://")[2] + (f"-p{partition}" if partition >= 0 else "")
+        yield f"{label}:{'?' if lag.messages is None else format(lag.messages, ',')}"
 
 
 def offset_of(source: Any, name: str) -> Offset:

@@ -14,10 +14,10 @@ from ledgerlake.pipeline.progress import (
     Progress,
     Totals,
     counted,
+    lags_now,
     lags_of,
     offset_of,
     progress_line,
-    with_reading,
 )
 from ledgerlake.runtime.guarded_output import printable, unguarded
 
@@ -61,6 +61,8 @@ class ProgressScreen:
         self._details = Details()
         self._name = name
         self._reading: Callable[[], Reading | None] = lambda: None
+        self._is_owner: Callable[[], bool] = lambda: True
+        self._lost_ms: int | None = None
         self._terminal = terminal
         self._out = terminal.out if terminal is not None else out or sys.stderr
         self._as_json = as_json
@@ -81,13 +83,19 @@ class ProgressScreen:
         self.totals.delayed_counts = waiting_counts(due_spans) | self.totals.delayed_counts
         self._details.next_due_ms = first_due_ms(due_spans) | self._details.next_due_ms
 
-    def start(self, query: StreamingQuery, reading: Callable[[], Reading | None] = lambda: None) -> None:
+    def start(
+        self,
+        query: StreamingQuery,
+        reading: Callable[[], Reading | None] = lambda: None,
+        is_owner: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Show the progress of a query until ``stop``.
 
         Args:
             reading: returns the micro-batch that runs.
+            is_owner: returns whether this process is connected to the broker, and owns the stream.
         """
-        self._reading = reading
+        self._reading, self._is_owner = reading, is_owner
         show = self._show_live if self._is_live else self._write_lines
         self._thread = threading.Thread(target=show, args=(query,), daemon=True)
         self._thread.start()
@@ -109,16 +117,18 @@ class ProgressScreen:
         last = query.lastProgress
         source = last.sources[0] if last is not None and last.sources else None
         self._rates.append(self._rate())
-        reading = self._reading()
+        reading, is_owner, now_ms = self._reading(), self._is_owner(), int(time.time() * 1000)
+        self._lost_ms = None if is_owner else self._lost_ms or now_ms
         return Progress(
             self._name,
             self.totals,
             self._details,
             list(self._rates),
             offset_of(source, "endOffset"),
-            with_reading({} if last is None else lags_of(last), reading),
-            int(time.time() * 1000),
+            lags_now({} if last is None else lags_of(last), reading, is_owner=is_owner),
+            now_ms,
             "" if reading is None else reading.text(time.monotonic()),
+            self._lost_ms,
         )
 
     def _write_lines(self, query: StreamingQuery) -> None:

@@ -20,6 +20,7 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
+from ledgerlake.decode.record_rows import Misfit
 from ledgerlake.decode.rejects import reject_rows
 from ledgerlake.errors import CheckpointError, SetupError
 from ledgerlake.operators.partition_writer import misfit_rejects
@@ -42,7 +44,7 @@ from ledgerlake.pipeline.replay_messages import by_plain_size, large_message, me
 from ledgerlake.pipeline.replay_parts import Parts
 from ledgerlake.pipeline.replay_rejects import RejectsToReplay
 from ledgerlake.pipeline.tables import REJECTS_TABLE, Tables
-from ledgerlake.reasons import CHUNK_EVICTED, CHUNK_EXPIRED, CHUNK_ORPHAN, REASONS, REPLAYED
+from ledgerlake.reasons import CHUNK_EVICTED, CHUNK_EXPIRED, CHUNK_ORPHAN, NO_TABLE, REASONS, REPLAYED
 from ledgerlake.table.open_table import not_readable, open_delta
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder, packed
 from ledgerlake.table.spark_table import SparkTable
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ledgerlake.decode.record_rows import Misfit
     from ledgerlake.options.config import Config
     from ledgerlake.options.table_options import TableOptions
 
@@ -64,6 +65,8 @@ REPLAYABLE = tuple(reason for reason, declared in REASONS.items() if declared.ca
 _POSITION = ("ledger_id", "entry_id", "batch_index")
 
 _PREFIX = "part-00000000-00000"
+
+_LEFT_OUT = "the query or the function of the table leaves this message out"
 
 # No time is later, so each row of a replay is late.
 _LATEST_US = 2**62
@@ -93,7 +96,7 @@ def replay(config: Config, reasons: Sequence[str] = ()) -> Replayed:
         reasons: only those; all that may fit by now if there are none.
 
     Raises:
-        SetupError: a reason cannot be replayed, or delta-spark writes a table.
+        SetupError: a reason cannot be replayed, there is no checkpoint, or delta-spark writes a table.
         TableError: a table cannot be read or written.
         BrokerError, TransportError: the registry of schemas cannot be asked.
     """
@@ -120,11 +123,15 @@ class _Replay:
         self._options = [table for table in config.table_options if not table.keeps_latest]
         self._unwritten = [table for table in config.table_options if table.keeps_latest]
         checkpoint = Checkpoint(config.checkpoint_place)
+        # It alone tells of a micro-batch that is not finished.
+        checkpoint.existing_start()
         folder = checkpoint.folder / "ledgerlake"
         self._log = checkpoint.log
         self._tables = Tables(config, folder / "staging")
         self._schemas = RecordSchemas(cluster, self._tables)
         self._parts = Parts(folder, self._tables, config.stream.name)
+        # The large messages that were replayed. Other chunks that say they are of one follow it.
+        self._large: set[tuple[TopicPartition, tuple[str, str, int]]] = set()
         self.result = Replayed()
 
     def run(self, reasons: Sequence[str]) -> Replayed:
@@ -137,6 +144,7 @@ class _Replay:
             self._config.rejects_place,
             reasons,
             lambda topic, partition: topics.includes(join_partition(topic, partition)),
+            self._config.chunks.max_message_bytes,
         )
         self.result.left_out = rejects.left_out
         self._await_last_batch()
@@ -213,7 +221,7 @@ class _Replay:
     ) -> Iterator[pa.Table]:
         """Write the messages of rejects that fit; yield new rows of rejects."""
         entries: list[dict[str, Any]] = []
-        chunks: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        chunks: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
         for reject in rejects:
             message = reject["large_message"]
             if message is None:
@@ -223,25 +231,31 @@ class _Replay:
         for part in by_plain_size(entries):
             messages, numbers = messages_of_entries(self._config, part, source)
             yield from self._write_messages(messages, numbers, part, source, writers)
-        for of_message in chunks.values():
-            yield from self._write_large(of_message, source, writers)
+        for message, of_message in chunks.items():
+            why = self._write_large(of_message, source, writers)
+            if why is None:
+                self._large.add((source, message))
+            if (source, message) in self._large:
+                self.result.replayed.update(reject["reason"] for reject in of_message)
+                yield _marks(of_message)
+            else:
+                self._leave(of_message, why or "")
 
-    def _write_large(
-        self, chunks: list[dict[str, Any]], source: TopicPartition, writers: TableWriters
-    ) -> Iterator[pa.Table]:
-        """Write a large message; its chunks are replayed together, or not at all."""
-        message = large_message(self._config, chunks, source)
+    def _write_large(self, chunks: list[dict[str, Any]], source: TopicPartition, writers: TableWriters) -> str | None:
+        """Write a large message; return why not, or None if it was written.
+
+        Args:
+            chunks: those with an entry are the message.
+        """
+        whole = [chunk for chunk in chunks if chunk["entry"] is not None]
+        message = large_message(self._config, whole, source) if whole else None
         if message is None:
-            self._leave(
-                chunks, "not all of its chunks are here, they cannot be joined, or it is not due yet or has expired"
+            return (
+                "not all of its chunks are here, they are larger than a message may be or cannot be joined, or it is not "
+                "due yet or has expired"
             )
-            return
-        misfits = writers.write(message, self._present(message, writers))
-        if misfits or not writers.is_new.all():
-            self._leave(chunks, _why(misfits))
-            return
-        self.result.replayed.update(reject["reason"] for reject in chunks)
-        yield _marks(chunks)
+        misfits = self._put(message, writers)
+        return _why(misfits) if misfits or not writers.is_new.all() else None
 
     def _write_messages(
         self,
@@ -256,7 +270,7 @@ class _Replay:
             numbers: for each message, which of the rejects it comes from. Those without messages stay.
         """
         once, first_of = _once(messages)
-        misfits = writers.write(once, self._present(once, writers)) if once.num_rows else []
+        misfits = self._put(once, writers) if once.num_rows else []
         is_new = writers.is_new[first_of] if once.num_rows else np.empty(0, dtype=bool)
         fitting = set(numbers[is_new].tolist())
         by_row = {misfit.row: misfit for misfit in misfits}
@@ -274,6 +288,16 @@ class _Replay:
         others = [misfit for misfit in misfits if misfit.row in own]
         if others:
             yield reject_rows(misfit_rejects(once, others), source)
+
+    def _put(self, messages: pa.RecordBatch, writers: TableWriters) -> list[Misfit]:
+        """Write messages into the tables that take them and lack them; return those that do not fit,
+        or that no table has afterwards.
+        """
+        present = self._present(messages, writers)
+        misfits = {misfit.row: misfit for misfit in writers.write(messages, present)}
+        has_row = np.logical_or.reduce([writers.is_new, *present.values()])
+        left_out = {row: Misfit(row, NO_TABLE, _LEFT_OUT) for row in np.flatnonzero(~has_row).tolist()}
+        return sorted((left_out | misfits).values(), key=attrgetter("row"))
 
     def _leave(self, rejects: Iterable[dict[str, Any]], why: str) -> None:
         for reject in rejects:

@@ -128,16 +128,16 @@ def _processed(source: SourceOptions, reject: _Reject) -> bytes:
     return entry if processed is None else processed
 
 
-def large_message(config: Config, rejects: list[_Reject], source: TopicPartition) -> pa.RecordBatch | None:
-    """Return the large message of chunks; None if they are not all there."""
-    ordered = sorted(rejects, key=lambda reject: int(peek_metadata(memoryview(reject["entry"])).chunk_id))
+def large_message(config: Config, chunks: list[_Reject], source: TopicPartition) -> pa.RecordBatch | None:
+    """Return the large message of all of its chunks; None if they cannot be joined, or it must not be
+    delivered.
+    """
+    ordered = sorted(chunks, key=lambda chunk: int(peek_metadata(memoryview(chunk["entry"])).chunk_id))
     first = peek_metadata(memoryview(ordered[0]["entry"]))
-    if len(ordered) != first.num_chunks_from_msg:
-        return None
     try:
         message = decode_large(
-            [reject["entry"] for reject in ordered],
-            tuple(Position(reject["ledger_id"], reject["entry_id"]) for reject in ordered),
+            [chunk["entry"] for chunk in ordered],
+            tuple(Position(chunk["ledger_id"], chunk["entry_id"]) for chunk in ordered),
             source,
             config.chunks.max_message_bytes,
             config.source.client.crypto,

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from ledgerlake.stored.places import Place
     from ledgerlake.table.ordered_files import DataFile
 
-# In version 1 a file had ``members``, which were always empty.
-_VERSION = 2
+_VERSION = 1
 _NUMBER = "ledgerlake.replay:"
 
 
@@ -169,17 +168,13 @@ class Parts:
                 self._record.filesystem().delete_file(self._record.root)
 
 
-def _read_part(data: dict[str, Any], version: int) -> Part:
+def _read_part(data: dict[str, Any], _version: int) -> Part:
     tables = {
         name: TablePart(
             stored(str, table["path"]),
             stored(int | None, table["before"]),
-            [data_file_from_dict(_without_members(file, version)) for file in table["files"]],
+            list(map(data_file_from_dict, table["files"])),
         )
         for name, table in stored(dict[str, Any], data["tables"]).items()
     }
     return Part(stored(int, data["number"]), stored(list[str], data["topics"]), tables)
-
-
-def _without_members(file: dict[str, Any], version: int) -> dict[str, Any]:
-    return {name: value for name, value in file.items() if version > 1 or name != "members"}

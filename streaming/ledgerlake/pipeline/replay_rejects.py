@@ -2,17 +2,19 @@
 
 The table of rejects is read twice: once without keeping entries, which tells where each reject is
 and which large message a chunk belongs to; and then the entries of one part after another. The
-chunks of a large message are in one part. A reject that was replayed, and one of a topic that the
-configuration does not read, is passed over. There are as many rows of ``replayed`` for a message
+chunks of a large message are in one part. Chunks that are no whole message within the limits, or
+that repeat one, are read without their entries. A reject that was replayed, and one of a topic that
+the configuration does not read, is passed over. There are as many rows of ``replayed`` for a message
 and a reason as rejects were replayed.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from operator import attrgetter
+from sys import intern
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from ledgerlake.table.deletion_vectors import live_part, live_rows
 from ledgerlake.table.open_table import not_readable, open_delta
 from ledgerlake.table.ordered_files import data_folder, read_row_groups
 from ledgerlake.wire.entry import peek_metadata
+from ledgerlake.wire.limits import MAX_CHUNKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -40,15 +43,20 @@ if TYPE_CHECKING:
 _PART_ROWS = 20_000
 _PART_BYTES = 64 * 1024 * 1024
 
-# Topic, partition, message id and reason.
+# Columns that are in each row of a message.
+_OF_A_MESSAGE = ("topic", "partition", "ledger_id", "entry_id", "message_id")
+
+# Topic, partition, place and reason.
 Key = tuple[Any, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FoundReject:
     """Where a reject is: its topic partition and position; the file, the row group and the row in
-    it; and the bytes of its entry. ``large_message`` is producer and uuid of the message of which
-    it is a chunk.
+    it; and the bytes of its entry. ``large_message`` is producer, uuid and publish time of the
+    message of which it is a chunk: a restarted producer may use uuids again. ``chunk_id`` and
+    ``chunk_count`` are what the chunk says. Without ``needs_entry``, its row is read without the entry.
+    There may be millions of them, so they share their texts and have no keys.
     """
 
     topic: str
@@ -58,7 +66,11 @@ class FoundReject:
     row_group: int
     row: int
     size_bytes: int
-    large_message: tuple[str, str] | None
+    large_message: tuple[str, str, int] | None
+    chunk_id: int = 0
+    chunk_count: int = 0
+    needs_entry: bool = True
+    reason: str = ""
 
 
 class RejectsToReplay:
@@ -68,14 +80,18 @@ class RejectsToReplay:
 
     Args:
         is_read: whether the configuration reads a topic partition.
+        max_message_bytes: the limit of a large message.
 
     Raises:
         TableError: the table cannot be read.
     """
 
-    def __init__(self, place: Place, reasons: Collection[str], is_read: Callable[[str, int], bool]) -> None:
+    def __init__(
+        self, place: Place, reasons: Collection[str], is_read: Callable[[str, int], bool], max_message_bytes: int
+    ) -> None:
         self._place = place
         self._is_read = is_read
+        self._max_message_bytes = max_message_bytes
         self.left_out = 0
         try:
             self._table = open_delta(place)
@@ -89,36 +105,47 @@ class RejectsToReplay:
         return sorted({reject.topic for reject in self._found})
 
     def parts(self) -> Iterator[list[dict[str, Any]]]:
-        """Yield the rows of rejects in parts, in the order of topic partitions and positions.
+        """Yield the rows of rejects in parts, in the order of topic partitions and positions. The chunks
+        that have an entry are whole messages.
 
         Raises:
             TableError: the table cannot be read.
         """
-        for part in _parts(self._found):
+        for part in _parts(self._found, self._max_message_bytes):
             try:
                 yield self._rows_of(part)
             except (OSError, ValueError, pa.ArrowException) as error:
                 raise not_readable(self._place, error) from None
 
     def _find(self, reasons: Collection[str]) -> list[FoundReject]:
-        found: dict[Key, list[FoundReject]] = defaultdict(list)
+        found: list[FoundReject] = []
         marks: Counter[Key] = Counter()
         wanted = pa.array(sorted(reasons))
         for file, group, rows, live in self._row_groups():
             is_live = pa.array(live)
+            # Rows that somebody else has added may be of no message.
+            for name in _OF_A_MESSAGE:
+                is_live = pc.and_(is_live, pc.is_valid(rows[name]))
             is_mark = pc.and_(pc.equal(rows["reason"], REPLAYED), is_live)
-            marks.update(_keys(rows.filter(is_mark), "detail"))
-            is_reject = pc.and_(pc.and_(pc.is_in(rows["reason"], wanted), pc.is_valid(rows["entry"])), is_live)
+            marks.update(_keys(rows.filter(is_mark)))
+            is_reject = pc.and_(pc.is_in(rows["reason"], wanted), is_live)
+            is_reject = pc.and_(is_reject, pc.is_valid(rows["entry"]))
             numbers = np.flatnonzero(is_reject.to_numpy())
             is_read = self._are_read(rows.take(pa.array(numbers)))
             self.left_out += int((~is_read).sum())
             numbers = numbers[is_read]
             chosen = rows.take(pa.array(numbers))
-            for key, reject in zip(_keys(chosen, "reason"), _rejects(chosen, file, group, numbers), strict=True):
-                found[key].append(reject)
+            found += _rejects(chosen, file, group, numbers)
         # A message that was replayed may have been rejected again for the same reason, by another
         # table. The rows of a key have the same message.
-        return [reject for key, of_key in found.items() for reject in of_key[marks[key] :]]
+        left = []
+        for reject in found:
+            key = (reject.topic, reject.partition, reject.place, reject.reason)
+            if marks.get(key, 0):
+                marks[key] -= 1
+            else:
+                left.append(reject)
+        return left
 
     def _are_read(self, rows: pa.Table) -> NDArray[np.bool_]:
         """Return a mask of the rejects of topic partitions that the configuration reads."""
@@ -148,21 +175,24 @@ class RejectsToReplay:
         rows: list[tuple[FoundReject, dict[str, Any]]] = []
         for file, groups in wanted.items():
             for number, content in enumerate(read_row_groups(folder, file)):
-                chosen = groups.get(number, [])
-                if chosen:
-                    read = content.take(pa.array([reject.row for reject in chosen])).to_pylist()
-                    rows += zip(chosen, read, strict=True)
+                rows += _rows_in(content, groups.get(number, []))
         rows.sort(key=lambda pair: (pair[0].topic, pair[0].partition, pair[0].place))
-        return [{**row, "large_message": reject.large_message} for reject, row in rows]
+        return [{"entry": None, **row, "large_message": reject.large_message} for reject, row in rows]
 
 
-def _keys(rows: pa.Table, reason: str) -> Iterator[Key]:
-    """Yield topic, partition, message id and reason of each row.
+def _rows_in(content: pa.Table, rejects: list[FoundReject]) -> Iterator[tuple[FoundReject, dict[str, Any]]]:
+    """Yield rejects of a row group with their rows."""
+    for needs_entry, columns in ((True, content), (False, content.drop_columns(["entry"]))):
+        chosen = [reject for reject in rejects if reject.needs_entry == needs_entry]
+        read = columns.take(pa.array([reject.row for reject in chosen], pa.int64()))
+        yield from zip(chosen, read.to_pylist(), strict=True)
 
-    Args:
-        reason: the column that has the reason.
-    """
-    return zip(*(rows[name].to_pylist() for name in ("topic", "partition", "message_id", reason)), strict=True)
+
+def _keys(marks: pa.Table) -> Iterator[Key]:
+    """Yield the keys of the rejects that were replayed."""
+    columns = (marks[name].to_pylist() for name in (*_OF_A_MESSAGE, "detail"))
+    for topic, partition, ledger_id, entry_id, message_id, reason in zip(*columns, strict=True):
+        yield topic, partition, (ledger_id, entry_id, batch_index_of(message_id)), reason
 
 
 def _rejects(rows: pa.Table, file: str, row_group: int, numbers: NDArray[np.int64]) -> Iterator[FoundReject]:
@@ -170,13 +200,14 @@ def _rejects(rows: pa.Table, file: str, row_group: int, numbers: NDArray[np.int6
     Args:
         numbers: the number of each row in its row group.
     """
-    columns = (rows[name].to_pylist() for name in ("topic", "partition", "ledger_id", "entry_id", "message_id"))
-    for topic, partition, ledger_id, entry_id, message_id, number, entry in zip(
+    columns = (rows[name].to_pylist() for name in (*_OF_A_MESSAGE, "reason"))
+    for topic, partition, ledger_id, entry_id, message_id, reason, number, entry in zip(
         *columns, numbers.tolist(), _buffers(rows["entry"]), strict=True
     ):
         place = (ledger_id, entry_id, batch_index_of(message_id))
         large = _large_message_of(entry)
-        yield FoundReject(topic, partition, place, file, row_group, number, len(entry), large)
+        source = intern(topic), partition, place, file, row_group, number
+        yield FoundReject(*source, len(entry), *large, reason=intern(reason))
 
 
 def _buffers(entries: pa.ChunkedArray) -> Iterator[memoryview]:
@@ -189,12 +220,12 @@ def _buffers(entries: pa.ChunkedArray) -> Iterator[memoryview]:
             yield content[start:end]
 
 
-def _parts(found: Iterable[FoundReject]) -> Iterator[list[FoundReject]]:
+def _parts(found: Iterable[FoundReject], max_message_bytes: int) -> Iterator[list[FoundReject]]:
     """Yield parts; the chunks of a large message stay together."""
     part: list[FoundReject] = []
     size_bytes = 0
-    for group in _groups(found):
-        group_bytes = sum(reject.size_bytes for reject in group)
+    for group in _groups(found, max_message_bytes):
+        group_bytes = sum(reject.size_bytes for reject in group if reject.needs_entry)
         if part and (len(part) + len(group) > _PART_ROWS or size_bytes + group_bytes > _PART_BYTES):
             yield part
             part, size_bytes = [], 0
@@ -204,7 +235,7 @@ def _parts(found: Iterable[FoundReject]) -> Iterator[list[FoundReject]]:
         yield part
 
 
-def _groups(found: Iterable[FoundReject]) -> Iterator[list[FoundReject]]:
+def _groups(found: Iterable[FoundReject], max_message_bytes: int) -> Iterator[list[FoundReject]]:
     """Yield the rejects of an entry, and those of a large message, by the place of the first
     one.
     """
@@ -219,7 +250,32 @@ def _groups(found: Iterable[FoundReject]) -> Iterator[list[FoundReject]]:
         if group[0].large_message is None:
             yield group
         elif key in large:
-            yield large.pop(key)
+            yield from _groups_of_large(large.pop(key), max_message_bytes)
+
+
+def _groups_of_large(chunks: list[FoundReject], max_message_bytes: int) -> Iterator[list[FoundReject]]:
+    """Yield the chunks that are a whole message, with others that say they are of it. The others may
+    be any number, so they are read without entries, and those beyond a part by themselves.
+    """
+    whole = _whole_message(chunks, max_message_bytes)
+    chosen = {id(chunk) for chunk in whole}
+    others = [replace(chunk, needs_entry=False) for chunk in chunks if id(chunk) not in chosen]
+    yield [*whole, *others[:_PART_ROWS]]
+    yield from ([chunk] for chunk in others[_PART_ROWS:])
+
+
+def _whole_message(chunks: list[FoundReject], max_message_bytes: int) -> list[FoundReject]:
+    """Return the first of each chunk, in order; none if they are no message within the limits of
+    ``decode.large.read_chunks``.
+    """
+    by_id: dict[int, FoundReject] = {}
+    for chunk in chunks:
+        by_id.setdefault(chunk.chunk_id, chunk)
+    count = by_id[0].chunk_count if 0 in by_id else 0
+    if count > MAX_CHUNKS or by_id.keys() != set(range(count)):
+        return []
+    whole = [by_id[chunk_id] for chunk_id in range(count)]
+    return whole if sum(chunk.size_bytes // 2 for chunk in whole) <= max_message_bytes else []
 
 
 def batch_index_of(message_id: str) -> int:
@@ -228,9 +284,13 @@ def batch_index_of(message_id: str) -> int:
     return int(index[0]) if index else -1
 
 
-def _large_message_of(entry: memoryview) -> tuple[str, str] | None:
+def _large_message_of(entry: memoryview) -> tuple[tuple[str, str, int] | None, int, int]:
+    """Return the message that an entry is a chunk of, if it is a chunk, and its id and count."""
     try:
         metadata = peek_metadata(entry)
     except CorruptEntryError:
-        return None
-    return (metadata.producer_name, metadata.uuid) if metadata.num_chunks_from_msg > 1 else None
+        return None, 0, 0
+    if metadata.num_chunks_from_msg <= 1:
+        return None, 0, 0
+    message = metadata.producer_name, metadata.uuid, metadata.publish_time
+    return message, metadata.chunk_id, metadata.num_chunks_from_msg

@@ -54,6 +54,8 @@ def row_settings(config: Config) -> RowSettings:
         PAYLOADS: config.delay.payloads,
         "[delay] max_repetitions_per_second": config.delay.max_repetitions_per_second,
         "[delay] max_repeated_bytes_per_second": config.delay.max_repeated_bytes_per_second,
+        # What is for a topic is part of a micro-batch's outcome too, and depends on how its delivery began.
+        "[deliver] starting": None if config.deliver is None else config.deliver.starting,
         TABLES: ", ".join(table.name for table in config.table_options),
         **{table.section: table.row_settings for table in config.table_options},
     }

@@ -104,8 +104,11 @@ class SparkLog:
         last = self.last_committed()
         return None if last is None else self.offset(last)
 
-    def record(self, stream: str, query: str, batch_id: int) -> BatchRecord:
+    def record(self, stream: str, query: str, batch_id: int, checkpoint: int) -> BatchRecord:
         """Describe a planned micro-batch for the table.
+
+        Args:
+            checkpoint: the number of the checkpoint.
 
         Raises:
             As ``offset``.
@@ -114,7 +117,8 @@ class SparkLog:
         digest = hashlib.sha256(json.dumps([before.json, after.json], sort_keys=True).encode()).digest()
         number = int.from_bytes(digest[:8], "big") >> 1
         reporting = frozenset(span.topic_partition for span in ranges(before.offset, after.offset))
-        return BatchRecord(stream, query, batch_id, number, _ranges(before.json, after.json), reporting)
+        spans = _ranges(before.json, after.json)
+        return BatchRecord(stream, query, batch_id, number, spans, reporting, checkpoint=checkpoint)
 
     def _before(self, batch_id: int) -> _Planned:
         """Return the source's offset before a micro-batch."""

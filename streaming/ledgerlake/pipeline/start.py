@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
-from ledgerlake.client.missing_topics import missing_topic_hint
+from ledgerlake.client.missing_topics import find_topic_partitions
 from ledgerlake.decode import schema
-from ledgerlake.errors import CheckpointError, SetupError, TopicNotFoundError
+from ledgerlake.errors import CheckpointError, ConsumerBusyError, SetupError
 from ledgerlake.options.config import check_stores
 from ledgerlake.pipeline.left_topics import check_topics, warn_of_left_topics
 from ledgerlake.pipeline.moved_state import adopt_state, former_place
@@ -29,13 +30,11 @@ from ledgerlake.source.latest_offset import describe
 from ledgerlake.source.loss import moved_to
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import parse_place
-from ledgerlake.table.batch_record import number_of
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.open_table import existing_table
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
-    from ledgerlake.client.topics import TopicSelection
     from ledgerlake.options.bounds import Bound
     from ledgerlake.options.config import Config
     from ledgerlake.pipeline.checkpoint import Checkpoint
@@ -68,9 +67,8 @@ class Start:
         self._checkpoint = checkpoint
         self._cursors = cursors
         self._tables = tables
-        # By table, the number of the query that was the last to commit before this process owned
-        # the stream.
-        self.previous_writers: dict[str, int | None] = {}
+        # That of the checkpoint, once it is acquired.
+        self.number = 0
 
     def acquire(self, names: list[str], tables: list[Table]) -> Offset:
         """Acquire the right to run the stream; return the pipeline's first position, which is
@@ -86,18 +84,27 @@ class Start:
         bound = self._config.starting
         start = self._checkpoint.start()
         ends = self._check_without_cursors(start, names, bound, tables)
-        self._cursors.acquire(names, from_earliest=bound != "latest" or start is not None)
+        if ends:
+            ends |= self._checkpoint.first_ends()
+            self._checkpoint.save_first_ends(ends)
+        try:
+            self._cursors.acquire(names, from_earliest=bound != "latest" or start is not None)
+        except ConsumerBusyError:
+            # Another process owns the stream, so this start has made no cursor.
+            self._checkpoint.remove_first_ends()
+            raise
         # Another process may have run until it closed the cursors.
         start = self._checkpoint.start()
         self._compare(start, tables)
         if start is not None:
             warn_of_left_topics(self._config, self._cluster, self._checkpoint)
             adopt_state(self._checkpoint.folder)
-            self._checkpoint.save_stream(self._config.stream.name)
             self._checkpoint.save_settings(row_settings(self._config))
+            self.number = self._checkpoint.number()
             return start
         start = self._first_start(bound, ends)
-        self._checkpoint.save_stream(self._config.stream.name, self.previous_writers)
+        self.number = max(time.time_ns() // 1000, self._last_writer(tables) + 1)
+        self._checkpoint.save_stream(self._config.stream.name, self.number)
         self._checkpoint.save_settings(row_settings(self._config))
         self._checkpoint.save_start(start)
         self._cursors.advance({name: offset.position for name, offset in start.items()})
@@ -116,7 +123,7 @@ class Start:
         self._cursors.acquire_existing(names)
         self._compare(start, tables)
         if start is None:
-            self._check_cursors_are_new(self._cursors.positions(), bound, ends)
+            self._check_cursors_are_new(self._cursors.positions(), bound, ends | self._checkpoint.first_ends())
         else:
             former_place(self._checkpoint.folder)
         if outbox is not None:
@@ -200,11 +207,9 @@ class Start:
                 path,
             )
 
-    def _last_writers(self, tables: list[Table]) -> dict[str, int | None]:
-        stream = self._config.stream.name
-        return {
-            name: table.last_writer(stream) if table in tables else None for name, table in self._tables.by_name.items()
-        }
+    def _last_writer(self, tables: list[Table]) -> int:
+        """Return the number of the last checkpoint of the stream that has committed to the tables."""
+        return max((table.last_writer(self._config.stream.name) or 0 for table in tables), default=0)
 
     def _first_start(self, bound: Bound, ends: dict[str, Position]) -> Offset:
         """Return the start of a pipeline without a checkpoint.
@@ -224,7 +229,7 @@ class Start:
 
         Args:
             ends: the ends of the topic partitions before the cursors were created, for a start at
-                the latest message.
+                the latest message; by an earlier start, if that was interrupted.
 
         Raises:
             SetupError: they are, and have unread or read messages. So the checkpoint is lost, and the
@@ -260,9 +265,6 @@ class Start:
             CheckpointError: it is older, a later checkpoint has written to a table, or the tables
                 have batches of another run.
         """
-        # Read before the positions of the cursors: if this process is suspended from here on and
-        # another one commits, this one commits nothing.
-        self.previous_writers = self._last_writers(tables)
         query_id = self._checkpoint.log.query_id()
         planned = self._checkpoint.log.last_planned()
         if query_id is None:
@@ -272,28 +274,24 @@ class Start:
                 )
             self._check_not_begun(tables)
             return
-        query = self._query_name(query_id)
-        previous_writers = self._checkpoint.previous_writers()
-        for name, table in self._tables.by_name.items():
-            recorded = table.recorded(query) if table in tables else None
+        query, number = self._query_name(query_id), self._checkpoint.number()
+        for table in tables:
+            self._check_last_writer(table, number)
+            recorded = table.recorded(query)
             if recorded is None:
-                # The table may know the query by an addition alone (see ``table.additions``).
-                if table in tables and previous_writers is not None and self.previous_writers[name] != number_of(query):
-                    self._check_writer(name, table, previous_writers.get(name))
                 continue
-            self._check_writer(name, table, number_of(query))
             if planned is None or recorded.batch_id > planned:
                 reached = "no batch" if planned is None else f"batch {planned}"
                 raise self._older_checkpoint(table, f"has batch {recorded.batch_id}", f"reaches {reached}")
             # Spark has removed the offsets of older batches
             # (``spark.sql.streaming.minBatchesToRetain``).
             if recorded.range_digest is not None and self._checkpoint.log.keeps(recorded.batch_id):
-                batch = self._checkpoint.log.record(self._config.stream.name, query, recorded.batch_id)
+                batch = self._checkpoint.log.record(self._config.stream.name, query, recorded.batch_id, number)
                 if not recorded.is_batch(batch):
                     raise self._older_checkpoint(table, f"has another batch {recorded.batch_id}", "has one of its own")
 
-    def _check_writer(self, name: str, table: Table, expected: int | None) -> None:
-        if self.previous_writers[name] not in (None, expected):
+    def _check_last_writer(self, table: Table, greatest: int) -> None:
+        if self._last_writer([table]) > greatest:
             raise self._older_checkpoint(table, "has rows by a later checkpoint", "does not know of them")
 
     def check_tables_are_newest(self, tables: list[Table]) -> None:
@@ -315,7 +313,13 @@ class Start:
             if seen is None:
                 continue
             recorded = table.recorded(self._query_name(query_id)) if table in tables else None
-            if (recorded is None and str(table.path) != seen.path) or (recorded and recorded.batch_id >= seen.batch_id):
+            was_moved = str(table.path) != seen.path
+            if recorded is None and was_moved:
+                _log.warning(
+                    "the table %s is at %s now, and its rows so far are in the one at %s", name, table.path, seen.path
+                )
+                continue
+            if recorded and recorded.batch_id >= seen.batch_id:
                 continue
             if table not in tables:
                 state = f"there is none at {table.path}: it was removed; restore it"
@@ -325,7 +329,7 @@ class Start:
                 state = f"the one at {table.path} has batch {recorded.batch_id}: it is an older copy; restore the newest one"
             raise CheckpointError(
                 f"the table at {seen.path} had batch {seen.batch_id} of the stream {self._config.stream.name} by the checkpoint "
-                f"{self._config.stream.checkpoint}, and {state}, or choose a new folder for what comes from here on, or begin anew: "
+                f"{self._config.stream.checkpoint}, and {state}{f', or set its path to {seen.path} again' if was_moved else ''}, or choose a new folder for what comes from here on, or begin anew: "
                 "remove the checkpoint and both tables, then run: ledgerlake forget CONFIG"
             )
 
@@ -446,17 +450,11 @@ class Start:
         Raises:
             CheckpointError: the tables have micro-batches of the stream.
         """
-        previous_writers = self._checkpoint.previous_writers()
-        if self._checkpoint.start() is None or (previous_writers is None and self._checkpoint.is_forgotten):
+        if self._checkpoint.start() is None:
             return
-        for name, table in self._tables.by_name.items():
-            if table not in tables:
-                continue
-            last = table.last_batch_of(self._config.stream.name)
-            if previous_writers is not None:
-                self._check_writer(name, table, previous_writers.get(name))
-            elif last is not None and last >= 0:
-                raise self._older_checkpoint(table, f"has batch {last}", "reaches no batch")
+        for table in tables:
+            # It has no micro-batch, so it has written none.
+            self._check_last_writer(table, self._checkpoint.number() - 1)
 
     def _older_checkpoint(self, table: Table, in_table: str, in_checkpoint: str) -> CheckpointError:
         return CheckpointError(
@@ -543,17 +541,3 @@ def check_reachable(config: Config) -> None:
         find_topic_partitions(cluster, config.source.topics)
     finally:
         cluster.close()
-
-
-def find_topic_partitions(cluster: Cluster, selection: TopicSelection) -> list[str]:
-    """Return the topic partitions to read; the error about a topic that does not exist names those
-    with a similar name.
-
-    Raises:
-        As ``Cluster.all_partitions``.
-    """
-    try:
-        return cluster.all_partitions(selection)
-    except TopicNotFoundError as error:
-        hints = (missing_topic_hint(cluster, topic) for topic in selection.names)
-        raise TopicNotFoundError(error.message + next(filter(None, hints), "")) from None

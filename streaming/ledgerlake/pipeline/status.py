@@ -165,7 +165,7 @@ def _pipeline(numbers: QueryNumbers, state: PipelineState, now_ms: int) -> dict[
         "messages": numbers.messages,
         "rejects": numbers.rejects,
         "batches": numbers.batches,
-        "last_batch_ms": _ms(numbers.last_batch_timestamp_seconds),
+        "last_batch_ms": _ms(numbers.last_batch_timestamp_seconds) if numbers.batches else None,
         "messages_per_second": numbers.messages_per_second,
         "commit_ms": _ms(numbers.commits.last_s),
         "mean_commit_ms": _ms(numbers.commits.mean_s),

@@ -24,7 +24,6 @@ from ledgerlake.operators.results import TableBatch
 from ledgerlake.operators.transforms import RowTransform, messages_schema, united_columns
 from ledgerlake.options.config import is_inside, places_of
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.table.batch_record import number_of
 from ledgerlake.table.clustered_table import ClusteredRecordTable, ClusteredTable
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.latest_table import LatestRecordTable, LatestTable
@@ -35,7 +34,7 @@ from ledgerlake.table.spark_table import open_table
 from ledgerlake.wire.value_schema import NO_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable
 
     from pyspark.sql import SparkSession
 
@@ -63,6 +62,8 @@ class MessagesTable:
     def __init__(self, options: TableOptions, writer: str, staging: Place) -> None:
         self.options = options
         self.reached_us: dict[str, int] = {}
+        # The topic partitions whose times were looked up.
+        self._looked_up: set[str] = set()
         self._transform = RowTransform(options)
         self._learned = pa.struct([])
         self._noted: list[pa.StructType] = []
@@ -81,6 +82,18 @@ class MessagesTable:
             self.table = ClusteredTable(options.place, rows, options.cluster_by)
         else:
             self.table = open_table(options.place, rows, writer, staging, options.partition_expressions)
+
+    def look_up_times(self, topic_partitions: Iterable[str]) -> None:
+        """Know how far the times of topic partitions have come in the table. A topic partition is looked
+        up once in a run: from then on only this run writes it.
+
+        Raises:
+            TableError: the table cannot be read.
+        """
+        unknown = [name for name in topic_partitions if name not in self._looked_up]
+        if unknown:
+            self.reached_us |= self.table.effective_times_us(unknown)
+            self._looked_up.update(unknown)
 
     @property
     def obstacle(self) -> str:
@@ -189,7 +202,8 @@ class MessagesTable:
             columns = united_columns(table.record, self._transform.columns(learned), self.options.section)
             table.add_columns(columns, learned)
         else:
-            table.add_columns(self._transform.columns(united(self._record, learned)))
+            together = united(self._record, learned, has_files=table.exists)
+            table.add_columns(self._transform.columns(together))
         self._learned = learned
 
     def settings(self) -> TableBatch:
@@ -409,34 +423,39 @@ class Tables:
             CheckpointError: another stream does.
         """
         there = set(existing) if self._config.delta.fail_on_second_stream else set()
-        for table, names in self._by_table(topic_partitions):
-            if table in there:
-                table.check_writers(self._config.stream.name, names)
+        tables = self.by_name
+        for name, names in self._by_table(topic_partitions).items():
+            if tables[name] in there:
+                tables[name].check_writers(self._config.stream.name, names)
 
     def begin_stream(self, topic_partitions: Iterable[str]) -> None:
-        """Record in the tables that exist that the stream writes the messages of topic partitions.
+        """Record in the tables that exist that the stream writes the messages of topic partitions, and
+        look up how far their times have come there.
 
         Raises:
             CheckpointError: as ``check_writers``; the tables were not changed.
             TableError: a commit did not land.
         """
         names = set(topic_partitions)
-        existing = {table for name, table in self.by_name.items() if self.exists(name)}
-        self.check_writers(names, existing)
+        existing = {name: table for name, table in self.by_name.items() if self.exists(name)}
+        self.check_writers(names, existing.values())
         takes_over = not self._config.delta.fail_on_second_stream
-        for table, taken in self._by_table(names):
-            if table in existing:
-                table.begin_stream(self._config.stream.name, taken, takes_over=takes_over)
+        for name, taken in self._by_table(names).items():
+            if name in existing:
+                existing[name].begin_stream(self._config.stream.name, taken, takes_over=takes_over)
+                # After another stream was told that it writes them no more.
+                if name != REJECTS_TABLE:
+                    self._by_name[name].look_up_times(taken)
         self._joined |= names
 
-    def _by_table(self, topic_partitions: Iterable[str]) -> list[tuple[Table, list[str]]]:
-        """Return the tables, each with the topic partitions whose messages may come into it."""
+    def _by_table(self, topic_partitions: Iterable[str]) -> dict[str, list[str]]:
+        """Return by name of the table the topic partitions whose messages may come into it."""
         names = sorted(topic_partitions)
         taken: dict[str, list[str]] = {name: [] for name in self._by_name}
         for topic_partition in names:
             for table in self.of_topic(split_partition(topic_partition)[0]):
                 taken[table.options.name].append(topic_partition)
-        return [*((self._by_name[name].table, own) for name, own in taken.items()), (self.rejects, names)]
+        return taken | {REJECTS_TABLE: names}
 
     @property
     def places(self) -> dict[str, str]:
@@ -464,43 +483,35 @@ class Tables:
                 table.create(self._config.upkeep.table_properties)
                 self._existing.add(name)
 
-    def begin(self, previous_writers: Mapping[str, int | None], topic_partitions: list[str]) -> None:
+    def begin(self) -> None:
         """Begin to write to the tables that exist.
-
-        Args:
-            previous_writers: by table, the number of the query that was the last to commit for the
-                stream before this process owned it.
 
         Raises:
             TableError: a table cannot be read.
         """
         for name, table in self.by_name.items():
             if name in self._existing and name not in self._begun:
-                table.begin(previous_writers.get(name))
-                if name != REJECTS_TABLE:
-                    self._by_name[name].reached_us = table.effective_times_us(topic_partitions)
+                table.begin()
                 self._begun.add(name)
 
     def open_for(self, batch: BatchRecord) -> bool:
-        """Open the tables that a micro-batch needs and that are not open yet; its topics are
-        expected, and their schemas are learned. Return whether one was opened.
+        """Open the tables that a micro-batch needs and that are not open yet; its topics are expected,
+        and their schemas are learned. Return whether one was opened.
 
         Raises:
-            CheckpointError: a table has rows of this stream by another checkpoint, or another stream
+            CheckpointError: a table has rows of this stream by a later checkpoint, or another stream
                 writes messages of the micro-batch's topics there.
-            TableError: a table cannot be made.
+            TableError: a table cannot be made or read.
         """
-        existing = {name for name in self._existing if name not in self._begun}
-        writers = {name: self.by_name[name].last_writer(batch.stream) for name in existing}
-        for name, writer in writers.items():
-            if writer not in (None, number_of(batch.query)):
+        for name in self._existing - self._begun:
+            if (self.by_name[name].last_writer(batch.stream) or 0) > batch.checkpoint:
                 raise CheckpointError(
-                    f"the table at {self.by_name[name].path} has rows of the stream {batch.stream} by another checkpoint; move it "
-                    "away, or restore that checkpoint"
+                    f"the table at {self.by_name[name].path} has rows of the stream {batch.stream} by a later checkpoint, so this "
+                    "one is an older copy; restore the newest one, or move the table away"
                 )
         self.create()
         begun = len(self._begun)
-        self.begin(writers, list(batch.ranges))
+        self.begin()
         has_begun = len(self._begun) > begun
         if has_begun:
             self._joined.clear()

@@ -116,8 +116,7 @@ class Wakeups:
 
 def known_wakeup_times(checkpoint: Checkpoint, last_run: LastRun | None) -> WakeupTimes | None:
     """Return the wake-up times of topic partitions; None if they may be older than the state, as in
-    a checkpoint that was copied file by file while the pipeline ran, or if an earlier build wrote
-    them without the delayed messages' counts.
+    a checkpoint that was copied file by file while the pipeline ran.
 
     Args:
         last_run: the last micro-batch that was run, and the file of times that was in use after it.
@@ -127,8 +126,7 @@ def known_wakeup_times(checkpoint: Checkpoint, last_run: LastRun | None) -> Wake
         return None
     if committed is not None and last_run.batch_id < committed:
         return None
-    wakeups = load_wakeup_times(folder)
-    return wakeups if wakeups is not None and wakeups.counts_are_known else None
+    return load_wakeup_times(folder)
 
 
 def wakeup_folder(checkpoint: Checkpoint) -> Place:
