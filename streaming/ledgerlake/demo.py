@@ -7,6 +7,8 @@ publish through our own wire code, because only there a clock can be set wrong o
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -170,7 +172,11 @@ def _show(spark: SparkSession, config: Config, messages: int, seconds: float, as
         }
         for title, query in tables.items():
             _say(title)
-            spark.sql(query).show(truncate=False)
+            with contextlib.redirect_stdout(io.StringIO()) as shown:
+                spark.sql(query).show(truncate=False)
+            # What is written at once is one line: it may have texts from outside.
+            for line in shown.getvalue().splitlines():
+                print(line)
     verdict = verify(config)
     expected = sum(_share(plan, messages) for plan in PLANS)
     clean = verdict.clean and verdict.messages == expected

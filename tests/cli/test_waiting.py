@@ -47,3 +47,8 @@ def test_a_line_says_until_when_it_counts_if_that_is_longer_than_asked(capsys: p
         "messages": 4,
         "is_estimate": False,
     }
+
+
+def test_nothing_waits_as_of_the_last_micro_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    _print_counts([], "hour", as_json=False)
+    assert capsys.readouterr().err == "no message waits, as of the pipeline's last micro-batch\n"

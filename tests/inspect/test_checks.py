@@ -93,7 +93,7 @@ def test_a_checkpoint_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_stream(tmp_path: Path) -> None:
-    Checkpoint(Place(str(tmp_path / "checkpoint"))).save_stream("visits")
+    Checkpoint(Place(str(tmp_path / "checkpoint"))).save_stream("visits", 1)
     assert "belongs to the stream visits" in problem(found(tmp_path)["checkpoint"])
 
 
@@ -181,7 +181,7 @@ def test_the_command_prints_a_line_for_each_and_ends_with_1_if_there_is_a_proble
         ("source", "topicz", ["orders"], "[source] has no key 'topicz'; did you mean 'topics'?"),
         ("source", "topics", "orders", "[source] topics must be a list of texts"),
         ("metrics", "port", "9464", "[metrics] port must be a whole number above 0"),
-        ("stream", "trigger", "1 sec", "'1 sec' is not a duration; write for example '1 second'"),
+        ("stream", "trigger", "1 sec", "'1 sec' is not a duration; write for example '30 seconds'"),
     ],
 )
 def test_a_mistake_in_the_file_is_the_only_problem(

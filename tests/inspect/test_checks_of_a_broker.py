@@ -13,23 +13,31 @@ import pytest
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.devbroker.security import make_security
-from ledgerlake.errors import ConsumerBusyError
+from ledgerlake.errors import ConsumerBusyError, TopicNotFoundError
 from ledgerlake.inspect.checks import Finding, check_config
 from ledgerlake.inspect.new_config import look_at
+from ledgerlake.inspect.positions import find_places
 from ledgerlake.options.config import load_config, parse_config
+from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.publish.schedules import Schedules
+from ledgerlake.source.batch_reader import LedgerlakeBatchReader
+from ledgerlake.source.planner import Planner
+from ledgerlake.source.value_schemas import find_value_schema
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place
 from ledgerlake.wire.entry import encode_entry
-from ledgerlake.wire.message_id import BEFORE_ALL
+from ledgerlake.wire.message_id import BEFORE_ALL, MessageId
 from tests.encryption import encrypted, key_folder
 from tests.live.pipelines import config_file, ledgerlake, sentence
 from tests.peer import TOPIC, Peer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from ledgerlake.options.source_options import SourceOptions
 
 ORDER = pb.Schema(
     name="Order",
@@ -110,6 +118,27 @@ def test_a_misspelt_topic_is_answered_with_similar_ones(peer: Peer, tmp_path: Pa
     assert text.endswith("create it or correct its name; there is persistent://public/default/orders")
     config = config_file(tmp_path, data_of(peer, tmp_path, source={"topics": ["order"]}))
     assert "; there is persistent://public/default/orders" in sentence(ledgerlake("run", config), 2)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda options: Schedules(options.client, "order"),
+        lambda options: list(find_places(options.client, "order", MessageId(1, 0))),
+        find_value_schema,
+        lambda options: LedgerlakeBatchReader(options).partitions(),
+        Planner,
+    ],
+    ids=["schedules", "positions", "schema", "batch read", "stream"],
+)
+def test_whatever_names_a_misspelt_topic_is_answered_with_similar_ones(
+    peer: Peer, use: Callable[[SourceOptions], object]
+) -> None:
+    peer.topics = ["persistent://public/default/orders-partition-0"]
+    peer.missing_topics = {"persistent://public/default/order"}
+    options = parse_options({"service.url": peer.url, "topic": "order"})
+    with pytest.raises(TopicNotFoundError, match=r"correct its name; there is persistent://public/default/orders$"):
+        use(options)
 
 
 def test_a_namespace_without_topics_is_told(peer: Peer, tmp_path: Path) -> None:
@@ -198,9 +227,12 @@ def test_a_stream_of_that_name_runs_with_another_checkpoint(peer: Peer, tmp_path
     assert text.endswith("set another [stream] name")
 
 
-def test_a_run_that_waits_for_another_one_says_so_once(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_waits_for_another_one_says_so_once(
+    peer: Peer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ledgerlake.client.cursor.BUSY_FOR_S", 0.5)
     peer.subscriptions["ledgerlake-orders"] = True
-    cursor = DurableCursor(Cluster(ClientSettings(peer.url, give_up_after_s=0.5)), TOPIC, "ledgerlake-orders")
+    cursor = DurableCursor(Cluster(ClientSettings(peer.url)), TOPIC, "ledgerlake-orders")
     with pytest.raises(ConsumerBusyError):
         cursor.ensure(from_earliest=True)
     (message,) = [record.message for record in caplog.records]

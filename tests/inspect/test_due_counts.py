@@ -12,7 +12,8 @@ from ledgerlake.inspect.due_counts import due_counts
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
-from ledgerlake.pipeline.wakeups import Wakeups
+from ledgerlake.pipeline.wakeups import Wakeups, wakeup_folder
+from ledgerlake.source.wakeup_files import WakeupTimes, save_wakeup_times
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +56,14 @@ def test_counts_that_are_older_than_what_is_beside_them_are_an_error(config: Con
     keeper = CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
     keeper.add(LastRun(9, 8), {})
     with pytest.raises(SetupError, match="does not say when its delayed messages are due"):
+        due_counts(config, _HOUR_MS)
+
+
+def test_a_start_that_counts_again_and_was_ended_before_that_says_so(config: Config) -> None:
+    checkpoint = Checkpoint(config.checkpoint_place)
+    CursorKeeper(None, "s", checkpoint).add(LastRun(7, 7), {})  # type: ignore[arg-type]
+    save_wakeup_times(wakeup_folder(checkpoint), 7, WakeupTimes({"a": 1}))
+    with pytest.raises(OffsetError, match=r"does not say when the delayed messages of a are due; run the pipeline"):
         due_counts(config, _HOUR_MS)
 
 

@@ -1,30 +1,54 @@
-"""How far a pipeline is behind, of a topic that is not the one that was read."""
+"""How far a pipeline is behind, of a topic that is not the one that was read, and without a checkpoint."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
+from deltalake import write_deltalake
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
-from ledgerlake.inspect.lag import Lag, _lag
+from ledgerlake.decode import schema
+from ledgerlake.errors import SetupError
+from ledgerlake.inspect.lag import Lag, _lag, find_lags
+from ledgerlake.inspect.verify import verify
+from ledgerlake.options.config import parse_config
+from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.replay import replay
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.message_id import Position
 from tests.entries import single
 from tests.peer import TOPIC, Peer
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
-@pytest.mark.parametrize(("taken", "is_another"), [(Position(7, 5), True), (Position(3, 1), False)])
-def test_a_topic_that_ends_before_what_was_read_is_named_so(taken: Position, is_another: bool) -> None:
+    from ledgerlake.options.config import Config
+
+
+@pytest.mark.parametrize(
+    ("taken", "index", "is_another"),
+    [
+        pytest.param(Position(7, 5), 9, True, id="it ends before"),
+        pytest.param(Position(3, 5), 9, True, id="it ends before in the same ledger"),
+        pytest.param(Position(3, 1), 9, True, id="it has another entry there"),
+        pytest.param(Position(3, 1), 1, False, id="it has the entry"),
+    ],
+)
+def test_a_topic_without_the_entry_that_was_read_is_named_so(taken: Position, index: int, is_another: bool) -> None:
     with Peer() as peer:
         peer.add(single(b"a", index=0), single(b"b", index=1), ledger_id=3)
         cluster = Cluster(ClientSettings(peer.url))
         try:
-            lag = _lag(cluster, TOPIC, PartitionOffset(taken, time_ms=1, index=9))
+            lag = _lag(cluster, TOPIC, PartitionOffset(taken, time_ms=1_700_000_000_000 + index, index=index))
         finally:
             cluster.close()
     if is_another:
         assert (lag.messages, lag.is_another_topic) == (2, True)
         assert lag.sentence() == (
-            f"{TOPIC}: the topic ends at 3:1, before 7:5, up to which it was read: it is another topic of that name"
+            f"{TOPIC}: the topic, which ends at 3:1, does not have the entry {taken}, up to which it was read: it is another "
+            "topic of that name"
         )
     else:
         assert lag == Lag(TOPIC, "3:1", "3:1", 0, 0)
@@ -39,3 +63,28 @@ def test_a_compacted_topic_may_end_before_what_was_read() -> None:
         finally:
             cluster.close()
     assert (lag.messages, lag.is_another_topic) == (0, False)
+
+
+@pytest.mark.parametrize("command", [find_lags, verify, replay])
+def test_a_command_in_another_folder_names_the_checkpoint_that_is_not_there(
+    command: Callable[[Config], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Peer() as peer:
+        peer.add(single(b"a", index=0))
+        config = parse_config(
+            {
+                "source": {"service_url": peer.url, "topics": [TOPIC]},
+                "stream": {"name": "orders", "checkpoint": "checkpoint"},
+                "delta": {"path": str(tmp_path / "messages"), "rejects_path": str(tmp_path / "rejects")},
+            }
+        )
+        for path, columns in ((config.messages_place, schema.MESSAGES), (config.rejects_place, schema.REJECTS)):
+            write_deltalake(path.uri, columns.empty_table())
+        (tmp_path / "home").mkdir()
+        (tmp_path / "away").mkdir()
+        monkeypatch.chdir(tmp_path / "home")
+        Checkpoint(config.checkpoint_place).save_start({TOPIC: PartitionOffset(Position(-1, -1))})
+        command(config)
+        monkeypatch.chdir(tmp_path / "away")
+        with pytest.raises(SetupError, match=rf"no checkpoint at {tmp_path}/away/checkpoint; run .*, start there"):
+            command(config)

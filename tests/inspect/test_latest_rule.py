@@ -88,11 +88,18 @@ def test_a_row_beyond_what_was_read_is_undecided() -> None:
 def test_a_delayed_message_counts_from_its_delivery() -> None:
     delayed = message("a", 10, time_us=30, was_delayed=True)
     assert found([delayed, message("a", 40)], [message("a", 40)]) == ["right"]
-    assert found([delayed, message("a", 40)], [message("a", 10)]) == ["outdated"]
     assert found([delayed, message("a", 20)], [message("a", 10)]) == ["right"]
     # A clock of the planner may have delivered it before the other one was read.
     assert found([delayed, message("a", 20)], [message("a", 20)]) == ["undecided"]
     assert found([delayed, message("a", 20), message("a", 25)], [message("a", 20)]) == ["outdated"]
+    assert found([message("a", 30), message("a", 40)], [message("a", 30)]) == ["outdated"]
+
+
+def test_a_delayed_message_that_left_with_a_later_micro_batch_than_a_plain_one_that_came_after_it_was_due_is_undecided() -> (
+    None
+):
+    delayed = message("a", 10, time_us=30, was_delayed=True)
+    assert found([delayed, message("a", 40)], [message("a", 10)]) == ["undecided"]
 
 
 def test_of_two_delayed_messages_the_one_that_is_due_later_counts() -> None:
@@ -104,7 +111,7 @@ def test_of_two_delayed_messages_the_one_that_is_due_later_counts() -> None:
 def test_a_trimmed_message_that_was_delivered_late_is_not_older_than_a_plain_one() -> None:
     row = message("a", 5, time_us=30, was_delayed=True)
     assert found([message("a", 20)], [row]) == ["trimmed"]
-    assert found([message("a", 40)], [row]) == ["outdated"]
+    assert found([message("a", 40)], [row]) == ["trimmed"]
 
 
 def test_between_topic_partitions_the_time_decides_unless_micro_batches_did() -> None:

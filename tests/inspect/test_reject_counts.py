@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from deltalake import write_deltalake
 
 import ledgerlake as ledgerlake_package
 from ledgerlake.decode import schema
+from ledgerlake.errors import TableError
 from ledgerlake.inspect.reject_counts import count_rejects
 from ledgerlake.options.config import Config, parse_config
 from ledgerlake.reasons import REASONS
@@ -61,7 +63,9 @@ def test_rejects_are_counted_by_reason_and_topic_with_the_last_of_each(config: C
     largest, *others = count_rejects(config)
     assert (largest.reason, largest.topic, largest.rejects) == ("encrypted", "t", 2)
     assert (largest.message_id, largest.detail) == ("1:2", "no such key")
-    assert largest.sentence() == ("2 encrypted of t, the last at 1970-01-01T00:00:05.000+00:00 (1:2: no such key)")
+    assert largest.sentence() == (
+        "2 encrypted of t, the last one stored by the broker at 1970-01-01T00:00:05.000+00:00 (1:2: no such key)"
+    )
     assert [(count.reason, count.topic, count.last is None) for count in others] == [
         ("bad_checksum", "t", True),
         ("encrypted", "u", False),
@@ -101,3 +105,12 @@ def test_a_table_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
     assert (
         sentence(result, 2) == f"ledgerlake: there is no table at {tmp_path}/messages_rejects; run the pipeline first"
     )
+
+
+def test_a_relative_path_of_a_missing_table_is_told_whole(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    elsewhere = replace(config, delta=replace(config.delta, rejects_path="lake/rejects"))
+    with pytest.raises(TableError, match=f"there is no table at {tmp_path}/lake/rejects; .* start there"):
+        count_rejects(elsewhere)

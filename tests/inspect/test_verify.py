@@ -67,7 +67,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> None:
 
     end = PartitionOffset(Position(7, MESSAGES - 1), None, BROKER_TIME_MS + MESSAGES - 1, MESSAGES - 1)
     monkeypatch.setattr(verify_module, "Cluster", NoCluster)
-    monkeypatch.setattr(verify_module, "_committed_range", lambda *_: ({}, dict.fromkeys(NAMES, end)))
+    monkeypatch.setattr(verify_module, "_committed_range", lambda _: ({}, dict.fromkeys(NAMES, end)))
     monkeypatch.setattr(topic_content, "read_pieces", pieces)
 
 
@@ -102,6 +102,30 @@ def write(folder: Path, *files: pa.Table) -> None:
     for file in files:
         # Of several batches the order in the file would be by chance.
         write_deltalake(str(folder / "messages"), file.combine_chunks(), mode="append")
+
+
+_OWN_ROWS: list[dict[str, Any]] = [
+    {},
+    {"key": "mine", "value": b"x"},
+    {"topic": "persistent://public/default/t", "key": "mine"},
+    {"topic": "persistent://public/default/t", "partition": 0, "key": "mine"},
+]
+
+
+@pytest.mark.parametrize("mode", ["append", "latest"])
+@pytest.mark.parametrize("own", _OWN_ROWS)
+def test_rows_of_no_message_that_somebody_has_added_are_passed_over(
+    own: dict[str, Any], mode: str, tmp_path: Path
+) -> None:
+    config = configured(tmp_path, mode=mode)
+    if mode == "latest":
+        table = LatestTable(Place(str(tmp_path / "messages")), schema.MESSAGES)
+        table.check(None)
+        table.create()
+    write(tmp_path, messages(NAMES[0]).slice(40))
+    before = verify(config)
+    write(tmp_path, pa.Table.from_pylist([own], schema=schema.MESSAGES))
+    assert verify(config) == before
 
 
 @pytest.mark.usefixtures("sizes")

@@ -39,16 +39,17 @@ def _broker(options: argparse.Namespace) -> int:
 
     folder = Path(options.data_dir or _STATE_FOLDER).expanduser()
     broker = Broker(folder, settings=_SETTINGS, secure=options.secure, usual_ports=True)
+    none_runs = f"no broker is running with its data in {broker.data_dir}"
     if options.action == "start":
         address = broker.start(attached=False)
     elif options.action == "stop":
         stopped = broker.stop()
-        print(json.dumps({"stopped": stopped}) if options.json else ("stopped" if stopped else "no broker was running"))
+        print(json.dumps({"stopped": stopped}) if options.json else ("stopped" if stopped else none_runs))
         return 0
     else:
         running = broker.status()
         if running is None:
-            raise SetupError("no broker is running; start one with: ledgerlake broker start")
+            raise SetupError(f"{none_runs}; start one with: ledgerlake broker start{_data_dir(options.data_dir)}")
         address = running
     if options.json:
         print(json.dumps(asdict(address)))
@@ -68,8 +69,12 @@ def _broker(options: argparse.Namespace) -> int:
 
 def _env_hint(data_dir: str | None) -> str:
     """Say how other commands find a broker that is not at Pulsar's own port."""
-    folder = "" if data_dir is None else f" --data-dir {shlex.quote(data_dir)}"
     return (
         "port 6650 was taken when this data folder was first used; for commands without --service-url: "
-        f'eval "$(ledgerlake broker env{folder})"'
+        f'eval "$(ledgerlake broker env{_data_dir(data_dir)})"'
     )
+
+
+def _data_dir(data_dir: str | None) -> str:
+    """Return the option that names the folder again."""
+    return "" if data_dir is None else f" --data-dir {shlex.quote(data_dir)}"

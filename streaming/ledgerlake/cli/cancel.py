@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Literal
 
-from ledgerlake.cli.command import add_command
+from ledgerlake.cli.command import add_command, load_config_with_short_retries
 
 if TYPE_CHECKING:
     import argparse
@@ -22,7 +22,7 @@ def add(commands: Commands) -> None:
         "cancel delayed messages that wait, by message id, by key, or by the id of a schedule",
         "ledgerlake cancel orders.toml --key order-17",
     )
-    command.add_argument("config", metavar="CONFIG")
+    command.add_argument("config", metavar="CONFIG", help="the TOML file")
     target = command.add_mutually_exclusive_group(required=True)
     target.add_argument("--id", help="the message's id, such as 12:345")
     target.add_argument("--key", help="every waiting message with this key")
@@ -31,10 +31,9 @@ def add(commands: Commands) -> None:
 
 
 def _cancel(options: argparse.Namespace) -> int:
-    from ledgerlake.options.config import load_config
     from ledgerlake.publish.cancel import cancel
 
-    config = load_config(options.config)
+    config = load_config_with_short_retries(options.config)
     by: Literal["id", "key", "schedule"] = next(
         name for name in ("id", "key", "schedule") if getattr(options, name) is not None
     )

@@ -49,7 +49,9 @@ def add_command(
 
 def add_topic(parser: argparse.ArgumentParser) -> None:
     """Declare the topic of a command that needs no pipeline."""
-    parser.add_argument("topic", metavar="TOPIC", type=_topic)
+    parser.add_argument(
+        "topic", metavar="TOPIC", type=_topic, help="a topic, such as orders or tenant/namespace/orders"
+    )
 
 
 def _topic(text: str) -> str:
@@ -125,6 +127,19 @@ def _uninterrupted(start: Callable[[], SparkSession]) -> SparkSession:
     return session
 
 
+def load_config_with_short_retries(path: str) -> Config:
+    """Return a configuration for a command that asks the broker while a person waits: it gives up soon
+    if the broker cannot be reached.
+
+    Raises:
+        UsageError: the configuration is wrong.
+    """
+    from ledgerlake.options.config import load_config
+
+    config = load_config(path)
+    return replace(config, source=replace(config.source, retry_timeout_ms=int(GIVE_UP_AFTER_S * 1000)))
+
+
 def load_config_with_paths(path: str) -> Config:
     """Return a configuration with the paths of its tables; Spark is started if a catalog has to
     tell them.
@@ -154,7 +169,7 @@ def client_settings(options: argparse.Namespace) -> ClientSettings:
         UsageError: the configuration is wrong.
     """
     from ledgerlake.client.cluster import ClientSettings
-    from ledgerlake.options.config import load_config
 
-    settings = load_config(options.config).source.client if options.config else ClientSettings(options.service_url)
-    return replace(settings, give_up_after_s=GIVE_UP_AFTER_S)
+    if options.config:
+        return load_config_with_short_retries(options.config).source.client
+    return ClientSettings(options.service_url, give_up_after_s=GIVE_UP_AFTER_S)

@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
         "remove the pipeline's durable cursors from the broker",
         "ledgerlake forget orders.toml",
     )
-    command.add_argument("config", metavar="CONFIG")
+    command.add_argument("config", metavar="CONFIG", help="the TOML file")
     command.add_argument(
         "--topic",
         metavar="NAME",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def add(commands: Commands) -> None:
     """Declare the command and its options."""
     command = add_command(commands, "lag", _lag, "how far the table is behind its topics", "ledgerlake lag orders.toml")
-    command.add_argument("config", metavar="CONFIG")
+    command.add_argument("config", metavar="CONFIG", help="the TOML file")
 
 
 def _lag(options: argparse.Namespace) -> int:

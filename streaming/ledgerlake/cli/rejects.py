@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
         "how many entries were rejected, by reason and topic, and the last of each; or put them through again",
         "ledgerlake rejects orders.toml --replay --reason schema_mismatch",
     )
-    command.add_argument("config", metavar="CONFIG")
+    command.add_argument("config", metavar="CONFIG", help="the TOML file")
     command.add_argument("--replay", action="store_true", help="put those through again that fit by now, once each")
     command.add_argument("--reason", action="append", default=[], help="only this one; may be repeated")
 

@@ -73,7 +73,7 @@ def _add_reschedule(commands: Commands) -> None:
         "give the message that waits under an id another time; its content stays",
         "ledgerlake reschedule orders.toml --id visit-17 --in '2 hours'",
     )
-    command.add_argument("config", metavar="CONFIG")
+    command.add_argument("config", metavar="CONFIG", help="the TOML file")
     command.add_argument("--id", required=True, help="the id of the schedule")
     command.add_argument("--topic", help="the topic, if messages of several wait under the id")
     due = command.add_mutually_exclusive_group(required=True)

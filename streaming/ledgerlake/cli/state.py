@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
         "show what waits: incomplete large messages, delayed ones",
         "ledgerlake state orders.toml",
     )
-    command.add_argument("config", metavar="CONFIG")
+    command.add_argument("config", metavar="CONFIG", help="the TOML file")
     add_spark(command)
 
 
@@ -45,7 +45,7 @@ def _state(options: argparse.Namespace) -> int:
     for message in incomplete:
         print(message.sentence())
     for partition in delayed:
-        print(partition.sentence())
+        print(*partition.lines(), sep="\n")
     kept_bytes = sum(message.kept_bytes for message in incomplete)
     large_count = counted(len(incomplete), "large message is", "large messages are")
     print(f"{large_count} incomplete, {counted(kept_bytes, 'byte', 'bytes')} kept")

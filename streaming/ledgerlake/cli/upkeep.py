@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
         "merge small files of the tables and remove unused ones, as a running pipeline does by itself",
         "ledgerlake upkeep orders.toml",
     )
-    command.add_argument("config", metavar="CONFIG")
+    command.add_argument("config", metavar="CONFIG", help="the TOML file")
 
 
 def _upkeep(options: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
         "remove files that killed tasks left behind and that the tables do not use",
         "ledgerlake vacuum orders.toml --dry-run",
     )
-    command.add_argument("config", metavar="CONFIG")
+    command.add_argument("config", metavar="CONFIG", help="the TOML file")
     command.add_argument(
         "--retention-hours",
         type=int,

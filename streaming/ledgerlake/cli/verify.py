@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
         "compare the table with its topics; exit 1 when they differ",
         "ledgerlake verify orders.toml --json",
     )
-    command.add_argument("config", metavar="CONFIG")
+    command.add_argument("config", metavar="CONFIG", help="the TOML file")
 
 
 def _verify(options: argparse.Namespace) -> int:

@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
         "list the delayed messages that wait, the next one first, while the pipeline runs or not",
         "ledgerlake waiting orders.toml --due-before 2030-05-02T09:00:00Z --key customer-7",
     )
-    command.add_argument("config", metavar="CONFIG")
+    command.add_argument("config", metavar="CONFIG", help="the TOML file")
     command.add_argument("--due-before", metavar="TIME", help="only messages that are due before that ISO time")
     command.add_argument("--key", help="only messages with that key")
     command.add_argument("--schedule", metavar="ID", help="only the message of the schedule with that id")
@@ -68,12 +68,17 @@ def _waiting(options: argparse.Namespace) -> int:
     listed = [row.asDict() for row in rows.orderBy(*order).select(*_SHOWN).limit(options.count).collect()]
     if not listed:
         is_filtered = options.key is not None or options.due_before is not None or options.schedule is not None
-        print("no such message waits" if is_filtered else "no message waits", file=sys.stderr)
+        _print_none("no such message" if is_filtered else "no message")
     ids = [str((row["properties"] or {}).get(SCHEDULE_PROPERTY, "")) for row in listed]
     pauses_ms = paused_since_ms(spark, config, set(ids)) if any(ids) else {}
     for row, schedule_id in zip(listed, ids, strict=True):
         _print_row(row, pauses_ms.get((TopicPartition(row["topic"], row["partition"]), schedule_id)), options.json)
     return 0
+
+
+def _print_none(what: str) -> None:
+    """Say that nothing waits, and as of when: the pipeline may not have read the newest messages yet."""
+    print(f"{what} waits, as of the pipeline's last micro-batch", file=sys.stderr)
 
 
 def _print_row(row: dict[str, Any], paused_since_ms: int | None, as_json: bool) -> None:
@@ -98,7 +103,7 @@ def _print_counts(spans: list[DueSpan], by: str, as_json: bool) -> None:
     from ledgerlake.stored.offsets import time_text
 
     if not spans:
-        print("no message waits", file=sys.stderr)
+        _print_none("no message")
     most = max((span.count for span in spans), default=0)
     for span in spans:
         begin, end = time_text(span.begin_ms), time_text(span.end_ms)

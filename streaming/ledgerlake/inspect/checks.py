@@ -140,7 +140,7 @@ class _Broker:
         return f"{source.service_url} answers{over}" + (f", and accepts the {method}" if method != "none" else "")
 
     def _topics(self, cluster: Cluster) -> str | Finding:
-        from ledgerlake.pipeline.start import find_topic_partitions
+        from ledgerlake.client.missing_topics import find_topic_partitions
 
         selection = self._config.source.topics
         self._names = find_topic_partitions(cluster, selection)
@@ -161,7 +161,7 @@ class _Broker:
 
     def _broker_metadata(self) -> str | Finding:
         if not any(last.entries for last in self._last):
-            return Finding("broker metadata", "skipped", "no topic has a message yet")
+            return Finding("broker metadata", "skipped", "no topic has a message")
         without = next((last for last in self._last if last.without_broker_metadata), None)
         if without is None:
             return "entries have the broker's timestamp, by which rows are ordered"

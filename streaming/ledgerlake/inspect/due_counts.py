@@ -33,20 +33,21 @@ def due_counts(config: Config, length_ms: int) -> list[DueSpan]:
 
     Raises:
         SetupError: no pipeline has run with this checkpoint, or it does not have the counts.
-        OffsetError: a newer release wrote it.
+        OffsetError: a newer release wrote it, or the pipeline has not counted all messages yet.
     """
     checkpoint = Checkpoint(config.checkpoint_place)
     # In this order, because a pipeline that runs writes the counts first.
     run, folder = last_run(checkpoint), wakeup_folder(checkpoint)
     newest, committed = newest_wakeup_batch(folder), checkpoint.log.last_committed()
     if run is None and committed is None:
-        raise SetupError(f"the checkpoint {config.stream.checkpoint} holds no state; run the pipeline first")
-    wakeups = None if run is None else read_wakeup_times(folder)
-    if run is None or wakeups is None or not wakeups.counts_are_known or _is_older(newest, run, committed):
         raise SetupError(
-            f"the checkpoint {config.stream.checkpoint} does not say when its delayed messages are due, because an "
-            "earlier release wrote it, or its files were copied one by one; run the pipeline: its next micro-batch "
-            "counts them"
+            f"the checkpoint {config.checkpoint_place.absolute} holds no state; {config.checkpoint_place.advice}"
+        )
+    wakeups = None if run is None else read_wakeup_times(folder)
+    if run is None or wakeups is None or _is_older(newest, run, committed):
+        raise SetupError(
+            f"the checkpoint {config.stream.checkpoint} does not say when its delayed messages are due, because its files "
+            "were copied one by one; run the pipeline: its next micro-batch counts them"
         )
     return spans_of_length(chain.from_iterable(wakeups.due_spans.values()), length_ms)
 

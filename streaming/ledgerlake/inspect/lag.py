@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.pipeline.cursors import CursorKeeper
 from ledgerlake.pipeline.progress import counted
-from ledgerlake.source.bounds import entry_from, latest_offset, resolve_start
-from ledgerlake.source.loss import is_another_topic
+from ledgerlake.source.bounds import entry_from, latest_offset
+from ledgerlake.source.latest_offset import entry_at
+from ledgerlake.source.loss import ends_before, is_entry
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
     from ledgerlake.options.config import Config
-    from ledgerlake.stored.offsets import Offset
+    from ledgerlake.wire.message_id import Position
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,15 @@ class Lag:
     def sentence(self) -> str:
         if self.is_another_topic:
             return (
-                f"{self.topic_partition}: the topic ends at {self.last}, before {self.taken}, up to which it was read: it is "
-                "another topic of that name"
+                f"{self.topic_partition}: the topic, which ends at {self.last}, does not have the entry {self.taken}, up to "
+                "which it was read: it is another topic of that name"
             )
         count = (
             "an unknown number of messages" if self.messages is None else counted(self.messages, "message", "messages")
         )
         return (
-            f"{self.topic_partition}: {count} and {self.time_ms / 1000:,.1f} s behind, at {self.taken} of {self.last}"
+            f"{self.topic_partition}: {count} and {self.time_ms / 1000:,.1f} s behind, at {self.taken} of "
+            f"{'a topic without messages' if self.last == str(BEFORE_ALL) else self.last}"
         )
 
 
@@ -58,39 +59,31 @@ def find_lags(config: Config) -> list[Lag]:
 
     Raises:
         BrokerError, TransportError, ProtocolError: the topics cannot be read.
-        ConsumerBusyError: the pipeline has no checkpoint and starts at its cursor, which another
-            process holds.
+        SetupError: there is no checkpoint.
     """
-    options = config.source
-    cluster = Cluster(options.client)
+    checkpoint = Checkpoint(config.checkpoint_place)
+    start = checkpoint.existing_start()
+    taken = checkpoint.log.committed_offset() or start
+    cluster = Cluster(config.source.client)
     try:
-        checkpoint = Checkpoint(config.checkpoint_place)
-        names = cluster.all_partitions(options.topics)
-        taken = checkpoint.log.committed_offset() or checkpoint.start()
-        if taken is None:
-            taken = _first_start(config, cluster, checkpoint, names)
+        names = cluster.all_partitions(config.source.topics)
         # A topic partition that came later is read from its beginning.
         return [_lag(cluster, name, taken.get(name, PartitionOffset(BEFORE_ALL))) for name in names]
     finally:
         cluster.close()
 
 
-def _first_start(config: Config, cluster: Cluster, checkpoint: Checkpoint, names: list[str]) -> Offset:
-    """Return where a pipeline without a checkpoint would start now."""
-    if config.starting != "cursor":
-        return {name: resolve_start(cluster, name, config.starting) for name in names}
-    cursors = CursorKeeper(cluster, config.subscription, checkpoint)
-    try:
-        cursors.acquire_existing(names)
-        return {name: PartitionOffset(position) for name, position in cursors.positions().items()}
-    finally:
-        cursors.close()
+def _is_another_topic(cluster: Cluster, name: str, taken: PartitionOffset, end: Position) -> bool:
+    if taken.time_ms is None or end < taken.position:
+        return ends_before(taken, end)
+    entry = entry_at(cluster, name, taken.position)
+    return entry is not None and not is_entry(taken, entry.entry)
 
 
 def _lag(cluster: Cluster, name: str, taken: PartitionOffset) -> Lag:
     latest = latest_offset(cluster, name)
     # A compacted topic may end before the position that was read.
-    if not cluster.settings.read_compacted and is_another_topic(taken, latest.position):
+    if not cluster.settings.read_compacted and _is_another_topic(cluster, name, taken, latest.position):
         lag = _lag(cluster, name, PartitionOffset(BEFORE_ALL))
         return replace(lag, taken=str(taken.position), is_another_topic=True)
     position = taken.next_position if taken.position != BEFORE_ALL else BEFORE_ALL

@@ -134,7 +134,9 @@ class LatestComparison:
 
     def _rows(self) -> Iterator[Messages]:
         inside = f"{PULSAR_COLUMN}." if self._options.is_of_records else ""
-        query = f"select {', '.join(f'{inside}{name} as {name}' for name in _COLUMNS)} from t"
+        # Rows that somebody else has added are of no message.
+        are_own = " and ".join(f"{inside}{name} is not null" for name in ("topic", "partition", *_POSITION))
+        query = f"select {', '.join(f'{inside}{name} as {name}' for name in _COLUMNS)} from t where {are_own}"
         try:
             for part in QueryBuilder().register("t", self._snapshot).execute(query):
                 rows = pa.record_batch(part)

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.missing_topics import find_topic_partitions
 from ledgerlake.client.topics import TopicSelection, full_name, split_partition
 from ledgerlake.decode.record_columns import VALUE_COLUMN, record_of
 from ledgerlake.errors import LedgerlakeError
@@ -20,7 +21,6 @@ from ledgerlake.inspect.entry_values import entry_values
 from ledgerlake.inspect.last_entries import last_entries, message_count
 from ledgerlake.options.config import read_config
 from ledgerlake.pipeline.progress import counted
-from ledgerlake.pipeline.start import find_topic_partitions
 
 if TYPE_CHECKING:
     from ledgerlake.inspect.last_entries import LastEntries

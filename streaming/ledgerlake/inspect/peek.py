@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cluster import Cluster
+from ledgerlake.client.missing_topics import find_topic_partitions
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import TopicSelection, full_name, split_partition
 from ledgerlake.decode.entries import entry_rows
@@ -13,7 +14,6 @@ from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.inspect.entry_values import entry_values
 from ledgerlake.inspect.last_entries import before_last
 from ledgerlake.options.bounds import parse_start
-from ledgerlake.pipeline.start import find_topic_partitions
 from ledgerlake.runtime.guarded_output import printable
 from ledgerlake.source.bounds import end_position, matching_partitions, resolve_start
 from ledgerlake.source.read_until import next_until
@@ -100,12 +100,15 @@ def entry_line(row: dict[str, Any]) -> str:
     )
     if row["reject_reason"]:
         return f"{row['ledger_id']}:{row['entry_id']}{partition}  {broker}  {row['entry_bytes']} bytes  {row['reject_reason']}"
-    batch = f"batch of {row['num_messages_in_batch']}" if row["num_messages_in_batch"] is not None else "single"
+    content = f"batch of {row['num_messages_in_batch']}" if row["num_messages_in_batch"] is not None else "single"
+    if row["chunk_count"] is not None:
+        content = f"chunk {row['chunk_id']} of {row['chunk_count']}"
+    due = f" due {row['deliver_at']:%Y-%m-%d} {_clock(row['deliver_at'])}" if row["deliver_at"] is not None else ""
     key = f" key {printable(row['key'])}" if row["key"] is not None else ""
     value = f"  {printable(row['value'])}" if row["value"] else ""
     return (
         f"{row['ledger_id']}:{row['entry_id']}{partition}  {broker}  published {_clock(row['publish_time'])} by "
-        f"{printable(str(row['producer_name']))} #{row['sequence_id']}  {batch} {row['compression']} {row['entry_bytes']} bytes{key}{value}"
+        f"{printable(str(row['producer_name']))} #{row['sequence_id']}  {content}{due} {row['compression']} {row['entry_bytes']} bytes{key}{value}"
     )
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cluster import Cluster
-from ledgerlake.client.topics import split_partition
+from ledgerlake.client.missing_topics import find_topic_partitions
+from ledgerlake.client.topics import TopicSelection, full_name, split_partition
 from ledgerlake.inspect.peek import described_entries
 from ledgerlake.source.bounds import end_position, entry_from, matching_partitions, resolve_start
 from ledgerlake.source.search import last_before
@@ -47,7 +48,7 @@ def find_places(settings: ClientSettings, topic: str, bound: Bound) -> Iterator[
     """
     cluster = Cluster(settings)
     try:
-        for name in matching_partitions(cluster.topic_partitions(topic), bound):
+        for name in matching_partitions(find_topic_partitions(cluster, TopicSelection((full_name(topic),))), bound):
             yield _place(cluster, name, bound)
     finally:
         cluster.close()

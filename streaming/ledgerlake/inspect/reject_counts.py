@@ -53,7 +53,11 @@ class RejectCount:
     detail: str | None
 
     def sentence(self) -> str:
-        when = "" if self.last is None else f", the last at {self.last.isoformat(timespec='milliseconds')}"
+        when = (
+            ""
+            if self.last is None
+            else f", the last one stored by the broker at {self.last.isoformat(timespec='milliseconds')}"
+        )
         what = f": {self.detail}" if self.detail else ""
         return f"{self.rejects:,} {self.reason} of {self.topic}{when} ({self.message_id}{what})"
 

@@ -55,4 +55,6 @@ def read_state(spark: SparkSession, config: Config, variable: str, batch_id: int
     try:
         return reader.load(config.checkpoint_place.hadoop_uri)
     except PySparkException:
-        raise SetupError(f"the checkpoint {config.stream.checkpoint} holds no state; run the pipeline first") from None
+        raise SetupError(
+            f"the checkpoint {config.checkpoint_place.absolute} holds no state; {config.checkpoint_place.advice}"
+        ) from None

@@ -72,17 +72,17 @@ from ledgerlake.pipeline.progress import counted
 from ledgerlake.pipeline.start import query_name
 from ledgerlake.pipeline.wakeups import wakeup_folder
 from ledgerlake.reasons import REPLAYED
-from ledgerlake.source.bounds import resolve_end
 from ledgerlake.source.planning import entry_range
 from ledgerlake.source.wakeup_files import load_times_ms
 from ledgerlake.stored.offsets import Offset, PartitionOffset
-from ledgerlake.table.open_table import existing_table
+from ledgerlake.table.open_table import existing_table, no_table
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
-    from ledgerlake.client.topics import TopicSelection
+    from deltalake import DeltaTable
+
     from ledgerlake.inspect.table_rows import Keys, TableFile
     from ledgerlake.options.config import Config
     from ledgerlake.options.source_options import SourceOptions
@@ -150,7 +150,7 @@ def verify(config: Config) -> Verdict:
     Raises:
         TableError: a table cannot be read.
         BrokerError, TransportError: the topic cannot be read.
-        SetupError: the temporary folder has no room.
+        SetupError: there is no checkpoint, or the temporary folder has no room.
     """
     with contextlib.ExitStack() as stack:
         cluster = Cluster(config.source.client)
@@ -328,7 +328,7 @@ def _open(config: Config, cluster: Cluster) -> tuple[_Tables, Offset, Offset, di
     checkpoint = Checkpoint(config.checkpoint_place)
     for _ in range(_TRIES):
         wakeup_times_ms = load_times_ms(wakeup_folder(checkpoint))
-        start, end = _committed_range(checkpoint, cluster, config.source.topics)
+        start, end = _committed_range(checkpoint)
         tables = _Tables(config, cluster, end)
         if not tables.are_ahead(checkpoint):
             break
@@ -357,11 +357,12 @@ class _Tables:
             for topic in topics
             if options.keeps_latest and options.takes_topic(topic)
         }
-        self._snapshots = {
-            name: snapshot
-            for name, options in of_topics.items()
-            if (snapshot := existing_table(options.place)) is not None
-        }
+        self._snapshots: dict[str, DeltaTable] = {}
+        for name, options in of_topics.items():
+            if (snapshot := existing_table(options.place)) is not None:
+                self._snapshots[name] = snapshot
+            elif is_missed(config, name, options.place):
+                raise no_table(options.place)
         self.latest = [
             LatestComparison(config, of_topics[name], snapshot, cluster) for name, snapshot in self._snapshots.items()
         ]
@@ -442,11 +443,11 @@ class _TablesOfTopic:
             verdict.waiting += waiting[0]
 
 
-def _committed_range(checkpoint: Checkpoint, cluster: Cluster, topics: TopicSelection) -> tuple[Offset, Offset]:
-    """Return the query's first offset and that of its last committed batch; the range of all
-    entries if there is no checkpoint.
+def _committed_range(checkpoint: Checkpoint) -> tuple[Offset, Offset]:
+    """Return the query's first offset and that of its last committed batch.
+
+    Raises:
+        SetupError: there is no checkpoint.
     """
-    end = checkpoint.log.committed_offset()
-    if end is not None:
-        return checkpoint.start() or {}, end
-    return {}, {name: resolve_end(cluster, name, "latest") for name in cluster.all_partitions(topics)}
+    start = checkpoint.existing_start()
+    return start, checkpoint.log.committed_offset() or start

@@ -56,9 +56,10 @@ class WaitingMessages:
     horizon: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
 
-    def sentence(self) -> str:
+    def lines(self) -> list[str]:
+        """Return a sentence, and a bar for each part of the horizon."""
         if not self.waiting:
-            return f"{self.topic_partition}: no message waits, {counted(self.cancels, 'cancel', 'cancels')}"
+            return [f"{self.topic_partition}: no message waits, {counted(self.cancels, 'cancel', 'cancels')}"]
         due = ", ".join(_moment(time_ms) for time_ms in self.next_due_ms) or "none"
         lines = [
             f"{self.topic_partition}: {counted(self.waiting, 'message waits', 'messages wait')} in "
@@ -68,7 +69,7 @@ class WaitingMessages:
         most = max(self.horizon.values(), default=0)
         for name, count in self.horizon.items():
             lines.append(f"  {name:<16} {count:>12,} {'#' * round(_BAR * count / most) if most else ''}".rstrip())
-        return "\n".join(lines)
+        return lines
 
 
 def waiting_messages(spark: SparkSession, config: Config) -> list[WaitingMessages]:
