@@ -27,7 +27,8 @@ _CONFIG = Config(max_errors=DEFAULT["max_errors"], checks=_CHECKS)
 
 # ``tools.reference`` makes these.
 _GENERATED = {
-    f"{name}.md" for name in ("cli", "columns", "errors", "metrics", "options", "python-api", "reject-reasons")
+    f"{name}.md"
+    for name in ("cli", "columns", "errors", "imports", "metrics", "options", "python-api", "reject-reasons")
 }
 
 # Decisions say what was thought when they were made, and are not changed any more.

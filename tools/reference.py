@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +43,26 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics_page(),
         "errors.md": errors_page(),
         "python-api.md": api_page(),
+        "imports.md": imports_page(),
     }
+
+
+def imports_page() -> str:
+    """Return the page that shows which room of the package imports which.
+
+    A process of its own draws the picture, since a package that was imported already is not looked
+    for again.
+    """
+    drawn = subprocess.run(
+        [sys.executable, _ROOT / "tools" / "import_graph.py"], capture_output=True, text=True, check=True
+    )
+    return (
+        f"# Which room imports which\n\n{_MADE}\n"
+        "An arrow is left out if a path of other arrows connects the same rooms. `make check` enforces the order\n"
+        f"of the rooms with import-linter.\n\n{drawn.stdout}\n"
+        "`query` and `sinks` are the former places of what `api` holds; they only import it, so that programs\n"
+        "written for them still run.\n"
+    )
 
 
 def cli_page() -> str:

@@ -177,11 +177,11 @@ ERRORS: dict[str, tuple[str, str, str]] = {
 
 # Metric: when it is there, and what it is for, beyond its help text.
 METRICS = {
-    "ledgerlake_lag_messages": "By the broker's index. Unknown, and not shown, if the broker adds no entry metadata.",
-    "ledgerlake_lag_seconds": "By the broker's time. Unknown, and not shown, if the broker adds no entry metadata.",
+    "ledgerlake_lag_messages": "By the broker's index. Unknown, and not shown, if the broker adds no entry metadata, or a pipeline is not connected to it.",
+    "ledgerlake_lag_seconds": "By the broker's time. Unknown, and not shown, if the broker adds no entry metadata, or a pipeline is not connected to it.",
     "ledgerlake_lag_bytes": "By the average size of the messages so far. Pipelines only.",
-    "ledgerlake_waiting_messages": "Pipelines only.",
-    "ledgerlake_next_due_timestamp_seconds": "Seconds since 1970. Pipelines only.",
+    "ledgerlake_waiting_messages": "A cancelled or replaced one counts until it would have been due. Pipelines only.",
+    "ledgerlake_next_due_timestamp_seconds": "Seconds since 1970. It may be one that was cancelled or replaced. Pipelines only.",
     "ledgerlake_rows_per_second": "By Spark's count of rows. Queries on the bare source only.",
     "ledgerlake_messages_per_second": "Pipelines only.",
     "ledgerlake_messages_total": "Since the start of the process. Pipelines only.",
