@@ -59,9 +59,7 @@ def imports_page() -> str:
     return (
         f"# Which room imports which\n\n{_MADE}\n"
         "An arrow is left out if a path of other arrows connects the same rooms. `make check` enforces the order\n"
-        f"of the rooms with import-linter.\n\n{drawn.stdout}\n"
-        "`query` and `sinks` are the former places of what `api` holds; they only import it, so that programs\n"
-        "written for them still run.\n"
+        f"of the rooms with import-linter.\n\n{drawn.stdout}"
     )
 
 

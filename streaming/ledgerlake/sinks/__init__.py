@@ -1,1 +1,0 @@
-"""The former place of ``ledgerlake.publish``; what was imported from here still is."""
