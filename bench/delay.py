@@ -53,7 +53,8 @@ from ledgerlake.delay.bucket import record_from_json, record_to_json
 from ledgerlake.delay.segment import INDEX_SCHEMA, index_rows
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.operators.bucket_storage import FolderStorage
-from ledgerlake.operators.rows import (
+from ledgerlake.operators.schedule_events import Scheduled, ScheduleEvents
+from ledgerlake.operators.stage_rows import (
     STAGE_ROWS,
     STAGE_ROWS_DDL,
     RowKind,
@@ -62,7 +63,6 @@ from ledgerlake.operators.rows import (
     stage_row,
     summary_from_json,
 )
-from ledgerlake.operators.schedule_events import Scheduled, ScheduleEvents
 from ledgerlake.operators.stateful import Processor, set_up_state, stateful
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from ledgerlake.operators.rows import StateSummary
+    from ledgerlake.operators.stage_rows import StateSummary
 
 
 LATEST = Path(__file__).parent / "latest-delay.json"

@@ -53,7 +53,7 @@ from ledgerlake.client.producer import EntryProducer
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.demo import create_partitioned_topic
 from ledgerlake.devbroker import Broker
-from ledgerlake.operators.rows import RowKind, StageRow, StateSummary, report_from_json
+from ledgerlake.operators.stage_rows import RowKind, StageRow, StateSummary, report_from_json
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_batch, encode_entry
 

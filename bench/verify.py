@@ -67,8 +67,8 @@ def _run_pipeline(data: dict[str, Any]) -> None:
 
 
 def _verify(data: dict[str, Any], _service_url: str, _topic: str, count: int) -> None:
-    from ledgerlake.inspect.verify import Verdict, verify
     from ledgerlake.options.config import parse_config
+    from ledgerlake.verify.verify import Verdict, verify
 
     verdict = verify(parse_config(data))
     if verdict != Verdict(messages=count):
@@ -78,11 +78,11 @@ def _verify(data: dict[str, Any], _service_url: str, _topic: str, count: int) ->
 def _read_topic(service_url: str, topic: str, count: int) -> None:
     from ledgerlake.client.topics import split_partition
     from ledgerlake.decode.messages import TopicPartition, decode_bundle
-    from ledgerlake.inspect.table_rows import keys_of
     from ledgerlake.options.source_options import parse_options
     from ledgerlake.source.bounds import resolve_end
     from ledgerlake.source.pieces import read_pieces
     from ledgerlake.source.planning import EntryRange
+    from ledgerlake.verify.table_rows import keys_of
     from ledgerlake.wire.message_id import BEFORE_ALL
 
     options = parse_options({"service.url": service_url, "topic": topic})

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ledgerlake.inspect.table_rows import RowOrder, by_topic_partition, rows_before, up_to
+from ledgerlake.verify.table_rows import RowOrder, by_topic_partition, rows_before, up_to
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ledgerlake.inspect.table_rows import TableFile, TableRows
+    from ledgerlake.verify.table_rows import TableFile, TableRows
     from ledgerlake.wire.message_id import Position
 
 

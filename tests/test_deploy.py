@@ -17,11 +17,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from ledgerlake.operators.rows import Released
+from ledgerlake.monitor.metrics import Metrics, PipelineState
+from ledgerlake.monitor.progress import Behind
+from ledgerlake.operators.stage_rows import Released
 from ledgerlake.options.config import load_config
 from ledgerlake.pipeline.commit import BatchResult
-from ledgerlake.pipeline.metrics import Metrics, PipelineState
-from ledgerlake.pipeline.progress import Behind
 from ledgerlake.pipeline.upkeep import TableUpkeep, UpkeepReport
 from ledgerlake.table.open_table import TableSize
 

@@ -22,9 +22,9 @@ from ledgerlake.decode.compat import as_compat
 from ledgerlake.decode.entries import entry_rows
 from ledgerlake.decode.messages import decode_bundle
 from ledgerlake.decode.split import PieceKind, only_entry, read_delayed, split_bundle
-from ledgerlake.delay.cancel_messages import find_cancels
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.schedules.cancel_messages import find_cancels
 from ledgerlake.source.latest_offset import stamped
 from ledgerlake.stored.offsets import from_json, to_json
 from ledgerlake.table.ordered_files import OrderedWriter, ParquetFolder, effective_times

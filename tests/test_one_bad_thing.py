@@ -24,13 +24,13 @@ from deltalake import DeltaTable
 
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.delay.cancels import CANCEL_PROPERTY
 from ledgerlake.operators import table_writer
 from ledgerlake.operators.bucket_folders import open_folder
 from ledgerlake.operators.results import BatchSettings
 from ledgerlake.operators.table_writer import TableWriter, TableWriters
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.record_schemas import RecordSchemas
+from ledgerlake.schedules.cancels import CANCEL_PROPERTY
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.open_table import open_delta

@@ -130,23 +130,3 @@ def test_compose_runs_the_same_broker_with_entry_metadata_on() -> None:
     assert environment["PULSAR_PREFIX_exposingBrokerEntryMetadataToClientEnabled"] == "true"
     assert "apply-config-from-env.py conf/standalone.conf" in " ".join(service["command"])
     assert "127.0.0.1:6650:6650" in service["ports"]
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("query", "Config"),
-        ("query", "load_config"),
-        ("query", "messages"),
-        ("query", "rejects"),
-        ("query", "run"),
-        ("query", "typed"),
-        ("query.session", "start_session"),
-        ("query.progress", "lags_of"),
-        ("sinks.datasource", "LedgerlakeDataSource"),
-        ("sinks.pulsar", "LargeMessageProducer"),
-    ],
-)
-def test_what_was_imported_from_a_former_place_is_what_the_api_has(module: str, name: str) -> None:
-    former = importlib.import_module(f"ledgerlake.{module}")
-    assert getattr(former, name) is getattr(importlib.import_module("ledgerlake.api"), name)

@@ -17,12 +17,12 @@ import pytest
 from tools import prose, reference
 
 from ledgerlake import cli
-from ledgerlake.decode.row_query import RowQuery
 from ledgerlake.options.config import SECTION_CLASSES, parse_config
 from ledgerlake.options.connector_options import INSTEAD, WITHOUT_EFFECT
 from ledgerlake.options.declared import declared
 from ledgerlake.options.sink_options import SinkOptions
 from ledgerlake.options.source_options import SourceOptions
+from ledgerlake.values.row_query import RowQuery
 from tests.pages import BLOCKS, PAGES, ROOT, Block, blocks_of, inline_code_of
 
 if sys.version_info >= (3, 11):

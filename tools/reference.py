@@ -20,8 +20,8 @@ from tools.reference_texts import COLUMNS, ENTRY_COLUMNS, ERRORS, METRICS, WRITT
 
 from ledgerlake import api, cli, errors
 from ledgerlake.decode import compat, schema
+from ledgerlake.monitor.metrics import Metrics
 from ledgerlake.options.reference import reference as options_page
-from ledgerlake.pipeline.metrics import Metrics
 from ledgerlake.publish.topic_writer import COLUMN_TYPES, CONNECTOR_COLUMNS
 from ledgerlake.reasons import REASONS
 

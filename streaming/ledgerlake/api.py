@@ -4,11 +4,11 @@ sinks.
 from ledgerlake.api import load_config, messages, run, start_session
 """
 
+from ledgerlake.inspect.delayed_messages import waiting
 from ledgerlake.inspect.typed import typed
-from ledgerlake.inspect.waiting_rows import waiting
+from ledgerlake.monitor.progress import lags_of
 from ledgerlake.options.config import Config, load_config, parse_config
 from ledgerlake.pipeline.pipeline import Pipeline, run
-from ledgerlake.pipeline.progress import lags_of
 from ledgerlake.pipeline.streams import messages, rejects
 from ledgerlake.publish.datasource import LedgerlakeDataSource
 from ledgerlake.publish.large_messages import LargeMessageProducer

@@ -116,8 +116,8 @@ def _config(service_url: str, topic: str, folder: Path) -> Config:
 
 
 def _stream_while_producing(spark: SparkSession, config: Config, service_url: str, topic: str, messages: int) -> None:
+    from ledgerlake.monitor.progress_screen import ProgressScreen
     from ledgerlake.pipeline.pipeline import Pipeline
-    from ledgerlake.pipeline.progress_screen import ProgressScreen
 
     screen = ProgressScreen(name=config.stream.name)
     pipeline = Pipeline(spark, config, screen.add)
@@ -143,7 +143,7 @@ def _stream_while_producing(spark: SparkSession, config: Config, service_url: st
 
 
 def _show(spark: SparkSession, config: Config, messages: int, seconds: float, as_json: bool) -> bool:
-    from ledgerlake.inspect.verify import verify
+    from ledgerlake.verify.verify import verify
 
     table = spark.read.format("delta").load(config.delta.path)
     table.createOrReplaceTempView("demo")

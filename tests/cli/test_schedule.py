@@ -11,7 +11,7 @@ import pytest
 from ledgerlake.cli import schedule
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.errors import UsageError
-from ledgerlake.inspect import waiting_rows
+from ledgerlake.inspect import delayed_messages as waiting_rows
 from ledgerlake.options import config
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish import schedules

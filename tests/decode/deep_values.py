@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ledgerlake.decode import row_query
-from ledgerlake.decode.row_query import RowQuery
 from ledgerlake.errors import SetupError, UsageError
+from ledgerlake.values import row_query
+from ledgerlake.values.row_query import RowQuery
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 
 from ledgerlake.decode.columns import Encoded
-from ledgerlake.decode.values import decoder
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.values.schemas import decoder
 from ledgerlake.wire.value_schema import ValueSchema
 from tests.decode.protobuf_schemas import protobuf
-from tests.decode.test_values import key_value
 from tests.decode.test_weights import a_value, record, with_lists, written
 from tests.decode.values_limit import values_limit
+from tests.values.test_schemas import key_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,9 +11,9 @@ import pytest
 
 from ledgerlake.decode.compat import as_compat, compat_columns
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
-from ledgerlake.decode.typed import type_values
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.values.typed import type_values
 from ledgerlake.wire.message_id import from_bytes
 from ledgerlake.wire.value_schema import ValueSchema
 from tests.entries import batch, bundle, single

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from ledgerlake.decode.columns import DecodedValues
-from ledgerlake.decode.record_columns import as_records
 from ledgerlake.decode.times import with_python_times
+from ledgerlake.values.record_columns import as_records
 
 FIRST_DAY, LAST_DAY = -719_162, 2_932_896
 FIRST_US, LAST_US = FIRST_DAY * 86_400_000_000, (LAST_DAY + 1) * 86_400_000_000 - 1

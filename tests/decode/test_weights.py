@@ -13,16 +13,17 @@ import pyarrow as pa
 import pytest
 from google.protobuf import message_factory
 
-from ledgerlake.decode import protobufs, weights
+from ledgerlake.decode import weights
 from ledgerlake.decode.columns import Encoded
-from ledgerlake.decode.values import column_type, decoder
 from ledgerlake.decode.weights import PART_BYTES, RECORD_BYTES, cuts, fixed_bytes
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.values import protobufs
+from ledgerlake.values.schemas import column_type, decoder
 from ledgerlake.wire.limits import MAX_VALUES_BYTES
 from ledgerlake.wire.value_schema import ValueSchema
 from tests.decode.protobuf_schemas import protobuf
-from tests.decode.test_avro import random_value
-from tests.decode.test_values import key_value
+from tests.values.test_avro import random_value
+from tests.values.test_schemas import key_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

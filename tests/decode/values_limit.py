@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from ledgerlake.decode import avro_weights, columns, json_weights, protobuf_weights, weights
+from ledgerlake.decode import columns, weights
+from ledgerlake.values import avro_weights, json_weights, protobuf_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

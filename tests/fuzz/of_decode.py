@@ -17,7 +17,7 @@ from google.protobuf import descriptor_pb2
 from ledgerlake.assembly.assembler import Assembled
 from ledgerlake.assembly.chunk_entries import read_alone
 from ledgerlake.assembly.rules import Chunk, Limits
-from ledgerlake.decode import crypto, data_keys, records, schema
+from ledgerlake.decode import crypto, data_keys, schema
 from ledgerlake.decode.codecs import compress, decompress
 from ledgerlake.decode.columns import Encoded
 from ledgerlake.decode.compat import as_compat
@@ -29,13 +29,14 @@ from ledgerlake.decode.payloads import EntryPayload, PayloadMessage, process_ent
 from ledgerlake.decode.reference import decode_entry
 from ledgerlake.decode.rejects import RejectedEntry, read_reject, reject_frame, reject_rows, rejected_row
 from ledgerlake.decode.split import PieceKind, only_entry, read_delayed, split_bundle
-from ledgerlake.decode.typed import type_values
-from ledgerlake.decode.values import column_type, decoder
-from ledgerlake.delay.cancel_messages import find_cancels
 from ledgerlake.errors import CorruptEntryError, DecryptionError, MalformedFrameError, SetupError
-from ledgerlake.operators.in_task import LocalAssembly
+from ledgerlake.operators.local_assembly import LocalAssembly
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.reasons import Reason
+from ledgerlake.schedules.cancel_messages import find_cancels
+from ledgerlake.values import records
+from ledgerlake.values.schemas import column_type, decoder
+from ledgerlake.values.typed import type_values
 from ledgerlake.wire import commands, limits
 from ledgerlake.wire.entry import delivery_time_ms, encode_batch, encode_entry, parse_entry
 from ledgerlake.wire.message_id import Position
@@ -551,7 +552,7 @@ TARGETS = [
     Target("codec", "decode.codecs: sizes that are claimed", _packed_payload, _judge_codec, (CorruptEntryError,), memory_bytes=40 * MIB),
     Target("encrypted", "decode.crypto", _an_encrypted_entry, _judge_encrypted, (CorruptEntryError,)),
     Target("payloads", "decode.payloads", seeds.an_entry, _judge_processed, (CorruptEntryError,)),
-    Target("schema", "decode.values, records, protobufs: schemas", _a_schema, _judge_schema, (SetupError,)),
-    Target("values", "decode.values, records, protobufs: values", _some_values, _judge_values, (SetupError,)),
-    Target("typed", "decode.typed, decode.compat, delay.cancel_messages", _some_values, _judge_typed, (SetupError,)),
+    Target("schema", "values.schemas, records, protobufs: schemas", _a_schema, _judge_schema, (SetupError,)),
+    Target("values", "values.schemas, records, protobufs: values", _some_values, _judge_values, (SetupError,)),
+    Target("typed", "values.typed, decode.compat, schedules.cancel_messages", _some_values, _judge_typed, (SetupError,)),
 ]  # fmt: skip

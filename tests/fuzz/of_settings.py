@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from ledgerlake.client.auth import parse_authentication, tls_files
 from ledgerlake.client.topics import TopicSelection, full_name, full_pattern, join_partition, split_partition
 from ledgerlake.client.transport import parse_service_url
-from ledgerlake.delay.cancels import parse_cancel
-from ledgerlake.delay.repetition import occurrences, parse_repetition
 from ledgerlake.errors import CorruptEntryError, OffsetError, UsageError
 from ledgerlake.options.bounds import parse_bound, parse_end, parse_index, parse_start, parse_time_ms
 from ledgerlake.options.config import Config, read_config
 from ledgerlake.options.kinds import duration_ms
 from ledgerlake.options.source_options import parse_options
+from ledgerlake.schedules.cancels import parse_cancel
+from ledgerlake.schedules.repetition import occurrences, parse_repetition
 from ledgerlake.wire.message_id import Position
 from tests.fuzz import mutate
 from tests.fuzz.engine import Target
@@ -255,6 +255,6 @@ TARGETS = [
     Target("options", "source.options, compat_options", _some_options, _judge_options, (UsageError, OffsetError)),
     Target("bounds", "source.options: bounds, times, indexes, durations", _texts(_BOUNDS), _judge_bound, (UsageError,)),
     Target("names", "client.topics, transport, auth: names, patterns, urls, credentials", _texts(_NAMES), _judge_name, (UsageError,)),
-    Target("cancel", "state.delay.cancels: the property of a message", _texts(["id=7:3", "key=k", "id=7:1;7:3", "id=080710031800", "id=[8, 7]", "none"]), _judge_cancel),
-    Target("repetition", "delay.repetition: the properties of a message", _a_repetition, _judge_repetition, (CorruptEntryError,)),
+    Target("cancel", "schedules.cancels: the property of a message", _texts(["id=7:3", "key=k", "id=7:1;7:3", "id=080710031800", "id=[8, 7]", "none"]), _judge_cancel),
+    Target("repetition", "schedules.repetition: the properties of a message", _a_repetition, _judge_repetition, (CorruptEntryError,)),
 ]  # fmt: skip

@@ -11,25 +11,20 @@ from typing import TYPE_CHECKING, Any
 from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessage, IncompleteMessages, Limits
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
-from ledgerlake.delay.cancels import Cancel, cancels_from_json, cancels_to_json
 from ledgerlake.delay.due_times import DueSpan
-from ledgerlake.delay.repetition import Occurrence, RepetitionRate
-from ledgerlake.delay.schedules import (
-    SCHEDULED,
-    MarkedPositions,
-    Pauses,
-    Repeating,
-    WaitingMessage,
-    waiting_from_json,
-    waiting_to_json,
-)
 from ledgerlake.delay.segment import index_rows
 from ledgerlake.delay.snapshot import metadata_from_bytes, metadata_to_bytes, segment_from_bytes, segment_to_bytes
 from ledgerlake.delay.storage import METADATA
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators.bucket_storage import StateStorage
-from ledgerlake.operators.rows import (
+from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules, block_to_bytes
+from ledgerlake.operators.separately_stored import (
+    SeparatelyStored,
+    separately_stored_from_json,
+    separately_stored_to_json,
+)
+from ledgerlake.operators.stage_rows import (
     DelayedLargeMessage,
     MessageStarted,
     StateSummary,
@@ -39,18 +34,23 @@ from ledgerlake.operators.rows import (
     summary_from_json,
     summary_to_json,
 )
-from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules, block_to_bytes
-from ledgerlake.operators.separately_stored import (
-    SeparatelyStored,
-    separately_stored_from_json,
-    separately_stored_to_json,
-)
 from ledgerlake.operators.state_variables import StateVariables
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
 from ledgerlake.pb import delay_pb2 as pb
 from ledgerlake.pipeline import checkpoint, cursors, row_settings
 from ledgerlake.publish import outbox
 from ledgerlake.reasons import REPLACED
+from ledgerlake.schedules.cancels import Cancel, cancels_from_json, cancels_to_json
+from ledgerlake.schedules.repetition import Occurrence, RepetitionRate
+from ledgerlake.schedules.schedules import (
+    SCHEDULED,
+    MarkedPositions,
+    Pauses,
+    Repeating,
+    WaitingMessage,
+    waiting_from_json,
+    waiting_to_json,
+)
 from ledgerlake.source import wakeup_files
 from ledgerlake.stored.fields import parse_stored
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json

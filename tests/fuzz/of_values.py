@@ -10,15 +10,16 @@ import fastavro
 import pyarrow as pa
 from google.protobuf import message_factory
 
-from ledgerlake.decode import protobufs, schema
+from ledgerlake.decode import schema
 from ledgerlake.decode.columns import Encoded
 from ledgerlake.decode.messages import decode_bundle
-from ledgerlake.decode.record_columns import record_of
-from ledgerlake.decode.record_rows import record_cuts, record_rows
-from ledgerlake.decode.typed import typed_parts
-from ledgerlake.decode.values import decoder
 from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.values import protobufs
+from ledgerlake.values.record_columns import record_of
+from ledgerlake.values.record_rows import record_cuts, record_rows
+from ledgerlake.values.schemas import decoder
+from ledgerlake.values.typed import typed_parts
 from ledgerlake.wire.limits import DECODING_FACTOR
 from ledgerlake.wire.value_schema import ValueSchema
 from tests.decode.protobuf_schemas import protobuf

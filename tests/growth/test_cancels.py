@@ -13,14 +13,14 @@ from cronsim import CronSim
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.decode import schema
-from ledgerlake.delay.cancels import Cancel, Cancels
-from ledgerlake.delay.nominal_times import cron_rule
-from ledgerlake.delay.repetition import RepetitionLimit, RepetitionRate, occurrences, parse_repetition
-from ledgerlake.delay.schedules import SCHEDULED, MarkedPositions, Repeating, Schedules, WaitingMessage
 from ledgerlake.operators.cancelled import cancelled_rows
-from ledgerlake.operators.rows import RowKind, TaskReport, report_to_json, stage_row
 from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules
+from ledgerlake.operators.stage_rows import RowKind, TaskReport, report_to_json, stage_row
 from ledgerlake.operators.state_variables import StateVariables
+from ledgerlake.schedules.cancels import Cancel, Cancels
+from ledgerlake.schedules.nominal_times import cron_rule
+from ledgerlake.schedules.repetition import RepetitionLimit, RepetitionRate, occurrences, parse_repetition
+from ledgerlake.schedules.schedules import SCHEDULED, MarkedPositions, Repeating, Schedules, WaitingMessage
 from ledgerlake.wire import commands
 from ledgerlake.wire.message_id import Position
 from tests.entries import decoded, single

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from ledgerlake.decode.record_rows import PULSAR_FIELDS
 from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.operators.results import (
     PartitionResult,
@@ -21,7 +20,7 @@ from ledgerlake.operators.results import (
     results_from_json,
     results_to_json,
 )
-from ledgerlake.operators.rows import StateSummary
+from ledgerlake.operators.stage_rows import StateSummary
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.wakeups import Wakeups
@@ -29,6 +28,7 @@ from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.ordered_files import DataFile, OrderedWriter, data_folder
 from ledgerlake.table.record_table import RecordTable
+from ledgerlake.values.record_rows import PULSAR_FIELDS
 from ledgerlake.wire.message_id import Position
 from tests.growth.counting import Case, check
 from tests.table.rows import rows

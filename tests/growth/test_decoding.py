@@ -18,14 +18,14 @@ from ledgerlake.decode import messages, schema
 from ledgerlake.decode.codecs import compress
 from ledgerlake.decode.columns import Encoded
 from ledgerlake.decode.messages import decode_bundle
-from ledgerlake.decode.record_columns import record_of
-from ledgerlake.decode.record_rows import record_cuts, record_rows
 from ledgerlake.decode.split import PieceKind, split_bundle
-from ledgerlake.decode.typed import by_version, typed_parts
-from ledgerlake.decode.values import column_type, decoder
 from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.reasons import VALUE_TOO_LARGE
+from ledgerlake.values.record_columns import record_of
+from ledgerlake.values.record_rows import record_cuts, record_rows
+from ledgerlake.values.schemas import column_type, decoder
+from ledgerlake.values.typed import by_version, typed_parts
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.limits import (
     DECODED_PIECE_BYTES,

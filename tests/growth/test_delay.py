@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 from ledgerlake.assembly.rules import ChunkedMessageKey, Limits
-from ledgerlake.delay.repetition import RepetitionRate
 from ledgerlake.delay.segment import index_rows
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.operators.bucket_storage import StateStorage
-from ledgerlake.operators.rows import (
+from ledgerlake.operators.schedule_events import Scheduled, ScheduleEvents
+from ledgerlake.operators.stage_rows import (
     DelayedLargeMessage,
     RowKind,
     TaskReport,
@@ -21,10 +21,10 @@ from ledgerlake.operators.rows import (
     stage_row,
     summary_from_json,
 )
-from ledgerlake.operators.schedule_events import Scheduled, ScheduleEvents
 from ledgerlake.operators.stateful import Processor
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.schedules.repetition import RepetitionRate
 from ledgerlake.wire import commands
 from ledgerlake.wire.message_id import Position
 from tests.entries import single

@@ -10,7 +10,7 @@ import pytest
 
 from ledgerlake.assembly.chunk_entries import read_chunk
 from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, Limits
-from ledgerlake.operators.in_task import LocalAssembly
+from ledgerlake.operators.local_assembly import LocalAssembly
 from ledgerlake.operators.stateful import incomplete_from_json
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.message_id import Position

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from deltalake import write_deltalake
 
 from ledgerlake.inspect.checks import Finding, check_config, clock, disk
-from ledgerlake.inspect.last_entries import LastEntries
+from ledgerlake.inspect.recent_entries import LastEntries
 from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.checkpoint import Checkpoint

@@ -11,11 +11,11 @@ from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.decode import schema
 from ledgerlake.errors import SetupError
 from ledgerlake.inspect.lag import Lag, _lag, find_lags
-from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.pipeline.replay import replay
+from ledgerlake.replay.replay import replay
 from ledgerlake.stored.offsets import PartitionOffset
+from ledgerlake.verify.verify import verify
 from ledgerlake.wire.message_id import Position
 from tests.entries import single
 from tests.peer import TOPIC, Peer

@@ -1,4 +1,4 @@
-"""Spark's Python processes among those of a pipeline: forks of ``pipeline.fork_server``, named after
+"""Spark's Python processes among those of a pipeline: forks of ``workers.fork_server``, named after
 what they run, and forks of those.
 """
 
@@ -8,7 +8,7 @@ import contextlib
 
 import psutil
 
-_SERVER = "ledgerlake.pipeline.fork_server"
+_SERVER = "ledgerlake.workers.fork_server"
 
 
 def is_worker(process: psutil.Process) -> bool:

@@ -16,9 +16,9 @@ from deltalake import DeltaTable
 from ledgerlake.api import run
 from ledgerlake.cli import main
 from ledgerlake.client.producer import EntryProducer
-from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.verify.verify import verify
 from ledgerlake.wire.entry import encode_entry
 from tests.live.runtime import to_toml
 from tests.waiting import wait_until

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ledgerlake.client.producer import EntryProducer
-from ledgerlake.inspect.verify import verify
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.verify.verify import verify
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.entries import batch, metadata, single

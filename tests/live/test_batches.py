@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ledgerlake.api import run
-from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
+from ledgerlake.verify.verify import verify
 from tests.live.pipelines import now_ms
 from tests.waiting import wait_until
 

@@ -10,7 +10,7 @@ import pulsar
 import pytest
 
 from ledgerlake.inspect.peek import entry_line, peek
-from ledgerlake.inspect.verify import verify
+from ledgerlake.verify.verify import verify
 from tests.live.pipelines import rows_by_position, run_once
 
 if TYPE_CHECKING:

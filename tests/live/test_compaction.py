@@ -19,8 +19,8 @@ from ledgerlake.options.read_settings import ReadSettings
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.bounds import latest_offset
-from ledgerlake.source.last_entry import last_message
 from ledgerlake.source.planning import entry_range
+from ledgerlake.source.topic_end import last_message
 from ledgerlake.source.views import read_messages
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.entry import encode_entry, parse_entry

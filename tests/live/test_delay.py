@@ -14,13 +14,13 @@ import pytest
 from deltalake import DeltaTable
 
 from ledgerlake.api import messages, run
+from ledgerlake.inspect.delayed_counts import waiting_messages
+from ledgerlake.inspect.delayed_messages import waiting
 from ledgerlake.inspect.due_counts import due_counts
-from ledgerlake.inspect.verify import verify
-from ledgerlake.inspect.waiting_messages import waiting_messages
-from ledgerlake.inspect.waiting_rows import waiting
 from ledgerlake.options.config import parse_config
 from ledgerlake.publish.cancel import cancel
 from ledgerlake.publish.large_messages import LargeMessageProducer
+from ledgerlake.verify.verify import verify
 from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import ChunkMessageId
 from tests.live.pipelines import (

@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from ledgerlake.client.producer import EntryProducer
-from ledgerlake.inspect.waiting_messages import waiting_messages
+from ledgerlake.inspect.delayed_counts import waiting_messages
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
 from tests.live.pipelines import now_ms, run_once, running

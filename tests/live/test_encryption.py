@@ -13,7 +13,7 @@ import pulsar
 import pytest
 
 from ledgerlake.errors import DecryptionError
-from ledgerlake.inspect.verify import verify
+from ledgerlake.verify.verify import verify
 from tests.encryption import crypto_key_reader
 from tests.live.pipelines import rejects_rows, run_once, table_rows
 

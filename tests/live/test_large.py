@@ -14,10 +14,10 @@ from deltalake.exceptions import TableNotFoundError
 
 from ledgerlake.api import messages, rejects, run
 from ledgerlake.inspect.incomplete_messages import incomplete_messages
-from ledgerlake.inspect.verify import Verdict, verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.large_messages import LargeMessageProducer
+from ledgerlake.verify.verify import Verdict, verify
 from ledgerlake.wire.message_id import ChunkMessageId, from_bytes, to_bytes
 from tests.chunks import chunk_entries
 from tests.live.pipelines import backlog, publish_entries, rejects_rows, run_once, small, table_rows

@@ -18,9 +18,9 @@ from pulsar import schema as ps
 
 from ledgerlake.api import parse_config
 from ledgerlake.errors import CheckpointError, SetupError, TableError
-from ledgerlake.inspect.verify import verify
 from ledgerlake.pipeline.upkeep import keep_up
 from ledgerlake.table import compaction, file_groups
+from ledgerlake.verify.verify import verify
 from tests.live.pipelines import rejects_rows, run_once, running
 from tests.live.test_schemas import send
 from tests.waiting import wait_until

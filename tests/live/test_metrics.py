@@ -11,8 +11,8 @@ import pytest
 
 from ledgerlake.api import run
 from ledgerlake.errors import SetupError
+from ledgerlake.monitor.metrics import ServedMetrics
 from ledgerlake.options.config import MetricsConfig, parse_config
-from ledgerlake.pipeline.metrics import ServedMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,9 +15,9 @@ from deltalake import DeltaTable
 from pyarrow.fs import FileSelector
 
 from ledgerlake.errors import SetupError, TableError
-from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.table.vacuum import vacuum
+from ledgerlake.verify.verify import verify
 from tests.live.campaign import end_group
 from tests.live.cloud_stores import CloudStore, start_azure, start_google
 from tests.live.object_store import SECRET_KEY, ObjectStore, hadoop_version, start_object_store

@@ -24,8 +24,8 @@ from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source import bounds
 from ledgerlake.source.bounds import resolve_end, resolve_start
-from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.read_until import next_until
+from ledgerlake.source.topic_end import last_position
 from ledgerlake.wire.entry import Stamp, encode_batch, encode_entry, message_count, read_stamp
 from ledgerlake.wire.message_id import BEFORE_ALL, Position, from_bytes, parse_message_id, to_bytes
 from tests.live.pipelines import config_file, ledgerlake, run_once, table_rows

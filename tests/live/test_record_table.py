@@ -17,7 +17,7 @@ from pulsar import schema as ps
 
 from ledgerlake.api import parse_config
 from ledgerlake.errors import SetupError, TableError
-from ledgerlake.inspect.verify import verify
+from ledgerlake.verify.verify import verify
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from tests.entries import metadata
 from tests.live.pipelines import config_file, ledgerlake, now_ms, publish_entries, rejects_rows, run_once, running

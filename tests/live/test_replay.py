@@ -11,9 +11,9 @@ from pulsar import schema as ps
 
 from ledgerlake.api import parse_config
 from ledgerlake.inspect.reject_counts import count_rejects
-from ledgerlake.inspect.verify import verify
-from ledgerlake.pipeline.replay import replay
+from ledgerlake.replay.replay import replay
 from ledgerlake.table.delta_table import Table
+from ledgerlake.verify.verify import verify
 from tests.live.pipelines import config_file, ledgerlake, now_ms, rejects_rows, run_once
 from tests.live.test_many_tables import Sale, config, publish, rows_of, sale
 from tests.live.test_schemas import send

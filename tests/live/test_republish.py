@@ -21,15 +21,15 @@ from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.client.producer import EntryProducer, NumberedEntry, NumberedProducer
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.errors import LedgerlakeError
-from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.publish.republisher import Republisher, _Known, _Sender
 from ledgerlake.publish.routing import java_hash
-from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.read_until import next_until
+from ledgerlake.source.topic_end import last_position
 from ledgerlake.stored.places import Place
+from ledgerlake.verify.verify import verify
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import BEFORE_ALL
 from tests.live.pipelines import (

@@ -11,8 +11,8 @@ import pytest
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.read_until import next_until
+from ledgerlake.source.topic_end import last_position
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import BEFORE_ALL
 from tests.live.runtime import start_runtime

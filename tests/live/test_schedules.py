@@ -15,9 +15,9 @@ import pytest
 from deltalake import DeltaTable
 
 from ledgerlake.api import Schedules
-from ledgerlake.inspect.verify import verify
-from ledgerlake.inspect.waiting_rows import waiting
+from ledgerlake.inspect.delayed_messages import waiting
 from ledgerlake.options.config import parse_config
+from ledgerlake.verify.verify import verify
 from tests.live.pipelines import (
     config_file,
     ledgerlake,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ledgerlake.api import Schedules, messages
-from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
+from ledgerlake.verify.verify import verify
 from tests.live.pipelines import (
     config_file,
     ledgerlake,

@@ -15,14 +15,14 @@ import pytest
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, OwnershipError, TableError, UsageError
-from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.stored.places import Place
-from ledgerlake.table.additions import add_missing
 from ledgerlake.table.batch_record import BatchRecord, Recorded
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder
+from ledgerlake.table.repeated_rejects import add_missing
 from ledgerlake.table.spark_table import SparkTable, open_table
+from ledgerlake.verify.verify import verify
 from tests.live.pipelines import rejects_rows, run_once
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from deltalake import DeltaTable
 
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.decode.codecs import compress
-from ledgerlake.inspect.verify import Verdict, verify
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.verify.verify import Verdict, verify
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from tests.chunks import chunk_entries
 from tests.live.pipelines import publish_entries, run_once, small, table_rows

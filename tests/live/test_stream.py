@@ -14,10 +14,10 @@ from ledgerlake.api import messages, rejects, run
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.errors import CheckpointError, LedgerlakeError, SetupError, TableError, TopicNotFoundError
 from ledgerlake.inspect.lag import find_lags
-from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.forget import forget, forget_topic
 from ledgerlake.stored.places import Place
+from ledgerlake.verify.verify import verify
 from tests.live.pipelines import forget_last_commit, publish_numbers, rows_by_position, run_once
 from tests.waiting import wait_until
 

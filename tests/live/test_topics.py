@@ -16,8 +16,8 @@ from deltalake.exceptions import TableNotFoundError
 
 from ledgerlake.client.topics import TopicSelection, full_pattern
 from ledgerlake.errors import DataLossError, TopicNotFoundError
-from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
+from ledgerlake.verify.verify import verify
 from tests.live.pipelines import rejects_rows, run_once, running
 from tests.waiting import wait_until
 

@@ -9,10 +9,10 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
 from ledgerlake.decode import schema
-from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.stored.places import Place
 from ledgerlake.table.compaction import Compaction
+from ledgerlake.verify.verify import verify
 from tests.live.pipelines import config_file, ledgerlake, publish_numbers, running, values, wait_for_rows
 from tests.waiting import wait_until
 

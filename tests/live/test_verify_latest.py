@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pulsar import schema as ps
 
-from ledgerlake.inspect.verify import verify
+from ledgerlake.verify.verify import verify
 from tests.live.pipelines import now_ms, run_and_verify, run_once, unload_until_trimmed
 from tests.live.test_many_tables import Sale, config, sale
 

@@ -12,9 +12,9 @@ from deltalake import DeltaTable
 
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.errors import DataLossError, LedgerlakeError
-from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.verify.verify import verify
 from ledgerlake.wire.entry import encode_entry
 from tests.live.pipelines import (
     config_file,

@@ -21,7 +21,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pytest
 
-from ledgerlake.delay.repetition import Occurrence, Repetition, occurrences, parse_repetition
+from ledgerlake.schedules.repetition import Occurrence, Repetition, occurrences, parse_repetition
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,16 +23,16 @@ from ledgerlake.assembly.rules import Limits
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import WHOLE_BATCH
 from ledgerlake.decode.split import split_bundle
-from ledgerlake.delay.cancels import Cancels
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.operators import repeating
 from ledgerlake.operators.outcomes import OutcomeDecoder
-from ledgerlake.operators.rows import StateSummary
 from ledgerlake.operators.stage_input import forward_bundles
 from ledgerlake.operators.stage_output import read_stage_rows
+from ledgerlake.operators.stage_rows import StateSummary
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.schedules.cancels import Cancels
 from ledgerlake.wire import commands
 from ledgerlake.wire.chunks import encode_chunks
 from ledgerlake.wire.entry import encode_entry

@@ -14,9 +14,16 @@ from ledgerlake.assembly.assembler import Assembled, Entry, Rejected
 from ledgerlake.assembly.rules import Chunk
 from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.operators.in_task import LocalAssembly
-from ledgerlake.operators.rows import RowKind, StateSummary, TaskReport, report_to_json, stage_row, summary_from_json
+from ledgerlake.operators.local_assembly import LocalAssembly
 from ledgerlake.operators.stage_output import OutcomeRows, StageOutput
+from ledgerlake.operators.stage_rows import (
+    RowKind,
+    StateSummary,
+    TaskReport,
+    report_to_json,
+    stage_row,
+    summary_from_json,
+)
 from ledgerlake.operators.stateful import Processor
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.wire.message_id import Position

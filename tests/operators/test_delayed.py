@@ -17,14 +17,20 @@ from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import entries_of
-from ledgerlake.delay.cancels import Cancel, Cancels, cancels_from_json, cancels_to_json, parse_cancel
 from ledgerlake.delay.due_times import DueSpan
-from ledgerlake.delay.repetition import RepetitionRate, parse_repetition, rate_of
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators import bucket_storage, delayed, repeating, stateful
 from ledgerlake.operators.outcomes import OutcomeDecoder
-from ledgerlake.operators.rows import (
+from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvents
+from ledgerlake.operators.schedule_state import block_from_bytes
+from ledgerlake.operators.separately_stored import (
+    SeparatelyStored,
+    separately_stored_from_json,
+    separately_stored_to_json,
+)
+from ledgerlake.operators.stage_output import read_stage_rows
+from ledgerlake.operators.stage_rows import (
     STAGE_ROWS,
     DelayedLargeMessage,
     MessageStarted,
@@ -36,17 +42,11 @@ from ledgerlake.operators.rows import (
     stage_row,
     summary_from_json,
 )
-from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvents
-from ledgerlake.operators.schedule_state import block_from_bytes
-from ledgerlake.operators.separately_stored import (
-    SeparatelyStored,
-    separately_stored_from_json,
-    separately_stored_to_json,
-)
-from ledgerlake.operators.stage_output import read_stage_rows
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.schedules.cancels import Cancel, Cancels, cancels_from_json, cancels_to_json, parse_cancel
+from ledgerlake.schedules.repetition import RepetitionRate, parse_repetition, rate_of
 from ledgerlake.stored.places import Place
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_batch, encode_entry
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ledgerlake.operators.rows import TaskEvent
+    from ledgerlake.operators.stage_rows import TaskEvent
 
 STORED_MS = 1_700_000_000_000
 SMALL = DelaySettings(min_indexes_per_bucket=3, ledger_step_per_bucket=1, max_indexes_per_segment=2, max_buckets=2)
@@ -303,7 +303,7 @@ def test_a_pause_holds_from_its_own_time_on_after_one_of_a_sender_whose_clock_is
 
 
 def test_too_many_pauses_are_refused_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ledgerlake.delay.schedules.MOST_PAUSES", 2)
+    monkeypatch.setattr("ledgerlake.schedules.schedules.MOST_PAUSES", 2)
     play = Play()
     play(frame(0, 30), at_s=0)
     events = [
@@ -320,7 +320,7 @@ def test_too_many_pauses_are_refused_and_said(monkeypatch: pytest.MonkeyPatch) -
 def test_too_many_messages_of_an_id_whose_times_are_to_come_are_refused_and_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ledgerlake.delay.schedules.MOST_WAITING", 3)
+    monkeypatch.setattr("ledgerlake.schedules.schedules.MOST_WAITING", 3)
     play = Play()
     for number in range(6):
         # As senders say it without the broker's time: each is due when the next one is stored.

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.assembly.assembler import Assembled
 from ledgerlake.assembly.rules import Limits
-from ledgerlake.delay.cancels import Cancel, Cancels
 from ledgerlake.operators.outcome_files import OutcomeFiles
 from ledgerlake.operators.outcome_types import DueEntries
 from ledgerlake.operators.results import BatchSettings, TaskResult, TaskSettings, results_from_json
-from ledgerlake.operators.rows import Released, StateSummary
+from ledgerlake.operators.stage_rows import Released, StateSummary
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
+from ledgerlake.schedules.cancels import Cancel, Cancels
 from ledgerlake.stored.fields import fields_of
 from ledgerlake.stored.places import Place
 from ledgerlake.wire.message_id import Position

@@ -12,15 +12,15 @@ from ledgerlake.assembly.rules import ChunkedMessageKey
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.rejects import RejectedEntry
-from ledgerlake.delay.cancels import Cancel, Cancels
 from ledgerlake.operators import outcomes
 from ledgerlake.operators.outcome_types import Delivery, DueEntries, DuePositions, RejectedPositions
 from ledgerlake.operators.outcomes import OutcomeDecoder
-from ledgerlake.operators.rows import RowKind, stage_row
 from ledgerlake.operators.stage_output import read_stage_rows
+from ledgerlake.operators.stage_rows import RowKind, stage_row
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.reasons import Reason
+from ledgerlake.schedules.cancels import Cancel, Cancels
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from ledgerlake.delay.repetition import TIMEZONE_DATA_VERSION
-from ledgerlake.delay.schedules import MarkedPositions, Repeating, Schedules, WaitingMessage
 from ledgerlake.delay.segment import Key, index_rows, key_at
 from ledgerlake.operators import repeating
 from ledgerlake.operators.repeating import Repeated, RepeatingMessages
 from ledgerlake.reasons import Reason
+from ledgerlake.schedules.repetition import TIMEZONE_DATA_VERSION
+from ledgerlake.schedules.schedules import MarkedPositions, Repeating, Schedules, WaitingMessage
 from ledgerlake.wire.message_id import Position
-from tests.delay.test_schedules import Store, every_second
 from tests.operators.test_scheduled import frame
+from tests.schedules.test_schedules import Store, every_second
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

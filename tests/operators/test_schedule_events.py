@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ledgerlake.decode.split import split_bundle
-from ledgerlake.delay.cancels import Cancel
-from ledgerlake.delay.repetition import RepetitionRate
 from ledgerlake.operators.ingest import ingest_ranges
 from ledgerlake.operators.results import BatchSettings, task_result_from_dict
-from ledgerlake.operators.rows import RowKind
 from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvent, ScheduleEvents
+from ledgerlake.operators.stage_rows import RowKind
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.schedules.cancels import Cancel
+from ledgerlake.schedules.repetition import RepetitionRate
 from ledgerlake.source.pieces import Piece
 from ledgerlake.wire import commands
 from ledgerlake.wire.limits import MAX_TASK_SCHEDULE_BYTES

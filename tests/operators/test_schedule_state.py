@@ -10,7 +10,7 @@ import pytest
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.cluster import ClientSettings
-from ledgerlake.operators.rows import STAGE_ROWS_DDL, RowKind, TaskReport, report_to_json, stage_row
+from ledgerlake.operators.stage_rows import STAGE_ROWS_DDL, RowKind, TaskReport, report_to_json, stage_row
 from ledgerlake.operators.stateful import Processor, set_up_state
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.wire.message_id import Position

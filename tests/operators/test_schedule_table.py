@@ -6,8 +6,6 @@ import random
 
 import pytest
 
-from ledgerlake.delay.repetition import RepetitionRate
-from ledgerlake.delay.schedules import REPEATING, SCHEDULED, MarkedPositions, Repeating, Schedules, WaitingMessage
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators import schedule_state
 from ledgerlake.operators.schedule_state import (
@@ -21,6 +19,8 @@ from ledgerlake.operators.schedule_state import (
 )
 from ledgerlake.operators.state_variables import StateVariables
 from ledgerlake.reasons import CANCELLED
+from ledgerlake.schedules.repetition import RepetitionRate
+from ledgerlake.schedules.schedules import REPEATING, SCHEDULED, MarkedPositions, Repeating, Schedules, WaitingMessage
 from ledgerlake.wire.message_id import Position
 from tests.operators.stage import DictState
 

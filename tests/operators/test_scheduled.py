@@ -12,11 +12,7 @@ from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange, decode_bundle
 from ledgerlake.decode.split import entries_of
-from ledgerlake.delay.cancel_messages import TaskCancels
-from ledgerlake.delay.cancels import Cancel
-from ledgerlake.delay.repetition import RepetitionRate
 from ledgerlake.delay.tracker import DelaySettings
-from ledgerlake.operators.rows import DelayedLargeMessage
 from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvent, ScheduleEvents
 from ledgerlake.operators.scheduled import (
     DelayedFrames,
@@ -25,7 +21,11 @@ from ledgerlake.operators.scheduled import (
     find_in_messages,
     with_occurrences,
 )
+from ledgerlake.operators.stage_rows import DelayedLargeMessage
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.schedules.cancel_messages import TaskCancels
+from ledgerlake.schedules.cancels import Cancel
+from ledgerlake.schedules.repetition import RepetitionRate
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import Position

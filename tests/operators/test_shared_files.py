@@ -19,7 +19,7 @@ from ledgerlake.decode.split import split_bundle
 from ledgerlake.operators.ingest import ingest_ranges
 from ledgerlake.operators.outcome_files import OutcomeFiles
 from ledgerlake.operators.results import BatchSettings, PartitionResult, TaskSettings, results_from_json
-from ledgerlake.operators.rows import RowKind
+from ledgerlake.operators.stage_rows import RowKind
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb

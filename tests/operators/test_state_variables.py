@@ -16,7 +16,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, St
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.cluster import ClientSettings
-from ledgerlake.operators.rows import STAGE_ROWS_DDL, RowKind, TaskReport, report_to_json, stage_row
+from ledgerlake.operators.stage_rows import STAGE_ROWS_DDL, RowKind, TaskReport, report_to_json, stage_row
 from ledgerlake.operators.state_variables import StateVariables
 from ledgerlake.operators.stateful import Processor, set_up_state, stateful
 from ledgerlake.options.delay_options import DelayOptions

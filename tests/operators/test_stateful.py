@@ -15,7 +15,7 @@ from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessag
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.errors import CorruptEntryError, OffsetError
 from ledgerlake.operators import stateful
-from ledgerlake.operators.rows import KEY_OF_RESULTS, RowKind, stage_row
+from ledgerlake.operators.stage_rows import KEY_OF_RESULTS, RowKind, stage_row
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.chunks import Marker, promise
@@ -94,7 +94,7 @@ def test_a_marker_lists_no_more_chunks_than_a_message_may_have() -> None:
 
 
 def test_what_a_task_reports_of_chunks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ledgerlake.operators.in_task.MAX_TASK_EVENT_BYTES", 10_000)
+    monkeypatch.setattr("ledgerlake.operators.local_assembly.MAX_TASK_EVENT_BYTES", 10_000)
     key = ChunkedMessageKey("p" * 100, "u" * 100)
     events = [replace(chunk(key, entry, 1), key=replace(key, uuid=f"{entry:0100}")) for entry in range(50)]
     settled = Settled()
@@ -107,7 +107,7 @@ def test_what_a_task_reports_of_chunks_is_bounded(monkeypatch: pytest.MonkeyPatc
 
 
 def test_messages_that_are_complete_in_a_task_leave_room_in_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ledgerlake.operators.in_task.MAX_TASK_EVENT_BYTES", 10_000)
+    monkeypatch.setattr("ledgerlake.operators.local_assembly.MAX_TASK_EVENT_BYTES", 10_000)
     keys = [replace(KEY_A, uuid=f"{number}") for number in range(80)]
     chunks = [chunk(keys[number // 20], number, number % 20, count=20) for number in range(80 * 20)]
     settled = Settled()
@@ -118,7 +118,7 @@ def test_messages_that_are_complete_in_a_task_leave_room_in_its_report(monkeypat
 def test_incomplete_messages_for_which_a_report_has_no_room_are_rejects_from_the_oldest_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ledgerlake.operators.in_task.MAX_TASK_EVENT_BYTES", 10_000)
+    monkeypatch.setattr("ledgerlake.operators.local_assembly.MAX_TASK_EVENT_BYTES", 10_000)
     chunks = [chunk(replace(KEY_A, uuid=f"{number}"), number, 0) for number in range(50)]
     settled = Settled()
     rows = task(chunks, LIMITS, settled)

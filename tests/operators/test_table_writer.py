@@ -18,7 +18,6 @@ from ledgerlake.api import parse_config
 from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.decode.record_columns import record_of
 from ledgerlake.errors import SetupError
 from ledgerlake.operators import table_writer
 from ledgerlake.operators.results import BatchSettings, TableBatch, TopicSchemas
@@ -27,13 +26,14 @@ from ledgerlake.operators.transforms import RowTransform, united_columns
 from ledgerlake.options.table_options import TableOptions
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.stored.places import Place
+from ledgerlake.values.record_columns import record_of
 from ledgerlake.wire.value_schema import NO_SCHEMA, ValueSchema
 from tests.model.test_record_model import schema_of, version_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ledgerlake.decode.row_query import Answer
+    from ledgerlake.values.row_query import Answer
 
 TOPIC = "persistent://public/default/orders"
 RECORD = pa.struct([("id", pa.int64()), ("day", pa.date32()), ("name", pa.string())])

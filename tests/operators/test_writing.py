@@ -19,8 +19,8 @@ from ledgerlake.operators.ingest import ingest_ranges
 from ledgerlake.operators.outcome_digest import OutcomeDigest
 from ledgerlake.operators.outcome_files import OutcomeFiles
 from ledgerlake.operators.results import BatchSettings, TaskSettings, results_from_json
-from ledgerlake.operators.rows import RowKind, TaskReport, report_from_json
 from ledgerlake.operators.stage_input import forward_bundles
+from ledgerlake.operators.stage_rows import RowKind, TaskReport, report_from_json
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb

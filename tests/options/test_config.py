@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ledgerlake.assembly.rules import Limits
-from ledgerlake.delay.repetition import RepetitionLimit, RepetitionRate
 from ledgerlake.errors import UsageError
 from ledgerlake.options.config import load_config, parse_config
 from ledgerlake.options.spark_options import with_command_line
+from ledgerlake.schedules.repetition import RepetitionLimit, RepetitionRate
 from ledgerlake.stored.places import Place
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, OwnershipError, ProcessLostError, TableAccessError
 from ledgerlake.operators.outcome_digest import OutcomeDigest, Tally, depends_on_surroundings
 from ledgerlake.operators.results import PartitionResult, TableResult, TaskResult, TopicSchemas, results_to_json
-from ledgerlake.operators.rows import StateSummary
+from ledgerlake.operators.stage_rows import StateSummary
 from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.stored.places import Place

@@ -14,10 +14,10 @@ from deltalake import DeltaTable
 from ledgerlake.decode.schema import MESSAGES
 from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.errors import SetupError
+from ledgerlake.inspect.delayed_counts import waiting_messages
+from ledgerlake.inspect.delayed_messages import waiting
 from ledgerlake.inspect.due_counts import due_counts
 from ledgerlake.inspect.incomplete_messages import incomplete_messages
-from ledgerlake.inspect.waiting_messages import waiting_messages
-from ledgerlake.inspect.waiting_rows import waiting
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.moved_state import adopt_state

@@ -9,15 +9,14 @@ from deltalake import write_deltalake
 
 from ledgerlake.decode import schema
 from ledgerlake.errors import TableError
-from ledgerlake.inspect.verify import _Tables
-from ledgerlake.options.config import parse_config
+from ledgerlake.options.config import REJECTS_TABLE, parse_config
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.known_tables import known_tables
-from ledgerlake.pipeline.tables import REJECTS_TABLE
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import SeenBatch
+from ledgerlake.verify.verify import _Tables
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:

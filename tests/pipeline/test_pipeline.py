@@ -26,7 +26,8 @@ from ledgerlake.errors import (
     TopicNotFoundError,
     TransportError,
 )
-from ledgerlake.inspect.verify import Verdict
+from ledgerlake.monitor.progress import Details, Progress, Reading, Totals, behind, progress_line
+from ledgerlake.monitor.progress_screen import ProgressScreen
 from ledgerlake.options.config import parse_config
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -36,13 +37,12 @@ from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.failures import cause_of
 from ledgerlake.pipeline.pipeline import Pipeline
-from ledgerlake.pipeline.progress import Details, Progress, Reading, Totals, behind, progress_line
-from ledgerlake.pipeline.progress_screen import ProgressScreen
 from ledgerlake.pipeline.start import check_reachable
 from ledgerlake.source import topic_list
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord, SeenBatch
+from ledgerlake.verify.verify import Verdict
 from ledgerlake.wire.lookup import refused
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import single

@@ -12,10 +12,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from ledgerlake.decode import record_columns
 from ledgerlake.errors import CheckpointError, OffsetError, SetupError, TableAccessError, TableError
 from ledgerlake.operators.results import PartitionResult, TableResult, TaskResult, TopicSchemas
-from ledgerlake.operators.rows import StateSummary
+from ledgerlake.operators.stage_rows import StateSummary
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.pipeline.record_schemas import RecordSchemas
@@ -28,6 +27,7 @@ from ledgerlake.table.delta_table import PARTITION_BY
 from ledgerlake.table.open_table import open_delta
 from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.table.record_table import LEARNED, learned_from_text, learned_to_text
+from ledgerlake.values import record_columns
 from ledgerlake.wire.message_id import Position
 from tests.model.test_record_model import TOPICS, Fields, Registry
 from tests.pipeline_tables import opened_tables

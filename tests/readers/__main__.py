@@ -13,8 +13,8 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.stored.places import Place
+from ledgerlake.values.record_columns import PULSAR_COLUMN
 from tests.readers.judge import compare, differences
 from tests.readers.lake import write
 from tests.readers.recipes import Recipe, recipes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from ledgerlake.decode.record_columns import PULSAR_COLUMN
+from ledgerlake.values.record_columns import PULSAR_COLUMN
 from tests.readers.model import NUMBER, columns_of, rows_of
 from tests.readers.readers import ARROW, OF_LATEST, READERS, Condition
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from ledgerlake.decode import schema
-from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.table import catalog
 from ledgerlake.table.ordered_files import STATISTICS_PROPERTY, statistics_columns
+from ledgerlake.values.record_columns import PULSAR_COLUMN
 from tests.readers.judge import compare
 from tests.readers.lake import write
 from tests.readers.recipes import Recipe, recipes

@@ -212,7 +212,7 @@ def test_with_a_home_of_spark_of_the_users_python_itself_is_started(monkeypatch:
 
 def test_the_modules_that_processes_need_start_no_thread() -> None:
     program = (
-        "import threading, ledgerlake.pipeline.fork_server as fork_server\n"
+        "import threading, ledgerlake.workers.fork_server as fork_server\n"
         "fork_server.worker_daemon.prepare()\n"
         "assert threading.active_count() == 1"
     )
@@ -229,7 +229,7 @@ def test_sparks_workers_are_forks_of_forks(spark: SparkSession) -> None:
             yield pa.RecordBatch.from_pydict({"command": commands})
 
     rows = spark.range(1).mapInArrow(look, "command string").collect()
-    assert ["pipeline.fork_server" in row.command for row in rows[:3]] == [True, True, False]
+    assert ["workers.fork_server" in row.command for row in rows[:3]] == [True, True, False]
 
 
 def test_nothing_is_imported_from_the_working_folder(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_socket_fits_into_the_path_of_a_private_folder(tmp_path: Path) -> None
 _DAEMON = """
 import os, stat
 from pyspark import daemon
-from ledgerlake.pipeline import worker_daemon
+from ledgerlake.workers import worker_daemon
 tell = daemon.write_with_length
 
 def look(path, stream):

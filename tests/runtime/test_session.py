@@ -94,7 +94,7 @@ def test_state_has_no_more_partitions_than_keys(
 
 def test_what_workers_are_forked_from_has_imported_their_modules_and_started_no_thread() -> None:
     program = (
-        "import sys, threading, ledgerlake.pipeline.worker_daemon as worker_daemon\n"
+        "import sys, threading, ledgerlake.workers.worker_daemon as worker_daemon\n"
         "worker_daemon.warm_up()\n"
         "assert {'pyarrow', 'pandas', 'numba', 'ledgerlake.operators.outcome_files'} <= set(sys.modules)\n"
         "assert threading.active_count() == 1"

@@ -33,7 +33,6 @@ from deltalake import DeltaTable
 import ledgerlake
 from ledgerlake.client import cluster, session
 from ledgerlake.decode import data_keys
-from ledgerlake.delay import cancel_messages
 from ledgerlake.errors import CorruptEntryError, LedgerlakeError
 from ledgerlake.operators import bucket_storage, outcome_files, repeating, stateful
 from ledgerlake.options import config as configs
@@ -43,6 +42,7 @@ from ledgerlake.pipeline.failures import cause_of
 from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.publish import republisher
 from ledgerlake.publish.target_client import Receipt
+from ledgerlake.schedules import cancel_messages
 from ledgerlake.source import pieces, planning, range_reader
 from ledgerlake.stored.places import Place
 from ledgerlake.table import delta_table

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.decode.codecs import compress
-from ledgerlake.delay import cancel_messages
 from ledgerlake.errors import DataLossError, LedgerlakeError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.forget import forget
+from ledgerlake.schedules import cancel_messages
 from ledgerlake.stored.offsets import from_json
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import Position

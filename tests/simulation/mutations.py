@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.decode.sorted_runs import count_through
-from ledgerlake.delay.merge import shared_queue
-from ledgerlake.delay.schedules import Schedules
-from ledgerlake.delay.segment import key_at, key_columns
+from ledgerlake.delay.segment import key_at, key_columns, shared_queue
 from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.operators.results import PartitionResult
 from ledgerlake.pipeline import commit, wakeups
@@ -26,6 +24,7 @@ from ledgerlake.pipeline.start import Start
 from ledgerlake.publish import outbox
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.reasons import REPLACED, Reason
+from ledgerlake.schedules.schedules import Schedules
 from ledgerlake.source import wakeup_files
 from ledgerlake.source.bounds import resolve_start
 from ledgerlake.source.planner import Planner

@@ -16,7 +16,8 @@ from ledgerlake.errors import DataLossError, SetupError, UsageError
 from ledgerlake.options.bounds import After, AtIndex, AtTime, Before, Bound
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.source import batch_reader, bounds, last_entry
+from ledgerlake.source import batch_reader, bounds
+from ledgerlake.source import topic_end as last_entry
 from ledgerlake.source.bounds import EndBound, latest_offset, matching_partitions, resolve_end, resolve_start
 from ledgerlake.source.planner import Planner
 from ledgerlake.source.planning import entry_range

@@ -17,7 +17,7 @@ from ledgerlake.reasons import DATA_LOSS
 from ledgerlake.source import loss_watch
 from ledgerlake.source.bounds import end_position, entry_from
 from ledgerlake.source.loss import NO_INDEX_YET, LastRead, Loss, find_loss, moved_to
-from ledgerlake.source.moved_cursors import tell_tasks
+from ledgerlake.source.loss_watch import pass_moved_cursors
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.reread import read_again
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
@@ -374,10 +374,10 @@ def test_a_task_is_told_that_a_cursor_was_moved_after_its_range_was_planned(monk
         span = EntryRange(TOPIC, Position(7, 3), Position(9, 1), pinned_from=BEFORE_ALL)
         jobs = _Properties()
         monkeypatch.setattr(pyspark.TaskContext, "get", lambda: jobs)
-        tell_tasks(jobs, {TOPIC: Position(9, 0)})
+        pass_moved_cursors(jobs, {TOPIC: Position(9, 0)})
         with pytest.raises(DataLossError, match="an unknown number of messages after 7:3 and before 9:0"):
             list(read_messages(options_for(peer), span))
-        tell_tasks(jobs, {})
+        pass_moved_cursors(jobs, {})
         assert len([row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]) == 2
 
 

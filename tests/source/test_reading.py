@@ -12,7 +12,6 @@ from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.decode import schema, weights
 from ledgerlake.decode.messages import read_entry_table
-from ledgerlake.decode.values import column_type
 from ledgerlake.errors import DeadlineError, SetupError
 from ledgerlake.options.bounds import AtTime, Bound
 from ledgerlake.options.source_options import parse_options
@@ -26,6 +25,7 @@ from ledgerlake.source.read_until import next_until
 from ledgerlake.source.reread import read_again
 from ledgerlake.source.views import read_bundles, read_entries, read_messages
 from ledgerlake.stored.offsets import PartitionOffset, from_json
+from ledgerlake.values.schemas import column_type
 from ledgerlake.wire.chunks import encode_marker
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, MessageId, Position

@@ -10,11 +10,14 @@ import pytest
 from ledgerlake.assembly.rules import ChunkedMessageKey, IncompleteMessage
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.delay.bucket import Bucket, Record, record_from_json, record_to_json
-from ledgerlake.delay.cancels import Cancel, cancels_from_json, cancels_to_json
 from ledgerlake.delay.due_times import DueSpan
-from ledgerlake.delay.schedules import Pauses, Repeating, WaitingMessage, waiting_from_json, waiting_to_json
 from ledgerlake.errors import OffsetError
-from ledgerlake.operators.rows import (
+from ledgerlake.operators.separately_stored import (
+    SeparatelyStored,
+    separately_stored_from_json,
+    separately_stored_to_json,
+)
+from ledgerlake.operators.stage_rows import (
     MessageStarted,
     StateSummary,
     TaskReport,
@@ -23,12 +26,9 @@ from ledgerlake.operators.rows import (
     summary_from_json,
     summary_to_json,
 )
-from ledgerlake.operators.separately_stored import (
-    SeparatelyStored,
-    separately_stored_from_json,
-    separately_stored_to_json,
-)
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
+from ledgerlake.schedules.cancels import Cancel, cancels_from_json, cancels_to_json
+from ledgerlake.schedules.schedules import Pauses, Repeating, WaitingMessage, waiting_from_json, waiting_to_json
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.wire.message_id import Position
 

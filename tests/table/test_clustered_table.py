@@ -14,7 +14,6 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from ledgerlake.decode import schema
-from ledgerlake.decode.record_rows import rows_schema
 from ledgerlake.errors import TableError
 from ledgerlake.stored.places import Place
 from ledgerlake.table import compaction, file_groups
@@ -24,6 +23,7 @@ from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.log_state import clustering_columns
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 from ledgerlake.table.record_table import RecordTable
+from ledgerlake.values.record_rows import rows_schema
 from tests.table.rows import rows
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from deltalake import DeltaTable
 
 from ledgerlake.decode import schema
 from ledgerlake.errors import TableError
-from ledgerlake.inspect.table_rows import TableRows
 from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.stored.places import Place
 from ledgerlake.table import compaction, file_groups, log_commit, replacement
@@ -25,6 +24,7 @@ from ledgerlake.table.open_table import open_delta, read_commit
 from ledgerlake.table.ordered_files import BufferedWriter, OrderedWriter, data_folder
 from ledgerlake.table.properties import checkpoint_interval
 from ledgerlake.table.vacuum import is_data_file
+from ledgerlake.verify.table_rows import TableRows
 from ledgerlake.wire.message_id import AFTER_ALL
 from tests.table.rows import rows
 from tests.table_rows import out_of_order, rows_by_file

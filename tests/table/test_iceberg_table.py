@@ -19,7 +19,6 @@ from pyiceberg.exceptions import CommitStateUnknownException
 from pyiceberg.table import Table as OpenedIceberg
 
 from ledgerlake.decode import schema
-from ledgerlake.decode.record_rows import PULSAR_FIELDS, rows_schema
 from ledgerlake.decode.schema import TIMESTAMP
 from ledgerlake.errors import TableError
 from ledgerlake.options.config import parse_config
@@ -31,6 +30,7 @@ from ledgerlake.table.delta_table import Table
 from ledgerlake.table.iceberg_table import IcebergTable
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 from ledgerlake.table.record_table import RecordTable
+from ledgerlake.values.record_rows import PULSAR_FIELDS, rows_schema
 from tests.table.rows import rows as rows_of_messages
 from tests.table.test_compaction import Writer
 from tests.table.test_latest_table import Written, message

@@ -11,7 +11,6 @@ import pytest
 from deltalake import DeltaTable, Field
 
 from ledgerlake.decode import schema
-from ledgerlake.decode.record_rows import PULSAR_FIELDS
 from ledgerlake.errors import TableError
 from ledgerlake.stored.places import Place
 from ledgerlake.table import ordered_files
@@ -22,6 +21,7 @@ from ledgerlake.table.delta_table import Table
 from ledgerlake.table.open_table import read_commit
 from ledgerlake.table.ordered_files import STATISTICS_PROPERTY, OrderedWriter, data_folder
 from ledgerlake.table.record_table import RecordTable
+from ledgerlake.values.record_rows import PULSAR_FIELDS
 from tests.table.rows import rows
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
     ledgerlake.schedule   an id, 1 to 200 characters: the message replaces the one that waits under the id
     ledgerlake.expires    milliseconds since 1970, or ISO-8601 with a zone: a delayed message that is released later is not
                           delivered
-    ledgerlake.cron, ledgerlake.every and five more say that the message is delivered again and again; ``delay.repetition``
+    ledgerlake.cron, ledgerlake.every and five more say that the message is delivered again and again; ``schedules.repetition``
                           has their values
     ledgerlake.pause, ledgerlake.resume
                           ``schedule=ID`` or ``all``: from the time of the message on, repetitions are not delivered, or

@@ -51,8 +51,8 @@ def _rejects(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from ledgerlake.pipeline.progress import counted
-    from ledgerlake.pipeline.replay import replay
+    from ledgerlake.monitor.progress import counted
+    from ledgerlake.replay.replay import replay
 
     result = replay(load_config_with_paths(options.config), options.reason)
     reasons = sorted(result.replayed.keys() | result.left.keys())

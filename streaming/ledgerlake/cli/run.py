@@ -46,10 +46,10 @@ def _run(options: argparse.Namespace) -> int:
     # If it is missing, that is said before all else.
     import pyspark  # noqa: F401
 
+    from ledgerlake.monitor.http_server import check_port
+    from ledgerlake.monitor.progress_screen import ProgressScreen
+    from ledgerlake.monitor.shared_terminal import shared_terminal
     from ledgerlake.options.config import load_config
-    from ledgerlake.pipeline.http_server import check_port
-    from ledgerlake.pipeline.progress_screen import ProgressScreen
-    from ledgerlake.pipeline.shared_terminal import shared_terminal
     from ledgerlake.pipeline.start import check_reachable
     from ledgerlake.runtime.class_archive import ClassArchive
 

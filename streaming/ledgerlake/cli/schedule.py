@@ -84,7 +84,7 @@ def _add_reschedule(commands: Commands) -> None:
 
 def _reschedule(options: argparse.Namespace) -> int:
     from ledgerlake.client.topics import full_name, join_partition
-    from ledgerlake.inspect.waiting_rows import scheduled_entries
+    from ledgerlake.inspect.delayed_messages import scheduled_entries
     from ledgerlake.options.config import load_config
     from ledgerlake.publish.schedules import move
     from ledgerlake.wire.entry import peek_metadata

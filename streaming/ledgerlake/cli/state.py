@@ -30,10 +30,10 @@ def add(commands: Commands) -> None:
 
 
 def _state(options: argparse.Namespace) -> int:
+    from ledgerlake.inspect.delayed_counts import waiting_messages
     from ledgerlake.inspect.incomplete_messages import incomplete_messages
-    from ledgerlake.inspect.waiting_messages import waiting_messages
+    from ledgerlake.monitor.progress import counted
     from ledgerlake.options.config import load_config
-    from ledgerlake.pipeline.progress import counted
 
     config = load_config(options.config)
     spark = start_spark(f"ledgerlake state {config.stream.name}", config, options)

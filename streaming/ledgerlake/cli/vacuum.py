@@ -33,8 +33,8 @@ def add(commands: Commands) -> None:
 
 
 def _vacuum(options: argparse.Namespace) -> int:
+    from ledgerlake.monitor.progress import counted
     from ledgerlake.pipeline.known_tables import known_tables
-    from ledgerlake.pipeline.progress import counted
     from ledgerlake.pipeline.unused_files import UnusedFiles
 
     config = load_config_with_paths(options.config)

@@ -27,8 +27,8 @@ def add(commands: Commands) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from ledgerlake.inspect.verify import verify
     from ledgerlake.pipeline.start import check_reachable
+    from ledgerlake.verify.verify import verify
 
     config = load_config_with_paths(options.config)
     check_reachable(config)

@@ -57,8 +57,8 @@ def _waiting(options: argparse.Namespace) -> int:
         return 0
     spark = start_spark(f"ledgerlake waiting {config.stream.name}", config, options)
     from ledgerlake.decode.messages import TopicPartition
+    from ledgerlake.inspect.delayed_messages import waiting
     from ledgerlake.inspect.schedule_pauses import paused_since_ms
-    from ledgerlake.inspect.waiting_rows import waiting
     from ledgerlake.wire.schedules import SCHEDULE_PROPERTY
 
     rows = waiting(spark, config, due_before_ms, options.schedule)

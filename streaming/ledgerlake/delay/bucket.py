@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from ledgerlake.stored.fields import fields_of, parse_stored, stored
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 VERSION = 1
 
@@ -95,3 +99,11 @@ def _record(fields: dict[str, Any], _version: int) -> Record:
 def _is_sound(bucket: Bucket) -> bool:
     is_used_up = not bucket.waiting and bucket.segment == bucket.segments + 1
     return bucket.waiting >= 0 and bucket.offset >= 0 and (1 <= bucket.segment <= bucket.segments or is_used_up)
+
+
+def smallest_neighbours(buckets: Sequence[Bucket]) -> int:
+    """Return the place of the first of those two neighbours that have the fewest messages between
+    them; there must be two buckets or more.
+    """
+    sums = [left.waiting + right.waiting for left, right in pairwise(buckets)]
+    return sums.index(min(sums))

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from ledgerlake.decode.sorted_runs import merge_sorted
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -116,3 +118,10 @@ def frame_sizes(batch: pa.RecordBatch) -> NDArray[np.int64]:
     offsets = np.frombuffer(frames.buffers()[1], dtype=np.int32)[frames.offset : frames.offset + len(frames) + 1]
     sizes = np.diff(offsets).astype(np.int64)
     return np.where(frames.is_valid().to_numpy(zero_copy_only=False), sizes, 0)
+
+
+def shared_queue(sources: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    """Yield the delayed messages of several sources in order. The messages of each source must be in
+    order, and no batch empty.
+    """
+    return merge_sorted(sources, key_columns, pa.RecordBatch.slice, sort_rows)

@@ -35,9 +35,8 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from ledgerlake.decode.sorted_runs import count_through
-from ledgerlake.delay.bucket import Bucket, Record, SegmentRange
+from ledgerlake.delay.bucket import Bucket, Record, SegmentRange, smallest_neighbours
 from ledgerlake.delay.due_times import FEW_SEGMENTS, DueTimes, due_spans, due_times
-from ledgerlake.delay.merge import shared_queue, smallest_neighbours
 from ledgerlake.delay.segment import (
     DEFAULT_MAX_INDEXES,
     DEFAULT_MIN_INDEXES,
@@ -46,6 +45,7 @@ from ledgerlake.delay.segment import (
     cut_segments,
     key_at,
     key_columns,
+    shared_queue,
     sort_rows,
 )
 from ledgerlake.delay.snapshot import (

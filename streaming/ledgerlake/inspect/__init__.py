@@ -1,3 +1,3 @@
-"""Looking at topics, tables and state from outside a running pipeline: verify, lag, peek,
-positions, state, typed values.
+"""Looking at topics, tables and state from outside a running pipeline: check, lag, peek, positions,
+state, delayed messages.
 """

@@ -29,15 +29,15 @@ from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.crypto import open_entry
 from ledgerlake.decode.data_keys import unreadable_keys
 from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, SetupError, TopicNotFoundError
+from ledgerlake.monitor.progress import counted
 from ledgerlake.options.config import check_stores, load_config
-from ledgerlake.pipeline.progress import counted
 from ledgerlake.runtime.java import find_java, java_version
 from ledgerlake.runtime.plugins import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sized
 
-    from ledgerlake.inspect.last_entries import LastEntries
+    from ledgerlake.inspect.recent_entries import LastEntries
     from ledgerlake.options.config import Config
     from ledgerlake.pipeline.components import Components
     from ledgerlake.stored.places import Place
@@ -153,7 +153,7 @@ class _Broker:
         return f"{', '.join(topics[:3])}{' ...' if len(topics) > 3 else ''} ({_count(self._names)})"
 
     def _reading(self, cluster: Cluster) -> str:
-        from ledgerlake.inspect.last_entries import last_entries
+        from ledgerlake.inspect.recent_entries import last_entries
 
         for name in self._names[:_MOST_PARTITIONS]:
             self._last.append(last_entries(cluster, name, _MOST_ENTRIES))
@@ -446,7 +446,7 @@ def _load(functions: list[str]) -> str:
 
 
 def _metrics_port(config: Config) -> str:
-    from ledgerlake.pipeline.http_server import check_port
+    from ledgerlake.monitor.http_server import check_port
 
     assert config.metrics is not None
     check_port(config.metrics.port, config.metrics.address, config.metrics.token)

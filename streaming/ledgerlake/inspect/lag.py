@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
+from ledgerlake.monitor.progress import counted
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.pipeline.progress import counted
 from ledgerlake.source.bounds import entry_from, latest_offset
 from ledgerlake.source.latest_offset import entry_at
 from ledgerlake.source.loss import ends_before, is_entry

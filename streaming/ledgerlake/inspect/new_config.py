@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.missing_topics import find_topic_partitions
 from ledgerlake.client.topics import TopicSelection, full_name, split_partition
-from ledgerlake.decode.record_columns import VALUE_COLUMN, record_of
 from ledgerlake.errors import LedgerlakeError
 from ledgerlake.inspect.entry_values import entry_values
-from ledgerlake.inspect.last_entries import last_entries, message_count
+from ledgerlake.inspect.recent_entries import last_entries, message_count
+from ledgerlake.monitor.progress import counted
 from ledgerlake.options.config import read_config
-from ledgerlake.pipeline.progress import counted
+from ledgerlake.values.record_columns import VALUE_COLUMN, record_of
 
 if TYPE_CHECKING:
-    from ledgerlake.inspect.last_entries import LastEntries
+    from ledgerlake.inspect.recent_entries import LastEntries
     from ledgerlake.wire.value_schema import ValueSchema
 
 # So many topic partitions are looked into, at so many entries of each.

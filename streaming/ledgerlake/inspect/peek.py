@@ -12,7 +12,7 @@ from ledgerlake.client.topics import TopicSelection, full_name, split_partition
 from ledgerlake.decode.entries import entry_rows
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.inspect.entry_values import entry_values
-from ledgerlake.inspect.last_entries import before_last
+from ledgerlake.inspect.recent_entries import before_last
 from ledgerlake.options.bounds import parse_start
 from ledgerlake.runtime.guarded_output import printable
 from ledgerlake.source.bounds import end_position, matching_partitions, resolve_start

@@ -1,5 +1,5 @@
 """What the table of rejects has, by reason and topic: how many, when, and the last one. Rejects
-that were replayed (see ``pipeline.replay``) do not count: as many of a message and a reason as there
+that were replayed (see ``replay.replay``) do not count: as many of a message and a reason as there
 are rows of ``replayed``.
 """
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as f
 
-from ledgerlake.delay.schedules import waiting_from_json
+from ledgerlake.inspect.delayed_counts import source_of, stored_cancels
 from ledgerlake.inspect.stored_state import last_batch, read_state
-from ledgerlake.inspect.waiting_messages import source_of, stored_cancels
+from ledgerlake.schedules.schedules import waiting_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from ledgerlake.decode import schema
-from ledgerlake.decode.typed import typed_columns, typed_parts
 from ledgerlake.source.value_schemas import find_value_schema, schemas_of
+from ledgerlake.values.typed import typed_columns, typed_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def typed(rows: DataFrame, config: Config, *, keep_bytes: bool = False) -> DataFrame:
     """Return the rows with ``value`` typed by the newest schema of the configuration's topics, see
-    ``decode.typed``.
+    ``values.typed``.
 
     Args:
         rows: with columns of the table ``messages``: at least ``topic``, ``key``, ``key_bytes``,

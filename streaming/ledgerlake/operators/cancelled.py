@@ -10,9 +10,9 @@ import pyarrow as pa
 from ledgerlake.decode.reference import key_of
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import entries_of
-from ledgerlake.delay.cancel_messages import key_text, key_texts
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.reasons import CANCELLED
+from ledgerlake.schedules.cancel_messages import key_text, key_texts
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ledgerlake.assembly.assembler import Entry
-    from ledgerlake.delay.cancels import Cancels
+    from ledgerlake.schedules.cancels import Cancels
 
 
 def cancelled_rows(messages: pa.RecordBatch, cancels: Cancels) -> NDArray[np.bool_]:

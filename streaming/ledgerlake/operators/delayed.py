@@ -9,7 +9,7 @@ State beside that of large messages:
     separate   (ledger, entry) -> a message whose bytes are in ``parts`` and not in a segment: a large
                message, with the position of its last chunk as the key, or an entry that a range cut
                in two. JSON with a version (``separately_stored``)
-    cancels    the cancels that are still needed, and marks of positions, JSON with a version (``delay.cancels``)
+    cancels    the cancels that are still needed, and marks of positions, JSON with a version (``schedules.cancels``)
 
 and those of schedules by id (``operators.schedule_state``).
 
@@ -41,22 +41,7 @@ import pyarrow as pa
 from ledgerlake.assembly.assembler import Assembled, KeptEntries, Rejected
 from ledgerlake.decode.split import entries_of, read_delayed
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
-from ledgerlake.delay.cancels import (
-    MOST_CANCEL_BYTES,
-    MOST_CANCELS,
-    Cancel,
-    Cancels,
-    cancels_from_json,
-    cancels_to_json,
-)
 from ledgerlake.delay.due_times import DueSpan, DueTimes
-from ledgerlake.delay.schedules import (
-    MarkedPositions,
-    Pauses,
-    Repeating,
-    Schedules,
-    WaitingMessage,
-)
 from ledgerlake.delay.segment import INDEX_SCHEMA, are_until, frame_sizes, index_rows, key_at, key_columns
 from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.errors import CorruptEntryError
@@ -85,6 +70,21 @@ from ledgerlake.reasons import (
     REPLACED,
     Reason,
 )
+from ledgerlake.schedules.cancels import (
+    MOST_CANCEL_BYTES,
+    MOST_CANCELS,
+    Cancel,
+    Cancels,
+    cancels_from_json,
+    cancels_to_json,
+)
+from ledgerlake.schedules.schedules import (
+    MarkedPositions,
+    Pauses,
+    Repeating,
+    Schedules,
+    WaitingMessage,
+)
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ if TYPE_CHECKING:
     from ledgerlake.decode.messages import BatchRange, TopicPartition
     from ledgerlake.delay.segment import Key
     from ledgerlake.operators.outcome_types import Delivery, Outcome
-    from ledgerlake.operators.rows import DelayedLargeMessage
+    from ledgerlake.operators.stage_rows import DelayedLargeMessage
     from ledgerlake.operators.state_variables import StateVariables
     from ledgerlake.options.delay_options import DelayOptions
 
@@ -310,7 +310,7 @@ class DelayedMessages:
                 self._keep_chunks(message)
             except CorruptEntryError as error:
                 # A message that is due at once is not lost with the state of an earlier run (see
-                # ``table.additions``).
+                # ``table.repeated_rejects``).
                 is_lost = error.reason == CHUNK_TRIMMED and message.deliver_ms > cutoff_ms
                 self.reject_large(message, DELAYED_TRIMMED if is_lost else error.reason)
             else:

@@ -19,12 +19,14 @@ from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import PieceKind
-from ledgerlake.operators.in_task import LocalAssembly
+from ledgerlake.operators.local_assembly import LocalAssembly
 from ledgerlake.operators.outcome_types import Outcome
 from ledgerlake.operators.outcomes import rejected_large
 from ledgerlake.operators.partition_writer import PartitionWriter, SharedFiles
 from ledgerlake.operators.results import PartitionResult, results_to_json
-from ledgerlake.operators.rows import (
+from ledgerlake.operators.schedule_events import ScheduleEvents
+from ledgerlake.operators.scheduled import REFUSED_DETAIL, find_in_frames, schedule_at_once
+from ledgerlake.operators.stage_rows import (
     KEY_OF_RESULTS,
     RowKind,
     StateSummary,
@@ -34,8 +36,6 @@ from ledgerlake.operators.rows import (
     report_to_json,
     stage_row,
 )
-from ledgerlake.operators.schedule_events import ScheduleEvents
-from ledgerlake.operators.scheduled import REFUSED_DETAIL, find_in_frames, schedule_at_once
 from ledgerlake.reasons import CHUNK_EVICTED, SCHEDULE_REFUSED
 from ledgerlake.runtime.memory import give_back, keep_freed_blocks
 from ledgerlake.source.pieces import read_single

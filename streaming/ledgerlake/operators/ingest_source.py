@@ -1,6 +1,6 @@
 """The pipeline's own data source: its tasks do not hand entries to Spark, they write them.
 
-It returns the few rows of ``operators.rows``. So entries cross into the JVM neither on their way
+It returns the few rows of ``operators.stage_rows``. So entries cross into the JVM neither on their way
 from the broker nor on their way to the table.
 """
 
@@ -18,7 +18,7 @@ from ledgerlake.assembly.rules import Limits
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.operators.ingest import ingest_ranges
 from ledgerlake.operators.results import BatchSettings, TaskSettings
-from ledgerlake.operators.rows import STAGE_ROWS
+from ledgerlake.operators.stage_rows import STAGE_ROWS
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import SourceOptions, parse_options
 from ledgerlake.options.table_options import TableOptions

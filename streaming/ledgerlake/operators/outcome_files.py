@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 from ledgerlake.assembly.assembler import Assembled, Rejected
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.delay.cancels import Cancels
 from ledgerlake.operators.delayed import TOPIC
 from ledgerlake.operators.outcome_digest import OutcomeDigest, Tally, message_tally
 from ledgerlake.operators.outcome_types import Outcome, RejectedPositions
@@ -29,8 +28,9 @@ from ledgerlake.operators.results import (
     results_to_json,
     task_result_from_dict,
 )
-from ledgerlake.operators.rows import Released, StateSummary
 from ledgerlake.operators.stage_output import data_frame
+from ledgerlake.operators.stage_rows import Released, StateSummary
+from ledgerlake.schedules.cancels import Cancels
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 from ledgerlake.wire.message_id import Position
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from ledgerlake.operators.rows import StageRow
+    from ledgerlake.operators.stage_rows import StageRow
 
 
 class OutcomeFiles:

@@ -19,13 +19,13 @@ from ledgerlake.decode.large import decode_large
 from ledgerlake.decode.messages import Decoded, TopicPartition, decode_bundle, decode_entries
 from ledgerlake.decode.rejects import RejectedEntry, reject_rows
 from ledgerlake.decode.split import placed_entries
-from ledgerlake.delay.cancels import Cancels
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.cancelled import cancelled_entries, cancelled_rows, is_entry_cancelled
 from ledgerlake.operators.outcome_types import Delivery, DueEntries, DuePositions, Outcome, RejectedPositions
-from ledgerlake.operators.rows import in_groups
 from ledgerlake.operators.scheduled import expired_chunk, find_in_due, with_occurrences, with_properties
+from ledgerlake.operators.stage_rows import in_groups
 from ledgerlake.reasons import CANCELLED, ENTRY_TRIMMED, MALFORMED_MARKER, Reason
+from ledgerlake.schedules.cancels import Cancels
 from ledgerlake.source.reread import GoneEntries, read_again
 from ledgerlake.wire.message_id import MessageId, Position
 

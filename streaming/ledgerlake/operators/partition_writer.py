@@ -10,10 +10,8 @@ import pyarrow as pa
 
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
-from ledgerlake.decode.record_rows import Misfit
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.single_entry import single_entries
-from ledgerlake.delay.cancel_messages import TaskCancels
 from ledgerlake.errors import SetupError
 from ledgerlake.operators.outcome_digest import (
     OutcomeDigest,
@@ -27,16 +25,18 @@ from ledgerlake.operators.results import BatchSettings, TableResult, TaskResult,
 from ledgerlake.operators.scheduled import find_in_messages
 from ledgerlake.operators.table_writer import SharedTable, TableWriters
 from ledgerlake.reasons import CANCEL_REFUSED
+from ledgerlake.schedules.cancel_messages import TaskCancels
 from ledgerlake.source.views import check_broker_metadata
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
+from ledgerlake.values.record_rows import Misfit
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ledgerlake.decode.messages import BatchRange
-    from ledgerlake.delay.cancels import Cancel
     from ledgerlake.operators.schedule_events import ScheduleEvents
+    from ledgerlake.schedules.cancels import Cancel
 
 
 _MAX_TO_REREAD = 10_000

@@ -26,12 +26,12 @@ import numpy as np
 
 from ledgerlake.assembly.assembler import Rejected
 from ledgerlake.decode.split import entries_of
-from ledgerlake.delay.repetition import TIMEZONE_DATA_VERSION, parse_repetition
-from ledgerlake.delay.schedules import REPEATING
 from ledgerlake.delay.segment import index_rows, key_at, key_columns
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.outcome_types import Delivery
 from ledgerlake.reasons import NO_OCCURRENCE, Reason
+from ledgerlake.schedules.repetition import TIMEZONE_DATA_VERSION, parse_repetition
+from ledgerlake.schedules.schedules import REPEATING
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import AFTER_ALL, Position
 from ledgerlake.wire.schedules import (
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ledgerlake.delay.repetition import Occurrence
-    from ledgerlake.delay.schedules import Schedules
+    from ledgerlake.schedules.repetition import Occurrence
+    from ledgerlake.schedules.schedules import Schedules
 
 # The most occurrences of a micro-batch beyond the first one of each message.
 MOST_OVERDUE = 100_000

@@ -16,7 +16,7 @@ import pyarrow as pa
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
 from ledgerlake.operators.outcome_digest import OutcomeDigest
-from ledgerlake.operators.rows import (
+from ledgerlake.operators.stage_rows import (
     Released,
     StateSummary,
     summary_from_dict,

@@ -1,5 +1,5 @@
 """A user's function from Arrow batch to Arrow batch, in the form of a query of rows (see
-``decode.row_query``): its columns, and its answer with the messages for which it fails.
+``values.row_query``): its columns, and its answer with the messages for which it fails.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from ledgerlake.decode.columns import first_line
-from ledgerlake.decode.record_columns import PULSAR_COLUMN
-from ledgerlake.decode.row_query import Answer, joined, table_type
 from ledgerlake.errors import SetupError
 from ledgerlake.outside import Unreadable, reading
 from ledgerlake.runtime.plugins import load
+from ledgerlake.values.record_columns import PULSAR_COLUMN
+from ledgerlake.values.row_query import Answer, joined, table_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

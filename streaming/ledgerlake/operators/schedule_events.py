@@ -1,7 +1,7 @@
-"""Events of schedules by id (``delay.schedules``), from the tasks to the stateful stage.
+"""Events of schedules by id (``schedules.schedules``), from the tasks to the stateful stage.
 
 A backlog may have a million of them, so they pass as Arrow, many in one row (``schedules`` in
-``operators.rows``), and the stage keeps them so until it applies them.
+``operators.stage_rows``), and the stage keeps them so until it applies them.
 
 Rules kept here:
   - Events of an id are applied in the order of their messages, of the messages of a batch too, in
@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.delay.cancels import Cancel
-from ledgerlake.delay.repetition import RepetitionRate
-from ledgerlake.operators.rows import RowKind, stage_row
+from ledgerlake.operators.stage_rows import RowKind, stage_row
+from ledgerlake.schedules.cancels import Cancel
+from ledgerlake.schedules.repetition import RepetitionRate
 from ledgerlake.wire.limits import MAX_TASK_SCHEDULE_BYTES
 from ledgerlake.wire.message_id import Position
 

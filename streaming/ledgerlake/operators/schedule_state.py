@@ -1,4 +1,4 @@
-"""The state of schedules by id (see ``delay.schedules``): a hash table of the messages that wait.
+"""The state of schedules by id (see ``schedules.schedules``): a hash table of the messages that wait.
 
     schedule_blocks  block -> the messages of the ids of one hash, some thirty (``ScheduleBlock`` of ``pb/delay.proto``);
                      -1 -> the size of the table, and the rate of the messages that repeat (``ScheduleTable``)
@@ -15,7 +15,7 @@ own: a block has the messages of other ids, and would be written again for each 
 
 A message that is released stays in its block until the block is changed again, and the whole table
 is removed when nothing waits under an id. So a release costs no call. The marks of positions, which
-say what waits, are stored with the cancels (``delay.cancels``).
+say what waits, are stored with the cancels (``schedules.cancels``).
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from typing import TYPE_CHECKING, TypeVar
 from google.protobuf.message import DecodeError
 
 from ledgerlake.decode.split import MAX_DELAYED_ENTRY_ID
-from ledgerlake.delay.repetition import RepetitionRate
-from ledgerlake.delay.schedules import Repeating, WaitingMessage, waiting_from_json, waiting_to_json
 from ledgerlake.errors import OffsetError, refuse_newer
 from ledgerlake.operators.bucket_folders import find_query_id
 from ledgerlake.pb import delay_pb2 as pb
+from ledgerlake.schedules.repetition import RepetitionRate
+from ledgerlake.schedules.schedules import Repeating, WaitingMessage, waiting_from_json, waiting_to_json
 from ledgerlake.stored.fields import ADVICE
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ledgerlake.delay.schedules import MarkedPositions
     from ledgerlake.operators.state_variables import StateVariables
+    from ledgerlake.schedules.schedules import MarkedPositions
 
 VERSION = 1
 

@@ -21,13 +21,13 @@ from ledgerlake.decode.messages import WHOLE_BATCH
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.single_entry import single_entries
 from ledgerlake.decode.split import entries_of, read_delayed
-from ledgerlake.delay.cancel_messages import rows_with_property, stored_times_ms
-from ledgerlake.delay.cancels import CANCEL_PROPERTY, cancel_of
-from ledgerlake.delay.repetition import parse_repetition, rate_of
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.cancelled import of_batch
 from ledgerlake.operators.schedule_events import PauseChanged, Scheduled
 from ledgerlake.reasons import BAD_SCHEDULE, EXPIRED, SCHEDULE_REFUSED, Reason
+from ledgerlake.schedules.cancel_messages import rows_with_property, stored_times_ms
+from ledgerlake.schedules.cancels import CANCEL_PROPERTY, cancel_of
+from ledgerlake.schedules.repetition import parse_repetition, rate_of
 from ledgerlake.wire.entry import peek_metadata, read_stamp
 from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.schedules import (
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
     from ledgerlake.assembly.assembler import Entry
     from ledgerlake.decode.messages import BatchRange
-    from ledgerlake.delay.repetition import Repetition
     from ledgerlake.operators.outcome_types import Outcome
     from ledgerlake.operators.schedule_events import ScheduleEvent, ScheduleEvents
     from ledgerlake.pb import pulsar_pb2 as pb
+    from ledgerlake.schedules.repetition import Repetition
 
 REFUSED_DETAIL = "the micro-batch has more schedules than a task can pass on; read fewer bytes in a micro-batch"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ledgerlake.assembly.rules import ChunkedMessageKey
 from ledgerlake.decode.messages import BatchRange
-from ledgerlake.operators.rows import positions_to_json
+from ledgerlake.operators.stage_rows import positions_to_json
 from ledgerlake.stored.fields import parse_stored, stored
 from ledgerlake.wire.message_id import Position
 

@@ -1,4 +1,4 @@
-"""Turns rows of ``schema.BUNDLES`` into rows for the stateful stage (see ``operators.rows``), for a
+"""Turns rows of ``schema.BUNDLES`` into rows for the stateful stage (see ``operators.stage_rows``), for a
 stream to sinks that are not Ledgerlake's.
 
 Messages are decoded before the stage and pass it unchanged; delayed entries and chunks go into it
@@ -15,12 +15,20 @@ from ledgerlake.assembly.rules import Chunk
 from ledgerlake.decode.messages import BatchRange, TopicPartition
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import PieceKind
-from ledgerlake.delay.cancel_messages import TaskCancels
-from ledgerlake.operators.in_task import EventBudget
-from ledgerlake.operators.rows import RowKind, TaskEvent, TaskReport, delayed_rows, latest, report_to_json, stage_row
+from ledgerlake.operators.local_assembly import EventBudget
 from ledgerlake.operators.schedule_events import ScheduleEvents
 from ledgerlake.operators.scheduled import find_in_frames, find_in_messages
+from ledgerlake.operators.stage_rows import (
+    RowKind,
+    TaskEvent,
+    TaskReport,
+    delayed_rows,
+    latest,
+    report_to_json,
+    stage_row,
+)
 from ledgerlake.reasons import CANCEL_REFUSED, CHUNK_EVICTED
+from ledgerlake.schedules.cancel_messages import TaskCancels
 from ledgerlake.source.pieces import Piece, read_single
 from ledgerlake.source.views import piece_as_view
 from ledgerlake.wire.message_id import Position

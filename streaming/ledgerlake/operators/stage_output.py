@@ -2,7 +2,7 @@
 in force, and last a summary of the state.
 
 In the pipeline the stage writes them to files itself (see ``operators.outcome_files``). For other sinks
-they are rows of ``operators.rows``, which this module writes and reads.
+they are rows of ``operators.stage_rows``, which this module writes and reads.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import pyarrow as pa
 from ledgerlake.assembly.assembler import Assembled, Entry, Rejected
 from ledgerlake.assembly.rules import ChunkedMessageKey
 from ledgerlake.decode.messages import BatchRange, TopicPartition
-from ledgerlake.delay.cancels import Cancels, cancels_from_json, cancels_to_json
 from ledgerlake.operators.outcome_types import Delivery, DueEntries, DuePositions, Outcome, RejectedPositions
-from ledgerlake.operators.rows import (
+from ledgerlake.operators.stage_rows import (
     STAGE_ROWS,
     RowKind,
     StateSummary,
@@ -30,6 +29,7 @@ from ledgerlake.operators.rows import (
     summary_to_json,
 )
 from ledgerlake.reasons import Reason
+from ledgerlake.schedules.cancels import Cancels, cancels_from_json, cancels_to_json
 from ledgerlake.stored.fields import fields_of
 from ledgerlake.wire.message_id import Position
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from ledgerlake.operators.rows import StageRow
+    from ledgerlake.operators.stage_rows import StageRow
 
 _Output = tuple[TopicPartition, Outcome | pa.RecordBatch | StateSummary | Cancels]
 

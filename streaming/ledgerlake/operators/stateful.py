@@ -39,11 +39,12 @@ from ledgerlake.assembly.rules import ChunkedMessageKey, IncompleteMessage
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.large import read_chunks
 from ledgerlake.decode.messages import BatchRange, TopicPartition
-from ledgerlake.delay.cancels import Cancel
 from ledgerlake.operators.delayed import DelayedMessages, DelayedState
 from ledgerlake.operators.outcome_digest import OutcomeDigest
 from ledgerlake.operators.outcome_types import Outcome
-from ledgerlake.operators.rows import (
+from ledgerlake.operators.scheduled import schedule_at_once
+from ledgerlake.operators.stage_output import OutcomeRows, StageOutput
+from ledgerlake.operators.stage_rows import (
     DelayedLargeMessage,
     MessageStarted,
     RowKind,
@@ -54,10 +55,9 @@ from ledgerlake.operators.rows import (
     latest,
     report_from_json,
 )
-from ledgerlake.operators.scheduled import schedule_at_once
-from ledgerlake.operators.stage_output import OutcomeRows, StageOutput
 from ledgerlake.operators.state_variables import StateVariables
 from ledgerlake.reasons import MALFORMED_MARKER
+from ledgerlake.schedules.cancels import Cancel
 from ledgerlake.source.reread import GoneEntries, read_again
 from ledgerlake.stored.fields import parse_stored
 from ledgerlake.wire.chunks import Marker

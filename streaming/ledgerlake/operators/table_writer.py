@@ -3,7 +3,7 @@
     messages of the topic partition
       | those by the schema that the table asks for
       v
-    records                by the schemas' versions, if the table has records (see ``decode.record_rows``)
+    records                by the schemas' versions, if the table has records (see ``values.record_rows``)
       | condition, query or function, computed columns (see ``transforms``)
       v
     rows                   in order, apart for each partition of the table (see ``table.ordered_files``)
@@ -23,14 +23,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledgerlake.client.topics import join_partition
-from ledgerlake.decode.record_rows import PULSAR_FIELDS, Misfit, record_cuts, record_rows, rows_schema
-from ledgerlake.decode.values import record_name
 from ledgerlake.operators.results import TableResult
 from ledgerlake.operators.transforms import RowTransform, column_of, messages_schema
 from ledgerlake.reasons import NO_KEY, NO_TABLE, TRANSFORM_FAILED
 from ledgerlake.source.value_schemas import schemas_of
 from ledgerlake.table.layout import partition_text
 from ledgerlake.table.ordered_files import BufferedWriter, OrderedWriter, data_folder, merge_overlapping
+from ledgerlake.values.record_rows import PULSAR_FIELDS, Misfit, record_cuts, record_rows, rows_schema
+from ledgerlake.values.schemas import record_name
 from ledgerlake.wire.value_schema import NO_SCHEMA
 
 if TYPE_CHECKING:

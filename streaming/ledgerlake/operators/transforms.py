@@ -20,23 +20,23 @@ import pyarrow.compute as pc
 
 from ledgerlake.decode import schema
 from ledgerlake.decode.columns import DecodedValues
-from ledgerlake.decode.record_columns import PULSAR_COLUMN, as_records, check_columns, united
-from ledgerlake.decode.record_rows import PULSAR_FIELDS, RECORD_COLUMN, Misfit, rows_schema
 from ledgerlake.decode.times import without_python_time
 from ledgerlake.errors import SetupError
 from ledgerlake.operators.row_functions import row_function
 from ledgerlake.reasons import TRANSFORM_FAILED
 from ledgerlake.table.layout import record_of, to_file
 from ledgerlake.table.ordered_files import bounded_paths
+from ledgerlake.values.record_columns import PULSAR_COLUMN, as_records, check_columns, united
+from ledgerlake.values.record_rows import PULSAR_FIELDS, RECORD_COLUMN, Misfit, rows_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from ledgerlake.decode.row_query import Answer, RowQuery
     from ledgerlake.operators.row_functions import RowFunction
     from ledgerlake.options.table_options import TableOptions
+    from ledgerlake.values.row_query import Answer, RowQuery
 
 
 _PULSAR = pa.struct(PULSAR_FIELDS)

@@ -51,6 +51,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+# The name of the table of rejects, beside those of `[[tables]]`.
+REJECTS_TABLE = "rejects"
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*){0,2}")
 
@@ -487,7 +490,7 @@ class IcebergConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsConfig:
-    """``[metrics]``: where Prometheus and the status page are served, see ``pipeline.metrics``."""
+    """``[metrics]``: where Prometheus and the status page are served, see ``monitor.metrics``."""
 
     port: int = option(
         COUNT,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
-from ledgerlake.delay.repetition import RepetitionLimit
 from ledgerlake.delay.tracker import DelaySettings
+from ledgerlake.schedules.repetition import RepetitionLimit
 from ledgerlake.stored.places import Place
 
 # A micro-batch that is run again must release the same messages: a release with another number has to

@@ -14,15 +14,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.topics import TopicSelection, folder_name
-from ledgerlake.decode.row_query import RELATION, row_condition, row_query
 from ledgerlake.errors import UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.stored.places import from_text, to_text
+from ledgerlake.values.row_query import RELATION, row_condition, row_query
 from ledgerlake.wire.value_schema import ValueSchema
 
 if TYPE_CHECKING:
-    from ledgerlake.decode.row_query import Condition, RowQuery
     from ledgerlake.stored.places import Place
+    from ledgerlake.values.row_query import Condition, RowQuery
 
 # The name of the table of messages in checkpoints of all releases.
 MESSAGES_TABLE = "messages"

@@ -1,1 +1,1 @@
-"""The running pipeline: its plan, start and stop, ownership, commit, cursors, progress and metrics."""
+"""The running pipeline: its start and stop, ownership, tables, commit, cursors and upkeep."""

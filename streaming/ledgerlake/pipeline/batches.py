@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import OwnershipError, SetupError
+from ledgerlake.monitor.progress import Reading
 from ledgerlake.pipeline.cursors import LastRun
 from ledgerlake.pipeline.moved_cursors import moved_cursors
-from ledgerlake.pipeline.progress import Reading
 from ledgerlake.pipeline.start import query_name
-from ledgerlake.source.moved_cursors import tell_tasks
+from ledgerlake.source.loss_watch import pass_moved_cursors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +89,7 @@ class BatchWriter:
         query = query_name(self._stream, _query_id(written))
         batch = components.checkpoint.log.record(self._stream, query, batch_id, components.start.number)
         self.reading = Reading(batch, time.monotonic())
-        tell_tasks(written.sparkSession.sparkContext, moved_cursors(components.cursors, batch))
+        pass_moved_cursors(written.sparkSession.sparkContext, moved_cursors(components.cursors, batch))
         with_state = self._with_state(batch_id)
         topics = [split_partition(name)[0] for name in batch.ranges]
         components.tables.expect(topics)

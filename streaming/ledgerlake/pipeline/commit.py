@@ -9,7 +9,7 @@ Order of a micro-batch, each step safe to repeat after a kill at any point:
        before anything changes, and so is a repeat with another outcome than the run that committed
     3. record the messages that this run has for a topic in the outbox (see ``publish.outbox``), if there is one
     4. commit ``rejects``          with the batch's number and offsets. If ``rejects`` has that batch, only what the first run did not
-                                   reject is added; if the main table has it, only a loss (see ``table.additions``)
+                                   reject is added; if the main table has it, only a loss (see ``table.repeated_rejects``)
     5. commit the other tables     those that got rows, several at once, skipped if that batch is in already, each with how far each
                                    topic partition's time has come
     6. commit the main table       likewise, and last (see ``pipeline.tables``); without files if the batch gave it no row, and
@@ -37,10 +37,10 @@ from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import CheckpointError, ProcessLostError
 from ledgerlake.operators.outcome_digest import OutcomeDigest
 from ledgerlake.operators.results import BATCH_PROPERTY, BatchSettings, PartitionResult, results_from_json
-from ledgerlake.operators.rows import Incomplete, Released, sum_of
-from ledgerlake.pipeline.tables import REJECTS_TABLE
-from ledgerlake.table.additions import add_losses, add_missing
+from ledgerlake.operators.stage_rows import Incomplete, Released, sum_of
+from ledgerlake.options.config import REJECTS_TABLE
 from ledgerlake.table.batch_record import SeenBatch
+from ledgerlake.table.repeated_rejects import add_losses, add_missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,7 @@ class BatchResult:
     the large messages that wait for chunks; ``delayed_counts`` counts the delayed messages,
     ``next_due_ms`` is when the next of them is due, and ``due_spans`` counts them by when they are due.
 
-    ``released`` has the times of the delayed messages that were delivered (see ``operators.rows``).
+    ``released`` has the times of the delayed messages that were delivered (see ``operators.stage_rows``).
 
     ``tables`` has the tables that contain the batch, by name. ``commit_s`` is what the
     commits to all tables took together.

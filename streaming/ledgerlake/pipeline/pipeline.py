@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
     from ledgerlake.delay.due_times import DueSpan
+    from ledgerlake.monitor.metrics import ServedMetrics
+    from ledgerlake.monitor.progress import Reading
     from ledgerlake.options.config import MetricsConfig
-    from ledgerlake.pipeline.metrics import ServedMetrics
-    from ledgerlake.pipeline.progress import Reading
     from ledgerlake.publish.outbox import Outbox
     from ledgerlake.stored.offsets import Offset
 
@@ -229,7 +229,7 @@ class Pipeline:
             cluster.close()
 
     def _serve_metrics(self, config: MetricsConfig) -> None:
-        from ledgerlake.pipeline.metrics import ServedMetrics, state_of
+        from ledgerlake.monitor.metrics import ServedMetrics, state_of
 
         self.metrics = ServedMetrics(self._spark, config.port, config.address, config.token)
         self.metrics.add_waiting(self.config.stream.name, self.waiting_since_earlier)

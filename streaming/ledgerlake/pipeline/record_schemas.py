@@ -10,10 +10,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.backoff import with_retries
-from ledgerlake.decode.record_columns import record_of
-from ledgerlake.decode.values import record_name
 from ledgerlake.errors import SetupError
 from ledgerlake.operators.results import TopicSchemas
+from ledgerlake.values.record_columns import record_of
+from ledgerlake.values.schemas import record_name
 from ledgerlake.wire.value_schema import NO_SCHEMA
 
 if TYPE_CHECKING:

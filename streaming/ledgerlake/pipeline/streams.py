@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ledgerlake.decode import schema
-from ledgerlake.operators.messages import complete_messages
+from ledgerlake.operators.decoded_stream import complete_messages
 from ledgerlake.operators.stateful import set_up_state
 from ledgerlake.publish.datasource import LedgerlakeDataSource
 

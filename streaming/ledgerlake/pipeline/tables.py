@@ -18,11 +18,10 @@ import pyarrow as pa
 
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import schema
-from ledgerlake.decode.record_columns import check_width, record_of, united
 from ledgerlake.errors import CheckpointError, SetupError, TableAccessError, TableError
 from ledgerlake.operators.results import TableBatch
 from ledgerlake.operators.transforms import RowTransform, messages_schema, united_columns
-from ledgerlake.options.config import is_inside, places_of
+from ledgerlake.options.config import REJECTS_TABLE, is_inside, places_of
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.table.clustered_table import ClusteredRecordTable, ClusteredTable
 from ledgerlake.table.delta_table import Table
@@ -31,6 +30,7 @@ from ledgerlake.table.open_table import existing_table
 from ledgerlake.table.ordered_files import bounded_paths
 from ledgerlake.table.record_table import RecordTable
 from ledgerlake.table.spark_table import open_table
+from ledgerlake.values.record_columns import check_width, record_of, united
 from ledgerlake.wire.value_schema import NO_SCHEMA
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from ledgerlake.table.batch_record import BatchRecord
 
 _log = logging.getLogger(__name__)
-
-REJECTS_TABLE = "rejects"
 
 
 class MessagesTable:

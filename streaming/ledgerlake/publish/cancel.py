@@ -1,4 +1,4 @@
-"""Cancels delayed messages, by a message with the cancel (see ``delay.cancels``)."""
+"""Cancels delayed messages, by a message with the cancel (see ``schedules.cancels``)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Literal
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.missing_topics import find_topic_partitions
 from ledgerlake.client.topics import full_name, split_partition
-from ledgerlake.delay.cancels import CANCEL_PROPERTY, parse_cancel
 from ledgerlake.errors import UsageError
 from ledgerlake.publish.each_partition import send_to_each
 from ledgerlake.publish.large_messages import LargeMessageProducer
+from ledgerlake.schedules.cancels import CANCEL_PROPERTY, parse_cancel
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:

@@ -21,13 +21,13 @@ from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.missing_topics import with_similar
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.client.topics import full_name, join_partition
-from ledgerlake.delay.cancels import CANCEL_PROPERTY
-from ledgerlake.delay.repetition import occurrences, parse_repetition
 from ledgerlake.errors import CorruptEntryError, LedgerlakeError, TopicNotFoundError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.each_partition import send_to_each
 from ledgerlake.publish.large_messages import LargeMessageProducer
 from ledgerlake.publish.routing import java_hash
+from ledgerlake.schedules.cancels import CANCEL_PROPERTY
+from ledgerlake.schedules.repetition import occurrences, parse_repetition
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import MessageId

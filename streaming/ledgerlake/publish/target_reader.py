@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.errors import CorruptEntryError, LedgerlakeError, TopicNotFoundError, TransportError, is_retryable
-from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.read_until import next_until
+from ledgerlake.source.topic_end import last_position
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position, from_wire
 

@@ -1,5 +1,5 @@
 """What Spark starts in place of Python on the machine of a local master: it has
-``pipeline.fork_server`` fork the process, and lasts as long as that does.
+``workers.fork_server`` fork the process, and lasts as long as that does.
 
 It imports as little as possible, since Spark waits for it. If no server answers, or something else
 than a module is asked for, it becomes Python itself, as if Spark had started that.

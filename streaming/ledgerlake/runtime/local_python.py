@@ -1,5 +1,5 @@
 """The Python that Spark starts on the machine of a local master: a copy of ``fork_client``, with a
-server of this process behind it (``pipeline.fork_server``).
+server of this process behind it (``workers.fork_server``).
 
 The server imports nothing from the working folder, which other users may be able to write to.
 
@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 
 _CLIENT = Path(__file__).with_name("fork_client.py")
-_SERVER = "ledgerlake.pipeline.fork_server"
+_SERVER = "ledgerlake.workers.fork_server"
 
 # Spark gives its workers the first, unless the user has it; with the second, NumPy has no threads
 # that a fork would lose.

@@ -63,9 +63,9 @@ _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # Between JVM and Python workers: cheaper than loopback TCP, and closed to other users, if they
-    # are in a private folder (``_private_settings``, ``pipeline.worker_daemon``).
+    # are in a private folder (``_private_settings``, ``workers.worker_daemon``).
     "spark.python.unix.domain.socket.enabled": "true",
-    "spark.python.daemon.module": "ledgerlake.pipeline.worker_daemon",
+    "spark.python.daemon.module": "ledgerlake.workers.worker_daemon",
     # It is an environment variable of some workers and not of others, and each environment has a
     # daemon of its own.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
@@ -187,7 +187,7 @@ def _warn_of_visible_secrets(settings: dict[str, str]) -> None:
 def _private_settings(master: str) -> dict[str, str]:
     """Return the settings with which the Unix sockets of a local master are in a private folder.
     Executors on other machines do not have that folder; the socket that runs code there is closed
-    to other users by itself (``pipeline.worker_daemon``).
+    to other users by itself (``workers.worker_daemon``).
     """
     if not master.startswith("local"):
         return {}

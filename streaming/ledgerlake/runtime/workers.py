@@ -2,10 +2,10 @@
 
 Spark's daemon prints a traceback for every worker that finds its pipe closed, which over Unix
 domain sockets is what an idle worker finds when the session stops. Tasks run under a daemon of ours
-(``pipeline.worker_daemon``); planners run under Spark's own, whatever is configured, so those are
+(``workers.worker_daemon``); planners run under Spark's own, whatever is configured, so those are
 made quiet from inside once they load the source. The process that Spark asks for the variables of a
 stateful operator prints each of its steps; it is made quiet once it loads the operator, after its
-first line. A fork of ``pipeline.fork_server`` has loaded both, so it is quiet from its start.
+first line. A fork of ``workers.fork_server`` has loaded both, so it is quiet from its start.
 """
 
 from __future__ import annotations

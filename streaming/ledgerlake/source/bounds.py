@@ -41,11 +41,11 @@ from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import partition_name, split_partition
 from ledgerlake.errors import CorruptEntryError, SetupError, TopicNotFoundError, UsageError
 from ledgerlake.options.bounds import After, AtIndex, AtTime, Before
-from ledgerlake.source.last_entry import Arrivals, last_position, next_readable
 from ledgerlake.source.latest_offset import LatestOffset, describe, entry_at, offset_of
 from ledgerlake.source.loss import NO_INDEX_YET
 from ledgerlake.source.read_until import next_until
 from ledgerlake.source.search import StampedEntry, first_since, first_with_index, last_before
+from ledgerlake.source.topic_end import Arrivals, last_position, next_readable
 from ledgerlake.stored.offsets import PartitionOffset, time_text
 from ledgerlake.wire.entry import first_index, index_count, message_count, read_stamp
 from ledgerlake.wire.limits import MAX_TIME_MS

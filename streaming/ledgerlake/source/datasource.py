@@ -15,10 +15,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from ledgerlake.decode import schema
 from ledgerlake.decode.compat import compat_columns
-from ledgerlake.decode.typed import typed_columns
 from ledgerlake.errors import UsageError
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.source.value_schemas import attach_schema, attached_schema, find_value_schema
+from ledgerlake.values.typed import typed_columns
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

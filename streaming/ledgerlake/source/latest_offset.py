@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.reader import EntryReader, Wanted, close_together, open_together, read_one_each
 from ledgerlake.errors import CorruptEntryError, LedgerlakeError, TopicNotFoundError
-from ledgerlake.source.last_entry import Follower, last_position
 from ledgerlake.source.read_until import next_until
+from ledgerlake.source.topic_end import Follower, last_position
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.entry import peek_metadata, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position

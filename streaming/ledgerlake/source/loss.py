@@ -16,7 +16,7 @@ counts as loss.
 A broker returns the position of a cursor only to the consumer of the subscription. So if a range
 without an index goes from one ledger into another, that consumer asks: the planner of the bare
 source when it plans the range, the driver of a pipeline before the tasks begin (see
-``source.moved_cursors``).
+``source.loss_watch``).
 
 A topic that was empty when its read began (``bounds``) had no entry with an index, and a broker
 removes an empty ledger when it loads the topic again. There too the cursor decides. Without a

@@ -1,7 +1,12 @@
-"""Detects loss while a range is read (see ``loss``), and raises or reports it."""
+"""Detects loss while a range is read (see ``loss``), and raises or reports it.
+
+If a cursor was moved from outside, the driver passes its position to the tasks of a micro-batch in a
+local property of their job, as ``{topic partition: [ledger, entry]}``.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING
 
@@ -16,11 +21,12 @@ from ledgerlake.source.loss import (
     Loss,
     find_loss,
 )
-from ledgerlake.source.moved_cursors import moved_cursor
 from ledgerlake.wire.entry import index_count, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
+
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.client.reader import EntryReader
     from ledgerlake.options.source_options import SourceOptions
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
 
 # How often a topic is looked up again that ends before an entry that it had.
 _ASK_AGAIN_S = 1.0
+
+_MOVED_CURSORS = "ledgerlake.movedCursors"
 
 _NOT_SENT = "the broker names them and does not send them"
 
@@ -188,7 +196,7 @@ class LossWatch:
     def _look(self, following: Position, index: int | None, count: int) -> RejectedEntry | None:
         span = self._span
         begin = first_available(self._cluster, span.topic_partition)
-        pinned_from = None if span.pinned_from is None else max(span.pinned_from, moved_cursor(span.topic_partition))
+        pinned_from = None if span.pinned_from is None else max(span.pinned_from, _moved_cursor(span.topic_partition))
         loss = find_loss(
             self._last_read(),
             following,
@@ -229,3 +237,23 @@ def _index(entry: EntryReceived) -> int | None:
         return read_stamp(entry.entry).index
     except CorruptEntryError:
         return None
+
+
+def pass_moved_cursors(context: SparkContext, moved: dict[str, Position]) -> None:
+    """Pass the cursors that were moved from outside, with their positions, to the tasks of the next
+    jobs.
+    """
+    positions = {name: [position.ledger_id, position.entry_id] for name, position in moved.items()}
+    context.setLocalProperty(_MOVED_CURSORS, json.dumps(positions))
+
+
+def _moved_cursor(topic_partition: str) -> Position:
+    """Return the position of a moved cursor that ``pass_moved_cursors`` passed to this task; ``BEFORE_ALL``
+    if the cursor was not moved.
+    """
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    text = task.getLocalProperty(_MOVED_CURSORS) if task is not None else None
+    ids = json.loads(text).get(topic_partition) if text else None
+    return BEFORE_ALL if ids is None else Position(*ids)

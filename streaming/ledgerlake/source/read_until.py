@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.errors import DeadlineError
-from ledgerlake.source.last_entry import last_position
+from ledgerlake.source.topic_end import last_position
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from ledgerlake.client.cluster import ClientSettings
-    from ledgerlake.decode.typed import SchemaOfVersion
     from ledgerlake.options.source_options import SourceOptions
+    from ledgerlake.values.typed import SchemaOfVersion
 
 METADATA_KEY = "pulsar.schema"
 

@@ -17,11 +17,11 @@ from ledgerlake.decode.entries import entry_rows
 from ledgerlake.decode.messages import TopicPartition, decode_bundle, rejects_as_view
 from ledgerlake.decode.rejects import read_reject, reject_rows, rejected_row
 from ledgerlake.decode.split import PieceKind
-from ledgerlake.decode.typed import typed_parts
 from ledgerlake.errors import SetupError
 from ledgerlake.reasons import DATA_LOSS, ENCRYPTED, UNDECRYPTABLE
 from ledgerlake.source.pieces import Piece, read_pieces
 from ledgerlake.source.value_schemas import schemas_of
+from ledgerlake.values.typed import typed_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.Recor
     """Yield the range as rows of ``schema.VIEW``; a bad entry is a row with its bytes in ``value`` and a
     ``reject_reason``.
 
-    With a schema for the values, see ``decode.typed``.
+    With a schema for the values, see ``values.typed``.
     """
     source = TopicPartition(*split_partition(span.topic_partition))
     of_version = schemas_of(options.client, source.topic)

@@ -33,7 +33,6 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from ledgerlake.decode.columns import first_line
-from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import TableAccessError
 from ledgerlake.table import file_groups
 from ledgerlake.table.clusters import part_numbers, parts_of, split_of
@@ -58,6 +57,7 @@ from ledgerlake.table.ordered_files import (
 from ledgerlake.table.properties import checkpoint_interval
 from ledgerlake.table.replacement import replace_files
 from ledgerlake.table.vacuum import is_own_file
+from ledgerlake.values.record_columns import PULSAR_COLUMN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -14,7 +14,7 @@ numbers that the pipeline needs. ``<query>`` names the stream and its checkpoint
     ledgerlake.checkpoint:<stream>       the number of the checkpoint that committed last, which is greater than that of any earlier one
                                          (see ``pipeline.checkpoint``): an earlier checkpoint of the stream is refused
     ledgerlake.attempt:<stream>          a random number of the last commit for the stream; the writer finds its own commit by it
-    ledgerlake.replay:<stream>           the last part of a replay of rejects (see ``pipeline.replay``)
+    ledgerlake.replay:<stream>           the last part of a replay of rejects (see ``replay.replay``)
     ledgerlake.outbox:<outbox>           how many messages the outbox has had up to that micro-batch
     ledgerlake.effective_time_us:<topic partition>   the greatest time of that topic partition
     ledgerlake.writer:<topic partition>  the number of the stream that writes its messages, a hash of its name; another stream
@@ -48,7 +48,6 @@ from pyarrow import fs
 
 from ledgerlake.errors import CheckpointError, OwnershipError, SetupError, TableAccessError, TableError, refuse_newer
 from ledgerlake.stored.fields import stored
-from ledgerlake.table.additions import KEY_COLUMNS, row_keys
 from ledgerlake.table.batch_record import Recorded, number_of
 from ledgerlake.table.features import (
     CLUSTERED,
@@ -75,6 +74,7 @@ from ledgerlake.table.ordered_files import (
     statistics_columns,
     with_named_statistics,
 )
+from ledgerlake.table.repeated_rejects import KEY_COLUMNS, row_keys
 from ledgerlake.table.retention import may_clean_log
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ledgerlake.stored.places import Place
-    from ledgerlake.table.additions import RowKey
     from ledgerlake.table.batch_record import BatchRecord
+    from ledgerlake.table.repeated_rejects import RowKey
 
 _TIME_PREFIX = "ledgerlake.effective_time_us:"
 _WRITER_PREFIX = "ledgerlake.writer:"

@@ -27,7 +27,6 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 from pyroaring import BitMap
 
-from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import TableAccessError, TableError
 from ledgerlake.table.deletion_vectors import live_rows, pack_vectors, read_vector
 from ledgerlake.table.delta_table import LATEST, MODE, Table
@@ -40,6 +39,7 @@ from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder
 from ledgerlake.table.own_commits import OwnCommits
 from ledgerlake.table.properties import is_on
 from ledgerlake.table.record_table import RecordTable
+from ledgerlake.values.record_columns import PULSAR_COLUMN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -3,7 +3,7 @@
     messages, rejects   as they are
     records             each field of the record is a column; everything else is in one struct column ``pulsar``
 
-Rows of records have a column ``record`` (see ``decode.record_rows``); so the columns of the rows
+Rows of records have a column ``record`` (see ``values.record_rows``); so the columns of the rows
 say how they stand in the files. A file may lack columns that the table got later; they are read as
 null.
 """
@@ -15,8 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ledgerlake.decode.record_columns import PULSAR_COLUMN
-from ledgerlake.decode.record_rows import PULSAR_FIELDS, RECORD_COLUMN, rows_schema
+from ledgerlake.values.record_columns import PULSAR_COLUMN
+from ledgerlake.values.record_rows import PULSAR_FIELDS, RECORD_COLUMN, rows_schema
 
 _PULSAR = pa.field(PULSAR_COLUMN, pa.struct(PULSAR_FIELDS))
 

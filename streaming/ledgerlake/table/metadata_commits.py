@@ -18,11 +18,11 @@ import deltalake
 import pyarrow as pa
 
 from ledgerlake.decode.columns import first_line
-from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import SetupError, TableAccessError, TableError
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.layout import log_text
 from ledgerlake.table.log_commit import OwnCommit
+from ledgerlake.values.record_columns import PULSAR_COLUMN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -9,7 +9,7 @@ Arrow serializes it, in base64:
 Its columns are what its log says. A field that a schema adds becomes a column before the
 micro-batch that brings it is written. Columns are never removed, and their types never change, but
 records in them get the fields that a schema adds. Records in maps do not, once the table is created
-(see ``decode.record_columns``). The property that names the columns with statistics does not get a
+(see ``values.record_columns``). The property that names the columns with statistics does not get a
 new column, because earlier files lack it (see ``ordered_files``).
 """
 
@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ledgerlake.decode.record_columns import PULSAR_COLUMN, united
-from ledgerlake.decode.record_rows import rows_schema
 from ledgerlake.errors import TableError, refuse_newer
 from ledgerlake.table.features import CLUSTERED
 from ledgerlake.table.layout import file_schema, record_of, rows_of_table
 from ledgerlake.table.metadata_commits import MetadataCommits, readable_schema
+from ledgerlake.values.record_columns import PULSAR_COLUMN, united
+from ledgerlake.values.record_rows import rows_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -32,7 +32,6 @@ from ledgerlake.client.topics import join_partition, split_partition
 from ledgerlake.errors import SetupError, TableAccessError, TableError
 from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.runtime.java_errors import root_cause
-from ledgerlake.table.additions import KEY_COLUMNS, row_key
 from ledgerlake.table.batch_record import Recorded
 from ledgerlake.table.delta_table import EFFECTIVE_TIMES, OUTBOX, Table, since_of, writer_numbers
 from ledgerlake.table.features import (
@@ -47,6 +46,7 @@ from ledgerlake.table.log_commit import OwnCommit
 from ledgerlake.table.open_table import existing_table, files_added_at, read_commit
 from ledgerlake.table.own_commits import OwnCommits
 from ledgerlake.table.properties import is_on
+from ledgerlake.table.repeated_rejects import KEY_COLUMNS, row_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from ledgerlake.stored.places import Place
-    from ledgerlake.table.additions import RowKey
     from ledgerlake.table.batch_record import BatchRecord
     from ledgerlake.table.ordered_files import DataFile
+    from ledgerlake.table.repeated_rejects import RowKey
 
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,277 @@
+"""The delayed messages in a pipeline's state, as rows: those of its last committed batch.
+
+They are read from the checkpoint, and the pipeline may run meanwhile. Tasks decode the blocks of
+the buckets (see ``operators.bucket_storage``), so memory is bounded however many messages wait.
+Messages that were cancelled or replaced are left out.
+
+Rows have the columns of messages, without those that are known only at delivery. A message that
+repeats has the time of its next occurrence in ``deliver_at``. If the bytes of a
+message are not in its bucket, because it is large, was cut in two by a range, or stays in the topic
+(``payloads = "reread"``), only its position and its time are known; of a large message it is the
+position of the last chunk. A cancel by key of such a message cannot be seen here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ledgerlake.decode import schema
+from ledgerlake.decode.messages import TopicPartition, decode_bundle
+from ledgerlake.decode.split import entries_of
+from ledgerlake.delay.segment import key_columns
+from ledgerlake.delay.snapshot import segment_from_bytes
+from ledgerlake.delay.storage import METADATA
+from ledgerlake.inspect.delayed_counts import stored_cancels, stored_records
+from ledgerlake.inspect.stored_state import last_batch, read_state
+from ledgerlake.operators.bucket_folders import open_folder
+from ledgerlake.operators.bucket_storage import segments_of_block
+from ledgerlake.operators.cancelled import cancelled_rows, is_entry_cancelled
+from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.schedules.cancels import Cancels
+from ledgerlake.schedules.schedules import REASONS, REPEATING, MarkedPositions, Pauses
+from ledgerlake.wire.entry import peek_metadata
+from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.schedules import SCHEDULE_PROPERTY, properties_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from ledgerlake.delay.bucket import Bucket, Record
+    from ledgerlake.options.config import Config
+    from ledgerlake.options.source_options import Decoding
+    from ledgerlake.stored.places import Place
+
+_UNKNOWN_YET = ("late", "delivered_at")
+WAITING = pa.schema([field for field in schema.MESSAGES if field.name not in _UNKNOWN_YET])
+
+_ENTRIES = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("entry", pa.binary())])
+
+_LARGEST_MS = 2**62
+
+
+def waiting(
+    spark: SparkSession, config: Config, due_before_ms: int | None = None, schedule_id: str | None = None
+) -> DataFrame:
+    """Return the delayed messages that wait, in no order.
+
+    Args:
+        due_before_ms: only those that are due before that time.
+        schedule_id: only that of the schedule with this id, if its properties are known.
+
+    Raises:
+        SetupError: there is no checkpoint of a pipeline that has run.
+        OffsetError: a newer release wrote it.
+    """
+    until_ms = _LARGEST_MS if due_before_ms is None else due_before_ms
+    messages = _of_state(spark, config, until_ms, _Decoder.messages, WAITING)
+    return messages if schedule_id is None else messages.where(messages.properties[SCHEDULE_PROPERTY] == schedule_id)
+
+
+def scheduled_entries(spark: SparkSession, config: Config, schedule_id: str) -> list[tuple[TopicPartition, bytes]]:
+    """Return the entries that wait under an id, as they were stored, each with its topic partition;
+    without those whose bytes are not in a bucket.
+
+    Raises:
+        As ``waiting``.
+    """
+
+    def find(decoder: _Decoder, source: TopicPartition, segment: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        return decoder.entries(source, segment, schedule_id)
+
+    rows = _of_state(spark, config, _LARGEST_MS, find, _ENTRIES).collect()
+    return [(TopicPartition(row.topic, row.partition), bytes(row.entry)) for row in rows]
+
+
+def _of_state(
+    spark: SparkSession,
+    config: Config,
+    until_ms: int,
+    read: Callable[[_Decoder, TopicPartition, pa.RecordBatch], Iterator[pa.RecordBatch]],
+    columns: pa.Schema,
+) -> DataFrame:
+    """Return what ``read`` makes of the segments in the state, in tasks."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    batch_id = last_batch(config)
+    records = stored_records(spark, config, batch_id)
+    decoder = _Decoder(records, stored_cancels(spark, config, batch_id), config.source.decoding, until_ms)
+    folder = config.delay_options.folder
+    if folder is None:
+        blocks = _blocks(spark, config, batch_id)
+        return blocks.mapInArrow(
+            lambda rows: (batch for found in decoder.of_blocks(rows) for batch in read(decoder, *found)),
+            from_arrow_schema(columns),
+        )
+    query_id = str(Checkpoint(config.checkpoint_place).log.query_id())
+    buckets = spark.createDataFrame(decoder.buckets, "topic string, partition int, bucket_id bigint")
+    return buckets.mapInArrow(
+        lambda rows: (batch for found in decoder.of_folder(rows, folder, query_id) for batch in read(decoder, *found)),
+        from_arrow_schema(columns),
+    )
+
+
+def _blocks(spark: SparkSession, config: Config, batch_id: int | None) -> DataFrame:
+    """Return the blocks of all buckets in the state: topic, partition, bucket, number of the first
+    segment, content.
+    """
+    rows = read_state(spark, config, "snapshots", batch_id).where(f"user_map_key.number > {METADATA}")
+    return rows.selectExpr(
+        "key.topic as topic",
+        "key.partition as partition",
+        "user_map_key.bucket_id as bucket_id",
+        "user_map_key.number as number",
+        "user_map_value.snapshot as block",
+    )
+
+
+@dataclass(frozen=True)
+class _Decoder:
+    """Decodes buckets in tasks.
+
+    Args:
+        records, cancels: by topic partition; the cancels with the marked positions.
+        decoding: see ``SourceOptions.decoding``.
+        until_ms: messages that are due then or later are left out.
+    """
+
+    records: dict[TopicPartition, Record]
+    cancels: dict[TopicPartition, tuple[Cancels, MarkedPositions, Pauses]]
+    decoding: Decoding
+    until_ms: int
+
+    @property
+    def buckets(self) -> list[tuple[str, int, int]]:
+        """Return the buckets that have messages: topic, partition and id."""
+        return [(source.topic, source.partition, bucket.bucket_id) for source, bucket in self._used()]
+
+    def of_blocks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
+        """Yield what waits in the segments of blocks, as ``_blocks`` has them."""
+        used = {(source, bucket.bucket_id): bucket for source, bucket in self._used()}
+        for row in _rows(batches):
+            source = TopicPartition(row["topic"], row["partition"])
+            bucket = used.get((source, row["bucket_id"]))
+            if bucket is None:
+                continue
+            for number, segment in enumerate(segments_of_block(row["block"]), row["number"]):
+                if number >= bucket.segment:
+                    yield source, self.waiting_rows(source, bucket, number, segment)
+
+    def of_folder(
+        self, batches: Iterable[pa.RecordBatch], folder: Place, query_id: str
+    ) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
+        """Yield what waits in the segments of buckets in a folder."""
+        used = {(source, bucket.bucket_id): bucket for source, bucket in self._used()}
+        for row in _rows(batches):
+            source = TopicPartition(row["topic"], row["partition"])
+            bucket = used[source, row["bucket_id"]]
+            storage = open_folder(folder, source, query_id, {bucket.bucket_id: bucket.segment})
+            for number in range(bucket.segment, bucket.segments + 1):
+                segment = storage.get_segment(bucket.bucket_id, number)
+                yield source, self.waiting_rows(source, bucket, number, segment)
+
+    def _used(self) -> Iterator[tuple[TopicPartition, Bucket]]:
+        for source, record in self.records.items():
+            yield from ((source, bucket) for bucket in record.buckets if bucket.waiting)
+
+    def waiting_rows(self, source: TopicPartition, bucket: Bucket, number: int, content: bytes) -> pa.RecordBatch:
+        """Return the rows of a segment that wait and were neither replaced nor cancelled by their id."""
+        segment = segment_from_bytes(content).slice(bucket.offset if number == bucket.segment else 0)
+        segment = segment.slice(0, int(np.searchsorted(key_columns(segment)[0], self.until_ms)))
+        is_ended = self._marked(source).are_marked(*key_columns(segment)[1:], REASONS)
+        return segment.filter(pa.array(~is_ended))
+
+    def messages(self, source: TopicPartition, segment: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of ``WAITING`` of a segment."""
+        cancels = self.cancels[source][0] if source in self.cancels else Cancels()
+        next_ms = _next_ms(segment, self._marked(source))
+        has_frame = segment.column(3).is_valid()
+        yield from _positions(source, segment.filter(pc.invert(has_frame)), cancels)
+        frames = b"".join(segment.column(3).drop_null().to_pylist())
+        for decoded in decode_bundle(frames, source, **self.decoding) if frames else ():
+            messages, repeating = _apart(decoded.messages.select(WAITING.names), next_ms)
+            messages = messages.filter(pa.array(~cancelled_rows(messages, cancels)))
+            yield from (rows for rows in (messages, repeating) if rows.num_rows)
+            yield from _positions(source, _undecoded(segment, decoded.rejects, cancels), cancels)
+
+    def entries(self, source: TopicPartition, segment: pa.RecordBatch, schedule_id: str) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of ``_ENTRIES`` of a segment whose entries have an id and were not cancelled."""
+        cancels = self.cancels[source][0] if source in self.cancels else Cancels()
+        for frame in segment.column(3).drop_null().to_pylist():
+            if schedule_id.encode() not in frame:
+                continue
+            for position, entry in entries_of(frame).items():
+                metadata = peek_metadata(memoryview(entry))
+                if properties_of(metadata).get(SCHEDULE_PROPERTY) != schedule_id:
+                    continue
+                # Only its id ends a message that repeats.
+                repeats = self._marked(source).has(position, REPEATING)
+                if repeats or not is_entry_cancelled(entry, position, cancels):
+                    row = {"topic": source.topic, "partition": source.partition, "entry": entry}
+                    yield pa.RecordBatch.from_pylist([row], schema=_ENTRIES)
+
+    def _marked(self, source: TopicPartition) -> MarkedPositions:
+        return self.cancels[source][1] if source in self.cancels else MarkedPositions()
+
+
+def _next_ms(segment: pa.RecordBatch, marked: MarkedPositions) -> dict[tuple[int, int], int]:
+    """Return when the messages of a segment that repeat are due next, by ledger and entry."""
+    due_ms, ledger_ids, entry_ids = key_columns(segment)
+    rows = np.flatnonzero(marked.are_marked(ledger_ids, entry_ids, (REPEATING,))).tolist()
+    return {(int(ledger_ids[row]), int(entry_ids[row])): int(due_ms[row]) for row in rows}
+
+
+def _apart(messages: pa.RecordBatch, next_ms: dict[tuple[int, int], int]) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Return the messages that do not repeat, and those that do, with the time of the next
+    occurrence.
+    """
+    places = zip(messages["ledger_id"].to_pylist(), messages["entry_id"].to_pylist(), strict=True)
+    due_ms = [next_ms.get(place) for place in places] if next_ms else [None] * messages.num_rows
+    repeats = pa.array([time_ms is not None for time_ms in due_ms], pa.bool_())
+    repeating = messages.filter(repeats)
+    number = WAITING.get_field_index("deliver_at")
+    times = pa.array([time_ms * 1000 for time_ms in due_ms if time_ms is not None], pa.int64())
+    repeating = repeating.set_column(number, WAITING.field(number), times.cast(WAITING.field(number).type))
+    return messages.filter(pc.invert(repeats)), repeating
+
+
+def _undecoded(segment: pa.RecordBatch, rejects: pa.RecordBatch, cancels: Cancels) -> pa.RecordBatch:
+    """Return the rows of a segment whose entries are rejects here, for example without their key. They
+    may be messages where the pipeline runs.
+    """
+    placed = [(Position(row["ledger_id"], row["entry_id"]), row["entry"]) for row in rejects.to_pylist()]
+    found = {position for position, entry in placed if not is_entry_cancelled(entry, position, cancels)}
+    _, ledger_ids, entry_ids = (column.tolist() for column in key_columns(segment))
+    places = map(Position, ledger_ids, entry_ids)
+    return segment.filter(pa.array([place in found for place in places], pa.bool_()))
+
+
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        yield from batch.to_pylist()
+
+
+def _positions(source: TopicPartition, messages: pa.RecordBatch, cancels: Cancels) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of messages of which only position and time are known."""
+    due_ms, ledger_ids, entry_ids = (column.tolist() for column in key_columns(messages))
+    known = [
+        {
+            "topic": source.topic,
+            "partition": source.partition,
+            "message_id": f"{ledger_id}:{entry_id}",
+            "ledger_id": ledger_id,
+            "entry_id": entry_id,
+            "batch_index": -1,
+            "deliver_at": time_ms * 1000,
+        }
+        for time_ms, ledger_id, entry_id in zip(due_ms, ledger_ids, entry_ids, strict=True)
+        if not cancels.is_cancelled(Position(ledger_id, entry_id), -1, None, time_ms)
+    ]
+    if known:
+        yield pa.RecordBatch.from_pylist(known, schema=WAITING)

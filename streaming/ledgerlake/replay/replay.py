@@ -1,0 +1,370 @@
+"""Puts rejects through again that fit by now: a key is there, a schema or a query was corrected, a
+limit was raised.
+
+A row of ``rejects`` with its entry is decoded as the pipeline would decode it now, and its messages
+go into the tables that take them and lack them, marked ``late``. Then a row of the reason
+``replayed`` says so in ``rejects``, with the former reason in ``detail``. A reject that still does
+not fit stays as it is. Of a batch of which some messages fit, the others become rejects of their
+own.
+
+Rejects are replayed in parts (see ``replay_rejects``), each of which is committed to all of its
+tables or to none (see ``replay_parts``).
+
+A micro-batch that has rejects and is not finished has messages in no table yet. So after the
+rejects were read, the replay waits until Spark has recorded the last micro-batch that was planned.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from deltalake import QueryBuilder
+
+from ledgerlake.client.cluster import Cluster
+from ledgerlake.client.topics import join_partition
+from ledgerlake.decode import schema
+from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.decode.rejects import reject_rows
+from ledgerlake.errors import CheckpointError, SetupError
+from ledgerlake.operators.partition_writer import misfit_rejects
+from ledgerlake.operators.results import BatchSettings
+from ledgerlake.operators.table_writer import TableWriters
+from ledgerlake.options.config import REJECTS_TABLE
+from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.record_schemas import RecordSchemas
+from ledgerlake.pipeline.tables import Tables
+from ledgerlake.reasons import CHUNK_EVICTED, CHUNK_EXPIRED, CHUNK_ORPHAN, NO_TABLE, REASONS, REPLAYED
+from ledgerlake.replay.replay_messages import by_plain_size, large_message, messages_of_entries
+from ledgerlake.replay.replay_parts import Parts
+from ledgerlake.replay.replay_rejects import RejectsToReplay
+from ledgerlake.table.open_table import not_readable, open_delta
+from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder, packed
+from ledgerlake.table.spark_table import SparkTable
+from ledgerlake.values.record_columns import PULSAR_COLUMN
+from ledgerlake.values.record_rows import Misfit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from ledgerlake.options.config import Config
+    from ledgerlake.options.table_options import TableOptions
+
+_log = logging.getLogger(__name__)
+
+# The reasons of rejects that may fit later.
+REPLAYABLE = tuple(reason for reason, declared in REASONS.items() if declared.can_be_replayed)
+
+_POSITION = ("ledger_id", "entry_id", "batch_index")
+
+_PREFIX = "part-00000000-00000"
+
+_LEFT_OUT = "the query or the function of the table leaves this message out"
+
+# No time is later, so each row of a replay is late.
+_LATEST_US = 2**62
+
+# How long a micro-batch in work is waited for, and after how long that is said.
+_BATCH_S, _TOLD_S = 600.0, 10.0
+_POLL_S = 0.2
+
+
+@dataclass
+class Replayed:
+    """What a replay did: by reason, how many rejects became messages, how many did not, and why the
+    last one of those did not. ``left_out`` are those of topics that the configuration does not
+    read.
+    """
+
+    replayed: Counter[str] = field(default_factory=Counter)
+    left: Counter[str] = field(default_factory=Counter)
+    why: dict[str, str] = field(default_factory=dict)
+    left_out: int = 0
+
+
+def replay(config: Config, reasons: Sequence[str] = ()) -> Replayed:
+    """Put the rejects of a configuration through again.
+
+    Args:
+        reasons: only those; all that may fit by now if there are none.
+
+    Raises:
+        SetupError: a reason cannot be replayed, there is no checkpoint, or delta-spark writes a table.
+        TableError: a table cannot be read or written.
+        BrokerError, TransportError: the registry of schemas cannot be asked.
+    """
+    unknown = [reason for reason in reasons if reason not in REPLAYABLE]
+    if unknown:
+        raise SetupError(f"rejects of {unknown[0]} cannot be replayed; those of {', '.join(REPLAYABLE)} can")
+    cluster = Cluster(config.source.client)
+    try:
+        return _Replay(config, cluster).run(_with_late_chunks(reasons) or REPLAYABLE)
+    finally:
+        cluster.close()
+
+
+def _with_late_chunks(reasons: Sequence[str]) -> tuple[str, ...]:
+    """Return reasons with that of chunks which came when their message had been given up."""
+    is_given_up = not {CHUNK_EXPIRED, CHUNK_EVICTED}.isdisjoint(reasons)
+    return (*reasons, CHUNK_ORPHAN) if is_given_up else tuple(reasons)
+
+
+class _Replay:
+    def __init__(self, config: Config, cluster: Cluster) -> None:
+        self._config = config
+        # A row of an earlier message would take the place of a later one.
+        self._options = [table for table in config.table_options if not table.keeps_latest]
+        self._unwritten = [table for table in config.table_options if table.keeps_latest]
+        checkpoint = Checkpoint(config.checkpoint_place)
+        # It alone tells of a micro-batch that is not finished.
+        checkpoint.existing_start()
+        folder = checkpoint.folder / "ledgerlake"
+        self._log = checkpoint.log
+        self._tables = Tables(config, folder / "staging")
+        self._schemas = RecordSchemas(cluster, self._tables)
+        self._parts = Parts(folder, self._tables, config.stream.name)
+        # The large messages that were replayed. Other chunks that say they are of one follow it.
+        self._large: set[tuple[TopicPartition, tuple[str, str, int]]] = set()
+        self.result = Replayed()
+
+    def run(self, reasons: Sequence[str]) -> Replayed:
+        unfinished = self._parts.unfinished()
+        if unfinished is not None:
+            self._open(unfinished.topics)
+            self._parts.commit(unfinished)
+        topics = self._config.source.topics
+        rejects = RejectsToReplay(
+            self._config.rejects_place,
+            reasons,
+            lambda topic, partition: topics.includes(join_partition(topic, partition)),
+            self._config.chunks.max_message_bytes,
+        )
+        self.result.left_out = rejects.left_out
+        self._await_last_batch()
+        if rejects.topics:
+            # What a start of the pipeline refuses is refused here too, before a table gets columns.
+            self._open(rejects.topics)
+            self._schemas.learn(rejects.topics)
+        for rows in rejects.parts():
+            self._replay(rows)
+        return self.result
+
+    def _await_last_batch(self) -> None:
+        """Wait until the last micro-batch that was planned is finished.
+
+        Raises:
+            CheckpointError: it is not, since the pipeline does not run.
+        """
+        planned, stream = self._log.last_planned(), self._config.stream.name
+        began_s, is_told = time.monotonic(), False
+        while planned is not None and not self._log.has_committed(planned):
+            waited_s = time.monotonic() - began_s
+            if waited_s > _BATCH_S:
+                raise CheckpointError(
+                    f"batch {planned} of the stream {stream} is not finished, so its rejects cannot be told from its "
+                    "messages; run the pipeline with --once, then replay"
+                )
+            if waited_s > _TOLD_S and not is_told:
+                is_told = True
+                _log.warning(
+                    "batch %d of the stream %s is not finished, and is waited for; if the pipeline does not run, run it with --once",
+                    planned,
+                    stream,
+                )
+            time.sleep(_POLL_S)
+
+    def _replay(self, rejects: list[dict[str, Any]]) -> None:
+        topics = sorted({reject["topic"] for reject in rejects})
+        schemas = self._schemas.learn(topics, topics)
+        self._tables.create()
+        self._parts.begin()
+        known = self._tables.settings(self._tables.messages)
+        marks: list[pa.Table] = []
+        files: dict[str, list[DataFile]] = {}
+        for source in sorted({(reject["topic"], reject["partition"]) for reject in rejects}):
+            of_partition = [reject for reject in rejects if (reject["topic"], reject["partition"]) == source]
+            late = {join_partition(*source): _LATEST_US}
+            tables = {name: replace(settings, reached_us=late) for name, settings in known.items()}
+            batch = BatchSettings(0, tables, [], schemas)
+            writers = TableWriters(
+                self._options, TopicPartition(*source), self._config.source.client, batch, _PREFIX, self._unwritten
+            )
+            marks += self._write(of_partition, TopicPartition(*source), writers)
+            for writer in writers.with_rows:
+                files.setdefault(writer.table.name, []).extend(writer.finish(None).files)
+        if marks or any(files.values()):
+            self._parts.add(topics, files | {REJECTS_TABLE: self._rows_of_rejects(marks)})
+
+    def _rows_of_rejects(self, rows: list[pa.Table]) -> list[DataFile]:
+        rejects = self._tables.rejects
+        writer = BufferedWriter(data_folder(rejects.folder, rejects.schema, _PREFIX))
+        for table in rows:
+            writer.write(table)
+        return writer.finish()
+
+    def _open(self, topics: Iterable[str]) -> None:
+        self._tables.expect(topics)
+        for table in self._tables.by_name.values():
+            if isinstance(table, SparkTable):
+                raise SetupError(f"rejects cannot be replayed into the table at {table.path}, which delta-spark writes")
+        self._tables.check(None)
+
+    def _write(
+        self, rejects: list[dict[str, Any]], source: TopicPartition, writers: TableWriters
+    ) -> Iterator[pa.Table]:
+        """Write the messages of rejects that fit; yield new rows of rejects."""
+        entries: list[dict[str, Any]] = []
+        chunks: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+        for reject in rejects:
+            message = reject["large_message"]
+            if message is None:
+                entries.append(reject)
+            else:
+                chunks.setdefault(message, []).append(reject)
+        for part in by_plain_size(entries):
+            messages, numbers = messages_of_entries(self._config, part, source)
+            yield from self._write_messages(messages, numbers, part, source, writers)
+        for message, of_message in chunks.items():
+            why = self._write_large(of_message, source, writers)
+            if why is None:
+                self._large.add((source, message))
+            if (source, message) in self._large:
+                self.result.replayed.update(reject["reason"] for reject in of_message)
+                yield _marks(of_message)
+            else:
+                self._leave(of_message, why or "")
+
+    def _write_large(self, chunks: list[dict[str, Any]], source: TopicPartition, writers: TableWriters) -> str | None:
+        """Write a large message; return why not, or None if it was written.
+
+        Args:
+            chunks: those with an entry are the message.
+        """
+        whole = [chunk for chunk in chunks if chunk["entry"] is not None]
+        message = large_message(self._config, whole, source) if whole else None
+        if message is None:
+            return (
+                "not all of its chunks are here, they are larger than a message may be or cannot be joined, or it is not "
+                "due yet or has expired"
+            )
+        misfits = self._put(message, writers)
+        return _why(misfits) if misfits or not writers.is_new.all() else None
+
+    def _write_messages(
+        self,
+        messages: pa.RecordBatch,
+        numbers: NDArray[np.int64],
+        rejects: list[dict[str, Any]],
+        source: TopicPartition,
+        writers: TableWriters,
+    ) -> Iterator[pa.Table]:
+        """
+        Args:
+            numbers: for each message, which of the rejects it comes from. Those without messages stay.
+        """
+        once, first_of = _once(messages)
+        misfits = self._put(once, writers) if once.num_rows else []
+        is_new = writers.is_new[first_of] if once.num_rows else np.empty(0, dtype=bool)
+        fitting = set(numbers[is_new].tolist())
+        by_row = {misfit.row: misfit for misfit in misfits}
+        for number, reject in enumerate(rejects):
+            if number not in fitting:
+                of_reject = [by_row[row] for row in first_of[numbers == number].tolist() if row in by_row]
+                self._leave([reject], _why(of_reject))
+        if not fitting:
+            return
+        done = [reject for number, reject in enumerate(rejects) if number in fitting]
+        self.result.replayed.update(reject["reason"] for reject in done)
+        yield _marks(done)
+        # The others of a batch become rejects of their own.
+        own = {int(first_of[row]) for row in np.flatnonzero(np.isin(numbers, list(fitting))).tolist()}
+        others = [misfit for misfit in misfits if misfit.row in own]
+        if others:
+            yield reject_rows(misfit_rejects(once, others), source)
+
+    def _put(self, messages: pa.RecordBatch, writers: TableWriters) -> list[Misfit]:
+        """Write messages into the tables that take them and lack them; return those that do not fit,
+        or that no table has afterwards.
+        """
+        present = self._present(messages, writers)
+        misfits = {misfit.row: misfit for misfit in writers.write(messages, present)}
+        has_row = np.logical_or.reduce([writers.is_new, *present.values()])
+        left_out = {row: Misfit(row, NO_TABLE, _LEFT_OUT) for row in np.flatnonzero(~has_row).tolist()}
+        return sorted((left_out | misfits).values(), key=attrgetter("row"))
+
+    def _leave(self, rejects: Iterable[dict[str, Any]], why: str) -> None:
+        for reject in rejects:
+            self.result.left[reject["reason"]] += 1
+            self.result.why[reject["reason"]] = why
+
+    def _present(self, messages: pa.RecordBatch, writers: TableWriters) -> dict[str, NDArray[np.bool_]]:
+        """Return which messages of a topic partition the tables have already: one that did not fit
+        one of them is in the others.
+
+        Raises:
+            TableError: a table cannot be read.
+        """
+        return {writer.table.name: self._is_in(messages, writer.table) for writer in writers.with_rows}
+
+    @staticmethod
+    def _is_in(messages: pa.RecordBatch, table: TableOptions) -> NDArray[np.bool_]:
+        struct = f"{PULSAR_COLUMN}." if table.is_of_records else ""
+        columns = ", ".join(f"{struct}{name} as {name}" for name in _POSITION)
+        ledgers = messages["ledger_id"].to_numpy()
+        where = (
+            f"{struct}topic = {_quoted(messages['topic'][0].as_py())} and {struct}partition = {messages['partition'][0].as_py()}"
+            f" and {struct}ledger_id between {ledgers.min()} and {ledgers.max()}"
+        )
+        try:
+            found = (
+                QueryBuilder()
+                .register("rows", open_delta(table.place))
+                .execute(f"select {columns} from rows where {where}")
+            )
+            rows = pa.table(found)
+        # Errors while the answer comes have no type of their own.
+        except Exception as error:
+            raise not_readable(table.place, error) from None
+        here, there = (np.stack([batch[name].to_numpy() for name in _POSITION], axis=1) for batch in (messages, rows))
+        is_in: NDArray[np.bool_] = np.isin(packed(here), packed(there))
+        return is_in
+
+
+def _why(misfits: Sequence[Misfit]) -> str:
+    if not misfits:
+        return "it cannot be decoded, is not due yet, has expired, repeats, or no table gets it anew"
+    return f"{misfits[0].reason}: {misfits[0].detail}"
+
+
+def _once(messages: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+    """Return each message once, and for each row of the batch which of those it is: an entry may
+    have been rejected for two reasons.
+    """
+    keys = packed(np.stack([messages[name].to_numpy() for name in _POSITION], axis=1))
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty(len(first), dtype=np.int64)
+    place[order] = np.arange(len(first))
+    return messages.take(pa.array(first[order])), place[inverse.reshape(-1)]
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a literal of SQL."""
+    escaped = text.replace("'", "''")
+    return f"'{escaped}'"
+
+
+def _marks(rejects: list[dict[str, Any]]) -> pa.Table:
+    """Return the rows of rejects that say that others were replayed."""
+    names = schema.REJECTS.names
+    rows = [{name: reject[name] for name in names} for reject in rejects]
+    marks = [{**row, "reason": REPLAYED, "detail": row["reason"], "entry": None} for row in rows]
+    return pa.Table.from_pylist(marks, schema=schema.REJECTS)

@@ -1,0 +1,217 @@
+"""Decodes rejects as the pipeline would now: their entries, or the chunks of a large message.
+
+Only messages that may be delivered come out: they are due, have not expired, and do not repeat. A
+delayed message gets the time of the replay as that of its delivery.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ledgerlake.decode import schema
+from ledgerlake.decode.large import decode_large
+from ledgerlake.decode.messages import decode_entries
+from ledgerlake.decode.payloads import process_entry
+from ledgerlake.errors import CorruptEntryError, DecryptionError
+from ledgerlake.operators.scheduled import find_in_due
+from ledgerlake.reasons import BAD_COMPRESSION, ENCRYPTED, PAYLOAD_PROCESSOR, TOO_LARGE, UNDECRYPTABLE, UNKNOWN_CODEC
+from ledgerlake.replay.replay_rejects import batch_index_of
+from ledgerlake.runtime.plugins import load
+from ledgerlake.schedules.cancel_messages import rows_with_property
+from ledgerlake.wire.entry import peek_metadata
+from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.schedules import CRON_PROPERTY, EVERY_PROPERTY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from ledgerlake.decode.messages import TopicPartition
+    from ledgerlake.options.config import Config
+    from ledgerlake.options.source_options import SourceOptions
+
+
+# Entries that may take so much memory when they are decoded are decoded together.
+_PLAIN_BYTES = 64 * 1024 * 1024
+
+# The reasons of rejects whose entry is as it was stored. Others have a single message.
+_OF_STORED_ENTRIES = (ENCRYPTED, UNDECRYPTABLE, PAYLOAD_PROCESSOR, UNKNOWN_CODEC, BAD_COMPRESSION, TOO_LARGE)
+
+_Reject = dict[str, Any]
+
+
+def by_plain_size(rejects: list[_Reject]) -> Iterator[list[_Reject]]:
+    """Yield the rejects in parts that can be decoded together; those of one entry stay together."""
+    part: list[_Reject] = []
+    part_bytes = 0
+    for _, of_entry in groupby(sorted(rejects, key=_position), key=_position):
+        same = list(of_entry)
+        size_bytes = _plain_bytes(same[0]["entry"]) * len(same)
+        if part and part_bytes + size_bytes > _PLAIN_BYTES:
+            yield part
+            part, part_bytes = [], 0
+        part += same
+        part_bytes += size_bytes
+    if part:
+        yield part
+
+
+def _position(reject: _Reject) -> tuple[int, int]:
+    return reject["ledger_id"], reject["entry_id"]
+
+
+def _plain_bytes(entry: bytes) -> int:
+    """Return how many bytes an entry has, or claims to have when it is decompressed."""
+    try:
+        return max(len(entry), peek_metadata(memoryview(entry)).uncompressed_size)
+    except CorruptEntryError:
+        return len(entry)
+
+
+def messages_of_entries(
+    config: Config, rejects: list[_Reject], source: TopicPartition
+) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+    """Return the messages of entries that can be decoded, are due, do not repeat and have not expired,
+    and for each message which of the rejects it comes from.
+    """
+    entries, bad = [], set[int]()
+    for number, reject in enumerate(rejects):
+        try:
+            entries.append(_processed(config.source, reject))
+        except CorruptEntryError:
+            entries.append(reject["entry"])
+            bad.add(number)
+    raw = pa.array(entries, pa.binary())
+    # Several rejects may be of one entry, so each gets a number of its own for a while.
+    ids = np.arange(len(rejects))
+    decoding = config.source.decoding
+    parts = [schema.MESSAGES.empty_table()]
+    for part in decode_entries(raw, np.zeros(len(rejects), dtype=np.int64), ids, source, **decoding):
+        parts.append(pa.Table.from_batches([part.messages.select(schema.MESSAGES.names)]))
+        bad.update(part.rejects["entry_id"].to_pylist())
+    messages = pa.concat_tables(parts)
+    numbers = messages["entry_id"].to_numpy()
+    if config.delay.enabled:
+        bad.update(numbers[_early(messages) | _repeat(messages)].tolist())
+        bad.update(_withheld(messages))
+    is_whole = ~np.isin(numbers, [*bad])
+    messages, numbers = messages.filter(pa.array(is_whole)), numbers[is_whole]
+    messages = _delivered(config, _in_place(messages, [rejects[number] for number in numbers.tolist()]))
+    (batch,) = messages.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema.MESSAGES)]
+    return batch, numbers
+
+
+def _processed(source: SourceOptions, reject: _Reject) -> bytes:
+    """Return the entry of a reject after the user's function, if the entry was rejected before the
+    function had returned its messages.
+
+    Raises:
+        CorruptEntryError: the function failed, or found no message.
+    """
+    entry: bytes = reject["entry"]
+    if source.message_payload_processor is None or reject["reason"] not in _OF_STORED_ENTRIES:
+        return entry
+    if reject["reason"] == TOO_LARGE and not peek_metadata(memoryview(entry)).compression:
+        # The function has returned the messages, together too large.
+        return entry
+    place = reject["ledger_id"], reject["entry_id"]
+    processed = process_entry(load(source.message_payload_processor), memoryview(entry), *place, **source.decoding)
+    if processed == b"":
+        raise CorruptEntryError("the function found no message", reason=PAYLOAD_PROCESSOR)
+    return entry if processed is None else processed
+
+
+def large_message(config: Config, chunks: list[_Reject], source: TopicPartition) -> pa.RecordBatch | None:
+    """Return the large message of all of its chunks; None if they cannot be joined, or it must not be
+    delivered.
+    """
+    ordered = sorted(chunks, key=lambda chunk: int(peek_metadata(memoryview(chunk["entry"])).chunk_id))
+    first = peek_metadata(memoryview(ordered[0]["entry"]))
+    try:
+        message = decode_large(
+            [chunk["entry"] for chunk in ordered],
+            tuple(Position(chunk["ledger_id"], chunk["entry_id"]) for chunk in ordered),
+            source,
+            config.chunks.max_message_bytes,
+            config.source.client.crypto,
+            (first.producer_name, first.uuid),
+        )
+    except (CorruptEntryError, DecryptionError):
+        return None
+    rows = pa.Table.from_batches([message])
+    if config.delay.enabled and (_early(rows).any() or _withheld(rows)):
+        return None
+    (batch,) = _delivered(config, rows).to_batches()
+    return batch
+
+
+def _delivered(config: Config, messages: pa.Table) -> pa.Table:
+    """Return messages that are due with the time of their delivery."""
+    if not config.delay.enabled or messages["deliver_at"].null_count == messages.num_rows:
+        return messages
+    now, never = pa.scalar(_now_us(), pa.int64()), pa.scalar(None, pa.int64())
+    delivered = pc.if_else(messages["deliver_at"].is_valid(), now, never)
+    return _with(messages, "delivered_at", delivered.cast(schema.TIMESTAMP))
+
+
+def _early(messages: pa.Table) -> NDArray[np.bool_]:
+    """Return a mask of the messages that are not due yet."""
+    is_early: NDArray[np.bool_] = pc.fill_null(messages["deliver_at"].cast(pa.int64()), 0).to_numpy() > _now_us()
+    return is_early
+
+
+def _withheld(messages: pa.Table) -> set[int]:
+    """Return the entry ids of the delayed messages that must not be delivered, as those that have
+    expired.
+    """
+    withheld = set[int]()
+    for batch in messages.filter(messages["deliver_at"].is_valid()).to_batches():
+        _, rejects = find_in_due(batch, None, _now_us() // 1000)
+        withheld.update(reject.position.entry_id for reject in rejects)
+    return withheld
+
+
+def _repeat(messages: pa.Table) -> NDArray[np.bool_]:
+    """Return a mask of the messages that repeat. Their occurrences have one position, by which a
+    replay knows messages.
+    """
+    repeats = np.zeros(messages.num_rows, dtype=bool)
+    repeats[rows_with_property(messages["properties"].combine_chunks(), [CRON_PROPERTY, EVERY_PROPERTY])] = True
+    is_delayed: NDArray[np.bool_] = messages["deliver_at"].is_valid().to_numpy()
+    return repeats & is_delayed
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _in_place(messages: pa.Table, rejects: list[_Reject]) -> pa.Table:
+    """Return messages with the positions of the rejects that they come from."""
+    of_batch = messages["batch_index"].to_pylist()
+    indexes = [
+        own if batch_index_of(reject["message_id"]) < 0 else batch_index_of(reject["message_id"])
+        for reject, own in zip(rejects, of_batch, strict=True)
+    ]
+    positions = [f"{reject['ledger_id']}:{reject['entry_id']}" for reject in rejects]
+    columns: dict[str, list[Any]] = {
+        "ledger_id": [reject["ledger_id"] for reject in rejects],
+        "entry_id": [reject["entry_id"] for reject in rejects],
+        "batch_index": indexes,
+        "message_id": [
+            text if index < 0 else f"{text}:{index}" for text, index in zip(positions, indexes, strict=True)
+        ],
+    }
+    for name, values in columns.items():
+        messages = _with(messages, name, pa.array(values, schema.MESSAGES.field(name).type))
+    return messages
+
+
+def _with(messages: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    return messages.set_column(messages.schema.get_field_index(name), schema.MESSAGES.field(name), column)

@@ -1,0 +1,1 @@
+"""The rules of schedules by id, repetition and cancels. Storage and the clock are the caller's."""

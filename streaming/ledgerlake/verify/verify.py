@@ -1,0 +1,453 @@
+"""Compares the tables with their topics, by position and broker index.
+
+The topic's messages after the query's first offset, up to the last micro-batch that it committed,
+are compared with the table's rows of that range. An entry in ``rejects`` accounts for its messages, a
+message of a batch there for itself, and what was replayed for nothing.
+Chunks are accounted for by their large message, which has the position of its last chunk. Whether
+that message is complete is found by the rules of ``assembly.rules`` over all chunks of the range,
+without limits.
+
+A table that takes all messages of a topic is compared by itself. The others are compared together:
+a message has to be in one of them. If one of them has a query or a function, nothing is missing for
+certain. Rows have an order in each partition of a table.
+
+A table with the latest messages is compared by key, by position and not by content: it has to have
+the latest message that counts for it by the configuration of today, as far as the topic still has
+messages of the key (see ``latest_rule``). Keys without a row are ``missing``, rows beyond the first
+of a key are ``duplicate``, and rows of keys that the topic does not have are ``not_checked``.
+
+Topics and tables are read a piece at a time. What is compared becomes records, which are compared part
+by part (see ``hashed_parts`` and ``key_comparison``). So memory does not grow with messages and rows.
+In memory are the rejects, with up to 32 bytes each, and the positions of the chunks of
+incomplete large messages.
+
+    missing        in the topic, neither in the table nor in rejects
+    left_out       in the topic, and in no table, because a query or a function makes the rows
+    duplicate      rows beyond the first of one position in a table, but for the occurrences of a message that repeats
+    out_of_order   rows that come after a later one, inside a file, or in a file whose range overlaps another's
+                   (rows marked ``late`` are not counted)
+    not_checked    rows of positions that the topic no longer has, or that are before the start of the checkpoint
+    incomplete_chunks
+                   chunks of incomplete large messages
+    waiting        delayed messages that were not due when the last micro-batch was planned, and messages that repeat of
+                   which no occurrence is in the table
+    early          rows that were delivered before they were due
+    outdated       rows of a table with the latest messages that are not the latest of their key, or whose key was deleted
+    undecided      keys of such a table that nothing can decide: a large message, one of an entry in rejects, or one that
+                   repeats, may be the latest, or the micro-batches decided between two topic partitions
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ledgerlake.client.cluster import Cluster
+from ledgerlake.client.topics import split_partition
+from ledgerlake.monitor.progress import counted
+from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.known_tables import is_missed
+from ledgerlake.pipeline.start import query_name
+from ledgerlake.pipeline.wakeups import wakeup_folder
+from ledgerlake.reasons import REPLAYED
+from ledgerlake.source.planning import entry_range
+from ledgerlake.source.wakeup_files import load_times_ms
+from ledgerlake.stored.offsets import Offset, PartitionOffset
+from ledgerlake.table.open_table import existing_table, no_table
+from ledgerlake.verify.entry_set import EntrySet
+from ledgerlake.verify.hashed_parts import HashedParts
+from ledgerlake.verify.key_comparison import RECORD, compare, entry_hashes, row_records
+from ledgerlake.verify.latest_rows import LatestComparison
+from ledgerlake.verify.latest_rule import Finding, Span
+from ledgerlake.verify.table_rows import (
+    RowOrder,
+    TableRows,
+    by_topic_partition,
+    keys_of,
+    not_replayed,
+    rejected_keys,
+    rows_before,
+    up_to,
+)
+from ledgerlake.verify.topic_content import ExpectedMessages, read_topic
+from ledgerlake.wire.message_id import BEFORE_ALL
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator, Sequence
+
+    from deltalake import DeltaTable
+
+    from ledgerlake.options.config import Config
+    from ledgerlake.options.source_options import SourceOptions
+    from ledgerlake.options.table_options import TableOptions
+    from ledgerlake.source.planning import EntryRange
+    from ledgerlake.verify.table_rows import Keys, TableFile
+    from ledgerlake.wire.message_id import Position
+
+# How long a micro-batch that Spark is about to record is waited for.
+_TRIES = 50
+_POLL_S = 0.1
+
+
+@dataclass
+class Verdict:
+    """The result of a comparison; ``clean`` if nothing is wrong."""
+
+    messages: int = 0
+    missing: int = 0
+    left_out: int = 0
+    duplicate: int = 0
+    out_of_order: int = 0
+    rejects: int = 0
+    late: int = 0
+    not_checked: int = 0
+    incomplete_chunks: int = 0
+    waiting: int = 0
+    early: int = 0
+    outdated: int = 0
+    undecided: int = 0
+
+    @property
+    def clean(self) -> bool:
+        return not (self.missing or self.duplicate or self.out_of_order or self.early or self.outdated)
+
+    def sentence(self) -> str:
+        problems = f"{self.missing:,} missing, {self.duplicate:,} duplicate, {self.out_of_order:,} out of order"
+        notes = f"{counted(self.rejects, 'reject', 'rejects')}, {self.late:,} late"
+        if self.not_checked:
+            notes += (
+                f", {self.not_checked:,} not compared: removed from the topic, or before the start of this checkpoint"
+            )
+        if self.incomplete_chunks:
+            chunks = counted(self.incomplete_chunks, "chunk", "chunks")
+            notes += f", {chunks} of incomplete large messages"
+        if self.left_out:
+            notes += f", {self.left_out:,} left out by queries"
+        if self.waiting:
+            notes += f", {counted(self.waiting, 'delayed message waits', 'delayed messages wait')}"
+        if self.early:
+            problems += f", {self.early:,} early"
+        if self.outdated:
+            problems += f", {self.outdated:,} outdated"
+        if self.undecided:
+            notes += f", {counted(self.undecided, 'key', 'keys')} undecided"
+        return f"{counted(self.messages, 'message', 'messages')}: {problems} ({notes})"
+
+    def add(self, other: Verdict) -> None:
+        for count in fields(self):
+            setattr(self, count.name, getattr(self, count.name) + getattr(other, count.name))
+
+
+def verify(config: Config) -> Verdict:
+    """Compare the tables of a configuration with its topics.
+
+    Raises:
+        TableError: a table cannot be read.
+        BrokerError, TransportError: the topic cannot be read.
+        SetupError: there is no checkpoint, or the temporary folder has no room.
+    """
+    with contextlib.ExitStack() as stack:
+        cluster = Cluster(config.source.client)
+        stack.callback(cluster.close)
+        tables, start, end, wakeup_times_ms = _open(config, cluster)
+        for latest in tables.latest:
+            stack.enter_context(latest)
+        partitions = []
+        for number, name in enumerate(sorted(end)):
+            span = entry_range(name, start.get(name, PartitionOffset(BEFORE_ALL)), end[name])
+            reached_ms = _reached_ms(end[name], wakeup_times_ms.get(name)) if config.delay.enabled else None
+            partitions.append(_Partition(number, span, reached_ms, tables.of_topic(split_partition(name)[0])))
+        comparison = _Comparison(partitions, stack.enter_context(HashedParts(RECORD, entry_hashes)))
+        comparison.read_rejects(tables.rejects)
+        for partition in partitions:
+            comparison.read_topic(config.source, partition)
+        for number, table in enumerate(tables.opened()):
+            comparison.read_table(number, table)
+        verdict = comparison.judge()
+        for latest in tables.latest:
+            verdict.add(_verify_keys(latest))
+        return verdict
+
+
+@dataclass
+class _Partition:
+    """A topic partition: what is compared of it, and what is known so far.
+
+    ``number`` is that of its records. ``rejected`` and ``replayed`` have ledger, entry, batch index and
+    reason of rejects, until the topic is read.
+    """
+
+    number: int
+    span: EntryRange
+    reached_ms: int | None
+    tables: _TablesOfTopic
+    rejected: list[Keys] = field(default_factory=list)
+    replayed: list[Keys] = field(default_factory=list)
+    first: Position | None = None
+
+
+class _Comparison:
+    """Reads rejects, topics and tables, in this order, and counts what is wrong. Messages and rows
+    become records, which are compared at the end.
+    """
+
+    def __init__(self, partitions: Sequence[_Partition], records: HashedParts) -> None:
+        self._partitions = {partition.span.topic_partition: partition for partition in partitions}
+        self._records = records
+        self._verdict = Verdict()
+
+    def read_rejects(self, table: TableRows) -> None:
+        """Read the entries in rejects. They stay in memory until their topic is read."""
+        for _, partition, rows in self._rows(table):
+            is_mark = pc.equal(rows["reason"], REPLAYED)
+            marks, others = rows.filter(is_mark), rows.filter(pc.invert(is_mark))
+            partition.rejected.append(rejected_keys(others, others["reason"]))
+            partition.replayed.append(rejected_keys(marks, marks["detail"]))
+
+    def read_topic(self, options: SourceOptions, partition: _Partition) -> None:
+        """Read a topic partition."""
+        source = split_partition(partition.span.topic_partition)
+        nothing = np.empty((0, 4), dtype=np.int64)
+        rejected, replayed = (np.concatenate([nothing, *keys]) for keys in (partition.rejected, partition.replayed))
+        partition.rejected, partition.replayed = [], []
+        # A replay writes nothing into a table with the latest messages.
+        latest = [(table, table.begin(*source, rejected[:, :2])) for table in partition.tables.latest]
+        rejected, rejects = not_replayed(rejected, replayed)
+        is_entry = rejected[:, 2] < 0
+        entries, messages = EntrySet(rejected[is_entry, :2]), EntrySet(rejected[~is_entry, :3])
+        expected = ExpectedMessages(partition.number, entries, self._records, messages)
+        content = read_topic(
+            options, partition.span, partition.reached_ms, expected, [counting for _, counting in latest]
+        )
+        partition.first, end = content.first, partition.span.end
+        first = None if content.first is None else (content.first.ledger_id, content.first.entry_id)
+        for table, counting in latest:
+            table.end(counting, Span(first, (end.ledger_id, end.entry_id)))
+        self._verdict.rejects += rejects
+        self._verdict.missing += content.bad_entries
+        self._verdict.incomplete_chunks += content.incomplete_chunks
+
+    def read_table(self, number: int, table: TableRows) -> None:
+        """Read the rows of a table; a second time those files whose rows overlap an earlier one's.
+
+        Args:
+            number: the number of its records.
+        """
+        order = RowOrder()
+        for file, partition, rows in self._rows(table):
+            if table in partition.tables.groups:
+                order.add((file.place, partition.number), file, rows)
+                self._take_rows(partition, number, partition.tables.groups[table], rows)
+        self._verdict.out_of_order += order.descents
+        overlaps = order.overlaps()
+        if overlaps:
+            for file, partition, rows in self._rows(table, overlaps):
+                reached = overlaps[file].get((file.place, partition.number))
+                if reached is not None:
+                    self._verdict.out_of_order += rows_before(rows, reached)
+
+    def judge(self) -> Verdict:
+        """Compare all records; return the result."""
+        partitions = self._partitions.values()
+        groups = np.array([partition.tables.group_count for partition in partitions], dtype=np.int64)
+        absent = np.zeros((groups.max(initial=0), len(groups)), dtype=np.int64)
+        waiting = np.zeros_like(absent)
+        for part in self._records.parts():
+            compared = compare(part, groups)
+            self._verdict.duplicate += compared.duplicate
+            absent += compared.absent
+            waiting += compared.waiting
+        for partition in partitions:
+            number = partition.number
+            partition.tables.count_absent(self._verdict, absent[:, number].tolist(), waiting[:, number].tolist())
+        return self._verdict
+
+    def _rows(
+        self, table: TableRows, wanted: Container[object] | None = None
+    ) -> Iterator[tuple[TableFile, _Partition, pa.Table]]:
+        """Yield the rows that are compared, file after file."""
+        for file, batch in table.batches(wanted):
+            for name, of_partition in by_topic_partition(batch):
+                partition = self._partitions.get(name)
+                if partition is not None:
+                    rows = up_to(of_partition, partition.span.end)
+                    if rows.num_rows:
+                        yield file, partition, rows
+
+    def _take_rows(self, partition: _Partition, table: int, group: int, rows: pa.Table) -> None:
+        keys = keys_of(rows)
+        due_us = pc.fill_null(rows["deliver_at"].cast(pa.int64()), 0).to_numpy()
+        self._records.add(row_records(table, group, partition.number, keys, due_us), len(keys))
+        self._verdict.messages += len(keys)
+        self._verdict.late += int(pc.sum(rows["late"]).as_py() or 0)
+        self._verdict.early += int(pc.sum(pc.less(rows["delivered_at"], rows["deliver_at"])).as_py() or 0)
+        self._verdict.not_checked += _before(keys, partition.first)
+
+
+def _before(rows: Keys, first: Position | None) -> int:
+    """Return the number of rows of entries before the first one that the topic still has."""
+    if first is None:
+        return len(rows)
+    ledger_id, entry_id = first.ledger_id, first.entry_id
+    return int(((rows[:, 0] < ledger_id) | ((rows[:, 0] == ledger_id) & (rows[:, 1] < entry_id))).sum())
+
+
+def _verify_keys(table: LatestComparison) -> Verdict:
+    rows, duplicate, findings = table.judge()
+    return Verdict(
+        messages=rows,
+        duplicate=duplicate,
+        missing=findings[Finding.MISSING],
+        outdated=findings[Finding.OUTDATED],
+        not_checked=findings[Finding.TRIMMED],
+        undecided=findings[Finding.UNDECIDED],
+    )
+
+
+def _reached_ms(end: PartitionOffset, wakeup_time_ms: int | None) -> int:
+    """Return the time up to which delayed messages have left: the broker's time of the last entry, or
+    the planner's clock; less if the last micro-batch has left messages that were due.
+    """
+    broker_ms = end.time_ms if end.index is not None else None
+    reached_ms = max(broker_ms or 0, end.clock_ms or 0)
+    if wakeup_time_ms is not None and wakeup_time_ms < 0:
+        return min(reached_ms, -wakeup_time_ms - 1)
+    return reached_ms
+
+
+def _open(config: Config, cluster: Cluster) -> tuple[_Tables, Offset, Offset, dict[str, int]]:
+    """Open the tables; return them with the query's first offset, that of its last committed batch,
+    and the wake-up times, which are not newer than the tables.
+    """
+    checkpoint = Checkpoint(config.checkpoint_place)
+    for _ in range(_TRIES):
+        wakeup_times_ms = load_times_ms(wakeup_folder(checkpoint))
+        start, end = _committed_range(checkpoint)
+        tables = _Tables(config, cluster, end)
+        if not tables.are_ahead(checkpoint):
+            break
+        # A micro-batch is in the tables, and Spark is about to record it.
+        time.sleep(_POLL_S)
+    return tables, start, end, wakeup_times_ms
+
+
+class _Tables:
+    """The tables of a configuration, each read once. ``latest`` are those with the latest messages
+    that exist.
+    """
+
+    def __init__(self, config: Config, cluster: Cluster, end: Offset) -> None:
+        self._config = config
+        # First, because a replay commits to it last: of what it marks there, the others have the rows.
+        self.rejects = TableRows(config.rejects_place, config.spark, ["message_id", "reason", "detail"])
+        self._rows: dict[str, TableRows | None] = {}
+        for options in config.table_options:
+            if not options.is_template and not options.keeps_latest:
+                self._open(options)
+        topics = sorted({split_partition(name)[0] for name in end})
+        of_topics = {
+            options.of_topic(topic).name: options.of_topic(topic)
+            for options in config.table_options
+            for topic in topics
+            if options.keeps_latest and options.takes_topic(topic)
+        }
+        self._snapshots: dict[str, DeltaTable] = {}
+        for name, options in of_topics.items():
+            if (snapshot := existing_table(options.place)) is not None:
+                self._snapshots[name] = snapshot
+            elif is_missed(config, name, options.place):
+                raise no_table(options.place)
+        self.latest = [
+            LatestComparison(config, of_topics[name], snapshot, cluster) for name, snapshot in self._snapshots.items()
+        ]
+
+    def are_ahead(self, checkpoint: Checkpoint) -> bool:
+        """Return whether a table with the latest messages has a micro-batch that Spark has not
+        recorded yet.
+        """
+        query_id, committed = checkpoint.log.query_id(), checkpoint.log.last_committed()
+        if query_id is None or committed is None:
+            return False
+        name = query_name(self._config.stream.name, query_id)
+        return any((table.transaction_version(name) or 0) > committed for table in self._snapshots.values())
+
+    def of_topic(self, topic: str) -> _TablesOfTopic:
+        """Return the tables that take messages of a topic."""
+        taking = [options.of_topic(topic) for options in self._config.table_options if options.takes_topic(topic)]
+        leaves_out = any(table.makes_records or table.keeps_latest for table in taking)
+        taking = [table for table in taking if not table.keeps_latest]
+        opened = [(options, self._open(options)) for options in taking]
+        there = [(options, rows) for options, rows in opened if rows is not None]
+        whole = [rows for options, rows in there if not options.drops_messages]
+        parts = [rows for options, rows in there if options.drops_messages]
+        latest = [table for table in self.latest if table.takes_topic(topic)]
+        return _TablesOfTopic(whole, parts, latest, leaves_out=leaves_out)
+
+    def opened(self) -> list[TableRows]:
+        """Return the tables that exist, of those that are asked for; without those with the latest
+        messages.
+        """
+        return [rows for rows in self._rows.values() if rows is not None]
+
+    def _open(self, options: TableOptions) -> TableRows | None:
+        """Return the rows of a table; None if it does not exist yet."""
+        if options.name not in self._rows:
+            place = options.place
+            is_expected = existing_table(place) is not None or is_missed(self._config, options.name, place)
+            self._rows[options.name] = TableRows(place, self._config.spark) if is_expected else None
+        return self._rows[options.name]
+
+
+class _TablesOfTopic:
+    """The tables that take messages of a topic. ``groups`` has the number of each one's group (see
+    ``key_comparison``), -1 for none; tables with the ``latest`` messages are not among them.
+
+    Args:
+        whole: they take all messages.
+        parts: they take some of them.
+        leaves_out: messages may be in none.
+    """
+
+    def __init__(
+        self, whole: list[TableRows], parts: list[TableRows], latest: list[LatestComparison], *, leaves_out: bool
+    ) -> None:
+        self.latest = latest
+        self._has_whole, self._leaves_out = bool(whole), leaves_out
+        self.groups = {table: number for number, table in enumerate(whole)}
+        self.groups |= dict.fromkeys(parts, -1 if whole else 0)
+        self.group_count = len(whole) or 1
+
+    def count_absent(self, verdict: Verdict, absent: Sequence[int], waiting: Sequence[int]) -> None:
+        """Count the messages of a topic partition that the tables of a group do not have.
+
+        Args:
+            absent: those that are due, by group.
+            waiting: those that are not due, by group.
+        """
+        if self._has_whole:
+            verdict.missing += sum(absent)
+            verdict.waiting += max(waiting)
+        elif self.latest:
+            # An absent message may be a row there, or have been one. Those tables are compared by key.
+            verdict.waiting += waiting[0]
+        elif self._leaves_out:
+            verdict.left_out += absent[0]
+        else:
+            verdict.missing += absent[0]
+            verdict.waiting += waiting[0]
+
+
+def _committed_range(checkpoint: Checkpoint) -> tuple[Offset, Offset]:
+    """Return the query's first offset and that of its last committed batch.
+
+    Raises:
+        SetupError: there is no checkpoint.
+    """
+    start = checkpoint.existing_start()
+    return start, checkpoint.log.committed_offset() or start

@@ -1,0 +1,576 @@
+"""Replays of rejects without a broker: interruptions, changed configurations, and what stays as it
+is.
+"""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from ledgerlake.client.cluster import Cluster
+from ledgerlake.decode import schema
+from ledgerlake.decode.single_entry import single_entries
+from ledgerlake.errors import CheckpointError, OffsetError, SetupError, TableError
+from ledgerlake.inspect.reject_counts import count_rejects
+from ledgerlake.options.config import Config, parse_config
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.replay import replay as module
+from ledgerlake.replay import replay_messages, replay_rejects
+from ledgerlake.replay.replay import replay
+from ledgerlake.replay.replay_parts import Parts
+from ledgerlake.replay.replay_rejects import FoundReject, RejectsToReplay
+from ledgerlake.table.delta_table import Table
+from ledgerlake.table.open_table import existing_table
+from ledgerlake.table.ordered_files import BufferedWriter, data_folder
+from ledgerlake.wire.entry import encode_batch, encode_entry
+from tests.chunks import chunk_entries
+from tests.entries import metadata, single
+
+TOPIC = "persistent://public/default/orders"
+
+
+def config(folder: Path, *tables: dict[str, Any], **delta: Any) -> Config:
+    settings = parse_config(
+        {
+            "source": {"service_url": "pulsar://nowhere:1", "topics": ["orders"]},
+            "stream": {"name": "orders", "checkpoint": str(folder / "checkpoint")},
+            "delta": {"rejects_path": str(folder / "rejects"), **delta},
+            "tables": [{**table, "path": str(folder / table["path"])} for table in tables],
+        }
+    )
+    Checkpoint(settings.checkpoint_place).save_start({})
+    return settings
+
+
+def reject(settings: Config, *numbers: int, reason: str = "no_table", topic: str = TOPIC, **message: Any) -> None:
+    """Put messages with these entry ids and values into the table of rejects."""
+    common = {
+        "topic": topic,
+        "partition": -1,
+        "ledger_id": 1,
+        "batch_index": -1,
+        "is_null": False,
+        "publish_time": 1000,
+    }
+    rows = [{**common, "entry_id": number, "value": b"%d" % number, "key": "a", **message} for number in numbers]
+    entries = single_entries(pa.RecordBatch.from_pylist(rows, schema=schema.MESSAGES))
+    reject_entries(settings, dict(zip(numbers, entries, strict=True)), reason, topic)
+
+
+def reject_entries(settings: Config, entries: dict[int, bytes], reason: str, topic: str = TOPIC) -> None:
+    """Put stored entries, by their entry ids, into the table of rejects."""
+    table = Table(settings.rejects_place, schema.REJECTS)
+    if existing_table(settings.rejects_place) is None:
+        settings.rejects_place.make()
+        table.create()
+    place = {"topic": topic, "partition": -1, "ledger_id": 1}
+    rejected = [
+        place | {"entry_id": number, "message_id": f"1:{number}", "reason": reason, "detail": "d", "entry": entry}
+        for number, entry in entries.items()
+    ]
+    writer = BufferedWriter(data_folder(settings.rejects_place, schema.REJECTS, "part-00000007-00000"))
+    writer.write(pa.Table.from_pylist(rejected, schema=schema.REJECTS))
+    table._append(writer.finish(), {"test": len(entries)}, None, "test")
+
+
+def values(folder: Path, name: str) -> list[bytes]:
+    found: list[bytes] = DeltaTable(str(folder / name)).to_pyarrow_table()["value"].to_pylist()
+    return sorted(found)
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, settings: Config, commits: int = 0) -> None:
+    """Replay until so many commits have landed."""
+    append = Table.append_once
+    landed: list[str] = []
+
+    def end(table: Table, *arguments: Any) -> None:
+        if len(landed) == commits:
+            raise KeyboardInterrupt
+        append(table, *arguments)
+        landed.append(str(table.path))
+
+    with monkeypatch.context() as changed:
+        changed.setattr(Table, "append_once", end)
+        with pytest.raises(KeyboardInterrupt):
+            replay(settings)
+
+
+def test_a_new_table_of_rejects_loses_nothing(tmp_path: Path) -> None:
+    first = config(tmp_path, {"path": "t"})
+    reject(first, 1, 2)
+    assert replay(first).replayed == {"no_table": 2}
+    second = config(tmp_path, {"path": "t"}, rejects_path=str(tmp_path / "others"))
+    reject(second, 3, 4)
+    assert replay(second).replayed == {"no_table": 2}
+    assert values(tmp_path, "t") == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_second_replay_beside_one_at_work_changes_nothing_that_is_not_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    reject(settings, 1, 2)
+    reject(settings, 3, 4, reason="schema_mismatch")
+    commit = Parts.commit
+    met: list[Any] = []
+
+    def second(own: Any, part: Any) -> None:
+        if not met:
+            met.append(None)
+            replay(settings, ["schema_mismatch"])
+        commit(own, part)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(Parts, "commit", second)
+        with pytest.raises(TableError, match="has committed meanwhile"):
+            replay(settings, ["no_table"])
+    replay(settings)
+    assert values(tmp_path, "t") == [b"1", b"2", b"3", b"4"]
+
+
+def test_entries_are_decoded_together_up_to_a_size_and_those_of_one_place_always(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replay_messages, "_PLAIN_BYTES", 2_000_000)
+    claimed = encode_entry(metadata(compression=pb.ZSTD, uncompressed_size=1_000_000), b"x")
+    entries = [*((number, claimed) for number in (5, 1, 2, 3, 1, 1)), (4, b"no entry")]
+    rejects = [{"ledger_id": 1, "entry_id": number, "entry": entry} for number, entry in entries]
+    parts = [[reject["entry_id"] for reject in part] for part in replay_messages.by_plain_size(rejects)]
+    assert parts == [[1, 1, 1], [2, 3], [4, 5]]
+
+
+def test_a_second_replay_that_ends_before_the_first_commits_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    reject(settings, 1, 2)
+    add = Parts.add
+    met: list[Any] = []
+
+    def second(own: Any, *arguments: Any) -> None:
+        if not met:
+            met.append(None)
+            assert replay(settings).replayed == {"no_table": 2}
+        add(own, *arguments)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(Parts, "add", second)
+        with pytest.raises(
+            TableError, match="another replay of the stream orders has committed meanwhile; replay again"
+        ):
+            replay(settings)
+    assert replay(settings).replayed == {}
+    assert values(tmp_path, "t") == [b"1", b"2"]
+    reject(settings, 3)
+    assert replay(settings).replayed == {"no_table": 1}
+    assert values(tmp_path, "t") == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("commits", [0, 1])
+def test_an_interrupted_replay_into_tables_by_topic_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commits: int
+) -> None:
+    settings = config(tmp_path, {"path": "raw/{topic}"}, path=str(tmp_path / "rest"))
+    reject(settings, 1, 2)
+    interrupted(monkeypatch, settings, commits)
+    replay(settings)
+    assert values(tmp_path, "raw/orders") == [b"1", b"2"]
+    assert replay(settings).replayed == {}
+
+
+def test_a_part_whose_files_are_gone_is_replayed_from_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    reject(settings, 1, 2)
+    interrupted(monkeypatch, settings)
+    for file in (tmp_path / "t").glob("*.parquet"):
+        file.unlink()
+    assert replay(settings).replayed == {"no_table": 2}
+    assert values(tmp_path, "t") == [b"1", b"2"]
+
+
+def test_an_interrupted_replay_is_not_finished_into_another_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(tmp_path, path=str(tmp_path / "t"))
+    reject(settings, 1)
+    interrupted(monkeypatch, settings)
+    with pytest.raises(CheckpointError, match=r"for the table at .*t, which the configuration does not name any more"):
+        replay(config(tmp_path, path=str(tmp_path / "other")))
+    replay(settings)
+    assert values(tmp_path, "t") == [b"1"]
+
+
+def test_a_record_of_a_newer_release_is_refused(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    reject(settings, 1)
+    record = tmp_path / "checkpoint" / "ledgerlake" / "replay.json"
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text('{"version": 2}')
+    with pytest.raises(OffsetError, match="newer Ledgerlake"):
+        replay(settings)
+    record.write_text('{"version": 1, "number": "x"}')
+    with pytest.raises(OffsetError, match="damaged record of a replay"):
+        replay(settings)
+
+
+GOLDEN = (
+    '{"version": 1, "number": 5, "topics": ["persistent://public/default/orders"], "tables": {"messages": {"path": "PATH", "before": null, '
+    '"files": [{"name": "gone.parquet", "size_bytes": 1, "rows": 1, "stats": "{}", "first": [1, 1, 1, -1], "last": [1, 1, 1, -1], '
+    '"partition_values": {}}]}}}'
+)
+
+
+def test_a_golden_record_is_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = config(tmp_path, path=str(tmp_path / "t"))
+    reject(settings, 1)
+    record = tmp_path / "checkpoint" / "ledgerlake" / "replay.json"
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(GOLDEN.replace("PATH", str(tmp_path / "t")))
+    Table(settings.messages_place, schema.MESSAGES).create()
+    interrupted(monkeypatch, settings)
+    written = json.loads(record.read_text())
+    (file,) = written["tables"]["messages"]["files"]
+    golden = json.loads(GOLDEN.replace("PATH", str(tmp_path / "t")))
+    (golden_file,) = golden["tables"]["messages"]["files"]
+    del written["tables"]["rejects"]
+    assert list(golden_file) == list(file)
+    golden["number"] = written["number"]
+    golden_file |= file
+    assert written == golden
+    replay(settings)
+    assert values(tmp_path, "t") == [b"1"]
+    assert not record.exists()
+
+
+def test_rejects_of_a_micro_batch_that_is_not_finished_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    reject(settings, 1)
+    offsets = tmp_path / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "7").write_text("v1\n{}\n{}")
+    monkeypatch.setattr(module, "_BATCH_S", 0.5)
+    monkeypatch.setattr(module, "_TOLD_S", 0.1)
+    with pytest.raises(CheckpointError, match="batch 7 of the stream orders is not finished"):
+        replay(settings)
+    assert sum("is waited for" in message for message in caplog.messages) == 1
+    (tmp_path / "checkpoint" / "commits").mkdir()
+    (tmp_path / "checkpoint" / "commits" / "7").write_text("v1\n{}")
+    assert replay(settings).replayed == {"no_table": 1}
+
+
+def test_a_message_that_was_rejected_twice_comes_once(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    reject(settings, 1)
+    reject(settings, 1, 2, reason="schema_mismatch")
+    assert replay(settings).replayed == {"no_table": 1, "schema_mismatch": 2}
+    assert values(tmp_path, "t") == [b"1", b"2"]
+    assert replay(settings).replayed == {}
+
+
+def test_occurrences_of_a_message_that_repeats_stay(tmp_path: Path) -> None:
+    """They have one position, by which a replay knows what a table has."""
+    settings = config(tmp_path, {"path": "t"})
+    for number, name in ((1, "every"), (2, "cron")):
+        for occurrence in ("1", "2"):
+            properties = [(f"ledgerlake.{name}", "PT1S"), ("ledgerlake.occurrence", occurrence)]
+            reject(settings, number, deliver_at=1_700_000_000_000_000, properties=properties)
+    reject(settings, 3, deliver_at=1_700_000_000_000_000, properties=[("ledgerlake.schedule", "a")])
+    reject(settings, 4, properties=[("ledgerlake.every", "PT1S"), ("ledgerlake.occurrence", "1")])
+    result = replay(settings)
+    assert (result.replayed, result.left) == ({"no_table": 2}, {"no_table": 4})
+    assert "repeats" in result.why["no_table"]
+    assert values(tmp_path, "t") == [b"3", b"4"]
+
+
+def test_a_delayed_message_that_has_expired_stays(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    due_us = 1_700_000_000_000_000
+    for number, expires_ms in ((1, 1_700_000_000_001), (2, 4_000_000_000_000)):
+        properties = [("ledgerlake.schedule", "a"), ("ledgerlake.expires", str(expires_ms))]
+        reject(settings, number, reason="undecryptable", deliver_at=due_us, properties=properties)
+    reject(settings, 3, reason="undecryptable", properties=[("ledgerlake.expires", "1700000000001")])
+    result = replay(settings)
+    assert (result.replayed, result.left) == ({"undecryptable": 2}, {"undecryptable": 1})
+    assert values(tmp_path, "t") == [b"2", b"3"]
+
+
+def test_a_large_delayed_message_that_has_expired_stays_with_its_chunks(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    for first, expires_ms in ((10, 1_700_000_000_001), (20, 4_000_000_000_000)):
+        expires = [pb.KeyValue(key="ledgerlake.expires", value=str(expires_ms))]
+        chunks = chunk_entries(b"%d" % first, 2, f"p-{first}", deliver_at_time=1_700_000_000_000, properties=expires)
+        reject_entries(settings, dict(enumerate(chunks, first)), "chunk_evicted")
+    result = replay(settings)
+    assert (result.replayed, result.left) == ({"chunk_evicted": 2}, {"chunk_evicted": 2})
+    assert values(tmp_path, "t") == [b"20"]
+
+
+@pytest.mark.parametrize("reasons", [(), ("chunk_expired",)])
+def test_chunks_that_came_after_their_message_was_given_up_are_replayed_with_the_others(
+    tmp_path: Path, reasons: tuple[str, ...]
+) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    first, second, third = chunk_entries(b"whole", 3, "p-1")
+    reject_entries(settings, {1: first, 2: second}, "chunk_expired")
+    reject_entries(settings, {9: third, 20: chunk_entries(b"cut", 2, "p-2")[1]}, "chunk_orphan")
+    result = replay(settings, reasons)
+    assert (result.replayed, result.left) == ({"chunk_expired": 2, "chunk_orphan": 1}, {"chunk_orphan": 1})
+    assert values(tmp_path, "t") == [b"whole"]
+
+
+def test_large_messages_whose_uuid_came_again_are_told_apart_by_their_publish_time(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    monday, tuesday, friday = (
+        chunk_entries(value, 2, publish_time=time_ms)
+        for value, time_ms in ((b"monday", 1000), (b"tuesday", 2000), (b"friday", 3000))
+    )
+    reject_entries(settings, dict(enumerate([*monday, *tuesday, friday[1]], 1)), "undecryptable")
+    result = replay(settings)
+    assert (result.replayed, result.left) == ({"undecryptable": 4}, {"undecryptable": 1})
+    assert values(tmp_path, "t") == [b"monday", b"tuesday"]
+
+
+def test_a_chunk_that_is_twice_in_rejects_keeps_its_message_from_nothing(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    first, second = chunk_entries(b"whole", 2)
+    reject_entries(settings, {1: first, 2: second}, "encrypted")
+    reject_entries(settings, {1: first, 2: second, 3: second}, "chunk_orphan")
+    result = replay(settings)
+    assert (result.replayed, result.left) == ({"encrypted": 2, "chunk_orphan": 3}, {})
+    assert values(tmp_path, "t") == [b"whole"]
+    assert replay(settings).replayed == {}
+
+
+def test_rejects_of_topics_that_are_not_read_stay(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    reject(settings, 1)
+    reject(settings, 2, topic="persistent://public/default/payments")
+    result = replay(settings)
+    assert (result.replayed, result.left_out) == ({"no_table": 1}, 1)
+    assert values(tmp_path, "t") == [b"1"]
+
+
+@pytest.mark.parametrize("lacks", ["topic", "partition", "message_id"])
+def test_rows_of_no_message_that_somebody_has_added_are_passed_over(tmp_path: Path, lacks: str) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    reject(settings, 1)
+    own = {"topic": TOPIC, "partition": -1, "ledger_id": 1, "entry_id": 7, "message_id": "1:7", "entry": b"x"}
+    row = pa.Table.from_pylist([own | {"reason": "no_table", lacks: None}], schema=schema.REJECTS)
+    write_deltalake(str(tmp_path / "rejects"), row, mode="append")
+    assert replay(settings).replayed == {"no_table": 1}
+    assert values(tmp_path, "t") == [b"1"]
+
+
+def test_a_message_that_no_table_gets_anew_stays_a_reject(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "all"}, {"path": "latest", "mode": "latest"})
+    reject(settings, 1)
+    assert replay(settings).replayed == {"no_table": 1}
+    reject(settings, 1, reason="transform_failed")
+    assert replay(settings).left == {"transform_failed": 1}
+    assert values(tmp_path, "all") == [b"1"]
+
+
+def test_a_message_that_fits_one_table_and_not_another_is_in_the_one_alone_or_with_others(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "a"}, {"path": "b", "where": "cast(decode(value) as int) < 2"})
+    reject(settings, 1)
+    reject(settings, 2, value=b"x")
+    result = replay(settings)
+    assert result.replayed == {"no_table": 2}
+    assert (values(tmp_path, "a"), values(tmp_path, "b")) == ([b"1", b"x"], [b"1"])
+    reasons = DeltaTable(str(tmp_path / "rejects")).to_pyarrow_table()["reason"].to_pylist()
+    assert sorted(reasons) == ["no_table", "no_table", "replayed", "replayed", "transform_failed"]
+
+
+def test_a_message_that_is_rejected_again_for_the_same_reason_is_replayed_again(tmp_path: Path) -> None:
+    strict = {"where": "cast(decode(value) as int) > 0"}
+    lenient = {"where": "try_cast(decode(value) as int) is null"}
+    settings = config(tmp_path, {"path": "a", **strict}, {"path": "b", **strict})
+    reject(settings, 1, reason="transform_failed", value=b"x")
+    half = config(tmp_path, {"path": "a", **lenient}, {"path": "b", **strict})
+    assert replay(half).replayed == {"transform_failed": 1}
+    assert [(count.reason, count.rejects) for count in count_rejects(half)] == [("transform_failed", 1)]
+    assert replay(half).left == {"transform_failed": 1}
+    whole = config(tmp_path, {"path": "a", **lenient}, {"path": "b", **lenient})
+    assert replay(whole).replayed == {"transform_failed": 1}
+    assert replay(whole).replayed == {}
+    assert count_rejects(whole) == []
+    assert (values(tmp_path, "a"), values(tmp_path, "b")) == ([b"x"], [b"x"])
+
+
+LARGE_AMOUNTS = {
+    "path": "t",
+    "shape": "record",
+    "json_fields": {"amount": "int"},
+    "sql": "select amount from messages where amount > 10",
+}
+
+
+@pytest.fixture
+def no_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry without schemas."""
+    monkeypatch.setattr(Cluster, "schemas", lambda _, asked: [None for _ in asked])
+
+
+@pytest.mark.usefixtures("no_schemas")
+def test_a_message_that_the_query_leaves_out_stays_a_reject_until_a_table_gets_a_row_of_it(tmp_path: Path) -> None:
+    narrow = config(tmp_path, LARGE_AMOUNTS)
+    reject(narrow, 1, reason="transform_failed", value=b'{"amount": 5}')
+    reject(narrow, 2, reason="transform_failed", value=b'{"amount": 50}')
+    result = replay(narrow)
+    assert (result.replayed, result.left) == ({"transform_failed": 1}, {"transform_failed": 1})
+    assert "leaves this message out" in result.why["transform_failed"]
+    (left,) = count_rejects(narrow)
+    assert (left.rejects, left.message_id) == (1, "1:1")
+    wide = config(tmp_path, LARGE_AMOUNTS | {"sql": "select amount from messages"})
+    assert replay(wide).replayed == {"transform_failed": 1}
+    assert sorted(DeltaTable(str(tmp_path / "t")).to_pyarrow_table()["amount"].to_pylist()) == [5, 50]
+
+
+@pytest.mark.usefixtures("no_schemas")
+def test_of_a_batch_what_the_query_leaves_out_becomes_a_reject_of_its_own(tmp_path: Path) -> None:
+    settings = config(tmp_path, LARGE_AMOUNTS)
+    payload = encode_batch([(pb.SingleMessageMetadata(), b'{"amount": %d}' % amount) for amount in (5, 50)])
+    entry = encode_entry(metadata(num_messages_in_batch=2, uncompressed_size=len(payload)), payload)
+    reject_entries(settings, {1: entry}, "bad_compression")
+    assert replay(settings).replayed == {"bad_compression": 1}
+    (left,) = count_rejects(settings)
+    assert (left.reason, left.message_id) == ("no_table", "1:1:0")
+
+
+@pytest.mark.usefixtures("no_schemas")
+def test_a_replay_refuses_what_a_start_refuses_and_changes_no_table(tmp_path: Path) -> None:
+    table = {"path": "t", "shape": "record"}
+    first = config(tmp_path, {**table, "json_fields": {"ms": "int"}, "sql": "select ms from messages"})
+    reject(first, 1, reason="schema_mismatch", value=b'{"ms": 5}')
+    assert replay(first).replayed == {"schema_mismatch": 1}
+    reject(first, 2, reason="schema_mismatch", value=b'{"ms": 29000000000}')
+    query = "select try_cast(ms as int) as ms, ms as ms_long from messages"
+    with pytest.raises(SetupError, match="set the type back"):
+        replay(config(tmp_path, {**table, "json_fields": {"ms": "long"}, "sql": query}))
+    assert "ms_long" not in pa.schema(DeltaTable(str(tmp_path / "t")).schema()).names
+
+
+def test_the_chunks_of_a_large_message_are_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_rejects, "_PART_ROWS", 4)
+
+    def found(entry_id: int, large: str = "", chunk: tuple[int, int] = (0, 0), size_bytes: int = 1) -> FoundReject:
+        message = ("p", large, 1) if large else None
+        return FoundReject(TOPIC, -1, (1, entry_id, -1), "f", 0, entry_id, size_bytes, message, *chunk)
+
+    of_u = [found(3, "u", (0, 3)), found(5, "u", (1, 3)), found(7, "u", (2, 3))]
+    rejects = [found(0), found(1), found(2), *of_u, found(4), found(6, "v", (1, 3))]
+    parts = [[reject.place[1] for reject in part] for part in replay_rejects._parts(rejects, 100)]
+    assert parts == [[0, 1, 2], [3, 5, 7, 4], [6]]
+    monkeypatch.setattr(replay_rejects, "_PART_BYTES", 10)
+    of_u = [found(1, "u", (0, 2), 20), found(2, "u", (1, 2), 20)]
+    large = [found(0, size_bytes=9), *of_u, found(3, size_bytes=5)]
+    assert [[reject.place[1] for reject in part] for part in replay_rejects._parts(large, 100)] == [[0], [1, 2], [3]]
+
+
+def test_what_is_kept_of_a_reject_until_its_part_is_read_is_small(tmp_path: Path) -> None:
+    settings, count = config(tmp_path, {"path": "t"}), 3000
+    reject_entries(settings, dict.fromkeys(range(count), bytes(single(b"x"))), "bad_compression")
+    RejectsToReplay(settings.rejects_place, ["bad_compression"], lambda *_: True, 500)
+    tracemalloc.start()
+    try:
+        rejects = RejectsToReplay(settings.rejects_place, ["bad_compression"], lambda *_: True, 500)
+        kept_bytes, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert rejects.topics == [TOPIC]
+    assert kept_bytes < 300 * count
+    # The columns of the row group in work are plain Python too.
+    assert peak_bytes < 700 * count
+
+
+def test_of_chunks_in_rejects_only_the_entries_of_whole_messages_within_the_limits_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_rejects, "_PART_ROWS", 4)
+    settings = config(tmp_path, {"path": "t"})
+    settings = replace(settings, chunks=replace(settings.chunks, max_message_bytes=500))
+    first, second = chunk_entries(b"whole", 2)
+    orphan = chunk_entries(b"x" * 30, 3, "p-2")[1]
+    too_large = chunk_entries(b"y" * 1100, 2, "p-3")
+    reject_entries(settings, dict(enumerate([second, *[orphan] * 9, *too_large, first, *[second] * 9])), "chunk_orphan")
+    rejects = RejectsToReplay(settings.rejects_place, ["chunk_orphan"], lambda *_: True, 500)
+    parts = [[row["entry"] for row in part] for part in rejects.parts()]
+    assert [entry for part in parts for entry in part if entry is not None] == [second, first]
+    assert max(map(len, parts)) == 6
+    replayed = replay(settings)
+    assert (replayed.replayed, replayed.left) == ({"chunk_orphan": 11}, {"chunk_orphan": 11})
+    assert values(tmp_path, "t") == [b"whole"]
+
+
+def test_entries_in_a_format_of_the_users_are_read_by_its_function_and_their_messages_are_not_again(
+    tmp_path: Path,
+) -> None:
+    plain = config(tmp_path, {"path": "t"})
+    settings = replace(
+        plain, source=replace(plain.source, message_payload_processor="tests.source.test_payload_processor:lines")
+    )
+    entries = {1: single(b"lines:a=1 b=2"), 2: single(b"lines:"), 3: single(b"lines:bad=x")}
+    reject_entries(settings, entries, "payload_processor")
+    reject(settings, 4, value=b"lines:c=3")
+    replayed = replay(settings)
+    assert (replayed.replayed, replayed.left) == ({"payload_processor": 1, "no_table": 1}, {"payload_processor": 2})
+    assert values(tmp_path, "t") == [b"1", b"2", b"lines:c=3"]
+
+
+def test_an_expired_message_in_a_format_of_the_users_stays(tmp_path: Path) -> None:
+    plain = config(tmp_path, {"path": "t"})
+    settings = replace(
+        plain, source=replace(plain.source, message_payload_processor="tests.source.test_payload_processor:lines")
+    )
+    expires = [pb.KeyValue(key="ledgerlake.expires", value="1700000000001")]
+    entry = single(b"lines:a=1", deliver_at_time=1_700_000_000_000, properties=expires)
+    reject_entries(settings, {1: entry}, "encrypted")
+    replayed = replay(settings)
+    assert (replayed.replayed, replayed.left) == ({}, {"encrypted": 1})
+
+
+def test_what_only_a_table_with_the_latest_messages_takes_is_left(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "latest", "mode": "latest"}, path=str(tmp_path / "others"))
+    reject(settings, 1, reason="transform_failed")
+    replayed = replay(settings)
+    assert (replayed.replayed, replayed.left) == ({}, {"transform_failed": 1})
+    assert "only tables with the latest messages take it" in replayed.why["transform_failed"]
+    assert values(tmp_path, "others") == []
+
+
+def test_of_a_batch_what_only_a_table_with_the_latest_messages_takes_stays_a_reject(tmp_path: Path) -> None:
+    settings = config(
+        tmp_path, {"path": "t", "where": "key = 'a'"}, {"path": "latest", "where": "key = 'b'", "mode": "latest"}
+    )
+    singles = [(pb.SingleMessageMetadata(partition_key=key), key.encode()) for key in "ab"]
+    payload = encode_batch(singles)
+    entry = encode_entry(metadata(num_messages_in_batch=2, uncompressed_size=len(payload)), payload)
+    reject_entries(settings, {1: entry}, "bad_compression")
+    assert replay(settings).replayed == {"bad_compression": 1}
+    assert values(tmp_path, "t") == [b"a"]
+    (left,) = count_rejects(settings)
+    assert (left.reason, left.message_id) == ("no_table", "1:1:1")
+    again = replay(settings)
+    assert (again.replayed, again.left) == ({}, {"no_table": 1})
+
+
+@pytest.mark.usefixtures("no_schemas")
+def test_a_table_that_is_not_made_yet_holds_up_no_replay_into_others(tmp_path: Path) -> None:
+    waits = {"path": "waits", "shape": "record", "partition_by": ["country"], "topics_pattern": ".*other"}
+    settings = config(tmp_path, waits, path=str(tmp_path / "others"))
+    reject(settings, 1)
+    assert replay(settings).replayed == {"no_table": 1}
+    assert values(tmp_path, "others") == [b"1"]
+    assert not (tmp_path / "waits/_delta_log").exists()

@@ -1,0 +1,273 @@
+"""Queries of one row at a time: what they may say, and what they answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import date, datetime, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ledgerlake.errors import SetupError, UsageError
+from ledgerlake.values import row_query
+from ledgerlake.values.row_query import Condition, RowQuery
+
+TIMES = pa.timestamp("us", tz="UTC")
+MESSAGES = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("name", pa.string()),
+        ("price", pa.decimal128(10, 2)),
+        ("tags", pa.list_(pa.string())),
+        ("value", pa.binary()),
+        (
+            "pulsar",
+            pa.struct([("key", pa.string()), ("at_time", TIMES), ("properties", pa.map_(pa.string(), pa.string()))]),
+        ),
+    ]
+)
+
+
+def batch(*ids: int) -> pa.RecordBatch:
+    rows = [
+        {
+            "id": number,
+            "name": f"n{number}",
+            "price": number,
+            "tags": ["x"] * number,
+            "value": b'{"n": %d}' % number,
+            "pulsar": {
+                "key": f"k{number}",
+                "at_time": datetime(2026, 1, 1 + number, 23, tzinfo=timezone.utc),
+                "properties": [("p", "q")],
+            },
+        }
+        for number in ids
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=MESSAGES)
+
+
+def answer(text: str, *ids: int) -> tuple[list[dict[str, Any]], list[int]]:
+    query = RowQuery(text, "sql")
+    found = query.of(batch(*ids))
+    return found.values.to_pylist(), found.rows.tolist()
+
+
+def test_a_query_selects_computes_and_filters_in_the_order_of_the_batch() -> None:
+    text = "select id * 2 as twice, upper(name) as name from messages where id <> 3"
+    assert answer(text, 5, 3, 1) == ([{"twice": 10, "name": "N5"}, {"twice": 2, "name": "N1"}], [0, 2])
+    assert answer(text, 3) == ([], [])
+
+
+def test_a_star_has_all_columns_and_nothing_of_ours() -> None:
+    columns = RowQuery("select * from messages", "sql").columns(MESSAGES)
+    assert [field.name for field in columns] == MESSAGES.names
+    assert [field.type for field in columns][:4] == [
+        pa.int64(),
+        pa.string(),
+        pa.decimal128(10, 2),
+        pa.list_(pa.string()),
+    ]
+    others = RowQuery("select * exclude (value, pulsar), * replace (id + 1 as id) from messages", "sql")
+    with pytest.raises(SetupError, match="sql has two columns id"):
+        others.columns(MESSAGES)
+
+
+def test_times_are_utc_and_nested_values_can_be_reached() -> None:
+    text = "select date(pulsar.at_time) as day, pulsar.properties['p'] as p, decode(value)->>'$.n' as n, tags[1] as tag from messages"
+    assert answer(text, 1) == ([{"day": date(2026, 1, 2), "p": "q", "n": "1", "tag": "x"}], [0])
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("select id from other", "must read from messages alone"),
+        ("select id from main.messages", "must read from messages alone"),
+        ("select a.id from messages a, messages b", "must read from messages alone"),
+        ("select id from (select * from messages)", "must read from messages alone"),
+        ("select id from read_text('/etc/passwd')", "must read from messages alone"),
+        ("select count(*) as n from messages", "the function count_star"),
+        ("select id from messages group by id", "group by"),
+        ("select distinct id from messages", "distinct"),
+        ("select id from messages order by id", "order"),
+        ("select id from messages limit 1", "limit"),
+        ("select id from messages using sample 1", "a sample"),
+        ("with x as (select 1) select id from messages", "with"),
+        ("select row_number() over () as n from messages", "a window function"),
+        ("select (select 1) as n from messages", "a query in a query"),
+        ("select unnest(tags) as tag from messages", "the function unnest"),
+        ("select id from messages where random() < 0.5", "the function random"),
+        ("select now() as n from messages", "the function now"),
+        ("select age(pulsar.at_time) as a from messages", "the function age"),
+        ("select ago(interval 1 day) as a from messages", "the function ago"),
+        ("select getvariable('x') as a from messages", "the function getvariable"),
+        ("select id from messages group by all", "group by"),
+        ("select #1 as a from messages", "a column by its number"),
+        ("select __ledgerlake_row as a from messages", "has __ledgerlake_row"),
+        ("select list_aggregate(tags, 'reservoir_quantile', 0.5) as a from messages", "reservoir_quantile"),
+        ("select json_contains(decode(value), '1') as a from messages", "the function json_contains"),
+        ("select damerau_levenshtein(name, name) as a from messages", "the function damerau_levenshtein"),
+        ("select decode(value)::json::variant::varchar as a from messages", "the type variant"),
+        ("select try_cast(tags as variant[]) as a from messages", "the type variant"),
+        ("select " + " || ".join(["name"] * 900) + " as a from messages", "nested too deeply"),
+        ("select 1 as a union select 2", "must be one query"),
+        ("select 1 as a from messages; select 2", "must be one query"),
+        ("drop table messages", "cannot be read"),
+        ("select id,\n  name frm\nmessages", "line 3"),
+    ],
+)
+def test_what_does_not_depend_on_one_row_alone_is_refused(text: str, what: str) -> None:
+    with pytest.raises(UsageError, match=f"(?s)^sql .*{what}"):
+        RowQuery(text, "sql")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("select id,\n  nmae\nfrom messages", '"nmae" not found.*"name".*line 2'),
+        ("select id + name as n from messages where id > tags", "does not fit the messages: Binder Error"),
+        ("select id + 1 from messages", r"a column without a name that a table can have; write \(id \+ 1\) as NAME"),
+        ("select interval 1 day as i from messages", "the column i of sql is month_day_nano_interval"),
+        ("select cast(id as uinteger) as u from messages", "the column u of sql is uint32"),
+    ],
+)
+def test_a_query_that_does_not_fit_names_column_and_line(text: str, what: str) -> None:
+    with pytest.raises(SetupError, match=f"(?s){what}"):
+        RowQuery(text, "sql").columns(MESSAGES)
+
+
+def test_messages_of_which_a_value_cannot_be_computed_have_no_row_and_a_reason() -> None:
+    query = RowQuery(
+        "select id, cast(decode(value)->>'$.n' as int) / nullif(id, 2) as n from messages where id <> 4", "sql"
+    )
+    rows = batch(1, 2, 3, 4, 5).to_pylist()
+    rows[2]["value"], rows[3]["value"] = b'{"n": "three"}', b'{"n": "four"}'
+    found = query.of(pa.RecordBatch.from_pylist(rows, schema=MESSAGES))
+    # The fourth message is left out by the condition.
+    assert found.rows.tolist() == [0, 1, 4]
+    assert found.values.to_pylist() == [{"id": 1, "n": 1.0}, {"id": 2, "n": None}, {"id": 5, "n": 1.0}]
+    assert list(found.bad) == [2]
+    assert "Could not convert string 'three'" in found.bad[2]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "cast(name as int)",
+        "[cast(name as int)]",
+        "{'a': {'b': [id, cast(name as int)]}}",
+        "map(['a'], [cast(name as int)])",
+        "coalesce([cast(name as int)], [1])",
+        "list_transform([name], lambda x: cast(x as int))",
+    ],
+)
+def test_a_batch_in_which_each_message_fails_is_not_halved_down_to_each_of_them(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = RowQuery(f"select {value} as n from messages", "sql")
+    runs: list[str] = []
+    run = row_query._run
+
+    def counted(text: str, rows: pa.RecordBatch) -> pa.Table:
+        runs.append(text)
+        return run(text, rows)
+
+    monkeypatch.setattr(row_query, "_run", counted)
+    found = query.of(batch(*([1] * 2000)))
+    assert len(found.bad) == 2000
+    assert len(runs) < 50
+
+
+# Each value ends within what DuckDB quotes of it, or is no text.
+_BROKEN = [*('{"n": "' + "x" * shift + letter * 50 for letter in "é東😀" for shift in range(4)), "é", "\\xé", "0é"]
+
+
+@pytest.mark.parametrize("broken", [*(text.encode() for text in _BROKEN), b"\xff", b'{"n": "\xe6\x9d', b"\0\x80"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select decode(value)->>'$.n' as n from messages",
+        "select id, unhex(decode(value))::varchar as n from messages",
+        "select decode(value)::bit::varchar as n from messages",
+        "select decode(value)::date as n from messages",
+        "select id from messages where decode(value)->>'$.n' = '1'",
+    ],
+)
+def test_a_broken_value_in_any_encoding_does_not_touch_the_messages_beside_it(text: str, broken: bytes) -> None:
+    query = RowQuery(text, "sql")
+    for good in (b'{"n": 1}', b"01", b"2026-01-01"):
+        rows = batch(1, 2, 3).to_pylist()
+        for row, value in zip(rows, (good, broken, good), strict=True):
+            row["value"] = value
+        alone = query.of(pa.RecordBatch.from_pylist(rows[:1], schema=MESSAGES))
+        found = query.of(pa.RecordBatch.from_pylist(rows, schema=MESSAGES))
+        assert {0, 2} & set(found.bad) == ({0, 2} if alone.bad else set())
+        assert {0, 2} & set(found.rows.tolist()) == ({0, 2} if len(alone.rows) else set())
+
+
+def test_the_reason_of_a_broken_value_is_what_duckdb_says_of_it() -> None:
+    query = RowQuery("select decode(value)->>'$.n' as n from messages", "sql")
+    rows = batch(1, 2).to_pylist()
+    rows[1]["value"] = ('{"n": "' + "東" * 50).encode()
+    found = query.of(pa.RecordBatch.from_pylist(rows, schema=MESSAGES))
+    assert found.rows.tolist() == [0]
+    assert "Malformed JSON at byte 157" in found.bad[1]
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_what_says_nothing_of_a_message_rejects_none(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = RowQuery("select id from messages", "sql")
+    query.columns(MESSAGES)
+
+    def fail(text: str, rows: pa.RecordBatch) -> pa.Table:
+        raise error
+
+    monkeypatch.setattr(row_query, "_run", fail)
+    with pytest.raises(error):
+        query.of(batch(1, 2))
+
+
+def test_a_condition_gives_the_messages_for_which_it_holds() -> None:
+    where = Condition("id > 1 -- and no more", "where")
+    assert where.of(batch(1, 2, 3)).rows.tolist() == [1, 2]
+    assert Condition("id > null", "where").of(batch(1)).rows.tolist() == []
+    for text in ("id > 1) union (select 1", "true; drop table x", "id >"):
+        with pytest.raises(UsageError):
+            Condition(text, "where")
+    with pytest.raises(SetupError, match="where is a value of string and no condition"):
+        Condition("name", "where").columns(MESSAGES)
+
+
+def test_a_field_may_be_called_as_the_row_number_or_as_a_function_of_the_session() -> None:
+    fields = pa.schema([("__ledgerlake_row", pa.int64()), ("user", pa.string())])
+    rows = pa.RecordBatch.from_pylist([{"__ledgerlake_row": 0, "user": name} for name in "abc"], schema=fields)
+    found = RowQuery("select * from messages where user <> 'b'", "sql").of(rows)
+    assert found.rows.tolist() == [0, 2]
+    assert found.values.to_pylist() == [{"__ledgerlake_row": 0, "user": name} for name in "ac"]
+    for name in ("user", "current_timestamp", "current_date"):
+        with pytest.raises(SetupError, match=f"sql has {name}"):
+            RowQuery(f"select {name} as u from messages", "sql").columns(MESSAGES)
+
+
+def test_a_whole_row_has_nothing_of_ours() -> None:
+    found = answer("select to_json(messages) as row from messages", 1)[0]
+    assert list(json.loads(found[0]["row"])) == MESSAGES.names
+
+
+def test_what_fails_for_any_message_is_found_without_one() -> None:
+    with pytest.raises(SetupError, match=r"fails for any message: .*Could not convert string 'abc'"):
+        RowQuery("select cast('abc' as int) as n from messages", "sql").columns(MESSAGES)
+
+
+def test_a_value_of_any_depth_does_not_end_the_process() -> None:
+    # The process of the tests would end too.
+    command = [sys.executable, "-m", "tests.decode.deep_values"]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=False)
+    tried = ended.stdout.splitlines()
+    assert ended.returncode == 0, f"{tried[-1]} ended the process"
+    assert len(tried) > 100

@@ -1,0 +1,179 @@
+"""Protobuf messages by the descriptor in their topic's schema (``PROTOBUF_NATIVE``).
+
+The definition is JSON: ``fileDescriptorSet`` in base64, and ``rootMessageTypeName``. Messages
+become structs, repeated fields arrays, maps maps with keys as text, enums the names of their values
+(the number of an unknown value; a value is bad if that number is one of several), ``uint32`` a
+``long`` and ``uint64`` a ``decimal(20, 0)``. A missing field is null if Protobuf tracks its presence;
+otherwise it has its default. A recursive message has no column.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, Decoder, build, decode_rows, too_wide
+from ledgerlake.decode.loop_columns import with_loop
+from ledgerlake.errors import SetupError
+from ledgerlake.outside import Unreadable, reading
+from ledgerlake.values.protobuf_loop import protobuf_reader
+from ledgerlake.values.protobuf_weights import closed_fields, is_map, protobuf_weigher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from google.protobuf.descriptor import Descriptor
+    from google.protobuf.message import Message
+
+    from ledgerlake.decode.columns import Encoded
+    from ledgerlake.wire.value_schema import ValueSchema
+
+_CPP = FieldDescriptor
+_TYPES = {
+    _CPP.CPPTYPE_INT32: pa.int32(),
+    _CPP.CPPTYPE_INT64: pa.int64(),
+    _CPP.CPPTYPE_UINT32: pa.int64(),
+    _CPP.CPPTYPE_UINT64: pa.decimal128(20, 0),
+    _CPP.CPPTYPE_DOUBLE: pa.float64(),
+    _CPP.CPPTYPE_FLOAT: pa.float32(),
+    _CPP.CPPTYPE_BOOL: pa.bool_(),
+    _CPP.CPPTYPE_ENUM: pa.string(),
+}
+
+# How a field is encoded.
+_VARINT, _LENGTH_DELIMITED = 0, 2
+
+
+def message_type(schema: ValueSchema) -> pa.DataType:
+    """Return the struct of a schema's root message.
+
+    Raises:
+        SetupError: the schema is damaged, or its message has no column.
+    """
+    return _struct(_root(schema), (), count(1))
+
+
+def message_decoder(reader: ValueSchema) -> Decoder:
+    """Return a decoder of values by the root message of a schema, for every version that wrote
+    them.
+
+    Raises:
+        SetupError: as ``message_type``.
+    """
+    target = message_type(reader)
+    root = _root(reader)
+    kind = message_factory.GetMessageClass(root)
+    loop = protobuf_reader(root, target)
+
+    def decode(encoded: Encoded) -> DecodedValues:
+        rows, bad = decode_rows(encoded.payloads, lambda payload: _values(kind.FromString(payload)))
+        return DecodedValues(build(rows, target, target, bad), bad)
+
+    read = decode if loop is None else with_loop(loop.read, lambda values: values, decode)
+    return Decoder(read, protobuf_weigher(root))
+
+
+def _root(schema: ValueSchema) -> Descriptor:
+    try:
+        with reading():
+            definition = json.loads(schema.definition)
+            files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(definition["fileDescriptorSet"]))
+            pool = descriptor_pool.DescriptorPool()
+            _add_all(pool, {file.name: _without_extensions(file) for file in files.file})
+            return pool.FindMessageTypeByName(definition["rootMessageTypeName"])
+    except Unreadable as failure:
+        raise SetupError(f"a schema's Protobuf descriptor is damaged: {failure.error!r}") from None
+
+
+def _without_extensions(part: Any) -> Any:
+    """Return a file or a message without its extensions: they have no column, so what is parsed of
+    them would take memory that no weight counts. Their bytes are those of unknown fields.
+    """
+    part.ClearField("extension")
+    for inner in part.message_type if hasattr(part, "message_type") else part.nested_type:
+        _without_extensions(inner)
+    return part
+
+
+def _add_all(pool: descriptor_pool.DescriptorPool, files: dict[str, descriptor_pb2.FileDescriptorProto]) -> None:
+    """Add files, each after those that it imports."""
+
+    def add(name: str) -> None:
+        file = files.pop(name, None)
+        if file is None:
+            return
+        for imported in file.dependency:
+            add(imported)
+        pool.Add(file)
+
+    for name in list(files):
+        add(name)
+
+
+def _struct(descriptor: Descriptor, inside: tuple[str, ...], columns: Iterator[int]) -> pa.DataType:
+    if descriptor.full_name in inside:
+        raise SetupError(
+            f"the message {descriptor.full_name} of a schema holds itself, which no column can; read it with schema = bytes"
+        )
+    return pa.struct(
+        [(field.name, _type(field, (*inside, descriptor.full_name), columns)) for field in descriptor.fields]
+    )
+
+
+def _type(field: Any, inside: tuple[str, ...], columns: Iterator[int]) -> pa.DataType:
+    if next(columns) > COLUMNS_MOST:
+        raise too_wide()
+    if is_map(field):
+        return pa.map_(pa.string(), _type(field.message_type.fields_by_name["value"], inside, columns))
+    single = _single(field, inside, columns)
+    return pa.list_(single) if field.is_repeated else single
+
+
+def _single(field: Any, inside: tuple[str, ...], columns: Iterator[int]) -> pa.DataType:
+    if field.cpp_type == _CPP.CPPTYPE_MESSAGE:
+        return _struct(field.message_type, inside, columns)
+    if field.cpp_type == _CPP.CPPTYPE_STRING:
+        return pa.binary() if field.type == _CPP.TYPE_BYTES else pa.string()
+    return _TYPES[field.cpp_type]
+
+
+def _values(message: Message) -> dict[str, Any]:
+    descriptor: Any = message.DESCRIPTOR
+    values = {field.name: _value(message, field) for field in descriptor.fields}
+    closed = closed_fields(descriptor)
+    unknown_fields: Iterable[Any] = UnknownFieldSet(message) if closed else []  # type: ignore[assignment]
+    for unknown in unknown_fields:
+        field = closed.get(unknown.field_number)
+        if field is None or unknown.wire_type != (_LENGTH_DELIMITED if is_map(field) else _VARINT):
+            continue
+        # Protobuf keeps a number that a closed enumeration lacks as an unknown field.
+        if field.is_repeated or values[field.name] is not None:
+            raise ValueError(f"the field {field.name} has a number that its enumeration lacks, beside others")
+        values[field.name] = str((unknown.data + 2**31) % 2**32 - 2**31)
+    return values
+
+
+def _value(message: Message, field: Any) -> Any:
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    value = getattr(message, field.name)
+    if is_map(field):
+        item = field.message_type.fields_by_name["value"]
+        return [(str(key), _plain(item, value[key])) for key in value]
+    return [_plain(field, element) for element in value] if field.is_repeated else _plain(field, value)
+
+
+def _plain(field: Any, value: Any) -> Any:
+    if field.cpp_type == _CPP.CPPTYPE_MESSAGE:
+        return _values(value)
+    if field.cpp_type == _CPP.CPPTYPE_ENUM:
+        enum_value = field.enum_type.values_by_number.get(value)
+        return str(value) if enum_value is None else enum_value.name
+    return value
