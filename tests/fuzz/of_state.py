@@ -5,6 +5,7 @@ index.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ from ledgerlake.pb import delay_pb2 as pb
 from ledgerlake.pipeline import checkpoint, cursors, row_settings
 from ledgerlake.publish import outbox
 from ledgerlake.reasons import REPLACED
+from ledgerlake.replay import replay_parts
 from ledgerlake.schedules.cancels import Cancel, cancels_from_json, cancels_to_json
 from ledgerlake.schedules.repetition import Occurrence, RepetitionRate
 from ledgerlake.schedules.schedules import (
@@ -54,6 +56,7 @@ from ledgerlake.schedules.schedules import (
 from ledgerlake.source import wakeup_files
 from ledgerlake.stored.fields import parse_stored
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
+from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.delay.memory_storage import MemoryStorage
@@ -226,8 +229,20 @@ _OUTBOX_RECORD = (
     '"next_sequences": {"t": 17}}'
 )
 
+_PRODUCERS = json.dumps({"version": 1, "names": [asdict(outbox.OtherName("t", "due", "4711", 12))]})
+_REPLAY = json.dumps(
+    {
+        "version": 1,
+        "number": 4711,
+        "topics": ["t"],
+        "tables": {
+            "messages": {"path": "lake/orders", "before": None, "files": [asdict(DataFile("part-1", 900, 3, "{}"))]}
+        },
+    }
+)
 
-def _reads(read: Callable[[dict[str, Any], int], Any], known: int) -> Callable[[bytes], int]:
+
+def _reads(read: Callable[[dict[str, Any]], Any], known: int) -> Callable[[bytes], int]:
     def judge(data: bytes) -> int:
         parse_stored(data, "file", read, known)
         return 1
@@ -362,29 +377,41 @@ def _any_of(make: Callable[[], list[bytes]]) -> Callable[[Rng], bytes]:
     return lambda rng: mutate.message(rng, rng.choice(make()))
 
 
-def _json_of(*texts: Any) -> Callable[[Rng], bytes]:
-    return _texts(*texts)
-
-
 _REFUSED = (OffsetError,)
+
+# The JSON objects with a version: by the name of their target what is written, and who reads it.
+DOCUMENTS: dict[str, tuple[tuple[str, ...], Callable[[bytes], int]]] = {}
+
+
+def _document(name: str, boundary: str, texts: tuple[str, ...], judge: Callable[[bytes], int]) -> Target:
+    DOCUMENTS[name] = texts, judge
+    return Target(name, boundary, _texts(*texts), judge, _REFUSED)
+
+
 TARGETS = [
-    Target("offset", "source.offsets", _json_of(_OFFSET), _judge_offset, _REFUSED),
-    Target("open-set", "open sets in state", _json_of(incomplete_to_json(_OPEN)), _judge_set, _REFUSED),
-    Target("report", "rows to the stateful stage: reports", _json_of(report_to_json(_REPORT)), _judge_report, _REFUSED),
-    Target("summary", "rows from the stateful stage: state summaries", _json_of(summary_to_json(_SUMMARY)), _judge_summary, _REFUSED),
-    Target("cancels", "cancels in state", _json_of(cancels_to_json([event for event in _REPORT.events if isinstance(event, Cancel)], _marked())), _judge_cancels, _REFUSED),
-    Target("schedules", "messages that repeat, in state", _json_of(_WAITING), _judge_waiting, _REFUSED),
+    _document("offset", "source.offsets", (_OFFSET,), _judge_offset),
+    _document("open-set", "open sets in state", (incomplete_to_json(_OPEN),), _judge_set),
+    _document("report", "rows to the stateful stage: reports", (report_to_json(_REPORT),), _judge_report),
+    _document("summary", "rows from the stateful stage: state summaries", (summary_to_json(_SUMMARY),), _judge_summary),
+    _document("cancels", "cancels in state", (cancels_to_json([event for event in _REPORT.events if isinstance(event, Cancel)], _marked()),), _judge_cancels),
+    _document("schedules", "messages that repeat, in state", (_WAITING,), _judge_waiting),
     Target("schedule-block", "a block of the table of schedules", _any_of(_schedule_block), _judge_schedule_block, _REFUSED),
-    Target("delayed-large", "messages that are stored separately, in state", _json_of(*_SEPARATE), _judge_large, _REFUSED),
-    Target("cursor-ends", "pipeline.cursors: what is to be acknowledged", _json_of(_ENDS), _reads(cursors._read, 1), _REFUSED),
-    Target("row-settings", "pipeline.row_settings", _json_of('{"version": 1, "settings": {"[delay] enabled": true, "[chunks] max_pending": 5, "[delay] storage": "state"}}'), _reads(row_settings.read_settings, 1), _REFUSED),
-    Target("outbox", "publish.outbox: its name", _json_of(_OUTBOX), _reads(outbox._name, outbox.VERSION), _REFUSED),
-    Target("outbox-name", "pipeline.checkpoint: the outbox's name", _json_of('{"version": 1, "name": "abcd"}'), _reads(checkpoint._outbox_name, 1), _REFUSED),
-    Target("tables", "pipeline.checkpoint: the tables that are written to", _json_of('{"version": 1, "tables": {"messages": "/lake/orders"}}'), _reads(checkpoint._tables, 1), _REFUSED),
-    Target("outbox-record", "publish.outbox: a micro-batch", _json_of(_OUTBOX_RECORD), _reads(outbox._batch, outbox.VERSION), _REFUSED),
-    Target("outbox-sent", "publish.outbox: what was sent", _json_of('{"version": 1, "next_sequences": {"t": 17}}'), _reads(outbox._sent, outbox.SENT_VERSION), _REFUSED),
-    Target("outbox-sending", "publish.outbox: how a sending began", _json_of('{"version": 1, "partitions": 3, "ends": {"due": {"ledger_id": 7, "entry_id": -1}}}'), _reads(outbox._sending, 1), _REFUSED),
-    Target("wakes", "source.wakes", _json_of('{"version": 1, "wakes": {"t": 1777626000123}, "due": {"t": [[1777626000123, 60000, 4, 1]]}, "extends": 16}'), _reads(wakeup_files._file, wakeup_files.VERSION), _REFUSED),
+    _document("delayed-large", "messages that are stored separately, in state", tuple(_SEPARATE), _judge_large),
+    _document("cursor-ends", "pipeline.cursors: what is to be acknowledged", (_ENDS,), _reads(cursors._read, 1)),
+    _document("row-settings", "pipeline.row_settings", ('{"version": 1, "settings": {"[delay] enabled": true, "[chunks] max_pending": 5, "[delay] storage": "state"}}',), _reads(row_settings.read_settings, 1)),
+    _document("outbox", "publish.outbox: its name", (_OUTBOX,), _reads(outbox._name, outbox.VERSION)),
+    _document("outbox-name", "pipeline.checkpoint: the outbox's name", ('{"version": 1, "name": "abcd"}',), _reads(checkpoint._outbox_name, 1)),
+    _document("tables", "pipeline.checkpoint: the tables that are written to", ('{"version": 1, "tables": {"messages": "/lake/orders"}}',), _reads(checkpoint._tables, 1)),
+    _document("first-ends", "pipeline.checkpoint: ends of a first start", ('{"version": 1, "ends": {"t": {"ledger_id": 7, "entry_id": 3}}}',), _reads(checkpoint._first_ends, 1)),
+    _document("forgotten-topics", "pipeline.checkpoint: topics that were forgotten", ('{"version": 1, "topics": ["t"]}',), _reads(checkpoint._forgotten_topics, 1)),
+    _document("forgotten", "pipeline.checkpoint: that the stream was forgotten", ('{"version": 1}',), _reads(checkpoint._forgotten, 1)),
+    _document("stream", "pipeline.checkpoint: its stream", ('{"version": 1, "stream": "orders", "number": 4711}',), _reads(checkpoint._stream, 1)),
+    _document("replay", "replay.replay_parts: a part", (_REPLAY,), _reads(replay_parts._read_part, 1)),
+    _document("outbox-producers", "publish.outbox: names of producers", (_PRODUCERS,), _reads(outbox._producers, 1)),
+    _document("outbox-record", "publish.outbox: a micro-batch", (_OUTBOX_RECORD,), _reads(outbox._batch, outbox.VERSION)),
+    _document("outbox-sent", "publish.outbox: what was sent", ('{"version": 1, "next_sequences": {"t": 17}}',), _reads(outbox._sent, outbox.SENT_VERSION)),
+    _document("outbox-sending", "publish.outbox: how a sending began", ('{"version": 1, "partitions": 3, "ends": {"due": {"ledger_id": 7, "entry_id": -1}}}',), _reads(outbox._sending, 1)),
+    _document("wakes", "source.wakes", ('{"version": 1, "wakes": {"t": 1777626000123}, "due": {"t": [[1777626000123, 60000, 4, 1]]}, "extends": 16}',), _reads(wakeup_files._file, wakeup_files.VERSION)),
     Target("record", "the record of the delayed index", _texts_of(lambda: [_index()[0]]), _judge_record, _REFUSED),
     Target("snapshot-metadata", "state.delay.snapshot: metadata", _any_of(lambda: _values(True)), _judge_metadata, _REFUSED, work_factor=10),
     Target("snapshot-segment", "state.delay.snapshot: segments", _any_of(lambda: _values(False)), _judge_segment, _REFUSED),

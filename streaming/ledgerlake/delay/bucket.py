@@ -86,7 +86,7 @@ def record_from_json(text: str) -> Record:
     return parse_stored(text, "delayed index", _record, VERSION)
 
 
-def _record(fields: dict[str, Any], _version: int) -> Record:
+def _record(fields: dict[str, Any]) -> Record:
     record: Record = stored(Record, fields)
     ids = [bucket.bucket_id for bucket in record.buckets]
     reached = {bucket.bucket_id: bucket.segment for bucket in record.buckets}

@@ -242,7 +242,7 @@ def results_from_json(text: str) -> list[PartitionResult]:
             task_result_from_dict(fields["written"]),
             summary_from_dict(fields["summary"]),
             fields["replaced"],
-            [data_file_from_dict(file) for file in fields["outbox"]],
+            stored(list[DataFile], fields["outbox"]),
             stored(Released, fields["released"]),
         )
         for fields in json.loads(text)
@@ -252,16 +252,10 @@ def results_from_json(text: str) -> list[PartitionResult]:
 def task_result_from_dict(fields: dict[str, Any]) -> TaskResult:
     """Read a task's result from parsed JSON."""
     tables = {
-        name: TableResult([data_file_from_dict(file) for file in table["files"]], table["max_effective_us"])
+        name: TableResult(stored(list[DataFile], table["files"]), table["max_effective_us"])
         for name, table in fields["tables"].items()
     }
-    rejects = [data_file_from_dict(file) for file in fields["rejects"]]
+    rejects = stored(list[DataFile], fields["rejects"])
     digest = stored(OutcomeDigest, fields["digest"])
     end = Position(**fields["end"])
     return TaskResult(**{**fields, "tables": tables, "rejects": rejects, "end": end, "digest": digest})
-
-
-def data_file_from_dict(fields: dict[str, Any]) -> DataFile:
-    """Read a data file from parsed JSON."""
-    first, last = (tuple(fields[name]) if fields[name] else None for name in ("first", "last"))
-    return DataFile(**{**fields, "first": first, "last": last})

@@ -14,7 +14,7 @@ from typing import Any
 from ledgerlake.assembly.rules import ChunkedMessageKey
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.operators.stage_rows import positions_to_json
-from ledgerlake.stored.fields import parse_stored, stored
+from ledgerlake.stored.fields import exactly, parse_stored, stored
 from ledgerlake.wire.message_id import Position
 
 VERSION = 1
@@ -71,14 +71,20 @@ def separately_stored_from_json(text: str) -> SeparatelyStored:
     return parse_stored(text, "delayed large messages", _from_fields, VERSION)
 
 
-def _from_fields(fields: dict[str, Any], _version: int) -> SeparatelyStored:
-    positions = tuple(map(_position, stored(list[list[int]], fields["positions"])))
+def _from_fields(fields: dict[str, Any]) -> SeparatelyStored:
+    ids, bytes_kept, is_delivered, batch_range, key = exactly(
+        fields, "positions", "bytes_kept", "is_delivered", "batch_range", "key"
+    )
+    positions = tuple(map(_position, stored(list[list[int]], ids)))
     if not positions:
         raise ValueError("a message without chunks")
-    bytes_kept, is_delivered = stored(bool, fields["bytes_kept"]), stored(bool, fields["is_delivered"])
-    batch_range = stored(BatchRange | None, fields["batch_range"])
-    key = stored(ChunkedMessageKey | None, fields["key"])
-    return SeparatelyStored(positions, bytes_kept, batch_range, is_delivered, key)
+    return SeparatelyStored(
+        positions,
+        stored(bool, bytes_kept),
+        stored(BatchRange | None, batch_range),
+        stored(bool, is_delivered),
+        stored(ChunkedMessageKey | None, key),
+    )
 
 
 def _position(ids: list[int]) -> Position:

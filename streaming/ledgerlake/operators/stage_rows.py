@@ -55,7 +55,7 @@ from ledgerlake.decode.split import read_delayed
 from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.operators.outcome_digest import OutcomeDigest
 from ledgerlake.schedules.cancels import Cancel
-from ledgerlake.stored.fields import fields_of, parse_stored, stored
+from ledgerlake.stored.fields import exactly, fields_of, parse_stored, stored
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
@@ -274,11 +274,16 @@ def report_from_json(text: str) -> TaskReport:
     return parse_stored(text, "report of a task", _report, advice=_BUG)
 
 
-def _report(data: dict[str, Any], _version: int) -> TaskReport:
-    events: list[TaskEvent] = [stored(_EVENTS[kind], fields) for kind, fields in data["events"]]
-    result = stored(dict[str, Any], data["result"])
-    after, end = stored(Position, data["after"]), stored(Position, data["end"])
-    return TaskReport(end, stored(int | None, data["now_ms"]), result, events, after)
+def _report(data: dict[str, Any]) -> TaskReport:
+    after, end, now_ms, result, named = exactly(data, "after", "end", "now_ms", "result", "events")
+    events: list[TaskEvent] = [stored(_EVENTS[kind], fields) for kind, fields in named]
+    return TaskReport(
+        stored(Position, end),
+        stored(int | None, now_ms),
+        stored(dict[str, Any], result),
+        events,
+        stored(Position, after),
+    )
 
 
 def summary_to_json(summary: StateSummary) -> str:
@@ -291,9 +296,7 @@ def summary_from_json(text: str) -> StateSummary:
     Raises:
         OffsetError: the text is no such summary.
     """
-    return parse_stored(
-        text, "state summary of a topic partition", lambda data, _version: summary_from_dict(data), advice=_BUG
-    )
+    return parse_stored(text, "state summary of a topic partition", summary_from_dict, advice=_BUG)
 
 
 def summary_from_dict(data: dict[str, Any]) -> StateSummary:

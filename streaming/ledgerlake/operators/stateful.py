@@ -275,11 +275,7 @@ def incomplete_from_json(text: str) -> IncompleteMessage:
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.
     """
-    return parse_stored(text, "incomplete messages", _incomplete, INCOMPLETE_VERSION)
-
-
-def _incomplete(fields: dict[str, Any], _version: int) -> IncompleteMessage:
-    return incomplete_from_dict(fields)
+    return parse_stored(text, "incomplete messages", incomplete_from_dict, INCOMPLETE_VERSION)
 
 
 def _take_row(row: StageRow, kept_entries: _StateEntries, delayed: DelayedMessages, reports: list[TaskReport]) -> bool:

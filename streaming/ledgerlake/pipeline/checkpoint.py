@@ -31,11 +31,11 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ledgerlake.errors import CheckpointError, SetupError, refuse_newer
+from ledgerlake.errors import CheckpointError, SetupError
 from ledgerlake.pipeline.row_settings import VERSION as SETTINGS_VERSION
 from ledgerlake.pipeline.row_settings import RowSettings, read_settings
 from ledgerlake.pipeline.spark_log import SparkLog, damaged, load_file, not_readable, not_writable
-from ledgerlake.stored.fields import stored
+from ledgerlake.stored.fields import exactly, stored
 from ledgerlake.stored.files import load_stored, save_json
 from ledgerlake.stored.offsets import Offset, from_json, to_json
 from ledgerlake.stored.places import Place
@@ -51,6 +51,7 @@ _STREAM_VERSION = 1
 _TABLES_VERSION = 1
 _OUTBOX_VERSION = 1
 _FORGOTTEN_TOPICS_VERSION = 1
+_FORGOTTEN_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -137,16 +138,16 @@ class Checkpoint:
             OffsetError: a newer release wrote it.
         """
         record = self._stream()
-        if record is not None and record["stream"] != stream:
+        if record is not None and record.stream != stream:
             raise CheckpointError(
-                f"the checkpoint {self.folder} belongs to the stream {record['stream']}, and the configuration names "
-                f"{stream}; set [stream] name back to {record['stream']}, or give the new stream a checkpoint folder and "
+                f"the checkpoint {self.folder} belongs to the stream {record.stream}, and the configuration names "
+                f"{stream}; set [stream] name back to {record.stream}, or give the new stream a checkpoint folder and "
                 "tables of its own"
             )
 
     def save_stream(self, stream: str, number: int) -> None:
         """Record the stream of a checkpoint that begins, and the number of the checkpoint."""
-        save_json(self._own("stream"), {"version": _STREAM_VERSION, "stream": stream, "number": number})
+        save_json(self._own("stream"), {"version": _STREAM_VERSION, **asdict(_Stream(stream, number))})
 
     def number(self) -> int:
         """Return the number of the checkpoint, which has begun.
@@ -155,21 +156,13 @@ class Checkpoint:
             CheckpointError: the record of the stream is missing or damaged.
             OffsetError: a newer release wrote it.
         """
-        record = self._stream() or {}
-        try:
-            number: int = stored(int, record.get("number"))
-        except ValueError:
-            raise damaged(self.folder, "ledgerlake/stream.json") from None
-        return number
-
-    def _stream(self) -> dict[str, Any] | None:
-        record = load_file(self.folder, "ledgerlake/stream.json")
+        record = self._stream()
         if record is None:
-            return None
-        if not isinstance(record, dict) or not isinstance(record.get("version"), int) or "stream" not in record:
             raise damaged(self.folder, "ledgerlake/stream.json")
-        refuse_newer("the checkpoint", record["version"], _STREAM_VERSION, "stream record of version")
-        return record
+        return record.number
+
+    def _stream(self) -> _Stream | None:
+        return self._load("stream", "record of the stream", _stream, _STREAM_VERSION)
 
     def outbox(self) -> str | None:
         """Return the name of its outbox; None if none is recorded.
@@ -245,7 +238,9 @@ class Checkpoint:
         """Return whether the user has chosen to start from the beginning, and no query has begun
         since.
         """
-        return load_file(self.folder, "ledgerlake/forgotten.json") is not None
+        return (
+            self._load("forgotten", "record of a stream that was forgotten", _forgotten, _FORGOTTEN_VERSION) is not None
+        )
 
     def check_gone(self) -> None:
         """Check that there is no checkpoint from which a pipeline would continue.
@@ -263,7 +258,7 @@ class Checkpoint:
         """Record that the user has chosen to start from the beginning; valid until a new query has
         begun.
         """
-        save_json(self._own("forgotten"), {"version": 1})
+        save_json(self._own("forgotten"), {"version": _FORGOTTEN_VERSION})
 
     def end_forgetting(self) -> None:
         """Record that a new query has begun, with an id that the tables do not know. If that fails,
@@ -283,7 +278,7 @@ class Checkpoint:
         except OSError as error:
             raise not_writable(self.folder, error) from None
 
-    def _load(self, name: str, written: str, read: Callable[[dict[str, Any], int], T], version: int) -> T | None:
+    def _load(self, name: str, written: str, read: Callable[[dict[str, Any]], T], version: int) -> T | None:
         try:
             return load_stored(self._own(name), written, read, version)
         except OSError as error:
@@ -293,23 +288,43 @@ class Checkpoint:
         return self.folder / "ledgerlake" / f"{name}.json"
 
 
-def _first_ends(data: dict[str, Any], _version: int) -> dict[str, Position]:
-    ends: dict[str, Position] = stored(dict[str, Position], data["ends"])
+@dataclass(frozen=True)
+class _Stream:
+    stream: str
+    number: int
+
+
+def _stream(data: dict[str, Any]) -> _Stream:
+    record: _Stream = stored(_Stream, data)
+    return record
+
+
+def _first_ends(data: dict[str, Any]) -> dict[str, Position]:
+    (found,) = exactly(data, "ends")
+    ends: dict[str, Position] = stored(dict[str, Position], found)
     return ends
 
 
-def _outbox_name(data: dict[str, Any], _version: int) -> str:
-    name: str = stored(str, data["name"])
+def _outbox_name(data: dict[str, Any]) -> str:
+    (found,) = exactly(data, "name")
+    name: str = stored(str, found)
     return name
 
 
-def _tables(data: dict[str, Any], _version: int) -> dict[str, str]:
-    tables: dict[str, str] = stored(dict[str, str], data["tables"])
+def _tables(data: dict[str, Any]) -> dict[str, str]:
+    (found,) = exactly(data, "tables")
+    tables: dict[str, str] = stored(dict[str, str], found)
     return tables
 
 
-def _forgotten_topics(data: dict[str, Any], _version: int) -> set[str]:
-    return set(stored(list[str], data["topics"]))
+def _forgotten_topics(data: dict[str, Any]) -> set[str]:
+    (topics,) = exactly(data, "topics")
+    return set(stored(list[str], topics))
+
+
+def _forgotten(data: dict[str, Any]) -> bool:
+    exactly(data)
+    return True
 
 
 def as_option(start: Offset) -> str:

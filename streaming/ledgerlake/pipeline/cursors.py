@@ -37,7 +37,7 @@ from ledgerlake.client.cursor import BUSY_FOR_S, DurableCursor
 from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, OwnershipError, TopicNotFoundError
 from ledgerlake.source.source_cursors import position_of
 from ledgerlake.source.topic_list import TopicList
-from ledgerlake.stored.fields import stored
+from ledgerlake.stored.fields import exactly, stored
 from ledgerlake.stored.files import load_stored, save_json
 from ledgerlake.table.batch_record import SeenBatch
 from ledgerlake.wire.message_id import Position
@@ -437,8 +437,9 @@ class CursorKeeper:
             for batch_id, ends in self._pending.items()
         }
         tables = {name: asdict(seen) for name, seen in self._tables.items()}
-        last_run = {"last_run": asdict(self._last_run)} if self._last_run else {}
-        save_json(_path(self._checkpoint), {"version": _VERSION, "batches": batches, "tables": tables} | last_run)
+        assert self._last_run is not None
+        content = {"version": _VERSION, "batches": batches, "tables": tables, "last_run": asdict(self._last_run)}
+        save_json(_path(self._checkpoint), content)
 
 
 def seen_tables(checkpoint: Checkpoint) -> dict[str, SeenBatch]:
@@ -467,12 +468,13 @@ def _load(checkpoint: Checkpoint) -> _StoredEnds:
     return load_stored(_path(checkpoint), "cursor ends", _read, _VERSION) or _StoredEnds()
 
 
-def _read(data: dict[str, Any], _version: int) -> _StoredEnds:
-    batches = stored(dict[str, dict[str, list[int]]], data["batches"])
+def _read(data: dict[str, Any]) -> _StoredEnds:
+    written, tables, last_run = exactly(data, "batches", "tables", "last_run")
+    batches = stored(dict[str, dict[str, list[int]]], written)
     pending = {
         int(batch_id): {name: _position(*ids) for name, ids in ends.items()} for batch_id, ends in batches.items()
     }
-    return _StoredEnds(pending, stored(dict[str, SeenBatch], data["tables"]), stored(LastRun, data["last_run"]))
+    return _StoredEnds(pending, stored(dict[str, SeenBatch], tables), stored(LastRun, last_run))
 
 
 def _position(ledger_id: int, entry_id: int) -> Position:

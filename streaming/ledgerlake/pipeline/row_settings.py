@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.errors import UsageError
-from ledgerlake.stored.fields import stored
+from ledgerlake.stored.fields import exactly, stored
 from ledgerlake.stored.places import Place, parse_place
 
 if TYPE_CHECKING:
@@ -93,9 +93,10 @@ def _below(storage: str, checkpoint: Place) -> str | None:
     return place.removeprefix(folder) if place is not None and place.startswith(folder) else None
 
 
-def read_settings(data: dict[str, Any], _version: int) -> RowSettings:
+def read_settings(data: dict[str, Any]) -> RowSettings:
     """Read the settings in a checkpoint; for ``stored.files.load_stored``."""
-    settings: RowSettings = stored(dict[str, Any], data["settings"])
+    (found,) = exactly(data, "settings")
+    settings: RowSettings = stored(dict[str, Any], found)
     for name, value in settings.items():
         if not isinstance(value, (bool, int, str, type(None))):
             raise ValueError(f"{name} is not a text, a number, true or false")

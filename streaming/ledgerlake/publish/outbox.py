@@ -61,7 +61,7 @@ from typing import TYPE_CHECKING, Any
 from pyarrow import fs
 
 from ledgerlake.errors import CheckpointError, SetupError
-from ledgerlake.stored.fields import stored
+from ledgerlake.stored.fields import exactly, stored
 from ledgerlake.stored.files import load_stored, save_json
 from ledgerlake.wire.message_id import Position
 
@@ -545,28 +545,29 @@ class _Producers:
     names: list[OtherName]
 
 
-def _name(data: dict[str, Any], _version: int) -> str:
-    name: str = stored(str, data["name"])
+def _name(data: dict[str, Any]) -> str:
+    (found,) = exactly(data, "name")
+    name: str = stored(str, found)
     return name
 
 
-def _batch(data: dict[str, Any], _version: int) -> OutboxBatch:
+def _batch(data: dict[str, Any]) -> OutboxBatch:
     batch: OutboxBatch = stored(OutboxBatch, data)
     return batch
 
 
-def _sent(data: dict[str, Any], _version: int) -> _Sent:
+def _sent(data: dict[str, Any]) -> _Sent:
     sent: _Sent = stored(_Sent, data)
     return sent
 
 
-def _sending(data: dict[str, Any], _version: int) -> Sending:
+def _sending(data: dict[str, Any]) -> Sending:
     sending: Sending = stored(Sending, data)
     if sending.partitions < 1:
         raise ValueError(f"{sending.partitions} partitions")
     return sending
 
 
-def _producers(data: dict[str, Any], _version: int) -> _Producers:
+def _producers(data: dict[str, Any]) -> _Producers:
     producers: _Producers = stored(_Producers, data)
     return producers

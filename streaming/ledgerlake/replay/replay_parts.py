@@ -23,22 +23,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.errors import CheckpointError, TableAccessError, TableError
-from ledgerlake.operators.results import data_file_from_dict
 from ledgerlake.options.config import REJECTS_TABLE
 from ledgerlake.stored.fields import fields_of, stored
 from ledgerlake.stored.files import load_stored
+from ledgerlake.table.ordered_files import DataFile
 
 if TYPE_CHECKING:
     from ledgerlake.pipeline.tables import Tables
     from ledgerlake.stored.places import Place
-    from ledgerlake.table.ordered_files import DataFile
 
 _VERSION = 1
 _NUMBER = "ledgerlake.replay:"
 
 
 @dataclass(frozen=True)
-class TablePart:
+class ReplayTable:
     """What a part adds to a table: ``before`` is the number that the table had."""
 
     path: str
@@ -47,12 +46,12 @@ class TablePart:
 
 
 @dataclass(frozen=True)
-class Part:
+class ReplayPart:
     """The record of a part whose files are written."""
 
     number: int
     topics: list[str]
-    tables: dict[str, TablePart]
+    tables: dict[str, ReplayTable]
 
 
 class Parts:
@@ -69,7 +68,7 @@ class Parts:
         self._name = _NUMBER + stream
         self._before: dict[str, int | None] = {}
 
-    def unfinished(self) -> Part | None:
+    def unfinished(self) -> ReplayPart | None:
         """Return the part that a replay has recorded and not finished."""
         return load_stored(self._record, "record of a replay", _read_part, _VERSION)
 
@@ -94,11 +93,11 @@ class Parts:
         """
         by_name = self._tables.by_name
         tables = {
-            name: TablePart(str(by_name[name].path), self._before[name], of_table)
+            name: ReplayTable(str(by_name[name].path), self._before[name], of_table)
             for name, of_table in files.items()
             if of_table
         }
-        part = Part(secrets.randbits(62), topics, tables)
+        part = ReplayPart(secrets.randbits(62), topics, tables)
         content = json.dumps({"version": _VERSION, **fields_of(part)}, default=fields_of).encode()
         self._folder.make()
         if not self._record.create_file(content):
@@ -107,7 +106,7 @@ class Parts:
             )
         self.commit(part)
 
-    def commit(self, part: Part) -> None:
+    def commit(self, part: ReplayPart) -> None:
         """Commit a part, whatever an earlier attempt has committed of it.
 
         Raises:
@@ -126,7 +125,7 @@ class Parts:
                 by_name[name].append_once(self._name, part.number, of_table.before, of_table.files)
         self._delete_record(part)
 
-    def _may_land(self, part: Part) -> bool:
+    def _may_land(self, part: ReplayPart) -> bool:
         """Return whether a part can be committed, or finished. If not, nothing of it is in a table, so
         its rejects are still to be replayed.
 
@@ -141,7 +140,7 @@ class Parts:
             raise TableAccessError(f"another replay of the stream {self._stream} has committed meanwhile; replay again")
         return self._is_whole(part, landed)
 
-    def _is_whole(self, part: Part, landed: list[str]) -> bool:
+    def _is_whole(self, part: ReplayPart, landed: list[str]) -> bool:
         """Return whether the files of a part are there.
 
         Raises:
@@ -160,7 +159,7 @@ class Parts:
             )
         return not missing
 
-    def _delete_record(self, part: Part) -> None:
+    def _delete_record(self, part: ReplayPart) -> None:
         recorded = self.unfinished()
         # Another replay may have finished the part, and recorded one of its own.
         if recorded is not None and recorded.number == part.number:
@@ -168,13 +167,6 @@ class Parts:
                 self._record.filesystem().delete_file(self._record.root)
 
 
-def _read_part(data: dict[str, Any], _version: int) -> Part:
-    tables = {
-        name: TablePart(
-            stored(str, table["path"]),
-            stored(int | None, table["before"]),
-            list(map(data_file_from_dict, table["files"])),
-        )
-        for name, table in stored(dict[str, Any], data["tables"]).items()
-    }
-    return Part(stored(int, data["number"]), stored(list[str], data["topics"]), tables)
+def _read_part(data: dict[str, Any]) -> ReplayPart:
+    part: ReplayPart = stored(ReplayPart, data)
+    return part

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ledgerlake.errors import UsageError
 from ledgerlake.schedules.schedules import MarkedPositions, Pauses
-from ledgerlake.stored.fields import fields_of, parse_stored, stored
+from ledgerlake.stored.fields import exactly, fields_of, parse_stored, stored
 from ledgerlake.wire.limits import MAX_SCHEDULE_CHARACTERS
 from ledgerlake.wire.message_id import ChunkMessageId, MessageId, Position, parse_message_id
 from ledgerlake.wire.schedules import OCCURRENCE_PROPERTY
@@ -221,6 +221,6 @@ def cancels_from_json(text: str) -> tuple[Cancels, MarkedPositions, Pauses]:
     return parse_stored(text, "cancels", _from_fields, VERSION)
 
 
-def _from_fields(fields: dict[str, Any], _version: int) -> tuple[Cancels, MarkedPositions, Pauses]:
-    marked, pauses = MarkedPositions.from_fields(fields["marked"]), stored(Pauses, fields["pauses"])
-    return Cancels(stored(list[Cancel], fields["cancels"])), marked, pauses
+def _from_fields(fields: dict[str, Any]) -> tuple[Cancels, MarkedPositions, Pauses]:
+    cancels, marked, pauses = exactly(fields, "cancels", "marked", "pauses")
+    return Cancels(stored(list[Cancel], cancels)), MarkedPositions.from_fields(marked), stored(Pauses, pauses)

@@ -54,7 +54,7 @@ from pyroaring import BitMap
 
 from ledgerlake.reasons import CANCELLED, REPETITION_REFUSED, REPLACED, SCHEDULE_REFUSED, Reason
 from ledgerlake.schedules.repetition import CatchUp, Occurrence, RepetitionLimit, RepetitionRate, occurrences
-from ledgerlake.stored.fields import fields_of, parse_stored, stored
+from ledgerlake.stored.fields import exactly, fields_of, parse_stored, stored
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -535,6 +535,7 @@ def waiting_from_json(text: str) -> list[WaitingMessage]:
     return parse_stored(text, "schedules", _from_fields, VERSION)
 
 
-def _from_fields(fields: dict[str, Any], _version: int) -> list[WaitingMessage]:
-    waiting: list[WaitingMessage] = stored(list[WaitingMessage], fields["messages"])
+def _from_fields(fields: dict[str, Any]) -> list[WaitingMessage]:
+    (messages,) = exactly(fields, "messages")
+    waiting: list[WaitingMessage] = stored(list[WaitingMessage], messages)
     return waiting

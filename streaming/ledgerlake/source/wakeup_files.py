@@ -32,7 +32,7 @@ from pyarrow import fs
 
 from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.errors import OffsetError
-from ledgerlake.stored.fields import stored
+from ledgerlake.stored.fields import exactly, stored
 from ledgerlake.stored.files import load_bytes, load_stored, save_json
 from ledgerlake.wire.limits import MAX_TIME_MS
 
@@ -142,7 +142,7 @@ def _read_extended(folder: Place, batch_id: int | None) -> WakeupTimes | None:
     return None
 
 
-def _read(folder: Place, batch_id: int | None, read: Callable[[dict[str, Any], int], T]) -> T | None:
+def _read(folder: Place, batch_id: int | None, read: Callable[[dict[str, Any]], T]) -> T | None:
     return None if batch_id is None else load_stored(folder / _name(batch_id), "wake-up times", read, VERSION)
 
 
@@ -196,15 +196,16 @@ def _names(folder: Place) -> list[str]:
     return sorted(file.base_name for file in files if file.base_name.removesuffix(".json").isdecimal())
 
 
-def _times_ms(fields: dict[str, Any], _version: int) -> dict[str, int]:
-    times_ms: dict[str, int] = stored(dict[str, int], fields["wakes"])
+def _times_ms(fields: dict[str, Any]) -> dict[str, int]:
+    wakes, _, _ = exactly(fields, "wakes", "due", "extends")
+    times_ms: dict[str, int] = stored(dict[str, int], wakes)
     return times_ms
 
 
-def _file(fields: dict[str, Any], version: int) -> WakeupFile:
+def _file(fields: dict[str, Any]) -> WakeupFile:
     due = stored(dict[str, list[list[int]]], fields["due"])
     due_spans = {name: [_span(*numbers) for numbers in spans] for name, spans in due.items()}
     for span in chain.from_iterable(due_spans.values()):
         if not 0 <= span.first_ms <= MAX_TIME_MS or span.length_ms < 1:
             raise ValueError(f"{span} is no span")
-    return WakeupFile(WakeupTimes(_times_ms(fields, version), due_spans), stored(int | None, fields["extends"]))
+    return WakeupFile(WakeupTimes(_times_ms(fields), due_spans), stored(int | None, fields["extends"]))

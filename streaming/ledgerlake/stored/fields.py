@@ -26,7 +26,7 @@ ADVICE = "restore the checkpoint from a copy"
 def parse_stored(
     text: str | bytes,
     written: str,
-    read: Callable[[dict[str, Any], int], T],
+    read: Callable[[dict[str, Any]], T],
     known: int | None = None,
     advice: str = ADVICE,
 ) -> T:
@@ -34,8 +34,8 @@ def parse_stored(
 
     Args:
         written: the name of the object, for the error.
-        read: returns a value from the fields and the version, 0 if there is none; may raise
-            ValueError, KeyError or TypeError.
+        read: returns a value from the fields; may raise ValueError, KeyError or TypeError. It takes
+            them with ``stored`` or ``exactly``, which refuse unknown ones.
         known: the last version that can be read, if the object has a version.
 
     Raises:
@@ -45,12 +45,39 @@ def parse_stored(
         data = json.loads(text)
         if not isinstance(data, dict):
             raise ValueError("no JSON object")
-        version = 0 if known is None else stored(int, data.pop("version"))
-        refuse_newer("the checkpoint", version, known or 0, f"{written} of version")
-        return read(data, version)
+        if known is not None:
+            check_version(data.pop("version"), known, f"{written} of version")
+        return read(data)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise OffsetError(f"the checkpoint holds damaged {written} ({reason}); {advice}") from None
+
+
+def check_version(version: Any, known: int, number: str) -> None:
+    """Check the version of a stored object, which counts from 1.
+
+    Args:
+        known: the last version that can be read.
+        number: the name of the version, for the error.
+
+    Raises:
+        OffsetError: a newer release wrote it.
+        ValueError: it is no version.
+    """
+    if stored(int, version) < 1:
+        raise ValueError(f"version {version}")
+    refuse_newer("the checkpoint", version, known, number)
+
+
+def exactly(data: dict[str, Any], *names: str) -> list[Any]:
+    """Return the fields of an object in the order of their names.
+
+    Raises:
+        ValueError: it has others, or lacks one.
+    """
+    if data.keys() != set(names):
+        raise ValueError(f"an object with the fields {', '.join(sorted(data))}")
+    return [data[name] for name in names]
 
 
 def fields_of(value: Any) -> dict[str, Any]:
@@ -83,7 +110,13 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         return lambda value: None if value is None else reader(value)
     if origin in (list, tuple):
         item = _reader(arguments[0])
-        return lambda value: origin(item(element) for element in _checked(isinstance(value, list), value, kind))
+        has_length = origin is tuple and Ellipsis not in arguments
+        return lambda value: origin(
+            item(element)
+            for element in _checked(
+                isinstance(value, list) and (not has_length or len(value) == len(arguments)), value, kind
+            )
+        )
     if origin is dict:
         item = _reader(arguments[1])
         return lambda value: {

@@ -14,7 +14,7 @@ that are due and to expire incomplete ones. ``parts``, if present, is into how m
 before the position are cut, if they are cut.
 
 Rules kept here:
-  - A newer version is refused with advice; an unknown key inside a known version is an error too.
+  - A newer version is refused with advice. An unknown field of a known version is an error too.
   - The JSON of a position does not depend on when or where it was made.
 """
 
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from ledgerlake.errors import OffsetError, refuse_newer
-from ledgerlake.stored.fields import stored
+from ledgerlake.errors import OffsetError
+from ledgerlake.stored.fields import check_version, exactly, stored
 from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import Position
 
@@ -77,11 +77,12 @@ def from_json(data: Any) -> Offset:
     Raises:
         OffsetError: it was written by a newer release, or is no offset of ours.
     """
-    if not isinstance(data, dict) or not isinstance(data.get("version"), int):
+    if not isinstance(data, dict) or "version" not in data:
         raise OffsetError("the checkpoint holds an offset that Ledgerlake did not write; use another checkpoint folder")
-    refuse_newer("the checkpoint", data["version"], VERSION, "offset version")
     try:
-        return {str(name): _from_json(one) for name, one in data["positions"].items()}
+        check_version(data["version"], VERSION, "offset version")
+        _, positions = exactly(data, "version", "positions")
+        return {str(name): _from_json(one) for name, one in positions.items()}
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
         raise OffsetError(f"the checkpoint holds a damaged offset ({error!r}); restore it from a copy") from None
 

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-_VERSION = 1
+VERSION = 1
 
 # Follows a query's name, which ends with Spark's id of the query.
 _MORE = ":more:"
@@ -69,7 +69,7 @@ class BatchRecord:
     @property
     def outcome_digest(self) -> int:
         """Return 63 bits of a hash over the micro-batch and its outcomes."""
-        known = [_VERSION, self.batch_id, self.range_digest, self.outcomes]
+        known = [VERSION, self.batch_id, self.range_digest, self.outcomes]
         return _hash_of(json.dumps(known, sort_keys=True))
 
     def is_of(self, known: dict[str, Any]) -> bool:
@@ -85,7 +85,7 @@ class BatchRecord:
         """Return the JSON for the table's history."""
         return json.dumps(
             {
-                "version": _VERSION,
+                "version": VERSION,
                 "stream": self.stream,
                 "query": self.query,
                 "checkpoint": self.checkpoint,

@@ -13,7 +13,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow import fs
 
-from ledgerlake.errors import TableAccessError, TableError
+from ledgerlake.errors import TableAccessError, TableError, refuse_newer
+from ledgerlake.table.batch_record import VERSION
 
 if TYPE_CHECKING:
     from ledgerlake.stored.places import Place
@@ -166,5 +167,7 @@ def batch_of_commit(commit: dict[str, Any]) -> dict[str, Any] | None:
         with contextlib.suppress(ValueError, TypeError):
             batch = json.loads(commit.get(name) or "null")
             if isinstance(batch, dict):
+                if "range_digest" in batch:
+                    refuse_newer("the table", batch["version"], VERSION, "record of a micro-batch of version")
                 return batch
     return None
