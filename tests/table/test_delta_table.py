@@ -16,7 +16,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 from pyarrow import fs
 
-from ledgerlake.errors import CheckpointError, OwnershipError, TableError
+from ledgerlake.errors import CheckpointError, OffsetError, OwnershipError, TableError
 from ledgerlake.stored.places import Place
 from ledgerlake.stored.stores import StorageSettings
 from ledgerlake.table import delta_table
@@ -431,6 +431,18 @@ def test_who_has_committed_last_for_a_stream_is_known(tmp_path: Path) -> None:
     assert table.contains(second)
     assert table.last_writer("orders") == 2
     assert table.last_writer("invoices") is None
+
+
+def test_a_micro_batch_that_a_newer_release_recorded_is_refused(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    put(table, batch(0), data_file(table, "a"))
+    log = tmp_path / "table" / "_delta_log" / f"{DeltaTable(table.path.uri).version():020}.json"
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    (info,) = (action["commitInfo"] for action in actions if "commitInfo" in action)
+    info["ledgerlake"] = json.dumps(json.loads(info["ledgerlake"]) | {"version": 2})
+    log.write_text("\n".join(map(json.dumps, actions)))
+    with pytest.raises(OffsetError, match="the table was written by a newer Ledgerlake"):
+        Table(table.path, SCHEMA).last_batch_of("orders")
 
 
 def test_a_process_beside_which_a_later_checkpoint_has_committed_is_refused(tmp_path: Path) -> None:

@@ -168,6 +168,6 @@ def batch_of_commit(commit: dict[str, Any]) -> dict[str, Any] | None:
             batch = json.loads(commit.get(name) or "null")
             if isinstance(batch, dict):
                 if "range_digest" in batch:
-                    refuse_newer("the table", batch["version"], VERSION, "record of a micro-batch of version")
+                    refuse_newer("the table", batch.get("version", 0), VERSION, "record of a micro-batch of version")
                 return batch
     return None
