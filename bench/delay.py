@@ -66,8 +66,8 @@ from ledgerlake.operators.stage_rows import (
 from ledgerlake.operators.stateful import Processor, set_up_state, stateful
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.pipeline.batch_ends import BatchEnds, LastRun
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.wakeups import Wakeups
 from ledgerlake.stored.files import load_json, save_json
 from ledgerlake.stored.places import Place
@@ -235,7 +235,7 @@ class _Run:
         self._steps = f"{checkpoint}-steps"
         save_json(Place(self._steps), 0)
         self._wakeups = Wakeups(Checkpoint(Place(checkpoint)))
-        self._keeper = CursorKeeper(None, "bench", Checkpoint(Place(checkpoint)))  # type: ignore[arg-type]
+        self._keeper = BatchEnds(Checkpoint(Place(checkpoint)))
         self._done = threading.Semaphore(0)
         self._at = 0
         options = {"load": json.dumps(astuple(load)), "steps": self._steps}
@@ -270,7 +270,7 @@ class _Run:
     def _record(self, batch_id: int, summary: StateSummary) -> None:
         """Write into the checkpoint what a pipeline does after a micro-batch."""
         self._wakeups.update(batch_id, {SOURCE.topic: summary.next_due_ms}, {SOURCE.topic: summary.due_spans})
-        self._keeper.add(LastRun(batch_id, self._wakeups.batch_id), {})
+        self._keeper.add(LastRun(batch_id, self._wakeups.batch_id), {}, {})
 
 
 class _BenchSource(DataSource):

@@ -36,8 +36,8 @@ from ledgerlake.options import table_options
 from ledgerlake.options.config import parse_config
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.pb import delay_pb2 as pb
+from ledgerlake.pipeline.batch_ends import BatchEnds, LastRun
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.row_settings import row_settings
 from ledgerlake.publish.outbox import OtherName, Outbox, Sending
 from ledgerlake.reasons import REPLACED
@@ -298,7 +298,7 @@ def write_checkpoint_files(folder: Path) -> None:
     checkpoint.save_outbox("1a1825d3")
     checkpoint.save_forgotten_topics({TOPIC})
     checkpoint.forget()
-    keeper = CursorKeeper(cast(Any, None), "ledgerlake-orders", checkpoint)
+    keeper = BatchEnds(checkpoint)
     keeper.add(filled(LastRun), {TOPIC: filled(Position)}, {"messages": filled(SeenBatch)})
     wakeups = WakeupTimes({TOPIC: 1}, {TOPIC: [filled(DueSpan)]})
     for batch_id, extends in ((0, None), (1, 0)):

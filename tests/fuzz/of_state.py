@@ -38,7 +38,7 @@ from ledgerlake.operators.stage_rows import (
 from ledgerlake.operators.state_variables import StateVariables
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
 from ledgerlake.pb import delay_pb2 as pb
-from ledgerlake.pipeline import checkpoint, cursors, row_settings
+from ledgerlake.pipeline import batch_ends, checkpoint, row_settings
 from ledgerlake.publish import outbox
 from ledgerlake.reasons import REPLACED
 from ledgerlake.replay import replay_parts
@@ -397,7 +397,7 @@ TARGETS = [
     _document("schedules", "messages that repeat, in state", (_WAITING,), _judge_waiting),
     Target("schedule-block", "a block of the table of schedules", _any_of(_schedule_block), _judge_schedule_block, _REFUSED),
     _document("delayed-large", "messages that are stored separately, in state", tuple(_SEPARATE), _judge_large),
-    _document("cursor-ends", "pipeline.cursors: what is to be acknowledged", (_ENDS,), _reads(cursors._read, 1)),
+    _document("cursor-ends", "pipeline.batch_ends: what is to be acknowledged", (_ENDS,), _reads(batch_ends._read, 1)),
     _document("row-settings", "pipeline.row_settings", ('{"version": 1, "settings": {"[delay] enabled": true, "[chunks] max_pending": 5, "[delay] storage": "state"}}',), _reads(row_settings.read_settings, 1)),
     _document("outbox", "publish.outbox: its name", (_OUTBOX,), _reads(outbox._name, outbox.VERSION)),
     _document("outbox-name", "pipeline.checkpoint: the outbox's name", ('{"version": 1, "name": "abcd"}',), _reads(checkpoint._outbox_name, 1)),

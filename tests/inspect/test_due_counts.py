@@ -10,8 +10,8 @@ from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.errors import OffsetError, SetupError
 from ledgerlake.inspect.due_counts import due_counts
 from ledgerlake.options.config import parse_config
+from ledgerlake.pipeline.batch_ends import BatchEnds, LastRun
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.wakeups import Wakeups, wakeup_folder
 from ledgerlake.source.wakeup_files import WakeupTimes, save_wakeup_times
 
@@ -39,13 +39,13 @@ def test_the_counts_of_all_topic_partitions_are_added(config: Config) -> None:
     wakeups = Wakeups(checkpoint)
     spans = {"a": [DueSpan(1000, 1000, 2), DueSpan(_HOUR_MS, _HOUR_MS, 3)], "b": [DueSpan(5000, 1000, 4)]}
     wakeups.update(7, {"a": 1000, "b": 5000}, spans)
-    keeper = CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
-    keeper.add(LastRun(7, wakeups.batch_id), {})
+    keeper = BatchEnds(checkpoint)
+    keeper.add(LastRun(7, wakeups.batch_id), {}, {})
     assert due_counts(config, _HOUR_MS) == [DueSpan(1000, _HOUR_MS, 6), DueSpan(_HOUR_MS, _HOUR_MS, 3)]
     # The pipeline is, or was ended, between its two files.
     wakeups.update(8, {"b": 5000}, {"b": [DueSpan(5000, 1000, 5)]})
     assert due_counts(config, _HOUR_MS)[0] == DueSpan(1000, _HOUR_MS, 7)
-    keeper.add(LastRun(8, wakeups.batch_id), {})
+    keeper.add(LastRun(8, wakeups.batch_id), {}, {})
     assert due_counts(config, _HOUR_MS)[0] == DueSpan(1000, _HOUR_MS, 7)
 
 
@@ -53,15 +53,15 @@ def test_counts_that_are_older_than_what_is_beside_them_are_an_error(config: Con
     checkpoint = Checkpoint(config.checkpoint_place)
     wakeups = Wakeups(checkpoint)
     wakeups.update(7, {"a": 1000}, {"a": [DueSpan(1000, 1000, 2)]})
-    keeper = CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
-    keeper.add(LastRun(9, 8), {})
+    keeper = BatchEnds(checkpoint)
+    keeper.add(LastRun(9, 8), {}, {})
     with pytest.raises(SetupError, match="does not say when its delayed messages are due"):
         due_counts(config, _HOUR_MS)
 
 
 def test_a_start_that_counts_again_and_was_ended_before_that_says_so(config: Config) -> None:
     checkpoint = Checkpoint(config.checkpoint_place)
-    CursorKeeper(None, "s", checkpoint).add(LastRun(7, 7), {})  # type: ignore[arg-type]
+    BatchEnds(checkpoint).add(LastRun(7, 7), {}, {})
     save_wakeup_times(wakeup_folder(checkpoint), 7, WakeupTimes({"a": 1}))
     with pytest.raises(OffsetError, match=r"does not say when the delayed messages of a are due; run the pipeline"):
         due_counts(config, _HOUR_MS)
@@ -71,7 +71,7 @@ def test_counts_that_a_newer_release_wrote_are_refused_by_name(config: Config, t
     checkpoint = Checkpoint(config.checkpoint_place)
     wakeups = Wakeups(checkpoint)
     wakeups.update(7, {"a": 1000}, {"a": [DueSpan(1000, 1000, 2)]})
-    CursorKeeper(None, "s", checkpoint).add(LastRun(7, 7), {})  # type: ignore[arg-type]
+    BatchEnds(checkpoint).add(LastRun(7, 7), {}, {})
     (file,) = (tmp_path / "checkpoint" / "ledgerlake" / "wakes").iterdir()
     file.write_text('{"version": 99, "wakes": {}}')
     with pytest.raises(OffsetError, match="wake-up times of version 99"):

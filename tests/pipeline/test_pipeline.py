@@ -32,9 +32,10 @@ from ledgerlake.options.config import parse_config
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline import cursors
+from ledgerlake.pipeline.batch_ends import BatchEnds, LastRun, last_run, seen_tables
 from ledgerlake.pipeline.checkpoint import Checkpoint, as_option
 from ledgerlake.pipeline.commit import BatchResult
-from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
+from ledgerlake.pipeline.cursors import CursorKeeper
 from ledgerlake.pipeline.failures import cause_of
 from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.pipeline.start import check_reachable
@@ -200,18 +201,18 @@ def test_damaged_cursor_ends_are_one_sentence(tmp_path: Path, text: str) -> None
     with pytest.raises(OffsetError, match=r"damaged cursor ends .*restore the checkpoint"):
         keeper.begin(TopicSelection((TOPIC,)), lambda _error: None)
     with pytest.raises(OffsetError, match=r"damaged cursor ends"):
-        keeper.tables()
+        seen_tables(Checkpoint(Place(str(tmp_path))))
 
 
 def test_what_the_tables_held_is_kept_with_the_ends(tmp_path: Path) -> None:
     checkpoint = Checkpoint(Place(str(tmp_path)))
-    keeper = CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
-    assert keeper.tables() == {}
-    keeper.add(LastRun(3, None), {}, {"messages": SeenBatch("lake/m", 3), "rejects": SeenBatch("lake/r", 3)})
-    keeper.add(LastRun(4, None), {"t": Position(1, 2)}, {"messages": SeenBatch("lake/m", 4)})
-    keeper.add(LastRun(5, None), {})
+    ends = BatchEnds(checkpoint)
+    assert seen_tables(checkpoint) == {}
+    ends.add(LastRun(3, None), {}, {"messages": SeenBatch("lake/m", 3), "rejects": SeenBatch("lake/r", 3)})
+    ends.add(LastRun(4, None), {"t": Position(1, 2)}, {"messages": SeenBatch("lake/m", 4)})
+    ends.add(LastRun(5, None), {}, {})
     tables = {"messages": SeenBatch("lake/m", 4), "rejects": SeenBatch("lake/r", 3)}
-    assert CursorKeeper(None, "s", checkpoint).tables() == tables  # type: ignore[arg-type]
+    assert seen_tables(checkpoint) == tables
 
 
 def test_golden_ends_are_read_and_written_and_those_of_a_newer_release_are_refused(tmp_path: Path) -> None:
@@ -223,15 +224,14 @@ def test_golden_ends_are_read_and_written_and_those_of_a_newer_release_are_refus
     file.parent.mkdir()
     file.write_text(golden)
     checkpoint = Checkpoint(Place(str(tmp_path)))
-    keeper = CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
     tables = {"messages": SeenBatch("lake/m", 17)}
-    assert (keeper.tables(), keeper.last_run()) == (tables, LastRun(17, 15))
+    assert (seen_tables(checkpoint), last_run(checkpoint)) == (tables, LastRun(17, 15))
     file.unlink()
-    keeper.add(LastRun(17, 15), {"t": Position(12, 345)}, tables)
+    BatchEnds(checkpoint).add(LastRun(17, 15), {"t": Position(12, 345)}, tables)
     assert json.loads(file.read_text()) == json.loads(golden)
     file.write_text('{"version": 2, "batches": {}}')
     with pytest.raises(OffsetError, match="newer"):
-        keeper.tables()
+        seen_tables(checkpoint)
 
 
 def test_a_start_is_handed_to_the_source_as_it_is() -> None:
@@ -546,7 +546,7 @@ def test_neither_a_failure_nor_a_kill_drops_an_end_that_waits_for_its_subscripti
     keeper = CursorKeeper(None, "s", Checkpoint(Place(str(tmp_path))))  # type: ignore[arg-type]
     advanced: list[Position] = []
     keeper._cursors |= dict.fromkeys("abc", SimpleNamespace(advance=advanced.append, is_open=True))  # type: ignore[arg-type]
-    keeper._pending = keeper._load().pending
+    keeper._ends.load("abc")
     assert not keeper.step()
     assert sorted(advanced) == [Position(7, 0), Position(7, 1), Position(7, 2)]
-    assert keeper._pending == {}
+    assert keeper._ends.pending() == []

@@ -14,8 +14,8 @@ import pytest
 from ledgerlake.errors import CheckpointError, OffsetError
 from ledgerlake.options.config import SECTION_CLASSES, parse_config
 from ledgerlake.options.declared import declared
+from ledgerlake.pipeline.batch_ends import BatchEnds, LastRun
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.row_settings import changed, row_settings
 from ledgerlake.pipeline.start import Start, query_name
 from ledgerlake.source.wakeup_files import WakeupTimes, save_wakeup_times
@@ -164,7 +164,7 @@ def save_wakeups(checkpoint: Checkpoint, batch_id: int, wakeup_times_ms: dict[st
     """Leave what a micro-batch leaves beside the checkpoint."""
     wakeups = WakeupTimes(wakeup_times_ms, {name: [] for name in wakeup_times_ms})
     save_wakeup_times(Place(f"{checkpoint.folder}/ledgerlake/wakes"), batch_id, wakeups)
-    CursorKeeper(None, "s", checkpoint).add(LastRun(batch_id, batch_id), {})  # type: ignore[arg-type]
+    BatchEnds(checkpoint).add(LastRun(batch_id, batch_id), {}, {})
 
 
 def compare(checkpoint: Checkpoint, now: Config, table_batch: int | None = None) -> None:
@@ -173,7 +173,7 @@ def compare(checkpoint: Checkpoint, now: Config, table_batch: int | None = None)
     start: Any = Start.__new__(Start)
     start._config, start._checkpoint = now, checkpoint
     start._tables = SimpleNamespace(by_name={"messages": table})
-    start._cursors = CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
+    start._cursors = BatchEnds(checkpoint)
     start.compare_settings([table])
 
 

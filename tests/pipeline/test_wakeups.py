@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ledgerlake.delay.due_times import DueSpan
+from ledgerlake.pipeline.batch_ends import BatchEnds, LastRun, last_run
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.wakeups import Wakeups
 from ledgerlake.source.wakeup_files import (
     WakeupTimes,
@@ -37,11 +37,7 @@ def commit(folder: Path, batch_id: int, clock: dict[str, str] | None = None) -> 
 def run(checkpoint: Checkpoint, batch_id: int, wakeups: Wakeups, wakeup_times_ms: dict[str, int | None]) -> None:
     """What a micro-batch leaves beside the checkpoint."""
     wakeups.update(batch_id, wakeup_times_ms, {name: SPANS for name in wakeup_times_ms})
-    keeper(checkpoint).add(LastRun(batch_id, wakeups.batch_id), {})
-
-
-def keeper(checkpoint: Checkpoint) -> CursorKeeper:
-    return CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
+    BatchEnds(checkpoint).add(LastRun(batch_id, wakeups.batch_id), {}, {})
 
 
 def times_ms(wakeups: Wakeups) -> dict[str, int]:
@@ -51,7 +47,7 @@ def times_ms(wakeups: Wakeups) -> dict[str, int]:
 
 def started(checkpoint: Checkpoint) -> Wakeups:
     wakeups = Wakeups(checkpoint)
-    wakeups.load(keeper(checkpoint).last_run())
+    wakeups.load(last_run(checkpoint))
     return wakeups
 
 
@@ -94,7 +90,7 @@ def test_a_note_is_read_although_a_file_of_a_later_micro_batch_was_left(checkpoi
 def test_times_that_were_copied_before_or_after_what_is_beside_them_wake_everything(
     checkpoint: Checkpoint, counted: int | None
 ) -> None:
-    keeper(checkpoint).add(LastRun(4, counted), {})
+    BatchEnds(checkpoint).add(LastRun(4, counted), {}, {})
     assert times_ms(started(checkpoint)) == {TOPIC: 1}
 
 
@@ -160,7 +156,7 @@ def test_a_restart_knows_what_many_micro_batches_with_few_changes_have_left(
             wakeups.update(batch_id, {name: None}, {name: []})
         file = tmp_path / "ledgerlake" / "wakes" / f"{wakeups.batch_id:010d}.json"
         extending += json.loads(file.read_text())["extends"] is not None
-        keeper(checkpoint).add(LastRun(batch_id, wakeups.batch_id), {})
+        BatchEnds(checkpoint).add(LastRun(batch_id, wakeups.batch_id), {}, {})
         commit(tmp_path, batch_id)
         again = started(checkpoint)
         assert again.due_spans == wakeups.due_spans == expected

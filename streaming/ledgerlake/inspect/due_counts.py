@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.delay.due_times import DueSpan, spans_of_length
 from ledgerlake.errors import SetupError
+from ledgerlake.pipeline.batch_ends import last_run
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.pipeline.cursors import last_run
 from ledgerlake.pipeline.wakeups import wakeup_folder
 from ledgerlake.source.wakeup_files import newest_wakeup_batch, read_wakeup_times
 
 if TYPE_CHECKING:
     from ledgerlake.options.config import Config
-    from ledgerlake.pipeline.cursors import LastRun
+    from ledgerlake.pipeline.batch_ends import LastRun
 
 
 def due_counts(config: Config, length_ms: int) -> list[DueSpan]:

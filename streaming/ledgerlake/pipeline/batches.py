@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import OwnershipError, SetupError
 from ledgerlake.monitor.progress import Reading
-from ledgerlake.pipeline.cursors import LastRun
+from ledgerlake.pipeline.batch_ends import LastRun
 from ledgerlake.pipeline.moved_cursors import moved_cursors
 from ledgerlake.pipeline.start import query_name
 from ledgerlake.source.loss_watch import pass_moved_cursors

@@ -12,16 +12,8 @@ Rules kept here:
   - A topic partition that comes gets its cursor within seconds, also while a long micro-batch runs:
     until then the planner, which sees it otherwise, is not asked.
 
-The ends of micro-batches that are not acknowledged yet are in
-``<checkpoint>/ledgerlake/ends.json``, so that a restart acknowledges them. The file also has the
-last micro-batch seen in each table, so that a restart notices a table that is older:
-
-    {"version": 1, "batches": {"17": {"persistent://public/default/orders": [12, 345]}},
-     "tables": {"messages": {"path": "lake/orders", "batch_id": 17}},
-     "last_run": {"batch_id": 17, "wakes_batch": 15}}
-
-``last_run`` is the last micro-batch that was run, and the micro-batch whose file of wake-up times
-was in use then (see ``pipeline.wakeups``).
+The ends of micro-batches that are not acknowledged yet are in the checkpoint
+(``pipeline.batch_ends``), so that a restart acknowledges them.
 """
 
 from __future__ import annotations
@@ -30,29 +22,25 @@ import contextlib
 import logging
 import threading
 import time
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ledgerlake.client.cursor import BUSY_FOR_S, DurableCursor
 from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, OwnershipError, TopicNotFoundError
+from ledgerlake.pipeline.batch_ends import BatchEnds
 from ledgerlake.source.source_cursors import position_of
 from ledgerlake.source.topic_list import TopicList
-from ledgerlake.stored.fields import exactly, stored
-from ledgerlake.stored.files import load_stored, save_json
-from ledgerlake.table.batch_record import SeenBatch
-from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.client.topics import TopicSelection
+    from ledgerlake.pipeline.batch_ends import Ends, LastRun
     from ledgerlake.pipeline.checkpoint import Checkpoint
-    from ledgerlake.stored.places import Place
+    from ledgerlake.table.batch_record import SeenBatch
 
 _log = logging.getLogger(__name__)
-
-_VERSION = 1
 
 # How often Spark's commit log is looked at while something is to be acknowledged, and the
 # connections while nothing is.
@@ -70,27 +58,6 @@ _TRY_AGAIN_MOST_S = 60.0
 # The broker notices after a while that a consumer has disappeared, and a start that waits for this
 # process gives up before.
 _HELD_FOR_S = BUSY_FOR_S + 30.0
-
-Ends = dict[str, Position]
-
-
-@dataclass(frozen=True)
-class LastRun:
-    """The last micro-batch that was run, and the one whose file of wake-up times was in use
-    then.
-    """
-
-    batch_id: int
-    wakes_batch: int | None
-
-
-@dataclass(frozen=True)
-class _StoredEnds:
-    """The content of ``ends.json``."""
-
-    pending: dict[int, Ends] = field(default_factory=dict)
-    tables: dict[str, SeenBatch] = field(default_factory=dict)
-    last_run: LastRun | None = None
 
 
 @dataclass(frozen=True)
@@ -114,10 +81,7 @@ class CursorKeeper:
         self._cluster = cluster
         self._checkpoint = checkpoint
         self._cursors: dict[str, DurableCursor] = {}
-        self._pending: dict[int, Ends] = {}
-        self._tables: dict[str, SeenBatch] = {}
-        self._last_run: LastRun | None = None
-        self._lock = threading.Lock()
+        self._ends = BatchEnds(checkpoint)
         self._at_broker = threading.RLock()
         self._news = threading.Event()
         self._idle = threading.Event()
@@ -191,23 +155,6 @@ class CursorKeeper:
         for name, position in ends.items():
             self._cursors[name].advance(position)
 
-    def tables(self) -> dict[str, SeenBatch]:
-        """Return the last batch that an earlier run saw in each table, as far as the checkpoint
-        says.
-
-        Raises:
-            OffsetError: a newer release wrote it, or it is damaged.
-        """
-        return seen_tables(self._checkpoint)
-
-    def last_run(self) -> LastRun | None:
-        """Return the last micro-batch that was run; None if the checkpoint does not say it.
-
-        Raises:
-            OffsetError: a newer release wrote it, or it is damaged.
-        """
-        return last_run(self._checkpoint)
-
     def begin(self, topics: TopicSelection, on_lost: Callable[[OwnershipError], None]) -> None:
         """Acknowledge in the background from here on.
 
@@ -218,13 +165,8 @@ class CursorKeeper:
         Raises:
             OffsetError: a newer release wrote what is to be acknowledged, or it is damaged.
         """
-        ends = self._load()
-        self._tables, self._last_run = ends.tables, ends.last_run
         # A topic that has left the configuration may have no subscription any more.
-        self._pending = {
-            batch_id: {name: position for name, position in positions.items() if name in self._cursors}
-            for batch_id, positions in ends.pending.items()
-        }
+        self._ends.load(self._cursors)
         self._topics = TopicList(self._cluster, topics)
         self._look_at_topics_s = time.monotonic() + _TOPICS_S
         self._news.set()
@@ -255,11 +197,7 @@ class CursorKeeper:
         """Record the ends of a micro-batch whose files are in the table, and the tables that have
         it.
         """
-        with self._lock:
-            self._pending[last_run.batch_id] = dict(ends)
-            self._last_run = last_run
-            self._tables |= tables or {}
-            self._save()
+        self._ends.add(last_run, ends, tables or {})
         self._idle.clear()
         self._news.set()
 
@@ -299,21 +237,14 @@ class CursorKeeper:
         with self._at_broker:
             self._reopen()
             self._keep_new_topics()
-            with self._lock:
-                pending = sorted(self._pending.items())
+            pending = self._ends.pending()
             committed = self._checkpoint.log.last_committed() if pending else None
             done = [(batch_id, ends) for batch_id, ends in pending if committed is not None and batch_id <= committed]
             newest: Ends = {}
             for _, ends in done:
                 newest |= ends
             self._left = self._acknowledge(newest)
-            with self._lock:
-                for batch_id, ends in done:
-                    if self._pending.get(batch_id) is ends:
-                        del self._pending[batch_id]
-                if self._left:
-                    # With the last batch that is done, so that the next start knows it too.
-                    self._pending[done[-1][0]] = dict(self._left)
+            self._ends.remove(done, self._left)
             return len(done) < len(pending)
 
     def _acknowledge(self, ends: Ends) -> Ends:
@@ -427,55 +358,3 @@ class CursorKeeper:
         self._news.set()
         if thread is not threading.current_thread():
             thread.join(timeout=_RETRY_MOST_S)
-
-    def _load(self) -> _StoredEnds:
-        return _load(self._checkpoint)
-
-    def _save(self) -> None:
-        batches = {
-            str(batch_id): {name: [position.ledger_id, position.entry_id] for name, position in ends.items()}
-            for batch_id, ends in self._pending.items()
-        }
-        tables = {name: asdict(seen) for name, seen in self._tables.items()}
-        assert self._last_run is not None
-        content = {"version": _VERSION, "batches": batches, "tables": tables, "last_run": asdict(self._last_run)}
-        save_json(_path(self._checkpoint), content)
-
-
-def seen_tables(checkpoint: Checkpoint) -> dict[str, SeenBatch]:
-    """Return the last batch that a run saw in each table, as far as the checkpoint says.
-
-    Raises:
-        OffsetError: a newer release wrote it, or it is damaged.
-    """
-    return _load(checkpoint).tables
-
-
-def last_run(checkpoint: Checkpoint) -> LastRun | None:
-    """Return the last micro-batch that was run; None if the checkpoint does not say it.
-
-    Raises:
-        OffsetError: a newer release wrote it, or it is damaged.
-    """
-    return _load(checkpoint).last_run
-
-
-def _path(checkpoint: Checkpoint) -> Place:
-    return checkpoint.folder / "ledgerlake" / "ends.json"
-
-
-def _load(checkpoint: Checkpoint) -> _StoredEnds:
-    return load_stored(_path(checkpoint), "cursor ends", _read, _VERSION) or _StoredEnds()
-
-
-def _read(data: dict[str, Any]) -> _StoredEnds:
-    written, tables, last_run = exactly(data, "batches", "tables", "last_run")
-    batches = stored(dict[str, dict[str, list[int]]], written)
-    pending = {
-        int(batch_id): {name: _position(*ids) for name, ids in ends.items()} for batch_id, ends in batches.items()
-    }
-    return _StoredEnds(pending, stored(dict[str, SeenBatch], tables), stored(LastRun, last_run))
-
-
-def _position(ledger_id: int, entry_id: int) -> Position:
-    return Position(ledger_id, entry_id)

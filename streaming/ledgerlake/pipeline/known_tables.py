@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from ledgerlake.decode import schema
 from ledgerlake.options.config import REJECTS_TABLE
 from ledgerlake.options.table_options import table_name
+from ledgerlake.pipeline.batch_ends import seen_tables
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.pipeline.cursors import seen_tables
 from ledgerlake.stored.places import parse_place
 from ledgerlake.table.open_table import existing_table
 

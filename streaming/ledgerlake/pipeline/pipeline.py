@@ -23,6 +23,7 @@ from ledgerlake.delay.due_times import waiting_counts
 from ledgerlake.errors import BrokerError, LedgerlakeError, UsageError
 from ledgerlake.operators.stateful import set_up_state
 from ledgerlake.options.config import Config
+from ledgerlake.pipeline.batch_ends import last_run
 from ledgerlake.pipeline.batches import BatchWriter
 from ledgerlake.pipeline.checkpoint import as_option
 from ledgerlake.pipeline.commit import BatchResult
@@ -181,7 +182,7 @@ class Pipeline:
             self.query = writer.trigger(**trigger).start()
 
     def _stream(self, start: Offset) -> DataFrame:
-        self._components.wakeups.load(self._components.cursors.last_run())
+        self._components.wakeups.load(last_run(self._components.checkpoint))
         self.waiting_since_earlier = self._components.wakeups.due_spans
         self._delayed_counts = waiting_counts(self.waiting_since_earlier)
         set_up_state(self._spark)

@@ -21,6 +21,7 @@ from ledgerlake.client.missing_topics import find_topic_partitions
 from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, ConsumerBusyError, SetupError
 from ledgerlake.options.config import check_stores
+from ledgerlake.pipeline.batch_ends import last_run, seen_tables
 from ledgerlake.pipeline.left_topics import check_topics, warn_of_left_topics
 from ledgerlake.pipeline.moved_state import adopt_state, former_place
 from ledgerlake.pipeline.row_settings import PAYLOADS, STORAGE, changed, row_settings
@@ -307,7 +308,7 @@ class Start:
         query_id = self._checkpoint.log.query_id()
         if query_id is None:
             return
-        seen_batches = self._cursors.tables()
+        seen_batches = seen_tables(self._checkpoint)
         for name, table in self._tables.by_name.items():
             seen = seen_batches.get(name)
             if seen is None:
@@ -411,7 +412,7 @@ class Start:
         """
         if self._checkpoint.log.last_committed() is None:
             return False
-        wakeups = known_wakeup_times(self._checkpoint, self._cursors.last_run())
+        wakeups = known_wakeup_times(self._checkpoint, last_run(self._checkpoint))
         return wakeups is None or bool(wakeups.times_ms)
 
     def _compare_with_cursors(self, start: Offset) -> None:

@@ -16,8 +16,8 @@ from ledgerlake.source.wakeup_files import (
 
 if TYPE_CHECKING:
     from ledgerlake.delay.due_times import DueSpan
+    from ledgerlake.pipeline.batch_ends import LastRun
     from ledgerlake.pipeline.checkpoint import Checkpoint
-    from ledgerlake.pipeline.cursors import LastRun
     from ledgerlake.stored.places import Place
 
 
