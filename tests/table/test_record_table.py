@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import random
+from operator import ge, le
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -207,12 +209,73 @@ def test_a_long_text_has_a_bound_before_it_and_one_after_it(place: Place) -> Non
 
 
 @pytest.mark.parametrize("length", [255, 256, 257, 300, 5000])
-def test_a_text_of_the_last_characters_has_a_bound_after_it(place: Place, length: int) -> None:
+def test_a_text_of_the_last_characters_has_a_short_bound_after_it_or_its_file_has_none(
+    place: Place, length: int
+) -> None:
     for key in ("\U0010ffff" * length, "a" + "\U0010ffff" * length, "\U0010ffff" * length + "a"):
         writer = OrderedWriter(data_folder(place, schema.MESSAGES, "part-00000000-00000"), None)
         writer.write(rows([1], key=key))
         (file,) = writer.finish()
-        assert json.loads(file.stats)["maxValues"]["key"] >= key
+        stats = json.loads(file.stats)
+        if key.startswith("\U0010ffff" * 257):
+            assert stats == {"numRecords": 1}
+        else:
+            assert stats["maxValues"]["key"] >= key
+            assert len(stats["maxValues"]["key"]) <= 257
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_statistics_of_any_rows_are_bounds_of_a_size_that_the_columns_decide(place: Place, seed: int) -> None:
+    generator = random.Random(seed)
+    signs = ["\U0010ffff", "\ud7ff", "\ue000", "\uffff", "\0", '"', "\\", "a", "\x7f", "\u2028"]
+
+    def text() -> str | None:
+        beginning = generator.choice(signs) * generator.choice([0, 1, 15, 16, 255, 256, 257, 1024, 100_000])
+        return generator.choice([None, beginning, beginning + "".join(generator.choices(signs, k=20))])
+
+    record = pa.struct([("id", pa.int64()), *((f"text_{number}", pa.string()) for number in range(3))])
+    table = created(place, record)
+    writer = OrderedWriter(data_folder(place, table.schema, "part-00000000-00000"), None)
+    keys: list[str | None] = []
+    records: list[dict[str, Any]] = []
+    for number in range(generator.randint(1, 4)):
+        keys.append(text())
+        records.append({name: generator.choice([None, -(2**63)]) if name == "id" else text() for name in record.names})
+        messages = rows([number], first_entry=number, key=keys[-1])
+        columns = [*(messages[field.name] for field in PULSAR_FIELDS), pa.array([records[-1]], table.record)]
+        writer.write(pa.RecordBatch.from_arrays(columns, schema=table.schema))
+    (file,) = writer.finish()
+    paths = ordered_files.bounded_paths(table.schema)
+    # A control character takes six bytes in JSON.
+    assert len(file.stats.encode()) < sum(2 * 6 * 257 + 3 * len(path) + 100 for path in paths)
+    stats = json.loads(file.stats)
+    values: dict[str, list[Any]] = {
+        "pulsar.key": keys,
+        **{name: [row[name] for row in records] for name in record.names},
+    }
+    for path, column in values.items():
+        outer, _, name = path.rpartition(".")
+        known = [value for value in column if value is not None]
+        for part, is_bound in (("minValues", le), ("maxValues", ge)):
+            bounds = stats.get(part, {})
+            bounds = bounds.get(outer, {}) if outer else bounds
+            assert name not in bounds or all(is_bound(bounds[name], value) for value in known)
+    commit(table, 0, [file])
+    read = DeltaTable(place.uri).to_pyarrow_dataset()
+    for name in record.names[1:]:
+        for row in records:
+            expected = sum(other[name] == row[name] for other in records)
+            condition = pc.field(name).is_null() if row[name] is None else pc.field(name) == row[name]
+            assert read.to_table(filter=condition).num_rows == expected
+
+
+def test_a_file_with_very_many_columns_has_its_number_of_rows_alone_in_the_log(place: Place) -> None:
+    record = pa.struct([(f"{number:0100}", pa.string()) for number in range(2500)])
+    table = created(place, record)
+    (file,) = write(table, 0)
+    assert json.loads(file.stats) == {"numRecords": 1}
+    commit(table, 0, [file])
+    assert DeltaTable(place.uri).to_pyarrow_dataset().count_rows() == 1
 
 
 def test_a_property_that_a_user_sets_meanwhile_does_not_stop_a_table_of_messages(place: Place) -> None:

@@ -69,6 +69,10 @@ _SAMPLE_BYTES = 256 * 1024
 _MOST_BOUND_CHARACTERS = 256
 _LAST_CHARACTER = "\U0010ffff"
 
+# Producers choose texts, and the authors of schemas names and columns. The log keeps the statistics of
+# each file, and a task's result has those of all its files.
+_MOST_STATS_BYTES = 256 * 1024
+
 # Parquet leaves out the bounds of longer texts; its limit is 4096 bytes.
 _MOST_FOOTER_BYTES = 1024
 
@@ -674,7 +678,7 @@ def _note_long_texts(bounds: dict[str, tuple[str, str]], content: pa.Table, path
 
 def _stats(footer: Any, paths: Collection[str], long_texts: Mapping[str, tuple[str, str]]) -> str:
     """Return Delta's statistics of a file; only its number of rows, if the bounds of a column are
-    not known or cannot be represented.
+    not known or cannot be represented, or if all together are too long.
 
     Args:
         footer: Parquet's.
@@ -702,12 +706,16 @@ def _stats(footer: Any, paths: Collection[str], long_texts: Mapping[str, tuple[s
                     return _stats_text(footer, {})
             elif statistics.null_count < column.num_values and path not in long_texts:
                 return _stats_text(footer, {})
+    uppers = {path: _upper(value) for path, value in highest.items()}
+    if None in uppers.values():
+        return _stats_text(footer, {})
     parts = {
         "minValues": {path: _lower(value) for path, value in lowest.items()},
-        "maxValues": {path: _upper(value) for path, value in highest.items()},
+        "maxValues": uppers,
         "nullCount": nulls,
     }
-    return _stats_text(footer, {part: _nested(values) for part, values in parts.items()})
+    text = _stats_text(footer, {part: _nested(values) for part, values in parts.items()})
+    return text if len(text.encode()) <= _MOST_STATS_BYTES else _stats_text(footer, {})
 
 
 def _stats_text(footer: Any, parts: dict[str, Any]) -> str:
@@ -722,15 +730,13 @@ def _lower(bound: Any) -> Any:
 
 
 def _upper(bound: Any) -> Any:
-    """Return an upper bound as the log should have it: the beginning of a long text, with a
-    character at the end that is greater than the one in its place.
+    """Return an upper bound as the log should have it: the beginning of a long text, with the last
+    character in place of its last one that can become greater. None if there is no such bound.
     """
     if not isinstance(bound, str) or len(bound) <= _MOST_BOUND_CHARACTERS:
         return _plain(bound)
-    end = _MOST_BOUND_CHARACTERS
-    while bound[end : end + 1] == _LAST_CHARACTER:
-        end += 1
-    return bound if end == len(bound) else bound[:end] + _LAST_CHARACTER
+    beginning = bound[: _MOST_BOUND_CHARACTERS + 1].rstrip(_LAST_CHARACTER)
+    return beginning[:-1] + _LAST_CHARACTER if beginning else None
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:
