@@ -123,6 +123,11 @@ class Edges:
         self.replace(session, "Transport", MemoryTransport)
         self.replace(
             delta_table,
+            "create_table",
+            lambda path, schema, properties, *_: MemoryTable.lake.create(path.uri, schema, properties),
+        )
+        self.replace(
+            delta_table,
             "transactions_of",
             lambda path, version: MemoryTable.lake.tables[path.uri].commits[version].transactions,
         )

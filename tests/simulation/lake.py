@@ -77,12 +77,6 @@ class MemoryTable:
         self._stored = stored
         self._version = len(stored.commits) - 1 if version is None else version
 
-    @classmethod
-    def create(cls, path: str, schema: pa.Schema, mode: str, configuration: dict[str, str], **_: Any) -> MemoryTable:
-        assert mode == "ignore"
-        cls.lake.create(path, schema, configuration)
-        return cls(path)
-
     def update_incremental(self) -> None:
         self.lake.world.access(f"load {_kind(self._path)}")
         self._version = len(self._stored.commits) - 1

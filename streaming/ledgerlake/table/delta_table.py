@@ -49,6 +49,7 @@ from pyarrow import fs
 from ledgerlake.errors import CheckpointError, OwnershipError, SetupError, TableAccessError, TableError, refuse_newer
 from ledgerlake.stored.fields import stored
 from ledgerlake.table.batch_record import Recorded, number_of
+from ledgerlake.table.creation import create_table
 from ledgerlake.table.features import (
     CLUSTERED,
     PARTITIONED,
@@ -127,6 +128,9 @@ class Table:
     # The features that a kind of table honours beside ``HONOURED_FEATURES``.
     own_features: frozenset[str] = frozenset()
 
+    # The features that the properties of a new table need.
+    created_with: frozenset[str] = frozenset()
+
     def __init__(self, path: Place, schema: pa.Schema, partition_by: Mapping[str, str] | None = None) -> None:
         self.path = self.folder = path
         self.schema = schema
@@ -192,30 +196,20 @@ class Table:
             properties: Delta's properties of the table.
 
         Raises:
+            SetupError: no Delta table can have its columns.
             TableError: it cannot be created.
         """
         try:
-            self._create(self._statistics_property() | self._partition_property() | (properties or {}))
-        except (DeltaError, OSError) as error:
+            create_table(
+                self.path,
+                file_schema(self.schema),
+                self._statistics_property() | self._partition_property() | (properties or {}),
+                list(self.partition_by),
+                self.created_with,
+            )
+        except OSError as error:
             if existing_table(self.path) is None:
                 raise TableAccessError(f"the table at {self.path} cannot be made: {self.path.reason(error)}") from None
-
-    def _create(self, properties: dict[str, str]) -> None:
-        """Create the table, unless there is one.
-
-        Raises:
-            DeltaError, OSError: it cannot be created.
-        """
-        DeltaTable.create(
-            self.path.uri,
-            file_schema(self.schema),
-            mode="ignore",
-            partition_by=list(self.partition_by) or None,
-            configuration=properties,
-            # Some are ours.
-            raise_if_key_not_exists=False,
-            storage_options=self.path.delta_options(),
-        )
 
     def _statistics_property(self) -> dict[str, str]:
         return {STATISTICS_PROPERTY: statistics_columns(self.schema, self.partition_by)}

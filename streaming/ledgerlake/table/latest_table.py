@@ -31,10 +31,9 @@ from ledgerlake.errors import TableAccessError, TableError
 from ledgerlake.table.deletion_vectors import live_rows, pack_vectors, read_vector
 from ledgerlake.table.delta_table import LATEST, MODE, Table
 from ledgerlake.table.latest_index import FileRows, LatestIndex, key_hashes, ranks
-from ledgerlake.table.layout import file_schema, log_text, path_in_file, record_of
+from ledgerlake.table.layout import log_text, path_in_file, record_of
 from ledgerlake.table.log_commit import OwnCommit
 from ledgerlake.table.log_state import read_log_state
-from ledgerlake.table.metadata_commits import create_table
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder, read_row_groups
 from ledgerlake.table.own_commits import OwnCommits
 from ledgerlake.table.properties import is_on
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from ledgerlake.table.log_commit import Action
 
 _VECTORS = "delta.enableDeletionVectors"
-_FEATURES = ("deletionVectors",)
+_FEATURES = frozenset({"deletionVectors"})
 _APPEND_ONLY = "delta.appendOnly"
 
 
@@ -93,13 +92,11 @@ class _State:
 class _LatestCommits(OwnCommits):
     """The commits of a table with the latest messages, for both shapes."""
 
+    created_with = _FEATURES
     _state: _State | None = None
 
     def create(self, properties: dict[str, str] | None = None) -> None:
         super().create({_VECTORS: "true", MODE: LATEST} | (properties or {}))
-
-    def _create(self, properties: dict[str, str]) -> None:
-        create_table(self.path, file_schema(self.schema), properties, _FEATURES)
 
     def _check_mode(self, existing: DeltaTable) -> None:
         protocol = existing.protocol()

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ledgerlake.errors import TableError, refuse_newer
+from ledgerlake.table.creation import readable_schema
 from ledgerlake.table.features import CLUSTERED
 from ledgerlake.table.layout import file_schema, record_of, rows_of_table
-from ledgerlake.table.metadata_commits import MetadataCommits, readable_schema
+from ledgerlake.table.metadata_commits import MetadataCommits
 from ledgerlake.values.record_columns import PULSAR_COLUMN, united
 from ledgerlake.values.record_rows import rows_schema
 
