@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from datetime import date, datetime, timezone
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
@@ -130,8 +132,14 @@ def test_what_does_not_depend_on_one_row_alone_is_refused(text: str, what: str) 
         ("select id,\n  nmae\nfrom messages", '"nmae" not found.*"name".*line 2'),
         ("select id + name as n from messages where id > tags", "does not fit the messages: Binder Error"),
         ("select id + 1 from messages", r"a column without a name that a table can have; write \(id \+ 1\) as NAME"),
-        ("select interval 1 day as i from messages", "the column i of sql is month_day_nano_interval"),
-        ("select cast(id as uinteger) as u from messages", "the column u of sql is uint32"),
+        (
+            "select interval 1 day as i from messages",
+            "the column i of sql is INTERVAL, and no table has the values of INTERVAL as they are; cast them by ::varchar",
+        ),
+        (
+            "select cast(id as uinteger) as u from messages",
+            "the column u of sql is UINTEGER, and no table has .*; cast them by ::bigint",
+        ),
     ],
 )
 def test_a_query_that_does_not_fit_names_column_and_line(text: str, what: str) -> None:
@@ -271,3 +279,105 @@ def test_a_value_of_any_depth_does_not_end_the_process() -> None:
     tried = ended.stdout.splitlines()
     assert ended.returncode == 0, f"{tried[-1]} ended the process"
     assert len(tried) > 100
+
+
+# Each type of DuckDB with its extreme values, and whether a table has them.
+TEXTS = ["", "a\0b", "\U0010ffff" * 300, "\u00df"]
+DATES = ["5877642-06-25 (BC)", "0001-01-01", "5881580-07-10", "infinity"]
+TIMES_OF_DAY = ["00:00:00", "23:59:59.999999", "24:00:00"]
+MOMENTS = ["290309-12-22 (BC) 00:00:00", "1970-01-01 00:00:00.000001", "294247-01-10 04:00:54.775806", "-infinity"]
+RECENT = ["1677-09-22 00:00:00", "2262-04-11 23:47:16.854775806"]
+REALS = ["nan", "-inf", "-0.0", "1e-45"]
+TYPES: dict[str, tuple[bool, list[str]]] = {
+    "BOOLEAN": (True, ["true", "false"]),
+    "TINYINT": (True, ["-128", "127"]),
+    "SMALLINT": (True, ["-32768", "32767"]),
+    "INTEGER": (True, [str(-(2**31)), str(2**31 - 1)]),
+    "BIGINT": (True, [str(-(2**63)), str(2**63 - 1)]),
+    "HUGEINT": (False, [str(-(2**127)), str(2**127 - 1), str(10**38)]),
+    "UTINYINT": (False, ["0", "255"]),
+    "USMALLINT": (False, ["0", "65535"]),
+    "UINTEGER": (False, ["0", str(2**32 - 1)]),
+    "UBIGINT": (False, ["0", str(2**64 - 1)]),
+    "UHUGEINT": (False, ["0", str(2**128 - 1), str(10**38)]),
+    "BIGNUM": (False, ["0", str(10**60)]),
+    "FLOAT": (True, [*REALS, "3.4e38"]),
+    "DOUBLE": (True, [*REALS, "1.7976931348623157e308", "5e-324"]),
+    "DECIMAL(38, 0)": (True, ["9" * 38, "-" + "9" * 38]),
+    "DECIMAL(38, 38)": (True, ["0." + "9" * 38, "-0." + "0" * 37 + "1"]),
+    "DECIMAL(4, 1)": (True, ["999.9", "-999.9"]),
+    "VARCHAR": (True, TEXTS),
+    "JSON": (True, ['{"a":1.0}', "null"]),
+    "BLOB": (True, ["", "\\xFF\\x00"]),
+    "BIT": (False, ["0", "101", "1" * 70]),
+    "UUID": (True, ["ffffffff-ffff-ffff-ffff-ffffffffffff", "00000000-0000-0000-0000-000000000000"]),
+    "DATE": (True, DATES),
+    "TIME": (False, TIMES_OF_DAY),
+    "TIME_NS": (False, TIMES_OF_DAY),
+    "TIME WITH TIME ZONE": (False, ["00:00:00+15:59", "23:59:59.999999-15:59"]),
+    "TIMESTAMP": (True, MOMENTS),
+    "TIMESTAMP WITH TIME ZONE": (True, MOMENTS),
+    "TIMESTAMP_S": (False, RECENT),
+    "TIMESTAMP_MS": (False, RECENT),
+    "TIMESTAMP_NS": (False, RECENT),
+    "TIMESTAMPTZ_NS": (False, RECENT),
+    "INTERVAL": (False, ["1 month 1 day 00:00:00.000001"]),
+    "ENUM('a', 'b')": (False, ["a", "b"]),
+    "UNION(n INTEGER, t VARCHAR)": (False, ["1", "a"]),
+    "GEOMETRY": (False, ["POINT (1 1)"]),
+    "STRUCT(a DATE, b TIMESTAMP)": (True, ["{'a': 0001-01-01, 'b': NULL}"]),
+    "STRUCT(a UHUGEINT)": (False, [f"{{'a': {10**38}}}"]),
+    "MAP(VARCHAR, DECIMAL(38, 0))": (True, [f"{{a={'9' * 38}}}"]),
+    "MAP(VARCHAR, BIT)": (False, ["{a=101}"]),
+    "MAP(UHUGEINT, VARCHAR)": (False, [f"{{{10**38}=a}}"]),
+    "BIGINT[]": (True, [f"[{2**63 - 1}, NULL]", "[]"]),
+    "HUGEINT[][]": (False, [f"[[{10**38}]]"]),
+    "INTEGER[2]": (False, ["[1, 2]"]),
+}
+
+# What no cast makes of a text: ``row`` makes tuples, ``variant`` is refused, types are no values of rows.
+NOT_CAST = {"NULL", "TUPLE", "VARIANT", "TYPE", "LIST", "ARRAY", "STRUCT", "MAP", "UNION", "ENUM", "DECIMAL"}
+
+
+def test_all_types_of_duckdb_are_tried() -> None:
+    found = duckdb.execute("select distinct logical_type from duckdb_types() where database_name = 'system'").fetchall()
+    assert {name for (name,) in found} <= {*TYPES, *NOT_CAST}
+
+
+def named(texts: list[str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"name": text} for text in texts], schema=pa.schema([("name", pa.string())]))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_value_of_any_type_is_the_same_in_the_table_or_its_query_is_refused(kind: str) -> None:
+    is_had, texts = TYPES[kind]
+    # Within another value, DuckDB writes a text of JSON otherwise than other texts.
+    shown = "JSON::VARCHAR" if kind == "JSON" else kind
+    with duckdb.connect(config={"threads": 1}) as connection:
+        connection.execute("set TimeZone = 'UTC'")
+        connection.register("messages", pa.Table.from_batches([named(texts)]))
+        for form in ("name::{}", "[name::{}]", "{{'a': name::{}}}", "map {{'a': name::{}}}"):
+            query = RowQuery(f"select {form.format(kind)} as n from messages", "sql")
+            if not is_had:
+                with pytest.raises(SetupError, match=r"the column n of sql is .*no table has .* cast them by ::"):
+                    query.of(named(texts))
+                continue
+            found = query.of(named(texts))
+            assert not found.bad
+            connection.register("answer", pa.table({"n": found.values.field("n")}))
+            expected = connection.execute(f"select ({form.format(shown)})::varchar from messages").fetchall()
+            assert connection.execute("select n::varchar from answer").fetchall() == expected
+
+
+@pytest.mark.parametrize("kind", [kind for kind, (is_had, _) in TYPES.items() if not is_had and kind[-1] not in ")]"])
+def test_the_cast_that_a_refusal_names_gives_the_same_value_or_a_reject(kind: str) -> None:
+    texts = TYPES[kind][1]
+    with pytest.raises(SetupError) as refused:
+        RowQuery(f"select name::{kind} as n from messages", "sql").of(named(texts))
+    cast = re.search(r"cast them by (::\w+(\(38, 0\))?)", refused.value.message)
+    assert cast is not None
+    found = RowQuery(f"select name::{kind}{cast[1]} as n from messages", "sql").of(named(texts))
+    assert sorted([*found.rows.tolist(), *found.bad]) == list(range(len(texts)))
+    for row, value in zip(found.rows.tolist(), found.values.field("n").to_pylist(), strict=True):
+        ((expected,),) = duckdb.execute(f"select ?::{kind}::varchar", [texts[row]]).fetchall()
+        assert str(value) in (expected, f"{expected}000")

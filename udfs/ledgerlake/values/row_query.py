@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import duckdb
+    from duckdb.sqltypes import DuckDBPyType
     from numpy.typing import NDArray
 
 RELATION = "messages"
@@ -112,6 +113,20 @@ _MEMORY = "1GB"
 
 _LOCAL_TIMESTAMP = pa.timestamp("us")
 
+# The types of DuckDB whose values a table has as they are, and those that have values of other types.
+# All others reach Arrow with other values, or as bytes of DuckDB's own form.
+_EXACT = {"boolean", "tinyint", "smallint", "integer", "bigint", "float", "double", "decimal", "varchar", "uuid", "blob", "date", "timestamp", "timestamp with time zone"}  # fmt: skip
+_NESTED = {"list", "map", "struct", "tuple"}
+_CASTS = {
+    **dict.fromkeys(("utinyint", "usmallint", "uinteger"), "::bigint"),
+    **dict.fromkeys(("ubigint", "hugeint", "uhugeint"), "::decimal(38, 0) or ::varchar"),
+    **dict.fromkeys(("timestamp_s", "timestamp_ms"), "::timestamp"),
+    "timestamp_ns": "::varchar, or ::timestamp, which rounds",
+    "timestamptz_ns": "::varchar, or ::timestamptz, which rounds",
+    "array": "::integer[], or another list",
+}
+_OTHER_CAST = "::varchar"
+
 _NAME = re.compile(r"[^ ,;{}()\n\t=.]+")
 
 
@@ -169,8 +184,9 @@ class RowQuery:
         """
         if messages not in self._columns:
             self._check_session_names(messages)
+            answer, types = self._answer(messages)
             # The last column is the number of the row.
-            columns = list(self._answer(messages).schema)[:-1]
+            columns = zip(list(answer.schema)[:-1], types, strict=False)
             self._columns[messages] = pa.struct(list(self._fields(columns, messages.names)))
         return self._columns[messages]
 
@@ -232,8 +248,8 @@ class RowQuery:
         first, second = messages.slice(0, half), messages.slice(half)
         return joined(self._halved(first, columns), self._halved(second, columns), half)
 
-    def _answer(self, messages: pa.Schema) -> pa.Table:
-        """Return the answer for no message.
+    def _answer(self, messages: pa.Schema) -> tuple[pa.Table, list[DuckDBPyType]]:
+        """Return the answer for no message, and DuckDB's types of its columns.
 
         Raises:
             SetupError: as ``columns``.
@@ -243,7 +259,7 @@ class RowQuery:
             with reading():
                 # The query as it was written, so that the error has its lines.
                 _run_as_written(self._text, nothing)
-                answer = _run(self._numbered, nothing)
+                answer = _with_types(self._numbered, nothing)
         except Unreadable as failure:
             said = _with_line(failure.error, self._text)
             raise SetupError(f"{self._where} does not fit the messages: {said}") from None
@@ -262,14 +278,15 @@ class RowQuery:
             if len(reference) == 1 and _SESSION_NAMES.fullmatch(name) and name not in known:
                 raise SetupError(f"{self._where} has {name}; {_CLAIM}")
 
-    def _fields(self, columns: Iterable[pa.Field], known: Sequence[str]) -> Iterator[pa.Field]:
+    def _fields(self, columns: Iterable[tuple[pa.Field, DuckDBPyType]], known: Sequence[str]) -> Iterator[pa.Field]:
         """Yield the columns of the answer with types that a table can have.
 
         Args:
+            columns: each with DuckDB's type.
             known: the names of the messages' columns.
         """
         seen: set[str] = set()
-        for column in columns:
+        for column, its_type in columns:
             if column.name.startswith(_OURS) and column.name not in known:
                 raise SetupError(f"{self._where} selects more than the messages have; write * in place of columns(...)")
             if column.name.lower() in seen:
@@ -279,10 +296,16 @@ class RowQuery:
                 raise SetupError(
                     f"{self._where} has a column without a name that a table can have; write {column.name} as NAME"
                 )
+            changed = _changed_type(its_type)
+            if changed is not None:
+                raise SetupError(
+                    f"the column {column.name} of {self._where} is {its_type}, and no table has the values of {changed} as they are; "
+                    f"cast them by {_CASTS.get(changed.id, _OTHER_CAST)}"
+                )
             kind = table_type(column.type)
             if kind is None:
                 raise SetupError(
-                    f"the column {column.name} of {self._where} is {column.type}, which no table can have; cast it to another type"
+                    f"the column {column.name} of {self._where} is {its_type}, which no table can have; cast it to another type"
                 )
             yield pa.field(column.name, kind)
 
@@ -485,22 +508,42 @@ def _value(query: str, argument: str) -> str:
     return str(text)
 
 
+def _changed_type(kind: DuckDBPyType) -> DuckDBPyType | None:
+    """Return a type, which may be within another one, whose values are others in a table; None if there
+    is none.
+    """
+    waiting: list[Any] = [kind]
+    while waiting:
+        kind = waiting.pop()
+        if kind.id in _NESTED:
+            waiting += [part for _, part in kind.children]
+        elif kind.id not in _EXACT:
+            return kind
+    return None
+
+
 def _run(text: str, messages: pa.RecordBatch) -> pa.Table:
     """Run a query of ``_numbered`` or ``_failing``."""
+    return _with_types(text, messages)[0]
+
+
+def _with_types(text: str, messages: pa.RecordBatch) -> tuple[pa.Table, list[DuckDBPyType]]:
+    """Run a query as ``_run``; return DuckDB's types of its columns too."""
     numbers = pa.table({_ROW: np.arange(messages.num_rows)})
     return _with_relations({_BATCH: pa.Table.from_batches([messages]), _NUMBERS: numbers}, text)
 
 
-def _run_as_written(text: str, messages: pa.RecordBatch) -> pa.Table:
-    return _with_relations({RELATION: pa.Table.from_batches([messages])}, text)
+def _run_as_written(text: str, messages: pa.RecordBatch) -> None:
+    _with_relations({RELATION: pa.Table.from_batches([messages])}, text)
 
 
-def _with_relations(relations: Mapping[str, pa.Table], text: str) -> pa.Table:
+def _with_relations(relations: Mapping[str, pa.Table], text: str) -> tuple[pa.Table, list[DuckDBPyType]]:
     connection = _connection()
     for name, rows in relations.items():
         connection.register(name, rows)
     try:
-        return connection.sql(text).to_arrow_table()
+        answer = connection.sql(text)
+        return answer.to_arrow_table(), answer.types
     except UnicodeDecodeError as error:
         # DuckDB quotes a value in its error, and cuts it within a character.
         raise ValueError(error.object.decode(errors="replace")) from None
