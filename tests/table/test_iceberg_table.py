@@ -276,6 +276,31 @@ def test_a_row_beside_a_text_that_is_too_long_for_bounds_is_found(tmp_path: Path
     assert read(tmp_path, row_filter="key = 'm'")["entry_id"].to_pylist() == [3]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_any_texts_are_followed_and_found_by_their_bounds(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    signs = ["\ud7ff", "\ue000", "\uffff", "\U00010000", "\U0010ffff", "\U0010fffe", "a"]
+    writer = Writer(Place(str(tmp_path / "messages")))
+    files: list[Any] = []
+    keys: list[str] = []
+    for number in range(30):
+        of_file = [
+            "".join(chance.choice(signs) * chance.choice([0, 1, 15, 16, 17]) for _ in range(3)) for _ in range(2)
+        ]
+        parquet = BufferedWriter(data_folder(writer.table.path, schema.MESSAGES, f"part-00000000-{number:05}"))
+        for key in of_file:
+            parquet.write(pa.Table.from_batches([rows_of_messages([1], len(keys), key=key)]))
+            keys.append(key)
+        files += parquet.finish()
+    record = BatchRecord("stream", "query", 0, 0)
+    assert not writer.table.contains(record)
+    writer.table.commit(record, files, {})
+    assert follower(tmp_path).follow() == 1
+    for key in sorted(set(keys)):
+        found = read(tmp_path, row_filter=f"key = '{key}'")["entry_id"].to_pylist()
+        assert sorted(found) == [number for number, other in enumerate(keys) if other == key]
+
+
 @pytest.mark.parametrize(("kind", "number"), [(pa.date32(), 99_999_999), (TIMESTAMP, 2**63 - 1)])
 def test_a_time_that_python_does_not_have_holds_nothing_up(kind: pa.DataType, number: int, tmp_path: Path) -> None:
     record = pa.struct([("at", kind)])

@@ -36,12 +36,14 @@ from ledgerlake.errors import SetupError, TableError
 from ledgerlake.stored.secrets import read_variable
 from ledgerlake.table.features import CLUSTERED, PARTITIONED, special_features
 from ledgerlake.table.open_table import existing_table
+from ledgerlake.table.ordered_files import text_after, text_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from deltalake import DeltaTable
     from pyiceberg.catalog import Catalog
+    from pyiceberg.io.pyarrow import DataFileStatistics
     from pyiceberg.manifest import DataFile, ManifestFile
     from pyiceberg.table import Table, Transaction
     from pyiceberg.table.snapshots import Snapshot
@@ -282,7 +284,7 @@ class IcebergTable:
                 partition=statistics.partition(table.spec(), table.schema()),
                 file_size_in_bytes=filesystem.get_file_info(place.root).size,
                 spec_id=table.default_spec_id,
-                **statistics.to_serialized_dict(),
+                **_serialized(statistics),
             )
 
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as executor:
@@ -319,6 +321,18 @@ class IcebergTable:
             for snapshot, next_one in pairwise(in_order)
             if next_one.timestamp_ms < limit_ms and snapshot.snapshot_id not in named
         ]
+
+
+def _serialized(statistics: DataFileStatistics) -> dict[str, Any]:
+    """Return statistics with bounds of texts that are made here: those of ``pyiceberg`` may have half
+    of a pair of surrogates, which it then cannot write.
+    """
+    for column in statistics.column_aggregates.values():
+        if isinstance(column.current_max, str) and column.trunc_length is not None:
+            column.current_min = text_before(column.current_min, column.trunc_length)
+            column.current_max = text_after(column.current_max, column.trunc_length)
+            column.trunc_length = None
+    return statistics.to_serialized_dict()
 
 
 def _without_bounds(footer: pq.FileMetaData, ids: dict[str, int]) -> Iterator[int]:

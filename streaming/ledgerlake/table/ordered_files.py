@@ -724,18 +724,29 @@ def _stats_text(footer: Any, parts: dict[str, Any]) -> str:
 
 def _lower(bound: Any) -> Any:
     """Return a lower bound as the log should have it: a long text would be in each checkpoint of
-    the log, and its beginning is a bound too.
+    the log.
     """
-    return bound[:_MOST_BOUND_CHARACTERS] if isinstance(bound, str) else _plain(bound)
+    return text_before(bound, _MOST_BOUND_CHARACTERS) if isinstance(bound, str) else _plain(bound)
 
 
 def _upper(bound: Any) -> Any:
-    """Return an upper bound as the log should have it: the beginning of a long text, with the last
-    character in place of its last one that can become greater. None if there is no such bound.
+    """Return an upper bound as the log should have it; None if there is none."""
+    return text_after(bound, _MOST_BOUND_CHARACTERS) if isinstance(bound, str) else _plain(bound)
+
+
+def text_before(text: str, characters: int) -> str:
+    """Return a lower bound of a text, of so many characters at most."""
+    return text[:characters]
+
+
+def text_after(text: str, characters: int) -> str | None:
+    """Return an upper bound of a text, of so many characters and one at most: the beginning of a long
+    text, with the last character in place of the last one that can become greater. None if there is
+    no such bound.
     """
-    if not isinstance(bound, str) or len(bound) <= _MOST_BOUND_CHARACTERS:
-        return _plain(bound)
-    beginning = bound[: _MOST_BOUND_CHARACTERS + 1].rstrip(_LAST_CHARACTER)
+    if len(text) <= characters:
+        return text
+    beginning = text[: characters + 1].rstrip(_LAST_CHARACTER)
     return beginning[:-1] + _LAST_CHARACTER if beginning else None
 
 
