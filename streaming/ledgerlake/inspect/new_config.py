@@ -20,6 +20,7 @@ from ledgerlake.inspect.entry_values import entry_values
 from ledgerlake.inspect.recent_entries import last_entries, message_count
 from ledgerlake.monitor.progress import counted
 from ledgerlake.options.config import read_config
+from ledgerlake.values.column_names import folded
 from ledgerlake.values.record_columns import VALUE_COLUMN, record_of
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _toml_type(values: list[Any]) -> str:
     kinds = {type(value) for value in values}
     if kinds == {dict}:
         names = dict.fromkeys(name for value in values for name in value)
-        has_columns = len({name.lower() for name in names} | {"pulsar"}) == len(names) + 1
+        has_columns = len(set(map(folded, names)) | {"pulsar"}) == len(names) + 1
         if not has_columns or len(names) > _MOST_NAMES or not all(map(_FIELD_NAME.fullmatch, names)):
             raise _NoFieldsError
         typed = {name: _toml_type([value.get(name) for value in values]) for name in names}

@@ -26,6 +26,7 @@ from ledgerlake.operators.row_functions import row_function
 from ledgerlake.reasons import TRANSFORM_FAILED
 from ledgerlake.table.layout import record_of, to_file
 from ledgerlake.table.ordered_files import bounded_paths
+from ledgerlake.values.column_names import folded
 from ledgerlake.values.record_columns import PULSAR_COLUMN, as_records, check_columns, united
 from ledgerlake.values.record_rows import PULSAR_FIELDS, RECORD_COLUMN, Misfit, rows_schema
 
@@ -218,12 +219,12 @@ class RowTransform:
             SetupError: the query makes another column of that name.
         """
         for field in columns:
-            if field.name.lower() == PULSAR_COLUMN and not field.type.equals(_PULSAR):
+            if folded(field.name) == PULSAR_COLUMN and not field.type.equals(_PULSAR):
                 raise SetupError(
                     f"{self._table.section} sql has a column {field.name}, and the table keeps what is Pulsar's in a column of that "
                     "name; name it otherwise"
                 )
-        return pa.struct([field for field in columns if field.name.lower() != PULSAR_COLUMN])
+        return pa.struct([field for field in columns if folded(field.name) != PULSAR_COLUMN])
 
     def _check_partitions(self, known: dict[str, pa.DataType]) -> None:
         """Check that a table with these columns can be partitioned as it should be.
@@ -260,9 +261,9 @@ def united_columns(known: pa.StructType, columns: pa.StructType, section: str) -
     Raises:
         SetupError: a column is there with another type.
     """
-    by_name = {field.name.lower(): field.type for field in known}
+    by_name = {folded(field.name): field.type for field in known}
     for field in columns:
-        there = by_name.get(field.name.lower(), field.type)
+        there = by_name.get(folded(field.name), field.type)
         if not _fits(field.type, there):
             raise SetupError(
                 f"the column {field.name} of {section} is {field.type}, and the table has it as {there}; cast it, or name it otherwise"
@@ -345,7 +346,7 @@ def _with_record(rows: pa.RecordBatch, parts: dict[str, pa.Array], columns: pa.S
 def _without(values: pa.StructArray, name: str) -> pa.StructArray:
     """Return a struct column without one of its fields, in any case."""
     kept = [
-        (field, part) for field, part in zip(values.type, values.flatten(), strict=True) if field.name.lower() != name
+        (field, part) for field, part in zip(values.type, values.flatten(), strict=True) if folded(field.name) != name
     ]
     if not kept:
         return pa.array([{}] * len(values), pa.struct([]))

@@ -17,6 +17,7 @@ from ledgerlake.client.topics import TopicSelection, folder_name
 from ledgerlake.errors import UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.stored.places import from_text, to_text
+from ledgerlake.values.column_names import folded
 from ledgerlake.values.row_query import RELATION, row_condition, row_query
 from ledgerlake.wire.value_schema import ValueSchema
 
@@ -212,7 +213,7 @@ class TableOptions:
             raise UsageError(f'{self.section} partition_by is not for mode = "latest"')
         self._check_clusters()
         self._check_iceberg()
-        names = [name.lower() for name in self.partition_columns]
+        names = list(map(folded, self.partition_columns))
         if len(set(names)) < len(names):
             raise UsageError(f"{self.section} partition_by has one column twice")
         if not _UNKNOWN_YET.isdisjoint(names):

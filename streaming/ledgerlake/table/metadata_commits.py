@@ -13,6 +13,7 @@ from ledgerlake.table.creation import LEGACY_FEATURES, LEGACY_VERSION, features_
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.layout import log_text
 from ledgerlake.table.log_commit import OwnCommit
+from ledgerlake.values.column_names import folded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -131,10 +132,10 @@ def _merged(known: Any, more: Any) -> Any:
     if not (isinstance(known, dict) and isinstance(more, dict) and known["type"] == more["type"]):
         return known
     if known["type"] == "struct":
-        others = {field["name"].lower(): field for field in more["fields"]}
+        others = {folded(field["name"]): field for field in more["fields"]}
         fields = []
         for field in known["fields"]:
-            other = others.pop(field["name"].lower(), field)
+            other = others.pop(folded(field["name"]), field)
             fields.append({**field, "type": _merged(field["type"], other["type"])})
         return {**known, "fields": [*fields, *others.values()]}
     if known["type"] == "array":

@@ -34,6 +34,7 @@ from ledgerlake.decode.columns import (
 from ledgerlake.decode.times import without_python_time
 from ledgerlake.errors import SetupError
 from ledgerlake.outside import Unreadable, reading
+from ledgerlake.values.column_names import folded
 from ledgerlake.values.schemas import column_type
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ PULSAR_COLUMN = "pulsar"
 VALUE_COLUMN = "value"
 
 # Columns that Spark adds to a table while it reads it or its changes. With one of its own it fails.
-_RESERVED = re.compile(r"_change_type$|_commit_(version|timestamp)$|_tmp_metadata_|__delta_internal_", re.IGNORECASE)
+_RESERVED = re.compile(r"_change_type$|_commit_(version|timestamp)$|_tmp_metadata_|__delta_internal_")
 
 # Spark takes none of the signs, and Arrow ends a name at a zero byte.
 _FORBIDDEN = {*" ,;{}()=.\x7f", *map(chr, range(32))}
@@ -71,7 +72,7 @@ def record_of(schema: ValueSchema) -> pa.StructType:
     value_type = column_type(schema)
     record = value_type if pa.types.is_struct(value_type) else pa.struct([(VALUE_COLUMN, value_type)])
     for field in record:
-        if field.name.lower() == PULSAR_COLUMN:
+        if folded(field.name) == PULSAR_COLUMN:
             raise SetupError(
                 f"a schema has a field {field.name}, and the table keeps what is Pulsar's in a column of that name; {_OTHER_SHAPE}"
             )
@@ -89,10 +90,10 @@ def united(known: pa.DataType, more: pa.DataType, *, has_files: bool = False) ->
     """
     unite = partial(united, has_files=has_files)
     if pa.types.is_struct(known) and pa.types.is_struct(more):
-        others = {field.name.lower(): field for field in more}
+        others = {folded(field.name): field for field in more}
         fields = []
         for field in known:
-            other = others.pop(field.name.lower(), None)
+            other = others.pop(folded(field.name), None)
             fields.append(field if other is None else field.with_type(unite(field.type, other.type)))
         return pa.struct([*fields, *(field.with_nullable(True) for field in others.values())])
     if pa.types.is_list(known) and pa.types.is_list(more):
@@ -141,7 +142,7 @@ def check_columns(columns: pa.StructType, what: str, advice: str = f"; {_OTHER_S
     check_depth(columns, what, advice)
     _check_names(columns, what, advice)
     for field in columns:
-        if _RESERVED.match(field.name):
+        if _RESERVED.match(folded(field.name)):
             raise SetupError(f"{what} has a field {field.name!r}, which is a column of Delta's own to Spark{advice}")
 
 
@@ -159,11 +160,11 @@ def _check_names(kind: pa.DataType, what: str, advice: str) -> None:
                 raise SetupError(
                     f"{what} has a field {field.name[:40]!r}..., whose name has more than {_NAME_MOST_BYTES} bytes{advice}"
                 )
-            if field.name.lower() in seen:
+            if folded(field.name) in seen:
                 raise SetupError(
                     f"{what} has two fields {field.name!r} that differ in case at most, which are one column to Delta{advice}"
                 )
-            seen.add(field.name.lower())
+            seen.add(folded(field.name))
             _check_names(field.type, what, advice)
 
 
@@ -199,11 +200,11 @@ def _fit(values: pa.Array, target: pa.DataType, path: str) -> tuple[pa.Array, di
 
 
 def _fit_struct(values: pa.StructArray, target: pa.StructType, path: str) -> tuple[pa.Array, dict[int, str]]:
-    parts = {field.name.lower(): part for field, part in zip(values.type, values.flatten(), strict=True)}
+    parts = {folded(field.name): part for field, part in zip(values.type, values.flatten(), strict=True)}
     columns: list[pa.Array] = []
     bad: dict[int, str] = {}
     for field in target:
-        part = parts.pop(field.name.lower(), None)
+        part = parts.pop(folded(field.name), None)
         if part is None:
             columns.append(pa.nulls(len(values), field.type))
             continue

@@ -24,6 +24,7 @@ from ledgerlake.decode.columns import first_line
 from ledgerlake.decode.schema import TIMESTAMP
 from ledgerlake.errors import SetupError, UsageError
 from ledgerlake.outside import Unreadable, reading
+from ledgerlake.values.column_names import folded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -289,9 +290,9 @@ class RowQuery:
         for column, its_type in columns:
             if column.name.startswith(_OURS) and column.name not in known:
                 raise SetupError(f"{self._where} selects more than the messages have; write * in place of columns(...)")
-            if column.name.lower() in seen:
+            if folded(column.name) in seen:
                 raise SetupError(f"{self._where} has two columns {column.name}; name one of them otherwise")
-            seen.add(column.name.lower())
+            seen.add(folded(column.name))
             if not _NAME.fullmatch(column.name):
                 raise SetupError(
                     f"{self._where} has a column without a name that a table can have; write {column.name} as NAME"
