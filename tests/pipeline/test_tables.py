@@ -26,7 +26,7 @@ from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.delta_table import PARTITION_BY
 from ledgerlake.table.open_table import open_delta
 from ledgerlake.table.ordered_files import DataFile
-from ledgerlake.table.record_table import LEARNED, learned_from_text, learned_to_text
+from ledgerlake.table.record_table import LEARNED, RecordTable, learned_from_text, learned_to_text
 from ledgerlake.values import record_columns
 from ledgerlake.wire.message_id import Position
 from tests.model.test_record_model import TOPICS, Fields, Registry
@@ -269,6 +269,36 @@ def test_columns_of_all_versions_together_are_limited_and_a_version_beyond_is_a_
     learn(tables, TOPICS[:1])
     assert set(columns(tmp_path, "t")) == {*kept, "small"}
     assert not tables.settings(tables.messages)[f"table:{tmp_path / 't'}"].obstacle
+
+
+@pytest.mark.parametrize("query", [{}, {"sql": "select * from messages"}], ids=["fields", "query"])
+def test_the_versions_that_fit_among_many_are_one_change_of_the_table_and_none_at_the_next_start(
+    tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch, query: dict[str, str]
+) -> None:
+    monkeypatch.setattr(record_columns, "COLUMNS_MOST", 55)
+    registry.versions[TOPICS[0]] = [{"f0": "int"}]
+    table = {"path": "t", "shape": "record", **query}
+    tables = started(tmp_path, registry, [table], TOPICS[:1])
+    changes: list[None] = []
+    change = RecordTable._change
+
+    def counted(*arguments: Any) -> None:
+        changes.append(None)
+        change(*arguments)
+
+    monkeypatch.setattr(RecordTable, "_change", counted)
+    # Every other one has more columns than fit.
+    registry.versions[TOPICS[0]] += [
+        {f"v{version}_{number}": "int" for number in range(100 if version % 2 else 2)} for version in range(20)
+    ]
+    learn(tables, TOPICS[:1])
+    kept = {"f0", *(f"v{version}_{number}" for version in range(0, 20, 2) for number in range(2))}
+    assert set(columns(tmp_path, "t")) == kept
+    # A query's table also notes the columns that the query sees.
+    assert len(changes) == (2 if query else 1)
+    started(tmp_path, registry, [table], TOPICS[:1])
+    assert len(changes) == (2 if query else 1)
+    assert set(columns(tmp_path, "t")) == kept
 
 
 @pytest.mark.parametrize("name", ["rejects", "messages", "checkpoint", "delayed"])

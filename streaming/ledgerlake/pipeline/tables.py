@@ -150,19 +150,40 @@ class MessagesTable:
             _log.warning("messages by a schema do not fit the table at %s: %s", self.table.path, misfit.message)
 
     def _add_fitting(self, table: RecordTable, records: list[pa.StructType]) -> SetupError | None:
-        """Add the columns of all records, or else of each that fits; return why the last other one
-        does not.
+        """Add the columns of the records that fit, in their order, by one commit; return why the last
+        other one does not.
+
+        Raises:
+            TableError: the table cannot be changed.
         """
-        misfit = None
-        for together in (records, *([record] for record in records)):
-            try:
-                self._add(table, together)
-            except SetupError as error:
-                misfit = error
-            else:
-                if together is records:
-                    break
+        learned, misfit = self._fitting(table, self._learned, records)
+        if not learned.equals(self._learned):
+            added = learned if self._transform.makes_records else None
+            table.add_columns(self._columns(table, learned), added)
+            self._learned = learned
         return misfit
+
+    def _fitting(
+        self, table: RecordTable, learned: pa.StructType, records: list[pa.StructType]
+    ) -> tuple[pa.StructType, SetupError | None]:
+        """Return the learned columns with those of the records that fit, and why the last other record
+        does not. Nothing is changed. Many are tried together, since each trial takes as long as the table
+        is wide.
+        """
+        together = united(learned, _union(records))
+        if together.equals(learned):
+            return learned, None
+        try:
+            table.check_columns(self._columns(table, together))
+        except SetupError as error:
+            if len(records) == 1:
+                return learned, error
+        else:
+            return together, None
+        half = len(records) // 2
+        learned, first = self._fitting(table, learned, records[:half])
+        learned, second = self._fitting(table, learned, records[half:])
+        return learned, second or first
 
     def _check_declared(self, known: pa.StructType) -> None:
         """Check that declared fields have the types that they had when the table was made.
@@ -180,29 +201,19 @@ class MessagesTable:
                 f"{what}; set the type back, or remove json_fields and take the fields out of the bytes by a query"
             ) from None
 
-    def _add(self, table: RecordTable, records: list[pa.StructType]) -> None:
-        """Add the columns of records, all or none.
+    def _columns(self, table: RecordTable, learned: pa.StructType) -> pa.StructType:
+        """Return the columns that the table needs for learned ones.
 
         Raises:
-            SetupError: the query does not fit the records, or the columns are too many together.
-            TableError: the table cannot be changed.
+            SetupError: the query does not fit them, or the columns are too many together.
         """
-        learned = self._learned
         known = table.learned if self._transform.makes_records else table.record
-        for record in records:
-            learned = united(learned, record)
-            wanted = united(known, learned)
-            if not wanted.equals(known):
-                check_width(wanted)
-        if learned.equals(self._learned):
-            return
+        wanted = united(known, learned)
+        if not wanted.equals(known):
+            check_width(wanted)
         if self._transform.makes_records:
-            columns = united_columns(table.record, self._transform.columns(learned), self.options.section)
-            table.add_columns(columns, learned)
-        else:
-            together = united(self._record, learned, has_files=table.exists)
-            table.add_columns(self._transform.columns(together))
-        self._learned = learned
+            return united_columns(table.record, self._transform.columns(learned), self.options.section)
+        return self._transform.columns(united(self._record, learned, has_files=table.exists))
 
     def settings(self) -> TableBatch:
         """Return what tasks need to know."""
@@ -221,6 +232,16 @@ class MessagesTable:
         if self._transform.makes_records:
             return self._learned
         return pa.struct([field for field in self._records.record if field.name not in self.options.computed_names])
+
+
+def _union(records: list[pa.StructType]) -> pa.StructType:
+    """Return the columns of all records. Halves are united, because the columns of one after another
+    would be gone through once for each record.
+    """
+    if len(records) < 2:
+        return records[0] if records else pa.struct([])
+    half = len(records) // 2
+    return united(_union(records[:half]), _union(records[half:]))
 
 
 def _record_table(options: TableOptions) -> RecordTable:

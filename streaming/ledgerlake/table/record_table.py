@@ -69,6 +69,14 @@ class RecordTable(MetadataCommits):
         self.exists = super().check(spark)
         return self.exists
 
+    def check_columns(self, record: pa.StructType) -> None:
+        """Check that a table can have its columns and those of a record.
+
+        Raises:
+            SetupError: no Delta table can.
+        """
+        readable_schema(file_schema(rows_schema(united(self.record, record))))
+
     def add_columns(self, record: pa.StructType, learned: pa.StructType | None = None) -> None:
         """Add the columns that a record has and the table lacks; of a table that is not created
         yet, this only notes them.
@@ -80,7 +88,7 @@ class RecordTable(MetadataCommits):
             SetupError: no Delta table can have these columns. Nothing was changed.
             TableError: the table cannot be changed.
         """
-        readable_schema(file_schema(rows_schema(united(self.record, record))))
+        self.check_columns(record)
         if learned is not None and not learned.equals(self.learned):
             self.learned = learned
             if self.exists:

@@ -88,6 +88,8 @@ def united(known: pa.DataType, more: pa.DataType, *, has_files: bool = False) ->
         has_files: there are files with the known type. The SQL of delta-rs cannot read them as a
             type that has more in a map, so nothing is added in maps.
     """
+    if known.equals(more):
+        return known
     unite = partial(united, has_files=has_files)
     if pa.types.is_struct(known) and pa.types.is_struct(more):
         others = {folded(field.name): field for field in more}
