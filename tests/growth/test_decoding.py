@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter
+from itertools import count
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -22,6 +23,7 @@ from ledgerlake.decode.split import PieceKind, split_bundle
 from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.reasons import VALUE_TOO_LARGE
+from ledgerlake.values.avro_types import not_null
 from ledgerlake.values.record_columns import record_of
 from ledgerlake.values.record_rows import record_cuts, record_rows
 from ledgerlake.values.schemas import column_type, decoder
@@ -410,6 +412,31 @@ def _typed_values(name: str) -> Callable[[int], Callable[[], None]]:
     return prepare
 
 
+_numbers = count()
+
+
+def _union_of_nulls(n: int) -> Callable[[], Mapping[str, int]]:
+    """A schema with a union of ``n`` nulls and a number, which reads its own values."""
+    # A process remembers the decoders of schemas.
+    definition = _record(f"R{next(_numbers)}", field=["null"] * n + ["long"])
+    schema = ValueSchema(pb.Schema.Avro, json.dumps(definition).encode())
+
+    def work() -> Mapping[str, int]:
+        branches = 0
+
+        def counted(node: Any, named: dict[str, Any]) -> Any:
+            nonlocal branches
+            branches += len(node) if isinstance(node, list) else 1
+            return not_null(node, named)
+
+        # Python counts no call for a branch that is passed over.
+        with patch("ledgerlake.values.avro_weights.not_null", counted):
+            decoder(schema, schema)
+        return {"branches": branches}
+
+    return work
+
+
 def _nested_records(kind: int) -> Callable[[int], Callable[[], None]]:
     """Schemas of ``n`` records in each other; the inmost one has ``n`` fields without bytes."""
 
@@ -477,6 +504,7 @@ CASES = [
     Case("typed, messages that each name another version", _versions, n=200),
     Case("schema, Avro records in each other", _nested_records(pb.Schema.Avro), n=40),
     Case("schema, JSON records in each other", _nested_records(pb.Schema.Json), n=40),
+    Case("schema, a union of nulls", _union_of_nulls, n=300),
     *(Case(f"values, {name}", _typed_values(name), n=500) for name in _HEAVY),
 ]
 

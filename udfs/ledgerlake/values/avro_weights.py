@@ -151,6 +151,8 @@ class _Plan:
         return self._node(kind, first, len(parts), weight)
 
     def _union(self, branches: list[Any], reader: Any, depth: int) -> _Part:
+        # It is the same for all branches, and found by a walk over the reader's.
+        reader = not_null(reader, self.read)
         parts = [self.add(branch, reader, depth) for branch in branches]
         fixed = max((part.fixed_bytes for part in parts), default=0)
         least = 1 + min((part.least_bytes for part in parts), default=0)
