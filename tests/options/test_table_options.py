@@ -9,7 +9,7 @@ import pytest
 from ledgerlake.api import parse_config
 from ledgerlake.errors import UsageError
 from ledgerlake.options.config import Config
-from ledgerlake.options.table_options import TableOptions
+from ledgerlake.options.table_options import TableOptions, tables_of_topic
 from ledgerlake.stored.places import Place
 
 
@@ -27,7 +27,8 @@ def config(*tables: Any, **delta: Any) -> Config:
 def test_a_placeholder_is_a_part_of_the_topics_name_in_which_each_character_is_one_that_stores_take() -> None:
     table = TableOptions("t", "[[tables]]", Place("s3://b/{tenant}/{namespace}/{topic}"))
     names = ["a", "a b", "a=b", "ü", "..", "a%2Fb", "a+b", "-", "_delta_log", "o" * 300, "o" * 301, "ö" * 120]
-    places = [table.of_topic(f"persistent://public/default/{name}").place.uri for name in names]
+    topics = [f"persistent://public/default/{name}" for name in names]
+    places = [named.place.uri for topic in topics for named in tables_of_topic([table], topic)]
     assert places[0] == "s3://b/public/default/a"
     assert places[2] == "s3://b/public/default/a=3Db"
     assert places[3] == "s3://b/public/default/=C3=BC"

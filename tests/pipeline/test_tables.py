@@ -6,15 +6,20 @@ from __future__ import annotations
 
 import errno
 import json
+import random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from ledgerlake.client.cluster import ClientSettings
+from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.decode.schema import MESSAGES
 from ledgerlake.errors import CheckpointError, OffsetError, SetupError, TableAccessError, TableError
-from ledgerlake.operators.results import PartitionResult, TableResult, TaskResult, TopicSchemas
+from ledgerlake.operators.results import BatchSettings, PartitionResult, TableResult, TaskResult, TopicSchemas
 from ledgerlake.operators.stage_rows import StateSummary
+from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.pipeline.record_schemas import RecordSchemas
@@ -310,6 +315,55 @@ def test_a_topic_whose_table_would_share_a_folder_has_none(tmp_path: Path, regis
     assert "would share a folder" in tables.settings([])[f"table:{tmp_path / name}"].obstacle
     assert [table.options.name for table in tables.of_topic(topics[0])] == ["messages"]
     assert tables.exists(f"table:{tmp_path / 'a'}")
+
+
+NAMESPACES = ("public/eu", "public/us")
+PATTERNS = ("a-.*", "b-.*", "persistent://public/eu/.*", "persistent://public/us/.*", "persistent://public/us/a-.*")
+TEMPLATES = ("{topic}", "{namespace}/{topic}", "us/{topic}", "us/{namespace}", "fixed", "us/a-0", "{tenant}/{topic}")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_driver_and_tasks_agree_which_tables_a_topic_has(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    tables = [
+        {"path": f"{tmp_path}/lake/{path}"} | ({"topics_pattern": pattern} if (pattern := rng.choice(PATTERNS)) else {})
+        for path in rng.sample(TEMPLATES, rng.randint(1, 4))
+    ]
+    pool = [
+        f"persistent://{namespace}/{name}-{number}" for namespace in NAMESPACES for name in "abc" for number in (0, 1)
+    ]
+    topics = rng.sample(pool, rng.randint(1, 6))
+    opened = opened_tables(tmp_path, tables, {"source": {"service_url": "pulsar://h:1", "topics_pattern": "p/d/.*"}})
+    for some in (topics[:2], topics):
+        opened.expect(some)
+        opened.check(None)
+        opened.create()
+    taken = set()
+    for topic in topics:
+        ours = {table.options.name for table in opened.of_topic(topic)}
+        taken |= ours
+        settings = opened.settings(opened.of_topic(topic))
+        client, batch = ClientSettings("pulsar://h:1"), BatchSettings(0, settings, [], TopicSchemas())
+        writers = TableWriters(opened.for_tasks, TopicPartition(topic, -1), client, batch, "part-00000000-00000")
+        misfits = writers.write(one_message(topic))
+        assert {writer.table.name for writer in writers.with_rows} == ours
+        if not opened.obstacles:
+            assert misfits == []
+    of_topics = [table.options for table in opened.messages if table.options.is_of_template]
+    assert {options.name for options in of_topics} <= taken
+
+
+def one_message(topic: str) -> pa.RecordBatch:
+    row = {"topic": topic, "partition": -1, "ledger_id": 1, "entry_id": 0, "batch_index": -1, "publish_time": 1}
+    return pa.RecordBatch.from_pylist([{**row, "value": b"1", "is_null": False, "late": False}], schema=MESSAGES)
+
+
+def test_a_topic_whose_folder_another_of_the_tables_has_is_named(tmp_path: Path) -> None:
+    tables = opened_tables(tmp_path, [{"path": f"{tmp_path}/{path}/{{topic}}"} for path in ("us", "{namespace}")])
+    tables.expect(["persistent://public/us/x"])
+    assert [f"{{namespace}}/{{topic}} is that of [[tables]] {tmp_path}/us" in text for text in tables.obstacles] == [
+        True
+    ]
 
 
 @pytest.mark.parametrize("shape", ["messages", "record"])

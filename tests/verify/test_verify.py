@@ -184,6 +184,30 @@ def test_the_latest_message_of_each_key_is_found(tmp_path: Path) -> None:
     assert verify(config) == Verdict(messages=23, duplicate=2, outdated=1)
 
 
+def test_a_table_with_the_latest_messages_of_one_topic_is_compared_with_that_topic_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = [f"persistent://public/default/{name}" for name in "ab"]
+    end = PartitionOffset(Position(7, MESSAGES - 1), None, BROKER_TIME_MS + MESSAGES - 1, MESSAGES - 1)
+    monkeypatch.setattr(verify_module, "_committed_range", lambda _: ({}, dict.fromkeys(topics, end)))
+    configured(tmp_path)
+    config = parse_config(
+        {
+            "source": {"service_url": "pulsar://nowhere:1", "topics": topics},
+            "stream": {"name": "orders", "checkpoint": str(tmp_path / "checkpoint")},
+            "delta": {"path": str(tmp_path / "rest"), "rejects_path": str(tmp_path / "rejects")},
+            "tables": [{"path": f"{tmp_path}/lake/{{topic}}", "mode": "latest"}],
+        }
+    )
+    for topic in topics:
+        place = Place(f"{tmp_path}/lake/{topic[-1]}")
+        table = LatestTable(place, schema.MESSAGES)
+        table.check(None)
+        table.create()
+        write_deltalake(place.uri, messages(topic).slice(40).combine_chunks(), mode="append")
+    assert verify(config) == Verdict(messages=40)
+
+
 @pytest.mark.parametrize("shape", ["messages", "record"])
 def test_a_verification_needs_no_right_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
     config = configured(tmp_path, mode="latest", shape=shape)

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from ledgerlake.client.topics import join_partition
 from ledgerlake.operators.results import TableResult
 from ledgerlake.operators.transforms import RowTransform, column_of, messages_schema
+from ledgerlake.options.table_options import tables_of_topic
 from ledgerlake.reasons import NO_KEY, NO_TABLE, TRANSFORM_FAILED
 from ledgerlake.source.value_schemas import schemas_of
 from ledgerlake.table.layout import partition_text
@@ -244,13 +245,13 @@ class TableWriters:
         topic = topic_partition.topic
         self.is_new = np.zeros(0, dtype=bool)
         self.writers: list[TableWriter] = []
-        for table in _of_topic(tables, topic):
+        for table in tables_of_topic(tables, topic):
             is_taken = any(writer.table.name == table.name for writer in self.writers)
             owner = batch.table(table.name).section
             obstacle = _TAKEN if is_taken or owner not in ("", table.section) else ""
             self.writers.append(TableWriter(table, topic_partition, client, batch, prefix, obstacle))
         self._unwritten: list[RowMaker] = []
-        for table in _of_topic(unwritten, topic):
+        for table in tables_of_topic(unwritten, topic):
             known = batch.table(table.name)
             self._unwritten.append(RowMaker(table, topic, client, batch, known, known.obstacle))
         self._matching = [writer for writer in self.writers if not writer.table.is_default]
@@ -427,11 +428,6 @@ class RowMaker:
             wanted.append(self._table.takes_schema("" if schema is None else record_name(schema)))
         result: NDArray[np.bool_] = np.array(wanted, dtype=bool)[codes.indices.to_numpy()]
         return result
-
-
-def _of_topic(tables: Sequence[TableOptions], topic: str) -> Iterator[TableOptions]:
-    """Yield the tables, without placeholders, that may take messages of a topic."""
-    return (options.of_topic(topic) for options in tables if options.takes_topic(topic))
 
 
 def _has_key(messages: pa.RecordBatch) -> NDArray[np.bool_]:

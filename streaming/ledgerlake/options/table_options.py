@@ -22,6 +22,8 @@ from ledgerlake.values.row_query import RELATION, row_condition, row_query
 from ledgerlake.wire.value_schema import ValueSchema
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ledgerlake.stored.places import Place
     from ledgerlake.values.row_query import Condition, RowQuery
 
@@ -118,10 +120,6 @@ class TableOptions:
         """Return whether a query or a function makes the rows."""
         return bool(self.sql or self.function)
 
-    def takes_topic(self, topic: str) -> bool:
-        """Return whether messages of a topic may come into it."""
-        return not self.topics_pattern or self._topics.includes(topic)
-
     def takes_schema(self, name: str) -> bool:
         """Return whether messages by a schema may come into it.
 
@@ -142,8 +140,12 @@ class TableOptions:
     def _declared(self) -> ValueSchema:
         return ValueSchema(pb.Schema.Json, self.json_fields.encode())
 
-    def of_topic(self, topic: str) -> TableOptions:
-        """Return the table for the messages of a topic, without placeholders."""
+    def of_topic(self, topic: str) -> TableOptions | None:
+        """Return the table for the messages of a topic, without placeholders; None if it takes none of
+        them.
+        """
+        if self.topics_pattern and not self._topics.includes(topic):
+            return None
         if not self.is_template:
             return self
         parts = dict(zip(_PARTS, topic.partition("://")[2].split("/", 2), strict=True))
@@ -286,6 +288,13 @@ class TableOptions:
         if call:
             return f"{call['column']}_{call['function']}", text.strip()
         raise UsageError(f"{self.section} partition_by '{text}' needs a name; write {text.strip()} as NAME")
+
+
+def tables_of_topic(tables: Iterable[TableOptions], topic: str) -> list[TableOptions]:
+    """Return the tables that messages of a topic may come into, without placeholders. Of several with
+    one folder, the first has it.
+    """
+    return [table for table in (options.of_topic(topic) for options in tables) if table is not None]
 
 
 def table_name(path: str) -> str:

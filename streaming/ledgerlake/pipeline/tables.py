@@ -22,6 +22,7 @@ from ledgerlake.errors import CheckpointError, SetupError, TableAccessError, Tab
 from ledgerlake.operators.results import TableBatch
 from ledgerlake.operators.transforms import RowTransform, messages_schema, united_columns
 from ledgerlake.options.config import REJECTS_TABLE, is_inside, places_of
+from ledgerlake.options.table_options import tables_of_topic
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.table.clustered_table import ClusteredRecordTable, ClusteredTable
 from ledgerlake.table.delta_table import Table
@@ -268,6 +269,8 @@ class Tables:
         self._by_name: dict[str, MessagesTable] = {}
         # Why topics have no table, by its name.
         self._obstacles: dict[str, str] = {}
+        # Why topics have no table although there is one in its folder, by the name of that one.
+        self._taken: dict[str, str] = {}
         self._checked: set[str] = set()
         self._existing: set[str] = set()
         self._begun: set[str] = set()
@@ -316,30 +319,50 @@ class Tables:
         """
         names = list(topics)
         for options in self._options:
-            for of_topic in [options] if not options.is_template else map(options.of_topic, names):
-                if of_topic.name in self._by_name or of_topic.name in self._obstacles:
-                    continue
-                obstacle = self._shared_folder(of_topic) if options.is_template else ""
-                if obstacle:
-                    self._leave_out(of_topic.name, obstacle)
-                    continue
-                staging = self._staging / "messages"
-                try:
-                    self._by_name[of_topic.name] = MessagesTable(of_topic, self._config.delta.writer, staging)
-                except TableError as error:
-                    if not self._is_in_the_way(error, of_topic):
-                        raise
-                    self._leave_out(of_topic.name, error.message)
+            for table in [options] if not options.is_template else map(options.of_topic, names):
+                if table is not None and table.name not in self._obstacles:
+                    self._expect(table)
+
+    def _expect(self, options: TableOptions) -> None:
+        """Know a table, or why the topic has none.
+
+        Args:
+            options: without placeholders.
+
+        Raises:
+            As ``expect``.
+        """
+        known = self._by_name.get(options.name)
+        if known is not None:
+            if options.section != known.options.section and options.name not in self._taken:
+                self._taken[options.name] = (
+                    f"the folder {options.place} of {options.section} is that of {known.options.section}"
+                )
+                _log.warning("a topic gets no table: %s", self._taken[options.name])
+            return
+        obstacle = self._shared_folder(options) if options.is_of_template else ""
+        if obstacle:
+            self._leave_out(options.name, obstacle)
+            return
+        try:
+            self._by_name[options.name] = MessagesTable(options, self._config.delta.writer, self._staging / "messages")
+        except TableError as error:
+            if not self._is_in_the_way(error, options):
+                raise
+            self._leave_out(options.name, error.message)
 
     def settings(self, tables: Iterable[MessagesTable]) -> dict[str, TableBatch]:
         """Return what tasks need to know of tables, and of those that no topic can have."""
         obstacles = {name: TableBatch(obstacle=obstacle) for name, obstacle in self._obstacles.items()}
-        return obstacles | {table.options.name: table.settings() for table in tables}
+        owners = {name: self._by_name[name].options.section for name in self._taken.keys() & self._by_name.keys()}
+        taken = {name: TableBatch(section=section) for name, section in owners.items()}
+        return obstacles | taken | {table.options.name: table.settings() for table in tables}
 
     def of_topic(self, topic: str) -> list[MessagesTable]:
         """Return the tables that messages of a topic may come into."""
-        names = [options.of_topic(topic).name for options in self._options if options.takes_topic(topic)]
-        return [self._by_name[name] for name in dict.fromkeys(names) if name in self._by_name]
+        wanted = tables_of_topic(self._options, topic)
+        found = [(options.section, self._by_name.get(options.name)) for options in wanted]
+        return [table for section, table in found if table is not None and table.options.section == section]
 
     def check(self, spark: SparkSession) -> list[Table]:
         """Check the tables that were not checked yet; return all that exist. A topic has no table, and
@@ -425,7 +448,7 @@ class Tables:
     @property
     def obstacles(self) -> list[str]:
         """Return why topics have no table."""
-        return list(self._obstacles.values())
+        return [*self._obstacles.values(), *self._taken.values()]
 
     def exists(self, name: str) -> bool:
         """Return whether a table exists."""

@@ -89,10 +89,6 @@ class LatestComparison:
     def __exit__(self, *_: object) -> None:
         self._records.close()
 
-    def takes_topic(self, topic: str) -> bool:
-        """Return whether messages of a topic may come into the table."""
-        return self._options.takes_topic(topic)
-
     def begin(self, topic: str, partition: int, reject_entries: Keys) -> CountingMessages:
         """Begin to read a topic partition.
 

@@ -51,6 +51,7 @@ import pyarrow.compute as pc
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import split_partition
 from ledgerlake.monitor.progress import counted
+from ledgerlake.options.table_options import tables_of_topic
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.known_tables import is_missed
 from ledgerlake.pipeline.start import query_name
@@ -338,9 +339,7 @@ def _open(config: Config, cluster: Cluster) -> tuple[_Tables, Offset, Offset, di
 
 
 class _Tables:
-    """The tables of a configuration, each read once. ``latest`` are those with the latest messages
-    that exist.
-    """
+    """The tables of a configuration, each read once."""
 
     def __init__(self, config: Config, cluster: Cluster, end: Offset) -> None:
         self._config = config
@@ -352,10 +351,10 @@ class _Tables:
                 self._open(options)
         topics = sorted({split_partition(name)[0] for name in end})
         of_topics = {
-            options.of_topic(topic).name: options.of_topic(topic)
-            for options in config.table_options
+            table.name: table
             for topic in topics
-            if options.keeps_latest and options.takes_topic(topic)
+            for table in tables_of_topic(config.table_options, topic)
+            if table.keeps_latest
         }
         self._snapshots: dict[str, DeltaTable] = {}
         for name, options in of_topics.items():
@@ -363,9 +362,15 @@ class _Tables:
                 self._snapshots[name] = snapshot
             elif is_missed(config, name, options.place):
                 raise no_table(options.place)
-        self.latest = [
-            LatestComparison(config, of_topics[name], snapshot, cluster) for name, snapshot in self._snapshots.items()
-        ]
+        self._latest = {
+            name: LatestComparison(config, of_topics[name], snapshot, cluster)
+            for name, snapshot in self._snapshots.items()
+        }
+
+    @property
+    def latest(self) -> list[LatestComparison]:
+        """Return the tables with the latest messages that exist."""
+        return list(self._latest.values())
 
     def are_ahead(self, checkpoint: Checkpoint) -> bool:
         """Return whether a table with the latest messages has a micro-batch that Spark has not
@@ -379,14 +384,14 @@ class _Tables:
 
     def of_topic(self, topic: str) -> _TablesOfTopic:
         """Return the tables that take messages of a topic."""
-        taking = [options.of_topic(topic) for options in self._config.table_options if options.takes_topic(topic)]
+        taking = tables_of_topic(self._config.table_options, topic)
         leaves_out = any(table.makes_records or table.keeps_latest for table in taking)
+        latest = [self._latest[table.name] for table in taking if table.name in self._latest]
         taking = [table for table in taking if not table.keeps_latest]
         opened = [(options, self._open(options)) for options in taking]
         there = [(options, rows) for options, rows in opened if rows is not None]
         whole = [rows for options, rows in there if not options.drops_messages]
         parts = [rows for options, rows in there if options.drops_messages]
-        latest = [table for table in self.latest if table.takes_topic(topic)]
         return _TablesOfTopic(whole, parts, latest, leaves_out=leaves_out)
 
     def opened(self) -> list[TableRows]:
