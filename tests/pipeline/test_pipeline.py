@@ -457,10 +457,90 @@ def test_a_table_holds_what_the_checkpoint_saw_in_it_or_is_a_new_one(
     )
     tables = [table] if is_there else []
     if message is None:
-        return pipeline._components.start.check_tables_are_newest(tables)
+        assert pipeline._components.start.check_tables_are_newest(tables) == []
+        return
     with pytest.raises(CheckpointError, match=message):
         pipeline._components.start.check_tables_are_newest(tables)
-    return None
+
+
+PREFIX = "persistent://public/default/dev-"
+
+
+def with_tables_by_topic(folder: Path, url: str, pattern: str = "dev-.*") -> Pipeline:
+    """A pipeline whose checkpoint has seen a micro-batch in the tables of the topics a and b."""
+    data = {
+        "source": {"service_url": url, "topics_pattern": pattern},
+        "stream": {"name": "s", "checkpoint": str(folder / "checkpoint")},
+        "delta": {"path": str(folder / "rest"), "rejects_path": str(folder / "rejects")},
+        "tables": [{"path": f"{folder}/lake/{{topic}}"}],
+    }
+    pipeline = Pipeline(None, parse_config(data))
+    checkpoint, tables = pipeline._components.checkpoint, pipeline._components.tables
+    tables.expect([PREFIX + name for name in "ab"])
+    tables.check(None)
+    if checkpoint.start() is not None:
+        return pipeline
+    for name in ("offsets", "commits"):
+        (folder / "checkpoint" / name).mkdir(parents=True)
+    positions = {PREFIX + name: {"ledger": 1, "entry": 5} for name in "ab"}
+    (folder / "checkpoint/metadata").write_text('{"id": "q"}')
+    (folder / "checkpoint/offsets/0").write_text("v1\n{}\n" + json.dumps({"version": 1, "positions": positions}))
+    (folder / "checkpoint/commits/0").write_text("v1\n{}")
+    checkpoint.save_stream("s", 7)
+    checkpoint.save_start({PREFIX + name: PartitionOffset(Position(1, 0)) for name in "ab"})
+    tables.create()
+    seen = {name: SeenBatch(str(table.path), 0) for name, table in tables.by_name.items()}
+    batch = checkpoint.log.record("s", "ledgerlake:s:q", 0, 7)
+    for table in tables.by_name.values():
+        assert not table.contains(batch)
+        table.commit(batch, [], {})
+    pipeline._components.cursors.add(LastRun(0, None), {}, seen)
+    return pipeline
+
+
+@pytest.mark.parametrize("state", ["there", "left", "deleted", "forgotten"])
+def test_a_removed_table_of_a_topic_stops_the_stream_only_if_the_topic_is_still_there(
+    tmp_path: Path, state: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_gone = state in ("deleted", "forgotten")
+    with Peer(missing_topics={PREFIX + "b"} if state == "deleted" else set()) as peer:
+        with_tables_by_topic(tmp_path, peer.url)
+        shutil.rmtree(tmp_path / "lake/dev-b")
+        pipeline = with_tables_by_topic(tmp_path, peer.url, "dev-.*" if state == "there" else "dev-a")
+        components = pipeline._components
+        if state == "forgotten":
+            components.checkpoint.save_forgotten_topics({PREFIX + "b"})
+        existing = components.tables.check(None)
+        if not is_gone:
+            with pytest.raises(CheckpointError, match=r"it was removed; restore it, .*CONFIG --topic \S*dev-b"):
+                components.start.acquire([PREFIX + "a"], existing)
+            components.cursors.close()
+            components.cluster.close()
+            return
+        components.start.acquire([PREFIX + "a"], existing)
+        assert f"dev-b was removed, and its topic {PREFIX}b is gone too" in caplog.text
+        components.tables.leave_out_missing([PREFIX + "a"])
+        components.tables.create()
+        components.cursors.close()
+        components.cluster.close()
+        assert not (tmp_path / "lake/dev-b/_delta_log").exists()
+        caplog.clear()
+        again = with_tables_by_topic(tmp_path, peer.url, "dev-a")._components
+        again.start.acquire([PREFIX + "a"], again.tables.check(None))
+        again.cursors.close()
+        again.cluster.close()
+        assert "was removed" not in caplog.text
+        # The topic comes again, and has a table again.
+        again.tables.expect([PREFIX + "b"])
+        again.tables.create()
+        assert (tmp_path / "lake/dev-b/_delta_log").exists()
+
+
+def test_a_path_that_is_changed_back_is_refused_with_the_path_that_has_the_rows(tmp_path: Path) -> None:
+    pipeline, table = with_a_table(tmp_path, range(6), BatchRecord("s", "ledgerlake:s:q", 4, 111))
+    pipeline._components.cursors.add(LastRun(5, None), {}, {"messages": SeenBatch(str(tmp_path / "second"), 5)})
+    with pytest.raises(CheckpointError, match=r"lacks what came since; set the path to \S*second again"):
+        pipeline._components.start.check_tables_are_newest([table])
 
 
 def with_a_table(folder: Path, planned: Iterable[int], record: BatchRecord) -> tuple[Pipeline, Table]:

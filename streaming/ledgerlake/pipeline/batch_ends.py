@@ -15,7 +15,7 @@ never for an acknowledgement: a restart acknowledges once more.
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.stored.fields import exactly, stored
@@ -24,7 +24,7 @@ from ledgerlake.table.batch_record import SeenBatch
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Collection, Container, Iterable
 
     from ledgerlake.pipeline.checkpoint import Checkpoint
     from ledgerlake.stored.places import Place
@@ -85,13 +85,7 @@ class BatchEnds:
         with self._lock:
             self._pending[last_run.batch_id] = dict(ends)
             self._tables |= tables
-            batches = {
-                str(batch_id): {name: [position.ledger_id, position.entry_id] for name, position in of_batch.items()}
-                for batch_id, of_batch in self._pending.items()
-            }
-            seen = {name: asdict(batch) for name, batch in self._tables.items()}
-            content = {"version": _VERSION, "batches": batches, "tables": seen, "last_run": asdict(last_run)}
-            save_json(_path(self._checkpoint), content)
+            _save(self._checkpoint, _StoredEnds(self._pending, self._tables, last_run))
 
     def pending(self) -> list[tuple[int, Ends]]:
         """Return the micro-batches that are not acknowledged yet, in order."""
@@ -121,6 +115,17 @@ def seen_tables(checkpoint: Checkpoint) -> dict[str, SeenBatch]:
     return _load(checkpoint).tables
 
 
+def forget_tables(checkpoint: Checkpoint, names: Collection[str]) -> None:
+    """Forget the batches that earlier runs saw in tables; for the start.
+
+    Raises:
+        OffsetError: as ``seen_tables``.
+    """
+    ends = _load(checkpoint)
+    kept = {name: seen for name, seen in ends.tables.items() if name not in names}
+    _save(checkpoint, replace(ends, tables=kept))
+
+
 def last_run(checkpoint: Checkpoint) -> LastRun | None:
     """Return the last micro-batch that was run; None if the checkpoint does not say it.
 
@@ -136,6 +141,17 @@ def _path(checkpoint: Checkpoint) -> Place:
 
 def _load(checkpoint: Checkpoint) -> _StoredEnds:
     return load_stored(_path(checkpoint), "cursor ends", _read, _VERSION) or _StoredEnds()
+
+
+def _save(checkpoint: Checkpoint, ends: _StoredEnds) -> None:
+    batches = {
+        str(batch_id): {name: [position.ledger_id, position.entry_id] for name, position in positions.items()}
+        for batch_id, positions in ends.pending.items()
+    }
+    tables = {name: asdict(seen) for name, seen in ends.tables.items()}
+    assert ends.last_run is not None
+    content = {"version": _VERSION, "batches": batches, "tables": tables, "last_run": asdict(ends.last_run)}
+    save_json(_path(checkpoint), content)
 
 
 def _read(data: dict[str, Any]) -> _StoredEnds:

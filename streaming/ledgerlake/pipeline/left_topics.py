@@ -94,6 +94,16 @@ def left_topics(config: Config, checkpoint: Checkpoint) -> set[str]:
     return {split_partition(name)[0] for name in known if not config.source.topics.includes(name)}
 
 
+def is_gone(cluster: Cluster, checkpoint: Checkpoint, topic: str) -> bool:
+    """Return whether a topic is deleted, or the user has told the stream to forget it.
+
+    Raises:
+        OffsetError, SetupError: as the checkpoint.
+    """
+    is_forgotten = topic in {split_partition(name)[0] for name in checkpoint.forgotten_topics()}
+    return is_forgotten or not _is_there(cluster, topic, if_unknown=True)
+
+
 def _is_there(cluster: Cluster, topic: str, *, if_unknown: bool) -> bool:
     """Return whether a topic exists; ``if_unknown`` if the broker does not tell."""
     try:

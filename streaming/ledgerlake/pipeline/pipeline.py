@@ -145,6 +145,7 @@ class Pipeline:
         topics = {split_partition(name)[0] for name in (*names, *known_topic_partitions(components.checkpoint))}
         tables.expect(sorted(topics))
         start = components.start.acquire(names, tables.check(self._spark))
+        tables.leave_out_missing({split_partition(name)[0] for name in names})
         components.schemas.learn([split_partition(name)[0] for name in names])
         with ThreadPoolExecutor(1) as executor:
             creation = executor.submit(tables.create)

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.missing_topics import find_topic_partitions
+from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, ConsumerBusyError, SetupError
 from ledgerlake.options.config import check_stores
-from ledgerlake.pipeline.batch_ends import last_run, seen_tables
-from ledgerlake.pipeline.left_topics import check_topics, warn_of_left_topics
+from ledgerlake.pipeline.batch_ends import forget_tables, last_run, seen_tables
+from ledgerlake.pipeline.left_topics import check_topics, is_gone, known_topic_partitions, warn_of_left_topics
 from ledgerlake.pipeline.moved_state import adopt_state, former_place
 from ledgerlake.pipeline.row_settings import PAYLOADS, STORAGE, changed, row_settings
 from ledgerlake.pipeline.wakeups import known_wakeup_times
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from ledgerlake.pipeline.tables import Tables
     from ledgerlake.publish.outbox import Outbox
     from ledgerlake.stored.offsets import Offset
+    from ledgerlake.table.batch_record import Recorded, SeenBatch
     from ledgerlake.wire.message_id import Position
 
 _NOTHING = PartitionOffset(BEFORE_ALL)
@@ -96,7 +98,9 @@ class Start:
             raise
         # Another process may have run until it closed the cursors.
         start = self._checkpoint.start()
-        self._compare(start, tables)
+        removed = self._compare(start, tables)
+        if removed:
+            forget_tables(self._checkpoint, removed)
         if start is not None:
             warn_of_left_topics(self._config, self._cluster, self._checkpoint)
             adopt_state(self._checkpoint.folder)
@@ -135,12 +139,14 @@ class Start:
             in_table = table.outbox_messages(name) if is_there and name is not None else None
             self._compare_with_outbox(outbox, committed, in_table)
 
-    def _compare(self, start: Offset | None, tables: list[Table]) -> None:
+    def _compare(self, start: Offset | None, tables: list[Table]) -> list[str]:
+        """Compare all; return the tables that ``check_tables_are_newest`` returns."""
         self.compare_with_tables(tables)
-        self.check_tables_are_newest(tables)
+        removed = self.check_tables_are_newest(tables)
         self.compare_settings(tables)
         if start is not None:
             self._compare_with_cursors(start)
+        return removed
 
     def _check_without_cursors(
         self, start: Offset | None, names: list[str], bound: Bound, tables: list[Table]
@@ -295,9 +301,10 @@ class Start:
         if self._last_writer([table]) > greatest:
             raise self._older_checkpoint(table, "has rows by a later checkpoint", "does not know of them")
 
-    def check_tables_are_newest(self, tables: list[Table]) -> None:
+    def check_tables_are_newest(self, tables: list[Table]) -> list[str]:
         """Check that no table is missing or older than the checkpoint: the topic may no longer have
-        the rows that it lacks.
+        the rows that it lacks. Return the names of the tables that are missing and whose topics are gone
+        too.
 
         A folder that the checkpoint never saw, and that has no batch of the stream, is a new table,
         which the user chose.
@@ -307,8 +314,8 @@ class Start:
         """
         query_id = self._checkpoint.log.query_id()
         if query_id is None:
-            return
-        seen_batches = seen_tables(self._checkpoint)
+            return []
+        seen_batches, removed = seen_tables(self._checkpoint), []
         for name, table in self._tables.by_name.items():
             seen = seen_batches.get(name)
             if seen is None:
@@ -322,17 +329,57 @@ class Start:
                 continue
             if recorded and recorded.batch_id >= seen.batch_id:
                 continue
-            if table not in tables:
-                state = f"there is none at {table.path}: it was removed; restore it"
-            elif recorded is None:
-                state = f"the one at {table.path} does not know it: it is an older copy; restore the newest one"
-            else:
-                state = f"the one at {table.path} has batch {recorded.batch_id}: it is an older copy; restore the newest one"
-            raise CheckpointError(
-                f"the table at {seen.path} had batch {seen.batch_id} of the stream {self._config.stream.name} by the checkpoint "
-                f"{self._config.stream.checkpoint}, and {state}{f', or set its path to {seen.path} again' if was_moved else ''}, or choose a new folder for what comes from here on, or begin anew: "
-                "remove the checkpoint and both tables, then run: ledgerlake forget CONFIG"
+            topics = self._tables.topics_of(name, self._known_topics())
+            if table not in tables and topics and self._are_gone(topics):
+                _log.warning(
+                    "the table at %s was removed, and its topic %s is gone too, so the stream goes on without them; if that was by "
+                    "mistake, stop it and restore the table",
+                    table.path,
+                    ", ".join(topics),
+                )
+                removed.append(name)
+                continue
+            raise self._older_table(table, seen, recorded, topics, is_there=table in tables)
+        return removed
+
+    def _known_topics(self) -> list[str]:
+        return sorted({split_partition(name)[0] for name in known_topic_partitions(self._checkpoint)})
+
+    def _are_gone(self, topics: list[str]) -> bool:
+        return all(is_gone(self._cluster, self._checkpoint, topic) for topic in topics)
+
+    def _older_table(
+        self, table: Table, seen: SeenBatch, recorded: Recorded | None, topics: list[str], *, is_there: bool
+    ) -> CheckpointError:
+        """Return the error of a table that is missing, or lacks what the checkpoint saw in it.
+
+        Args:
+            topics: those that alone come into it; none of a table with a fixed path.
+        """
+        anew = ""
+        if recorded is not None and str(table.path) != seen.path:
+            state = (
+                f"the path is {table.path} now, where the table has batch {recorded.batch_id}: it is an older copy of that table, or the one "
+                f"from before the path was changed, and lacks what came since; set the path to {seen.path} again"
             )
+        elif not is_there:
+            state = f"there is none at {table.path}: it was removed; restore it"
+            if topics:
+                anew = (
+                    f"or, to go on without its rows, take {', '.join(topics)} out of the configuration and run: ledgerlake forget "
+                    f"CONFIG --topic {topics[0]}, "
+                )
+        elif recorded is None:
+            state = f"the one at {table.path} does not know it: it is an older copy; restore the newest one"
+        else:
+            state = (
+                f"the one at {table.path} has batch {recorded.batch_id}: it is an older copy; restore the newest one"
+            )
+        return CheckpointError(
+            f"the table at {seen.path} had batch {seen.batch_id} of the stream {self._config.stream.name} by the checkpoint "
+            f"{self._config.stream.checkpoint}, and {state}, {anew}or choose a new folder for what comes from here on, or begin "
+            "anew: remove the checkpoint and both tables, then run: ledgerlake forget CONFIG"
+        )
 
     def compare_settings(self, tables: list[Table]) -> None:
         """Check that no setting was changed that must stay, because a micro-batch is run again or

@@ -364,6 +364,25 @@ class Tables:
         found = [(options.section, self._by_name.get(options.name)) for options in wanted]
         return [table for section, table in found if table is not None and table.options.section == section]
 
+    def topics_of(self, name: str, topics: Iterable[str]) -> list[str]:
+        """Return the topics that alone come into a table; none of a table with a fixed path.
+
+        Args:
+            topics: among which to look.
+        """
+        table = self._by_name.get(name)
+        if table is None or not table.options.is_of_template:
+            return []
+        return [topic for topic in topics if table in self.of_topic(topic)]
+
+    def leave_out_missing(self, topics: Iterable[str]) -> None:
+        """Make no table for a topic that is none of these, unless a micro-batch has messages of it."""
+        kept = {table.options.name for topic in topics for table in self.of_topic(topic)}
+        for name, table in list(self._by_name.items()):
+            if table.options.is_of_template and name not in self._existing | kept:
+                del self._by_name[name]
+                self._checked.discard(name)
+
     def check(self, spark: SparkSession) -> list[Table]:
         """Check the tables that were not checked yet; return all that exist. A topic has no table, and
         its messages are rejects, if what is in its folder is none of this stream.
