@@ -4,10 +4,13 @@ and ``deltalake`` read what is compared.
 
 from __future__ import annotations
 
+import http.server
+import json
 import random
 import shutil
 import threading
 import time
+import urllib.parse
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -341,6 +344,9 @@ def test_a_partitioned_table_is_followed_until_another_writers_file_lacks_the_co
         *({"type": "rest", "uri": f"http://user:x{sign}swordfish@127.0.0.1:1"} for sign in "/#?"),
         {"type": "rest", "uri": "http://127.0.0.1:1/x?key=swordfish"},
         {"type": "rest", "uri": "http://127.0.0.1:1", "token": "swordfish\n"},
+        {"type": "rest", "uri": "http://127.0.0.1:1", "token": "one\nswordfish"},
+        {"type": "rest", "uri": "password=swordfish host=h"},
+        {"type": "rest", "uri": "http://[user:swordfish"},
     ],
 )
 def test_no_error_shows_a_secret_that_stands_in_the_settings(properties: dict[str, str], tmp_path: Path) -> None:
@@ -349,6 +355,47 @@ def test_no_error_shows_a_secret_that_stands_in_the_settings(properties: dict[st
     with pytest.raises(TableError) as raised:
         table.follow()
     assert "swordfish" not in str(raised.value)
+
+
+class _Echo(http.server.BaseHTTPRequestHandler):
+    """A catalog that refuses each request, and repeats what it got."""
+
+    def _refuse(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        sent = [self.headers[name] for name in ("Authorization", "X-Api-Key")]
+        said = {"message": f"{body} {sent} {urllib.parse.unquote(body)}", "type": "T", "code": 401}
+        answer = json.dumps({"error": said, "error_description": said["message"]}).encode()
+        self.send_response(401)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_GET = do_POST = _refuse
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"credential": 'me:sword+fish/"x', "oauth2-server-uri": "URL/token"},
+        {"token": "sword+fish/'x"},
+        {"header.X-Api-Key": "sword'\"fish"},
+    ],
+)
+def test_no_error_shows_a_secret_that_a_catalog_repeats(properties: dict[str, str], tmp_path: Path) -> None:
+    Writer(Place(str(tmp_path / "messages"))).commit()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Echo) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        given = {name: value.replace("URL", url) for name, value in properties.items()}
+        table = IcebergTable(Place(str(tmp_path / "messages")), NAME, "c", {"type": "rest", "uri": url} | given, DAY_MS)
+        with pytest.raises(TableError) as raised:
+            table.follow()
+        server.shutdown()
+    assert "sword" not in str(raised.value)
+    assert "..." in str(raised.value)
 
 
 def test_keys_that_were_renewed_open_both_tables_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ from urllib.parse import quote
 
 from ledgerlake.client import bounded_http
 from ledgerlake.errors import SetupError, TransportError, UsageError
-from ledgerlake.stored.secrets import is_reference, read_text, resolve_secret
+from ledgerlake.stored.secrets import blanked, is_reference, read_text, resolve_secret
 
 # The name of a plugin that errors may show: a token has other signs.
 _CLASS = re.compile("[A-Za-z.]{1,100}")
@@ -63,8 +63,6 @@ _FRESH_S = 30.0
 
 # The last second of the year 9999, since 1970.
 _LAST_S = 253_402_300_799
-
-_BLANK = "..."
 
 # How many credentials of a connection are remembered: it sends others only if the broker asks.
 _REMEMBERED = 16
@@ -140,9 +138,7 @@ class SentCredentials:
         secrets = set(self._sent)
         if self._authentication.method == "basic":
             secrets |= {secret.partition(":")[2] for secret in secrets}
-        for secret in sorted(secrets - {""}, key=len, reverse=True):
-            text = text.replace(secret, _BLANK)
-        return text
+        return blanked(text, secrets)
 
 
 _PLUGINS = {

@@ -4,14 +4,51 @@ secret itself.
 A reference is resolved where and when the secret is needed, so a secret that is renewed in its file
 is seen at the next use. A variable is the exception, since tasks on other machines do not have it: in
 a configuration file it is read at once, and the secret travels (``read_variable``).
+
+Libraries and servers repeat secrets in their errors, and spell them in their own way. ``blanked``
+compares texts after all escapes are taken out of both.
 """
 
 from __future__ import annotations
 
+import base64
+import html
 import os
+import re
+import sys
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from ledgerlake.errors import SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+# What an error shows in place of a secret.
+BLANK = "..."
+
+# So short a line or part of a secret tells nothing, and is in many words.
+_SHORT_CHARACTERS = 2
+
+# Of a longer text, only the beginning is shown.
+_LONG_CHARACTERS = 20_000
+
+# The escapes of URLs and HTML; one that was escaped again counts as one.
+_OF_URLS_AND_HTML = re.compile(
+    rb"%(?:25)*(?P<byte>[0-9A-Fa-f]{2})"
+    rb"|&(?:amp;)*(?P<entity>#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6}|amp|lt|gt|quot|apos);"
+)
+# Those of Python and JSON. Any other sign after a backslash is itself.
+_OF_LITERALS = re.compile(
+    rb"\\+u(?P<high>[dD][89abAB][0-9A-Fa-f]{2})\\+u(?P<low>[dD][c-fC-F][0-9A-Fa-f]{2})"
+    rb"|\\+(?:u(?P<four>[0-9A-Fa-f]{4})|U(?P<eight>[0-9A-Fa-f]{8})|x(?P<two>[0-9A-Fa-f]{2})"
+    rb"|(?P<letter>[abfnrtv0])|(?P<nothing>))"
+)
+_LETTERS = dict(zip(b"abfnrtv0", b"\a\b\f\n\r\t\v\0", strict=True))
 
 
 def is_reference(text: str) -> bool:
@@ -63,3 +100,102 @@ def read_text(url: str) -> str:
         ) from None
     except (UnicodeDecodeError, ValueError):
         raise SetupError(f"the file {path}, which should hold a secret, is not text") from None
+
+
+def parts_of(secret: str) -> Iterator[str]:
+    """Yield a secret such as ``id:secret``, and each of its parts."""
+    yield secret
+    yield from (part for part in secret.split(":") if len(part) > _SHORT_CHARACTERS)
+
+
+def blanked(text: str, secrets: Collection[str]) -> str:
+    """Return a text to be shown without secrets, nor one of their lines, in whatever way these are
+    escaped there, or as base64. A very long text is cut.
+    """
+    wanted = {spelling for secret in secrets for spelling in _spellings(secret)} - {""}
+    if not wanted:
+        return text
+    if len(text) > _LONG_CHARACTERS:
+        # Half of it, so that no secret is cut and passed over.
+        return blanked(text[:_LONG_CHARACTERS], secrets)[: _LONG_CHARACTERS // 2]
+    hidden = bytearray(len(text))
+    for unescaped in (_Plain.of, partial(_unescaped, x_is_byte=True), partial(_unescaped, x_is_byte=False)):
+        searched = unescaped(text)
+        for secret in {unescaped(secret).content for secret in wanted} - {b""}:
+            begin = searched.content.find(secret)
+            while begin >= 0:
+                first, last = searched.places[begin][0], searched.places[begin + len(secret) - 1][1]
+                hidden[first:last] = b"\1" * (last - first)
+                begin = searched.content.find(secret, begin + 1)
+    parts = groupby(zip(text, hidden, strict=True), itemgetter(1))
+    return "".join(BLANK if is_hidden else "".join(sign for sign, _ in signs) for is_hidden, signs in parts)
+
+
+def _spellings(secret: str) -> Iterator[str]:
+    """Yield a secret and each of its lines, as they are and as base64."""
+    whole = secret.strip()
+    lines = [line.strip() for line in whole.splitlines()]
+    for part in (whole, *(line for line in lines if len(line) > _SHORT_CHARACTERS)):
+        yield part
+        if len(part) > _SHORT_CHARACTERS:
+            yield base64.b64encode(part.encode(errors="replace")).decode().rstrip("=")
+            yield base64.urlsafe_b64encode(part.encode(errors="replace")).decode().rstrip("=")
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """The bytes of a text, perhaps without escapes, and the begin and the end in the text of what each
+    byte comes from.
+    """
+
+    content: bytes
+    places: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, text: str) -> _Plain:
+        signs = [sign.encode(errors="surrogatepass") for sign in text]
+        return cls(b"".join(signs), [(at, at + 1) for at, sign in enumerate(signs) for _ in sign])
+
+    def without(self, escapes: re.Pattern[bytes], meant: Callable[[re.Match[bytes]], bytes]) -> _Plain:
+        """Return the same with what escapes stand for in their places."""
+        content, places, done = bytearray(), list[tuple[int, int]](), 0
+        for escape in escapes.finditer(self.content):
+            begin, end = escape.span()
+            stands_for = meant(escape)
+            content += self.content[done:begin] + stands_for
+            places += self.places[done:begin]
+            places += [(self.places[begin][0], self.places[end - 1][1])] * len(stands_for)
+            done = end
+        return _Plain(bytes(content) + self.content[done:], places + self.places[done:])
+
+
+def _unescaped(text: str, *, x_is_byte: bool) -> _Plain:
+    """Return a text without escapes.
+
+    Args:
+        x_is_byte: whether ``\\xe4`` is a byte, as in Python's bytes, or a character.
+    """
+    plain = _Plain.of(text).without(_OF_URLS_AND_HTML, _of_url_or_html)
+    plain = plain.without(_OF_LITERALS, partial(_of_literal, x_is_byte=x_is_byte))
+    # A form has a plus for each space.
+    return _Plain(plain.content.replace(b"+", b" "), plain.places)
+
+
+def _of_url_or_html(escape: re.Match[bytes]) -> bytes:
+    if escape["byte"]:
+        return bytes([int(escape["byte"], 16)])
+    return html.unescape(f"&{escape['entity'].decode()};").encode(errors="surrogatepass")
+
+
+def _of_literal(escape: re.Match[bytes], *, x_is_byte: bool) -> bytes:
+    if escape["low"]:
+        return bytes.fromhex((escape["high"] + escape["low"]).decode()).decode("utf-16-be").encode()
+    if escape["letter"]:
+        return bytes([_LETTERS[escape["letter"][0]]])
+    digits = escape["four"] or escape["eight"] or escape["two"]
+    if not digits:
+        return b""
+    number = int(digits, 16)
+    if escape["two"] and x_is_byte:
+        return bytes([number])
+    return chr(number).encode(errors="surrogatepass") if number <= sys.maxunicode else b""

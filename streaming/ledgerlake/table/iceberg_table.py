@@ -27,13 +27,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ledgerlake.errors import SetupError, TableError
-from ledgerlake.stored.secrets import read_variable
+from ledgerlake.stored.secrets import blanked, parts_of, read_variable
 from ledgerlake.table.features import CLUSTERED, PARTITIONED, special_features
 from ledgerlake.table.open_table import existing_table
 from ledgerlake.table.ordered_files import text_after, text_before
@@ -66,7 +66,7 @@ _PROPERTIES = {
 # Settings whose values no error hides.
 _SHOWN_SETTINGS = ("type", "uri", "warehouse")
 
-# So short a part of a password tells nothing, and is in many words.
+# So short a word of an address tells nothing, and is in many words.
 _SHORT_CHARACTERS = 2
 
 # How many old snapshots are there before they are removed together.
@@ -152,7 +152,9 @@ class IcebergTable:
             raise
         # Catalogs have errors of many libraries.
         except Exception as error:
-            reason = self._redacted(self.place.reason(error))
+            # A secret that is cut would not be found.
+            text = blanked(str(error), [*self._secrets()]) or type(error).__name__
+            reason = self.place.reason(ValueError(text))
             raise TableError(f"the Iceberg table {self.name} {failure} at {self.place}: {reason}") from None
 
     def _current(self) -> DeltaTable | None:
@@ -217,22 +219,13 @@ class IcebergTable:
         settings = {name: read_variable(value) for name, value in self._settings.items()}
         return load_catalog(self._catalog_name, **_store_settings(self.place) | settings)
 
-    def _redacted(self, reason: str) -> str:
-        """Return a reason without the secrets that a library may quote."""
-        for secret in sorted(self._secrets(), key=len, reverse=True):
-            reason = reason.replace(secret, "*****")
-        return reason
-
     def _secrets(self) -> Iterator[str]:
         for name, text in self._settings.items():
             value = read_variable(text).strip()
-            url = urlsplit(value)
-            # A password with one of these signs ends the host for some libraries, which quote a part of it.
-            user = value.partition("://")[2].rpartition("@")[0].partition(":")[2]
-            quoted = [part for part in re.split("[/?#]", user) if len(part) > _SHORT_CHARACTERS]
-            yield from (part for part in (url.password, url.query, user, *quoted) if part)
-            if value and (value != text or name not in _SHOWN_SETTINGS):
-                yield value
+            if name not in _SHOWN_SETTINGS or value != text:
+                yield from parts_of(value)
+            if name == "uri" or "://" in value:
+                yield from _secrets_of_address(value)
 
     def _step(self, table: Table, delta: DeltaTable) -> None:
         """Commit the difference between the tables as one snapshot."""
@@ -333,6 +326,32 @@ def _serialized(statistics: DataFileStatistics) -> dict[str, Any]:
             column.current_max = text_after(column.current_max, column.trunc_length)
             column.trunc_length = None
     return statistics.to_serialized_dict()
+
+
+def _secrets_of_address(address: str) -> Iterator[str]:
+    """Yield what no error shows of a catalog's address: user, password and query of a URL. Any other
+    text may be a password, and so may each of its words.
+    """
+    if not _is_url(address):
+        words = re.split(r"[\s:;,=&@/?#\[\]]", address)
+        yield from (address, *(word for word in words if len(word) > _SHORT_CHARACTERS))
+        return
+    # A password with a sign such as ``/`` ends the host for some libraries, which quote a part of it.
+    user, _, host = address.partition("://")[2].rpartition("@")
+    query = host.partition("?")[2]
+    password = user.partition(":")[2]
+    words = [word for word in re.split("[/?#]", password) if len(word) > _SHORT_CHARACTERS]
+    for part in (user, password, *words, query):
+        yield from (part, unquote(part))
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        # What follows a colon is read only when it is asked for.
+        return bool(parts.scheme) and "://" in text and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
 
 
 def _without_bounds(footer: pq.FileMetaData, ids: dict[str, int]) -> Iterator[int]:

@@ -1,0 +1,76 @@
+"""Secrets that a library or a server repeats in an error: no spelling of them is shown."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import random
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import quote, quote_plus, urlencode
+
+import pytest
+
+from ledgerlake.stored.secrets import BLANK, blanked, parts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "as it is": str,
+    "in a path": quote,
+    "in a query": lambda secret: quote(secret, safe=""),
+    "in a form": quote_plus,
+    "in a form of two": lambda secret: urlencode({"a": secret}),
+    "in a query that was quoted again": lambda secret: quote(quote(secret, safe=""), safe=""),
+    "in small letters": lambda secret: re.sub("%..", lambda found: found[0].lower(), quote(secret, safe="")),
+    "as Python shows it": repr,
+    "as Python shows it twice": lambda secret: repr({"a": repr(secret)}),
+    "as Python shows bytes": lambda secret: repr(secret.encode()),
+    "as JSON": json.dumps,
+    "as JSON with other letters": lambda secret: json.dumps(secret, ensure_ascii=False),
+    "as JSON in JSON": lambda secret: json.dumps({"a": json.dumps(secret)}),
+    "as HTML": html.escape,
+    "as HTML twice": lambda secret: html.escape(html.escape(secret)),
+    "as base64": lambda secret: base64.b64encode(secret.encode()).decode(),
+    "as base64 of URLs": lambda secret: base64.urlsafe_b64encode(secret.encode()).decode(),
+    "as base64 in a query": lambda secret: quote(base64.b64encode(secret.encode()).decode(), safe=""),
+}
+SIGNS = "aB3xnu059+/=%&#;<>'\"\\\\ \t\n:@?.-_\u00e4\u0085\u00a0\u20ac\U0001f511\x01"
+
+
+def a_secret(rng: random.Random) -> str:
+    inner = "".join(rng.choices(SIGNS, k=rng.randint(6, 24)))
+    return f"{rng.choice('kQ7')}{inner}{rng.choice('kQ7')}"
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+def test_a_secret_is_blanked_in_each_spelling(spelling: Callable[[str], str]) -> None:
+    for seed in range(60):
+        secret = a_secret(random.Random(seed))
+        repeated = spelling(secret)
+        # Quotes, brackets and the padding of base64 are around it.
+        shown = blanked(f"before {repeated} after", [secret])
+        assert re.fullmatch(r"before [\[{'\"b&quotax;:= \\]*\.\.\.[\]}'\"&quot;=%3D\\]* after", shown), (secret, shown)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+def test_a_part_and_a_line_of_a_secret_are_blanked(spelling: Callable[[str], str]) -> None:
+    for seed in range(20):
+        rng = random.Random(seed)
+        first, second = (re.sub(r"[:\s\x85]", "", a_secret(rng)) for _ in range(2))
+        for together in (f"{first}:{second}", f"{first}\n{second}"):
+            for part in (first, second):
+                assert part not in blanked(f"before {spelling(part)} after", [*parts_of(together)])
+
+
+def test_all_else_stays_as_it_is() -> None:
+    text = "C:\\new\\table %20 100% &lt; a+b \u00e4 'x' \\u0041"
+    assert blanked(text, []) == blanked(text, ["", "other"]) == text
+    assert blanked("one abc two abcabc", ["abc"]) == f"one {BLANK} two {BLANK}"
+
+
+def test_a_very_long_text_is_cut_but_no_secret_with_it() -> None:
+    shown = blanked("x" * 9_998 + "swordfish" + "x" * 100_000, ["swordfish"])
+    assert shown == "x" * 9_998 + ".."
