@@ -77,7 +77,7 @@ def test_a_secret_is_read_where_it_is_said_to_be(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("plugin", "parameters", "message"),
     [
-        ("kerberos", "", "'kerberos' is not known; it is token, oauth2, basic or tls"),
+        ("kerberos", "", "the plugin is not known; it is token, oauth2, basic or tls"),
         ("token:eyJhbGciOiJI", "", "the plugin is not known"),
         ("token", "", "the token is missing"),
         ("token", "eyJhbGciOiJI", "Spark would show this secret in its plans; write secret: before it"),
@@ -341,7 +341,7 @@ def test_a_secret_is_sent_to_no_token_endpoint_without_tls(
 @pytest.mark.parametrize("url", ["http://issuer", "file:///etc", "issuer"])
 def test_an_issuer_without_tls_is_refused(url: str) -> None:
     parameters = json.dumps({"issuerUrl": url, "client_id": "me", "client_secret": "hush"})
-    with pytest.raises(UsageError, match=r"issuerUrl '.*' does not begin with https://") as raised:
+    with pytest.raises(UsageError, match=r"issuerUrl does not begin with https://") as raised:
         parsed("oauth2", f"secret:{parameters}")
     assert "hush" not in str(raised.value)
 

@@ -8,13 +8,17 @@ import pytest
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.errors import UsageError
-from ledgerlake.options.config import load_config, parse_config
+from ledgerlake.options.config import SECTION_CLASSES, load_config, parse_config
+from ledgerlake.options.declared import declared
 from ledgerlake.options.spark_options import with_command_line
 from ledgerlake.schedules.repetition import RepetitionLimit, RepetitionRate
 from ledgerlake.stored.places import Place
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+WITH_SECRETS = {str(option.section) for kind in SECTION_CLASSES for field, option in declared(kind) if not field.repr}
 
 
 def data(**sections: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +225,8 @@ def test_a_duration_has_a_unit(text: str, expected_ms: int) -> None:
 )
 def test_no_duration_is_longer_than_clocks_and_timers_can_have(section: str, key: str) -> None:
     parse_config(data(**{section: {key: "36500 days"}}))
-    with pytest.raises(UsageError, match=rf"\[{section}\] {key} '999999999999 days' is longer than 100 years"):
+    shown = r"\.\.\." if section in WITH_SECRETS else "999999999999 days"
+    with pytest.raises(UsageError, match=rf"\[{section}\] {key} '{shown}' is longer than 100 years"):
         parse_config(data(**{section: {key: "999999999999 days"}}))
 
 
@@ -335,13 +340,49 @@ def test_what_is_no_setting_of_spark_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("auth", "sentence"),
     [
-        ({"method": "tokn"}, r"\[auth\] method 'tokn' is not known; did you mean 'token'\?"),
+        ({"method": "tokn"}, r"\[auth\] method is not known; did you mean 'token'\?"),
         ({"method": "token", "token": "/run/secrets/token"}, r"\[auth\] token is a path; write file:PATH"),
     ],
 )
 def test_a_mistake_in_the_identity_is_told_by_its_key(auth: dict[str, str], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         parse_config(data(auth=auth))
+
+
+KNOWN: dict[str, list[dict[str, Any]]] = {
+    "auth": [{"method": "token"}, {"method": "basic"}, {"method": "oauth2"}, {"method": "oauth2", "private_key": "x"}],
+    "metrics": [{}, {"token": "x"}],
+    "storage": [{}, {"endpoint_url": "http://h:1"}],
+    "iceberg": [{}],
+}
+WRONG_VALUES: list[Any] = ["hunter2", "a.hunter2.b", "http://hunter2", "x\nhunter2", ["hunter2"], {"type": "hunter2"}]
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        (str(option.section), str(option.key))
+        for kind in SECTION_CLASSES
+        for _, option in declared(kind)
+        if option.section in KNOWN
+    ],
+)
+def test_no_error_of_a_section_with_secrets_repeats_a_value(section: str, key: str) -> None:
+    assert WITH_SECRETS - {"spark", "None"} == KNOWN.keys()
+    source = {"service_url": "pulsar+ssl://h:6651", "topics": ["a"]}
+    for value in WRONG_VALUES:
+        for others in KNOWN[section]:
+            for wrong in (others | {key: value}, value):
+                assert "hunter2" not in refusal({**data(source=source), section: wrong})
+
+
+def refusal(configuration: dict[str, Any]) -> str:
+    """Why a configuration is refused; empty if it is not."""
+    try:
+        parse_config(configuration)
+    except UsageError as error:
+        return error.message
+    return ""
 
 
 @pytest.mark.parametrize(

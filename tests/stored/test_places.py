@@ -223,7 +223,7 @@ def test_the_region_of_a_profile_counts(monkeypatch: pytest.MonkeyPatch, tmp_pat
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (StorageSettings("minio:9000"), "endpoint_url cannot be 'minio:9000'"),
+        (StorageSettings("minio:9000"), "endpoint_url is no address of a store"),
         (StorageSettings(access_key_id="id"), "needs access_key_id and secret_access_key, or neither"),
         (StorageSettings(account_key="key"), "account_key is for abfss://, and no path"),
     ],

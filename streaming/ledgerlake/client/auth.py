@@ -38,9 +38,6 @@ from ledgerlake.client import bounded_http
 from ledgerlake.errors import SetupError, TransportError, UsageError
 from ledgerlake.stored.secrets import blanked, is_reference, read_text, resolve_secret
 
-# The name of a plugin that errors may show: a token has other signs.
-_CLASS = re.compile("[A-Za-z.]{1,100}")
-
 # The limits of one request to an issuer.
 _TIMEOUT_S = 10.0
 _ANSWER_MOST_BYTES = 1_000_000
@@ -165,8 +162,7 @@ def parse_authentication(plugin: str | None, parameters: str | None, where: str)
     authentication = _PLUGINS.get(plugin.rpartition(".")[2].lower())
     if authentication is None:
         # It may be a secret in the wrong place.
-        shown = f"'{plugin}'" if _CLASS.fullmatch(plugin) else "the plugin"
-        raise UsageError(f"{where}: {shown} is not known; it is token, oauth2, basic or tls, or their Java class")
+        raise UsageError(f"{where}: the plugin is not known; it is token, oauth2, basic or tls, or their Java class")
     stripped = (parameters or "").strip()
     text = stripped.removeprefix("secret:")
     secret = text
@@ -244,8 +240,10 @@ def _oauth2_parameters(text: str, where: str = "the OAuth2 parameters") -> dict[
         raise UsageError(f"{where}: issuerUrl holds no user and no password")
     try:
         bounded_http.check_url(str(parameters["issuerUrl"]))
-    except bounded_http.UnsafeUrlError as error:
-        raise UsageError(f"{where}: issuerUrl {error}, and the client's secret would be sent in plain text") from None
+    except bounded_http.UnsafeUrlError:
+        raise UsageError(
+            f"{where}: issuerUrl does not begin with https://, and the client's secret would be sent in plain text"
+        ) from None
     return parameters
 
 

@@ -913,7 +913,8 @@ def _metrics(data: dict[str, Any]) -> MetricsConfig:
 
 def _check_auth(auth: AuthConfig) -> None:
     if auth.method not in _AUTH_METHODS and "." not in auth.method:
-        raise UsageError(f"[auth] method '{auth.method}' is not known{nearest(auth.method, _AUTH_METHODS)}")
+        # What is not known in a section with secrets may be one in the wrong place.
+        raise UsageError(f"[auth] method is not known{nearest(auth.method, _AUTH_METHODS)}")
     if auth.token.startswith(("/", "./", "../", "~/")):
         raise UsageError("[auth] token is a path; write file:PATH for a token in a file")
 
@@ -926,7 +927,7 @@ def check_reachable_by(address: str, token: str) -> None:
     """
     if not token and not is_of_this_machine(address):
         raise UsageError(
-            f"other machines can reach the [metrics] address {address}; set [metrics] token, or leave the address out"
+            "other machines can reach the [metrics] address; set [metrics] token, or leave the address out"
         )
 
 

@@ -15,6 +15,7 @@ from dataclasses import field as dataclass_field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ledgerlake.errors import UsageError
+from ledgerlake.stored.secrets import blanked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -129,13 +130,19 @@ def toml_values(kind: type, section: str, data: dict[str, Any]) -> dict[str, Any
     if not isinstance(entries, dict):
         raise UsageError(f"[{section}] must be a section")
     by_key = {str(option.key): (field, option) for field, option in declared(kind) if option.section == section}
+    has_secrets = any(not field.repr for field, _ in by_key.values())
     values = {}
     for key, value in entries.items():
         if key not in by_key:
             raise UsageError(f"[{section}] has no key '{key}'{nearest(key, tuple(by_key))}")
         field, option = by_key[key]
-        if not option.kind.is_absent(value):
+        if option.kind.is_absent(value):
+            continue
+        try:
             values[field.name] = option.kind.check(value, f"[{section}] {key}")
+        except UsageError as error:
+            # It may be a secret in the wrong place.
+            raise UsageError(blanked(error.message, [str(value)] if has_secrets else [])) from None
     for key, (field, _) in by_key.items():
         if field.default is MISSING and field.name not in values:
             raise UsageError(f"[{section}] {key} is missing")

@@ -279,9 +279,7 @@ def check_settings(settings: StorageSettings, stores: set[Store]) -> None:
     """
     given = {name for name, value in vars(settings).items() if value}
     if "endpoint_url" in given and not settings.endpoint_url.startswith(("http://", "https://")):
-        raise UsageError(
-            f"[storage] endpoint_url cannot be '{settings.endpoint_url}'; write http://HOST:PORT or https://HOST"
-        )
+        raise UsageError("[storage] endpoint_url is no address of a store; write http://HOST:PORT or https://HOST")
     if ("access_key_id" in given) != ("secret_access_key" in given):
         raise UsageError("[storage] needs access_key_id and secret_access_key, or neither")
     for name in sorted(given):
