@@ -80,6 +80,18 @@ def test_a_first_chunk_that_comes_again_elsewhere_starts_the_set_over() -> None:
     assert feed(KEY_A, 1, 2) == [Deliver(KEY_A, at(1, 2), reread=False)]
 
 
+def test_a_chunk_belongs_to_the_message_that_it_names_whoever_has_sent_it() -> None:
+    """Nothing in an entry tells who has really sent it, as ``SECURITY.md`` says."""
+    ended = Feed()
+    ended(KEY_A, 0, 2)
+    assert ended(KEY_A, 1, 2) == [Deliver(KEY_A, at(0, 1), reread=False)]
+    assert ended(KEY_A, 1, 2) == [Reject(Reason("chunk_orphan"), KEY_A, at(2), bytes_kept=False)]
+    spoiled = Feed()
+    spoiled(KEY_A, 0, 2)
+    spoiled(KEY_A, 0, 2, publish_ms=8)
+    assert spoiled(KEY_A, 1, 2) == [Reject(Reason("chunk_mismatch"), KEY_A, at(2), bytes_kept=False)]
+
+
 def test_a_uuid_that_a_restarted_producer_uses_again_may_have_another_size() -> None:
     feed = Feed()
     feed(KEY_A, 0, 5)
