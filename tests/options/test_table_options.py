@@ -8,7 +8,8 @@ import pytest
 
 from ledgerlake.api import parse_config
 from ledgerlake.errors import UsageError
-from ledgerlake.options.config import Config
+from ledgerlake.options.config import Config, DeltaConfig, TableConfig
+from ledgerlake.options.declared import declared
 from ledgerlake.options.table_options import TableOptions, tables_of_topic
 from ledgerlake.stored.places import Place
 
@@ -123,3 +124,25 @@ def test_settings_of_an_iceberg_catalog_are_checked(settings: dict[str, str], wh
     }
     with pytest.raises(UsageError, match=what):
         parse_config(data)
+
+
+SAID: dict[str, Any] = {
+    "shape": "record",
+    "json_fields": {"a": "int"},
+    "sql": "select 1 as x from messages",
+    "function": "a:b",
+    "partition_by": ["topic"],
+    "cluster_by": ["topic"],
+    "mode": "latest",
+    "iceberg_table": "a.b",
+}
+
+
+@pytest.mark.parametrize("key", sorted({str(option.key) for _, option in declared(TableConfig)}))
+def test_an_option_of_a_table_is_refused_beside_the_tables_if_delta_has_none(key: str) -> None:
+    if key not in {option.key for _, option in declared(DeltaConfig)} - {"path"}:
+        # Only one of the tables has it.
+        assert key not in SAID
+        return
+    with pytest.raises(UsageError, match=rf"\[delta\] {key} is for the table at \[delta\] path, which is missing"):
+        config({"path": "a"}, rejects_path="r", **{key: SAID[key]})

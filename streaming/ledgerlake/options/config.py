@@ -823,8 +823,27 @@ def _tables(data: dict[str, Any]) -> tuple[TableConfig, ...]:
     return tuple(tables)
 
 
+def _check_has_table(given: dict[str, Any]) -> None:
+    """Check what ``[delta]`` says beside ``[[tables]]``: without a path it has no table.
+
+    Args:
+        given: what it says, by field.
+
+    Raises:
+        UsageError: it has an option of a table.
+    """
+    of_tables = {said.key for _, said in declared(TableConfig)}
+    for of_delta, said in declared(DeltaConfig):
+        if said.key in of_tables and of_delta.name in given and "path" not in given:
+            raise UsageError(
+                f"[delta] {said.key} is for the table at [delta] path, which is missing; set path, or write {said.key} in one of "
+                "[[tables]]"
+            )
+
+
 def _delta(data: dict[str, Any], tables: tuple[TableConfig, ...]) -> DeltaConfig:
-    delta = from_toml(DeltaConfig, "delta", data)
+    given = toml_values(DeltaConfig, "delta", data)
+    delta = DeltaConfig(**given)
     if tables:
         if delta.table:
             raise UsageError("[delta] table is not for a pipeline with [[tables]]; use path")
@@ -834,6 +853,7 @@ def _delta(data: dict[str, Any], tables: tuple[TableConfig, ...]) -> DeltaConfig
             raise UsageError("[delta] needs path, or one of [[tables]] a path without placeholders")
         if delta.writer == "spark":
             raise UsageError('[delta] writer = "spark" is not for a pipeline with [[tables]]; remove writer')
+        _check_has_table(given)
         delta = replace(delta, writer="arrow")
     elif not delta.path and not delta.table:
         raise UsageError("[delta] needs path, or table")
