@@ -108,6 +108,21 @@ def test_a_message_that_fits_none_is_said_once_and_others_are_in_the_tables_that
     }
 
 
+@pytest.mark.parametrize("shape", ["messages", "record"])
+def test_an_empty_value_deletes_a_key_as_in_pulsars_compaction(tmp_path: Path, shape: str) -> None:
+    latest = table(tmp_path, "r", mode="latest", shape=shape, where="key <> 'z'" if shape == "messages" else "")
+    tables = Tables(tmp_path, latest, table(tmp_path, "all"), known={"r": known(pa.struct([]))})
+    batch = messages(
+        {"key": "a", "value": b""}, {"key": "b", "is_null": True}, {"value": b""}, {"key": "z", "value": b""}
+    )
+    assert tables.write(batch) == [(2, "the message has no key")]
+    rows = tables.rows()
+    deleted = rows["r"] if shape == "messages" else [row["pulsar"] for row in rows["r"]]
+    assert [row["key"] for row in deleted] == ["a", "b", "z"]
+    # A table that has all messages keeps what they are.
+    assert [row["value"] for row in rows["all"]] == [b"", None, b"", b""]
+
+
 def test_a_message_without_key_that_a_condition_leaves_out_is_no_reject_of_the_latest_messages(tmp_path: Path) -> None:
     latest = table(tmp_path, "r", mode="latest", where="value = 'b'")
     tables = Tables(tmp_path, latest, table(tmp_path, "rest", is_default=True))

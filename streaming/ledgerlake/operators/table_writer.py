@@ -331,6 +331,8 @@ class RowMaker:
         """Yield rows with the number of each one's message, and which messages are taken, in
         parts.
         """
+        if self._table.keeps_latest:
+            messages = _without_empty_values(messages)
         ranges: Iterable[tuple[int, int]] = [(0, messages.num_rows)]
         if self._table.is_of_records and not self._obstacle:
             ranges = record_cuts(messages, self._schema_of, self._newest(), self._record)
@@ -428,6 +430,19 @@ class RowMaker:
             wanted.append(self._table.takes_schema("" if schema is None else record_name(schema)))
         result: NDArray[np.bool_] = np.array(wanted, dtype=bool)[codes.indices.to_numpy()]
         return result
+
+
+def _without_empty_values(messages: pa.RecordBatch) -> pa.RecordBatch:
+    """Return messages in which an empty value is none. Pulsar's compaction deletes a key by either, so a
+    table has the same keys whether the topic is compacted or not.
+    """
+    is_empty = pc.equal(pc.binary_length(messages["value"]), 0).fill_null(False)
+    if not is_empty.true_count:
+        return messages
+    value = pc.if_else(is_empty, pa.scalar(None, messages["value"].type), messages["value"])
+    changed = {"value": value, "is_null": pc.or_(messages["is_null"], is_empty)}
+    columns = [changed.get(name, messages[name]) for name in messages.schema.names]
+    return pa.RecordBatch.from_arrays(columns, schema=messages.schema)
 
 
 def _has_key(messages: pa.RecordBatch) -> NDArray[np.bool_]:

@@ -204,7 +204,7 @@ class DeltaConfig:
     mode: str = option(
         choice("append", "latest"),
         "append",
-        "`latest` keeps one row for each key, the latest message; a message without a value deletes it.",
+        "`latest` keeps one row for each key, the latest message; a message without a value, or with an empty one, deletes it.",
         toml="delta.mode",
     )
     on_mismatch: str = option(
