@@ -23,6 +23,8 @@ class Declared:
         is_of_a_table: it depends on a table's rows, so that one table may take a message that another rejects.
         may_change: it depends on more than the entry and the options, such as keys and what the
             topic still has, so a repeated micro-batch may give another outcome.
+        may_precede_due: a delayed message may be rejected for it before it waits, so that no cancel and no
+            replacement meets it.
     """
 
     cause: str
@@ -30,6 +32,7 @@ class Declared:
     can_be_replayed: bool = False
     is_of_a_table: bool = False
     may_change: bool = False
+    may_precede_due: bool = False
 
 
 REASONS: dict[Reason, Declared] = {}
@@ -80,6 +83,7 @@ TOO_LARGE = _declare(
     "message has more than 8 MiB.",
     "Raise the limit, then replay.",
     can_be_replayed=True,
+    may_precede_due=True,
 )
 ENCRYPTED = _declare(
     "encrypted",
@@ -101,6 +105,7 @@ PAYLOAD_PROCESSOR = _declare(
     "Correct the function, then replay.",
     can_be_replayed=True,
     may_change=True,
+    may_precede_due=True,
 )
 CHUNK_ORPHAN = _declare(
     "chunk_orphan",
@@ -110,6 +115,7 @@ CHUNK_ORPHAN = _declare(
     "messages](large-messages.md#start-at-a-large-message). If other chunks are `chunk_expired` or "
     "`chunk_evicted`, replay.",
     can_be_replayed=True,
+    may_precede_due=True,
 )
 CHUNK_GAP = _declare(
     "chunk_gap",
@@ -157,6 +163,7 @@ CHUNK_EXPIRED = _declare(
     "The message was incomplete for longer than `[chunks] expire_after`.",
     "Raise `expire_after`, then replay. If the producer died, publish the message again.",
     can_be_replayed=True,
+    may_precede_due=True,
 )
 CHUNK_EVICTED = _declare(
     "chunk_evicted",
@@ -165,6 +172,7 @@ CHUNK_EVICTED = _declare(
     "messages took more than 256 MiB.",
     "Find the producers that begin messages and do not end them; then replay.",
     can_be_replayed=True,
+    may_precede_due=True,
 )
 CHUNK_TRIMMED = _declare(
     "chunk_trimmed",

@@ -24,7 +24,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.replay import replay as module
 from ledgerlake.replay import replay_messages, replay_rejects
-from ledgerlake.replay.replay import replay
+from ledgerlake.replay.replay import REPLAYABLE, replay
 from ledgerlake.replay.replay_parts import Parts
 from ledgerlake.replay.replay_rejects import FoundReject, RejectsToReplay
 from ledgerlake.table.delta_table import Table
@@ -311,10 +311,37 @@ def test_a_large_delayed_message_that_has_expired_stays_with_its_chunks(tmp_path
     for first, expires_ms in ((10, 1_700_000_000_001), (20, 4_000_000_000_000)):
         expires = [pb.KeyValue(key="ledgerlake.expires", value=str(expires_ms))]
         chunks = chunk_entries(b"%d" % first, 2, f"p-{first}", deliver_at_time=1_700_000_000_000, properties=expires)
-        reject_entries(settings, dict(enumerate(chunks, first)), "chunk_evicted")
+        reject_entries(settings, dict(enumerate(chunks, first)), "undecryptable")
     result = replay(settings)
-    assert (result.replayed, result.left) == ({"chunk_evicted": 2}, {"chunk_evicted": 2})
+    assert (result.replayed, result.left) == ({"undecryptable": 2}, {"undecryptable": 2})
     assert values(tmp_path, "t") == [b"20"]
+
+
+@pytest.mark.parametrize("reason", REPLAYABLE)
+def test_a_delayed_message_that_may_have_been_rejected_before_it_was_due_stays(tmp_path: Path, reason: str) -> None:
+    """It did not wait, so no cancel and no replacement of it is known."""
+    settings = config(tmp_path, {"path": "t"})
+    due_ms = 1_700_000_000_000
+    scheduled = [pb.KeyValue(key="ledgerlake.schedule", value="a")]
+    is_withheld = reason in ("too_large", "payload_processor", "chunk_orphan", "chunk_expired", "chunk_evicted")
+    reject_entries(settings, dict(enumerate(chunk_entries(b"large at once", 2, "p-1"), 10)), reason)
+    large = chunk_entries(b"large delayed", 2, "p-2", deliver_at_time=due_ms, properties=scheduled)
+    reject_entries(settings, dict(enumerate(large, 20)), reason)
+    reject_entries(settings, {1: single(b"at once"), 2: single(b"delayed", deliver_at_time=due_ms)}, reason)
+    result = replay(settings)
+    assert (result.replayed, result.left) == (({reason: 3}, {reason: 3}) if is_withheld else ({reason: 6}, {}))
+    if is_withheld:
+        assert "before it was due" in result.why[reason]
+    late = [] if is_withheld else [b"delayed", b"large delayed"]
+    assert values(tmp_path, "t") == sorted([b"at once", b"large at once", *late])
+
+
+def test_chunks_that_were_rejected_when_and_before_they_were_due_make_no_delayed_message(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    first, second = chunk_entries(b"large", 2, deliver_at_time=1_700_000_000_000)
+    reject_entries(settings, {1: first}, "encrypted")
+    reject_entries(settings, {2: second}, "chunk_orphan")
+    assert replay(settings).left == {"encrypted": 1, "chunk_orphan": 1}
 
 
 @pytest.mark.parametrize("reasons", [(), ("chunk_expired",)])

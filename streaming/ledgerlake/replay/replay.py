@@ -252,8 +252,8 @@ class _Replay:
         message = large_message(self._config, whole, source) if whole else None
         if message is None:
             return (
-                "not all of its chunks are here, they are larger than a message may be or cannot be joined, or it is not "
-                "due yet or has expired"
+                "not all of its chunks are here, they are larger than a message may be or cannot be joined, or it is "
+                "delayed, and was rejected before it was due, is not due yet or has expired"
             )
         misfits = self._put(message, writers)
         return _why(misfits) if misfits or not writers.is_new.all() else None
@@ -340,7 +340,7 @@ class _Replay:
 
 def _why(misfits: Sequence[Misfit]) -> str:
     if not misfits:
-        return "it cannot be decoded, is not due yet, has expired, repeats, or no table gets it anew"
+        return "it cannot be decoded, was rejected before it was due, is not due yet, has expired, repeats, or no table gets it anew"
     return f"{misfits[0].reason}: {misfits[0].detail}"
 
 

@@ -1,7 +1,9 @@
 """Decodes rejects as the pipeline would now: their entries, or the chunks of a large message.
 
-Only messages that may be delivered come out: they are due, have not expired, and do not repeat. A
-delayed message gets the time of the replay as that of its delivery.
+Only messages that may be delivered come out: they are due, have not expired, do not repeat, and were
+rejected when they were due. A delayed message that was rejected before has never waited, so nobody
+knows whether it was cancelled or replaced. A delayed message gets the time of the replay as that of its
+delivery.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from ledgerlake.decode.messages import decode_entries
 from ledgerlake.decode.payloads import process_entry
 from ledgerlake.errors import CorruptEntryError, DecryptionError
 from ledgerlake.operators.scheduled import find_in_due
-from ledgerlake.reasons import BAD_COMPRESSION, ENCRYPTED, PAYLOAD_PROCESSOR, TOO_LARGE, UNDECRYPTABLE, UNKNOWN_CODEC
+from ledgerlake.reasons import (
+    BAD_COMPRESSION,
+    ENCRYPTED,
+    PAYLOAD_PROCESSOR,
+    REASONS,
+    TOO_LARGE,
+    UNDECRYPTABLE,
+    UNKNOWN_CODEC,
+)
 from ledgerlake.replay.replay_rejects import batch_index_of
 from ledgerlake.runtime.plugins import load
 from ledgerlake.schedules.cancel_messages import rows_with_property
@@ -78,8 +88,8 @@ def _plain_bytes(entry: bytes) -> int:
 def messages_of_entries(
     config: Config, rejects: list[_Reject], source: TopicPartition
 ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-    """Return the messages of entries that can be decoded, are due, do not repeat and have not expired,
-    and for each message which of the rejects it comes from.
+    """Return the messages of entries that can be decoded and may be delivered, and for each message which
+    of the rejects it comes from.
     """
     entries, bad = [], set[int]()
     for number, reject in enumerate(rejects):
@@ -101,6 +111,8 @@ def messages_of_entries(
     if config.delay.enabled:
         bad.update(numbers[_early(messages) | _repeat(messages)].tolist())
         bad.update(_withheld(messages))
+        delayed = set(numbers[messages["deliver_at"].is_valid().to_numpy()].tolist())
+        bad.update(number for number in delayed if _may_precede_due(rejects[number]))
     is_whole = ~np.isin(numbers, [*bad])
     messages, numbers = messages.filter(pa.array(is_whole)), numbers[is_whole]
     messages = _delivered(config, _in_place(messages, [rejects[number] for number in numbers.tolist()]))
@@ -146,7 +158,8 @@ def large_message(config: Config, chunks: list[_Reject], source: TopicPartition)
     except (CorruptEntryError, DecryptionError):
         return None
     rows = pa.Table.from_batches([message])
-    if config.delay.enabled and (_early(rows).any() or _withheld(rows)):
+    is_delayed = config.delay.enabled and rows["deliver_at"].null_count == 0
+    if is_delayed and (_early(rows).any() or _withheld(rows) or any(map(_may_precede_due, chunks))):
         return None
     (batch,) = _delivered(config, rows).to_batches()
     return batch
@@ -165,6 +178,11 @@ def _early(messages: pa.Table) -> NDArray[np.bool_]:
     """Return a mask of the messages that are not due yet."""
     is_early: NDArray[np.bool_] = pc.fill_null(messages["deliver_at"].cast(pa.int64()), 0).to_numpy() > _now_us()
     return is_early
+
+
+def _may_precede_due(reject: _Reject) -> bool:
+    """Return whether a delayed message may have been rejected before it was due."""
+    return REASONS[reject["reason"]].may_precede_due
 
 
 def _withheld(messages: pa.Table) -> set[int]:
