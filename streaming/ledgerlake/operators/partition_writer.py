@@ -22,10 +22,7 @@ from ledgerlake.operators.outcome_digest import (
 from ledgerlake.operators.outcome_types import Outcome
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.results import BatchSettings, TableResult, TaskResult, TaskSettings
-from ledgerlake.operators.scheduled import find_in_messages
 from ledgerlake.operators.table_writer import SharedTable, TableWriters
-from ledgerlake.reasons import CANCEL_REFUSED
-from ledgerlake.schedules.cancel_messages import TaskCancels
 from ledgerlake.source.views import check_broker_metadata
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 from ledgerlake.values.record_rows import Misfit
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ledgerlake.decode.messages import BatchRange
-    from ledgerlake.operators.schedule_events import ScheduleEvents
+    from ledgerlake.operators.told import ToldInTask
     from ledgerlake.schedules.cancels import Cancel
 
 
@@ -91,18 +88,14 @@ class PartitionWriter:
         self.decoder = OutcomeDecoder(
             topic_partition, settings.options, settings.limits.max_message_bytes, delays_messages=settings.delay.enabled
         )
-        self._delays_messages = settings.delay.enabled
-        self._cancels = TaskCancels()
         self._rolls = 0
         self._rejects_to_reread: list[RejectedEntry] = []
         self._reasons: Counter[str] = Counter()
         self._digest = OutcomeDigest()
         self._rejects = BufferedWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
 
-    def write_entries(self, frames: memoryview, first_entry: BatchRange, schedules: ScheduleEvents) -> list[Cancel]:
-        """Write plain entries; return the cancels among them that the task accepts, and add the
-        schedules.
-        """
+    def write_entries(self, frames: memoryview, first_entry: BatchRange, told_in_task: ToldInTask) -> list[Cancel]:
+        """Write plain entries; return the cancels among them that the task accepts."""
         cancels: list[Cancel] = []
         decoded_bundles = decode_bundle(
             frames,
@@ -111,14 +104,10 @@ class PartitionWriter:
             **self._options.decoding,
         )
         for decoded in decoded_bundles:
-            messages, rejects = find_in_messages(
-                decoded.messages.select(schema.MESSAGES.names), frames, schedules, delays_messages=self._delays_messages
-            )
-            self._write_messages(messages)
-            self.write_rejects(rejects)
-            accepted, refused = self._cancels.take(messages)
-            cancels += accepted
-            self.write_rejects([RejectedEntry(position, None, CANCEL_REFUSED) for position in refused])
+            told = told_in_task.take(decoded, frames)
+            self._write_messages(told.messages.select(schema.MESSAGES.names))
+            self.write_rejects(told.rejects)
+            cancels += told.cancels
             if decoded.rejects.num_rows:
                 self._write_table(pa.Table.from_batches([decoded.rejects]))
         return cancels

@@ -131,11 +131,14 @@ def find_in_frames(frames: memoryview, first_entry: BatchRange, schedules: Sched
 
 
 def find_in_messages(
-    messages: pa.RecordBatch, frames: Entry, schedules: ScheduleEvents, *, delays_messages: bool
+    messages: pa.RecordBatch, frames: Entry | None, schedules: ScheduleEvents, *, delays_messages: bool
 ) -> tuple[pa.RecordBatch, list[RejectedEntry]]:
-    """Return messages that are delivered at once, without those that were rejected, and add their
+    """Return messages that are delivered at once, without those that are rejected, and add their
     schedules. Without ``delays_messages`` none is rejected for a bad schedule, since nothing new waits;
     but what waits from before can be replaced, paused and cancelled.
+
+    Args:
+        frames: the ``MESSAGE`` frames that they came in; None if rejects need no bytes of them.
     """
 
     def take(message: _Message) -> tuple[Reason, str] | None:

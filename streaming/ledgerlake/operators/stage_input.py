@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ledgerlake.assembly.rules import Chunk
-from ledgerlake.decode.messages import BatchRange, TopicPartition
+from ledgerlake.decode.messages import BatchRange, TopicPartition, rejects_as_view
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.operators.local_assembly import EventBudget
 from ledgerlake.operators.schedule_events import ScheduleEvents
-from ledgerlake.operators.scheduled import find_in_frames, find_in_messages
+from ledgerlake.operators.scheduled import find_in_frames
 from ledgerlake.operators.stage_rows import (
     RowKind,
     TaskEvent,
@@ -27,10 +27,10 @@ from ledgerlake.operators.stage_rows import (
     report_to_json,
     stage_row,
 )
-from ledgerlake.reasons import CANCEL_REFUSED, CHUNK_EVICTED
-from ledgerlake.schedules.cancel_messages import TaskCancels
+from ledgerlake.operators.told import Told, ToldInTask
+from ledgerlake.reasons import CHUNK_EVICTED
 from ledgerlake.source.pieces import Piece, read_single
-from ledgerlake.source.views import piece_as_view
+from ledgerlake.source.views import decode_piece
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ class _DecodedRange:
         self._options = options
         self._delays_messages = delays_messages
         self._events: list[TaskEvent] = []
-        self._cancels = TaskCancels()
         self._budget = EventBudget()
         self._schedules, self._delayed_schedules = ScheduleEvents(), ScheduleEvents()
+        self._told = ToldInTask(self._schedules, delays_messages=delays_messages)
 
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._now_ms = latest((self._now_ms, piece.broker_ms))
@@ -99,18 +99,21 @@ class _DecodedRange:
         yield stage_row(self._topic_partition, RowKind.REPORT, header=report_to_json(report))
 
     def _decode(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        for decoded in piece_as_view(piece, self._topic_partition, self._options):
-            messages, rejects = find_in_messages(
-                decoded, piece.frames, self._schedules, delays_messages=self._delays_messages
-            )
-            yield from map(self._reject, rejects)
-            accepted, refused = self._cancels.take(messages)
-            self._events += accepted
-            for position in refused:
-                yield stage_row(self._topic_partition, RowKind.REJECT, position, CANCEL_REFUSED)
-            with pa.BufferOutputStream() as out, pa.ipc.new_stream(out, messages.schema) as writer:
-                writer.write_batch(messages)
-            yield stage_row(self._topic_partition, RowKind.ROWS, entry=out.getvalue())
+        for decoded in decode_piece(piece, self._topic_partition, self._options):
+            told = self._told.take(decoded, piece.frames)
+            yield from self._hear(told)
+            yield self._rows(told.messages)
+            if decoded.rejects.num_rows:
+                yield self._rows(rejects_as_view(decoded.rejects))
+
+    def _hear(self, told: Told) -> Iterator[pa.RecordBatch]:
+        self._events += told.cancels
+        yield from map(self._reject, told.rejects)
+
+    def _rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        with pa.BufferOutputStream() as out, pa.ipc.new_stream(out, rows.schema) as writer:
+            writer.write_batch(rows)
+        return stage_row(self._topic_partition, RowKind.ROWS, entry=out.getvalue())
 
     def _reject(self, rejected: RejectedEntry) -> pa.RecordBatch:
         shown = rejected.entry or rejected.detail.encode()
@@ -120,6 +123,7 @@ class _DecodedRange:
         single = read_single(piece)
         if isinstance(single, RejectedEntry):
             yield self._reject(single)
+            yield from self._hear(self._told.take_rejected(single))
             return
         if not self._budget.take(single.content):
             yield stage_row(self._topic_partition, RowKind.REJECT, single.position, CHUNK_EVICTED, single.entry)

@@ -26,6 +26,7 @@ from ledgerlake.values.typed import typed_parts
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ledgerlake.decode.messages import Decoded
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.reasons import Reason
     from ledgerlake.source.planning import EntryRange
@@ -108,6 +109,18 @@ def piece_as_view(piece: Piece, source: TopicPartition, options: SourceOptions) 
         with_value = replace(rejected, entry=rejected.entry or rejected.detail.encode())
         yield from map(rejects_as_view, reject_rows([with_value], source).to_batches())
         return
+    for decoded in decode_piece(piece, source, options):
+        yield decoded.messages
+        if decoded.rejects.num_rows:
+            yield rejects_as_view(decoded.rejects)
+
+
+def decode_piece(piece: Piece, source: TopicPartition, options: SourceOptions) -> Iterator[Decoded]:
+    """Yield the decoded entries of a piece, with the columns of chunks.
+
+    Raises:
+        SetupError: as ``check_broker_metadata``.
+    """
     decoded_bundles = decode_bundle(
         piece.frames,
         source,
@@ -117,9 +130,7 @@ def piece_as_view(piece: Piece, source: TopicPartition, options: SourceOptions) 
     )
     for decoded in decoded_bundles:
         check_broker_metadata(options.require_broker_metadata, decoded.messages, source)
-        yield decoded.messages
-        if decoded.rejects.num_rows:
-            yield rejects_as_view(decoded.rejects)
+        yield decoded
 
 
 def read_entries(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:

@@ -20,6 +20,7 @@ from ledgerlake.decode.crypto import NO_KEYS, CryptoSettings, open_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.reasons import BATCH_COUNT, MALFORMED_ENTRY, TOO_LARGE
+from ledgerlake.wire.chunks import has_promise
 from ledgerlake.wire.entry import RawEntry, parse_entry, take_message, text_of
 from ledgerlake.wire.fields import read_number, rejected
 from ledgerlake.wire.limits import MAX_BATCH_MESSAGES
@@ -181,6 +182,23 @@ def _opaque_row(shared: Row, entry: RawEntry) -> Row:
     names of its recipients.
     """
     return {**_with_own_columns(shared, entry.metadata), "is_null": False, "value": bytes(entry.payload)}
+
+
+def unread_row(raw: memoryview, ledger_id: int, entry_id: int) -> Row | None:
+    """Return the row, without a value, of an entry whose payload cannot be read: its metadata alone says
+    what it is. None for a batch, whose payload has the metadata of its messages, for a part of a large
+    message, and for a broker's own marker.
+
+    Raises:
+        CorruptEntryError: the entry is damaged, or its metadata cannot be read either.
+    """
+    entry = parse_entry(raw)
+    metadata = entry.metadata
+    _check(entry)
+    is_of_large = metadata.num_chunks_from_msg > 1 or has_promise(metadata)
+    if is_of_large or metadata.HasField("num_messages_in_batch") or metadata.HasField("marker_type"):
+        return None
+    return _with_own_columns(_shared_columns(entry, ledger_id, entry_id), metadata)
 
 
 def large_row(last: RawEntry, ledger_id: int, entry_id: int, first_chunk_id: str) -> Row:

@@ -1,0 +1,159 @@
+"""What entries say about others takes effect also if their payload cannot be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from ledgerlake.decode.rejects import RejectedEntry, reject_frame
+from ledgerlake.decode.split import PieceKind, split_bundle
+from ledgerlake.operators.ingest import ingest_ranges
+from ledgerlake.operators.results import BatchSettings
+from ledgerlake.operators.schedule_events import ScheduleEvents
+from ledgerlake.operators.stage_input import forward_bundles
+from ledgerlake.operators.stage_rows import RowKind
+from ledgerlake.options.delay_options import DelayOptions
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.reasons import PAYLOAD_PROCESSOR
+from ledgerlake.schedules import cancel_messages
+from ledgerlake.source.pieces import Piece
+from ledgerlake.source.views import _bundle
+from ledgerlake.wire import commands
+from ledgerlake.wire.entry import encode_batch, encode_entry
+from ledgerlake.wire.message_id import Position
+from tests.encryption import encrypted
+from tests.entries import broker, bundle, metadata
+from tests.operators.test_writing import OPTIONS, report_of, span, task_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DUE_MS = 4_000_000_000_000
+AT = Position(7, 1)
+
+
+@dataclass
+class Heard:
+    """What a task passes on of what entries say, and the reasons of its rejects."""
+
+    events: list[Any]
+    reasons: list[str]
+
+
+def written(folder: Path, pieces: list[Piece], count: int, **delay: Any) -> list[pa.RecordBatch]:
+    """Rows of a task of the pipeline."""
+    whole = span([b""] * count, None)
+    return list(ingest_ranges([(whole, pieces)], task_settings(folder, **delay), BatchSettings(0)))
+
+
+def forwarded(_folder: Path, pieces: list[Piece], count: int, **delay: Any) -> list[pa.RecordBatch]:
+    """Rows of a task of ``messages()``."""
+    whole = span([b""] * count, None)
+    bundles = [_bundle(whole, piece) for piece in pieces]
+    return list(forward_bundles(bundles, OPTIONS, DelayOptions(**delay).enabled))
+
+
+TASKS = pytest.mark.parametrize("task", [written, forwarded])
+
+
+def heard(rows: list[pa.RecordBatch]) -> list[Any]:
+    schedules = ScheduleEvents()
+    for row in (row for batch in rows for row in batch.to_pylist()):
+        if row["kind"] == RowKind.SCHEDULES:
+            schedules.add_row(row["entry"])
+    return [*schedules.in_order(lambda _: 0), *report_of(rows).events]
+
+
+def pieces_of(entries: list[bytes]) -> list[Piece]:
+    return [Piece(kind, view, broker_ms=ms) for kind, view, ms in split_bundle(bundle(entries))]
+
+
+def entry(said: dict[str, str], value: bytes = b"v", **fields: Any) -> bytes:
+    own = [pb.KeyValue(key=f"ledgerlake.{name}", value=text) for name, text in said.items()]
+    return encode_entry(metadata(properties=own, **fields), value, broker(1))
+
+
+def unreadable(way: str, said: dict[str, str], **fields: Any) -> list[Piece]:
+    """Pieces with an entry that says something and whose payload cannot be read, between two others."""
+    ways: dict[str, Any] = {
+        "encrypted": lambda: encrypted(entry(said, **fields), "nobodys"),
+        "bad_compression": lambda: entry(said, b"no zlib", compression=pb.ZLIB, uncompressed_size=9, **fields),
+        "too_large": lambda: entry(said, compression=pb.ZLIB, uncompressed_size=2**31 - 1, **fields),
+        "unknown_codec": lambda: entry(said, compression=9, **fields),
+    }
+    others = [entry({}), entry({}, b"after")]
+    if way in ways:
+        return pieces_of([others[0], ways[way](), others[1]])
+    rejected = RejectedEntry(AT, entry(said, **fields), PAYLOAD_PROCESSOR, "the function failed")
+    return [*pieces_of(others[:1]), Piece(PieceKind.REJECT, reject_frame(rejected))]
+
+
+WAYS = pytest.mark.parametrize("way", ["encrypted", "bad_compression", "too_large", "unknown_codec", "processor"])
+
+
+@TASKS
+@WAYS
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"schedule": "a"},
+        {"pause": "all"},
+        {"pause": "schedule=a"},
+        {"resume": "schedule=a"},
+        {"cancel": "schedule=a"},
+        {"cancel": "key=k"},
+        {"cancel": "id=7:0"},
+    ],
+    ids=lambda said: "=".join(*said.items()),
+)
+def test_what_a_message_says_has_its_effect_also_if_its_payload_cannot_be_read(
+    task: Any, way: str, enabled: bool, said: dict[str, str], tmp_path: Path
+) -> None:
+    for folder in ("r", "u"):
+        (tmp_path / folder).mkdir()
+    readable = heard(task(tmp_path / "r", pieces_of([entry({}), entry(said), entry({})]), 3, enabled=enabled))
+    assert [event.position for event in readable] == [AT]
+    assert heard(task(tmp_path / "u", unreadable(way, said), 3, enabled=enabled)) == readable
+
+
+@TASKS
+@WAYS
+def test_a_bad_property_of_an_entry_that_cannot_be_read_has_no_effect(task: Any, way: str, tmp_path: Path) -> None:
+    assert heard(task(tmp_path, unreadable(way, {"pause": "everything"}), 3)) == []
+
+
+@TASKS
+def test_a_delayed_entry_that_is_rejected_before_it_waits_replaces_nothing(task: Any, tmp_path: Path) -> None:
+    said = {"schedule": "a"}
+    assert heard(task(tmp_path, unreadable("processor", said, deliver_at_time=DUE_MS), 3)) == []
+
+
+@TASKS
+def test_damaged_entries_chunks_and_batches_that_cannot_be_read_say_nothing(task: Any, tmp_path: Path) -> None:
+    said = {"cancel": "schedule=a"}
+    damaged = bytearray(entry(said))
+    damaged[-1] ^= 1
+    single = pb.SingleMessageMetadata(payload_size=0, properties=[pb.KeyValue(key="ledgerlake.pause", value="all")])
+    batch = entry({}, encode_batch([(single, b"v")]), num_messages_in_batch=1)
+    of_batch = entry(said, b"cut", num_messages_in_batch=1)
+    entries = [bytes(damaged), encrypted(batch, "nobodys"), of_batch]
+    assert heard(task(tmp_path, pieces_of(entries), 3)) == []
+
+
+def test_which_cancels_a_task_refuses_does_not_depend_on_the_cut_of_bundles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cancel_messages, "MAX_TASK_CANCELS", 5)
+    entries = [entry({"cancel": f"key={number}"}) for number in range(9)]
+    entries[1::2] = [encrypted(one, "nobodys") for one in entries[1::2]]
+    frames = [commands.message(1, 7, number, one) for number, one in enumerate(entries)]
+    accepted = []
+    for cut in (1, 2, 4, 9):
+        bundles = [b"".join(frames[first : first + cut]) for first in range(0, 9, cut)]
+        pieces = [Piece(kind, view, broker_ms=ms) for part in bundles for kind, view, ms in split_bundle(part)]
+        accepted.append([event.target for event in heard(forwarded(tmp_path, pieces, 9))])
+    assert accepted == [list("01234")] * 4
