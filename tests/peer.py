@@ -86,7 +86,8 @@ class Peer:
         chunk is refused, and those behind it are stored, as by a topic's policy. tells_of_topics: clients may watch the
         namespace, and are told by ``tell_of_topics``. unloads_at: commands of consumers that the
         broker answers by ending the consumer, each once, as while it unloads the topic. missing_topics:
-        the broker knows no topics of these names. terminated_topics: take no producer. partitions: how many a topic has; none if it is not named. subscriptions: the durable ones, whether a consumer holds each
+        the broker knows no topics of these names. terminated_topics: take no producer. most_producers: a topic has
+        so many at once, by a policy, and then a number is known under the name of its producer alone. partitions: how many a topic has; none if it is not named. subscriptions: the durable ones, whether a consumer holds each
         of them or not. schema: the only version of the topics' schema. clock_ms: the clock that it tells; None: it
         tells none. store_pause_s: how long it takes to store an entry. adds_up_claims: it counts as Pulsar's
         brokers do: it reads as many entries as there are permits, a hundred at most, believes the numbers of
@@ -132,6 +133,7 @@ class Peer:
     unloads_at: list[type] = field(default_factory=list)
     missing_topics: set[str] = field(default_factory=set)
     terminated_topics: set[str] = field(default_factory=set)
+    most_producers: int | None = None
     partitions: dict[str, int] = field(default_factory=dict)
     subscriptions: dict[str, bool] = field(default_factory=dict)
     schema: pb.Schema | None = None
@@ -145,6 +147,8 @@ class Peer:
         self._threads: list[threading.Thread] = []
         self._sent = 0
         self._pushed = self._replayed = -1
+        self._producers: dict[tuple[int, int], tuple[str, str]] = {}
+        self._last_of_name: dict[tuple[str, str], int] = {}
         self._watchers: list[tuple[socket.socket, int]] = []
         thread = threading.Thread(target=self._accept, daemon=True)
         thread.start()
@@ -227,6 +231,8 @@ class Peer:
             pass
         finally:
             self._open.discard(accepted)
+            for key in [key for key in self._producers if key[0] == id(connection)]:
+                del self._producers[key]
             accepted.close()
 
     def _answer(self, connection: _Connection, consumers: dict[int, _Consumer], event: Any) -> None:
@@ -296,23 +302,37 @@ class Peer:
             connection.send(_encode("ACK_RESPONSE", request_id=event.request_id, consumer_id=event.consumer_id))
         elif isinstance(event, pb.CommandProducer) and event.topic in self.terminated_topics:
             connection.send(commands.error(event.request_id, pb.TopicTerminatedError, "Topic was already terminated"))
+        elif isinstance(event, pb.CommandProducer) and self._is_full(event.topic):
+            full = f"Topic '{event.topic}' reached max producers limit"
+            connection.send(commands.error(event.request_id, pb.ProducerBusy, full))
         elif isinstance(event, pb.CommandProducer):
+            self._producers[id(connection), event.producer_id] = event.topic, event.producer_name
             if self.loads_anew:
                 stored_metadata = [parse_entry(entry).metadata for entry in self.received]
                 self._replayed = max(
                     (max(metadata.sequence_id, metadata.highest_sequence_id) for metadata in stored_metadata),
                     default=-1,
                 )
-            last = max(self._pushed, self._replayed, self.stored[-1][1] if self.stored else -1)
+            last = max(self._pushed, self._replayed, self._last_stored(connection, event.producer_id))
             answer_fields: dict[str, Any] = {"producer_name": event.producer_name, "last_sequence_id": last}
             connection.send(_encode("PRODUCER_SUCCESS", request_id=event.request_id, **answer_fields))
         elif isinstance(event, pb.CommandSend):
             self._store(connection, event)
         elif isinstance(event, pb.CommandCloseProducer):
+            self._producers.pop((id(connection), event.producer_id), None)
             connection.send(commands.success(event.request_id))
         elif isinstance(event, (pb.CommandCloseConsumer, pb.CommandUnsubscribe)):
             consumers.pop(event.consumer_id, None)
             connection.send(commands.success(event.request_id))
+
+    def _is_full(self, topic: str) -> bool:
+        of_topic = [name for open_topic, name in self._producers.values() if open_topic == topic]
+        return self.most_producers is not None and len(of_topic) >= self.most_producers
+
+    def _last_stored(self, connection: _Connection, producer_id: int) -> int:
+        if self.most_producers is not None:
+            return self._last_of_name.get(self._producers[id(connection), producer_id], -1)
+        return self.stored[-1][1] if self.stored else -1
 
     def _store(self, connection: _Connection, event: pb.CommandSend) -> None:
         """Store an entry unless its number is known, and say so, unless the connection is to break
@@ -333,10 +353,11 @@ class Peer:
             return
         metadata = parse_entry(connection.payload).metadata
         is_last = not event.is_chunk or metadata.chunk_id == metadata.num_chunks_from_msg - 1
-        known = max(self._replayed, self.stored[-1][1] if self.stored else -1)
+        known = max(self._replayed, self._last_stored(connection, event.producer_id))
         is_dropped = is_last and event.sequence_id <= known
         if is_last and not is_dropped:
             self.stored.append((event.sequence_id, event.highest_sequence_id))
+            self._last_of_name[self._producers[id(connection), event.producer_id]] = event.highest_sequence_id
         if self.drop_after_sends is not None and len(self.stored) >= self.drop_after_sends:
             self.drop_after_sends = None
             raise OSError

@@ -19,12 +19,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings
+from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, LedgerlakeError, TransportError
 from ledgerlake.publish import republisher
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.publish.republisher import Republisher
 from ledgerlake.publish.target_client import Receipt
 from ledgerlake.stored.places import Place
+from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.wire.entry import parse_entry
 from ledgerlake.wire.message_id import Position
 from tests.peer import TOPIC, Peer
@@ -331,3 +334,38 @@ def test_a_topic_that_stores_slowly_is_waited_for_as_long_as_it_stores(tmp_path:
         assert due_publisher.drain(1.0)
         due_publisher.stop()
         assert len(peer.stored) == 20
+
+
+@pytest.mark.parametrize("most_producers", [1, 2])
+def test_a_topic_that_takes_few_producers_gets_the_messages_of_all_topic_partitions(
+    tmp_path: Path, most_producers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = Outbox(Place(str(tmp_path)))
+    outbox.begin(None, None)
+    sources = [f"persistent://public/default/t-partition-{number}" for number in range(5)]
+    for batch_id in range(2):
+        files: dict[str, list[DataFile]] = {}
+        for number, source in enumerate([*sources, *sources]):
+            name = f"part-{batch_id}-{number}.parquet"
+            columns: dict[str, pa.Array] = {field.name: pa.nulls(3, field.type) for field in schema.MESSAGES}
+            columns["value"] = pa.array([b"%d %d %d" % (batch_id, number, row) for row in range(3)], pa.binary())
+            columns["is_null"] = columns["value"].is_null()
+            columns["message_id"] = pa.array(["1:1"] * 3)
+            pq.write_table(pa.table(columns, schema=schema.MESSAGES), tmp_path / name)
+            files.setdefault(source, []).append(DataFile(name, 4, 3, "{}"))
+        outbox.add(BatchRecord("s", "q", batch_id, 1), files)
+        outbox.commit(batch_id)
+    with Peer(most_producers=most_producers) as peer, caplog.at_level(logging.WARNING):
+        settings = ClientSettings(peer.url, give_up_after_s=0.5)
+        due_publisher = Republisher(outbox, settings, TOPIC, "s", lambda: True, lambda _error: None)
+        due_publisher.start()
+        try:
+            due_publisher.drain(20.0)
+        finally:
+            due_publisher.stop()
+        values = [bytes(parse_entry(raw).payload) for raw in peer.received]
+        assert len(values) == len(set(values)) == 60
+        assert len(peer.stored) == 60
+        names = {parse_entry(raw).metadata.producer_name for raw in peer.received}
+        assert len(names) == 5
+    assert "another producer" not in caplog.text

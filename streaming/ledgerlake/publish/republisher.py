@@ -55,7 +55,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ledgerlake.errors import CheckpointError, TransportError
+from ledgerlake.errors import BrokerError, CheckpointError, TransportError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.outbox import OtherName, OutboxBatch, Sending
 from ledgerlake.publish.routing import java_hash
@@ -284,13 +284,15 @@ class _Known:
     ``stored`` is the last number of each producer, since a broker without deduplication does not
     know it. ``refused`` are messages that the broker does not take, by a policy of the topic.
     ``ends`` are the last known entries of the target's partitions: messages that are sent later
-    come after them. An end is None if it may not be read. ``receipt_s`` is when the last message was
+    come after them. An end is None if it may not be read. ``limited`` are the partitions of the target
+    that take fewer producers than there are topic partitions. ``receipt_s`` is when the last message was
     stored, by a clock that does not jump.
     """
 
     stored: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: set[tuple[tuple[str, str], int]] = field(default_factory=set)
     ends: dict[str, Position | None] = field(default_factory=dict)
+    limited: set[str] = field(default_factory=set)
     receipt_s: float = 0.0
 
 
@@ -419,7 +421,27 @@ class _Sender:
         return self._producers[key]
 
     def _open(self, key: tuple[str, str]) -> TargetProducer:
-        return self._client.open_producer(key[1], self._producer_name(*key), self._unsent[key[0]] - 1)
+        """Open a producer; close the others of its target if the target takes no more of them."""
+        target = key[1]
+        if target in self._known.limited:
+            self._close_producers(target)
+        while True:
+            try:
+                return self._client.open_producer(target, self._producer_name(*key), self._unsent[key[0]] - 1)
+            except BrokerError as error:
+                if error.code != "ProducerBusy" or not self._close_producers(target):
+                    raise
+                self._known.limited.add(target)
+
+    def _close_producers(self, target: str) -> bool:
+        """Close the producers of a target; return whether there were any. They are of earlier files, whose
+        messages are all stored. None of them is needed again for this micro-batch, since the files of a
+        topic partition come one after another.
+        """
+        keys = [key for key in self._producers if key[1] == target]
+        for key in keys:
+            self._client.close_producer(self._producers.pop(key).producer)
+        return bool(keys)
 
     def _is_of_another_process(self, key: tuple[str, str], number: int) -> bool:
         """Return whether another process of this stream has sent a number that this one has not."""

@@ -93,6 +93,11 @@ class TargetClient:
         self._producers.append(producer)
         return producer
 
+    def close_producer(self, producer: TargetProducer) -> None:
+        """Close a producer whose messages are all answered."""
+        self._producers.remove(producer)
+        producer.close()
+
     def close(self) -> None:
         """Close the producers; messages that are not stored fail."""
         self._tasks.put(None)
@@ -106,7 +111,8 @@ class TargetClient:
     def _work(self) -> None:
         while True:
             if self._tasks.empty():
-                for producer in self._producers:
+                # Another thread opens and closes some.
+                for producer in list(self._producers):
                     producer.flush()
             task = self._tasks.get()
             if task is None:
