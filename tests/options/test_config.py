@@ -269,6 +269,27 @@ def test_due_messages_need_delays() -> None:
         parse_config(data(delay={"enabled": False}, deliver={"topic": "due"}))
 
 
+@pytest.mark.parametrize("deliver", ["due", "due-partition-0", "due-partition-3", "persistent://public/default/due"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        {"topics": ["orders", "due"]},
+        {"topics": ["due-partition-0"]},
+        {"topics": ["due-partition-0", "due-partition-1"]},
+        {"topics_pattern": "public/default/d.*"},
+        {"topics_pattern": "public/default/due"},
+    ],
+)
+def test_due_messages_go_to_no_topic_of_which_a_part_is_read(read: dict[str, Any], deliver: str) -> None:
+    """Else each of them would come again, and not be delayed any more."""
+    source = {"service_url": "pulsar://localhost:6650"}
+    with pytest.raises(UsageError, match=r"is one of those that are read"):
+        parse_config({**data(deliver={"topic": deliver}), "source": source | read})
+    for other in ("due-partition-00", "due2", "persistent://public/other/due"):
+        if read.get("topics_pattern") != "public/default/d.*" or "other" in other:
+            parse_config({**data(deliver={"topic": other}), "source": source | read})
+
+
 @pytest.mark.parametrize(
     ("section", "values", "message"),
     [

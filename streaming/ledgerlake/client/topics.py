@@ -52,6 +52,11 @@ class TopicSelection:
             return not {topic_partition, split_partition(topic_partition)[0]}.isdisjoint(self.names)
         return topic_partition.rpartition("/")[0] == self.pattern.rpartition("/")[0] and self.matches(topic_partition)
 
+    def overlaps(self, topic: str) -> bool:
+        """Return whether the topic of a name, or a topic partition of it, is selected."""
+        topic = split_partition(topic)[0]
+        return self.includes(topic) or topic in {split_partition(name)[0] for name in self.names}
+
     def matches(self, topic_partition: str) -> bool:
         """Return whether a topic partition of that namespace belongs to the pattern."""
         local_name = split_partition(topic_partition)[0].rpartition("/")[2]

@@ -898,8 +898,10 @@ def _deliver(data: dict[str, Any], source: SourceOptions, delay: DelayConfig) ->
     if not delay.enabled:
         raise UsageError("[deliver] publishes what was held back, and [delay] enabled = false holds nothing back")
     deliver = replace(deliver, topic=full_name(deliver.topic))
-    if source.topics.includes(deliver.topic):
-        raise UsageError(f"[deliver] topic {deliver.topic} is one of those that are read; name another")
+    if source.topics.overlaps(deliver.topic):
+        raise UsageError(
+            f"[deliver] topic {deliver.topic} is one of those that are read, as a whole or in part; name another"
+        )
     return deliver
 
 
