@@ -18,7 +18,7 @@ properties it loses ``ledgerlake.chunks`` and those that are added:
     ledgerlake.null              ``true``, if it has no value
     ledgerlake.too_large         ``true``, if its key and properties are too large for the broker's entries, or a policy of the
                                  topic refuses the message for its size. It is then replaced by an empty message with the first
-                                 four of these properties; the table has the full message
+                                 four of these properties; the table, or ``rejects``, has the full message
 
 Order: by topic partition. A message goes to the partition that its key says (by Java's string hash,
 as Pulsar's clients do by default); messages without a key of one topic partition go to one
@@ -397,7 +397,7 @@ class _Sender:
             reason = _UNUSABLE if message is None else _TOO_LARGE
             _log.warning(
                 "the message %s of %s is %s; it is replaced there by an empty message with "
-                "the property %s, and the table has the full message",
+                "the property %s, and the table, or rejects, has the full message",
                 row["message_id"],
                 file.topic_partition,
                 f"larger than {self._topic} takes" if reason == _TOO_LARGE else "none that a topic can have",
