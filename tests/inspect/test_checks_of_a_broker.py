@@ -276,6 +276,14 @@ def test_a_topic_of_due_messages(peer: Peer, tmp_path: Path) -> None:
     assert found(peer, tmp_path, deliver={"topic": "due"})["deliver"].state == "warning"
 
 
+def test_a_topic_of_due_messages_that_gets_decrypted_ones(peer: Peer, tmp_path: Path) -> None:
+    source = {"crypto_key_folder": key_folder(tmp_path / "keys", "first")}
+    finding = found(peer, tmp_path, deliver={"topic": "due"}, source=source)["deliver"]
+    assert finding.state == "warning"
+    assert "are published to persistent://public/default/due in plain text" in finding.text
+    assert found(peer, tmp_path, deliver={"topic": "due"}, source={"crypto_key_reader": "m:f"})["deliver"] == finding
+
+
 def test_init_looks_at_the_topic(peer: Peer, tmp_path: Path) -> None:
     peer.schema = ORDER
     peer.add(*(stored(number) for number in range(150)))

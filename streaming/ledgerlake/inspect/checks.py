@@ -205,6 +205,8 @@ class _Broker:
         except TopicNotFoundError:
             text = f"{topic} does not exist; create it, unless the broker creates topics by itself"
             return Finding("deliver", "warning", text)
+        if self._config.plain_text_warning:
+            return Finding("deliver", "warning", self._config.plain_text_warning)
         return f"messages can be sent to {topic}"
 
     def _stream(self, reading: Finding) -> Iterator[Finding]:

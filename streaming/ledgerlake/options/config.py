@@ -547,6 +547,19 @@ class Config:
         return replace(self.delay.options, folder=folder, republish=republish, most_due=MOST_DUE)
 
     @property
+    def plain_text_warning(self) -> str:
+        """Return a warning that messages which are encrypted end to end are published decrypted; empty if
+        none are.
+        """
+        crypto = self.source.client.crypto
+        if self.deliver is None or not (crypto.key_folder or crypto.key_reader):
+            return ""
+        return (
+            f"due messages that the keys of [source] open are published to {self.deliver.topic} in plain text; "
+            "protect that topic as you protect the keys, or leave out [deliver]"
+        )
+
+    @property
     def messages_place(self) -> Place:
         """Return the place of the table of messages."""
         return self._place(self.delta.path, "[delta] path")

@@ -204,6 +204,8 @@ class Pipeline:
             BrokerError: the role of the credentials may not send to the topic.
         """
         assert self.config.deliver is not None
+        if self.config.plain_text_warning:
+            _log.warning("%s", self.config.plain_text_warning)
         self._check_may_send(self.config.deliver.topic)
         self._components.start.open_outbox(outbox)
         self._republisher = Republisher(
