@@ -251,7 +251,7 @@ class SourceOptions(ClientOptions):
     crypto_failure_action: str = option(
         choice("reject", "fail", "pass", synonyms={"discard": "reject", "consume": "pass"}),
         "reject",
-        "What becomes of messages that no key opens; `pass` gives their bytes as they are.",
+        "What becomes of messages that no key opens; `pass` gives their bytes as they are, which nobody can decrypt later.",
         spark="cryptoFailureAction",
         toml="source.crypto_failure_action",
         same_as=("pulsar.reader.cryptoFailureAction",),
