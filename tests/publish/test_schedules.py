@@ -131,6 +131,16 @@ def test_new_partitions_of_the_topic_are_noticed_after_a_while(monkeypatch: pyte
         assert len(asked) == 2
 
 
+def test_cancels_and_pauses_go_to_partitions_that_the_topic_has_just_got() -> None:
+    with Peer(partitions={TOPIC: 1}) as peer, Schedules(peer.url, TOPIC) as schedules:
+        schedules.put("a", b"x", at=1_777_000_000_000)
+        for count, tell in enumerate((schedules.cancel, schedules.pause, schedules.resume), 2):
+            peer.partitions = {TOPIC: count}
+            assert len(tell("a")) == count
+        peer.partitions = {TOPIC: 5}
+        assert len(schedules.pause()) == 5
+
+
 def test_threads_share_schedules() -> None:
     failed: list[Exception] = []
     with Peer() as peer, Schedules(peer.url, TOPIC) as schedules:
@@ -321,19 +331,20 @@ def test_a_topic_partition_that_takes_no_message_keeps_no_cancel_from_the_others
         assert (failure.value.code, failure.value.exit_code) == ("TopicTerminatedError", 2)
         assert all(topic in failure.value.message for topic in refusing)
         assert len(peer.received) == 7
+        peer.partitions = {TOPIC: 9}
+        peer.terminated_topics = {f"{TOPIC}-partition-{number}" for number in (1, 4)}
         with Schedules(peer.url, TOPIC) as schedules:
             for tell in (schedules.cancel, schedules.pause, schedules.resume):
-                schedules._partitions = topics
                 with pytest.raises(BrokerError, match="2 of 9 topic partitions did not store"):
                     tell("a")
         assert len(peer.received) == 28
+        peer.terminated_topics = refusing
         with pytest.raises(BrokerError, match="already terminated"):
             cancel(config, "schedule", "a", topics[1])
 
 
 def test_all_schedules_are_paused_on_each_topic_partition() -> None:
-    with Peer() as peer, Schedules(peer.url, TOPIC) as schedules:
-        schedules._partitions = [TOPIC, TOPIC]
+    with Peer(partitions={TOPIC: 2}) as peer, Schedules(peer.url, TOPIC) as schedules:
         assert len(schedules.pause()) == 2
         assert [properties for _, _, properties in sent(peer)] == [{"ledgerlake.pause": "all"}] * 2
 

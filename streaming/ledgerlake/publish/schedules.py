@@ -6,7 +6,8 @@ Pulsar's Java client routes a message with that key. So the id decides, and the 
 be any other. If the topic gets more partitions, an id may go to another one, and a message that was
 sent before is not replaced any more.
 
-Other clients route by other hashes. So cancels and pauses go to all topic partitions.
+Other clients route by other hashes. So cancels and pauses go to all topic partitions that the topic has
+when they are sent.
 """
 
 from __future__ import annotations
@@ -257,12 +258,15 @@ class Schedules:
     def _tell(self, name: str, schedule_id: str | None) -> list[AnyMessageId]:
         target = "all" if schedule_id is None else f"schedule={_checked(schedule_id)}"
         # A message without a value fits every schema.
-        return send_to_each(self._look_up(), lambda topic_partition: self._send(topic_partition, None, {name: target}))
+        # Schedules may be on a partition that has just been added.
+        partitions = self._look_up(kept_s=-1)
+        return send_to_each(partitions, lambda topic_partition: self._send(topic_partition, None, {name: target}))
 
-    def _look_up(self) -> list[str]:
-        """Return the partitions of the topic, as they are or were a while ago."""
+    def _look_up(self, kept_s: float | None = None) -> list[str]:
+        """Return the partitions of the topic, as they are or were ``kept_s`` seconds ago at most."""
+        kept_s = _PARTITIONS_KEPT_S if kept_s is None else kept_s
         with self._lock:
-            if time.monotonic() - self._looked_up_s > _PARTITIONS_KEPT_S:
+            if time.monotonic() - self._looked_up_s > kept_s:
                 self._partitions = self._cluster.topic_partitions(self._topic, creates=self._creates_topic)
                 self._looked_up_s = time.monotonic()
             return self._partitions
