@@ -40,6 +40,7 @@ class _Consumer:
     connected_since: str = ""
     read_compacted: bool = False
     start: Position = field(init=False)
+    expired_to: Position = BEFORE_ALL
 
     def __post_init__(self) -> None:
         self.start = self.after
@@ -76,6 +77,8 @@ class Peer:
         asked again who they are, before or behind an answer. credentials: what clients said of
         themselves. tls: speaks TLS with this context; ``host`` is where it listens.
         expires: once a consumer has got an entry, message expiry acknowledges the others for it.
+        expirations: after how many entries and consumers message expiry moves all open consumers to a position,
+        each once, in order. stalled: how many consumers, the first that are opened, get no entry.
         markers: positions that it names, and passes over for each consumer, as it acknowledges them itself.
         first_ledger_id: where the topic begins; None: with the ledger of the first entry. topics:
         what the namespace holds; None: the one topic. received: the entries that producers sent, in
@@ -104,6 +107,8 @@ class Peer:
     hold_back: set[Position] = field(default_factory=set)
     markers: set[Position] = field(default_factory=set)
     expires: bool = False
+    expirations: list[tuple[int, Position]] = field(default_factory=list)
+    stalled: int = 0
     requests: list[str] = field(default_factory=list)
     acknowledged: Position | None = None
     drop_acknowledgements: int = 0
@@ -145,7 +150,8 @@ class Peer:
         self._listener = socket.create_server((self.host, 0))
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
-        self._sent = 0
+        self._sent = self._steps = 0
+        self._opened: list[_Consumer] = []
         self._pushed = self._replayed = -1
         self._producers: dict[tuple[int, int], tuple[str, str]] = {}
         self._last_of_name: dict[tuple[str, str], int] = {}
@@ -380,6 +386,7 @@ class Peer:
             self.first_ledger_id if self.first_ledger_id is not None else (entries[0][0].ledger_id if entries else 0)
         )
         marked = Position(first, -1) if consumer.start == Position(-1, -1) else consumer.start
+        marked = max(marked, consumer.expired_to)
         for position, _ in entries:
             if position > marked and position not in self.markers and not self._is_expired(consumer):
                 break
@@ -429,7 +436,17 @@ class Peer:
         if self.clock_ms is not None:
             moment = datetime.fromtimestamp(self.clock_ms() / 1000, timezone.utc)
             consumers[event.consumer_id].connected_since = moment.isoformat(timespec="milliseconds")
+        self._opened.append(consumers[event.consumer_id])
+        self._step()
         connection.send(commands.success(event.request_id))
+
+    def _step(self) -> None:
+        self._steps += 1
+        while self.expirations and self.expirations[0][0] <= self._steps:
+            _, position = self.expirations.pop(0)
+            for consumer in self._opened:
+                consumer.after = max(consumer.after, position)
+                consumer.expired_to = max(consumer.expired_to, position)
 
     def _read_next(self, consumer: _Consumer) -> list[tuple[Position, bytes]]:
         """Return the entries of the next read of a broker that adds up claims, which takes reads for sent."""
@@ -449,7 +466,7 @@ class Peer:
             for position, entry in entries:
                 accepted.sendall(commands.message(consumer_id, position.ledger_id, position.entry_id, entry))
                 self._sent += 1
-        if self.adds_up_claims:
+        if self.adds_up_claims or any(consumer is one for one in self._opened[: self.stalled]):
             return
         for position, entry in self._seen_by(consumer):
             if position <= consumer.after or consumer.permits <= 0 or position in self.hold_back | self.markers:
@@ -465,6 +482,7 @@ class Peer:
             self._sent += 1
             consumer.after = position
             consumer.permits -= message_count(memoryview(entry))
+            self._step()
 
 
 def claimed_messages(entry: bytes) -> int:

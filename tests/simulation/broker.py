@@ -110,6 +110,10 @@ class Consumer:
     connected_ms: int
     cursor: Cursor | None = None
     permits: int = 0
+    start: Position = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start = self.read
 
 
 @dataclass(eq=False)
@@ -406,7 +410,7 @@ class Cluster:
         consumer = link.consumers.get(event.consumer_id)
         if consumer is None:
             return self._error(link, event.request_id, pb.MetadataError, "Consumer not found")
-        marked = consumer.read if consumer.cursor is None else consumer.cursor.mark_delete
+        marked = consumer.start if consumer.cursor is None else consumer.cursor.mark_delete
         answer = {
             "last_message_id": to_wire(consumer.topic.last),
             "consumer_mark_delete_position": to_wire(marked),

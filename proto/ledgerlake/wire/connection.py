@@ -95,7 +95,11 @@ class EntryReceived:
         """Return the entries up to and including a position."""
         return self if self.position <= position else None
 
-    def runs(self) -> Iterator[EntryReceived]:
+    def follows(self, position: Position) -> bool:
+        """Return whether no entry is missing after a position, nor between the entries."""
+        return self.position == position.next
+
+    def runs(self, moved_to: Position) -> Iterator[EntryReceived]:
         yield self
 
     def each(self) -> Iterator[EntryReceived]:
@@ -151,10 +155,20 @@ class EntriesReceived:
             return self if position.ledger_id > self.ledger_id else None
         return self._part(0, int(self.entry_ids.searchsorted(position.entry_id, "right")))
 
-    def runs(self) -> Iterator[EntriesReceived]:
-        """Yield the entries in runs between which more than ``HOLE_ENTRIES`` are missing."""
+    def follows(self, position: Position) -> bool:
+        """Return whether no entry is missing after a position, nor between the entries."""
+        return self.position == position.next and self.last.entry_id - position.entry_id == len(self.entry_ids)
+
+    def runs(self, moved_to: Position) -> Iterator[EntriesReceived]:
+        """Yield the entries in runs between which more than ``HOLE_ENTRIES`` are missing, or an entry
+        before ``moved_to``.
+        """
         steps = self.entry_ids[1:] - self.entry_ids[:-1]
-        breaks = (steps > HOLE_ENTRIES + 1).nonzero()[0] + 1
+        is_break = steps > HOLE_ENTRIES + 1
+        if moved_to > self.position:
+            last_id = moved_to.entry_id if moved_to.ledger_id == self.ledger_id else self.last.entry_id
+            is_break |= (steps > 1) & (self.entry_ids[:-1] < last_id)
+        breaks = is_break.nonzero()[0] + 1
         first = 0
         for stop in [*breaks.tolist(), len(self.entry_ids)]:
             part = self._part(first, stop)

@@ -7,7 +7,11 @@ Rules kept here:
   - Permits count messages, and producers write these counts. The broker takes a read whose counts
     sum up to zero for sent, and sends none of its entries. So if the broker sends nothing, the caller
     has the reader begin again. And where two entries or more are missing between two that came, they
-    are asked for one by one: a single one, as a transaction leaves it, can hide no honest message.
+    are asked for one by one: a wrong count cannot hide a single one, as a transaction leaves it.
+  - Message expiry (TTL) moves the cursors of readers too, past what was not sent yet. A reader
+    acknowledges nothing, so its mark-delete position says how far. If something is missing before
+    that position, a new consumer reads on. A consumer passes over markers before its first entry in
+    the same way, so the next consumer has to show the same. Expiry does not run twice so soon.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.connection import HOLE_ENTRIES, LastMessageIdReceived
 from ledgerlake.wire.consumer import MOST_PERMITS, Permits
-from ledgerlake.wire.message_id import AFTER_ALL, Position, from_wire, start_after
+from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position, from_wire, start_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -64,8 +68,14 @@ _TOGETHER_MOST = 64
 _TOGETHER_BYTES = 16 * 1024 * 1024
 _AT_ONCE_S = 0.5
 
-# How long to wait for an entry that may be missing, before the one that came after it.
+# How long to wait for an entry that may be missing, before the one that came after it: with the first
+# consumer, and at least in all.
+_HIDDEN_FIRST_S = 1.0
 _HIDDEN_S = 10.0
+
+# Brokers run message expiry once a minute at most. Of two consumers, one opened after the other has
+# answered and each no older than this, it can have moved one.
+FRESH_S = 25.0
 
 Result = TypeVar("Result")
 
@@ -98,9 +108,14 @@ class EntryReader:
         self.read_compacted = cluster.settings.read_compacted if read_compacted is None else read_compacted
         self._scan = scan
         self._permits = Permits(window)
-        # What came and is not taken yet; and whether an entry that was hidden before it was taken last.
-        self._ready: deque[Received] = deque()
-        self._is_hidden = False
+        # What came and is not taken yet, each with whether entries before it may be hidden.
+        self._ready: deque[tuple[Received, bool]] = deque()
+        # Up to which entry and how far it is known that the consumer's mark-delete position was moved.
+        self._known_to = self._moved_to = BEFORE_ALL
+        # The first entry that the consumer got, and whether expiry moved it past others since.
+        self._first: Position | None = None
+        self._is_expired = False
+        self._opened_s = 0.0
         # Where the next consumer begins, and whether the broker reads its first entry alone.
         self._begin: tuple[Position, bool] | None = None
         self._is_alone = False
@@ -144,6 +159,13 @@ class EntryReader:
     def consumer(self) -> Consumer | None:
         """Return the open consumer; None without one. A broker ends it if the topic is deleted."""
         return None if self._open is None or self._open[1].closed else self._open[1]
+
+    @property
+    def is_fresh(self) -> bool:
+        """Return whether the open consumer is so new that message expiry ran at most once for it and the
+        one before it.
+        """
+        return time.monotonic() - self._opened_s < FRESH_S
 
     @property
     def outstanding(self) -> int:
@@ -210,6 +232,9 @@ class EntryReader:
         self._permits.outstanding = 0
         self._is_alone = self._permits.window == 1 if self._begin is None else self._begin[1]
         self._begin = None
+        self._known_to = self._moved_to = BEFORE_ALL
+        self._first, self._is_expired = None, False
+        self._opened_s = time.monotonic()
 
     def distance(self, end: Position) -> int:
         """Return how many entries the reader gets up to ``end``, which is in the ledger of the last
@@ -278,6 +303,8 @@ class EntryReader:
     def _next_once(self, deadline: float, take: Take) -> Received | None:
         if self._ready:
             return self._next_ready()
+        if self._is_expired:
+            self.begin_again(True)
         session, consumer = self._opened()
         if self._permits.outstanding == 0:
             grant(session, consumer, self._permits.open(1 if self._is_alone else max(self._permits.window, 2)))
@@ -293,51 +320,105 @@ class EntryReader:
             was_alone, self._is_alone = self._is_alone, False
             if self.after == AFTER_ALL:
                 return received
+            self._first = self._first or received.position
             new_entries = received.after(self.after)
-            if new_entries is not None and (was_alone or self.read_compacted):
-                return new_entries
             if new_entries is not None:
-                self._ready += new_entries.runs()
-                return self._next_ready()
+                if self.read_compacted:
+                    return new_entries
+                self._add_ready(new_entries, self._find_moved_to(session, consumer, new_entries), was_alone)
+                return self._next_ready() if self._ready else None
+
+    def _add_ready(self, received: Received, moved_to: Position, was_alone: bool) -> None:
+        first, *others = received.runs(moved_to)
+        may_hide = self._may_hide(first.position, moved_to, was_alone)
+        had_entry = self._first is not None and self._first <= moved_to < AFTER_ALL
+        if had_entry and (others or (may_hide and self._first != first.position)):
+            # Nobody acknowledged what the consumer got. Another one gets what this one did not.
+            _log.warning("message expiry has moved the cursor of a reader of %s to %s", self.topic_partition, moved_to)
+            self._is_expired = True
+            if not may_hide:
+                self._ready.append((first, False))
+            return
+        self._ready.append((first, may_hide))
+        self._ready += ((run, True) for run in others)
+
+    def _may_hide(self, following: Position, moved_to: Position, was_alone: bool) -> bool:
+        """Return whether entries may be hidden before the first of some that came."""
+        before = self.after
+        if following == before.next:
+            return False
+        # Of a ledger before, it is not known where it ends, and of a topic's beginning, in which ledger it is.
+        is_long = before.ledger_id != following.ledger_id or following.entry_id - before.entry_id > HOLE_ENTRIES + 1
+        # The broker takes at least two entries for sent at once, so a wrong count hides none alone.
+        if is_long and not was_alone:
+            return True
+        if before == BEFORE_ALL:
+            # The position is before the first ledger. If the broker does not tell, the topic begins there.
+            return moved_to.entry_id >= 0 and moved_to != AFTER_ALL
+        return moved_to > before
+
+    def _find_moved_to(self, session: Session, consumer: Consumer, received: Received) -> Position:
+        """Return how far the consumer's mark-delete position was moved when entries had come;
+        ``BEFORE_ALL`` if none is missing, ``AFTER_ALL`` if the broker does not tell.
+        """
+        if received.follows(self.after):
+            return BEFORE_ALL
+        if received.last > self._known_to:
+            arrived = [received.last, *(entries.last for entries in list(consumer.entries)[-1:])]
+            try:
+                request_id = session.start(partial(commands.get_last_message_id, consumer.consumer_id))
+                attempt = f"tell the mark-delete position of {self.topic_partition}"
+                told = session.answer(LastMessageIdReceived, attempt, request_id, consumer)
+            except LedgerlakeError:
+                return AFTER_ALL
+            self._known_to = max(arrived)
+            self._moved_to = from_wire(told.answer.consumer_mark_delete_position).position
+        return self._moved_to
 
     def _next_ready(self) -> Received:
         """Return the next of the entries that came, or one that the broker took for sent before it. Those
         may be very many, so each is read when it is taken.
         """
-        until = self._ready[0].position
-        if self._is_hidden or _may_hide_entries(self.after, until):
-            hidden = self._hidden(until)
-            self._is_hidden = hidden is not None
+        received, may_hide = self._ready[0]
+        if may_hide and self.after.next != received.position:
+            hidden = self._hidden(received.position)
             if hidden is not None:
                 return hidden
-        return self._ready.popleft()
+        self._ready.popleft()
+        return received
 
     def _hidden(self, until: Position) -> EntryReceived | None:
-        """Return the next entry if it is before a position, else None. The broker reads it alone, for a
-        consumer of its own.
+        """Return the next entry if it is before a position, else None.
+
+        Raises:
+            DeadlineError: the broker sent none, so that one between may be missing.
         """
-        reader = EntryReader(self.cluster, self.topic_partition, self.after, window=1)
-        try:
-            entry = self._certain(reader, until)
-        finally:
-            reader.close()
+        entry = self._certain(until)
         if entry.position >= until:
             return None
         _log.warning("the broker did not send the entry %s of %s at first", entry.position, self.topic_partition)
         return entry
 
-    def _certain(self, reader: EntryReader, until: Position) -> EntryReceived:
-        """Return the next entry of a reader before an entry that the broker has sent: it has one.
+    def _certain(self, until: Position) -> EntryReceived:
+        """Return the next entry before an entry that the broker has sent: it has one.
 
         Raises:
-            DeadlineError: the broker sent none, so that one between may be missing.
+            DeadlineError: as ``_hidden``.
         """
         give_up_s = time.monotonic() + max(self.cluster.settings.give_up_after_s, _HIDDEN_S)
+        shown, wait_s = None, _HIDDEN_FIRST_S
         while time.monotonic() < give_up_s:
-            if (entry := reader.next(_HIDDEN_S)) is not None:
+            reader = _LoneReader(self.cluster, self.topic_partition, self.after, window=1, read_compacted=False)
+            with contextlib.closing(reader):
+                entry = reader.next(wait_s)
+                is_fresh = reader.is_fresh
+            if entry is not None and (not reader.may_hide or (is_fresh and entry.position == shown)):
                 return entry
+            shown = entry.position if entry is not None and is_fresh else None
+            # Expiry may have moved it past all entries; or the broker skips very many.
+            wait_s = wait_s if entry is not None else wait_s * 2
         raise DeadlineError(
-            f"the broker has an entry of {self.topic_partition} between {reader.after} and {until} or none, and does not tell; "
+            f"the broker has an entry of {self.topic_partition} between {self.after} and {until} or none, and does not tell; "
             "try again later"
         )
 
@@ -401,12 +482,16 @@ class EntryReader:
         time.sleep(pause_s)
 
 
-def _may_hide_entries(before: Position, following: Position) -> bool:
-    """Return whether entries between two that came one after another may hide an honest message: the
-    broker takes at least two for sent at once. Of a ledger before, it is not known where it ends, and
-    of a topic's beginning, in which ledger it is.
+class _LoneReader(EntryReader):
+    """Reads one entry, which the broker reads alone; ``may_hide`` says whether expiry may have moved its
+    consumer past an entry before that one.
     """
-    return before.ledger_id != following.ledger_id or following.entry_id - before.entry_id > HOLE_ENTRIES + 1
+
+    may_hide = False
+
+    def _add_ready(self, received: Received, moved_to: Position, was_alone: bool) -> None:
+        self.may_hide = self._may_hide(received.position, moved_to, was_alone)
+        self._ready.append((received, False))
 
 
 def open_together(cluster: Cluster, readers: Sequence[EntryReader]) -> None:

@@ -28,9 +28,10 @@ def next_until(reader: EntryReader, end: Position, patience_s: float | None = No
     The entry at ``end`` itself may never come: it can be a marker, a hole, or trimmed. So if
     nothing arrives, the broker is asked for its last entry. If that was read already, the range is
     complete. If it was not, the broker's count of messages may be wrong, and the reader begins again
-    with a new consumer. If the broker passes over the rest for that one, as it does with markers, the
-    range is complete too, and the reader is behind its end. An entry that the broker names, and sends
-    to none of the consumers, never comes either: ``reader.is_passed_over`` says so.
+    with a new consumer. If the broker passes over the rest for two of these, one after the other, as it
+    does with markers, the range is complete too, and the reader is behind its end. An entry that the
+    broker names, and sends to none of the consumers, never comes either: ``reader.is_passed_over`` says
+    so.
 
     Args:
         patience_s: how long to wait for an entry that the broker names; None for ``poll_timeout_s``.
@@ -55,7 +56,7 @@ def _next_until(
     reader: EntryReader, end: Position, take: Callable[[EntryReader, float], Received | None], patience_s: float | None
 ) -> Received | None:
     most_s = reader.cluster.settings.poll_timeout_s if patience_s is None else patience_s
-    waited_s, pause_s, is_alone, is_new = 0.0, _IDLE_FIRST_S, True, False
+    waited_s, pause_s, is_alone, is_new, has_passed = 0.0, _IDLE_FIRST_S, True, False, False
     while reader.after < end:
         received = take(reader, pause_s)
         if received is not None:
@@ -63,31 +64,33 @@ def _next_until(
         last = last_position(reader, end)
         if last is None or last <= reader.after:
             return None
-        if is_new and _has_passed(reader, last):
+        had_passed, has_passed = has_passed, is_new and _has_passed(reader, last)
+        if had_passed and has_passed:
             reader.after = last
             return None
         waited_s += pause_s
         if waited_s >= most_s:
             _pass_over(reader, last)
             return None
-        # A broker that reads slowly gets more time by each consumer.
-        pause_s = min(pause_s * 2, max(most_s - waited_s, _IDLE_FIRST_S))
+        # A broker that reads slowly gets more time by each consumer; a next one that shows the same needs no more.
+        pause_s = pause_s if has_passed else min(pause_s * 2, max(most_s - waited_s, _IDLE_FIRST_S))
         if waited_s >= _BEGIN_AGAIN_S:
-            reader.begin_again(is_alone)
-            is_alone, is_new = not is_alone, True
+            # One that gets the last entry again acknowledges nothing behind it.
+            reader.begin_again(is_alone or has_passed)
+            is_alone, is_new = not (is_alone or has_passed), True
     return None
 
 
 def _has_passed(reader: EntryReader, last: Position) -> bool:
     """Return whether the broker has passed over all entries up to ``last`` for the consumer that the
-    reader has just opened. It acknowledges what it does not send, such as markers. The reader
-    acknowledges nothing, so it has sent none of them. For an older consumer, message expiry (TTL) may
-    have acknowledged what was not sent yet.
+    reader has just opened. It acknowledges what it does not send, such as markers, and the reader
+    acknowledges nothing. Message expiry (TTL) acknowledges too, but not twice so soon: it takes two
+    consumers, one after the other, to know.
     """
     if reader.read_compacted:
         return False
     passed = reader.mark_delete_position()
-    return passed is not None and passed >= last
+    return passed is not None and passed >= last and reader.is_fresh
 
 
 def _pass_over(reader: EntryReader, last: Position) -> None:
