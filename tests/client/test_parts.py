@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from ledgerlake.client.backoff import Backoff
 from ledgerlake.client.topics import TopicSelection, full_name, full_pattern, partition_name, split_partition
 from ledgerlake.client.transport import Address, parse_service_url
 from ledgerlake.errors import TransportError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.mark.parametrize("name", ["orders", "public/default/orders", "persistent://public/default/orders", " orders "])
@@ -117,14 +122,22 @@ def test_a_pattern_matches_the_whole_local_name_of_a_topic(
     pattern: str, matching: list[str], others: list[str]
 ) -> None:
     selection = TopicSelection(pattern=full_pattern(pattern))
-    assert (selection.namespace, selection.is_persistent) == ("public/default", True)
+    assert selection.namespace == "public/default"
     assert all(selection.matches(f"persistent://public/default/{name}") for name in matching)
     assert not any(selection.matches(f"persistent://public/default/{other}") for other in others)
 
 
 def test_a_pattern_names_its_namespace() -> None:
     assert TopicSelection(pattern=full_pattern("t/n/a.*")).namespace == "t/n"
-    assert not TopicSelection(pattern=full_pattern("non-persistent://t/n/a")).is_persistent
+
+
+@pytest.mark.parametrize("read", [full_name, full_pattern])
+@pytest.mark.parametrize(
+    "name", ["non-persistent://public/default/a", " non-persistent://a", "non-persistent://t/n/a.*"]
+)
+def test_a_topic_that_is_not_stored_is_refused_at_once(read: Callable[[str], str], name: str) -> None:
+    with pytest.raises(UsageError, match=r"brokers store nothing.*name a persistent:// topic"):
+        read(name)
 
 
 @pytest.mark.parametrize("pattern", ["a(", "a/b", "a/b/c/d", "", "http://t/n/a"])

@@ -83,7 +83,7 @@ def commands_of_a_client() -> list[bytes]:
     return [
         commands.connect("c", "token", b"secret"),
         commands.partition_metadata("t", 1),
-        commands.topics_of_namespace("a/b", True, 2),
+        commands.topics_of_namespace("a/b", 2),
         commands.watch_topics(1, "a/b", "persistent://a/b/.*", 3),
         commands.get_schema("t", b"\0" * 8, 4),
         commands.lookup("t", 5),

@@ -76,9 +76,7 @@ def test_a_misspelt_topic(runtime: Runtime, tmp_path: Path) -> None:
     assert f"the topic does not exist; create it or correct its name; there is {topic}" in problem(findings, "topics")
     listed = ledgerlake("peek", topic, LEDGERLAKE_SERVICE_URL=runtime.service_url)
     assert listed.returncode == 0
-    assert not any(
-        name.endswith(f"{topic}s") for name in runtime.cluster().topics_of("public/default", is_persistent=True)
-    )
+    assert not any(name.endswith(f"{topic}s") for name in runtime.cluster().topics_of("public/default"))
 
 
 def test_a_namespace_that_is_missing(runtime: Runtime, tmp_path: Path) -> None:

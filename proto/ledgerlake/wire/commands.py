@@ -76,8 +76,9 @@ def partition_metadata(topic: str, request_id: int, creates: bool = False) -> by
     return encode(pb.BaseCommand(type=_Type.PARTITIONED_METADATA, partition_metadata=body))
 
 
-def topics_of_namespace(namespace: str, is_persistent: bool, request_id: int) -> bytes:
-    mode = pb.CommandGetTopicsOfNamespace.PERSISTENT if is_persistent else pb.CommandGetTopicsOfNamespace.NON_PERSISTENT
+def topics_of_namespace(namespace: str, request_id: int) -> bytes:
+    """Return GET_TOPICS_OF_NAMESPACE for the persistent topics."""
+    mode = pb.CommandGetTopicsOfNamespace.PERSISTENT
     body = pb.CommandGetTopicsOfNamespace(request_id=request_id, namespace=namespace, mode=mode)
     return encode(pb.BaseCommand(type=_Type.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace=body))
 

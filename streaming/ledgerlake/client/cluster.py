@@ -135,7 +135,7 @@ class Cluster:
         All topics of the namespace are watched, because a broker accepts short patterns only, and
         has its own syntax for them.
         """
-        if selection.pattern is None or not selection.is_persistent:
+        if selection.pattern is None:
             return None
         pattern = f"persistent://{selection.namespace}/.*"
         try:
@@ -159,7 +159,7 @@ class Cluster:
             partition for name, answer in zip(names, answers, strict=True) for partition in _partitions_of(name, answer)
         ]
 
-    def topics_of(self, namespace: str, *, is_persistent: bool) -> list[str]:
+    def topics_of(self, namespace: str) -> list[str]:
         """Return the topic partitions of a namespace.
 
         Raises:
@@ -169,14 +169,14 @@ class Cluster:
             lambda session: session.request(
                 pb.CommandGetTopicsOfNamespaceResponse,
                 f"list the topics of {namespace}",
-                partial(commands.topics_of_namespace, namespace, is_persistent),
+                partial(commands.topics_of_namespace, namespace),
             )
         )
         return list(answer.topics)
 
     def _matching(self, selection: TopicSelection) -> list[str]:
         try:
-            topics = self.topics_of(selection.namespace, is_persistent=selection.is_persistent)
+            topics = self.topics_of(selection.namespace)
         except FrameTooLargeError as error:
             if not error.is_command:
                 raise

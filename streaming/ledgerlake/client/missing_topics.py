@@ -53,7 +53,7 @@ def _hint(cluster: Cluster, topic: str) -> str:
         cluster.topic_partitions(topic)
     except TopicNotFoundError:
         try:
-            names = cluster.topics_of(namespace, is_persistent=topic.startswith("persistent://"))
+            names = cluster.topics_of(namespace)
         except LedgerlakeError:
             return ""
         by_local_name = {name.rpartition("/")[2]: name for name, _ in map(split_partition, names)}

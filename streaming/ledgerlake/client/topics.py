@@ -13,7 +13,8 @@ from functools import cached_property
 
 from ledgerlake.errors import UsageError
 
-_FULL = re.compile(r"(persistent|non-persistent)://([^/\s]+)/([^/\s]+)/(\S+)")
+_FULL = re.compile(r"persistent://([^/\s]+)/([^/\s]+)/(\S+)")
+_NOT_STORED = "non-persistent://"
 # As Pulsar reads names: ``orders-partition-3`` belongs to ``orders``, whether that has partitions or
 # not, up to the largest number of Java's int. ``orders-partition-00`` is a topic of its own.
 _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,9})")
@@ -38,13 +39,9 @@ class TopicSelection:
     pattern: str | None = None
 
     @property
-    def is_persistent(self) -> bool:
-        return all(name.startswith("persistent://") for name in self.names or (self.pattern or "",))
-
-    @property
     def namespace(self) -> str:
         """Return tenant and namespace of the pattern."""
-        return "/".join(self._parts[1:3])
+        return "/".join(self._parts[:2])
 
     def includes(self, topic_partition: str) -> bool:
         """Return whether a topic partition is selected."""
@@ -63,14 +60,14 @@ class TopicSelection:
         return not local_name.startswith("__") and self._local.fullmatch(local_name) is not None
 
     @cached_property
-    def _parts(self) -> tuple[str, str, str, str]:
+    def _parts(self) -> tuple[str, str, str]:
         matched = _FULL.fullmatch(self.pattern or "")
         assert matched is not None
-        return matched.group(1), matched.group(2), matched.group(3), matched.group(4)
+        return matched.group(1), matched.group(2), matched.group(3)
 
     @cached_property
     def _local(self) -> re.Pattern[str]:
-        return re.compile(self._parts[3])
+        return re.compile(self._parts[2])
 
 
 def full_pattern(pattern: str) -> str:
@@ -80,13 +77,14 @@ def full_pattern(pattern: str) -> str:
         UsageError: it is not a pattern.
     """
     text = pattern.strip()
+    _check_is_stored(text)
     if "://" not in text:
         text = f"persistent://{text}" if text.count("/") == 2 else f"persistent://public/default/{text}"
     try:
         matched = _FULL.fullmatch(text)
-        if matched is None or "/" in matched.group(4):
+        if matched is None or "/" in matched.group(3):
             raise UsageError(f"'{pattern}' is no pattern of topics; write persistent://tenant/namespace/orders-.*")
-        re.compile(matched.group(4))
+        re.compile(matched.group(3))
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(f"the pattern '{pattern}' is no regular expression: {error}") from None
     return text
@@ -99,6 +97,7 @@ def full_name(topic: str) -> str:
         UsageError: it is no topic name.
     """
     name = topic.strip()
+    _check_is_stored(name)
     if "://" not in name:
         parts = name.split("/")
         if len(parts) == 1:
@@ -110,6 +109,14 @@ def full_name(topic: str) -> str:
             f"'{topic}' is not a topic name; write orders, tenant/namespace/orders or persistent://tenant/namespace/orders"
         )
     return name
+
+
+def _check_is_stored(name: str) -> None:
+    if name.startswith(_NOT_STORED):
+        raise UsageError(
+            f"'{name}' is a topic of which brokers store nothing: there is nothing to read again and no position in it; "
+            "name a persistent:// topic"
+        )
 
 
 def partition_name(topic: str, partition: int) -> str:

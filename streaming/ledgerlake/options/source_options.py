@@ -300,8 +300,6 @@ class SourceOptions(ClientOptions):
         self._check_admission()
         if self.starting == "cursor" and not self.subscription:
             raise UsageError("a start at the cursor needs the option 'subscription'")
-        if self.read_compacted and not self.topics.is_persistent:
-            raise UsageError("the option 'readCompacted' is for persistent topics")
 
     @cached_property
     def client(self) -> ReadSettings:
