@@ -9,7 +9,8 @@ the broker (PIP-70).
     TIME      first stored then or later   TIME      last stored before that
     index N   message number N             index N   message number N
 
-So the end of a read by time is the start of the next one, and a read by index continues at N + 1.
+So the end of a read by time is the start of the next one, if times rise (see ``search``), and a read
+by index continues at N + 1.
 
 An id with a partition is a start or an end of that topic partition only.
 
