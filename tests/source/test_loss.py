@@ -345,6 +345,21 @@ def test_gaps_between_ledgers_that_are_there_are_no_loss() -> None:
         assert [row["value"] for row in rows] == [b"a", b"b"]
 
 
+@pytest.mark.parametrize(("next_index", "missing"), [(10, 0), (20, 10), (5, 0)])
+def test_messages_that_a_broker_counts_between_two_ledgers_and_does_not_send_are_in_the_log(
+    next_index: int, missing: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Peer(first_ledger_id=7) as peer:
+        peer.add(single(b"a", 9), ledger_id=7)
+        peer.add(single(b"b", next_index), ledger_id=12)
+        span = EntryRange(TOPIC, Position(7, -1), Position(12, 0))
+        rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
+    assert [row["value"] for row in rows] == [b"a", b"b"]
+    said = [text for text in caplog.messages if "counts" in text]
+    assert len(said) == (missing > 0)
+    assert all(f"counts {missing} messages after 7:0 and before 12:0" in text for text in said)
+
+
 def test_ledgers_that_went_after_all_of_them_was_read_are_no_loss() -> None:
     with Peer() as peer:
         peer.add(batch([b"a"], index=2), ledger_id=9)

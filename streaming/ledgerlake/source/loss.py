@@ -23,8 +23,8 @@ removes an empty ledger when it loads the topic again. There too the cursor deci
 cursor, a first index of 0 proves that nothing was lost, and a later one counts as loss; without an
 index either, nothing is known to have been lost.
 
-Two cases are not detected: a cursor was moved just to the end of a ledger, or it was removed and
-created again. If a ledger that was read completely is removed, the broker itself moves the cursor
+Three cases are not detected: a ledger in the midst of a topic was lost, and the broker may skip it
+(see ``not_sent``); a cursor was moved just to the end of a ledger; or it was removed and created again. If a ledger that was read completely is removed, the broker itself moves the cursor
 before the first entry of the next one.
 
 Another topic may have taken the name of the one that was read: it was deleted and created again,
@@ -136,6 +136,19 @@ def find_loss(
     # Ledgers are removed whole, so the entries before it in its ledger are there, and hold no message.
     undelivered = following.entry_id
     return Loss(last_read.position, following, missing, False) if missing > undelivered else None
+
+
+def not_sent(last_read: LastRead, following: Position, index: int | None, count: int) -> int:
+    """Return how many of the broker's indexes lie between two entries that came one after the other, more
+    than the entries before the second one in its ledger explain; 0 if there is no index.
+
+    They may be those of aborted transactions and of markers at the end of a ledger. Or a broker that
+    may skip lost ledgers (``autoSkipNonRecoverableData``) skipped one: it acknowledges its entries, as
+    it does with markers, and nothing that a reader is told sets the two apart.
+    """
+    if last_read.index is None or index is None:
+        return 0
+    return max(index - count - last_read.index - following.entry_id, 0)
 
 
 def moved_to(mark_delete: Position, last_read: Position) -> Position:

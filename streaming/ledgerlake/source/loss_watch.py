@@ -7,6 +7,7 @@ local property of their job, as ``{topic partition: [ledger, entry]}``.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from ledgerlake.source.loss import (
     LastRead,
     Loss,
     find_loss,
+    not_sent,
 )
 from ledgerlake.wire.entry import index_count, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
@@ -38,7 +40,14 @@ _ASK_AGAIN_S = 1.0
 
 _MOVED_CURSORS = "ledgerlake.movedCursors"
 
+_NOT_KNOWN = (
+    "the broker counts %d messages after %s and before %s of %s that it does not send: they are of transactions, or it "
+    "skipped a ledger that is lost (autoSkipNonRecoverableData)"
+)
+
 _NOT_SENT = "the broker names them and does not send them"
+
+_log = logging.getLogger(__name__)
 
 # If a cluster was made anew, many topic partitions end early: only the first is waited for.
 _KNOWN_FOR_S = 600.0
@@ -108,7 +117,12 @@ class LossWatch:
         self._deadline_s = None
         loss = None
         if self._is_enabled and 0 <= self._ledger_id != received.ledger_id:
-            loss = self._look(received.position, *_index_and_count(received.first_entry))
+            index, count = _index_and_count(received.first_entry)
+            loss = self._look(received.position, index, count)
+            if loss is None and (missing := not_sent(self._last_read(), received.position, index, count)):
+                _log.warning(
+                    _NOT_KNOWN, missing, self._last_read().position, received.position, self._span.topic_partition
+                )
         self._ledger_id, self._last = received.ledger_id, received
         return loss
 
