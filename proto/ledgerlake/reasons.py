@@ -213,7 +213,8 @@ EXPIRED = _declare(
 )
 ENTRY_TRIMMED = _declare(
     "entry_trimmed",
-    'The topic no longer has the entry of a delayed message; only with `payloads = "reread"`.',
+    "The topic no longer has the entry of a delayed message, or another topic of that name has another one "
+    'in its place; only with `payloads = "reread"`.',
     'Use `payloads = "kept"`, or let the topic retain messages for longer than their delay.',
     may_change=True,
 )

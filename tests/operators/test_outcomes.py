@@ -26,7 +26,7 @@ from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.encryption import encrypted
-from tests.entries import batch, single
+from tests.entries import BROKER_TIME_MS, batch, single
 from tests.operators.stage import SOURCE
 from tests.operators.test_scheduled import frame
 from tests.peer import TOPIC, Peer
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ENTRIES = chunk_entries(b"large message", 3)
+DUE_MS = BROKER_TIME_MS + 1_000
 AT = tuple(Position(7, number) for number in (1, 2, 4))
 
 
@@ -218,14 +219,26 @@ def test_a_large_message_waits_by_the_time_in_its_chunks_or_is_rejected(
             assert {reject.reason for reject in decoded} == {"malformed_marker"}
 
 
-def test_an_entry_that_is_read_again_and_is_not_delayed_any_more_is_delivered_and_not_cancelled() -> None:
+@pytest.mark.parametrize("of_another_topic", [{}, {"deliver_at_time": DUE_MS - 1}, {"deliver_at_time": DUE_MS + 1}])
+@pytest.mark.parametrize("has_repeated", [False, True])
+def test_an_entry_of_a_topic_that_was_created_again_is_not_taken_for_one_that_waited(
+    of_another_topic: dict[str, int], has_repeated: bool
+) -> None:
+    """It may be due in a year, or be delivered already."""
+    due = DuePositions([Position(7, 0), Position(7, 1), Position(7, 2)], [DUE_MS] * 3, 10**12, {})
+    if has_repeated:
+        positions, deliveries = [Position(7, 3), *due.positions], [Delivery(50, {}), None, None, None]
+        due = DuePositions(
+            positions, [DUE_MS] * 4, 10**12, {}, 100, frame(3, 50, schedule="a", every="PT1S"), deliveries
+        )
     with Peer() as peer:
-        peer.add(single(b"of a topic that was created anew", partition_key="a"))
+        a, b = (single(value, deliver_at_time=DUE_MS) for value in (b"a", b"b"))
+        peer.add(a, single(b"another", **of_another_topic), b)
         judge = decoder(peer)
-        judge.cancels = cancels()
-        (decoded,) = judge.decode(DuePositions([Position(7, 0)], 10**12, {}))
-        assert not isinstance(decoded, list)
-        assert decoded["value"].to_pylist() == [b"of a topic that was created anew"]
+        found, rejects = _content_of(judge.decode(due))
+        written = rows(judge.reject_tables(rejects))
+    assert [row["value"] for row in found if row["entry_id"] < 3] == [b"a", b"b"]
+    assert [(row["reason"], row["entry_id"], row["entry"]) for row in written] == [("entry_trimmed", 1, None)]
 
 
 def test_occurrences_of_several_messages_come_together_in_their_order() -> None:
@@ -275,7 +288,9 @@ def test_messages_between_occurrences_become_what_they_become_alone(is_in_topic:
     mixed: DueEntries | DuePositions = DueEntries(frames, 9_000, {}, clock_ms=100, deliveries=between)
     if is_in_topic:
         all_positions = [place for position in positions for place in (Position(7, 0), position)]
-        mixed = DuePositions(all_positions, 9_000, {}, 100, b"".join(repeating), between)
+        mixed = DuePositions(
+            all_positions, [BROKER_TIME_MS] * len(all_positions), 9_000, {}, 100, b"".join(repeating), between
+        )
     with Peer() as peer:
         peer.add(b"in the place of the one that repeats", *plain)
         judge = decoder(peer)
@@ -331,8 +346,8 @@ def test_entries_that_are_read_again_leave_in_the_order_in_which_they_are_due(
     monkeypatch.setattr(outcomes, "_REREAD_BYTES", most_bytes)
     due = [Position(7, number) for number in (3, 0, 4, 1)]
     with Peer() as peer:
-        peer.add(*(single(b"%d" % number) for number in range(5)))
-        decoded = list(decoder(peer).decode(DuePositions(due, 10**12, {})))
+        peer.add(*(single(b"%d" % number, deliver_at_time=50) for number in range(5)))
+        decoded = list(decoder(peer).decode(DuePositions(due, [BROKER_TIME_MS] * len(due), 10**12, {})))
     values = [value for part in decoded if isinstance(part, pa.RecordBatch) for value in part["value"].to_pylist()]
     assert values == [b"3", b"0", b"4", b"1"]
 
@@ -355,9 +370,9 @@ def test_a_large_message_that_cannot_be_read_when_it_is_due_is_rejected_with_its
 
 @pytest.mark.parametrize("is_in_topic", [False, True])
 def test_due_messages_keep_their_order_beside_one_that_the_kernels_do_not_decode(is_in_topic: bool) -> None:
-    entries = [single(b"%d" % number) for number in range(5)]
+    entries = [single(b"%d" % number, deliver_at_time=50) for number in range(5)]
     # A key that is no text, in an entry without a checksum.
-    odd = single(b"4", partition_key="??").replace(b"??", b"\xff\xfe")
+    odd = single(b"4", partition_key="??", deliver_at_time=50).replace(b"??", b"\xff\xfe")
     checksum = odd.index(b"\x0e\x01")
     entries[4] = odd[:checksum] + odd[checksum + 6 :]
     order = (3, 0, 4, 1)
@@ -365,7 +380,7 @@ def test_due_messages_keep_their_order_beside_one_that_the_kernels_do_not_decode
         b"".join(commands.message(1, 7, number, entries[number]) for number in order), 10**12, {}
     )
     if is_in_topic:
-        due = DuePositions([Position(7, number) for number in order], 10**12, {})
+        due = DuePositions([Position(7, number) for number in order], [BROKER_TIME_MS] * len(order), 10**12, {})
     with Peer() as peer:
         peer.add(*entries)
         decoded = [part for part in decoder(peer).decode(due) if isinstance(part, pa.RecordBatch)]

@@ -88,7 +88,7 @@ from ledgerlake.schedules.schedules import (
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
     from pyspark.sql.streaming.stateful_processor import ValueState
@@ -644,14 +644,14 @@ class DelayedMessages:
         """Yield messages whose bytes are not in their segment: large ones, partial entries, and
         those that must be read from the topic.
         """
-        to_reread: list[Position] = []
+        to_reread: list[Key] = []
         for due_ms, ledger_id, entry_id in zip(*(column.to_pylist() for column in batch.columns[:3]), strict=True):
             message = self._load_waiting(ledger_id, entry_id)
             if to_reread and (message is not None or len(to_reread) == _ROW_POSITIONS):
-                yield DuePositions(to_reread, release.delivered_ms, release.outputs, release.clock_ms)
+                yield _due_positions(to_reread, release)
                 to_reread = []
             if message is None:
-                to_reread.append(Position(ledger_id, entry_id))
+                to_reread.append((due_ms, ledger_id, entry_id))
                 continue
             positions = message.positions
             if message.batch_range is not None:
@@ -673,7 +673,7 @@ class DelayedMessages:
             for chunk in positions if message.bytes_kept else ():
                 self._kept_entries.drop(chunk)
         if to_reread:
-            yield DuePositions(to_reread, release.delivered_ms, release.outputs, release.clock_ms)
+            yield _due_positions(to_reread, release)
 
     def _take_partial(self, position: Position, batch_range: BatchRange, release: _Release) -> Iterator[Outcome]:
         frame = self._take_frame(position, batch_range)
@@ -756,12 +756,19 @@ def _due_outcome(rows: list[_DueRow], release: _Release) -> Iterator[DueEntries 
     frames = b"".join(row.frame for row in rows if row.frame is not None)
     deliveries = [row.delivery for row in rows]
     if any(row.frame is None for row in rows):
-        positions = [Position(*row.key[1:]) for row in rows]
-        yield DuePositions(positions, release.delivered_ms, release.outputs, release.clock_ms, frames, deliveries)
+        yield _due_positions([row.key for row in rows], release, frames, deliveries)
     elif rows:
         yield DueEntries(
             frames, release.delivered_ms, release.outputs, clock_ms=release.clock_ms, deliveries=deliveries
         )
+
+
+def _due_positions(
+    keys: list[Key], release: _Release, frames: bytes = b"", deliveries: Sequence[Delivery | None] = ()
+) -> DuePositions:
+    positions = [Position(*key[1:]) for key in keys]
+    due_ms = [key[0] for key in keys]
+    return DuePositions(positions, due_ms, release.delivered_ms, release.outputs, release.clock_ms, frames, deliveries)
 
 
 def _combine(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

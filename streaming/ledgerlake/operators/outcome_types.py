@@ -54,12 +54,13 @@ class DueEntries:
 
 @dataclass(frozen=True)
 class DuePositions:
-    """Delayed entries whose bytes only the topic has, in the order in which they are due. If
-    messages that repeat are among them, ``deliveries`` has an item for each position, None for the
-    others, and ``frames`` has their entries.
+    """Delayed entries whose bytes only the topic has, in the order in which they are due, with the times
+    of the index at which they are. If messages that repeat are among them, ``deliveries`` has an item
+    for each position, None for the others, and ``frames`` has their entries.
     """
 
     positions: list[Position]
+    due_ms: list[int]
     delivered_ms: int
     outputs: Mapping[str, Position]
     clock_ms: int | None = None

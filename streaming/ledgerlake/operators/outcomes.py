@@ -27,6 +27,7 @@ from ledgerlake.operators.stage_rows import in_groups
 from ledgerlake.reasons import CANCELLED, ENTRY_TRIMMED, MALFORMED_MARKER, Reason
 from ledgerlake.schedules.cancels import Cancels
 from ledgerlake.source.reread import GoneEntries, read_again
+from ledgerlake.wire.entry import delivery_time_ms, parse_entry
 from ledgerlake.wire.message_id import MessageId, Position
 
 if TYPE_CHECKING:
@@ -39,13 +40,14 @@ _REREAD_BYTES = 32 * 1024 * 1024
 
 
 class _Due(NamedTuple):
-    """A due message: its position, its entry unless only the topic has it, and, if it repeats, what is
-    said of this delivery.
+    """A due message: its position, its entry unless only the topic has it, what is said of this delivery
+    if it repeats, and when the index had it due, which an entry from the topic must say too.
     """
 
     position: Position
     entry: bytes | None
     delivery: Delivery | None = None
+    due_ms: int | None = None
 
 
 class OutcomeDecoder:
@@ -220,13 +222,15 @@ class OutcomeDecoder:
         """Yield due messages with the entries that they lack, in the given order, in parts that memory has
         room for.
 
-        A topic is read by rising positions. If there is no room for all, each half is read by itself.
+        A topic is read by rising positions. If there is no room for all, each half is read by itself. An
+        entry that is not due when the index says so is one of another topic of that name.
         """
         entries: dict[Position, bytes | None] = {}
         size = 0
-        in_topic = sorted(each.position for each in due if each.entry is None)
-        for position, entry in zip(in_topic, self._read_again(in_topic), strict=True):
-            entries[position] = entry
+        in_topic = sorted((each for each in due if each.entry is None), key=lambda each: each.position)
+        read = self._read_again(each.position for each in in_topic)
+        for each, entry in zip(in_topic, read, strict=True):
+            entries[each.position] = entry if _is_due(entry, each.due_ms) else None
             size += len(entry or b"")
             if size > _REREAD_BYTES and len(due) > 1:
                 break
@@ -246,15 +250,15 @@ class OutcomeDecoder:
 
     def reject_tables(self, rejected: list[RejectedEntry]) -> Iterator[pa.Table]:
         """Yield rows of ``schema.REJECTS``, in the order of positions. Entries without bytes are read
-        from the topic.
+        from the topic, unless it no longer has them.
 
         Raises:
             As ``decode``.
         """
         in_order = sorted(rejected, key=lambda reject: reject.position)
-        reread_entries = self._read_again([reject.position for reject in in_order if reject.entry is None])
+        reread_entries = self._read_again([reject.position for reject in in_order if _is_to_read(reject)])
         complete = (
-            replace(reject, entry=next(reread_entries)) if reject.entry is None else reject for reject in in_order
+            replace(reject, entry=next(reread_entries)) if _is_to_read(reject) else reject for reject in in_order
         )
         for group in in_groups(complete, lambda reject: reject.entry):
             yield reject_rows(group, self._topic_partition)
@@ -266,6 +270,13 @@ class OutcomeDecoder:
             positions,
             self._gone,
         )
+
+
+def _is_to_read(reject: RejectedEntry) -> bool:
+    """Return whether a reject lacks bytes that the topic may have. In the place of an entry that it no
+    longer has, there may be one of another topic of that name.
+    """
+    return reject.entry is None and reject.reason != ENTRY_TRIMMED
 
 
 def rejected_large(
@@ -293,13 +304,20 @@ def _with_delivery(messages: pa.RecordBatch, delivered_ms: int) -> pa.RecordBatc
 
 def _known_entries(outcome: DuePositions) -> list[_Due]:
     """Return due messages with the entries that need not be read."""
-    if not outcome.deliveries:
-        return [_Due(position, None) for position in outcome.positions]
-    known = iter(placed_entries(outcome.frames))
+    known = iter(placed_entries(outcome.frames) if outcome.deliveries else [])
+    deliveries = outcome.deliveries or [None] * len(outcome.positions)
     return [
-        _Due(position, None) if delivery is None else _Due(*next(known), delivery)
-        for position, delivery in zip(outcome.positions, outcome.deliveries, strict=True)
+        _Due(position, None, due_ms=due_ms) if delivery is None else _Due(*next(known), delivery)
+        for position, due_ms, delivery in zip(outcome.positions, outcome.due_ms, deliveries, strict=True)
     ]
+
+
+def _is_due(entry: bytes | None, due_ms: int | None) -> bool:
+    """Return whether there is an entry that is due at a time, or is damaged: the decoder rejects that."""
+    try:
+        return entry is not None and delivery_time_ms(parse_entry(entry)) == due_ms
+    except CorruptEntryError:
+        return True
 
 
 def _at_position(reject: RejectedEntry, due: Sequence[_Due]) -> RejectedEntry:

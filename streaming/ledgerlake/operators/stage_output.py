@@ -73,7 +73,8 @@ class OutcomeRows:
             yield self._row(RowKind.DUE, None, header, outcome.frames)
         elif isinstance(outcome, DuePositions):
             positions = positions_to_json(outcome.positions)
-            header = _due_header(outcome, positions=positions, deliveries=_delivery_fields(outcome))
+            deliveries = _delivery_fields(outcome)
+            header = _due_header(outcome, positions=positions, due_ms=outcome.due_ms, deliveries=deliveries)
             yield self._row(RowKind.REREAD, None, header, outcome.frames)
         elif isinstance(outcome, Assembled):
             header = _due_header(
@@ -189,6 +190,7 @@ def _outputs_of(batches: Iterable[pa.RecordBatch]) -> Iterator[_Output]:
                 topic_partition,
                 DuePositions(
                     positions,
+                    header["due_ms"],
                     header["delivered_ms"],
                     _outputs(header),
                     header["clock_ms"],
