@@ -21,6 +21,7 @@ from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators import bucket_storage, delayed, repeating, stateful
+from ledgerlake.operators.outcome_types import DueEntries
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvents
 from ledgerlake.operators.schedule_state import block_from_bytes
@@ -50,13 +51,13 @@ from ledgerlake.schedules.repetition import RepetitionRate, parse_repetition, ra
 from ledgerlake.stored.places import Place
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_batch, encode_entry
-from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 from tests.chunks import chunk_entries
 from tests.operators.stage import SOURCE, Stage
 from tests.peer import Peer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import pyarrow as pa
 
@@ -94,6 +95,9 @@ class Play:
         self.rejects: list[RejectedEntry] = []
         self.summary = StateSummary([])
         self.kinds: list[str] = []
+        self.after, self.end = AFTER_ALL, Position(9, 9)
+        # Of the messages that were let go last.
+        self.outputs: Mapping[str, Position] = {}
 
     def __call__(
         self,
@@ -112,7 +116,7 @@ class Play:
                 schedules.add(event)
             else:
                 others.append(event)
-        report = TaskReport(Position(9, 9), due_ms, {}, others)
+        report = TaskReport(self.end, due_ms, {}, others, self.after)
         rows = [*rows, *schedules.rows(SOURCE, all_events=True)]
         rows = [*rows, *(stage_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in parts)]
         rows += [stage_row(SOURCE, RowKind.DELAYED, entry=b"".join(frames))] if frames else []
@@ -133,6 +137,8 @@ class Play:
             elif isinstance(outcome, Cancels):
                 decoder.cancels = outcome
             else:
+                if isinstance(outcome, DueEntries):
+                    self.outputs = outcome.outputs
                 for decoded in decoder.decode(outcome):
                     if isinstance(decoded, list):
                         self.rejects += decoded
@@ -471,6 +477,22 @@ def test_with_reread_a_message_at_the_position_of_a_part_that_was_delivered_is_r
     report = TaskReport(Position(9, 9), STORED_MS + 60_000, {}, [])
     rows = play.stage.run([stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))])
     assert [row.kind for row in rows] == ["reread", "summary"]
+
+
+def test_a_topic_that_was_created_again_is_for_the_output_that_gets_what_comes() -> None:
+    """Its ledgers may have lower ids than what waits from the former one."""
+    play = Play()
+    play(frame(0, 10, ledger_id=500), frame(1, 1000, ledger_id=500))
+    play.stage.delay = replace(play.stage.delay, republish="latest")
+    for after, end in ((Position(500, 1), Position(500, 1)), (BEFORE_ALL, BEFORE_ALL)):
+        play.after, play.end = after, end
+        play(at_s=1)
+    play.after, play.end = Position(500, 0), Position(500, 9)
+    assert play(frame(2, 10, ledger_id=500), at_s=10) == [b"500:0", b"500:2"]
+    assert play.outputs == {"topic": Position(500, 1)}, "one waited before the output"
+    play.after, play.end = Position(3, -1), Position(3, 0)
+    assert play(frame(0, 20, ledger_id=3), at_s=20) == [b"3:0"]
+    assert play.outputs == {"topic": BEFORE_ALL}
 
 
 def test_with_reread_only_positions_wait() -> None:

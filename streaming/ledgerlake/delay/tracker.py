@@ -258,6 +258,15 @@ class DelayedTracker:
         return Record(
             list(self._buckets),
             self._range_end,
+    def forget_marks_beyond(self, read: Position) -> None:
+        """Forget the mark-delete positions beyond the position up to which the topic was read before: it
+        was created again, and they are of the former topic. A message that was read in part may be
+        the one at a mark.
+        """
+        for name, mark_delete in self.outputs.items():
+            if read < mark_delete.before:
+                self.outputs[name] = BEFORE_ALL
+
             self._reached,
             dict(self.outputs),
             list(self._doomed),

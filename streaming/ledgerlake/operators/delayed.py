@@ -380,12 +380,14 @@ class DelayedMessages:
     def cancel(self, cancel: Cancel) -> None:
         self._new_cancels.append(cancel)
 
-    def release(self, clock_ms: int | None, after: Position = AFTER_ALL) -> Iterator[Outcome | Cancels]:
+    def release(
+        self, clock_ms: int | None, after: Position = AFTER_ALL, end: Position = AFTER_ALL
+    ) -> Iterator[Outcome | Cancels]:
         """Yield the messages that are due by the time of the micro-batch, in order, or the first of them
         (see the module). If something is due and cancels are in force, they come before the messages.
 
         Args:
-            after: the range of the micro-batch begins behind it.
+            after, end: the range of the micro-batch begins behind the one, and goes up to the other.
 
         Raises:
             BrokerError, TransportError: chunks had to be read again and could not.
@@ -399,6 +401,8 @@ class DelayedMessages:
         if self._tracker is None and self._stored_record is None and not self.schedules.pauses_all:
             return
         tracker = self._open()
+        if after < end:
+            tracker.forget_marks_beyond(after)
         next_due_ms = tracker.next_due_ms
         is_due = bool(self._due_partial) or (next_due_ms is not None and next_due_ms <= cutoff_ms)
         if not (is_due or self._new_cancels or self.schedules.is_any):

@@ -169,7 +169,8 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         for outcome in _apply_reports(assembly, kept_entries, delayed, reports):
             yield from output.take(outcome)
         after = min(report.after for report in reports)
-        for due in delayed.release(latest(report.now_ms for report in reports), after):
+        end = max(report.end for report in reports)
+        for due in delayed.release(latest(report.now_ms for report in reports), after, end):
             yield from output.take(due)
         kept_entries.store_fresh()
         incomplete = assembly.pending.messages
