@@ -5,6 +5,7 @@ it to.
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -307,6 +308,26 @@ def test_what_every_output_has_passed_is_trimmed() -> None:
     assert tracker.count == 20
     restarted = DelayedTracker(storage, SMALL, record)
     assert [key[1:] for key in take(restarted, 99)] == [(number // 10, number % 10) for number in range(20, 40)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_position_to_reread_from_is_that_of_the_first_message_that_waits(seed: int) -> None:
+    rng = random.Random(seed)
+    storage, record = MemoryStorage(), Record()
+    waiting: set[Key] = set()
+    for step in range(1, 40):
+        tracker = DelayedTracker(storage, SMALL, record)
+        new = [
+            (100 * step + rng.randrange(1, 1_000), step // 3, 10 * step + number) for number in range(rng.randrange(9))
+        ]
+        if new:
+            tracker.add(index_rows(new))
+        waiting.update(new)
+        for batch in tracker.take_due(100 * step, rng.choice([2, 1_000])):
+            waiting -= {key_at(batch, row) for row in range(batch.num_rows)}
+        tracker.move_reread_from()
+        record = record_from_json(record_to_json(tracker.save()))
+        assert tracker.reread_from == min((Position(*key[1:]) for key in waiting), default=None)
 
 
 def test_no_message_whose_bytes_only_the_topic_has_is_before_the_position_to_reread_from() -> None:

@@ -169,6 +169,27 @@ class DelayedTracker:
         positions = (bucket.reread_from for bucket in self._buckets if bucket.waiting)
         return min((position for position in positions if position is not None), default=None)
 
+    def move_reread_from(self) -> None:
+        """Let the ``reread_from`` of buckets pass what was taken; for before ``save``. It may stay before a
+        message whose bytes are in its bucket.
+        """
+        saved = set(self._saved_buckets)
+        self._buckets = [bucket if bucket in saved else self._with_reread_from(bucket) for bucket in self._buckets]
+
+    def _with_reread_from(self, bucket: Bucket) -> Bucket:
+        """Return a bucket with its ``reread_from`` moved. Its metadata is read only if its first unfinished
+        segment lacks that message.
+        """
+        if bucket.reread_from is None or not bucket.waiting:
+            return bucket
+        rows = self._load_next(bucket)
+        without_bytes = rows.filter(rows.column(3).is_null())
+        positions = [_extent(without_bytes)[0]] if without_bytes.num_rows else []
+        if bucket.reread_from not in positions:
+            positions += [_first(segment) for segment in self._load_metadata(bucket)[bucket.segment :]]
+        first = min(positions, default=None)
+        return replace(bucket, reread_from=None if first is None else max(first, bucket.reread_from))
+
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Add rows of ``segment.INDEX_SCHEMA``; return those that are left out because their entries
         were added before.
@@ -237,6 +258,15 @@ class DelayedTracker:
     def remove_output(self, output: str) -> None:
         self.outputs.pop(output, None)
 
+    def forget_marks_beyond(self, read: Position) -> None:
+        """Forget the mark-delete positions beyond the position up to which the topic was read before: it
+        was created again, and they are of the former topic. A message that was read in part may be
+        the one at a mark.
+        """
+        for name, mark_delete in self.outputs.items():
+            if read < mark_delete.before:
+                self.outputs[name] = BEFORE_ALL
+
     def _trim(self, through: Position) -> None:
         """Forget the buckets that lie wholly at or before a position."""
         for bucket in [bucket for bucket in self._buckets if bucket.last <= through]:
@@ -258,15 +288,6 @@ class DelayedTracker:
         return Record(
             list(self._buckets),
             self._range_end,
-    def forget_marks_beyond(self, read: Position) -> None:
-        """Forget the mark-delete positions beyond the position up to which the topic was read before: it
-        was created again, and they are of the former topic. A message that was read in part may be
-        the one at a mark.
-        """
-        for name, mark_delete in self.outputs.items():
-            if read < mark_delete.before:
-                self.outputs[name] = BEFORE_ALL
-
             self._reached,
             dict(self.outputs),
             list(self._doomed),
@@ -513,6 +534,12 @@ def _extent(batch: pa.RecordBatch) -> tuple[Position, Position]:
         Position(int(low), int(entry_id[ledger_id == low].min())),
         Position(int(high), int(entry_id[ledger_id == high].max())),
     )
+
+
+def _first(segment: SegmentMetadata) -> Position:
+    """Return the least position of a segment."""
+    ledger_id = min(segment.entries)
+    return Position(ledger_id, segment.entries[ledger_id].min())
 
 
 def _by_ledger(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -472,6 +472,8 @@ class DelayedMessages:
         """
         if self._tracker is None:
             return DelayedSummary()
+        if self._options.reread:
+            self._tracker.move_reread_from()
         record = record_to_json(self._tracker.save())
         if record != self._stored_record:
             self._state.index.update((record,))
