@@ -188,7 +188,7 @@ class Plan:
             ),
             (every | {"ledgerlake.until": ""}, replace(step, until_ms=until_ms)),
             (every | {"ledgerlake.jitter": "PT0.400S"}, replace(step, jitter_ms=400)),
-            (cron | {"ledgerlake.jitter": "PT3S"}, replace(aligned, jitter_ms=3000)),
+            (cron | {"ledgerlake.jitter": f"PT{seconds}S"}, replace(aligned, jitter_ms=1000 * seconds)),
             (every | {"ledgerlake.catchup": "last"}, replace(step, may_skip=True)),
             (cron | {"ledgerlake.catchup": "none"}, replace(aligned, may_skip=True)),
         ]

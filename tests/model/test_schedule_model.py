@@ -166,14 +166,14 @@ def life(rng: random.Random) -> list[Message]:
 
 
 def _repeating(rng: random.Random, message: Message) -> Message:
-    has_end = rng.random() < 0.3
+    has_end, every_s = rng.random() < 0.3, rng.choice([1, 2, 5])
     return replace(
         message,
-        every_s=rng.choice([1, 2, 5]),
+        every_s=every_s,
         by_cron=rng.random() < 0.4,
         count=rng.choice([1, 3, 25]),
         until_ms=message.time_ms + rng.choice([-1, 4_000, 9_999]) if has_end else None,
-        jitter_ms=rng.choice([0, 0, 700, 9_000]),
+        jitter_ms=rng.choice([0, 0, 700, 1000 * every_s]),
         catch_up=rng.choice([None, "all", "last", "none"]),
         expires_ms=None,
     )

@@ -327,6 +327,8 @@ def test_nothing_begins_after_the_year_9000(properties: dict[str, str], start_ms
         ({"every": "P1D", "jitter": "P1DT0.001S"}, "ledgerlake.jitter"),
         ({"every": "P1D", "jitter": "P1M"}, "ledgerlake.jitter"),
         ({"every": "P1D", "jitter": "30"}, "ledgerlake.jitter"),
+        ({"every": "PT1H", "jitter": "PT1H0.001S"}, "ledgerlake.jitter is longer .* 3600 s"),
+        ({"cron": "*/5 * * * *", "jitter": "PT5M1S"}, "ledgerlake.jitter is longer .* 300 s"),
         ({"every": "P1D", "catchup": "All"}, "none of all, last and none"),
         ({"every": "P1D", "catchup": ""}, "none of all, last and none"),
     ],

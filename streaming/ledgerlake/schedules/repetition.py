@@ -7,7 +7,8 @@
     ledgerlake.timezone   the IANA name of the zone of local times; UTC if it is missing
     ledgerlake.until      milliseconds since 1970, or ISO-8601 with a zone: no occurrence is later
     ledgerlake.count      1 to 1,000,000,000: no more occurrences, whether or not they are delivered
-    ledgerlake.jitter     a duration up to one day: an occurrence is due up to so much later
+    ledgerlake.jitter     a duration up to one day: an occurrence is due up to so much later; not longer than the shortest
+                          time between two occurrences, or they would come closer than the rule allows
     ledgerlake.catchup    all, last or none of the occurrences that a stop delayed are delivered; all if it is missing
 
 A message has ``cron`` or ``every``, the others only with one of them, and no ``expires``. A value that cannot be
@@ -192,6 +193,10 @@ def _parsed(pairs: tuple[tuple[str, str], ...]) -> Repetition:
     )
     if repetition.every is not None and repetition.every.times is not None and count is not None:
         raise bad_schedule(f"{EVERY_PROPERTY} has a number after R, so {COUNT_PROPERTY} may not say another one")
+    if repetition.jitter_ms > (shortest_ms := _shortest_ms(repetition)):
+        raise bad_schedule(
+            f"{JITTER_PROPERTY} is longer than the shortest time between two occurrences, which is {shortest_ms / 1000:g} s"
+        )
     return repetition
 
 
@@ -224,13 +229,16 @@ def rate_of(repetition: Repetition, size_bytes: int) -> RepetitionRate:
     Args:
         size_bytes: of the message.
     """
-    if repetition.every is not None:
-        shortest_ms = repetition.every.duration.shortest_ms
-    else:
-        assert repetition.cron is not None
-        shortest_ms = shortest_cron_ms(repetition.cron)
-    count = -(-DAY_MS // shortest_ms)
+    count = -(-DAY_MS // _shortest_ms(repetition))
     return RepetitionRate(count, count * size_bytes)
+
+
+def _shortest_ms(repetition: Repetition) -> int:
+    """Return the shortest time between two occurrences of a rule."""
+    if repetition.every is not None:
+        return repetition.every.duration.shortest_ms
+    assert repetition.cron is not None
+    return shortest_cron_ms(repetition.cron)
 
 
 def _hash(schedule_id: str, nominal_ms: int) -> int:
