@@ -19,6 +19,7 @@ from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import PieceKind
+from ledgerlake.operators.effects import EffectsInTask
 from ledgerlake.operators.local_assembly import LocalAssembly
 from ledgerlake.operators.outcome_types import Outcome
 from ledgerlake.operators.outcomes import rejected_large
@@ -36,7 +37,6 @@ from ledgerlake.operators.stage_rows import (
     report_to_json,
     stage_row,
 )
-from ledgerlake.operators.told import ToldInTask
 from ledgerlake.reasons import CHUNK_EVICTED, SCHEDULE_REFUSED
 from ledgerlake.runtime.memory import give_back, keep_freed_blocks
 from ledgerlake.source.pieces import read_single
@@ -92,7 +92,7 @@ class _IngestedRange:
         self._delays_messages = settings.delay.enabled
         self._local = LocalAssembly(settings.limits, delays_messages=settings.delay.enabled)
         self._schedules, self._delayed_schedules = ScheduleEvents(), ScheduleEvents()
-        self._told = ToldInTask(self._schedules, delays_messages=self._delays_messages)
+        self._effects = EffectsInTask(self._schedules, delays_messages=self._delays_messages)
         self._after, self._end = span.after, span.through
         self._now_ms = latest((span.clock_ms, span.end_ms))
         self._stored_bytes = 0
@@ -110,14 +110,14 @@ class _IngestedRange:
             yield from self._schedule_rows()
             return
         if piece.kind in (PieceKind.ENTRIES, PieceKind.DELAYED):
-            self._local.events += self._writer.write_entries(piece.frames, piece.first_entry, self._told)
+            self._local.events += self._writer.write_entries(piece.frames, piece.first_entry, self._effects)
             yield from self._schedule_rows()
             return
         single = read_single(piece)
         if isinstance(single, RejectedEntry):
-            told = self._told.take_rejected(single)
-            self._local.events += told.cancels
-            self._writer.write_rejects([single, *told.rejects])
+            effects = self._effects.take_rejected(single)
+            self._local.events += effects.cancels
+            self._writer.write_rejects([single, *effects.rejects])
             yield from self._schedule_rows()
             return
         if isinstance(single.content, Chunk):

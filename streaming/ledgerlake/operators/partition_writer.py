@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ledgerlake.decode.messages import BatchRange
-    from ledgerlake.operators.told import ToldInTask
+    from ledgerlake.operators.effects import EffectsInTask
     from ledgerlake.schedules.cancels import Cancel
 
 
@@ -94,7 +94,9 @@ class PartitionWriter:
         self._digest = OutcomeDigest()
         self._rejects = BufferedWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
 
-    def write_entries(self, frames: memoryview, first_entry: BatchRange, told_in_task: ToldInTask) -> list[Cancel]:
+    def write_entries(
+        self, frames: memoryview, first_entry: BatchRange, effects_in_task: EffectsInTask
+    ) -> list[Cancel]:
         """Write plain entries; return the cancels among them that the task accepts."""
         cancels: list[Cancel] = []
         decoded_bundles = decode_bundle(
@@ -104,10 +106,10 @@ class PartitionWriter:
             **self._options.decoding,
         )
         for decoded in decoded_bundles:
-            told = told_in_task.take(decoded, frames)
-            self._write_messages(told.messages.select(schema.MESSAGES.names))
-            self.write_rejects(told.rejects)
-            cancels += told.cancels
+            effects = effects_in_task.take(decoded, frames)
+            self._write_messages(effects.messages.select(schema.MESSAGES.names))
+            self.write_rejects(effects.rejects)
+            cancels += effects.cancels
             if decoded.rejects.num_rows:
                 self._write_table(pa.Table.from_batches([decoded.rejects]))
         return cancels

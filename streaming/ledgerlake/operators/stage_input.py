@@ -15,6 +15,7 @@ from ledgerlake.assembly.rules import Chunk
 from ledgerlake.decode.messages import BatchRange, TopicPartition, rejects_as_view
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import PieceKind
+from ledgerlake.operators.effects import Effects, EffectsInTask
 from ledgerlake.operators.local_assembly import EventBudget
 from ledgerlake.operators.schedule_events import ScheduleEvents
 from ledgerlake.operators.scheduled import find_in_frames
@@ -27,7 +28,6 @@ from ledgerlake.operators.stage_rows import (
     report_to_json,
     stage_row,
 )
-from ledgerlake.operators.told import Told, ToldInTask
 from ledgerlake.reasons import CHUNK_EVICTED
 from ledgerlake.source.pieces import Piece, read_single
 from ledgerlake.source.views import decode_piece
@@ -74,7 +74,7 @@ class _DecodedRange:
         self._events: list[TaskEvent] = []
         self._budget = EventBudget()
         self._schedules, self._delayed_schedules = ScheduleEvents(), ScheduleEvents()
-        self._told = ToldInTask(self._schedules, delays_messages=delays_messages)
+        self._effects = EffectsInTask(self._schedules, delays_messages=delays_messages)
 
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._now_ms = latest((self._now_ms, piece.broker_ms))
@@ -100,15 +100,15 @@ class _DecodedRange:
 
     def _decode(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         for decoded in decode_piece(piece, self._topic_partition, self._options):
-            told = self._told.take(decoded, piece.frames)
-            yield from self._hear(told)
-            yield self._rows(told.messages)
+            effects = self._effects.take(decoded, piece.frames)
+            yield from self._take_effects(effects)
+            yield self._rows(effects.messages)
             if decoded.rejects.num_rows:
                 yield self._rows(rejects_as_view(decoded.rejects))
 
-    def _hear(self, told: Told) -> Iterator[pa.RecordBatch]:
-        self._events += told.cancels
-        yield from map(self._reject, told.rejects)
+    def _take_effects(self, effects: Effects) -> Iterator[pa.RecordBatch]:
+        self._events += effects.cancels
+        yield from map(self._reject, effects.rejects)
 
     def _rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         with pa.BufferOutputStream() as out, pa.ipc.new_stream(out, rows.schema) as writer:
@@ -123,7 +123,7 @@ class _DecodedRange:
         single = read_single(piece)
         if isinstance(single, RejectedEntry):
             yield self._reject(single)
-            yield from self._hear(self._told.take_rejected(single))
+            yield from self._take_effects(self._effects.take_rejected(single))
             return
         if not self._budget.take(single.content):
             yield stage_row(self._topic_partition, RowKind.REJECT, single.position, CHUNK_EVICTED, single.entry)

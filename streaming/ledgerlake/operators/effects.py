@@ -1,8 +1,8 @@
-"""What entries that are delivered at once say about others: schedules, pauses and cancels.
+"""The effects of entries that are delivered at once on others: schedules, pauses and cancels.
 
 The properties that say it are in an entry's metadata, which is neither compressed nor encrypted. So
 they hold also if the payload cannot be read and the entry is a reject, for example because no key
-decrypts it. Those of a batch are in its payload: if that cannot be read, nobody knows them. A delayed
+decrypts it. The properties of a batch are in its payload: if that cannot be read, nobody knows them. A delayed
 entry that is rejected before it waits has no effect.
 """
 
@@ -39,7 +39,7 @@ _NAMES = re.compile(b"|".join(re.escape(name.encode()) for name in (*SENDER_PROP
 
 
 @dataclass(frozen=True)
-class Told:
+class Effects:
     """The messages that are delivered, and the cancels by key and message id that are accepted.
     ``rejects`` are the other messages, and the entries of cancels beyond the limits.
     """
@@ -49,7 +49,7 @@ class Told:
     rejects: list[RejectedEntry]
 
 
-class ToldInTask:
+class EffectsInTask:
     """Finds what the entries of one topic partition say in a task.
 
     Args:
@@ -61,28 +61,28 @@ class ToldInTask:
         self._delays_messages = delays_messages
         self._cancels = TaskCancels()
 
-    def take(self, decoded: Decoded, frames: Entry) -> Told:
+    def take(self, decoded: Decoded, frames: Entry) -> Effects:
         """Take entries that came in some frames."""
         rejected = decoded.rejects.select(["ledger_id", "entry_id", "entry"]).to_pydict().values()
         return self._take(decoded.messages, list(self._unread(zip(*rejected, strict=True))), frames)
 
-    def take_rejected(self, rejected: RejectedEntry) -> Told:
+    def take_rejected(self, rejected: RejectedEntry) -> Effects:
         """Take an entry that was rejected when it was read."""
         none = pa.RecordBatch.from_pylist([], schema.MESSAGES)
         position = rejected.position
         unread = self._unread([(position.ledger_id, position.entry_id, rejected.entry or b"")])
-        told = self._take(none, list(unread), None)
-        return replace(told, rejects=[replace(reject, entry=rejected.entry) for reject in told.rejects])
+        effects = self._take(none, list(unread), None)
+        return replace(effects, rejects=[replace(reject, entry=rejected.entry) for reject in effects.rejects])
 
-    def _take(self, messages: pa.RecordBatch, unread: list[Row], frames: Entry | None) -> Told:
+    def _take(self, messages: pa.RecordBatch, unread: list[Row], frames: Entry | None) -> Effects:
         together = _in_order(messages, unread) if unread else messages
-        told, rejects = find_in_messages(together, frames, self._schedules, delays_messages=self._delays_messages)
-        cancels, refused = self._cancels.take(told)
+        delivered, rejects = find_in_messages(together, frames, self._schedules, delays_messages=self._delays_messages)
+        cancels, refused = self._cancels.take(delivered)
         rejects += [RejectedEntry(position, None, CANCEL_REFUSED) for position in refused]
         if unread:
             ids = pa.array([row["message_id"] for row in unread])
-            told = told.filter(pc.invert(pc.is_in(told["message_id"], ids)))
-        return Told(told, cancels, rejects)
+            delivered = delivered.filter(pc.invert(pc.is_in(delivered["message_id"], ids)))
+        return Effects(delivered, cancels, rejects)
 
     def _unread(self, rejected: Iterable[tuple[int, int, Entry]]) -> Iterator[Row]:
         """Yield the messages whose payload cannot be read and that say something."""
