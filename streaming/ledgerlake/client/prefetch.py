@@ -22,7 +22,7 @@ class _End:
 
 
 def prefetched(source: Generator[Item, None, None], most: int) -> Iterator[Item]:
-    """Yield the items of ``source``, of which up to ``most`` are read ahead.
+    """Yield the items of ``source``; up to ``most`` of them are read ahead.
 
     The source runs in a thread of its own, which ends with this iterator. Its errors are raised
     here.

@@ -28,7 +28,7 @@ _NOT_IN_A_FOLDER = re.compile(rb"[^A-Za-z0-9._+-]")
 
 @dataclass(frozen=True)
 class TopicSelection:
-    """The topics to read: topics by name, or those of one namespace whose names match a pattern.
+    """The topics to read: topics by name, or the topics of one namespace that match a pattern.
 
     The pattern is a regular expression after ``persistent://tenant/namespace/``, and must match a
     topic's entire local name, that of a partitioned topic without its ``-partition-N``. The

@@ -78,13 +78,13 @@ class DueTimes:
 
     @classmethod
     def of(cls, segments: Sequence[SegmentMetadata]) -> DueTimes:
-        """Return those of segments, each as one part."""
+        """Return the due times of segments, each as one part."""
         columns = zip(*((segment.min_ms, segment.max_ms, segment.count) for segment in segments), strict=True)
         return cls(*(np.array(column, np.int64) for column in columns))
 
     @classmethod
     def of_messages(cls, times_ms: NDArray[np.int64]) -> DueTimes:
-        """Return those of messages in order, in a limited number of parts."""
+        """Return the due times of messages in order, in a limited number of parts."""
         size = -(-len(times_ms) // MOST_PARTS) or 1
         starts = np.arange(0, len(times_ms), size)
         ends = np.append(starts[1:], len(times_ms))
@@ -96,7 +96,7 @@ class DueTimes:
         return int(self.counts.sum())
 
     def of_last(self, count: int, next_ms: int) -> DueTimes:
-        """Return those of the last messages, of which the next one is due at ``next_ms``."""
+        """Return the due times of the last messages; the next one is due at ``next_ms``."""
         # The messages after each part.
         later = self.counts.sum() - np.cumsum(self.counts)
         part = int(np.argmax(later < count))

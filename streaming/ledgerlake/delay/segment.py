@@ -1,4 +1,4 @@
-"""Delayed messages in columns, and how those of a bucket are cut into segments.
+"""Delayed messages in columns, and how the messages of a bucket are cut into segments.
 
 Order everywhere: (time, ledger, entry). A segment ends before a message that is due a whole time
 step or more after the segment's first, but not before it has some hundred messages: a segment costs

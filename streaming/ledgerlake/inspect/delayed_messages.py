@@ -1,4 +1,4 @@
-"""The delayed messages in a pipeline's state, as rows: those of its last committed batch.
+"""The delayed messages in a pipeline's state after its last committed batch, as rows.
 
 They are read from the checkpoint, and the pipeline may run meanwhile. Tasks decode the blocks of
 the buckets (see ``operators.bucket_storage``), so memory is bounded however many messages wait.
@@ -258,7 +258,7 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
 
 
 def _positions(source: TopicPartition, messages: pa.RecordBatch, cancels: Cancels) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of messages of which only position and time are known."""
+    """Yield the rows of messages with nothing but a position and a time."""
     due_ms, ledger_ids, entry_ids = (column.tolist() for column in key_columns(messages))
     known = [
         {

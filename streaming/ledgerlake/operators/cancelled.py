@@ -74,7 +74,7 @@ def is_entry_cancelled(entry: Entry | None, position: Position, cancels: Cancels
 
 
 def cancelled_entries(messages: pa.RecordBatch, frames: Entry | None) -> list[RejectedEntry]:
-    """Return one reject for each entry of which messages are cancelled; for a batch the reject
+    """Return one reject for each entry that has cancelled messages; for a batch the reject
     lists them.
 
     Args:

@@ -15,7 +15,7 @@ and those of schedules by id (``operators.schedule_state``).
 
 An entry is stored once, in a segment with its neighbours in time; merging buckets moves it. With
 ``reread`` only its position is stored, and the entry is read from the topic when it is due. An
-entry of which a range begins or ends inside keeps its bytes in ``parts`` all the same.
+entry keeps its bytes in ``parts`` all the same if a range begins or ends inside it.
 
 A large message that was spilled or completed by its marker has no chunks in ``parts``. It is read
 from the topic when it arrives. So without ``reread`` no delayed message needs the topic, however
@@ -339,7 +339,7 @@ class DelayedMessages:
         self._rejected.append(RejectedPositions(reason, message.known))
 
     def add_partial(self, position: Position, frame: bytes, batch_range: BatchRange) -> None:
-        """Add an entry of which only some messages belong to the range; its frame is kept, also
+        """Add an entry that is partly in the range; its frame is kept, also
         with ``reread``.
 
         A later range may bring the rest of the entry. If the earlier messages are still delayed, the

@@ -79,7 +79,7 @@ class _WritingDataSource(DataSource):  # type: ignore[misc]
 
 
 class _RangesPartition(InputPartition):  # type: ignore[misc]
-    """Ranges of entries, of which one task writes the messages, as Spark carries them to it.
+    """The ranges of entries whose messages one task writes, as Spark carries them to it.
     ``are_whole``: no other task has a range of their topic partitions.
     """
 

@@ -74,7 +74,7 @@ _EVENTS = pa.schema(
     ]
 )
 
-# The kinds of events, in the order in which those of one message are applied.
+# The kinds of events, in the order in which the events of one message are applied.
 _AT_ONCE, _DELAYED, _REPEATING, _CANCEL, _PAUSE, _RESUME = range(6)
 
 # The bytes of an event without its id.

@@ -91,7 +91,7 @@ class RowTransform:
         return self._maker is not None
 
     def columns(self, record: pa.StructType) -> pa.StructType:
-        """Return the table's columns beside ``pulsar``, or beside those of messages.
+        """Return the table's columns beside ``pulsar``, or beside the columns of messages.
 
         Args:
             record: the fields of the messages' records; none for a table of messages.
@@ -193,7 +193,7 @@ class RowTransform:
         return _chosen(rows, fits), fits, bad
 
     def _made(self, columns: pa.StructType) -> pa.StructType:
-        """Return those of the table's columns that are not computed beside the record."""
+        """Return the table's columns that are not computed beside the record."""
         return pa.struct([field for field in columns if field.name not in self._table.computed_names])
 
     def _without_computed(self, rows: pa.RecordBatch) -> pa.RecordBatch:

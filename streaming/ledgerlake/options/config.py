@@ -210,7 +210,7 @@ class DeltaConfig:
     on_mismatch: str = option(
         choice("reject", "stop"),
         "reject",
-        "What happens to a message that does not fit the columns of a table of records, or of which `sql`, `where` or `function` "
+        "What happens to a message that does not fit the columns of a table of records, or for which `sql`, `where` or `function` "
         "cannot compute a value: it becomes a row of rejects, or the stream ends with an error.",
         toml="delta.on_mismatch",
     )

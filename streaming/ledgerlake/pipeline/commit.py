@@ -145,7 +145,7 @@ class DeltaSink:
             with_state: the topic partitions with messages in state; None if they are not known.
             check_owner: raises if this process does not own the stream any more; called before
                 anything is committed.
-            schemas: those of the topics.
+            schemas: the schemas of the topics.
 
         Raises:
             ProcessLostError: the results are of two runs of a task that do not fit together.

@@ -93,7 +93,7 @@ class Pipeline:
     """A running query with its cursors.
 
     ``waiting_since_earlier`` has the delayed messages by when they are due, as they were at the start:
-    those of the topic partitions of which the checkpoint says it.
+    the lags of the topic partitions that the checkpoint lists.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class RecordSchemas:
     ``misfits`` are the topics whose newest schema no table of records can have, and why.
 
     Args:
-        tables: those of records get the columns.
+        tables: tables of records get the columns.
     """
 
     def __init__(self, cluster: Cluster, tables: Tables) -> None:
@@ -53,7 +53,7 @@ class RecordSchemas:
         need to know. Topics whose tables need no schemas are passed over.
 
         Args:
-            with_messages: the topics of which messages are to be written. Those of a topic without a
+            with_messages: the topics with messages to be written. Messages of a topic without a
                 schema need the column ``value``; a topic without messages may get a schema yet.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The tables of a pipeline: the one of rejects, and those of messages, some of which are made when
+"""The tables of a pipeline: the one of rejects, and the tables of messages. Some are made when
 a topic needs them.
 
 A table is ready once its columns are known. One that is partitioned by a field of a record, or

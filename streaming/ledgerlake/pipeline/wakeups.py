@@ -50,7 +50,7 @@ class Wakeups:
 
     @property
     def due_spans(self) -> dict[str, list[DueSpan]]:
-        """Return how many delayed messages are due when, of the topic partitions of which that is
+        """Return how many delayed messages are due when, for the topic partitions for which that is
         known.
         """
         return {} if self._known is None else self._known.due_spans

@@ -4,7 +4,7 @@ limit was raised.
 A row of ``rejects`` with its entry is decoded as the pipeline would decode it now, and its messages
 go into the tables that take them and lack them, marked ``late``. Then a row of the reason
 ``replayed`` says so in ``rejects``, with the former reason in ``detail``. A reject that still does
-not fit stays as it is. Of a batch of which some messages fit, the others become rejects of their
+not fit stays as it is. If only some messages of a batch fit, each other one becomes a reject of its
 own.
 
 Rejects are replayed in parts (see ``replay_rejects``), each of which is committed to all of its
@@ -103,7 +103,9 @@ def replay(config: Config, reasons: Sequence[str] = ()) -> Replayed:
     """
     unknown = [reason for reason in reasons if reason not in REPLAYABLE]
     if unknown:
-        raise SetupError(f"rejects of {unknown[0]} cannot be replayed; those of {', '.join(REPLAYABLE)} can")
+        raise SetupError(
+            f"rejects of {unknown[0]} cannot be replayed; the reasons that can are {', '.join(REPLAYABLE)}"
+        )
     cluster = Cluster(config.source.client)
     try:
         return _Replay(config, cluster).run(_with_late_chunks(reasons) or REPLAYABLE)

@@ -58,7 +58,7 @@ _Reject = dict[str, Any]
 
 
 def by_plain_size(rejects: list[_Reject]) -> Iterator[list[_Reject]]:
-    """Yield the rejects in parts that can be decoded together; those of one entry stay together."""
+    """Yield the rejects in parts that can be decoded together; rejects of one entry stay together."""
     part: list[_Reject] = []
     part_bytes = 0
     for _, of_entry in groupby(sorted(rejects, key=_position), key=_position):

@@ -110,7 +110,7 @@ class Parts:
         """Commit a part, whatever an earlier attempt has committed of it.
 
         Raises:
-            CheckpointError: the tables are not those of the part.
+            CheckpointError: the part was written for other tables.
             TableError: a commit did not land.
         """
         by_name = self._tables.by_name

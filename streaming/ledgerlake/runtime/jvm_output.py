@@ -1,4 +1,4 @@
-"""What Spark's JVM and its Python processes write to standard error, without what is no news.
+"""Filters what Spark's JVM and its Python processes write to standard error.
 
 The JVM is started with a pipe as its standard error, and the processes that it starts inherit it. A
 thread of this process hands each line on, as plain text. Two lines come with every start and cannot be switched

@@ -1,5 +1,5 @@
 """Finds cancels by key and message id among decoded messages (see ``schedules.cancels``). The messages
-that hold them are written like any other. ``operators.scheduled`` finds those of schedules.
+that hold them are written like any other. ``operators.scheduled`` finds schedules.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class LossWatch:
         return loss if loss is not None or self._last_read().position.entry_id >= 0 else self._look_at_beginning(begin)
 
     def _look_at_beginning(self, begin: Position) -> RejectedEntry | None:
-        """Return the loss of a range from the topic's beginning of which nothing was received: the
+        """Return the loss of a range from the topic's beginning that gave no entry: the
         indexes of a topic that was made again begin again. A range that ends before the first entry of
         a ledger has only noted where an unread topic begins.
         """

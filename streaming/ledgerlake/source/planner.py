@@ -478,7 +478,7 @@ class Planner:
         return None if aim is None else aim[1]
 
     def _note_beginnings(self, start: Offset, ends: Offset) -> Offset:
-        """Return the start with where those topic partitions begin of which nothing was read yet, and
+        """Return the start with the first position of each unread topic partition, and
         take them from the ends: this batch reads nothing of them.
         """
         result = dict(start)
@@ -587,7 +587,7 @@ class Planner:
         """Return the topic partitions whose wake-up time has passed, each with the time by its broker's
         clock.
 
-        The clock is read before the broker is asked for the ends, so that no entry is missed of which
+        The clock is read before the broker is asked for the ends, so that no entry is missed that
         a producer knew before that time that it was stored.
         """
         waiting = {name for name, time_ms in wakeup_times_ms.items() if self._needs_batch(start, name, time_ms)}

@@ -151,7 +151,7 @@ def _process(
 
 
 def _batch_ranges(span: EntryRange) -> dict[Position, BatchRange]:
-    """Return the entries of which only some messages belong to the range, with those messages."""
+    """Return the entries that are partly in the range, with their messages in it."""
     batch_ranges = {}
     if span.after_batch_index is not None:
         batch_ranges[span.after.next] = BatchRange(after=span.after_batch_index)

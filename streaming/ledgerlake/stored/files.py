@@ -27,7 +27,7 @@ def load_json(file: Place) -> Any:
 
 
 def load_stored(file: Place, written: str, read: Callable[[dict[str, Any]], T], known: int) -> T | None:
-    """Return a file's object, or None if there is no file. The other arguments are those of
+    """Return a file's object, or None if there is no file. The other arguments are described at
     ``parse_stored``.
 
     Raises:

@@ -28,7 +28,7 @@ class BatchRecord:
         range_digest: 63 bits of a hash over the offsets before and after the micro-batch.
         ranges: by topic partition the offsets where its range started and ended, as the checkpoint
             has them.
-        reporting: the topic partitions of which a task has to report; not in the table.
+        reporting: the topic partitions whose tasks have to report; not in the table.
         outcomes: by topic partition the digest of what the micro-batch made of its range (see
             ``operators.outcome_digest``), by which a repeat is compared with it.
         checkpoint: the number of the stream's checkpoint (see ``pipeline.checkpoint``).

@@ -290,7 +290,7 @@ class _UnfitFileError(Exception):
 
 
 def _with_columns(rows: pa.Schema, table: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    """Return the columns of rows with those of a table that it is partitioned by."""
+    """Return the columns of rows, with the columns that the table is partitioned by."""
     return pa.schema([*rows, *(table.field(name) for name in names if name not in rows.names)])
 
 

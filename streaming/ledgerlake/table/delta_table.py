@@ -533,7 +533,7 @@ class Table:
             )
 
     def missing(self, files: list[DataFile]) -> list[str]:
-        """Return the names of those of some files that do not exist.
+        """Return the names of the files that do not exist.
 
         Raises:
             TableError: the folder cannot be read.

@@ -355,7 +355,7 @@ def _is_url(text: str) -> bool:
 
 
 def _without_bounds(footer: pq.FileMetaData, ids: dict[str, int]) -> Iterator[int]:
-    """Yield the columns of a file of which a row group has no bounds, or bounds that Python cannot
+    """Yield the columns of a file if a row group lacks their bounds, or has bounds that Python cannot
     have. Our files have bounds of the columns that readers need, and Parquet leaves out those of
     long texts.
     """

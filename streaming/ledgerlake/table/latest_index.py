@@ -61,7 +61,7 @@ class LatestIndex:
         return len(self._hashes)
 
     def add(self, added: Iterable[FileRows]) -> set[str]:
-        """Add the rows of new files; return the names of the files of which rows are deleted
+        """Add the rows of new files; return the names of the files with rows that are deleted
         now.
         """
         new = list(added)
@@ -82,7 +82,7 @@ class LatestIndex:
         a key: the last one counts.
 
         Returns:
-            The names of the files of which rows have to be deleted.
+            The names of the files with rows that have to be deleted.
         """
         parts: list[tuple[Hashes, Numbers, Numbers]] = []
         for name, hashes, is_live in files:
@@ -119,7 +119,7 @@ class LatestIndex:
         self.deleted[name] = BitMap()
 
     def remove_files(self, names: Iterable[str]) -> None:
-        """Forget files of which no row is latest any more."""
+        """Forget files without a row that is the latest of its key."""
         for name in names:
             del self.deleted[name]
         if len(self.files) > 2 * len(self.deleted) + _MOST_NAMES:

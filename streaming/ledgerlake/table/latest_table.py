@@ -6,7 +6,7 @@ vectors of all rows that are not the latest any more. So no file is written agai
 changes, and the commit carries the micro-batch's numbers as every table's does (see
 ``delta_table``).
 
-The same commit writes files again of which most rows are deleted, and merges small ones, as far as
+The same commit writes files again if most of their rows are deleted, and merges small ones, as far as
 that is little work. Nobody else has to: upkeep leaves such a table alone.
 
 delta-rs commits no deletion vectors from Python, so the commit is written here (see

@@ -586,7 +586,7 @@ def _paths_of(rows: pa.Schema, columns: list[str]) -> list[str]:
 
 
 def bounded_paths(rows: pa.Schema) -> list[str]:
-    """Return the columns of the files for rows of which the log gets the bounds; with a dot for one
+    """Return the columns of the files for rows that have bounds in the log; with a dot for one
     inside another.
     """
     fields = record_of(rows) or ()
@@ -594,7 +594,7 @@ def bounded_paths(rows: pa.Schema) -> list[str]:
 
 
 def statistics_columns(rows: pa.Schema, partitioned_by: Collection[str] = ()) -> str:
-    """Return the value of ``STATISTICS_PROPERTY`` for a table: the columns of which the log gets the
+    """Return the value of ``STATISTICS_PROPERTY`` for a table: the columns for which the log gets the
     bounds. Names that would have to be quoted are left out, as are columns that partition the table.
     """
     paths = [path for path in bounded_paths(rows) if path not in partitioned_by]

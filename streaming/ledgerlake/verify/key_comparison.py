@@ -1,7 +1,7 @@
 """Compares the messages of topics with the rows of tables by their keys. Pure.
 
 Both have a key: topic partition, ledger, entry, batch index and broker index. Messages and rows come
-mostly in order, so a record stands for a run of them: ``count`` keys of one entry of which both indexes
+mostly in order, so a record stands for a run of them: ``count`` keys of one entry; both of their indexes
 rise by one. Runs of an entry that overlap are compared key by key.
 
 All records of one entry have one hash, so the records of some hashes can be compared by themselves, and

@@ -140,7 +140,7 @@ def judge(messages: Messages, rows: Messages, spans: Mapping[int, Span]) -> Coun
 
 
 def _without_messages(rows: Messages, spans: Mapping[int, Span]) -> Counter[Finding]:
-    """Return what is found of keys of which the topic has no messages: on a broker that trims these
+    """Return the findings of keys without messages on the topic: on a broker that trims these
     are most.
     """
     findings: Counter[Finding] = Counter()

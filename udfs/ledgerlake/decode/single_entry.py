@@ -58,7 +58,7 @@ def _entry_of(row: Mapping[str, Any]) -> bytes:
 
 
 def _outside(row: Mapping[str, Any]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Return the numbers that their columns could not hold, of which decoding made properties, and the
+    """Return the numbers that their columns could not hold, that decoding made properties of, and the
     other properties.
     """
     columns = {property_of(name): name for name in _UNSIGNED if row[name] is None}

@@ -1,4 +1,4 @@
-"""Times and dates that Python has: those of the years 1 to 9999.
+"""Times and dates that Python has: the years 1 to 9999.
 
 Arrow, Delta and Spark can store others. But readers that make Python's ``datetime`` of a column then
 fail for all its rows: ``collect()``, pandas, Polars. So a value with another time fits no column.

@@ -237,7 +237,7 @@ def _fit_map(values: pa.MapArray, target: pa.MapType, path: str) -> tuple[pa.Arr
 
 
 def _of_rows(misfits: dict[int, str], offsets: NDArray[np.int32]) -> dict[int, str]:
-    """Return the reasons of rows by those of their items."""
+    """Return the reasons of rows by the reasons of their items."""
     rows = np.searchsorted(offsets, list(misfits), side="right") - 1
     return {int(row): reason for row, reason in zip(rows, misfits.values(), strict=True) if 0 <= row < len(offsets) - 1}
 
@@ -274,7 +274,7 @@ def _fit_decimals(values: pa.Array, target: pa.DataType, path: str) -> tuple[pa.
 
 
 def _exact(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Return numbers as another type of which one is decimal.
+    """Return numbers as another type; one of the two is decimal.
 
     Raises:
         ArrowInvalid: one of them would change.

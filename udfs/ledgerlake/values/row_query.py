@@ -134,7 +134,7 @@ _NAME = re.compile(r"[^ ,;{}()\n\t=.]+")
 @dataclass(frozen=True)
 class Answer:
     """The rows of a query: its columns as one struct column, and the number of each row's message
-    in the batch. ``bad`` has the reason for each message of which a value cannot be computed; it
+    in the batch. ``bad`` has the reason for each message without a value that can be computed; it
     has no row.
     """
 
