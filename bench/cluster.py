@@ -1,11 +1,12 @@
 """A cluster beside one machine, and S3 beside a disk; then a thousand topic partitions on the
 cluster. Root alone can run it, because each host is a network namespace (``tests.live.hosts``).
 
-rates       a topic of four partitions, from its beginning to its end, by the duration of the micro-batches without planning:
-            a standalone cluster with two workers of one core into S3; ``local[2]`` into S3, and onto a disk
-partitions  a topic of many partitions on that cluster, a few messages for each partition now and then; then
-            none. Planning times are Spark's, connections those of the broker's process by host, and CPU and memory those of
-            driver and workers
+rates       a topic of four partitions, from its beginning to its end, by the duration of the
+            micro-batches without planning: a standalone cluster with two workers of one core into
+            S3; ``local[2]`` into S3, and onto a disk
+partitions  a topic of many partitions on that cluster, a few messages for each partition now and
+            then; then none. Planning times are Spark's, connections those of the broker's process
+            by host, and CPU and memory those of driver and workers
 
 All share the cores of one machine, so a cluster cannot be faster here than one machine is.
 
@@ -32,7 +33,13 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from tests.live.cluster_campaign import Cluster
 from tests.live.hosts import network
-from tests.live.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, hadoop_version, start_object_store
+from tests.live.object_store import (
+    ACCESS_KEY,
+    SECRET_KEY,
+    ObjectStore,
+    hadoop_version,
+    start_object_store,
+)
 from tests.live.pipelines import ledgerlake_process
 from tests.live.runtime import Runtime, start_runtime
 from tests.waiting import wait_until
@@ -75,7 +82,10 @@ class Bench:
         data["spark"] = {"master": "local[2]", "settings": jars}
         if is_stored:
             bucket = self.store.bucket()
-            data["delta"] = {"path": f"s3://{bucket}/messages", "rejects_path": f"s3://{bucket}/rejects"}
+            data["delta"] = {
+                "path": f"s3://{bucket}/messages",
+                "rejects_path": f"s3://{bucket}/rejects",
+            }
             data["stream"]["checkpoint"] = f"s3://{bucket}/checkpoint"
             data["storage"] = self.store.settings | {
                 "access_key_id": "env:LAKE_KEY",
@@ -120,7 +130,11 @@ def start_bench() -> Iterator[Bench]:
         store = stack.enter_context(start_object_store(net.address))
         cluster = Cluster(net, folder)
         jars = fetch_jars("org.apache.hadoop", "hadoop-aws", hadoop_version())
-        settings = {"spark.jars": ",".join(map(str, jars)), "spark.executor.cores": "1", "spark.executor.memory": "1g"}
+        settings = {
+            "spark.jars": ",".join(map(str, jars)),
+            "spark.executor.cores": "1",
+            "spark.executor.memory": "1g",
+        }
         spark = {"master": cluster.master, "bundle": str(bundle), "settings": settings}
         yield Bench(runtime, store, cluster, folder, spark)
 
@@ -132,7 +146,10 @@ def rates(running: Bench, messages: int) -> None:
     assert address is not None
     workload = Workload("", messages, 100, 1000)
     topic = publish(address, workload, PARTITIONS)
-    print(f"{messages:,} messages of 100 B, {PARTITIONS} partitions, medians of {_PASSES} after one uncounted")
+    print(
+        f"{messages:,} messages of 100 B, {PARTITIONS} partitions, medians of {_PASSES} after one "
+        "uncounted"
+    )
     print(f"{'':<40}{'messages/s':>12}{'ratio':>8}")
     first = 0.0
     for name, words, is_stored in (
@@ -144,7 +161,9 @@ def rates(running: Bench, messages: int) -> None:
         if name == "cluster":
             data["spark"] = running.spark
         log = running.folder / f"rates-{name}.log"
-        process = running.drive(data, log, "--passes", str(_PASSES + 1), "--messages", str(messages))
+        process = running.drive(
+            data, log, "--passes", str(_PASSES + 1), "--messages", str(messages)
+        )
         assert process.wait() == 0, log.read_text()[-3000:]
         rate = messages / statistics.median(_results(log)[1:])
         first = first or rate
@@ -167,17 +186,29 @@ def many_partitions(running: Bench, partitions: int, idle_s: int) -> None:
         assert process.poll() is None, log.read_text()[-3000:]
     batches = _results(log)
     first, later = batches[0], [batch for batch in batches[1:] if batch["rows"]]
-    print(f"\n{partitions:,} topic partitions on the cluster, {_ROUNDS} rounds of three messages for each")
-    for words, name in (("first plan, ms", "latestOffset"), ("first micro-batch, ms", "triggerExecution")):
+    print(
+        f"\n{partitions:,} topic partitions on the cluster, {_ROUNDS} rounds of three messages for "
+        "each"
+    )
+    for words, name in (
+        ("first plan, ms", "latestOffset"),
+        ("first micro-batch, ms", "triggerExecution"),
+    ):
         print(f"{words:<40}{first[name]:>12,}")
     for words, name in (("plan, ms", "latestOffset"), ("micro-batch, ms", "triggerExecution")):
         print(
             f"{words + ' (median of ' + str(len(later)) + ')':<40}{statistics.median(b[name] for b in later):>12,.0f}"
         )
-    workers = [host.address for name, host in running.cluster.hosts.items() if name.startswith("worker")]
-    for words, count in _connections(running, {"driver": [running.driver.address], "workers": workers}).items():
+    workers = [
+        host.address for name, host in running.cluster.hosts.items() if name.startswith("worker")
+    ]
+    for words, count in _connections(
+        running, {"driver": [running.driver.address], "workers": workers}
+    ).items():
         print(f"{'connections of the ' + words:<40}{count:>12,}")
-    print(f"{'memory of driver and workers (PSS), MB':<40}{pss_mb(*_processes()):>12,.0f}", flush=True)
+    print(
+        f"{'memory of driver and workers (PSS), MB':<40}{pss_mb(*_processes()):>12,.0f}", flush=True
+    )
     # Some processes end meanwhile, and what they had spent before does not count.
     before_s, began_s = {process: cpu_s(process) for process in _processes()}, time.monotonic()
     time.sleep(idle_s)
@@ -208,7 +239,10 @@ def _pass_s(spark: SparkSession, data: dict[str, Any], number: int, messages: in
     """Read the topic into a new table; return the seconds of the micro-batches without planning."""
     from ledgerlake.api import parse_config, run
 
-    places = {"path": f"{data['delta']['path']}-{number}", "rejects_path": f"{data['delta']['rejects_path']}-{number}"}
+    places = {
+        "path": f"{data['delta']['path']}-{number}",
+        "rejects_path": f"{data['delta']['rejects_path']}-{number}",
+    }
     stream = data["stream"] | {
         "name": f"{data['stream']['name']}-{number}",
         "checkpoint": f"{data['stream']['checkpoint']}-{number}",
@@ -230,7 +264,12 @@ def _report_batches(pipeline: Pipeline) -> None:
         for progress in pipeline.query.recentProgress:
             if progress.batchId > reported and "addBatch" in progress.durationMs:
                 reported = progress.batchId
-                print(json.dumps({"batch": reported, "rows": progress.numInputRows, **progress.durationMs}), flush=True)
+                print(
+                    json.dumps(
+                        {"batch": reported, "rows": progress.numInputRows, **progress.durationMs}
+                    ),
+                    flush=True,
+                )
 
 
 def _has_more(process: subprocess.Popen[bytes], log: Path, before: int) -> bool:
@@ -257,7 +296,9 @@ def _connections(running: Bench, hosts: dict[str, list[str]]) -> dict[str, int]:
                     for connection in process.net_connections("tcp")
                     if connection.status == "ESTABLISHED" and connection.raddr
                 )
-    return {name: sum(counts[address] for address in addresses) for name, addresses in hosts.items()}
+    return {
+        name: sum(counts[address] for address in addresses) for name, addresses in hosts.items()
+    }
 
 
 def _processes() -> list[psutil.Process]:

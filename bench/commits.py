@@ -36,7 +36,10 @@ def main(most: int) -> None:
         for number in range(most):
             if number % 1000 in (100 - _COUNTED, 1000 - _COUNTED):
                 began_s, cpu_s = time.perf_counter(), time.process_time()
-            files = [DataFile(f"part-{number:08d}-{task}.parquet", 100_000, 1000, _stats(number)) for task in range(2)]
+            files = [
+                DataFile(f"part-{number:08d}-{task}.parquet", 100_000, 1000, _stats(number))
+                for task in range(2)
+            ]
             for file in files:
                 Path(path, file.name).touch()
             record = BatchRecord("bench", "bench", number, number)
@@ -50,12 +53,21 @@ def main(most: int) -> None:
 def _print(path: str, commits: int, took_ms: float, cpu_ms: float) -> None:
     entries = list(os.scandir(f"{path}/_delta_log"))
     size_mb = sum(entry.stat().st_size for entry in entries) / 1e6
-    print(f"{commits:>10,}{took_ms:>10.1f}{cpu_ms:>10.1f}{size_mb:>10.1f}{len(entries):>10,}", flush=True)
+    print(
+        f"{commits:>10,}{took_ms:>10.1f}{cpu_ms:>10.1f}{size_mb:>10.1f}{len(entries):>10,}",
+        flush=True,
+    )
 
 
 def _stats(number: int) -> str:
     """Those of a file with a few columns, about as long as real ones."""
-    low = {"topic": _TOPIC, "ledger_id": number, "entry_id": number, "broker_index": number, "key": "a"}
+    low = {
+        "topic": _TOPIC,
+        "ledger_id": number,
+        "entry_id": number,
+        "broker_index": number,
+        "key": "a",
+    }
     nulls = dict.fromkeys(low, 0)
     return json.dumps({"numRecords": 1000, "minValues": low, "maxValues": low, "nullCount": nulls})
 

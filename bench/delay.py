@@ -8,11 +8,11 @@ would hand them on; Spark keeps them in RocksDB. Then the clock is moved, and th
     released    messages a second out of it, when a stretch of the horizon is due at once
     worker      peak resident set of the largest Python worker
     state       the checkpoint's folder on disk when all wait
-    by hour     ``ledgerlake waiting --by hour`` while the query runs: from its start to its end, and
-                the peak resident set of its process
-    index       what the index of one topic partition takes in memory by itself, its bitmaps all loaded; the broker's own
-                tracker of delayed messages holds 24 bytes a message in its heap, for each
-                subscription
+    by hour     ``ledgerlake waiting --by hour`` while the query runs: from its start to its end,
+                and the peak resident set of its process
+    index       what the index of one topic partition takes in memory by itself, its bitmaps all
+                loaded; the broker's own tracker of delayed messages holds 24 bytes a message in its
+                heap, for each subscription
 
 With ``--ids`` each message has the id of a schedule of its own. With ``--replaced N`` as many more
 messages follow, each with the id of one that waits, which it replaces. What is replaced stays in
@@ -104,7 +104,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--messages", type=int, nargs="+", default=[1_000_000, 10_000_000])
     parser.add_argument("--ids", action="store_true", help="each message has the id of a schedule")
-    parser.add_argument("--replaced", type=int, default=0, metavar="N", help="so many are replaced by id (with --ids)")
+    parser.add_argument(
+        "--replaced",
+        type=int,
+        default=0,
+        metavar="N",
+        help="so many are replaced by id (with --ids)",
+    )
     parser.add_argument("--open-index", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.open_index:
@@ -153,15 +159,18 @@ def _show(measure: dict[str, Any]) -> None:
     if measure["replaced"]:
         print(f"\n{measure['replaced']:,} of them have replaced another one", end="")
     print(
-        f"\n{measure['messages']:,} messages of {VALUE_BYTES} bytes wait ({measure['frame_bytes']} with all that is stored of each)"
+        f"\n{measure['messages']:,} messages of {VALUE_BYTES} bytes wait ({measure['frame_bytes']} "
+        "with all that is stored of each)"
     )
     print(f"{'added':<10}{measure['added_per_s']:>14,.0f} messages/s")
     print(f"{'released':<10}{measure['released_per_s']:>14,.0f} messages/s")
     print(
-        f"{'worker':<10}{measure['worker_mb']:>14,.0f} MB at its peak, {measure['idle_worker_mb']:,.0f} MB before anything waits"
+        f"{'worker':<10}{measure['worker_mb']:>14,.0f} MB at its peak, "
+        f"{measure['idle_worker_mb']:,.0f} MB before anything waits"
     )
     print(
-        f"{'state':<10}{measure['state_mb']:>14,.0f} MB on disk, {measure['state_mb'] * 1e6 / measure['messages']:,.0f} bytes a message"
+        f"{'state':<10}{measure['state_mb']:>14,.0f} MB on disk, "
+        f"{measure['state_mb'] * 1e6 / measure['messages']:,.0f} bytes a message"
     )
     print(f"{'by hour':<10}{measure['by_hour_s']:>14.1f} s, {measure['by_hour_mb']:,.0f} MB")
     print(
@@ -172,7 +181,10 @@ def _show(measure: dict[str, Any]) -> None:
 
 
 def _measure(spark: SparkSession, load: _Load) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder, WorkerMemory() as memory:
+    with (
+        tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder,
+        WorkerMemory() as memory,
+    ):
         run = _Run(spark, f"{folder}/checkpoint", load)
         run.to(1)
         idle_mb, memory.peak_mb = memory.peak_mb, 0.0
@@ -208,10 +220,21 @@ def _by_hour(folder: Path, messages: int) -> tuple[float, float]:
     }
     config = folder / "pipeline.toml"
     config.write_text(to_toml(data))
-    command = [sys.executable, "-m", "ledgerlake.cli", "waiting", str(config), "--by", "hour", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "ledgerlake.cli",
+        "waiting",
+        str(config),
+        "--by",
+        "hour",
+        "--json",
+    ]
     began_s = time.monotonic()
     peak_mb = 0.0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as running:
         assert running.stdout is not None
         lines: list[str] = []
         reading = threading.Thread(target=lines.extend, args=(running.stdout,))
@@ -242,8 +265,12 @@ class _Run:
         flow = spark.readStream.format(_BenchSource.name()).options(**options).load()
         processor = Processor(Limits(), DelayOptions(), ClientSettings("pulsar://nowhere:1"))
         settled = stateful(flow, processor, STAGE_ROWS_DDL)
-        counted = settled.mapInArrow(partial(_count, _frame_bytes(load.has_ids)), "released bigint, summary string")
-        writer = counted.writeStream.option("checkpointLocation", checkpoint).foreachBatch(self._take)
+        counted = settled.mapInArrow(
+            partial(_count, _frame_bytes(load.has_ids)), "released bigint, summary string"
+        )
+        writer = counted.writeStream.option("checkpointLocation", checkpoint).foreachBatch(
+            self._take
+        )
         self._query = writer.trigger(processingTime="0 seconds").start()
 
     def to(self, step: int) -> float:
@@ -269,7 +296,9 @@ class _Run:
 
     def _record(self, batch_id: int, summary: StateSummary) -> None:
         """Write into the checkpoint what a pipeline does after a micro-batch."""
-        self._wakeups.update(batch_id, {SOURCE.topic: summary.next_due_ms}, {SOURCE.topic: summary.due_spans})
+        self._wakeups.update(
+            batch_id, {SOURCE.topic: summary.next_due_ms}, {SOURCE.topic: summary.due_spans}
+        )
         self._keeper.add(LastRun(batch_id, self._wakeups.batch_id), {}, {})
 
 
@@ -330,7 +359,9 @@ class _BenchReader(DataSourceStreamReader):
 def _count(frame_bytes: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     released, summary = 0, None
     for batch in batches:
-        for kind, header, entry in zip(batch["kind"].to_pylist(), batch["header"], batch["entry"], strict=True):
+        for kind, header, entry in zip(
+            batch["kind"].to_pylist(), batch["header"], batch["entry"], strict=True
+        ):
             if kind == RowKind.DUE:
                 released += len(entry.as_buffer()) // frame_bytes
             elif kind == RowKind.SUMMARY:
@@ -346,7 +377,9 @@ def _times_ms(first: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _template(has_ids: bool) -> bytes:
-    metadata = pb.MessageMetadata(producer_name="bench", sequence_id=1, publish_time=FIRST_DUE_MS - HORIZON_MS)
+    metadata = pb.MessageMetadata(
+        producer_name="bench", sequence_id=1, publish_time=FIRST_DUE_MS - HORIZON_MS
+    )
     metadata.deliver_at_time = FIRST_DUE_MS
     if has_ids:
         metadata.properties.add(key=SCHEDULE_PROPERTY, value=_ID.format(0))
@@ -362,7 +395,9 @@ def _events(first: int, count: int, load: _Load) -> Iterator[Scheduled]:
     """The schedules of consecutive messages."""
     for number, due_ms in enumerate(_times_ms(first, count).tolist(), first):
         position = Position(2**21 + number // _LEDGER_ENTRIES, 2**21 + number % _LEDGER_ENTRIES)
-        yield Scheduled(_ID.format(load.id_number(number)), position, FIRST_DUE_MS - HORIZON_MS, due_ms)
+        yield Scheduled(
+            _ID.format(load.id_number(number)), position, FIRST_DUE_MS - HORIZON_MS, due_ms
+        )
 
 
 def _frames(first: int, count: int, load: _Load) -> bytes:
@@ -384,7 +419,9 @@ def _frames(first: int, count: int, load: _Load) -> bytes:
         size = len(_ID.format(0))
         frames[:, place : place + size] = np.frombuffer(ids, dtype=np.uint8).reshape(count, size)
     # Values that no compression makes smaller.
-    frames[:, -VALUE_BYTES:] = np.random.default_rng(first).integers(0, 256, (count, VALUE_BYTES), dtype=np.uint8)
+    frames[:, -VALUE_BYTES:] = np.random.default_rng(first).integers(
+        0, 256, (count, VALUE_BYTES), dtype=np.uint8
+    )
     return frames.tobytes()
 
 
@@ -417,13 +454,16 @@ def index_batch(first: int, count: int, frame: bytes | None = None) -> pa.Record
 def _open_index(folder: str) -> int:
     """What the resident set grows by."""
     record = record_from_json(Path(folder, "record.json").read_text())
-    # What the libraries take once, whatever the size of the index, is not counted. The second message is looked up.
+    # What the libraries take once, whatever the size of the index, is not counted. The second
+    # message is looked up.
     unused = DelayedTracker(FolderStorage(Place(f"{folder}/unused"), {}), DelaySettings())
     for _ in range(2):
         unused.add(index_rows([(0, 1, 1)]))
         unused.save()
     before = _resident_bytes()
-    storage = FolderStorage(Place(f"{folder}/buckets"), {bucket.bucket_id: bucket.segment for bucket in record.buckets})
+    storage = FolderStorage(
+        Place(f"{folder}/buckets"), {bucket.bucket_id: bucket.segment for bucket in record.buckets}
+    )
     tracker = DelayedTracker(storage, DelaySettings(), record)
     for bucket in tracker.buckets:
         # What was added before is looked up by the bucket's bitmaps.

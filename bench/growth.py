@@ -6,8 +6,8 @@
 
 Each topic is read whole into a table of its own, in one micro-batch, on local[2]; medians after one
 pass that is not counted. Time and CPU are those of ``bench.throughput``. A micro-batch and the
-start of its query cost something whatever is in them: few messages share that among few. What a run in
-a session that is up takes beside its micro-batches, from its start to its end, is printed too.
+start of its query cost something whatever is in them: few messages share that among few. What a run
+in a session that is up takes beside its micro-batches, from its start to its end, is printed too.
 
 Results are printed and written to ``bench/latest-growth.json``.
 """
@@ -22,7 +22,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.throughput import PARTITIONS, SETTINGS, Pass, Workload, pipeline_to_delta, publish, spark_pass
+from bench.throughput import (
+    PARTITIONS,
+    SETTINGS,
+    Pass,
+    Workload,
+    pipeline_to_delta,
+    publish,
+    spark_pass,
+)
 from ledgerlake.devbroker import Broker
 
 if TYPE_CHECKING:
@@ -42,9 +50,15 @@ _BATCH_BYTES = 100_000
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--messages", type=int, default=4_000_000, help="over the partitions (default: 4000000)")
-    parser.add_argument("--most", type=int, default=max(_MESSAGES), help="of messages (default: 50000000)")
-    parser.add_argument("--passes", type=int, default=5, help="passes that are counted (default: 5)")
+    parser.add_argument(
+        "--messages", type=int, default=4_000_000, help="over the partitions (default: 4000000)"
+    )
+    parser.add_argument(
+        "--most", type=int, default=max(_MESSAGES), help="of messages (default: 50000000)"
+    )
+    parser.add_argument(
+        "--passes", type=int, default=5, help="passes that are counted (default: 5)"
+    )
     options = parser.parse_args()
     from ledgerlake.runtime.session import start_session
 
@@ -57,8 +71,16 @@ def main() -> None:
                     print(
                         f"\n{block}\n{'':<24}{'messages/s':>14}{'MB/s':>10}{'CPU s/M':>10}{'CPU s/GB':>10}{'peak MB':>10}{'beyond s':>10}"
                     )
-                counted_passes, peak_mb = passes_of(spark, address, workload, partitions, options.passes)
-                results.append({"block": block, "label": workload.name, **_row(workload, counted_passes, peak_mb)})
+                counted_passes, peak_mb = passes_of(
+                    spark, address, workload, partitions, options.passes
+                )
+                results.append(
+                    {
+                        "block": block,
+                        "label": workload.name,
+                        **_row(workload, counted_passes, peak_mb),
+                    }
+                )
         finally:
             spark.stop()
     LATEST.write_text(json.dumps(results, indent=2) + "\n")
@@ -82,7 +104,9 @@ def passes_of(
 ) -> tuple[list[Pass], float]:
     topic = publish(address, workload, partitions)
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
-        path = partial(pipeline_to_delta, spark, address.service_url, topic, workload.messages, Path(folder))
+        path = partial(
+            pipeline_to_delta, spark, address.service_url, topic, workload.messages, Path(folder)
+        )
         passes_and_peaks = [spark_pass(path) for _ in range(passes + 1)]
     return [measured_pass for measured_pass, _ in passes_and_peaks[1:]], max(
         peak_mb for _, peak_mb in passes_and_peaks[1:]
@@ -98,7 +122,9 @@ def _row(workload: Workload, counted_passes: list[Pass], peak_mb: float) -> dict
         "cpu_s_per_million": round(cpu_s * 1e6 / workload.messages, 2),
         "cpu_s_per_gb": round(cpu_s * 1e3 / workload.plain_mb, 2),
         "peak_rss_mb": round(peak_mb),
-        "beyond_s": round(statistics.median(counted_pass.beyond_s for counted_pass in counted_passes), 2),
+        "beyond_s": round(
+            statistics.median(counted_pass.beyond_s for counted_pass in counted_passes), 2
+        ),
     }
     print(
         f"{workload.name:<24}{row['messages_per_s']:>14,.0f}{row['mb_per_s']:>10,.1f}{row['cpu_s_per_million']:>10.2f}"

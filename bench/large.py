@@ -1,6 +1,7 @@
 """Large messages in MB/s beside pulsar-client's receive loop, with CPU and peak memory.
 
-    pulsar-client receive loop   ``receive`` and ``acknowledge`` until all messages came, chunks put together in its heap
+    pulsar-client receive loop   ``receive`` and ``acknowledge`` until all messages came, chunks put
+                                 together in its heap
     the same, kept in files      each message written to a file of its own before it is acknowledged
     pipeline to Delta            the whole pipeline into the table
 
@@ -54,14 +55,20 @@ _TICK_S = 10
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--rounds", type=int, default=5, help="rounds that are counted (default: 5)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="rounds that are counted (default: 5)"
+    )
     options = parser.parse_args()
     from ledgerlake.runtime.session import start_session
 
     with Broker(settings=SETTINGS) as address:
         spark = start_session("bench", "local[2]")
         try:
-            results = [row for sizes_mib in WORKLOADS for row in _measure(spark, address, options.rounds, sizes_mib)]
+            results = [
+                row
+                for sizes_mib in WORKLOADS
+                for row in _measure(spark, address, options.rounds, sizes_mib)
+            ]
         finally:
             spark.stop()
     LATEST.write_text(json.dumps(results, indent=2) + "\n")
@@ -114,7 +121,11 @@ class _Ticking:
         if time.time() // _TICK_S != tick:
             raise SystemExit("publishing took longer than the time between two triggers; raise it")
         cpu_s = spark_cpu_s()
-        while not (batch_results := [batch_result for batch_result in self._taken[before:] if batch_result.messages]):
+        while not (
+            batch_results := [
+                batch_result for batch_result in self._taken[before:] if batch_result.messages
+            ]
+        ):
             self._pipeline.wait(0.1)
         (result,) = batch_results
         expect(result.messages, count)
@@ -155,9 +166,14 @@ class _LargePublisher:
         path = f"public/default/bench-large-{name}-{len(sizes_mib)}"
         create_partitioned_topic(address.admin_url, path, 1)
         self.topic = f"persistent://{path}"
-        self._client = pulsar.Client(address.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        self._client = pulsar.Client(
+            address.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+        )
         self._producer = self._client.create_producer(
-            f"{self.topic}-partition-0", chunking_enabled=True, batching_enabled=False, send_timeout_millis=120_000
+            f"{self.topic}-partition-0",
+            chunking_enabled=True,
+            batching_enabled=False,
+            send_timeout_millis=120_000,
         )
 
     def __call__(self) -> None:
@@ -172,7 +188,12 @@ class _LargePublisher:
 
 
 def _client_loop(
-    address: BrokerAddress, rounds: int, sizes_mib: list[int], client_mb_per_s: float | None, *, keeps: bool
+    address: BrokerAddress,
+    rounds: int,
+    sizes_mib: list[int],
+    client_mb_per_s: float | None,
+    *,
+    keeps: bool,
 ) -> dict[str, Any]:
     name = "the same, kept in files" if keeps else "pulsar-client receive loop"
     publisher = _LargePublisher(address, "kept" if keeps else "client", sizes_mib)
@@ -180,11 +201,15 @@ def _client_loop(
     publisher.close()
     path = partial(_receive_all, sum(sizes_mib) * MIB, keeps)
     _, base_mb = in_process(path, address.service_url, publisher.topic, 0, 1)
-    passes, peak_mb = in_process(path, address.service_url, publisher.topic, len(sizes_mib), rounds + _WARM_UP_ROUNDS)
+    passes, peak_mb = in_process(
+        path, address.service_url, publisher.topic, len(sizes_mib), rounds + _WARM_UP_ROUNDS
+    )
     return _row(name, sizes_mib, passes[_WARM_UP_ROUNDS:], peak_mb, base_mb, client_mb_per_s)
 
 
-def _receive_all(expected_bytes: int, keeps: bool, service_url: str, topic: str, count: int) -> None:
+def _receive_all(
+    expected_bytes: int, keeps: bool, service_url: str, topic: str, count: int
+) -> None:
     import uuid
 
     import pulsar
@@ -211,7 +236,11 @@ def _receive_all(expected_bytes: int, keeps: bool, service_url: str, topic: str,
 
 
 def _pipeline(
-    spark: SparkSession, address: BrokerAddress, rounds: int, sizes_mib: list[int], client_mb_per_s: float
+    spark: SparkSession,
+    address: BrokerAddress,
+    rounds: int,
+    sizes_mib: list[int],
+    client_mb_per_s: float,
 ) -> dict[str, Any]:
     publisher = _LargePublisher(address, "pipeline", sizes_mib)
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
@@ -219,19 +248,33 @@ def _pipeline(
         with WorkerMemory() as idle:
             pipeline.round(publisher.one_small, 1)
         with WorkerMemory() as memory:
-            passes = [pipeline.round(publisher, len(sizes_mib)) for _ in range(rounds + _WARM_UP_ROUNDS)]
-        small_s = statistics.median(pipeline.round(publisher.one_small, 1).seconds for _ in range(rounds))
+            passes = [
+                pipeline.round(publisher, len(sizes_mib)) for _ in range(rounds + _WARM_UP_ROUNDS)
+            ]
+        small_s = statistics.median(
+            pipeline.round(publisher.one_small, 1).seconds for _ in range(rounds)
+        )
         pipeline.stop()
     publisher.close()
     row = _row(
-        "pipeline to Delta, Spark", sizes_mib, passes[_WARM_UP_ROUNDS:], memory.peak_mb, idle.peak_mb, client_mb_per_s
+        "pipeline to Delta, Spark",
+        sizes_mib,
+        passes[_WARM_UP_ROUNDS:],
+        memory.peak_mb,
+        idle.peak_mb,
+        client_mb_per_s,
     )
     print(f"  a trigger with one small message takes {small_s:.2f} s")
     return row
 
 
 def _row(
-    name: str, sizes_mib: list[int], passes: list[Pass], peak_mb: float, base_mb: float, client_mb_per_s: float | None
+    name: str,
+    sizes_mib: list[int],
+    passes: list[Pass],
+    peak_mb: float,
+    base_mb: float,
+    client_mb_per_s: float | None,
 ) -> dict[str, Any]:
     largest_mb = max(sizes_mib) * MIB / 1e6
     total_mb = sum(sizes_mib) * MIB / 1e6

@@ -1,11 +1,13 @@
 """From publish to visible in the table, and from the start of ``ledgerlake run`` to its first
 commit, in one run: ``make bench``.
 
-visible     1,000 messages a second, trigger 200 ms: from a message's publish time to when a reader of the Delta table sees it;
-            beside it, when a pulsar-client consumer of the same topic gets the same message
-start       from starting the command to its first commit, with warm caches: tables that are made, tables that are there, and
-            queries in which nothing happens (``bench.spark_alone``), each without and with an archive of the JVM's classes
-            (``ledgerlake run --archive-classes``), in turns
+visible     1,000 messages a second, trigger 200 ms: from a message's publish time to when a reader
+            of the Delta table sees it; beside it, when a pulsar-client consumer of the same topic
+            gets the same message
+start       from starting the command to its first commit, with warm caches: tables that are made,
+            tables that are there, and queries in which nothing happens (``bench.spark_alone``),
+            each without and with an archive of the JVM's classes (``ledgerlake run
+            --archive-classes``), in turns
 
 CPU is that of the command and all below it: until the first commit of a start, and a million
 messages of those that are counted. Memory is the peak resident set of its largest Python process.
@@ -73,8 +75,14 @@ class Start:
 
 
 def main(seconds: int) -> None:
-    with start_runtime() as runtime, tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
-        rows = [*_starts(runtime, Path(folder)), *_visible(runtime, Path(folder) / "visible", seconds)]
+    with (
+        start_runtime() as runtime,
+        tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder,
+    ):
+        rows = [
+            *_starts(runtime, Path(folder)),
+            *_visible(runtime, Path(folder) / "visible", seconds),
+        ]
     LATEST.write_text(json.dumps(rows, indent=2) + "\n")
 
 
@@ -88,17 +96,26 @@ def _starts(runtime: Runtime, folder: Path) -> Iterator[dict[str, Any]]:
         for words, cache in caches.items():
             start_folder = folder / f"start-{number}-{cache.name}"
             topic = runtime.topic()
-            for place, name in enumerate((f"new tables{words}", f"tables that are there{words}"), 1):
-                starts_by_name.setdefault(name, []).append(first_commit(runtime, start_folder, topic, place, cache))
+            for place, name in enumerate(
+                (f"new tables{words}", f"tables that are there{words}"), 1
+            ):
+                starts_by_name.setdefault(name, []).append(
+                    first_commit(runtime, start_folder, topic, place, cache)
+                )
             for kind, name in spark_alone.KINDS.items():
                 checkpoint = start_folder / kind
-                starts_by_name.setdefault(f"{name}{words}", []).append(_first_micro_batch(kind, checkpoint, cache))
+                starts_by_name.setdefault(f"{name}{words}", []).append(
+                    _first_micro_batch(kind, checkpoint, cache)
+                )
     for name, starts in starts_by_name.items():
         row = {
             key: median(getattr(measured_start, key) for measured_start in starts[1:])
             for key in ("seconds", "cpu_s", "peak_mb")
         }
-        print(f"{name:<40}{row['seconds']:>8.1f}{row['cpu_s']:>8.1f}{row['peak_mb']:>10.0f}", flush=True)
+        print(
+            f"{name:<40}{row['seconds']:>8.1f}{row['cpu_s']:>8.1f}{row['peak_mb']:>10.0f}",
+            flush=True,
+        )
         yield {"block": "start to first commit", "label": name, **row}
 
 
@@ -118,7 +135,9 @@ def _archive_classes(runtime: Runtime, folder: Path, cache: Path) -> None:
 def first_commit(runtime: Runtime, folder: Path, topic: str, rows: int, cache: Path) -> Start:
     """From starting the command to the message, the table's last of so many, in it."""
     _publish_one(runtime, topic)
-    return _measured(lambda: start(runtime, folder, topic, cache), partial(_await_rows, folder, rows))
+    return _measured(
+        lambda: start(runtime, folder, topic, cache), partial(_await_rows, folder, rows)
+    )
 
 
 def _first_micro_batch(kind: str, checkpoint: Path, cache: Path) -> Start:
@@ -126,7 +145,9 @@ def _first_micro_batch(kind: str, checkpoint: Path, cache: Path) -> Start:
     return _measured(lambda: spark_alone.start(kind, 0, checkpoint, cache), spark_alone.await_first)
 
 
-def _measured(begin: Callable[[], subprocess.Popen[bytes]], wait: Callable[[subprocess.Popen[bytes]], None]) -> Start:
+def _measured(
+    begin: Callable[[], subprocess.Popen[bytes]], wait: Callable[[subprocess.Popen[bytes]], None]
+) -> Start:
     """Begin a process, wait for what it is to do, and end it."""
     with WorkerMemory() as memory:
         began_s = time.monotonic()
@@ -158,7 +179,9 @@ def _cpu_s_of(running: subprocess.Popen[bytes]) -> float:
     return cpu_s(process, *process.children(recursive=True))
 
 
-def start(runtime: Runtime, folder: Path, topic: str, cache: Path, *options: str) -> subprocess.Popen[bytes]:
+def start(
+    runtime: Runtime, folder: Path, topic: str, cache: Path, *options: str
+) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
     config = folder / "pipeline.toml"
     config.write_text(to_toml(runtime.config(folder, topic, name=folder.name)))
@@ -169,7 +192,9 @@ def run_pipeline(config: Path, cache: Path, *options: str) -> subprocess.Popen[b
     """Start ``ledgerlake run``."""
     command = [sys.executable, "-m", "ledgerlake.cli", "run", str(config), *options]
     environment = {**os.environ, "LEDGERLAKE_CACHE": str(cache)}
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    )
 
 
 def _visible(runtime: Runtime, folder: Path, seconds: int) -> Iterator[dict[str, Any]]:
@@ -182,7 +207,10 @@ def _visible(runtime: Runtime, folder: Path, seconds: int) -> Iterator[dict[str,
         row |= {"p50_ms": round(cuts[49] * 1000), "p99_ms": round(cuts[98] * 1000)}
         print(f"{name:<40}{row['p50_ms']:>8}{row['p99_ms']:>8}", end="")
         if delays_s is visible:
-            row |= {"cpu_s_per_million": round(spent_s * 1e6 / len(delays_s)), "peak_mb": round(peak_mb)}
+            row |= {
+                "cpu_s_per_million": round(spent_s * 1e6 / len(delays_s)),
+                "peak_mb": round(peak_mb),
+            }
             print(f"{row['cpu_s_per_million']:>10}{row['peak_mb']:>10}", end="")
         print(f"   of {len(delays_s):,}", flush=True)
         yield row
@@ -202,7 +230,9 @@ def rows_in(folder: Path) -> int:
         return 0
 
 
-def latencies(runtime: Runtime, folder: Path, seconds: int) -> tuple[list[float], list[float], float, float]:
+def latencies(
+    runtime: Runtime, folder: Path, seconds: int
+) -> tuple[list[float], list[float], float, float]:
     """Seconds from publishing to the table, and to a consumer; CPU seconds and peak memory (MB)
     meanwhile.
     """
@@ -229,7 +259,11 @@ def latencies(runtime: Runtime, folder: Path, seconds: int) -> tuple[list[float]
         running.wait()
         consumer.close()
     counted = [
-        [seen_s - sent_s for sent_s, seen_s in messages_seen if began_s <= sent_s < began_s + seconds]
+        [
+            seen_s - sent_s
+            for sent_s, seen_s in messages_seen
+            if began_s <= sent_s < began_s + seconds
+        ]
         for messages_seen in (visible, consumed)
     ]
     return counted[0], counted[1], spent_s, memory.peak_mb
@@ -241,12 +275,17 @@ def take(consumer: Any, message: Any, messages_seen: list[Seen]) -> None:
 
 
 def publish(
-    runtime: Runtime, topics: list[str], rate: int, value: Callable[[], bytes], enough: threading.Event
+    runtime: Runtime,
+    topics: list[str],
+    rate: int,
+    value: Callable[[], bytes],
+    enough: threading.Event,
 ) -> None:
     """Publish so many messages a second, in turn to each topic."""
     client = runtime.client()
     producers = [
-        client.create_producer(topic, batching_max_publish_delay_ms=5, block_if_queue_full=True) for topic in topics
+        client.create_producer(topic, batching_max_publish_delay_ms=5, block_if_queue_full=True)
+        for topic in topics
     ]
     began_s = time.monotonic()
     for number in itertools.count():
@@ -270,7 +309,9 @@ def actions_of(commit: Path) -> list[dict[str, Any]]:
 
 
 class AddedFiles:
-    """The files of a table by the commits that brought new rows: those of upkeep hold rows again."""
+    """The files of a table by the commits that brought new rows: those of upkeep hold rows
+    again.
+    """
 
     def __init__(self, table: Path) -> None:
         self._table = table
@@ -282,7 +323,9 @@ class AddedFiles:
         while (commit := self._table / "_delta_log" / f"{self._version + 1:020}.json").exists():
             actions = actions_of(commit)
             if not any("remove" in action for action in actions):
-                added += [self._table / action["add"]["path"] for action in actions if "add" in action]
+                added += [
+                    self._table / action["add"]["path"] for action in actions if "add" in action
+                ]
             self._version += 1
         return added
 

@@ -34,11 +34,15 @@ _MIB = 1024 * 1024
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--updates", type=int, default=50_000)
     parser.add_argument("--commits", type=int, default=20)
-    parser.add_argument("--merges", type=int, default=3, help="how many commits delta-rs makes; 0 for none")
+    parser.add_argument(
+        "--merges", type=int, default=3, help="how many commits delta-rs makes; 0 for none"
+    )
     options = parser.parse_args()
     rng = np.random.default_rng(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -61,10 +65,12 @@ def main() -> None:
         rate = options.updates / (statistics.median(written_s) + statistics.median(committed_s))
         print(f"{options.keys:,} keys, {options.updates:,} messages a commit")
         print(
-            f"  files {statistics.median(written_s):.2f} s, commit {statistics.median(committed_s):.2f} s (longest {max(committed_s):.2f} s)"
+            f"  files {statistics.median(written_s):.2f} s, commit "
+            f"{statistics.median(committed_s):.2f} s (longest {max(committed_s):.2f} s)"
         )
         print(
-            f"  {rate:,.0f} messages/s, {cpu_s:.2f} CPU s a commit, {resident:,.0f} MiB, {len(DeltaTable(table.path.uri).file_uris())} files"
+            f"  {rate:,.0f} messages/s, {cpu_s:.2f} CPU s a commit, {resident:,.0f} MiB, "
+            f"{len(DeltaTable(table.path.uri).file_uris())} files"
         )
         began_s = time.perf_counter()
         again = LatestTable(table.path, schema.MESSAGES)
@@ -112,13 +118,17 @@ def commit(table: LatestTable, number: int, files: list[DataFile]) -> None:
     table.commit(record, files, {})
 
 
-def merge(folder: str, first: pa.Table, rng: np.random.Generator, options: argparse.Namespace) -> float:
+def merge(
+    folder: str, first: pa.Table, rng: np.random.Generator, options: argparse.Namespace
+) -> float:
     """The median time of a MERGE."""
     path = os.path.join(folder, "merged")
     write_deltalake(path, first)
     taken_s = []
     for number in range(options.merges):
-        rows = messages(np.unique(rng.integers(0, options.keys, options.updates)), (number + 1) * 10_000_000)
+        rows = messages(
+            np.unique(rng.integers(0, options.keys, options.updates)), (number + 1) * 10_000_000
+        )
         began_s = time.perf_counter()
         merger = DeltaTable(path).merge(rows, "t.key = s.key", source_alias="s", target_alias="t")
         merger.when_matched_update_all().when_not_matched_insert_all().execute()

@@ -1,7 +1,8 @@
-"""What the machine takes for the bytes of ``bench.throughput`` and ``bench.large`` by themselves: the
-limits that no pipeline gets below.
+"""What the machine takes for the bytes of ``bench.throughput`` and ``bench.large`` by themselves:
+the limits that no pipeline gets below.
 
-Each step is the work of a library in C or Rust, in one thread, over the same entries again and again:
+Each step is the work of a library in C or Rust, in one thread, over the same entries again and
+again:
 
     copy             each frame is copied once
     CRC-32C          the checksum that each entry carries
@@ -10,10 +11,11 @@ Each step is the work of a library in C or Rust, in one thread, over the same en
     disk             what is kept of the values is written to a file and flushed to the disk
     broker           frames are received and framed, and nothing else is done with them
 
-MB/s are of plain values, by wall-clock time. CPU seconds are those of the process that does the step. A
-pipeline must do all steps but the first. So its limit is their CPU together, and the rate of the disk or
-of the broker, whichever is slower; ``bench.plot`` draws it as a line. Values of 4 MiB stand for the
-chunks of large messages. They are random, so neither a producer nor Parquet compresses them.
+MB/s are of plain values, by wall-clock time. CPU seconds are those of the process that does the
+step. A pipeline must do all steps but the first. So its limit is their CPU together, and the rate
+of the disk or of the broker, whichever is slower; ``bench.plot`` draws it as a line. Values of 4
+MiB stand for the chunks of large messages. They are random, so neither a producer nor Parquet
+compresses them.
 
 ``python -m bench.limits``; results are printed and written to ``bench/latest-limits.json``.
 """
@@ -73,24 +75,39 @@ class Limit:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__.split("\n\n")[0]).parse_args()
-    with Broker(settings=SETTINGS) as address, tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
+    with (
+        Broker(settings=SETTINGS) as address,
+        tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder,
+    ):
         limits = [
-            *_measure(address.service_url, publish(address, _SMALL, 1), _SMALL, _small_steps(Path(folder))),
-            *_measure(address.service_url, publish(address, LARGE, 1), LARGE, _large_steps(Path(folder))),
+            *_measure(
+                address.service_url, publish(address, _SMALL, 1), _SMALL, _small_steps(Path(folder))
+            ),
+            *_measure(
+                address.service_url, publish(address, LARGE, 1), LARGE, _large_steps(Path(folder))
+            ),
         ]
     LATEST.write_text(json.dumps([asdict(limit) for limit in limits], indent=2) + "\n")
 
 
-def _measure(service_url: str, topic: str, workload: Workload, steps: dict[str, Callable[[int], None]]) -> list[Limit]:
-    print(f"\n{workload.name}: median of {_PASSES} passes\n{'step':<20}{'MB/s':>12}{'CPU s/M':>12}{'CPU s/GB':>12}")
+def _measure(
+    service_url: str, topic: str, workload: Workload, steps: dict[str, Callable[[int], None]]
+) -> list[Limit]:
+    print(
+        f"\n{workload.name}: median of {_PASSES} "
+        f"passes\n{'step':<20}{'MB/s':>12}{'CPU s/M':>12}{'CPU s/GB':>12}"
+    )
     entries = workload.messages // workload.batch
-    passes = {name: [_timed(step, entries) for _ in range(1 + _PASSES)] for name, step in steps.items()}
+    passes = {
+        name: [_timed(step, entries) for _ in range(1 + _PASSES)] for name, step in steps.items()
+    }
     passes["broker"], _ = in_process(_receive, service_url, topic, entries, 1 + _PASSES)
     by_step = {name: _limit(workload, name, timed[1:]) for name, timed in passes.items()}
     slowest = min(by_step["disk"], by_step["broker"], key=lambda limit: limit.mb_per_s)
     needed = [limit for name, limit in by_step.items() if name != "copy"]
     per_million, per_gb = (
-        round(sum(getattr(limit, field) for limit in needed), 3) for field in ("cpu_s_per_million", "cpu_s_per_gb")
+        round(sum(getattr(limit, field) for limit in needed), 3)
+        for field in ("cpu_s_per_million", "cpu_s_per_gb")
     )
     limit = replace(slowest, label=LIMIT, cpu_s_per_million=per_million, cpu_s_per_gb=per_gb)
     return [*by_step.values(), _printed(limit)]
@@ -127,7 +144,10 @@ def _printed(limit: Limit) -> Limit:
 
 def _small_steps(folder: Path) -> dict[str, Callable[[int], None]]:
     frames = [encode(_SMALL, "limits", number) for number in range(_DISTINCT_ENTRIES)]
-    packed = [(bytes(entry.payload), entry.metadata.uncompressed_size) for entry in map(parse_entry, frames)]
+    packed = [
+        (bytes(entry.payload), entry.metadata.uncompressed_size)
+        for entry in map(parse_entry, frames)
+    ]
     values = [lz4.block.decompress(data, uncompressed_size=size) for data, size in packed]
     zstd = pa.Codec("zstd", 1)
     return {
@@ -135,7 +155,9 @@ def _small_steps(folder: Path) -> dict[str, Callable[[int], None]]:
         "CRC-32C": _over(frames, crc32c.crc32c),
         "LZ4": _over(packed, lambda pair: lz4.block.decompress(pair[0], uncompressed_size=pair[1])),
         "zstd, level 1": _over(values, zstd.compress),
-        "disk": partial(_write, folder / "small", [bytes(zstd.compress(value)) for value in values]),
+        "disk": partial(
+            _write, folder / "small", [bytes(zstd.compress(value)) for value in values]
+        ),
     }
 
 

@@ -1,8 +1,9 @@
 """The last runs of the benches as pictures in ``docs/``.
 
-``bench.throughput``, ``growth``, ``large`` and ``latency`` are bars, one block a workload. ``bench.upkeep``
-and ``bench.steady`` are lines over the commits and the minutes. Pictures of benches that were not run
-stay as they are. If ``bench.limits`` was run, its limit is a line through the bars of a workload.
+``bench.throughput``, ``growth``, ``large`` and ``latency`` are bars, one block a workload.
+``bench.upkeep`` and ``bench.steady`` are lines over the commits and the minutes. Pictures of
+benches that were not run stay as they are. If ``bench.limits`` was run, its limit is a line through
+the bars of a workload.
 
 python -m bench.plot
 """
@@ -65,11 +66,25 @@ Block = tuple[str, list[tuple[str, dict[str, Any]]], tuple[Measure, ...], dict[s
 def main() -> None:
     drawings: list[tuple[Path, Callable[[Path], None]]] = [
         (throughput.LATEST, lambda latest: _draw("throughput.svg", _throughput_blocks(latest))),
-        (growth.LATEST, lambda latest: _draw("growth.svg", _blocks(latest, _BYTES_OF_GROWTH, (_RATE, _CPU)))),
+        (
+            growth.LATEST,
+            lambda latest: _draw("growth.svg", _blocks(latest, _BYTES_OF_GROWTH, (_RATE, _CPU))),
+        ),
         (large.LATEST, lambda latest: _draw("large.svg", _large_blocks(latest))),
-        (latency.LATEST, lambda latest: _draw("latency.svg", _blocks(latest, _LATENCY, (_SECONDS, _CPU_SECONDS)))),
-        (upkeep.LATEST, lambda latest: _draw_lines("upkeep.svg", _rows(latest), "commits", _UPKEEP_LINES)),
-        (steady.LATEST, lambda latest: _draw_lines("steady.svg", _rows(latest), "minutes", steady.TITLES)),
+        (
+            latency.LATEST,
+            lambda latest: _draw(
+                "latency.svg", _blocks(latest, _LATENCY, (_SECONDS, _CPU_SECONDS))
+            ),
+        ),
+        (
+            upkeep.LATEST,
+            lambda latest: _draw_lines("upkeep.svg", _rows(latest), "commits", _UPKEEP_LINES),
+        ),
+        (
+            steady.LATEST,
+            lambda latest: _draw_lines("steady.svg", _rows(latest), "minutes", steady.TITLES),
+        ),
     ]
     for latest, draw in drawings:
         if latest.exists():
@@ -81,7 +96,9 @@ def _rows(latest: Path) -> Any:
 
 
 def _throughput_blocks(latest: Path) -> Iterable[Block]:
-    for workload, block in groupby(_rows(latest), key=lambda row: row["name"].partition(" (")[2].rstrip(")")):
+    for workload, block in groupby(
+        _rows(latest), key=lambda row: row["name"].partition(" (")[2].rstrip(")")
+    ):
         rows = [(row["name"].partition(" (")[0], row) for row in block]
         yield workload, rows, (_RATE, _CPU), _limit_of(workload)
 
@@ -94,10 +111,14 @@ def _large_blocks(latest: Path) -> Iterable[Block]:
 def _limit_of(workload: str) -> dict[str, Any]:
     """Return the limit of a workload; empty if it is not known."""
     rows = _rows(limits.LATEST) if limits.LATEST.exists() else []
-    return next((row for row in rows if row["block"] == workload and row["label"] == limits.LIMIT), {})
+    return next(
+        (row for row in rows if row["block"] == workload and row["label"] == limits.LIMIT), {}
+    )
 
 
-def _blocks(latest: Path, special: Mapping[str, tuple[Measure, ...]], others: tuple[Measure, ...]) -> Iterable[Block]:
+def _blocks(
+    latest: Path, special: Mapping[str, tuple[Measure, ...]], others: tuple[Measure, ...]
+) -> Iterable[Block]:
     for name, block in groupby(_rows(latest), key=lambda row: row["block"]):
         yield name, [(row["label"], row) for row in block], special.get(name, others), {}
 
@@ -113,11 +134,15 @@ def _draw(name: str, blocks: Iterable[Block]) -> None:
     _write(name, width, y + _LINE, lines)
 
 
-def _draw_lines(name: str, series: dict[str, list[dict[str, float]]], x_field: str, titles: dict[str, str]) -> None:
+def _draw_lines(
+    name: str, series: dict[str, list[dict[str, float]]], x_field: str, titles: dict[str, str]
+) -> None:
     """Draw a small picture for each field, with a line for each series; all begin at 0."""
     lines: list[str] = []
     for number, words in enumerate(series):
-        lines.append(f'<rect x="{160 * number}" y="6" width="14" height="14" fill="{_COLOURS[number]}"/>')
+        lines.append(
+            f'<rect x="{160 * number}" y="6" width="14" height="14" fill="{_COLOURS[number]}"/>'
+        )
         lines.append(_text(160 * number + 20, 18, words))
     most_x = max(sample[x_field] for samples in series.values() for sample in samples)
     for place, (field, title) in enumerate(titles.items()):
@@ -125,22 +150,31 @@ def _draw_lines(name: str, series: dict[str, list[dict[str, float]]], x_field: s
         most = max(sample[field] for samples in series.values() for sample in samples)
         lines.append(_text(left, top, f"{title} (at most {most:,.0f})", "bold"))
         bottom = top + 8 + _HEIGHT
-        lines.append(f'<path d="M{left} {top + 8}V{bottom}H{left + _WIDTH}" stroke="#718096" fill="none"/>')
+        lines.append(
+            f'<path d="M{left} {top + 8}V{bottom}H{left + _WIDTH}" stroke="#718096" fill="none"/>'
+        )
         lines.append(_text(left + _WIDTH - 90, bottom + 16, f"{most_x:,.0f} {x_field}"))
         for number, samples in enumerate(series.values()):
             points = " ".join(
                 f"{left + _WIDTH * sample[x_field] / most_x:.1f},{bottom - _HEIGHT * sample[field] / most:.1f}"
                 for sample in samples
             )
-            lines.append(f'<polyline points="{points}" fill="none" stroke-width="2" stroke="{_COLOURS[number]}"/>')
+            lines.append(
+                f'<polyline points="{points}" fill="none" stroke-width="2" '
+                f'stroke="{_COLOURS[number]}"/>'
+            )
     rows = -(-len(titles) // 2)
     _write(name, 2 * _WIDTH + _MARGIN, 2 * _LINE + rows * (_HEIGHT + _MARGIN), lines)
 
 
 def _write(name: str, width: int, height: int, lines: list[str]) -> None:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="13">'
+    )
     (DOCS / name).write_text(
-        "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *lines, "</svg>"]) + "\n"
+        "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *lines, "</svg>"])
+        + "\n"
     )
     print(f"wrote docs/{name}")
 
@@ -152,7 +186,9 @@ def _bars(
     y: int,
     lines: list[str],
 ) -> int:
-    """Draw a row of bars for each of the rows, and the limit through them; return where they end."""
+    """Draw a row of bars for each of the rows, and the limit through them; return where
+    they end.
+    """
     top = y + _LINE - 12
     for label, _ in rows:
         y += _LINE
@@ -164,12 +200,19 @@ def _bars(
         for number, value in enumerate(values):
             row_y = top + number * _LINE
             width = per_unit * value
-            lines.append(f'<rect x="{left}" y="{row_y}" width="{width:.1f}" height="14" fill="{measure.colour}"/>')
+            lines.append(
+                f'<rect x="{left}" y="{row_y}" width="{width:.1f}" height="14" '
+                f'fill="{measure.colour}"/>'
+            )
             lines.append(_text(left + width + 6, row_y + 12, measure.words.format(value)))
         if measure.field in limit:
             x = left + per_unit * limit[measure.field]
-            lines.append(f'<path d="M{x:.1f} {top - 4}V{y + 6}" stroke="#1a202c" stroke-dasharray="4 3"/>')
-            lines.append(_text(x + 6, y + 18, f"limit: {measure.words.format(limit[measure.field])}"))
+            lines.append(
+                f'<path d="M{x:.1f} {top - 4}V{y + 6}" stroke="#1a202c" stroke-dasharray="4 3"/>'
+            )
+            lines.append(
+                _text(x + 6, y + 18, f"limit: {measure.words.format(limit[measure.field])}")
+            )
     return y + _LINE + (_LINE if limit else 0)
 
 

@@ -4,7 +4,8 @@
     avro, json, protobuf   the table of records, of topics with such a schema
     sql           the same Avro messages through a query
     five          the same into five tables: bytes, records, a query, a condition, partitions
-    from_avro, from_json   the source with values as bytes, Spark's own function for the columns, delta-spark's sink
+    from_avro, from_json   the source with values as bytes, Spark's own function for the columns,
+                           delta-spark's sink
 
 Four partitions, batches of 1,000 with LZ4; medians of several passes after one that is not counted,
 by the duration of micro-batches without planning. CPU seconds are those of this process and all
@@ -59,7 +60,8 @@ if TYPE_CHECKING:
 
 BATCH = 1000
 SQL = (
-    "select id, customer, upper(country) as country, price * quantity as total, paid, ordered_at, note, product, discount, quantity "
+    "select id, customer, upper(country) as country, price * quantity as total, paid, ordered_at, "
+    "note, product, discount, quantity "
     "from messages where quantity > 0"
 )
 TABLES = [
@@ -96,17 +98,30 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=3)
     options = parser.parse_args()
     spark_avro = fetch_jars("org.apache.spark", "spark-avro_2.13", pyspark.__version__)
-    with Broker(settings=SETTINGS) as address, tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
-        topics = {kind: publish(address, kind, options.messages) for kind in ("AVRO", "JSON", "PROTOBUF_NATIVE")}
+    with (
+        Broker(settings=SETTINGS) as address,
+        tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder,
+    ):
+        topics = {
+            kind: publish(address, kind, options.messages)
+            for kind in ("AVRO", "JSON", "PROTOBUF_NATIVE")
+        }
         spark = start_session("bench", "local[2]", {"spark.jars": ",".join(map(str, spark_avro))})
         try:
-            measure(spark, address.service_url, topics, options.messages, options.passes, Path(folder))
+            measure(
+                spark, address.service_url, topics, options.messages, options.passes, Path(folder)
+            )
         finally:
             spark.stop()
 
 
 def measure(
-    spark: SparkSession, service_url: str, topics: dict[str, str], count: int, passes: int, folder: Path
+    spark: SparkSession,
+    service_url: str,
+    topics: dict[str, str],
+    count: int,
+    passes: int,
+    folder: Path,
 ) -> None:
     """Print a row for each path; the paths take turns."""
     own: Callable[..., Pass] = partial(pipeline_to_delta, spark, service_url)
@@ -135,19 +150,30 @@ def measure(
         print(f"{name:<12}{rate:>14,.0f}{rate / first:>8.2f}{cpu_s:>10.2f}", flush=True)
 
 
-def by_spark(spark: SparkSession, service_url: str, topic: str, count: int, folder: Path, kind: str) -> Pass:
+def by_spark(
+    spark: SparkSession, service_url: str, topic: str, count: int, folder: Path, kind: str
+) -> Pass:
     """The source, Spark's function, and delta-spark's sink."""
     from pyspark.sql import functions as f
     from pyspark.sql.avro.functions import from_avro
 
-    source = spark.readStream.format("ledgerlake").option("service.url", service_url).option("topic", topic)
+    source = (
+        spark.readStream.format("ledgerlake")
+        .option("service.url", service_url)
+        .option("topic", topic)
+    )
     rows = source.option("startingOffsets", "earliest").load()
-    columns = "id long, customer string, product string, quantity int, price double, discount double, paid boolean, country string, ordered_at long, note string"  # fmt: skip
+    columns = ("id long, customer string, product string, quantity int, price double, discount "
+              "double, paid boolean, country string, ordered_at long, note string")  # fmt: skip
     value = (
-        from_avro("value", json.dumps(AVRO)) if kind == "avro" else f.from_json(rows["value"].cast("string"), columns)
+        from_avro("value", json.dumps(AVRO))
+        if kind == "avro"
+        else f.from_json(rows["value"].cast("string"), columns)
     )
     others = [name for name in rows.columns if name not in ("value", "reject_reason")]
-    typed = rows.select(value.alias("record"), f.struct(*others).alias("pulsar")).select("record.*", "pulsar")
+    typed = rows.select(value.alias("record"), f.struct(*others).alias("pulsar")).select(
+        "record.*", "pulsar"
+    )
     place = tempfile.mkdtemp(dir=folder)
     cpu_s = spark_cpu_s()
     writer = typed.writeStream.format("delta").option("checkpointLocation", f"{place}/checkpoint")
@@ -164,7 +190,9 @@ def publish(address: BrokerAddress, kind: str, count: int) -> str:
     encode = {"AVRO": _avro, "JSON": _json, "PROTOBUF_NATIVE": _protobuf}[kind]
     entries = [_entry(encode, number * BATCH) for number in range(_DISTINCT_ENTRIES)]
     cluster = Cluster(ClientSettings(address.service_url))
-    producers = [EntryProducer(cluster, name) for name in cluster.topic_partitions(f"persistent://{path}")]
+    producers = [
+        EntryProducer(cluster, name) for name in cluster.topic_partitions(f"persistent://{path}")
+    ]
     for number in range(count // BATCH):
         producers[number % PARTITIONS].send(entries[number % len(entries)], BATCH)
     for producer in producers:
@@ -178,17 +206,26 @@ def _register(address: BrokerAddress, path: str, kind: str) -> None:
     if kind == "PROTOBUF_NATIVE":
         files = base64.b64encode(_descriptors().SerializeToString()).decode()
         definition = json.dumps(
-            {"fileDescriptorSet": files, "rootMessageTypeName": "bench.Order", "rootFileDescriptorName": "bench.proto"}
+            {
+                "fileDescriptorSet": files,
+                "rootMessageTypeName": "bench.Order",
+                "rootFileDescriptorName": "bench.proto",
+            }
         )
     body = json.dumps({"type": kind, "schema": definition, "properties": {}}).encode()
     url = f"{address.admin_url}/admin/v2/schemas/{path}/schema"
-    request = urllib.request.Request(url, data=body, method="POST", headers={"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        url, data=body, method="POST", headers={"Content-Type": "application/json"}
+    )
     urllib.request.urlopen(request, timeout=30).close()
 
 
 def _entry(encode: Callable[[dict[str, Any]], bytes], start: int) -> bytes:
     messages = [
-        (pb.SingleMessageMetadata(payload_size=0, sequence_id=start + number), encode(_order(start + number)))
+        (
+            pb.SingleMessageMetadata(payload_size=0, sequence_id=start + number),
+            encode(_order(start + number)),
+        )
         for number in range(BATCH)
     ]
     plain = encode_batch(messages)
@@ -234,7 +271,9 @@ def _protobuf(order: dict[str, Any]) -> bytes:
     for file in _descriptors().file:
         pool.Add(file)
     kind = message_factory.GetMessageClass(pool.FindMessageTypeByName("bench.Order"))
-    message: bytes = kind(**{name: value for name, value in order.items() if value is not None}).SerializeToString()
+    message: bytes = kind(
+        **{name: value for name, value in order.items() if value is not None}
+    ).SerializeToString()
     return message
 
 

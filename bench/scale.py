@@ -1,16 +1,19 @@
-"""What a thousand topic partitions and a billion delayed messages cost: constants measured here, and
-formulas that a larger measurement checks.
+"""What a thousand topic partitions and a billion delayed messages cost: constants measured here,
+and formulas that a larger measurement checks.
 
-index       The delayed index of one topic partition (PIP-195), without Spark: micro-batches add messages until so many wait, then
-            they leave in twenty steps of the clock.
-              written     bytes that the index stores for each byte that arrives: merges write messages again
+index       The delayed index of one topic partition (PIP-195), without Spark: micro-batches add
+            messages until so many wait, then they leave in twenty steps of the clock.
+              written     bytes that the index stores for each byte that arrives: merges write
+                          messages again
               largest     the largest share of the waiting bytes that one micro-batch stored
-              state       bytes of the waiting messages in the index, and of the record in state, which each micro-batch rewrites
+              state       bytes of the waiting messages in the index, and of the record in state,
+                          which each micro-batch rewrites
               restart     from the record in state to the first due message
-pipeline    CPU s of a micro-batch = fixed + partitions x P + messages x M, fitted to runs of the pipeline on a live broker. One
-            more run, which the fit has not seen, is predicted and measured.
-1,000       by those constants: 1,000 topic partitions with 1 M messages/s, at several triggers. ``fixed`` has the start
-            of a query in it, so it is too high for a query that runs on.
+pipeline    CPU s of a micro-batch = fixed + partitions x P + messages x M, fitted to runs of the
+            pipeline on a live broker. One more run, which the fit has not seen, is predicted and
+            measured.
+1,000       by those constants: 1,000 topic partitions with 1 M messages/s, at several triggers.
+            ``fixed`` has the start of a query in it, so it is too high for a query that runs on.
 
 python -m bench.scale [--index-only]
 """
@@ -46,7 +49,14 @@ _FRAME_BYTES = 175
 _STEPS = 20
 
 # Partitions and messages of the runs; the last one is predicted from the others.
-_RUNS = ((1, 250_000), (1, 2_000_000), (16, 250_000), (16, 2_000_000), (48, 1_000_000), (32, 4_000_000))
+_RUNS = (
+    (1, 250_000),
+    (1, 2_000_000),
+    (16, 250_000),
+    (16, 2_000_000),
+    (48, 1_000_000),
+    (32, 4_000_000),
+)
 _PASSES = 3
 
 _PARTITIONS, _MESSAGES_PER_S, _TRIGGERS_S = 1_000, 1_000_000, (1, 10, 60)
@@ -84,7 +94,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--index-only", action="store_true", help="without Spark and broker")
     options = parser.parse_args()
-    print(f"{'waiting':>12}{'written':>10}{'largest':>10}{'bytes each':>12}{'buckets':>9}{'record B':>10}", end="")
+    print(
+        f"{'waiting':>12}{'written':>10}{'largest':>10}{'bytes each':>12}{'buckets':>9}{'record B':>10}",
+        end="",
+    )
     print(f"{'added/s':>10}{'released/s':>12}{'restart ms':>12}")
     for messages in _WAITING:
         _measure_index(messages)
@@ -108,7 +121,13 @@ def _measure_index(messages: int) -> None:
     written, stored = storage.written_bytes / arrived_bytes, storage.stored_bytes / messages
     text = record_to_json(record)
     began_s = time.perf_counter()
-    next(iter(DelayedTracker(storage, DelaySettings(), record_from_json(text)).take_due(FIRST_DUE_MS + HORIZON_MS)))
+    next(
+        iter(
+            DelayedTracker(storage, DelaySettings(), record_from_json(text)).take_due(
+                FIRST_DUE_MS + HORIZON_MS
+            )
+        )
+    )
     restart_ms = (time.perf_counter() - began_s) * 1000
     released, release_s = _release(storage, text)
     assert released == messages
@@ -125,7 +144,9 @@ def _release(storage: MemoryStorage, text: str) -> tuple[int, float]:
     released = 0
     for step in range(1, _STEPS + 1):
         tracker = DelayedTracker(storage, DelaySettings(), record_from_json(text))
-        released += sum(batch.num_rows for batch in tracker.take_due(FIRST_DUE_MS + HORIZON_MS * step // _STEPS))
+        released += sum(
+            batch.num_rows for batch in tracker.take_due(FIRST_DUE_MS + HORIZON_MS * step // _STEPS)
+        )
         text = record_to_json(tracker.save())
     return released, time.perf_counter() - began_s
 
@@ -144,10 +165,13 @@ def _measure_pipeline() -> Constants:
     terms = np.array([(1, *run) for run in _RUNS[:-1]]) / np.array(cpu_s[:-1])[:, None]
     constants = Constants(*np.linalg.lstsq(terms, np.ones(len(terms)), rcond=None)[0].tolist())
     for (partitions, messages), seconds in zip(_RUNS, cpu_s, strict=True):
-        print(f"{partitions:>12}{messages:>12,}{seconds:>10.2f}{constants.cpu_s(partitions, messages):>10.2f}")
+        print(
+            f"{partitions:>12}{messages:>12,}{seconds:>10.2f}{constants.cpu_s(partitions, messages):>10.2f}"
+        )
     print("the last line was not part of the fit")
     print(
-        f"fixed {constants.fixed_s:.2f} s, a topic partition {constants.partition_s * 1000:.0f} ms, "
+        f"fixed {constants.fixed_s:.2f} s, a topic partition {constants.partition_s * 1000:.0f} "
+        "ms, "
         f"a million messages {constants.message_s * 1e6:.2f} s"
     )
     return constants

@@ -1,23 +1,28 @@
-"""The status page, the dashboard and the live screen on live pipelines with traffic: pictures for the
-docs, and what the page costs.
+"""The status page, the dashboard and the live screen on live pipelines with traffic: pictures for
+the docs, and what the page costs.
 
 Four topic partitions get 850 messages a second, and each minute 30,000 at once. Some messages are
-delayed, by seconds up to weeks, some replace each other by their id, and some go into no table. Then:
+delayed, by seconds up to weeks, some replace each other by their id, and some go into no table.
+Then:
 
-    driver         the share of a core that the driver's Python spends more while a page is open, in rounds
-                   with and without; and the same by the CPU of two thousand requests in a row
-    page           the bytes of the page, and the share of a core that Chromium's own thread of it takes
+    driver         the share of a core that the driver's Python spends more while a page is open, in
+                   rounds with and without; and the same by the CPU of two thousand requests in a
+                   row
+    page           the bytes of the page, and the share of a core that Chromium's own thread of it
+                   takes
     axe            what axe-core finds, at the sizes of a desk and of a phone, light and dark
-    queries        which queries of ``deploy/grafana.json`` give no value, asked of a Prometheus that fetches
-                   the metrics; left out if there is no ``prometheus``
-    live screen    in terminals of tmux with 80 and 200 columns, with 4 and then with 400 topic partitions:
-                   lines that the terminal had to break, and screens that were not erased
+    queries        which queries of ``deploy/grafana.json`` give no value, asked of a Prometheus
+                   that fetches the metrics; left out if there is no ``prometheus``
+    live screen    in terminals of tmux with 80 and 200 columns, with 4 and then with 400 topic
+                   partitions: lines that the terminal had to break, and screens that were not
+                   erased
 
     python -m bench.screens [--rounds 4] [--seconds 20] [--pictures docs]
 
-The pictures for the docs are ``status-*.png`` and ``live-screen.svg``; what the terminals showed is also in
-``artifacts/screens`` as text. Needs Debian's packages chromium, nodejs and tmux, and ``npm install`` in
-``tools/screens``; ``make screens`` does the latter. Ends with 1 if something is not as it should be.
+The pictures for the docs are ``status-*.png`` and ``live-screen.svg``; what the terminals showed is
+also in ``artifacts/screens`` as text. Needs Debian's packages chromium, nodejs and tmux, and ``npm
+install`` in ``tools/screens``; ``make screens`` does the latter. Ends with 1 if something is not as
+it should be.
 """
 
 from __future__ import annotations
@@ -87,15 +92,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=4, help="with and without an open page")
     parser.add_argument("--seconds", type=int, default=20, help="of each half of a round")
-    parser.add_argument("--pictures", type=Path, default=_ROOT / "docs", help="the folder for the pictures")
+    parser.add_argument(
+        "--pictures", type=Path, default=_ROOT / "docs", help="the folder for the pictures"
+    )
     options = parser.parse_args()
     missing = [program for program in ("chromium", "node", "tmux") if shutil.which(program) is None]
     if missing:
-        sys.exit(f"{', '.join(missing)} missing; they are of Debian's packages chromium, nodejs and tmux")
+        sys.exit(
+            f"{', '.join(missing)} missing; they are of Debian's packages chromium, nodejs and tmux"
+        )
     for folder in (options.pictures, _TEXTS):
         folder.mkdir(parents=True, exist_ok=True)
     lines: list[_Line] = []
-    with start_runtime() as runtime, tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as name:
+    with (
+        start_runtime() as runtime,
+        tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as name,
+    ):
         folder = Path(name)
         with (
             _pipeline(runtime, folder / "orders", _FEW) as (url, shown, traffic),
@@ -111,7 +123,11 @@ def main() -> int:
             lines += _screens(shown, traffic, "sensors", _MANY)
     lines += [_size(picture) for picture in sorted(options.pictures.glob("status-*.png"))]
     for line in lines:
-        print(f"{line.name:<60}{line.value:>12}{'' if line.is_right else '   wrong'}", *line.details, sep="\n  ")
+        print(
+            f"{line.name:<60}{line.value:>12}{'' if line.is_right else '   wrong'}",
+            *line.details,
+            sep="\n  ",
+        )
     return int(not all(line.is_right for line in lines))
 
 
@@ -123,7 +139,9 @@ def _page(url: str, pid: int, options: argparse.Namespace) -> list[_Line]:
         str(shutil.which("chromium")),
     ]
     numbers = [str(number) for number in (pid, options.rounds, options.seconds)]
-    done = subprocess.run([*script, url, str(options.pictures), *numbers], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [*script, url, str(options.pictures), *numbers], check=True, capture_output=True, text=True
+    )
     seen: dict[str, Any] = json.loads(done.stdout)
     percents = [
         100 * (open_s - closed_s) / options.seconds
@@ -140,12 +158,23 @@ def _page(url: str, pid: int, options: argparse.Namespace) -> list[_Line]:
             "driver, more while a page is open, % of a core",
             f"{mean(percents):.2f}",
             mean(percents) - error < _MOST_PERCENT,
-            (f"standard error {error:.2f} over {options.rounds} rounds of {options.seconds} s each",),
+            (
+                f"standard error {error:.2f} over {options.rounds} rounds of {options.seconds} s "
+                "each",
+            ),
         ),
         _Line("document, CPU of a request, ms", f"{cost_ms:.2f}"),
-        _Line("driver for a request each 5 s, % of a core", f"{cost_percent:.3f}", cost_percent < _MOST_PERCENT),
+        _Line(
+            "driver for a request each 5 s, % of a core",
+            f"{cost_percent:.3f}",
+            cost_percent < _MOST_PERCENT,
+        ),
         _Line("page, kB", f"{size_bytes / 1000:.1f}", size_bytes < _MOST_BYTES),
-        _Line("page in Chromium, % of a core", f"{seen['page_percent']:.2f}", seen["page_percent"] < _MOST_PERCENT),
+        _Line(
+            "page in Chromium, % of a core",
+            f"{seen['page_percent']:.2f}",
+            seen["page_percent"] < _MOST_PERCENT,
+        ),
         *(
             _Line(
                 f"axe, {picture}, findings ({seen['checked'][picture]} rules)",
@@ -155,12 +184,24 @@ def _page(url: str, pid: int, options: argparse.Namespace) -> list[_Line]:
             )
             for picture, found in seen["violations"].items()
         ),
-        _Line("requests to other addresses", str(len(seen["requests"])), not seen["requests"], tuple(seen["requests"])),
-        _Line("errors of the page", str(len(seen["errors"])), not seen["errors"], tuple(seen["errors"])),
+        _Line(
+            "requests to other addresses",
+            str(len(seen["requests"])),
+            not seen["requests"],
+            tuple(seen["requests"]),
+        ),
+        _Line(
+            "errors of the page",
+            str(len(seen["errors"])),
+            not seen["errors"],
+            tuple(seen["errors"]),
+        ),
     ]
 
 
-def _screens(shown: Terminal, traffic: _Traffic, name: str, topic_partitions: int) -> Iterator[_Line]:
+def _screens(
+    shown: Terminal, traffic: _Traffic, name: str, topic_partitions: int
+) -> Iterator[_Line]:
     """What the live screen shows in terminals of each size."""
     for columns, height in _TERMINALS:
         shown.resize(columns, height)
@@ -183,12 +224,18 @@ def _shows_lag(shown: Terminal) -> bool:
 
 def _size(picture: Path) -> _Line:
     size_bytes = picture.stat().st_size
-    return _Line(f"{picture.name}, kB", f"{size_bytes / 1000:.1f}", size_bytes < _MOST_PICTURE_BYTES)
+    return _Line(
+        f"{picture.name}, kB", f"{size_bytes / 1000:.1f}", size_bytes < _MOST_PICTURE_BYTES
+    )
 
 
 @contextlib.contextmanager
-def _pipeline(runtime: Runtime, folder: Path, partitions: int) -> Iterator[tuple[str, Terminal, _Traffic]]:
-    """A pipeline with traffic, named as its folder; its status page, and the terminal that it runs in."""
+def _pipeline(
+    runtime: Runtime, folder: Path, partitions: int
+) -> Iterator[tuple[str, Terminal, _Traffic]]:
+    """A pipeline with traffic, named as its folder; its status page, and the terminal that it runs
+    in.
+    """
     folder.mkdir()
     topic = f"persistent://public/default/{folder.name}"
     runtime.admin("PUT", topic, "/partitions", partitions)
@@ -197,7 +244,9 @@ def _pipeline(runtime: Runtime, folder: Path, partitions: int) -> Iterator[tuple
     del data["delta"]["path"]
     data["stream"]["trigger"] = "1 second"
     kinds = ("orders", "payments", "returns")
-    data["tables"] = [{"path": str(folder / kind), "where": f"properties['kind'] = '{kind}'"} for kind in kinds]
+    data["tables"] = [
+        {"path": str(folder / kind), "where": f"properties['kind'] = '{kind}'"} for kind in kinds
+    ]
     data["upkeep"] = {"interval": "10 seconds"}
     data["metrics"] = {"port": port}
     config = folder / "pipeline.toml"
@@ -245,9 +294,17 @@ class _Traffic:
             properties, deliver_at = {"kind": kind}, None
             if choice.random() < 0.02:
                 deliver_at = int(1000 * (time.time() + 10 ** choice.uniform(0.5, 6.5)))
-                properties |= {"ledgerlake.schedule": f"visit-{choice.randrange(20)}"} if choice.random() < 0.1 else {}
-                properties |= {"ledgerlake.timezone": "Mars/Phobos"} if choice.random() < 0.01 else {}
-            self._producer.send_async(b"x" * 100, lambda *_: None, properties=properties, deliver_at=deliver_at)
+                properties |= (
+                    {"ledgerlake.schedule": f"visit-{choice.randrange(20)}"}
+                    if choice.random() < 0.1
+                    else {}
+                )
+                properties |= (
+                    {"ledgerlake.timezone": "Mars/Phobos"} if choice.random() < 0.01 else {}
+                )
+            self._producer.send_async(
+                b"x" * 100, lambda *_: None, properties=properties, deliver_at=deliver_at
+            )
         self._producer.flush()
         return True
 
@@ -275,7 +332,9 @@ def _prometheus(folder: Path, url: str) -> Iterator[str | None]:
         "static_configs": [{"targets": [urllib.parse.urlsplit(url).netloc]}],
     }
     rules = str(_ROOT / "deploy" / "alerts.yaml")
-    (folder / "prometheus.yaml").write_text(json.dumps({"scrape_configs": [job], "rule_files": [rules]}))
+    (folder / "prometheus.yaml").write_text(
+        json.dumps({"scrape_configs": [job], "rule_files": [rules]})
+    )
     address = f"127.0.0.1:{_free_port()}"
     options = {
         "config.file": folder / "prometheus.yaml",
@@ -301,14 +360,22 @@ def _silent_queries(prometheus: str) -> list[_Line]:
     silent = []
     for query in queries:
         text = re.sub(r"\$__(rate_interval|range)", "1m", query).replace("$query", ".*")
-        answer = json.loads(_fetch(f"{prometheus}/api/v1/query?{urllib.parse.urlencode({'query': text})}"))
+        answer = json.loads(
+            _fetch(f"{prometheus}/api/v1/query?{urllib.parse.urlencode({'query': text})}")
+        )
         if not answer["data"]["result"] and not query.startswith(_OF_OTHERS):
             silent.append(query)
-    return [_Line("queries of the dashboard without a value", str(len(silent)), not silent, tuple(silent))]
+    return [
+        _Line(
+            "queries of the dashboard without a value", str(len(silent)), not silent, tuple(silent)
+        )
+    ]
 
 
 def _cost_of_a_request_ms(url: str, process: psutil.Process) -> float:
-    """The CPU that a request of the document costs the driver's process, beyond what it spends anyway."""
+    """The CPU that a request of the document costs the driver's process, beyond what it spends
+    anyway.
+    """
     begun_s, before_s = time.monotonic(), cpu_s(process)
     for _ in range(_REQUESTS):
         _fetch(f"{url}status.json")

@@ -1,13 +1,14 @@
-"""A streaming query in which nothing happens, in a process of its own: what Spark takes by itself, and so
-what no pipeline on it gets below. ``bench.latency`` and ``bench.quiet`` run it beside the pipeline.
+"""A streaming query in which nothing happens, in a process of its own: what Spark takes by itself,
+and so what no pipeline on it gets below. ``bench.latency`` and ``bench.quiet`` run it beside the
+pipeline.
 
-    rows       a row a micro-batch from Spark's own source, into its noop sink; Python only starts the
-               query
-    stages     a source, a stateful stage, a stage of rows and ``foreachBatch``, all in Python as in the
-               pipeline, with a row a micro-batch and no code of Ledgerlake's in them
+    rows       a row a micro-batch from Spark's own source, into its noop sink; Python only starts
+               the query
+    stages     a source, a stateful stage, a stage of rows and ``foreachBatch``, all in Python as in
+               the pipeline, with a row a micro-batch and no code of Ledgerlake's in them
 
-The session and its settings are the pipeline's. The process writes a line when its first micro-batch
-is committed, and goes on until it is ended.
+The session and its settings are the pipeline's. The process writes a line when its first
+micro-batch is committed, and goes on until it is ended.
 
 python -m bench.spark_alone rows|stages TRIGGER_MS CHECKPOINT
 """
@@ -40,7 +41,9 @@ def start(kind: str, trigger_ms: int, checkpoint: Path, cache: Path) -> subproce
     """Start the query in a process of its own."""
     command = [sys.executable, "-m", "bench.spark_alone", kind, str(trigger_ms), str(checkpoint)]
     environment = {**os.environ, "LEDGERLAKE_CACHE": str(cache)}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+    )
 
 
 def await_first(running: subprocess.Popen[bytes]) -> None:
@@ -60,7 +63,9 @@ def main(kind: str, trigger_ms: str, checkpoint: str) -> None:
     set_up_state(spark)
     with settings_of(spark, Place(checkpoint), 1):
         flow = _rows(spark) if kind == "rows" else _stages(spark)
-        writer = flow.option("checkpointLocation", checkpoint).trigger(processingTime=f"{trigger_ms} milliseconds")
+        writer = flow.option("checkpointLocation", checkpoint).trigger(
+            processingTime=f"{trigger_ms} milliseconds"
+        )
         query = writer.start()
     while query.lastProgress is None:
         time.sleep(_POLL_S)
@@ -69,14 +74,21 @@ def main(kind: str, trigger_ms: str, checkpoint: str) -> None:
 
 
 def _rows(spark: SparkSession) -> Any:
-    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
+    rows = (
+        spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", 1)
+        .option("numPartitions", 1)
+        .load()
+    )
     return rows.writeStream.format("noop")
 
 
 def _stages(spark: SparkSession) -> Any:
     spark.dataSource.register(_Counter)
     rows = spark.readStream.format(_Counter.name()).load()
-    stateful = rows.groupBy("name").transformWithStateInPandas(_Nothing(), _Counter.SCHEMA, "append", "none")
+    stateful = rows.groupBy("name").transformWithStateInPandas(
+        _Nothing(), _Counter.SCHEMA, "append", "none"
+    )
     return stateful.mapInArrow(_same, _Counter.SCHEMA).writeStream.foreachBatch(_collect)
 
 
@@ -94,7 +106,9 @@ class _Nothing(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._value = handle.getValueState("value", "value long")
 
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+    def handleInputRows(
+        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
+    ) -> Iterator[pd.DataFrame]:
         self._value.get()
         yield from rows
 

@@ -1,10 +1,11 @@
 """An hour of steady load: the memory of each process, CPU, and what is on disk, minute by minute.
 
-1,000 messages a second come to four topic partitions, trigger 1 second. A tenth of them are delayed by
-a minute, and a message of 2 MiB in chunks comes each ten seconds. So the state has work in each
+1,000 messages a second come to four topic partitions, trigger 1 second. A tenth of them are delayed
+by a minute, and a message of 2 MiB in chunks comes each ten seconds. So the state has work in each
 micro-batch, and upkeep runs as it does by default.
 
-    memory        resident set of the JVM, of the command's own process, of the planner, and of all workers
+    memory        resident set of the JVM, of the command's own process, of the planner, and of all
+                  workers
     all (PSS)     memory of all processes together, what several share counted once
     CPU           of a core, since the sample before
     files, log    of the table; upkeep merges its files
@@ -73,7 +74,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--minutes", type=int, default=60, help="default: 60")
     minutes = parser.parse_args().minutes
-    with start_runtime() as runtime, tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
+    with (
+        start_runtime() as runtime,
+        tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder,
+    ):
         samples = list(_samples(runtime, Path(folder), minutes))
     LATEST.write_text(json.dumps({f"{RATE:,} messages a second": samples}, indent=1) + "\n")
 
@@ -95,8 +99,15 @@ def _samples(runtime: Runtime, folder: Path, minutes: int) -> Iterator[dict[str,
         for minute in range(1, minutes + 1):
             time.sleep(max(0.0, began_s + minute * _SAMPLE_S - time.monotonic()))
             before_s, spent_s = spent_s, cpu_s(*_tree(running))
-            sample = {"minutes": minute, **_sample(running, folder), "cpu": (spent_s - before_s) / _SAMPLE_S}
-            print(" ".join(f"{sample[name]:>13,.2f}" for name in ("minutes", *TITLES, "messages")), flush=True)
+            sample = {
+                "minutes": minute,
+                **_sample(running, folder),
+                "cpu": (spent_s - before_s) / _SAMPLE_S,
+            }
+            print(
+                " ".join(f"{sample[name]:>13,.2f}" for name in ("minutes", *TITLES, "messages")),
+                flush=True,
+            )
             yield sample
     finally:
         enough.set()
@@ -145,9 +156,14 @@ def _publish(runtime: Runtime, topic: str, enough: threading.Event) -> None:
     client = runtime.client()
     routing: Any = pulsar.PartitionsRoutingMode.RoundRobinDistribution
     producer = client.create_producer(
-        topic, message_routing_mode=routing, batching_max_publish_delay_ms=5, block_if_queue_full=True
+        topic,
+        message_routing_mode=routing,
+        batching_max_publish_delay_ms=5,
+        block_if_queue_full=True,
     )
-    large = client.create_producer(topic, chunking_enabled=True, batching_enabled=False, block_if_queue_full=True)
+    large = client.create_producer(
+        topic, chunking_enabled=True, batching_enabled=False, block_if_queue_full=True
+    )
     began_s = time.monotonic()
     for number in itertools.count():
         if enough.is_set():

@@ -1,7 +1,7 @@
 """Requests that a pipeline sends to an object store: for each micro-batch, and while it is idle.
 
-A pipeline process with its tables in an S3 server, and its checkpoint on a disk or there too. A proxy
-between the two counts requests by their method and by what they are for.
+A pipeline process with its tables in an S3 server, and its checkpoint on a disk or there too. A
+proxy between the two counts requests by their method and by what they are for.
 
     python -m bench.store_requests [SECONDS]
 """
@@ -38,11 +38,15 @@ def main(seconds: float) -> None:
 def _measure(runtime: Runtime, store: ObjectStore, checkpoint: str, seconds: float) -> None:
     proxy, topic, bucket = StoreProxy(store.ports["s3.port"]), runtime.topic(2), store.bucket()
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
-        config = config_file(Path(folder), _config(runtime, store, Path(folder), topic, bucket, checkpoint, proxy))
+        config = config_file(
+            Path(folder), _config(runtime, store, Path(folder), topic, bucket, checkpoint, proxy)
+        )
         producer = runtime.client().create_producer(topic)
         producer.send(b"first")
         table = f"s3://{bucket}/messages"
-        running = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=subprocess.DEVNULL)
+        running = subprocess.Popen(
+            [sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=subprocess.DEVNULL
+        )
         try:
             wait_until(lambda: running.poll() is not None or _version(table, store) > 1)
             before, counts = _version(table, store), proxy.counts.copy()
@@ -86,7 +90,9 @@ def _version(table: str, store: ObjectStore) -> int:
     return DeltaTable(table, storage_options=store.delta_options).version()
 
 
-def _print(checkpoint: str, kind: str, batches: int, counts: Counter[tuple[str, str]], by: float) -> None:
+def _print(
+    checkpoint: str, kind: str, batches: int, counts: Counter[tuple[str, str]], by: float
+) -> None:
     methods: Counter[str] = Counter()
     for (method, _), count in counts.items():
         methods[method] += count

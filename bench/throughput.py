@@ -7,7 +7,8 @@ the same machine:
     pulsar-client batch_receive  one topic, ``batch_receive`` until the end
     decode to Arrow              our client and decode in one process, one topic
     source to noop               ``view = messages`` into Spark's noop sink, four partitions
-    pipeline to Delta            the whole pipeline, all columns, four partitions; its stateful stage has nothing to do
+    pipeline to Delta            the whole pipeline, all columns, four partitions; its stateful
+                                 stage has nothing to do
     without the stateful stage   the same with that stage taken out
 
 The paths take turns, and with them the two topics, so that an hour in which the machine is fast is
@@ -108,8 +109,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class Pass:
-    """One reading of a topic from its beginning to its end; ``beyond_s`` is what a run took beside its
-    micro-batches, from its start to its end.
+    """One reading of a topic from its beginning to its end; ``beyond_s`` is what a run took beside
+    its micro-batches, from its start to its end.
     """
 
     seconds: float
@@ -124,8 +125,12 @@ Paths = dict[str, "Callable[[], PassAndPeak]"]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--messages", type=int, default=10_000_000, help="batched messages (default: 10000000)")
-    parser.add_argument("--passes", type=int, default=5, help="passes that are counted (default: 5)")
+    parser.add_argument(
+        "--messages", type=int, default=10_000_000, help="batched messages (default: 10000000)"
+    )
+    parser.add_argument(
+        "--passes", type=int, default=5, help="passes that are counted (default: 5)"
+    )
     options = parser.parse_args()
     workloads = [
         Workload("100 B, batches of 1000, LZ4", options.messages, 100, 1000),
@@ -135,8 +140,12 @@ def main() -> None:
     results: list[Measured] = []
     with Broker(settings=SETTINGS) as address:
         for workload in workloads:
-            one_partition, four_partitions = (publish(address, workload, partitions) for partitions in (1, PARTITIONS))
-            results += _measure(address.service_url, one_partition, four_partitions, workload, options.passes)
+            one_partition, four_partitions = (
+                publish(address, workload, partitions) for partitions in (1, PARTITIONS)
+            )
+            results += _measure(
+                address.service_url, one_partition, four_partitions, workload, options.passes
+            )
     LATEST.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
 
 
@@ -145,7 +154,9 @@ def publish(address: BrokerAddress, workload: Workload, partitions: int) -> str:
     path = f"public/default/bench-{uuid.uuid4().hex}"
     create_partitioned_topic(address.admin_url, path, partitions)
     cluster = Cluster(ClientSettings(address.service_url))
-    producers = [EntryProducer(cluster, name) for name in cluster.topic_partitions(f"persistent://{path}")]
+    producers = [
+        EntryProducer(cluster, name) for name in cluster.topic_partitions(f"persistent://{path}")
+    ]
     entries = [encode(workload, "bench", number) for number in range(_DISTINCT_ENTRIES)]
     for number in range(workload.messages // workload.batch):
         producers[number % partitions].send(entries[number % len(entries)], workload.batch)
@@ -163,7 +174,9 @@ def encode(workload: Workload, producer_name: str, start: int) -> bytes:
         noise[half * number : half * (number + 1)] + b"x" * (workload.value_bytes - half)
         for number in range(workload.batch)
     ]
-    metadata = pb.MessageMetadata(producer_name=producer_name, sequence_id=start, publish_time=int(time.time() * 1000))
+    metadata = pb.MessageMetadata(
+        producer_name=producer_name, sequence_id=start, publish_time=int(time.time() * 1000)
+    )
     if workload.batch == 1:
         return encode_entry(metadata, values[0])
     from ledgerlake.decode.codecs import compress
@@ -184,10 +197,14 @@ def _measure(
     service_url: str, one_partition: str, four_partitions: str, workload: Workload, passes: int
 ) -> list[Measured]:
     print(
-        f"\n{workload.name}: {workload.messages:,} messages; median of {passes} passes after {WARM_UP_PASSES} uncounted"
+        f"\n{workload.name}: {workload.messages:,} messages; median of {passes} passes after "
+        f"{WARM_UP_PASSES} uncounted"
     )
     print(f"{'path':<32}{'messages/s':>14}{'MB/s':>10}{'ratio':>8}{'CPU s/M':>10}{'peak MB':>10}")
-    with _paths(service_url, one_partition, four_partitions, workload.messages) as (of_one, of_four):
+    with _paths(service_url, one_partition, four_partitions, workload.messages) as (
+        of_one,
+        of_four,
+    ):
         passes_by_path: dict[str, list[PassAndPeak]] = {name: [] for name in (*of_one, *of_four)}
         for _ in range(WARM_UP_PASSES + passes):
             for turn in zip(of_one.items(), of_four.items(), strict=True):
@@ -210,7 +227,9 @@ def _measure(
 
 
 @contextlib.contextmanager
-def _paths(service_url: str, one_partition: str, four_partitions: str, count: int) -> Iterator[tuple[Paths, Paths]]:
+def _paths(
+    service_url: str, one_partition: str, four_partitions: str, count: int
+) -> Iterator[tuple[Paths, Paths]]:
     """Those that read the topic of one partition, in a process each, and those that read the other,
     in one Spark session.
     """
@@ -222,10 +241,16 @@ def _paths(service_url: str, one_partition: str, four_partitions: str, count: in
         stack.callback(spark.stop)
 
         def alone(path: Callable[..., None]) -> Callable[[], PassAndPeak]:
-            return partial(stack.enter_context(_process()).apply, _timed, (path, service_url, one_partition, count))
+            return partial(
+                stack.enter_context(_process()).apply,
+                _timed,
+                (path, service_url, one_partition, count),
+            )
 
         def in_spark(path: Callable[..., Pass]) -> Callable[[], PassAndPeak]:
-            return partial(spark_pass, partial(path, spark, service_url, four_partitions, count, folder))
+            return partial(
+                spark_pass, partial(path, spark, service_url, four_partitions, count, folder)
+            )
 
         yield (
             {
@@ -241,7 +266,9 @@ def _paths(service_url: str, one_partition: str, four_partitions: str, count: in
         )
 
 
-def _row(name: str, workload: Workload, passes: list[Pass], peak_mb: float, before: list[Measured]) -> Measured:
+def _row(
+    name: str, workload: Workload, passes: list[Pass], peak_mb: float, before: list[Measured]
+) -> Measured:
     rate = workload.messages / statistics.median(one_pass.seconds for one_pass in passes)
     cpu_s = statistics.median(one_pass.cpu_s for one_pass in passes)
     ratio = rate / before[0].messages_per_s if before else 1.0
@@ -266,7 +293,9 @@ def in_process(
 ) -> tuple[list[Pass], float]:
     """The passes and the peak memory of a fresh process that makes them."""
     with _process() as process:
-        passes_and_peaks = [process.apply(_timed, (path, service_url, topic, count)) for _ in range(passes)]
+        passes_and_peaks = [
+            process.apply(_timed, (path, service_url, topic, count)) for _ in range(passes)
+        ]
     return [measured_pass for measured_pass, _ in passes_and_peaks], passes_and_peaks[-1][1]
 
 
@@ -293,7 +322,9 @@ def pulsar_reader(service_url: str, topic: str, count: int) -> None:
     import pulsar
 
     client = pulsar.Client(service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    reader = client.create_reader(f"{topic}-partition-0", pulsar.MessageId.earliest, receiver_queue_size=10_000)
+    reader = client.create_reader(
+        f"{topic}-partition-0", pulsar.MessageId.earliest, receiver_queue_size=10_000
+    )
     for _ in range(count):
         reader.read_next().data()
     client.close()
@@ -312,7 +343,9 @@ def _pulsar_batch_receive(service_url: str, topic: str, count: int) -> None:
     )
     received_count = 0
     while received_count < count:
-        received_count += sum(1 for message in consumer.batch_receive() if message.data() is not None)
+        received_count += sum(
+            1 for message in consumer.batch_receive() if message.data() is not None
+        )
     consumer.unsubscribe()
     client.close()
 
@@ -349,20 +382,33 @@ def in_turns(paths: Paths, passes: int) -> dict[str, list[PassAndPeak]]:
     return {name: of_path[1:] for name, of_path in passes_by_name.items()}
 
 
-def print_compared(messages: int, heading: str, passes_by_name: dict[str, list[PassAndPeak]]) -> None:
+def print_compared(
+    messages: int, heading: str, passes_by_name: dict[str, list[PassAndPeak]]
+) -> None:
     """Print the medians of each path, and its rate beside that of the first."""
-    print(f"{messages:,} messages\n{heading:<32}{'messages/s':>14}{'ratio':>8}{'CPU s/M':>10}{'peak MB':>10}")
+    print(
+        f"{messages:,} "
+        f"messages\n{heading:<32}{'messages/s':>14}{'ratio':>8}{'CPU s/M':>10}{'peak MB':>10}"
+    )
     first_rate = 0.0
     for name, of_path in passes_by_name.items():
         rate = messages / statistics.median(one_pass.seconds for one_pass, _ in of_path)
         cpu_s = statistics.median(one_pass.cpu_s for one_pass, _ in of_path)
         first_rate = first_rate or rate
         peak_mb = max(peak_mb for _, peak_mb in of_path)
-        print(f"{name:<32}{rate:>14,.0f}{rate / first_rate:>8.2f}{cpu_s * 1e6 / messages:>10.2f}{peak_mb:>10,.0f}")
+        print(
+            f"{name:<32}{rate:>14,.0f}{rate / first_rate:>8.2f}{cpu_s * 1e6 / messages:>10.2f}{peak_mb:>10,.0f}"
+        )
 
 
-def _source_to_noop(spark: SparkSession, service_url: str, topic: str, count: int, folder: Path) -> Pass:
-    reader = spark.readStream.format("ledgerlake").option("service.url", service_url).option("topic", topic)
+def _source_to_noop(
+    spark: SparkSession, service_url: str, topic: str, count: int, folder: Path
+) -> Pass:
+    reader = (
+        spark.readStream.format("ledgerlake")
+        .option("service.url", service_url)
+        .option("topic", topic)
+    )
     checkpoint = tempfile.mkdtemp(dir=folder)
     writer = (
         reader.option("startingOffsets", "earliest")
@@ -400,17 +446,26 @@ def pipeline_to_delta(
     config = parse_config(
         {
             "source": {"service_url": service_url, "topics": [topic]},
-            "stream": {"name": pipeline_folder.name, "checkpoint": str(pipeline_folder / "checkpoint")},
+            "stream": {
+                "name": pipeline_folder.name,
+                "checkpoint": str(pipeline_folder / "checkpoint"),
+            },
             "delta": {"path": str(pipeline_folder / "messages"), **delta},
             **(
-                {"tables": [{**table, "path": str(pipeline_folder / table["path"])} for table in tables]}
+                {
+                    "tables": [
+                        {**table, "path": str(pipeline_folder / table["path"])} for table in tables
+                    ]
+                }
                 if tables
                 else {}
             ),
         }
     )
     began_s = time.perf_counter()
-    pipeline = run(spark, config, once=True, on_batch=lambda result: batch_counts.append(result.messages))
+    pipeline = run(
+        spark, config, once=True, on_batch=lambda result: batch_counts.append(result.messages)
+    )
     cpu_s = spark_cpu_s()
     pipeline.wait()
     cpu_s = spark_cpu_s() - cpu_s
@@ -423,7 +478,9 @@ def pipeline_to_delta(
     return Pass(seconds, cpu_s, whole_s - seconds)
 
 
-def _pipeline_without_stage(spark: SparkSession, service_url: str, topic: str, count: int, folder: Path) -> Pass:
+def _pipeline_without_stage(
+    spark: SparkSession, service_url: str, topic: str, count: int, folder: Path
+) -> Pass:
     with mock.patch("ledgerlake.pipeline.plan.stateful", _no_stage):
         return pipeline_to_delta(spark, service_url, topic, count, folder)
 
@@ -452,7 +509,8 @@ def trigger_seconds(query: Any, count: int, rows_are_messages: bool) -> float:
     if rows_are_messages:
         expect(sum(progress.numInputRows for progress in progresses), count)
     spent_ms = sum(
-        progress.durationMs["triggerExecution"] - progress.durationMs["queryPlanning"] for progress in progresses
+        progress.durationMs["triggerExecution"] - progress.durationMs["queryPlanning"]
+        for progress in progresses
     )
     return float(spent_ms) / 1000
 
@@ -463,7 +521,10 @@ def spark_cpu_s() -> float:
     """
     me = psutil.Process()
     brokers = {
-        process for child in me.children() if _is_broker(child) for process in (child, *child.children(recursive=True))
+        process
+        for child in me.children()
+        if _is_broker(child)
+        for process in (child, *child.children(recursive=True))
     }
     return cpu_s(me, *(child for child in me.children(recursive=True) if child not in brokers))
 
@@ -492,12 +553,14 @@ def _is_broker(process: psutil.Process) -> bool:
 
 def expect(arrived: int, count: int) -> None:
     if arrived != count:
-        raise SystemExit(f"{arrived} messages arrived where {count} were published; the measurement is worthless")
+        raise SystemExit(
+            f"{arrived} messages arrived where {count} were published; the measurement is worthless"
+        )
 
 
 class WorkerMemory:
-    """The peak resident set of the largest Python process below this one, and its command, looked at ten
-    times a second.
+    """The peak resident set of the largest Python process below this one, and its command, looked
+    at ten times a second.
 
     Those that ``multiprocessing`` started are not looked at: they are other paths.
     """

@@ -43,7 +43,9 @@ PEER_TOPICS = 100
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("topics", type=int, nargs="?", default=1000)
-    parser.add_argument("--peer", action="store_true", help="a broker of the tests instead of the embedded one")
+    parser.add_argument(
+        "--peer", action="store_true", help="a broker of the tests instead of the embedded one"
+    )
     options = parser.parse_args()
     names = [f"persistent://public/default/many-{number}" for number in range(options.topics)]
     if options.peer:
@@ -54,8 +56,14 @@ def main() -> None:
         for name in names:
             runtime.admin("PUT", name)
         idle_s = measure(runtime.service_url, names, partial(publish_to_all, runtime, names))
-        peer_s = ask_as_pulsar_client(runtime, names[:PEER_TOPICS]) * len(names) / min(PEER_TOPICS, len(names))
-        print(f"pulsar-client's readers, asked for their last message in turn: {peer_s * 1000:.0f} ms")
+        peer_s = (
+            ask_as_pulsar_client(runtime, names[:PEER_TOPICS])
+            * len(names)
+            / min(PEER_TOPICS, len(names))
+        )
+        print(
+            f"pulsar-client's readers, asked for their last message in turn: {peer_s * 1000:.0f} ms"
+        )
         print(f"ratio with nothing new: {peer_s / idle_s:.1f}")
 
 
@@ -69,7 +77,11 @@ def measure(service_url: str, names: list[str], publish: Callable[[], object]) -
     process = psutil.Process()
     publish()
     before_mb = process.memory_info().rss / 1e6
-    options = {"service.url": service_url, "topicsPattern": "many-.*", "startingOffsets": "earliest"}
+    options = {
+        "service.url": service_url,
+        "topicsPattern": "many-.*",
+        "startingOffsets": "earliest",
+    }
     planner = LedgerlakeStreamReader(parse_options(options))
     began_s = time.monotonic()
     offset = planner.initialOffset()
@@ -81,8 +93,15 @@ def measure(service_url: str, names: list[str], publish: Callable[[], object]) -
         publish()
         took_s, offset = timed(planner, offset)
         moved.append(took_s)
-    connections = [connection for connection in process.net_connections("tcp") if connection.status == "ESTABLISHED"]
-    print(f"plan with nothing new: {idle_s * 1000:.0f} ms, with news in every topic: {median(moved) * 1000:.0f} ms")
+    connections = [
+        connection
+        for connection in process.net_connections("tcp")
+        if connection.status == "ESTABLISHED"
+    ]
+    print(
+        f"plan with nothing new: {idle_s * 1000:.0f} ms, with news in every topic: "
+        f"{median(moved) * 1000:.0f} ms"
+    )
     print(f"connections of this process: {len(connections)}")
     print(f"memory of the planner: {process.memory_info().rss / 1e6 - before_mb:.0f} MB")
     planner.stop()
@@ -104,7 +123,9 @@ def start_peer(names: list[str]) -> Iterator[tuple[str, Callable[[], object]]]:
     each topic.
     """
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(names, theirs), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(
+        target=_serve, args=(names, theirs), daemon=True
+    )
     process.start()
 
     def publish() -> object:
@@ -132,7 +153,9 @@ def publish_to_all(runtime: Runtime, names: list[str]) -> None:
     cluster = runtime.cluster()
     for name in names:
         producer = EntryProducer(cluster, name)
-        metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=int(time.time() * 1000))
+        metadata = pb.MessageMetadata(
+            producer_name="p", sequence_id=1, publish_time=int(time.time() * 1000)
+        )
         producer.send(encode_entry(metadata, b"x"))
         producer.close()
     cluster.close()

@@ -1,9 +1,9 @@
 """A table with a commit a second, with and without upkeep: files, log, and time of a commit.
 
 Each commit adds one file of 850 messages of 100 bytes, as a micro-batch over ten quiet topics does.
-Two tables take turns. One has upkeep after each sixty commits, which is once a minute. Commits come as
-fast as they can; both tables keep a log of the last minute of this clock, and so do removed files,
-so that the log is cut as it would be after a week of commits.
+Two tables take turns. One has upkeep after each sixty commits, which is once a minute. Commits come
+as fast as they can; both tables keep a log of the last minute of this clock, and so do removed
+files, so that the log is cut as it would be after a week of commits.
 
     commit ms       what the pipeline's own commit takes in the driver, the mean of the last hundred
     files           of the table, and of those a query over the last five minutes has to open
@@ -58,7 +58,9 @@ class _Lake:
     upkeep_s: float = 0.0
 
     def commit(self, number: int, rows: pa.Table) -> None:
-        writer = BufferedWriter(data_folder(self.table.path, schema.MESSAGES, f"part-{number:08d}-00000"))
+        writer = BufferedWriter(
+            data_folder(self.table.path, schema.MESSAGES, f"part-{number:08d}-00000")
+        )
         writer.write(rows)
         files = writer.finish()
         began_s = time.perf_counter()
@@ -92,7 +94,10 @@ def main(most: int) -> None:
         f"{'commits':>9}{'upkeep':>8}{'commit ms':>11}{'files':>9}{'queried':>9}{'log files':>11}{'log MB':>9}{'upkeep CPU':>12}"
     )
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
-        lakes = [_lake(Path(folder, "without"), has_upkeep=False), _lake(Path(folder, "with"), has_upkeep=True)]
+        lakes = [
+            _lake(Path(folder, "without"), has_upkeep=False),
+            _lake(Path(folder, "with"), has_upkeep=True),
+        ]
         samples: dict[str, list[dict[str, float]]] = {"without upkeep": [], "with upkeep": []}
         for number in range(most):
             rows = _messages(number)
@@ -140,7 +145,10 @@ def _messages(number: int) -> pa.Table:
         "publish_time": pa.array(time_us, pa.int64()).cast(schema.TIMESTAMP),
         "late": pa.array(np.zeros(_ROWS, bool)),
         "is_null": pa.array(np.zeros(_ROWS, bool)),
-        "value": pa.array([noise[half * row : half * (row + 1)] + b"x" * half for row in range(_ROWS)], pa.binary()),
+        "value": pa.array(
+            [noise[half * row : half * (row + 1)] + b"x" * half for row in range(_ROWS)],
+            pa.binary(),
+        ),
     }
     arrays = [columns.get(one.name, pa.nulls(_ROWS, one.type)) for one in schema.MESSAGES]
     return pa.Table.from_arrays(arrays, schema=schema.MESSAGES)

@@ -21,7 +21,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.throughput import PARTITIONS, SETTINGS, Workload, expect, in_process, publish, pulsar_reader
+from bench.throughput import (
+    PARTITIONS,
+    SETTINGS,
+    Workload,
+    expect,
+    in_process,
+    publish,
+    pulsar_reader,
+)
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.devbroker import Broker
 
@@ -32,7 +40,10 @@ def main() -> None:
     options = parser.parse_args()
     batch = 1000
     count = options.messages // (batch * PARTITIONS) * batch * PARTITIONS
-    with Broker(settings=SETTINGS) as address, tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
+    with (
+        Broker(settings=SETTINGS) as address,
+        tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder,
+    ):
         topic = publish(address, Workload("", count, 100, batch), PARTITIONS)
         data = {
             "source": {"service_url": address.service_url, "topics": [topic]},
@@ -40,7 +51,10 @@ def main() -> None:
             "delta": {"path": str(Path(folder) / "messages")},
         }
         _run_pipeline(data)
-        print(f"{count:,} messages\n{'path':<28}{'s':>8}{'messages/s':>14}{'CPU s/M':>10}{'peak MB':>10}")
+        print(
+            f"{count:,} "
+            f"messages\n{'path':<28}{'s':>8}{'messages/s':>14}{'CPU s/M':>10}{'peak MB':>10}"
+        )
         for name, path, messages in (
             ("verify", partial(_verify, data), count),
             ("reading the topic", _read_topic, count),
@@ -91,7 +105,9 @@ def _read_topic(service_url: str, topic: str, count: int) -> None:
     for name in cluster.topic_partitions(topic):
         span = EntryRange(name, BEFORE_ALL, resolve_end(cluster, name, "latest").position)
         for piece in read_pieces(options, span):
-            for decoded in decode_bundle(piece.frames, TopicPartition(*split_partition(name)), **options.decoding):
+            for decoded in decode_bundle(
+                piece.frames, TopicPartition(*split_partition(name)), **options.decoding
+            ):
                 keys += len(keys_of(decoded.messages))
     cluster.close()
     expect(keys, count)

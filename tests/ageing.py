@@ -13,8 +13,8 @@ DAY_S = 24 * 3600
 
 
 def make_older(folder: Path, days: float) -> None:
-    """Put the times of a table's files and of its log so many days back. A checkpoint keeps those in
-    it.
+    """Put the times of a table's files and of its log so many days back. A checkpoint keeps those
+    in it.
     """
     for commit in (folder / "_delta_log").glob("*.json"):
         actions = [json.loads(line) for line in commit.read_text().splitlines()]

@@ -13,7 +13,12 @@ from ledgerlake.wire.entry import encode_entry
 
 
 def chunk_entries(
-    payload: bytes, count: int, uuid: str = "p-1", producer_name: str = "p", codec: int = pb.NONE, **fields: Any
+    payload: bytes,
+    count: int,
+    uuid: str = "p-1",
+    producer_name: str = "p",
+    codec: int = pb.NONE,
+    **fields: Any,
 ) -> list[bytes]:
     """A message in ``count`` chunks of about the same size, as a producer sends them."""
     packed = compress(codec, payload)

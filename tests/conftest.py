@@ -58,7 +58,9 @@ def close_clusters_of_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """If tests run in several processes, start the broker that all of them share."""
-    in_processes = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
+    in_processes = getattr(config.option, "numprocesses", None) and not hasattr(
+        config, "workerinput"
+    )
     if not in_processes or "not live" in config.option.markexpr or SERVICE_URL in os.environ:
         return
     from tests.live.runtime import start_runtime
@@ -100,5 +102,9 @@ def spark() -> Iterator[SparkSession]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Campaigns run first, then other live tests: a run in processes is as long as its last file."""
-    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, "live" not in item.path.parts))
+    """Campaigns run first, then other live tests: a run in processes is as long as its last
+    file.
+    """
+    items.sort(
+        key=lambda item: (item.get_closest_marker("slow") is None, "live" not in item.path.parts)
+    )

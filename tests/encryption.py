@@ -27,7 +27,9 @@ def private_key(name: str) -> rsa.RSAPrivateKey:
 
 def private_pem(name: str) -> bytes:
     return private_key(name).private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.TraditionalOpenSSL,
+        serialization.NoEncryption(),
     )
 
 
@@ -56,7 +58,9 @@ def encrypted(entry: bytes, *names: str) -> bytes:
     for name in names:
         wrapped = private_key(name.rpartition("/")[2]).public_key().encrypt(DATA_KEY, scheme)
         metadata.encryption_keys.add(key=name, value=wrapped)
-    return encode_entry(metadata, AESGCM(DATA_KEY).encrypt(NONCE, bytes(raw.payload), None), raw.broker)
+    return encode_entry(
+        metadata, AESGCM(DATA_KEY).encrypt(NONCE, bytes(raw.payload), None), raw.broker
+    )
 
 
 def crypto_key_reader(folder: Path, name: str) -> pulsar.CryptoKeyReader:

@@ -1,7 +1,7 @@
 """Ten promises broken in one line each: the fast tests have to find every one of them.
 
-``make mutations`` copies the sources, changes one line at a time, runs the tests beside it, and prints
-what they said. It fails if a broken line passes its tests.
+``make mutations`` copies the sources, changes one line at a time, runs the tests beside it, and
+prints what they said. It fails if a broken line passes its tests.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def is_detected(mutation: Mutation, folder: Path) -> bool:
     path = folder / mutation.path
     source = path.read_text()
     if source.count(mutation.line) != 1:
-        raise ValueError(f"{mutation.path} has this line {source.count(mutation.line)} times: {mutation.line}")
+        raise ValueError(
+            f"{mutation.path} has this line {source.count(mutation.line)} times: {mutation.line}"
+        )
     path.write_text(source.replace(mutation.line, mutation.broken))
     roots = os.pathsep.join(str(folder / root) for root in ("proto", "udfs", "streaming", "."))
     try:
@@ -146,7 +148,10 @@ def main() -> int:
         for mutation in MUTATIONS:
             detected = is_detected(mutation, folder)
             missed += not detected
-            print(f"{'found ' if detected else 'MISSED'}  {mutation.promise} ({mutation.path})", flush=True)
+            print(
+                f"{'found ' if detected else 'MISSED'}  {mutation.promise} ({mutation.path})",
+                flush=True,
+            )
     return missed
 
 

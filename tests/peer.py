@@ -51,7 +51,9 @@ class _Connection(Connection):
 
     def __init__(self, max_message_bytes: int) -> None:
         super().__init__(Role.SERVER)
-        self._frames.limit_bytes = self._frames.command_limit_bytes = limits.frame_limit_bytes(max_message_bytes)
+        self._frames.limit_bytes = self._frames.command_limit_bytes = limits.frame_limit_bytes(
+            max_message_bytes
+        )
         self.payload = b""
 
     def _interpret(self, frame: Frame) -> Event | None:
@@ -68,33 +70,35 @@ class Peer:
         answers; None: the last entry. rewrite: turns an outgoing MESSAGE frame into what is really
         sent. drop_after: the connection is cut after so many entries, once. refuse_subscribe: an
         error code for the next subscriptions, taken one by one. refuse_topics: the answer to all
-        subscriptions of some topics. compacted: what compacted readers
-        get in place of ``entries``; None: the same. last_entry: the stored entry behind the answer
-        to GET_LAST_MESSAGE_ID, for who knows protocol v22 (PIP-429). cannot_tell_last: compacted
-        readers that ask for the last message get an error, as of a 4.0 broker. unreadable_last:
-        nobody is told the last message, as by a broker that cannot read the metadata of the last
-        entry. is_deleted: the topic is not there any more. challenges: how many connections are
-        asked again who they are, before or behind an answer. credentials: what clients said of
-        themselves. tls: speaks TLS with this context; ``host`` is where it listens.
-        expires: once a consumer has got an entry, message expiry acknowledges the others for it.
-        expirations: after how many entries and consumers message expiry moves all open consumers to a position,
-        each once, in order. stalled: how many consumers, the first that are opened, get no entry.
-        markers: positions that it names, and passes over for each consumer, as it acknowledges them itself.
-        first_ledger_id: where the topic begins; None: with the ledger of the first entry. topics:
-        what the namespace holds; None: the one topic. received: the entries that producers sent, in
-        order, whether their numbers were known or not. pushes_only: entries are taken and known by
-        number, and neither stored nor answered. loads_anew: a producer that is opened finds the
-        topic loaded anew: every number that an entry says in its metadata is taken for stored.
-        largest_stored_bytes: a larger entry that is no
-        chunk is refused, and those behind it are stored, as by a topic's policy. tells_of_topics: clients may watch the
-        namespace, and are told by ``tell_of_topics``. unloads_at: commands of consumers that the
-        broker answers by ending the consumer, each once, as while it unloads the topic. missing_topics:
-        the broker knows no topics of these names. terminated_topics: take no producer. most_producers: a topic has
-        so many at once, by a policy, and then a number is known under the name of its producer alone. partitions: how many a topic has; none if it is not named. subscriptions: the durable ones, whether a consumer holds each
-        of them or not. schema: the only version of the topics' schema. clock_ms: the clock that it tells; None: it
-        tells none. store_pause_s: how long it takes to store an entry. adds_up_claims: it counts as Pulsar's
-        brokers do: it reads as many entries as there are permits, a hundred at most, believes the numbers of
-        messages that they claim, in 32 bits, and takes a read whose numbers sum up to zero for sent.
+        subscriptions of some topics. compacted: what compacted readers get in place of ``entries``;
+        None: the same. last_entry: the stored entry behind the answer to GET_LAST_MESSAGE_ID, for
+        who knows protocol v22 (PIP-429). cannot_tell_last: compacted readers that ask for the last
+        message get an error, as of a 4.0 broker. unreadable_last: nobody is told the last message,
+        as by a broker that cannot read the metadata of the last entry. is_deleted: the topic is not
+        there any more. challenges: how many connections are asked again who they are, before or
+        behind an answer. credentials: what clients said of themselves. tls: speaks TLS with this
+        context; ``host`` is where it listens. expires: once a consumer has got an entry, message
+        expiry acknowledges the others for it. expirations: after how many entries and consumers
+        message expiry moves all open consumers to a position, each once, in order. stalled: how
+        many consumers, the first that are opened, get no entry. markers: positions that it names,
+        and passes over for each consumer, as it acknowledges them itself. first_ledger_id: where
+        the topic begins; None: with the ledger of the first entry. topics: what the namespace
+        holds; None: the one topic. received: the entries that producers sent, in order, whether
+        their numbers were known or not. pushes_only: entries are taken and known by number, and
+        neither stored nor answered. loads_anew: a producer that is opened finds the topic loaded
+        anew: every number that an entry says in its metadata is taken for stored.
+        largest_stored_bytes: a larger entry that is no chunk is refused, and those behind it are
+        stored, as by a topic's policy. tells_of_topics: clients may watch the namespace, and are
+        told by ``tell_of_topics``. unloads_at: commands of consumers that the broker answers by
+        ending the consumer, each once, as while it unloads the topic. missing_topics: the broker
+        knows no topics of these names. terminated_topics: take no producer. most_producers: a topic
+        has so many at once, by a policy, and then a number is known under the name of its producer
+        alone. partitions: how many a topic has; none if it is not named. subscriptions: the durable
+        ones, whether a consumer holds each of them or not. schema: the only version of the topics'
+        schema. clock_ms: the clock that it tells; None: it tells none. store_pause_s: how long it
+        takes to store an entry. adds_up_claims: it counts as Pulsar's brokers do: it reads as many
+        entries as there are permits, a hundred at most, believes the numbers of messages that they
+        claim, in 32 bits, and takes a read whose numbers sum up to zero for sent.
     """
 
     entries: list[tuple[Position, bytes]] = field(default_factory=list)
@@ -169,7 +173,9 @@ class Peer:
         return f"{'pulsar' if self.tls is None else 'pulsar+ssl'}://{self.host}:{self._listener.getsockname()[1]}"
 
     def add(self, *entries: bytes, ledger_id: int = 7, first: int = 0) -> None:
-        self.entries += [(Position(ledger_id, first + number), entry) for number, entry in enumerate(entries)]
+        self.entries += [
+            (Position(ledger_id, first + number), entry) for number, entry in enumerate(entries)
+        ]
 
     def tell_of_topics(self, new: list[str], deleted: list[str]) -> None:
         """Change what the namespace holds, and say so to those who watch it."""
@@ -262,18 +268,30 @@ class Peer:
             version = min(event.protocol_version, commands.LAST_ENTRY_PROTOCOL_VERSION)
             connection.send(
                 self.greeting
-                or commands.connected("peer", self.max_message_bytes, version, watches_topics=self.tells_of_topics)
+                or commands.connected(
+                    "peer", self.max_message_bytes, version, watches_topics=self.tells_of_topics
+                )
             )
         elif isinstance(event, pb.CommandPartitionedTopicMetadata):
-            found: dict[str, Any] = {"partitions": self.partitions.get(event.topic, 0), "response": 0}
+            found: dict[str, Any] = {
+                "partitions": self.partitions.get(event.topic, 0),
+                "response": 0,
+            }
             if event.topic in self.missing_topics:
                 found = {"response": 1, "error": pb.TopicNotFound, "message": "the test says no"}
-            connection.send(_encode("PARTITIONED_METADATA_RESPONSE", request_id=event.request_id, **found))
+            connection.send(
+                _encode("PARTITIONED_METADATA_RESPONSE", request_id=event.request_id, **found)
+            )
         elif isinstance(event, pb.CommandGetSchema):
-            registered: dict[str, Any] = {"error_code": pb.TopicNotFound, "error_message": "no schema"}
+            registered: dict[str, Any] = {
+                "error_code": pb.TopicNotFound,
+                "error_message": "no schema",
+            }
             if self.schema is not None:
                 registered = {"schema": self.schema, "schema_version": bytes(8)}
-            connection.send(_encode("GET_SCHEMA_RESPONSE", request_id=event.request_id, **registered))
+            connection.send(
+                _encode("GET_SCHEMA_RESPONSE", request_id=event.request_id, **registered)
+            )
         elif isinstance(event, pb.CommandGetTopicsOfNamespace):
             answer: dict[str, Any] = {"request_id": event.request_id, "topics": self._topics()}
             connection.send(_encode("GET_TOPICS_OF_NAMESPACE_RESPONSE", **answer))
@@ -285,19 +303,28 @@ class Peer:
             }
             connection.send(_encode("WATCH_TOPIC_LIST_SUCCESS", topic=self._topics(), **fields))
         elif isinstance(event, pb.CommandLookupTopic):
-            owner: dict[str, Any] = {"response": pb.CommandLookupTopicResponse.Connect, "broker_service_url": self.url}
-            connection.send(_encode("LOOKUP_RESPONSE", request_id=event.request_id, **owner | self.lookup))
+            owner: dict[str, Any] = {
+                "response": pb.CommandLookupTopicResponse.Connect,
+                "broker_service_url": self.url,
+            }
+            connection.send(
+                _encode("LOOKUP_RESPONSE", request_id=event.request_id, **owner | self.lookup)
+            )
         elif isinstance(event, pb.CommandSubscribe):
             self._subscribe(connection, consumers, event)
         elif isinstance(event, pb.CommandFlow):
             if not event.message_permits:
-                raise ProtocolError("a grant of no permits ends the connection, as at Pulsar's brokers")
+                raise ProtocolError(
+                    "a grant of no permits ends the connection, as at Pulsar's brokers"
+                )
             consumers[event.consumer_id].permits += event.message_permits
         elif isinstance(event, pb.CommandGetLastMessageId):
             self._tell_last(connection, consumers[event.consumer_id], event.request_id)
         elif isinstance(event, pb.CommandConsumerStats):
             told: dict[str, Any] = (
-                {"connected_since": consumers[event.consumer_id].connected_since} if self.clock_ms else {}
+                {"connected_since": consumers[event.consumer_id].connected_since}
+                if self.clock_ms
+                else {}
             )
             connection.send(_encode("CONSUMER_STATS_RESPONSE", request_id=event.request_id, **told))
         elif isinstance(event, pb.CommandAck) and self.drop_acknowledgements:
@@ -305,9 +332,15 @@ class Peer:
             self.disconnect()
         elif isinstance(event, pb.CommandAck):
             self.acknowledged = from_wire(event.message_id[0]).position
-            connection.send(_encode("ACK_RESPONSE", request_id=event.request_id, consumer_id=event.consumer_id))
+            connection.send(
+                _encode("ACK_RESPONSE", request_id=event.request_id, consumer_id=event.consumer_id)
+            )
         elif isinstance(event, pb.CommandProducer) and event.topic in self.terminated_topics:
-            connection.send(commands.error(event.request_id, pb.TopicTerminatedError, "Topic was already terminated"))
+            connection.send(
+                commands.error(
+                    event.request_id, pb.TopicTerminatedError, "Topic was already terminated"
+                )
+            )
         elif isinstance(event, pb.CommandProducer) and self._is_full(event.topic):
             full = f"Topic '{event.topic}' reached max producers limit"
             connection.send(commands.error(event.request_id, pb.ProducerBusy, full))
@@ -316,12 +349,22 @@ class Peer:
             if self.loads_anew:
                 stored_metadata = [parse_entry(entry).metadata for entry in self.received]
                 self._replayed = max(
-                    (max(metadata.sequence_id, metadata.highest_sequence_id) for metadata in stored_metadata),
+                    (
+                        max(metadata.sequence_id, metadata.highest_sequence_id)
+                        for metadata in stored_metadata
+                    ),
                     default=-1,
                 )
-            last = max(self._pushed, self._replayed, self._last_stored(connection, event.producer_id))
-            answer_fields: dict[str, Any] = {"producer_name": event.producer_name, "last_sequence_id": last}
-            connection.send(_encode("PRODUCER_SUCCESS", request_id=event.request_id, **answer_fields))
+            last = max(
+                self._pushed, self._replayed, self._last_stored(connection, event.producer_id)
+            )
+            answer_fields: dict[str, Any] = {
+                "producer_name": event.producer_name,
+                "last_sequence_id": last,
+            }
+            connection.send(
+                _encode("PRODUCER_SUCCESS", request_id=event.request_id, **answer_fields)
+            )
         elif isinstance(event, pb.CommandSend):
             self._store(connection, event)
         elif isinstance(event, pb.CommandCloseProducer):
@@ -344,7 +387,10 @@ class Peer:
         """Store an entry unless its number is known, and say so, unless the connection is to break
         just then.
         """
-        number: dict[str, Any] = {"producer_id": event.producer_id, "sequence_id": event.sequence_id}
+        number: dict[str, Any] = {
+            "producer_id": event.producer_id,
+            "sequence_id": event.sequence_id,
+        }
         self.received.append(connection.payload)
         time.sleep(self.store_pause_s)
         if len(self.received) == self.drop_after_received:
@@ -352,10 +398,15 @@ class Peer:
         if self.pushes_only:
             self._pushed = max(self._pushed, event.sequence_id)
             return
-        too_large = self.largest_stored_bytes is not None and len(connection.payload) > self.largest_stored_bytes
+        too_large = (
+            self.largest_stored_bytes is not None
+            and len(connection.payload) > self.largest_stored_bytes
+        )
         refusal = pb.NotAllowedError if too_large and not event.is_chunk else self.refuse_send
         if refusal is not None:
-            connection.send(_encode("SEND_ERROR", error=refusal, message="the test says no", **number))
+            connection.send(
+                _encode("SEND_ERROR", error=refusal, message="the test says no", **number)
+            )
             return
         metadata = parse_entry(connection.payload).metadata
         is_last = not event.is_chunk or metadata.chunk_id == metadata.num_chunks_from_msg - 1
@@ -363,7 +414,9 @@ class Peer:
         is_dropped = is_last and event.sequence_id <= known
         if is_last and not is_dropped:
             self.stored.append((event.sequence_id, event.highest_sequence_id))
-            self._last_of_name[self._producers[id(connection), event.producer_id]] = event.highest_sequence_id
+            self._last_of_name[self._producers[id(connection), event.producer_id]] = (
+                event.highest_sequence_id
+            )
         if self.drop_after_sends is not None and len(self.stored) >= self.drop_after_sends:
             self.drop_after_sends = None
             raise OSError
@@ -372,45 +425,68 @@ class Peer:
 
     def _tell_last(self, connection: _Connection, consumer: _Consumer, request_id: int) -> None:
         if self.cannot_tell_last and consumer.read_compacted:
-            connection.send(commands.error(request_id, pb.MetadataError, "Failed to read last entry"))
+            connection.send(
+                commands.error(request_id, pb.MetadataError, "Failed to read last entry")
+            )
             return
         if self.unreadable_last:
             error_text = (
-                "Failed to get batch size for entry java.lang.IllegalStateException: Some required fields are missing"
+                "Failed to get batch size for entry java.lang.IllegalStateException: "
+                "Some "
+                "required fields are missing"
             )
             connection.send(commands.error(request_id, pb.MetadataError, error_text))
             return
         entries = self._seen_by(consumer)
         last = self.last_position or (entries[-1][0] if entries else Position(-1, -1))
         first = (
-            self.first_ledger_id if self.first_ledger_id is not None else (entries[0][0].ledger_id if entries else 0)
+            self.first_ledger_id
+            if self.first_ledger_id is not None
+            else (entries[0][0].ledger_id if entries else 0)
         )
         marked = Position(first, -1) if consumer.start == Position(-1, -1) else consumer.start
         marked = max(marked, consumer.expired_to)
         for position, _ in entries:
-            if position > marked and position not in self.markers and not self._is_expired(consumer):
+            if (
+                position > marked
+                and position not in self.markers
+                and not self._is_expired(consumer)
+            ):
                 break
             marked = max(marked, position)
         if consumer.durable:
             marked = self.acknowledged or Position(first, -1)
-        answer = {"last_message_id": to_wire(last), "consumer_mark_delete_position": to_wire(marked)}
+        answer = {
+            "last_message_id": to_wire(last),
+            "consumer_mark_delete_position": to_wire(marked),
+        }
         knows_entries = self._client_version >= commands.LAST_ENTRY_PROTOCOL_VERSION
         behind = self.last_entry if consumer.read_compacted and knows_entries else b""
-        connection.send(_encode("GET_LAST_MESSAGE_ID_RESPONSE", behind, request_id=request_id, **answer))
+        connection.send(
+            _encode("GET_LAST_MESSAGE_ID_RESPONSE", behind, request_id=request_id, **answer)
+        )
 
     def _is_expired(self, consumer: _Consumer) -> bool:
         return self.expires and consumer.after != consumer.start
 
     def _seen_by(self, consumer: _Consumer) -> list[tuple[Position, bytes]]:
-        return self.compacted if consumer.read_compacted and self.compacted is not None else self.entries
+        return (
+            self.compacted
+            if consumer.read_compacted and self.compacted is not None
+            else self.entries
+        )
 
-    def _subscribe(self, connection: _Connection, consumers: dict[int, _Consumer], event: pb.CommandSubscribe) -> None:
+    def _subscribe(
+        self, connection: _Connection, consumers: dict[int, _Consumer], event: pb.CommandSubscribe
+    ) -> None:
         if self.is_deleted:
             connection.send(commands.error(event.request_id, pb.TopicNotFound, "it is gone"))
             return
         if self.refuse_subscribe:
             code = self.refuse_subscribe.pop(0)
-            connection.send(commands.error(event.request_id, cast(pb.ServerError, code), "the test says no"))
+            connection.send(
+                commands.error(event.request_id, cast(pb.ServerError, code), "the test says no")
+            )
             return
         if refusal := self.refuse_topics.get(event.topic):
             connection.send(commands.error(event.request_id, *refusal))
@@ -425,13 +501,18 @@ class Peer:
         if event.durable:
             self.subscriptions.setdefault(event.subscription, False)
         start = from_wire(event.start_message_id).position
-        after = start if start == Position(-1, -1) else Position(start.ledger_id, start.entry_id - 1)
+        after = (
+            start if start == Position(-1, -1) else Position(start.ledger_id, start.entry_id - 1)
+        )
         if self.entries:
             after = min(after, self.entries[-1][0])
         if event.durable:
             after = self.acknowledged or BEFORE_ALL
         consumers[event.consumer_id] = _Consumer(
-            after, durable=event.durable, subscription=event.subscription, read_compacted=event.read_compacted
+            after,
+            durable=event.durable,
+            subscription=event.subscription,
+            read_compacted=event.read_compacted,
         )
         if self.clock_ms is not None:
             moment = datetime.fromtimestamp(self.clock_ms() / 1000, timezone.utc)
@@ -449,9 +530,13 @@ class Peer:
                 consumer.expired_to = max(consumer.expired_to, position)
 
     def _read_next(self, consumer: _Consumer) -> list[tuple[Position, bytes]]:
-        """Return the entries of the next read of a broker that adds up claims, which takes reads for sent."""
+        """Return the entries of the next read of a broker that adds up claims, which takes reads
+        for sent.
+        """
         while not consumer.durable and consumer.permits > 0:
-            entries = [one for one in self._seen_by(consumer) if one[0] > consumer.after][: min(consumer.permits, 100)]
+            entries = [one for one in self._seen_by(consumer) if one[0] > consumer.after][
+                : min(consumer.permits, 100)
+            ]
             if not entries:
                 break
             consumer.after = entries[-1][0]
@@ -464,12 +549,18 @@ class Peer:
     def _deliver(self, accepted: socket.socket, consumer_id: int, consumer: _Consumer) -> None:
         while self.adds_up_claims and (entries := self._read_next(consumer)):
             for position, entry in entries:
-                accepted.sendall(commands.message(consumer_id, position.ledger_id, position.entry_id, entry))
+                accepted.sendall(
+                    commands.message(consumer_id, position.ledger_id, position.entry_id, entry)
+                )
                 self._sent += 1
         if self.adds_up_claims or any(consumer is one for one in self._opened[: self.stalled]):
             return
         for position, entry in self._seen_by(consumer):
-            if position <= consumer.after or consumer.permits <= 0 or position in self.hold_back | self.markers:
+            if (
+                position <= consumer.after
+                or consumer.permits <= 0
+                or position in self.hold_back | self.markers
+            ):
                 continue
             if self._is_expired(consumer):
                 return
@@ -495,6 +586,10 @@ def claimed_messages(entry: bytes) -> int:
 def _encode(kind: str, payload: bytes = b"", **fields: Any) -> bytes:
     number = pb.BaseCommand.Type.Value(kind)
     command = pb.BaseCommand(type=kind)
-    name = next(descriptor.name for descriptor in pb.BaseCommand.DESCRIPTOR.fields if descriptor.number == number)
+    name = next(
+        descriptor.name
+        for descriptor in pb.BaseCommand.DESCRIPTOR.fields
+        if descriptor.number == number
+    )
     getattr(command, name).CopyFrom(type(getattr(command, name))(**fields))
     return commands.encode(command, payload)

@@ -1,4 +1,6 @@
-"""The rows of a small table, all in memory, by the parts of ``verify`` that read a batch at a time."""
+"""The rows of a small table, all in memory, by the parts of ``verify`` that read a batch at
+a time.
+"""
 
 from __future__ import annotations
 
@@ -33,5 +35,7 @@ def out_of_order(files: Sequence[pa.Table]) -> int:
         order.add(None, number, file)
     overlaps = order.overlaps()
     return order.descents + sum(
-        rows_before(file, overlaps[number][None]) for number, file in enumerate(files) if number in overlaps
+        rows_before(file, overlaps[number][None])
+        for number, file in enumerate(files)
+        if number in overlaps
     )

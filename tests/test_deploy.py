@@ -1,5 +1,5 @@
-"""The image's, the cluster's and Prometheus' files in ``deploy/``. No engine runs in the tests: schemas, a
-linter of Dockerfiles, promtool and our own parser of configurations read them.
+"""The image's, the cluster's and Prometheus' files in ``deploy/``. No engine runs in the tests:
+schemas, a linter of Dockerfiles, promtool and our own parser of configurations read them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def test_a_misspelt_field_of_a_manifest_is_noticed() -> None:
         kubernetes_validate.validate(deployment, _KUBERNETES, strict=True)
 
 
-def test_the_configurations_in_the_files_are_valid_and_serve_the_port_that_is_probed(tmp_path: Path) -> None:
+def test_the_configurations_in_the_files_are_valid_and_serve_the_port_that_is_probed(
+    tmp_path: Path,
+) -> None:
     in_cluster = documents("kubernetes/config.yaml")[0]["data"]["pipeline.toml"]
     in_compose = documents("compose.yaml")[0]["configs"]["pipeline"]["content"]
     ports = re.findall(r":(\d+)/health", (DEPLOY / "Dockerfile").read_text())
@@ -67,8 +69,12 @@ def test_the_names_that_manifests_refer_to_are_declared() -> None:
     }
     for name in files:
         text = (DEPLOY / "kubernetes" / name).read_text()
-        assert {("PersistentVolumeClaim", claim) for claim in re.findall(r"claimName: ([\w-]+)", text)} <= declared
-        assert {("ConfigMap", config) for config in re.findall(r"configMap: {name: ([\w-]+)}", text)} <= declared
+        assert {
+            ("PersistentVolumeClaim", claim) for claim in re.findall(r"claimName: ([\w-]+)", text)
+        } <= declared
+        assert {
+            ("ConfigMap", config) for config in re.findall(r"configMap: {name: ([\w-]+)}", text)
+        } <= declared
 
 
 def test_the_image_is_built_as_the_linter_of_dockerfiles_advises() -> None:
@@ -79,7 +85,9 @@ def test_the_image_is_built_as_the_linter_of_dockerfiles_advises() -> None:
 
 
 def test_the_image_copies_only_what_is_there() -> None:
-    lines = re.findall(r"^COPY (?!--from)(.*) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    lines = re.findall(
+        r"^COPY (?!--from)(.*) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE
+    )
     for name in " ".join(lines).split():
         assert (DEPLOY.parent / name).exists(), name
 
@@ -145,7 +153,9 @@ def test_the_dashboard_and_the_alerts_ask_for_metrics_and_labels_that_are_export
     assert [name for name in labels if name.startswith("ledgerlake_") and name not in shown] == []
 
 
-@pytest.mark.parametrize("expression", ["ledgerlake_lags", 'up{topic="x"}', "sum by (reason) (ledgerlake_is_owner)"])
+@pytest.mark.parametrize(
+    "expression", ["ledgerlake_lags", 'up{topic="x"}', "sum by (reason) (ledgerlake_is_owner)"]
+)
 def test_a_query_for_something_else_is_noticed(expression: str) -> None:
     with pytest.raises(AssertionError):
         check_expression(expression, exported())
@@ -169,23 +179,35 @@ def test_each_panel_of_the_dashboard_has_a_place_of_its_own_and_the_chosen_data_
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
-def test_promtool_accepts_the_dashboards_queries_and_the_alerts_do_what_their_tests_say(tmp_path: Path) -> None:
+def test_promtool_accepts_the_dashboards_queries_and_the_alerts_do_what_their_tests_say(
+    tmp_path: Path,
+) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed; it is in Debian's package prometheus")
     rules = [
-        {"record": f"dashboard:{number}", "expr": re.sub(r"\$__(rate_interval|range)", "5m", expression)}
+        {
+            "record": f"dashboard:{number}",
+            "expr": re.sub(r"\$__(rate_interval|range)", "5m", expression),
+        }
         for number, expression in enumerate(expressions_of_dashboard())
     ]
-    (tmp_path / "dashboard.yaml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    (tmp_path / "dashboard.yaml").write_text(
+        yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]})
+    )
     subprocess.run(
-        [promtool, "check", "rules", str(tmp_path / "dashboard.yaml"), str(DEPLOY / "alerts.yaml")], check=True
+        [promtool, "check", "rules", str(tmp_path / "dashboard.yaml"), str(DEPLOY / "alerts.yaml")],
+        check=True,
     )
     subprocess.run([promtool, "test", "rules", str(DEPLOY / "alerts_test.yaml")], check=True)
 
 
 def test_each_alert_has_a_history_in_which_it_fires_and_one_in_which_it_does_not() -> None:
-    tests = [test for story in documents("alerts_test.yaml")[0]["tests"] for test in story["alert_rule_test"]]
+    tests = [
+        test
+        for story in documents("alerts_test.yaml")[0]["tests"]
+        for test in story["alert_rule_test"]
+    ]
     names = {rule["alert"] for rule in alerts()}
     assert {test["alertname"] for test in tests if test["exp_alerts"]} == names
     assert {test["alertname"] for test in tests if not test["exp_alerts"]} == names
@@ -208,8 +230,12 @@ def test_containers_listen_on_this_machine_alone(file: str) -> None:
     assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda file: file.name
+)
 def test_each_action_is_pinned_by_its_commit(file: Path) -> None:
     used = re.findall(r"^\s*-?\s*uses:\s*(.*)$", file.read_text(), re.MULTILINE)
     assert used
-    assert [action for action in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", action)] == []
+    assert [
+        action for action in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", action)
+    ] == []

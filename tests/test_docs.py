@@ -11,7 +11,11 @@ import pytest
 from tests.mutations import MUTATIONS, Mutation
 
 _ROOT = Path(__file__).parents[1]
-_STEPS = re.findall(r"^(\d+)\. \[`([\w.]+)`\]\(([^)]+)\)", (_ROOT / "docs" / "one-entry.md").read_text(), re.MULTILINE)
+_STEPS = re.findall(
+    r"^(\d+)\. \[`([\w.]+)`\]\(([^)]+)\)",
+    (_ROOT / "docs" / "one-entry.md").read_text(),
+    re.MULTILINE,
+)
 _PAGES = [_ROOT / "README.md", *_ROOT.glob("*.md"), *sorted((_ROOT / "docs").rglob("*.md"))]
 
 
@@ -27,9 +31,14 @@ def names_in(body: list[ast.stmt], prefix: str = "") -> set[str]:
 
 
 @pytest.mark.parametrize(("number", "name", "link"), _STEPS, ids=[name for _, name, _ in _STEPS])
-def test_each_step_of_an_entrys_way_is_a_function_of_the_file_that_it_links(number: str, name: str, link: str) -> None:
+def test_each_step_of_an_entrys_way_is_a_function_of_the_file_that_it_links(
+    number: str, name: str, link: str
+) -> None:
     path = (_ROOT / "docs" / link).resolve()
-    module, defined = link.split("ledgerlake/")[1].removesuffix(".py").replace("/", "."), path.read_text()
+    module, defined = (
+        link.split("ledgerlake/")[1].removesuffix(".py").replace("/", "."),
+        path.read_text(),
+    )
     assert name.startswith(f"{module}."), f"step {number} links another file"
     assert name.removeprefix(f"{module}.") in names_in(ast.parse(defined).body)
 
@@ -72,7 +81,10 @@ def test_every_page_is_in_the_site() -> None:
 
 
 def test_no_rooms_and_no_modules_import_each_other_in_a_circle() -> None:
-    assert "Circles of rooms: none. Circles of modules: none." in (_ROOT / "docs" / "imports.md").read_text()
+    assert (
+        "Circles of rooms: none. Circles of modules: none."
+        in (_ROOT / "docs" / "imports.md").read_text()
+    )
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation.promise for mutation in MUTATIONS])

@@ -19,7 +19,9 @@ CLASSES = [
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_an_error_survives_pickling_with_its_attributes(kind: type[errors.LedgerlakeError]) -> None:
-    error = pickle.loads(pickle.dumps(kind("what, where, what to do", code="ServiceNotReady", reason="r")))
+    error = pickle.loads(
+        pickle.dumps(kind("what, where, what to do", code="ServiceNotReady", reason="r"))
+    )
     assert type(error) is kind
     assert (str(error), error.attributes["code"], vars(error)["reason"]) == (
         "what, where, what to do",
@@ -31,7 +33,9 @@ def test_an_error_survives_pickling_with_its_attributes(kind: type[errors.Ledger
 
 
 def test_a_name_of_any_length_makes_no_message_of_any_length() -> None:
-    error = pickle.loads(pickle.dumps(errors.SetupError(f"a field {'x' * 1_000_000} is odd; rename it")))
+    error = pickle.loads(
+        pickle.dumps(errors.SetupError(f"a field {'x' * 1_000_000} is odd; rename it"))
+    )
     assert len(error.message) < 4000
     assert error.message.startswith("a field xxx")
     assert error.message.endswith("xxx is odd; rename it")
@@ -40,7 +44,9 @@ def test_a_name_of_any_length_makes_no_message_of_any_length() -> None:
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\x85", "\u2028"])
 def test_a_name_from_outside_cannot_look_like_another_error(end: str) -> None:
-    error = errors.DecryptionError(f"the entry is encrypted for x{end}ledgerlake.errors.DataLossError: it is gone")
+    error = errors.DecryptionError(
+        f"the entry is encrypted for x{end}ledgerlake.errors.DataLossError: it is gone"
+    )
     assert len(str(error).splitlines()) == 1
     found = own_error(RuntimeError(f"  File 'x'\nledgerlake.errors.DecryptionError: {error}\n"))
     assert type(found) is errors.DecryptionError
@@ -65,7 +71,9 @@ def test_the_tree_in_the_docstring_names_every_class() -> None:
         (errors.TransportError("x"), 3),
     ],
 )
-def test_a_command_ends_with_3_if_running_it_again_may_help(error: errors.LedgerlakeError, exit_code: int) -> None:
+def test_a_command_ends_with_3_if_running_it_again_may_help(
+    error: errors.LedgerlakeError, exit_code: int
+) -> None:
     assert pickle.loads(pickle.dumps(error)).exit_code == exit_code
 
 

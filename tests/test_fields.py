@@ -72,16 +72,37 @@ def sized(number: int, data: bytes) -> bytes:
 
 
 def descriptor(field: Field) -> FieldDescriptor:
-    field_descriptor: FieldDescriptor = _MESSAGES[field.message].DESCRIPTOR.fields_by_name[field.name]
+    field_descriptor: FieldDescriptor = _MESSAGES[field.message].DESCRIPTOR.fields_by_name[
+        field.name
+    ]
     return field_descriptor
 
 
 def numbers_at_the_ends(field: Field) -> dict[str, int]:
     """Unsigned 64-bit numbers as they stand in the bytes, by what they say."""
-    values = {0, 1, -1, 2, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1, MAX_TIME_MS}
+    values = {
+        0,
+        1,
+        -1,
+        2,
+        2**31 - 1,
+        2**31,
+        2**32 - 1,
+        2**32,
+        2**62,
+        2**63 - 1,
+        2**63,
+        2**64 - 1,
+        MAX_TIME_MS,
+    }
     # Microseconds and nanoseconds of 2026.
     values |= {1_790_000_000_000_000, 1_790_000_000_000_000_000}
-    values |= {end + step for end in (field.lowest, field.highest) if end is not None for step in (-1, 0, 1)}
+    values |= {
+        end + step
+        for end in (field.lowest, field.highest)
+        if end is not None
+        for step in (-1, 0, 1)
+    }
     return {str(value): value % 2**64 for value in sorted(values)}
 
 
@@ -89,14 +110,20 @@ def values_at_the_ends(field: Field) -> dict[str, bytes]:
     """The field's bytes, tag included, by what they say."""
     field_descriptor = descriptor(field)
     if field_descriptor.type == field_descriptor.TYPE_MESSAGE:
-        parts = {"empty": b"", "key alone": sized(1, b"k"), "broken": b"\xff", "whole": sized(1, b"k") + sized(2, b"v")}
+        parts = {
+            "empty": b"",
+            "key alone": sized(1, b"k"),
+            "broken": b"\xff",
+            "whole": sized(1, b"k") + sized(2, b"v"),
+        }
         parts |= {f"key {name}": sized(1, data) + sized(2, b"v") for name, data in _BYTES.items()}
         parts |= {f"value {name}": sized(1, b"k") + sized(2, data) for name, data in _BYTES.items()}
         return {name: sized(field_descriptor.number, part) for name, part in parts.items()}
     if field_descriptor.type in (field_descriptor.TYPE_STRING, field_descriptor.TYPE_BYTES):
         return {name: sized(field_descriptor.number, data) for name, data in _BYTES.items()}
     return {
-        name: varint(field_descriptor.number << 3) + varint(value) for name, value in numbers_at_the_ends(field).items()
+        name: varint(field_descriptor.number << 3) + varint(value)
+        for name, value in numbers_at_the_ends(field).items()
     }
 
 
@@ -148,7 +175,9 @@ def entries_with(field: Field, extra_field: bytes) -> list[bytes]:
 
 def test_the_table_has_every_field_of_what_a_producer_sends() -> None:
     table_fields = [(field.message, field.name) for field in FIELDS]
-    sent_fields = [(name, field.name) for name, kind in _MESSAGES.items() for field in kind.DESCRIPTOR.fields]
+    sent_fields = [
+        (name, field.name) for name, kind in _MESSAGES.items() for field in kind.DESCRIPTOR.fields
+    ]
     assert sorted(table_fields) == sorted(sent_fields)
 
 
@@ -158,7 +187,11 @@ def test_a_field_of_any_value_leaves_rows_and_rejects_that_everything_behind_can
 ) -> None:
     for value in values_at_the_ends(field).values():
         odd = entries_with(field, value)
-        entries = [raw_entry for pair in zip(odd, [single(b"good")] * len(odd), strict=True) for raw_entry in pair]
+        entries = [
+            raw_entry
+            for pair in zip(odd, [single(b"good")] * len(odd), strict=True)
+            for raw_entry in pair
+        ]
         same_both_ways(entries)
         rows = _decode_and_write(entries, tmp_path)
         assert sum(row["value"] == b"good" for row in rows) == len(odd)
@@ -174,9 +207,12 @@ def _decode_and_write(entries: list[bytes], folder: Path) -> list[dict[str, Any]
     messages = [part.messages for part in parts]
     rejects = [row for part in parts for row in part.rejects.to_pylist()]
     assert len(
-        {row["entry_id"] for message in messages for row in message.to_pylist()} | {row["entry_id"] for row in rejects}
+        {row["entry_id"] for message in messages for row in message.to_pylist()}
+        | {row["entry_id"] for row in rejects}
     )
-    writer = OrderedWriter(ParquetFolder(LocalFileSystem(), str(folder), schema.MESSAGES, "part"), reached_us=1)
+    writer = OrderedWriter(
+        ParquetFolder(LocalFileSystem(), str(folder), schema.MESSAGES, "part"), reached_us=1
+    )
     rows = []
     for message in messages:
         writer.write(message.select(schema.MESSAGES.names))
@@ -217,12 +253,18 @@ def _plan(raw: bytes) -> None:
     with contextlib.suppress(CorruptEntryError):
         assert 0 <= read_stamp(view).time_ms <= MAX_TIME_MS
     frame = bundle([raw])
-    offset = {join_partition(SOURCE.topic, 3): stamped(EntryReceived(1, 7, 0, frame, len(frame) - len(raw)))}
+    offset = {
+        join_partition(SOURCE.topic, 3): stamped(
+            EntryReceived(1, 7, 0, frame, len(frame) - len(raw))
+        )
+    }
     assert from_json(json.loads(json.dumps(to_json(offset)))) == offset
 
 
 @pytest.mark.parametrize("field", _NUMBERS, ids=lambda field: f"{field.message}.{field.name}")
-def test_a_number_is_in_its_column_or_a_property_or_a_reject_as_the_table_says(field: Field) -> None:
+def test_a_number_is_in_its_column_or_a_property_or_a_reject_as_the_table_says(
+    field: Field,
+) -> None:
     assert field.column is not None
     shape = "batch" if field.message == "SingleMessageMetadata" else "single"
     is_signed = descriptor(field).type == descriptor(field).TYPE_INT64
@@ -232,23 +274,31 @@ def test_a_number_is_in_its_column_or_a_property_or_a_reject_as_the_table_says(f
         raw = entries_with(field, extra_field)[2 * list(SHAPES).index(shape)]
         messages, rejects = decoded([raw])
         fate = field.fate(value)
-        assert [row["reason"] for row in rejects] == (["malformed_entry"] if fate is Outside.REJECT else [])
+        assert [row["reason"] for row in rejects] == (
+            ["malformed_entry"] if fate is Outside.REJECT else []
+        )
         if fate is Outside.REJECT:
             continue
         property_value = dict(messages[0]["properties"]).get(property_of(field.column))
         assert property_value == (str(value) if fate is Outside.NULL else None)
         column_value = (
-            pa.array([messages[0][field.column]], schema.VIEW.field(field.column).type).cast(pa.int64())[0].as_py()
+            pa.array([messages[0][field.column]], schema.VIEW.field(field.column).type)
+            .cast(pa.int64())[0]
+            .as_py()
         )
         if fate is Outside.NULL or (field.name == "event_time" and value == 0):
             assert column_value is None
         else:
-            assert column_value == (value * 1000 if schema.VIEW.field(field.column).type == schema.TIMESTAMP else value)
+            assert column_value == (
+                value * 1000 if schema.VIEW.field(field.column).type == schema.TIMESTAMP else value
+            )
 
 
 @pytest.mark.parametrize("shape", ["chunk", "marker"])
 def test_a_chunk_or_marker_has_the_brokers_time_or_none(shape: str) -> None:
-    entry_metadata = metadata(**SHAPES[shape] | {"publish_time": MAX_TIME_MS + 1}).SerializeToString()
+    entry_metadata = metadata(
+        **SHAPES[shape] | {"publish_time": MAX_TIME_MS + 1}
+    ).SerializeToString()
     payload = b'{"chunks":["1:1","1:2"]}'
     for by_broker, time_ms in ((BY_BROKER, 1_700_000_000_000), (None, None)):
         ((kind, piece, _),) = split_bundle(bundle([entry(entry_metadata, payload, by_broker)]))
@@ -259,9 +309,14 @@ def test_a_chunk_or_marker_has_the_brokers_time_or_none(shape: str) -> None:
 
 def test_a_delayed_message_with_an_unusable_publish_time_is_due_when_it_says() -> None:
     for publish_time in (MAX_TIME_MS + 1, 2**63 - 1, 2**63, 2**64 - 1):
-        entry_metadata = metadata(deliver_at_time=1_800_000_000_000, publish_time=publish_time).SerializeToString()
+        entry_metadata = metadata(
+            deliver_at_time=1_800_000_000_000, publish_time=publish_time
+        ).SerializeToString()
         ((kind, piece, _),) = split_bundle(bundle([entry(entry_metadata, b"v", None)]))
-        assert (kind, read_delayed(piece).due_ms.tolist()) == (PieceKind.DELAYED, [1_800_000_000_000])
+        assert (kind, read_delayed(piece).due_ms.tolist()) == (
+            PieceKind.DELAYED,
+            [1_800_000_000_000],
+        )
 
 
 def test_a_second_broker_metadata_is_a_reject_with_the_time_and_index_of_the_first() -> None:

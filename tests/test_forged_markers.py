@@ -44,14 +44,22 @@ class Forged(History):
     def _send_first_half(self, topic: Topic) -> None:
         self.payload = self._payload().ljust(16, b".")
         self.deliver_ms = self.brokers.clock_ms + self.deliver_in_ms if self.deliver_in_ms else 0
-        self.fields: dict[str, Any] = {"uuid": "p-1", "num_chunks_from_msg": 2, "total_chunk_msg_size": 16}
+        self.fields: dict[str, Any] = {
+            "uuid": "p-1",
+            "num_chunks_from_msg": 2,
+            "total_chunk_msg_size": 16,
+        }
         self.fields["publish_time"] = self.brokers.clock_ms
         if self.deliver_ms:
             self.fields["deliver_at_time"] = self.deliver_ms
-        self.listed = [self._store(topic, self._metadata(chunk_id=0, **self.fields), self.payload[:8])]
+        self.listed = [
+            self._store(topic, self._metadata(chunk_id=0, **self.fields), self.payload[:8])
+        ]
 
     def _send_second_half(self, topic: Topic) -> None:
-        self.listed.append(self._store(topic, self._metadata(chunk_id=1, **self.fields), self.payload[8:]))
+        self.listed.append(
+            self._store(topic, self._metadata(chunk_id=1, **self.fields), self.payload[8:])
+        )
         self._confirm(topic, self.payload, *self.listed, deliver_ms=self.deliver_ms)
 
     def _send_big(self, topic: Topic) -> None:
@@ -60,7 +68,9 @@ class Forged(History):
         self._confirm(topic, payload, self.listed[-1])
 
     def _send_chunk(self, topic: Topic) -> None:
-        metadata = self._metadata(chunk_id=0, num_chunks_from_msg=2, total_chunk_msg_size=4, **self._own_fields())
+        metadata = self._metadata(
+            chunk_id=0, num_chunks_from_msg=2, total_chunk_msg_size=4, **self._own_fields()
+        )
         self.own = self._store(topic, metadata, b"ab")
 
     def _send_marker(self, topic: Topic) -> None:
@@ -79,7 +89,11 @@ class Forged(History):
         """Return what ``rejects`` holds: positions and reasons."""
         names = [name for commit in self.lake.tables[REJECTS].commits for name in commit.files]
         contents = (io.BytesIO(self.disk.files[f"{REJECTS}/{name}"]) for name in names)
-        rows = [row for content in contents for row in pq.read_table(content, use_threads=False).to_pylist()]
+        rows = [
+            row
+            for content in contents
+            for row in pq.read_table(content, use_threads=False).to_pylist()
+        ]
         return [(row["message_id"], row["reason"]) for row in rows]
 
 
@@ -107,7 +121,9 @@ def test_a_whole_message_of_another_producer_is_delivered_once(
 def test_an_incomplete_message_of_another_producer_goes_on(
     edges: Edges, steps: list[Step], deliver_in_ms: int, marker_deliver_in_ms: int
 ) -> None:
-    script = by_hand(put(2.0, "first_half"), *steps, put(10.0, "second_half"), put(12.0), put(14.0, count=20))
+    script = by_hand(
+        put(2.0, "first_half"), *steps, put(10.0, "second_half"), put(12.0), put(14.0, count=20)
+    )
     history = Forged(script, edges)
     history.deliver_in_ms, history.marker_deliver_in_ms = deliver_in_ms, marker_deliver_in_ms
     assert history.play().violations == []
@@ -131,7 +147,9 @@ class Waiting(History):
         fields |= {"properties": [promise()], "deliver_at_time": MAX_TIME_MS}
         chunks = {"num_chunks_from_msg": 3, "total_chunk_msg_size": 6}
         places = {
-            chunk_id: self._store(topic, self._metadata(chunk_id=chunk_id, **fields, **chunks), b"ab")
+            chunk_id: self._store(
+                topic, self._metadata(chunk_id=chunk_id, **fields, **chunks), b"ab"
+            )
             for chunk_id in (0, 2, 1)
         }
         payload = json.dumps({"chunks": [str(places[chunk_id]) for chunk_id in range(3)]}).encode()

@@ -1,5 +1,5 @@
-"""The page of the format says what is written: it is compared with the golden archive of a pipeline, and
-with what the writers write today.
+"""The page of the format says what is written: it is compared with the golden archive of a
+pipeline, and with what the writers write today.
 
 A file with † on the page is not in the archive; then a writer makes it here. A field that a stored
 dataclass gets has a value here, because values are made from the types of its fields.
@@ -105,7 +105,9 @@ def tables_of(title: str) -> list[tuple[list[str], list[list[str]]]]:
     assert found is not None, f"the page has no section {title}"
     tables = []
     for text in re.findall(r"(?:^\|.*\n?)+", found[1], re.MULTILINE):
-        head, _, *body = ([cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines())
+        head, _, *body = (
+            [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()
+        )
         tables.append((head, body))
     return tables
 
@@ -119,13 +121,18 @@ def rows_of(title: str, column: str) -> list[list[str]]:
 def regex(pattern: str) -> re.Pattern[str]:
     parts = re.split(r"<([^>]+)>", pattern)
     return re.compile(
-        "".join(re.escape(part) if not n % 2 else f"(?:{STANDING_FOR[part]})" for n, part in enumerate(parts))
+        "".join(
+            re.escape(part) if not n % 2 else f"(?:{STANDING_FOR[part]})"
+            for n, part in enumerate(parts)
+        )
     )
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A name that the page has between backticks, what it says of it, and whether † stands beside."""
+    """A name that the page has between backticks, what it says of it, and whether † stands
+    beside.
+    """
 
     text: str
     content: str
@@ -136,7 +143,10 @@ class Pattern:
 
 
 def patterns(title: str, column: str) -> list[Pattern]:
-    return [Pattern(cells[0].split("`")[1], cells[1], ABSENT in cells[0]) for cells in rows_of(title, column)]
+    return [
+        Pattern(cells[0].split("`")[1], cells[1], ABSENT in cells[0])
+        for cells in rows_of(title, column)
+    ]
 
 
 FILES = {
@@ -148,9 +158,15 @@ TRANSACTIONS = patterns("transactions", "app id")
 PROPERTIES = patterns("properties", "property")
 DOMAINS = patterns("domains", "domain")
 TITLES = re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE)
-FORMS = [title for title in TITLES if any(head == ["field", "type", "what it is"] for head, _ in tables_of(title))]
+FORMS = [
+    title
+    for title in TITLES
+    if any(head == ["field", "type", "what it is"] for head, _ in tables_of(title))
+]
 MESSAGES = [title for title in TITLES if any("number" in head for head, _ in tables_of(title))]
-VERSIONS = {cells[0].strip("[").split("]")[0].strip("`"): cells for cells in rows_of("Versions", "format")}
+VERSIONS = {
+    cells[0].strip("[").split("]")[0].strip("`"): cells for cells in rows_of("Versions", "format")
+}
 
 
 def one_of(of: Iterable[Pattern], name: str) -> Pattern:
@@ -188,7 +204,11 @@ def check(title: str, value: Any, seen: Seen) -> None:
 
 
 def _check(title: str, path: Path_, value: Any, seen: Seen) -> None:
-    kind = form(title).get(path, "list" if isinstance(value, list) else "object").removesuffix(", optional")
+    kind = (
+        form(title)
+        .get(path, "list" if isinstance(value, list) else "object")
+        .removesuffix(", optional")
+    )
     place = f"{title}: {'.'.join(path)}"
     seen.add((title, path))
     if value is None:
@@ -212,13 +232,19 @@ def _check(title: str, path: Path_, value: Any, seen: Seen) -> None:
 
 
 def _below(title: str, path: Path_) -> set[str]:
-    return {known[len(path)] for known in form(title) if len(known) > len(path) and known[: len(path)] == path}
+    return {
+        known[len(path)]
+        for known in form(title)
+        if len(known) > len(path) and known[: len(path)] == path
+    }
 
 
 def _check_list(title: str, path: Path_, value: list[Any], seen: Seen) -> None:
     places = _below(title, path)
     if places != {"[]"}:
-        assert places == {f"[{number}]" for number in range(len(value))}, f"{title}: {'.'.join(path)} is {value}"
+        assert places == {f"[{number}]" for number in range(len(value))}, (
+            f"{title}: {'.'.join(path)} is {value}"
+        )
     for number, element in enumerate(value):
         _check(title, (*path, "[]" if places == {"[]"} else f"[{number}]"), element, seen)
 
@@ -227,11 +253,15 @@ def _check_object(title: str, path: Path_, value: dict[str, Any], seen: Seen) ->
     names = _below(title, path)
     some = [name for name in names if name.startswith("<")]
     for name, element in value.items():
-        fitting = [name] if name in names else [known for known in some if regex(known).fullmatch(name)]
+        fitting = (
+            [name] if name in names else [known for known in some if regex(known).fullmatch(name)]
+        )
         assert len(fitting) == 1, f"{title}: the field {'.'.join((*path, name))} is not on the page"
         _check(title, (*path, fitting[0]), element, seen)
     missing = {
-        name for name in names - {*some} - value.keys() if not form(title).get((*path, name), "").endswith("optional")
+        name
+        for name in names - {*some} - value.keys()
+        if not form(title).get((*path, name), "").endswith("optional")
     }
     assert not missing, f"{title}: {'.'.join(path)} lacks {missing}"
 
@@ -341,7 +371,10 @@ def write_replay(folder: Place) -> None:
     parts = Parts(folder, cast(Any, tables), "orders")
     parts.begin()
     with pytest.raises(TableError, match="gone"):
-        parts.add([TOPIC], {"messages": [replace(filled(DataFile), partition_values={"day": "2026-05-01"})]})
+        parts.add(
+            [TOPIC],
+            {"messages": [replace(filled(DataFile), partition_values={"day": "2026-05-01"})]},
+        )
 
 
 def write_outbox(folder: Path) -> None:
@@ -361,7 +394,10 @@ def write_outbox(folder: Path) -> None:
 def write_file(folder: Path, prefix: str, *keys: str) -> list[DataFile]:
     folder.mkdir(parents=True, exist_ok=True)
     writer = BufferedWriter(data_folder(Place(str(folder)), schema.MESSAGES, prefix))
-    messages = [rows([number], number, key=key, is_null=False) for number, key in enumerate(keys or ("a", "b"))]
+    messages = [
+        rows([number], number, key=key, is_null=False)
+        for number, key in enumerate(keys or ("a", "b"))
+    ]
     writer.write(pa.Table.from_batches(messages))
     return writer.finish()
 
@@ -375,7 +411,9 @@ def write_buckets(folder: Path) -> None:
     ]
 
     def opened(used: dict[int, int]) -> bucket_storage.FolderStorage:
-        return bucket_folders.open_folder(Place(str(folder)), TopicPartition(TOPIC, 0), QUERY_ID, used)
+        return bucket_folders.open_folder(
+            Place(str(folder)), TopicPartition(TOPIC, 0), QUERY_ID, used
+        )
 
     storage = opened({})
     kept, dropped = storage.create_bucket(), storage.create_bucket()
@@ -392,7 +430,11 @@ def write_tables(folder: Path) -> None:
     latest.create({"delta.logRetentionDuration": "interval 168 hours"})
     for batch_id, keys in enumerate((("a", "b", "c"), ("a",))):
         assert not latest.contains(batch_record(batch_id))
-        latest.commit(batch_record(batch_id), write_file(folder / "latest", f"part-{batch_id:08}-00000", *keys), {})
+        latest.commit(
+            batch_record(batch_id),
+            write_file(folder / "latest", f"part-{batch_id:08}-00000", *keys),
+            {},
+        )
     place = Place(str(folder / "partitioned"))
     columns = schema.MESSAGES.append(pa.field("day", pa.date32()))
     partitioned = Table(place, columns, {"day": "date(broker_timestamp)"})
@@ -433,7 +475,9 @@ class Written:
 
     def actions(self, name: str) -> list[dict[str, Any]]:
         """The actions of a kind in the logs of the tables."""
-        commits = [file for table in self.tables for file in sorted(table.glob("_delta_log/*.json"))]
+        commits = [
+            file for table in self.tables for file in sorted(table.glob("_delta_log/*.json"))
+        ]
         actions = [json.loads(line) for file in commits for line in file.read_text().splitlines()]
         return [action[name] for action in actions if name in action]
 
@@ -442,7 +486,9 @@ class Written:
         for pattern, file in self.files():
             of_lines = re.findall(r"`(v\d)`|\[([^]]+)\]", pattern.content)
             if of_lines and pattern.content.endswith("a line each"):
-                for (version, title), line in zip(of_lines, file.read_text().splitlines(), strict=True):
+                for (version, title), line in zip(
+                    of_lines, file.read_text().splitlines(), strict=True
+                ):
                     assert not version or line == version
                     if title:
                         yield title, json.loads(line)
@@ -470,7 +516,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Written:
     write_outbox(folder / "checkpoint" / "ledgerlake" / "outbox")
     write_buckets(folder / "buckets")
     write_tables(folder / "tables")
-    return Written(folder / "checkpoint", tuple(sorted((folder / "tables").iterdir())), folder / "buckets")
+    return Written(
+        folder / "checkpoint", tuple(sorted((folder / "tables").iterdir())), folder / "buckets"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -484,14 +532,18 @@ def documents(archive: Written, made: Written) -> list[tuple[str, Any]]:
         if title == "settings":
             options = value["settings"].items()
             found += [
-                ("table settings", json.loads(text)) for name, text in options if regex("<section>").fullmatch(name)
+                ("table settings", json.loads(text))
+                for name, text in options
+                if regex("<section>").fullmatch(name)
             ]
     # As delta-spark's commits have it.
     by_spark = {EFFECTIVE_TIMES: {TOPIC: 1}, OUTBOX: {"1a1825d3": 1}}
     found.append(("batch record", json.loads(batch_record(1).to_json()) | by_spark))
     found.append(("offset", json.loads((GOLDEN / "offset-v1.json").read_text())))
     found.append(("incomplete message", json.loads((GOLDEN / "open-set-v1.json").read_text())))
-    found.append(("delayed index", json.loads((GOLDEN / "delayed-index-v1.json").read_text())["record"]))
+    found.append(
+        ("delayed index", json.loads((GOLDEN / "delayed-index-v1.json").read_text())["record"])
+    )
     return found
 
 
@@ -500,15 +552,21 @@ def assert_names(of: list[Pattern], in_archive: Iterable[str], in_made: Iterable
     archived = {one_of(of, name) for name in in_archive}
     known = archived | {one_of(of, name) for name in in_made}
     for pattern in of:
-        assert (pattern in archived) == (not pattern.is_absent), f"{pattern.text}: {ABSENT} on the page"
+        assert (pattern in archived) == (not pattern.is_absent), (
+            f"{pattern.text}: {ABSENT} on the page"
+        )
         assert pattern in known, f"{pattern.text} is on the page, and nobody writes it"
 
 
-def test_each_file_fits_one_pattern_of_the_page_and_each_pattern_has_a_file(archive: Written, made: Written) -> None:
+def test_each_file_fits_one_pattern_of_the_page_and_each_pattern_has_a_file(
+    archive: Written, made: Written
+) -> None:
     archived = {pattern for pattern, _ in archive.files()}
     known = archived | {pattern for pattern, _ in made.files()}
     for pattern in [pattern for of in FILES.values() for pattern in of]:
-        assert (pattern in archived) == (not pattern.is_absent), f"{pattern.text}: {ABSENT} on the page"
+        assert (pattern in archived) == (not pattern.is_absent), (
+            f"{pattern.text}: {ABSENT} on the page"
+        )
         assert pattern in known, f"{pattern.text} is on the page, and nobody writes it"
 
 
@@ -518,7 +576,9 @@ def test_an_empty_file_of_the_page_is_empty(made: Written) -> None:
     assert not any(sizes)
 
 
-def test_each_json_has_the_fields_of_the_page_and_each_field_is_written(documents: list[tuple[str, Any]]) -> None:
+def test_each_json_has_the_fields_of_the_page_and_each_field_is_written(
+    documents: list[tuple[str, Any]],
+) -> None:
     seen: Seen = set()
     for title, value in documents:
         check(title, value, seen)
@@ -539,7 +599,9 @@ def test_a_field_that_the_page_lacks_or_that_is_missing_is_found() -> None:
 
 
 def test_the_options_that_decide_the_rows_of_a_table_are_on_the_page() -> None:
-    decisive = {field.name for field in fields(table_options.TableOptions)} - {*table_options._NOT_DECISIVE}
+    decisive = {field.name for field in fields(table_options.TableOptions)} - {
+        *table_options._NOT_DECISIVE
+    }
     assert {path[0] for path in form("table settings")} == decisive
 
 
@@ -563,7 +625,8 @@ def text_of(kind: Any) -> str:
 def state_variables() -> dict[str, tuple[str, str]]:
     """The keys and the values of the state variables by the page."""
     return {
-        name.strip("`"): (key.strip("`"), value.strip("`")) for name, key, value, *_ in rows_of("State", "variable")
+        name.strip("`"): (key.strip("`"), value.strip("`"))
+        for name, key, value, *_ in rows_of("State", "variable")
     }
 
 
@@ -590,7 +653,10 @@ def test_the_state_variables_of_the_page_are_in_the_archive(archive: Written) ->
 def stored_schemas(text: str) -> Iterator[tuple[str, str]]:
     """The key and the value of each state variable, in Spark's file."""
     decode = json.JSONDecoder().raw_decode
-    kinds = [decode(text, found.start())[0] for found in re.finditer(r'(?<!"type":)\{"type":"struct"', text)]
+    kinds = [
+        decode(text, found.start())[0]
+        for found in re.finditer(r'(?<!"type":)\{"type":"struct"', text)
+    ]
     place = 0
     while place < len(kinds):
         key = {field["name"]: field["type"] for field in kinds[place]["fields"]}
@@ -601,15 +667,22 @@ def stored_schemas(text: str) -> Iterator[tuple[str, str]]:
 
 def types_in(kind: dict[str, Any]) -> str:
     names = {"long": "bigint", "integer": "int"}
-    return ", ".join(f"{field['name']} {names.get(field['type'], field['type'])}" for field in kind["fields"])
+    return ", ".join(
+        f"{field['name']} {names.get(field['type'], field['type'])}" for field in kind["fields"]
+    )
 
 
 def test_the_protobuf_messages_of_the_page_are_those_of_the_code() -> None:
     declared = pb.DESCRIPTOR.message_types_by_name
     assert set(MESSAGES) == set(declared)
     for title, message in declared.items():
-        fields_of_page = [(name.strip("`"), int(number), kind) for name, number, kind, _ in rows_of(title, "field")]
-        assert fields_of_page == [(field.name, field.number, type_in(field)) for field in message.fields], title
+        fields_of_page = [
+            (name.strip("`"), int(number), kind)
+            for name, number, kind, _ in rows_of(title, "field")
+        ]
+        assert fields_of_page == [
+            (field.name, field.number, type_in(field)) for field in message.fields
+        ], title
 
 
 def type_in(field: FieldDescriptor) -> str:
@@ -633,12 +706,22 @@ def type_in_map(field: FieldDescriptor) -> str:
 
 def test_each_format_with_a_version_is_among_the_versions() -> None:
     with_version = {title for title in FORMS if ("version",) in form(title)}
-    with_version |= {title for title in MESSAGES if any(cells[0] == "`version`" for cells in rows_of(title, "field"))}
+    with_version |= {
+        title
+        for title in MESSAGES
+        if any(cells[0] == "`version`" for cells in rows_of(title, "field"))
+    }
     assert with_version | {record_table.LEARNED, delta_table.PARTITION_BY} == set(VERSIONS)
-    assert {int(VERSIONS[title][2]) for title in ("SnapshotMetadata", "BlockDirectory")} == {snapshot.VERSION}
-    assert {int(VERSIONS[title][2]) for title in ("ScheduleBlock", "ScheduleTable")} == {schedule_state.VERSION}
+    assert {int(VERSIONS[title][2]) for title in ("SnapshotMetadata", "BlockDirectory")} == {
+        snapshot.VERSION
+    }
+    assert {int(VERSIONS[title][2]) for title in ("ScheduleBlock", "ScheduleTable")} == {
+        schedule_state.VERSION
+    }
     learned, partition_by = record_table._VERSION, delta_table._PARTITION_VERSION
-    assert [int(VERSIONS[name][2]) for name in (record_table.LEARNED, delta_table.PARTITION_BY)] == [
+    assert [
+        int(VERSIONS[name][2]) for name in (record_table.LEARNED, delta_table.PARTITION_BY)
+    ] == [
         learned,
         partition_by,
     ]
@@ -651,13 +734,16 @@ def test_the_transactions_of_tables_are_on_the_page(archive: Written, made: Writ
 
 def test_the_properties_of_tables_are_on_the_page(archive: Written, made: Written) -> None:
     in_archive, in_made = (
-        {name for data in of.actions("metaData") for name in data["configuration"]} for of in (archive, made)
+        {name for data in of.actions("metaData") for name in data["configuration"]}
+        for of in (archive, made)
     )
     assert_names(PROPERTIES, in_archive, in_made)
 
 
 def test_the_domains_and_tags_of_tables_are_on_the_page(archive: Written, made: Written) -> None:
-    in_archive, in_made = ({data["domain"] for data in of.actions("domainMetadata")} for of in (archive, made))
+    in_archive, in_made = (
+        {data["domain"] for data in of.actions("domainMetadata")} for of in (archive, made)
+    )
     assert_names(DOMAINS, in_archive, in_made)
     assert not any(file.get("tags") for of in (archive, made) for file in of.actions("add"))
 

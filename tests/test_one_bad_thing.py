@@ -1,11 +1,13 @@
 """One bad thing, then good ones: the good ones come, and nothing ends.
 
-A producer may write anything into an entry, a property, a schedule, a marker, a topic's name or a schema.
-It becomes rows or rejects; the stream, the tables and the topic of due messages go on. Each seed is
-one bad thing, with something good before it and after it:
+A producer may write anything into an entry, a property, a schedule, a marker, a topic's name or a
+schema. It becomes rows or rejects; the stream, the tables and the topic of due messages go on. Each
+seed is one bad thing, with something good before it and after it:
 
-    entries    mutated entries of all kinds, through the simulated pipeline with its topic of due messages
-    schemas    mutated versions of a topic's schema and values by them, through the tables of records
+    entries    mutated entries of all kinds, through the simulated pipeline with its topic of due
+               messages
+    schemas    mutated versions of a topic's schema and values by them, through the tables of
+               records
     names      topics of any name, with tables by topic and folders of delayed messages
 """
 
@@ -79,7 +81,9 @@ def _text(rng: random.Random) -> str:
 
 
 class OneBad(History):
-    """A history with a bad thing, of which each run that ends, or ends with an error, is a violation."""
+    """A history with a bad thing, of which each run that ends, or ends with an error, is a
+    violation.
+    """
 
     def __init__(self, script: Script, edges: Edges) -> None:
         super().__init__(script, edges)
@@ -101,8 +105,8 @@ class OneBad(History):
         setattr(self.oracle, name, judge_good)
 
     def _metadata(self, **fields: Any) -> pb.MessageMetadata:
-        """Good messages have a producer of their own: the name and the uuid of a large message are all
-        that its chunks have in common.
+        """Good messages have a producer of their own: the name and the uuid of a large message are
+        all that its chunks have in common.
         """
         return super()._metadata(**{"producer_name": "good"} | fields)
 
@@ -112,7 +116,9 @@ class OneBad(History):
             self.oracle.complain("a stop by signal does not end the pipeline")
 
     def _judge(self, app: Application) -> None:
-        self.oracle.complain(f"nothing ends: {app.process.name} ended with {app.mistake or app.ended}")
+        self.oracle.complain(
+            f"nothing ends: {app.process.name} ended with {app.mistake or app.ended}"
+        )
 
     def _send_bad(self, topic: Topic) -> None:
         for written in self._bad_entries(topic):
@@ -128,7 +134,9 @@ class OneBad(History):
             self.brokers.append(topic, entry, min(count, 1000))
 
     def _bad_entries(self, topic: Topic) -> list[bytes]:
-        kind = self.rng.choice(["mutated", "mutated", "field", "property", "property", "batch", "large", "large"])
+        kind = self.rng.choice(
+            ["mutated", "mutated", "field", "property", "property", "batch", "large", "large"]
+        )
         entries: list[bytes] = getattr(self, f"_{kind}")(topic)
         return entries
 
@@ -140,7 +148,9 @@ class OneBad(History):
 
     def _field(self, _topic: Topic) -> list[bytes]:
         """Metadata with a few fields that have other values."""
-        metadata = self._metadata(producer_name="q", partition_key="a", event_time=5, deliver_at_time=self._soon_ms())
+        metadata = self._metadata(
+            producer_name="q", partition_key="a", event_time=5, deliver_at_time=self._soon_ms()
+        )
         parts = take_apart(encode_entry(metadata, b"bad"))
         assert parts is not None
         return [replace(parts, metadata=mutate.message(self.rng, parts.metadata)).put_together()]
@@ -150,7 +160,10 @@ class OneBad(History):
         names = rng.sample(NAMES, rng.randint(1, 4))
         if rng.random() < 0.7:
             # Most others have a meaning beside these alone.
-            names += [SCHEDULE_PROPERTY, rng.choice([EVERY_PROPERTY, CRON_PROPERTY, EXPIRES_PROPERTY, JITTER_PROPERTY])]
+            names += [
+                SCHEDULE_PROPERTY,
+                rng.choice([EVERY_PROPERTY, CRON_PROPERTY, EXPIRES_PROPERTY, JITTER_PROPERTY]),
+            ]
         return [
             pb.KeyValue(key=name, value=rng.choice(TEXTS) if rng.random() < 0.8 else _text(rng))
             for name in names
@@ -165,19 +178,28 @@ class OneBad(History):
 
     def _batch(self, _topic: Topic) -> list[bytes]:
         singles = [
-            (pb.SingleMessageMetadata(payload_size=0, properties=self._properties(), event_time=5), b"bad")
+            (
+                pb.SingleMessageMetadata(
+                    payload_size=0, properties=self._properties(), event_time=5
+                ),
+                b"bad",
+            )
             for _ in range(self.rng.randint(1, 3))
         ]
         plain = encode_batch(singles)
         if self.rng.random() < 0.3:
             plain = mutate.some_bytes(self.rng, plain)
-        metadata = self._metadata(producer_name="q", num_messages_in_batch=len(singles), uncompressed_size=len(plain))
+        metadata = self._metadata(
+            producer_name="q", num_messages_in_batch=len(singles), uncompressed_size=len(plain)
+        )
         if self.rng.random() < 0.5:
             metadata.deliver_at_time = self._soon_ms()
         return [encode_entry(metadata, plain)]
 
     def _large(self, topic: Topic) -> list[bytes]:
-        """Chunks of which one is missing, double, changed or late, and a marker that says another thing."""
+        """Chunks of which one is missing, double, changed or late, and a marker that says another
+        thing.
+        """
         rng = self.rng
         metadata = self._metadata(producer_name="q", properties=[promise()], uncompressed_size=30)
         if rng.random() < 0.5:
@@ -233,14 +255,32 @@ class AnyRegistry(Registry):
 
 
 def record(kind: int, *fields: tuple[str, Any]) -> ValueSchema:
-    definition = {"type": "record", "name": "R", "fields": [{"name": name, "type": of} for name, of in fields]}
+    definition = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": name, "type": of} for name, of in fields],
+    }
     return ValueSchema(kind, json.dumps(definition).encode())
 
 
 def a_type(rng: random.Random, depth: int) -> Any:
     """A type of Avro, perhaps one that no column can hold."""
     if depth <= 0 or rng.random() < 0.3:
-        simple = ["int", "long", "string", "bytes", "double", "boolean", "null", "R", "what", 5, None, {}, []]
+        simple = [
+            "int",
+            "long",
+            "string",
+            "bytes",
+            "double",
+            "boolean",
+            "null",
+            "R",
+            "what",
+            5,
+            None,
+            {},
+            [],
+        ]
         return rng.choice(simple)
     inner = a_type(rng, depth - 1)
     name = f"N{rng.randrange(10)}_{depth}"
@@ -259,14 +299,34 @@ def a_type(rng: random.Random, depth: int) -> Any:
                 "precision": rng.choice([0, 5, 38, 39]),
                 "scale": mutate.edge(rng),
             },
-            {"type": "long", "logicalType": rng.choice(["timestamp-millis", "local-timestamp-micros", "date", "what"])},
+            {
+                "type": "long",
+                "logicalType": rng.choice(
+                    ["timestamp-millis", "local-timestamp-micros", "date", "what"]
+                ),
+            },
         ]
     )
 
 
 def a_name(rng: random.Random) -> str:
     """A field's name: one with a meaning in the table, its options or its query, or any text."""
-    known = ["x", "X", "s", "day", "pulsar", "value", "y", "messages", "record", "_change_type", "a\0", "a b", "", 'q"']
+    known = [
+        "x",
+        "X",
+        "s",
+        "day",
+        "pulsar",
+        "value",
+        "y",
+        "messages",
+        "record",
+        "_change_type",
+        "a\0",
+        "a b",
+        "",
+        'q"',
+    ]
     return rng.choice(known) if rng.random() < 0.7 else mutate.text(rng, rng.choice(known))
 
 
@@ -280,7 +340,10 @@ def a_bad_schema(rng: random.Random) -> ValueSchema:
         definition = mutate.json_text(rng, definition.decode()).encode(errors="replace")
     elif rng.random() < 0.2:
         definition = mutate.some_bytes(rng, definition)
-    parts = [("key.schema.type", "STRING"), ("value.schema.type", rng.choice(["AVRO", "JSON", "KEY_VALUE", "x"]))]
+    parts = [
+        ("key.schema.type", "STRING"),
+        ("value.schema.type", rng.choice(["AVRO", "JSON", "KEY_VALUE", "x"])),
+    ]
     properties = parts if rng.random() < 0.5 else []
     if kind == pb.Schema.KeyAndValue:
         definition = mutate.packed(b"", definition)
@@ -289,14 +352,25 @@ def a_bad_schema(rng: random.Random) -> ValueSchema:
 
 def messages_of(topic: str, count: int) -> pa.RecordBatch:
     """Rows of good messages."""
-    columns = {"topic": topic, "partition": -1, "ledger_id": 1, "batch_index": -1, "schema_version": version_of(0)}
+    columns = {
+        "topic": topic,
+        "partition": -1,
+        "ledger_id": 1,
+        "batch_index": -1,
+        "schema_version": version_of(0),
+    }
     columns |= {"is_null": False, "late": False, "value": b'{"x": 1}', "publish_time": 1000}
-    rows = [{**columns, "entry_id": number, "broker_timestamp": number * 1000} for number in range(count)]
+    rows = [
+        {**columns, "entry_id": number, "broker_timestamp": number * 1000}
+        for number in range(count)
+    ]
     return pa.RecordBatch.from_pylist(rows, schema=schema.MESSAGES)
 
 
 class SchemaPlay:
-    """A pipeline's tables of records over a folder, without Spark; ``restart`` makes its objects anew."""
+    """A pipeline's tables of records over a folder, without Spark; ``restart`` makes its objects
+    anew.
+    """
 
     def __init__(self, folder: Path, options: dict[str, Any], registry: AnyRegistry) -> None:
         self.folder, self.options, self.registry = folder, options, registry
@@ -319,7 +393,9 @@ class SchemaPlay:
         table = self.tables.main
         batch = BatchSettings(self.batches, self.tables.settings([table]), None, settings)
         source = TopicPartition(TOPIC, -1)
-        writer = TableWriter(table.options, source, self.registry.settings, batch, f"part-{self.batches:08}-00000")
+        writer = TableWriter(
+            table.options, source, self.registry.settings, batch, f"part-{self.batches:08}-00000"
+        )
         rows = [
             {
                 "topic": TOPIC,
@@ -359,11 +435,15 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("seed", range(COUNT))
-def test_good_messages_come_after_a_bad_schema(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_good_messages_come_after_a_bad_schema(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(seed)
     registry = AnyRegistry()
     monkeypatch.setattr(
-        table_writer, "schemas_of", lambda _client, topic, _registered: lambda version: registry.schema(topic, version)
+        table_writer,
+        "schemas_of",
+        lambda _client, topic, _registered: lambda version: registry.schema(topic, version),
     )
     good = b'{"x": 1, "s": "a"}'
     registry.schemas_of_topic = [record(pb.Schema.Json, ("x", "int"), ("s", "string"))]
@@ -372,11 +452,27 @@ def test_good_messages_come_after_a_bad_schema(seed: int, tmp_path: Path, monkey
     for _ in range(2):
         registry.schemas_of_topic.append(a_bad_schema(rng))
         bad = len(registry.schemas_of_topic) - 1
-        values = [mutate.json_text(rng, good.decode()).encode(errors="replace"), rng.randbytes(9), b"", None, good]
-        play.batch((0, good), *((bad, value) for value in values), (None, rng.choice(values)), (99, good), (0, good))
+        values = [
+            mutate.json_text(rng, good.decode()).encode(errors="replace"),
+            rng.randbytes(9),
+            b"",
+            None,
+            good,
+        ]
+        play.batch(
+            (0, good),
+            *((bad, value) for value in values),
+            (None, rng.choice(values)),
+            (99, good),
+            (0, good),
+        )
         play.restart()
-    registry.schemas_of_topic.append(record(pb.Schema.Json, ("x", "int"), ("s", "string"), ("added_later", "long")))
-    play.batch((bad + 1, b'{"x": 1, "s": "a", "added_later": 5}'), (0, good), (bad, good), (None, good))
+    registry.schemas_of_topic.append(
+        record(pb.Schema.Json, ("x", "int"), ("s", "string"), ("added_later", "long"))
+    )
+    play.batch(
+        (bad + 1, b'{"x": 1, "s": "a", "added_later": 5}'), (0, good), (bad, good), (None, good)
+    )
     found = set(play.rows())
     assert {(0, 0), (1, 0), (1, 8), (2, 0), (2, 8), (3, 0), (3, 1), (3, 3)} <= found
     if play.options.get("sql") != "select x, s from messages":
@@ -386,7 +482,9 @@ def test_good_messages_come_after_a_bad_schema(seed: int, tmp_path: Path, monkey
 
 def a_topic(rng: random.Random) -> str:
     """A topic of any name that a broker takes, in a namespace of any name."""
-    alphabet = rng.choice(["abc", "a.-_~", "\u00fc\u00e9\u4e2d", "a%2F=:*?'\"\\|<>", "\x01\x1b\x7f", "A\u0130"])
+    alphabet = rng.choice(
+        ["abc", "a.-_~", "\u00fc\u00e9\u4e2d", "a%2F=:*?'\"\\|<>", "\x01\x1b\x7f", "A\u0130"]
+    )
     known = [
         ".",
         "..",
@@ -400,7 +498,11 @@ def a_topic(rng: random.Random) -> str:
         "\u00fc" * 127,
         "{topic}",
     ]
-    name = rng.choice(known) if rng.random() < 0.5 else "".join(rng.choices(alphabet, k=rng.choice([1, 5, 200, 255])))
+    name = (
+        rng.choice(known)
+        if rng.random() < 0.5
+        else "".join(rng.choices(alphabet, k=rng.choice([1, 5, 200, 255])))
+    )
     return f"persistent://{rng.choice(['public', 'public', 'p.q', 'a' * 255])}/default/{name}"
 
 
@@ -417,7 +519,9 @@ def test_good_messages_come_after_a_topic_of_any_name(
     registry = AnyRegistry()
     registry.schemas_of_topic = [record(pb.Schema.Json, ("x", "int"))]
     monkeypatch.setattr(
-        table_writer, "schemas_of", lambda _client, topic, _registered: lambda version: registry.schema(topic, version)
+        table_writer,
+        "schemas_of",
+        lambda _client, topic, _registered: lambda version: registry.schema(topic, version),
     )
     tables = opened_tables(tmp_path, [{"path": str(tmp_path / path), "shape": shape}])
     schemas = RecordSchemas(registry, tables)  # type: ignore[arg-type]
@@ -429,7 +533,9 @@ def test_good_messages_come_after_a_topic_of_any_name(
         tables.create()
         batch = BatchSettings(number, tables.settings(tables.messages), None, settings)
         source = TopicPartition(topic, -1)
-        writers = TableWriters(tables.for_tasks, source, registry.settings, batch, f"part-{number:08}-00000")
+        writers = TableWriters(
+            tables.for_tasks, source, registry.settings, batch, f"part-{number:08}-00000"
+        )
         misfits = writers.write(messages_of(topic, 3))
         for writer in writers.with_rows:
             table = tables.by_name[writer.table.name]
@@ -444,7 +550,10 @@ def test_good_messages_come_after_a_topic_of_any_name(
         if topic in (topics[0], topics[-1]):
             assert not misfits
             (of_topic,) = (writer for writer in writers.with_rows if writer.table.is_of_template)
-            assert open_delta(tables.by_name[of_topic.table.name].path).to_pyarrow_table().num_rows == 3
+            assert (
+                open_delta(tables.by_name[of_topic.table.name].path).to_pyarrow_table().num_rows
+                == 3
+            )
         else:
             assert len(misfits) == 3 or writers.with_rows
     assert foreign.version() == DeltaTable(str(tmp_path / "foreign")).version()

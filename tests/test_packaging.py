@@ -46,10 +46,20 @@ def test_the_editable_install_sees_all_three_source_roots() -> None:
 def test_the_wheel_holds_every_module_and_the_package_itself(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {"ledgerlake/__init__.py", "pyspark_ledgerlake.py", "ledgerlake/runtime/log4j2.properties"} <= names
+    assert {
+        "ledgerlake/__init__.py",
+        "pyspark_ledgerlake.py",
+        "ledgerlake/runtime/log4j2.properties",
+    } <= names
     folders = [ROOT / root / "ledgerlake" for root in ("proto", "udfs", "streaming")]
-    sources = [path for folder in folders for kind in ("*.py", "*.html") for path in folder.rglob(kind)]
-    missing = [str(path) for path in sources if f"ledgerlake/{str(path).split('/ledgerlake/', 1)[1]}" not in names]
+    sources = [
+        path for folder in folders for kind in ("*.py", "*.html") for path in folder.rglob(kind)
+    ]
+    missing = [
+        str(path)
+        for path in sources
+        if f"ledgerlake/{str(path).split('/ledgerlake/', 1)[1]}" not in names
+    ]
     assert missing == []
 
 
@@ -61,14 +71,22 @@ def test_the_wheel_says_that_it_has_types(wheel: Path) -> None:
 def test_nothing_top_level_collides_with_other_peoples_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
-    assert tops == {"ledgerlake", "pyspark_ledgerlake.py", f"ledgerlake-{version('ledgerlake')}.dist-info"}
+    assert tops == {
+        "ledgerlake",
+        "pyspark_ledgerlake.py",
+        f"ledgerlake-{version('ledgerlake')}.dist-info",
+    }
 
 
 @pytest.mark.spark
 @pytest.mark.live
 @pytest.mark.long
-def test_spark_reads_with_the_wheel_handed_over_as_a_file(runtime: Runtime, wheel: Path, tmp_path: Path) -> None:
-    """In an environment where the package is not installed, as on a cluster; its dependencies are."""
+def test_spark_reads_with_the_wheel_handed_over_as_a_file(
+    runtime: Runtime, wheel: Path, tmp_path: Path
+) -> None:
+    """In an environment where the package is not installed, as on a cluster; its
+    dependencies are.
+    """
     topic = runtime.topic()
     producer = runtime.client().create_producer(topic)
     for number in range(10):
@@ -79,7 +97,8 @@ def test_spark_reads_with_the_wheel_handed_over_as_a_file(runtime: Runtime, whee
     program = tmp_path / "program.py"
     program.write_text(
         "from pyspark.sql import SparkSession\n"
-        "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', "
+        "'false').getOrCreate()\n"
         "from ledgerlake.publish.datasource import LedgerlakeDataSource\n"
         "import ledgerlake\n"
         "assert 'ledgerlake.zip' in ledgerlake.__file__, ledgerlake.__file__\n"
@@ -102,7 +121,9 @@ def test_spark_reads_with_the_wheel_handed_over_as_a_file(runtime: Runtime, whee
 
 @pytest.mark.spark
 @pytest.mark.live
-def test_spark_finds_the_format_by_itself_where_the_package_is_installed(runtime: Runtime, spark: SparkSession) -> None:
+def test_spark_finds_the_format_by_itself_where_the_package_is_installed(
+    runtime: Runtime, spark: SparkSession
+) -> None:
     topic = runtime.topic()
     runtime.client().create_producer(topic).send(b"x")
     # What another session has registered, this one does not know.

@@ -34,7 +34,16 @@ else:
 _NOT_RUN = {"go", "java", "mermaid", "text"}
 
 # Commands of other packages, which no test runs.
-_OTHER_COMMANDS = {"eval", ".", "pip", "python3", "spark-class", "spark-submit", "docker", "kubectl"}
+_OTHER_COMMANDS = {
+    "eval",
+    ".",
+    "pip",
+    "python3",
+    "spark-class",
+    "spark-submit",
+    "docker",
+    "kubectl",
+}
 
 _BLOCKS_BY_LANGUAGE = {
     language: [block for block in BLOCKS if block.language == language]
@@ -52,7 +61,9 @@ def test_each_block_is_of_a_language_that_is_checked() -> None:
 
 
 @of_language("toml")
-def test_a_configuration_is_one_that_run_would_take(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configuration_is_one_that_run_would_take(
+    block: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in re.findall(r'"env:(\w+)"', block.text):
         monkeypatch.setenv(name, "secret")
     data = tomllib.loads(block.text)
@@ -60,7 +71,9 @@ def test_a_configuration_is_one_that_run_would_take(block: Block, monkeypatch: p
     if "topics_pattern" not in data["source"]:
         data["source"].setdefault("topics", ["a"])
     data.setdefault("stream", {"name": "a"})
-    data.setdefault("delta", {}).setdefault("rejects_path" if "tables" in data else "path", "lake/a")
+    data.setdefault("delta", {}).setdefault(
+        "rejects_path" if "tables" in data else "path", "lake/a"
+    )
     config = parse_config(data)
     for table in config.tables:
         if table.sql:
@@ -90,11 +103,20 @@ def test_commands_are_what_the_command_line_takes(block: Block) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_commands_and_keys_in_sentences_are_there(page: Any) -> None:
-    sections = {(option.section, option.key) for kind in SECTION_CLASSES for _, option in declared(kind)}
+    sections = {
+        (option.section, option.key) for kind in SECTION_CLASSES for _, option in declared(kind)
+    }
     for code in inline_code_of(page):
         if (match := re.match(r"ledgerlake ([a-z]+)", code)) and code.split()[0] == "ledgerlake":
-            options = [name for it in reference.arguments(reference.commands()[match[1]]) for name in it.option_strings]
-            assert {word.split("=")[0] for word in code.split() if word.startswith("--")} <= {*options, "--help"}, code
+            options = [
+                name
+                for it in reference.arguments(reference.commands()[match[1]])
+                for name in it.option_strings
+            ]
+            assert {word.split("=")[0] for word in code.split() if word.startswith("--")} <= {
+                *options,
+                "--help",
+            }, code
         if match := re.fullmatch(r"\[(\w+)\] (\w+)( = .*)?", code):
             assert (match[1], match[2]) in sections, code
 
@@ -109,7 +131,9 @@ def test_python_names_what_is_there(block: Block) -> None:
             module = importlib.import_module(str(node.module))
             known |= {name.asname or name.name: getattr(module, name.name) for name in node.names}
         elif isinstance(node, ast.Import):
-            known |= {name.asname or name.name: importlib.import_module(name.name) for name in node.names}
+            known |= {
+                name.asname or name.name: importlib.import_module(name.name) for name in node.names
+            }
     for node in ast.walk(tree):
         # Variables that hold an object of a known class.
         if (
@@ -130,7 +154,11 @@ def test_python_names_what_is_there(block: Block) -> None:
 
 
 def _class_of(node: ast.expr, known: dict[str, Any]) -> Any:
-    made = known.get(node.func.id) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
+    made = (
+        known.get(node.func.id)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        else None
+    )
     return made if inspect.isclass(made) else None
 
 
@@ -140,15 +168,23 @@ def _check_call(node: ast.Call, known: dict[str, Any]) -> None:
     if isinstance(function, ast.Name):
         called = known.get(function.id)
     elif isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
-        called = getattr(known[function.value.id], function.attr) if function.value.id in known else None
+        called = (
+            getattr(known[function.value.id], function.attr) if function.value.id in known else None
+        )
         if inspect.isclass(known.get(function.value.id)) and inspect.isfunction(called):
             arguments = [function.value, *arguments]
         if function.attr == "option" and isinstance(node.args[0], ast.Constant):
             assert node.args[0].value in _spark_options()
-    elif isinstance(function, ast.Attribute) and function.attr == "option" and isinstance(node.args[0], ast.Constant):
+    elif (
+        isinstance(function, ast.Attribute)
+        and function.attr == "option"
+        and isinstance(node.args[0], ast.Constant)
+    ):
         assert node.args[0].value in _spark_options()
     if called is not None and getattr(called, "__module__", "").startswith("ledgerlake"):
-        inspect.signature(called).bind(*arguments, **{str(word.arg): word.value for word in node.keywords})
+        inspect.signature(called).bind(
+            *arguments, **{str(word.arg): word.value for word in node.keywords}
+        )
 
 
 @cache

@@ -1,5 +1,5 @@
-"""The reference names everything that a user can write or meet: the test walks the code, and not the
-generator's texts.
+"""The reference names everything that a user can write or meet: the test walks the code, and not
+the generator's texts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from ledgerlake.reasons import REASONS
 _DOCS = Path(__file__).parents[1] / "docs"
 _PAGES = reference.pages()
 _OPTIONS = [
-    (field, option) for kind in (*SECTION_CLASSES, SourceOptions, SinkOptions) for field, option in declared(kind)
+    (field, option)
+    for kind in (*SECTION_CLASSES, SourceOptions, SinkOptions)
+    for field, option in declared(kind)
 ]
 _SCHEMAS = {
     "The table of messages": schema.MESSAGES,
@@ -39,7 +41,9 @@ def first_cells(page: str, title: str = "") -> list[str]:
     """What the first column of the tables of a page, or of one of its sections, has."""
     text = (_DOCS / page).read_text()
     if title:
-        text = re.split(r"^#+ ", text.split(f"# {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+        text = re.split(r"^#+ ", text.split(f"# {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[
+            0
+        ]
     return re.findall(r"^\| `([^`]+)`", text, re.MULTILINE)
 
 
@@ -78,7 +82,11 @@ def test_no_text_is_of_a_column_that_is_not_there() -> None:
 
 def test_every_reason_is_there_and_is_given_somewhere() -> None:
     assert first_cells("reject-reasons.md") == sorted(REASONS)
-    modules = [path for room in ("proto", "udfs", "streaming") for path in (_DOCS.parent / room).rglob("*.py")]
+    modules = [
+        path
+        for room in ("proto", "udfs", "streaming")
+        for path in (_DOCS.parent / room).rglob("*.py")
+    ]
     code = "".join(path.read_text() for path in modules if path.name != "reasons.py")
     assert [reason for reason in REASONS if not re.search(rf"\b{reason.upper()}\b", code)] == []
 
@@ -94,7 +102,11 @@ def test_every_command_is_there_with_each_of_its_arguments() -> None:
         described = " ".join(first_cells("cli.md", name))
         for action in reference.arguments(command):
             assert all(option in described for option in action.option_strings)
-            assert action.option_strings or str(action.metavar or action.dest) in described or action.choices
+            assert (
+                action.option_strings
+                or str(action.metavar or action.dest) in described
+                or action.choices
+            )
 
 
 def test_every_error_is_there() -> None:

@@ -25,9 +25,13 @@ def threats() -> list[list[str]]:
 @pytest.mark.parametrize(("path", "name"), NAMED, ids=str)
 def test_a_test_that_is_named_is_one_of_make_test(path: str, name: str) -> None:
     body = ast.parse((ROOT / path).read_text()).body
-    (test_function,) = (node for node in body if isinstance(node, ast.FunctionDef) and node.name == name)
+    (test_function,) = (
+        node for node in body if isinstance(node, ast.FunctionDef) and node.name == name
+    )
     of_all = [
-        node.value for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+        node.value
+        for node in body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
     ]
     assert not any(
         "pytest.mark.long" in ast.unparse(mark)

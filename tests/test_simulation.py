@@ -91,13 +91,17 @@ def only_reject(history: History) -> str:
 @pytest.mark.slow
 def test_no_history_loses_doubles_reorders_or_stops() -> None:
     verdicts = list(play_many(range(1, _HISTORIES + 1), os.cpu_count() or 1))
-    failed = {verdict.script.seed: verdict.violations[0] for verdict in verdicts if verdict.violations}
+    failed = {
+        verdict.script.seed: verdict.violations[0] for verdict in verdicts if verdict.violations
+    }
     assert failed == {}
     assert sum(verdict.trimmed for verdict in verdicts) > len(verdicts)
     assert sum(verdict.messages for verdict in verdicts) > 10 * len(verdicts)
 
 
-@pytest.mark.parametrize("seed", [906, 36586, 110885, 114963, 128830, 129265, 146987, 1043914, 2063878])
+@pytest.mark.parametrize(
+    "seed", [906, 36586, 110885, 114963, 128830, 129265, 146987, 1043914, 2063878]
+)
 def test_a_history_that_failed_once_does_not_fail_again(seed: int, edges: Edges) -> None:
     assert play(write_script(seed), edges).violations == []
 
@@ -125,7 +129,9 @@ class Reconfigured(History):
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_delays_that_are_switched_before_a_batch_is_run_again_are_refused(enabled: bool, edges: Edges) -> None:
+def test_delays_that_are_switched_before_a_batch_is_run_again_are_refused(
+    enabled: bool, edges: Edges
+) -> None:
     script = by_hand(
         put(1.0),
         Step(2.9, "kill", {"back_s": 2.0, "noticed_s": 0.0}, "committed messages"),
@@ -152,8 +158,14 @@ OTHER_PLACES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"delta": {"rejects_path": REJECTS}, "tables": [{"path": "/sim/elsewhere"}]},
     ),
     "a table for each topic": (
-        {"delta": {"path": "/sim/rest", "writer": "arrow"}, "tables": [{"path": "/sim/messages/{topic}"}]},
-        {"delta": {"path": "/sim/rest", "writer": "arrow"}, "tables": [{"path": "/sim/elsewhere/{topic}"}]},
+        {
+            "delta": {"path": "/sim/rest", "writer": "arrow"},
+            "tables": [{"path": "/sim/messages/{topic}"}],
+        },
+        {
+            "delta": {"path": "/sim/rest", "writer": "arrow"},
+            "tables": [{"path": "/sim/elsewhere/{topic}"}],
+        },
     ),
     "a table that is taken away": (
         {"delta": {"path": "/sim/rest", "writer": "arrow"}, "tables": [{"path": MESSAGES}]},
@@ -162,7 +174,9 @@ OTHER_PLACES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def moved(edges: Edges, before: dict[str, Any], now: dict[str, Any], *disturbance: Step) -> Reconfigured:
+def moved(
+    edges: Edges, before: dict[str, Any], now: dict[str, Any], *disturbance: Step
+) -> Reconfigured:
     """A history whose tables have other places while a batch is to be run again."""
     script = by_hand(put(1.0), *disturbance, put(3.0), Step(3.8, "configure", now), put(12.0))
     history = Reconfigured(script, edges)
@@ -180,12 +194,15 @@ def test_a_batch_is_run_again_for_the_tables_that_have_it(
     history = moved(edges, before, now, killed, Step(14.0, "configure", before))
     assert history.play().violations == []
     assert any(
-        "which the configuration no longer names, and that batch is to be run" in app.ended for app in history.apps
+        "which the configuration no longer names, and that batch is to be run" in app.ended
+        for app in history.apps
     )
 
 
 @pytest.mark.parametrize("access", ["commit messages", "committed messages"])
-def test_a_batch_that_a_former_table_lacks_is_run_for_the_new_one(edges: Edges, access: str) -> None:
+def test_a_batch_that_a_former_table_lacks_is_run_for_the_new_one(
+    edges: Edges, access: str
+) -> None:
     before, now = OTHER_PLACES["another path"]
     ended = "kill" if access == "commit messages" else "stop"
     disturbance = Step(2.9, ended, {"back_s": 2.0, "noticed_s": 0.0}, access)
@@ -198,7 +215,10 @@ class TwoStreams(History):
     """From some moment on, processes are started with the configuration of another stream."""
 
     def _other_stream(self, args: dict[str, Any]) -> None:
-        stream = {"name": args.pop("name", "other"), "checkpoint": args.pop("checkpoint", "/sim/other")}
+        stream = {
+            "name": args.pop("name", "other"),
+            "checkpoint": args.pop("checkpoint", "/sim/other"),
+        }
         sections = {"stream": stream | {"trigger": "1 second"}, **args}
         topics, pattern = sections.pop("topics", [TOPIC]), sections.pop("pattern", None)
         self.settings = config(topics, pattern, **{"starting": self.script.starting, **sections})
@@ -217,7 +237,9 @@ class TwoStreams(History):
         claim = {f"ledgerlake.writer:{args['topic']}": number_of("another")}
         self.lake.tables[MESSAGES].commits.append(Commit((), claim, self.world.now_s))
         for number in range(args["count"]):
-            self._store(self.brokers.topics[args["topic"]], self._metadata(), b"another's %d" % number)
+            self._store(
+                self.brokers.topics[args["topic"]], self._metadata(), b"another's %d" % number
+            )
 
     def refusals(self) -> list[str]:
         return [app.ended for app in self.apps if "would write them a second time" in app.ended]
@@ -227,8 +249,12 @@ OTHER_STREAMS: dict[str, dict[str, Any]] = {
     "renamed": {},
     "from the latest message": {"starting": "latest"},
     "with other tables": {"tables": [{"path": "/sim/more", "where": "entry_id < 0"}]},
-    "with other rejects": {"delta": {"path": MESSAGES, "rejects_path": "/sim/others", "writer": "arrow"}},
-    "with the same rejects": {"delta": {"path": "/sim/others", "rejects_path": REJECTS, "writer": "arrow"}},
+    "with other rejects": {
+        "delta": {"path": MESSAGES, "rejects_path": "/sim/others", "writer": "arrow"}
+    },
+    "with the same rejects": {
+        "delta": {"path": "/sim/others", "rejects_path": REJECTS, "writer": "arrow"}
+    },
 }
 
 
@@ -244,7 +270,9 @@ def test_a_stream_whose_topic_the_tables_have_from_another_one_is_refused_before
         Step(4.0, ends, {"back_s": 3.0, "noticed_s": 0.0}),
         Step(4.5, "other_stream", dict(other)),
         put(6.0),
-        Step(12.0, "other_stream", {**back, "starting": "cursor" if ends == "lose" else "earliest"}),
+        Step(
+            12.0, "other_stream", {**back, "starting": "cursor" if ends == "lose" else "earliest"}
+        ),
         put(16.0),
     )
     history = TwoStreams(script, edges)
@@ -256,8 +284,15 @@ def test_a_stream_whose_topic_the_tables_have_from_another_one_is_refused_before
     assert not any("ledgerlake-other" in topic.cursors for topic in history.topics)
 
 
-def test_a_stream_may_take_a_topic_over_and_the_former_one_is_refused_from_then_on(edges: Edges) -> None:
-    allowed = {"path": MESSAGES, "rejects_path": REJECTS, "writer": "arrow", "fail_on_second_stream": False}
+def test_a_stream_may_take_a_topic_over_and_the_former_one_is_refused_from_then_on(
+    edges: Edges,
+) -> None:
+    allowed = {
+        "path": MESSAGES,
+        "rejects_path": REJECTS,
+        "writer": "arrow",
+        "fail_on_second_stream": False,
+    }
     script = by_hand(
         put(1.0, count=2),
         Step(4.0, "stop", {"back_s": 1.0}),
@@ -270,8 +305,12 @@ def test_a_stream_may_take_a_topic_over_and_the_former_one_is_refused_from_then_
     )
     history = TwoStreams(script, edges)
     # The former stream's cursor stays.
-    assert [one for one in history.play().violations if "backlog of ledgerlake-sim" not in one] == []
-    assert {refusal.partition(" writes")[0] for refusal in history.refusals()} == {"CheckpointError: the stream other"}
+    assert [
+        one for one in history.play().violations if "backlog of ledgerlake-sim" not in one
+    ] == []
+    assert {refusal.partition(" writes")[0] for refusal in history.refusals()} == {
+        "CheckpointError: the stream other"
+    }
 
 
 def test_two_streams_write_different_topics_into_one_table(edges: Edges) -> None:
@@ -311,7 +350,9 @@ def test_a_topic_of_another_stream_that_a_pattern_comes_to_match_ends_the_stream
     history = TwoStreams(replace(script, max_rows=max_rows), edges)
     # The cursor stays until it is forgotten. A message of that topic would be one that no producer
     # had confirmed.
-    assert [one for one in history.play().violations if "backlog of ledgerlake-sim" not in one] == []
+    assert [
+        one for one in history.play().violations if "backlog of ledgerlake-sim" not in one
+    ] == []
     assert history.refusals()
     assert len(history.apps) > 2
 
@@ -332,7 +373,9 @@ def test_a_known_fault_is_found(fault: str, edges: Edges) -> None:
         (50, "there is none at /sim/messages: it was removed; restore it"),
     ],
 )
-def test_a_table_that_is_older_than_its_checkpoint_is_refused(edges: Edges, commits: int, refusal: str) -> None:
+def test_a_table_that_is_older_than_its_checkpoint_is_refused(
+    edges: Edges, commits: int, refusal: str
+) -> None:
     restored = Step(8.0, "restore_table", {"table": MESSAGES, "commits": commits, "back_s": 1.0})
     verdict = play(by_hand(put(1.0), put(3.0), put(5.0), restored, put(11.0)), edges)
     assert verdict.violations == []
@@ -340,10 +383,19 @@ def test_a_table_that_is_older_than_its_checkpoint_is_refused(edges: Edges, comm
 
 
 @pytest.mark.parametrize("kind", ["plain", "reminder"])
-def test_an_older_checkpoint_is_refused_though_what_came_since_only_waits(edges: Edges, kind: str) -> None:
+def test_an_older_checkpoint_is_refused_though_what_came_since_only_waits(
+    edges: Edges, kind: str
+) -> None:
     def script(*disturbance: Step) -> Script:
         unload = Step(10.0, "unload", {"partition": 0, "away_s": 0.0})
-        return by_hand(put(1.0, count=3), *disturbance, put(6.0, kind, 2), unload, put(16.0), has_metadata=False)
+        return by_hand(
+            put(1.0, count=3),
+            *disturbance,
+            put(6.0, kind, 2),
+            unload,
+            put(16.0),
+            has_metadata=False,
+        )
 
     copied, restored = Step(4.0, "backup", {"takes_s": 0.0}), Step(12.0, "restore", {"back_s": 1.0})
     verdict = play(script(copied, restored), edges)
@@ -354,7 +406,9 @@ def test_an_older_checkpoint_is_refused_though_what_came_since_only_waits(edges:
 
 
 @pytest.mark.parametrize("first_s", [1.5, 8.0])
-def test_a_checkpoint_that_another_one_has_followed_is_refused(edges: Edges, first_s: float) -> None:
+def test_a_checkpoint_that_another_one_has_followed_is_refused(
+    edges: Edges, first_s: float
+) -> None:
     def script(*disturbance: Step) -> Script:
         return by_hand(put(first_s, count=2), *disturbance, put(16.0), starting="cursor")
 
@@ -362,12 +416,16 @@ def test_a_checkpoint_that_another_one_has_followed_is_refused(edges: Edges, fir
     verdict = play(script(copied, lost, put(9.0), Step(12.0, "restore", {"back_s": 1.0})), edges)
     assert verdict.violations == []
     assert "it is an older copy; restore the newest one" in verdict.refused
-    verdict = play(script(copied, lost, put(9.0), Step(12.0, "kill", {"back_s": 1.0, "noticed_s": 0.0})), edges)
+    verdict = play(
+        script(copied, lost, put(9.0), Step(12.0, "kill", {"back_s": 1.0, "noticed_s": 0.0})), edges
+    )
     assert (verdict.violations, verdict.refused) == ([], "")
 
 
 @pytest.mark.parametrize("access", ["commit messages", "committed messages"])
-def test_a_loss_that_only_the_repeat_of_a_batch_finds_is_a_reject(edges: Edges, access: str) -> None:
+def test_a_loss_that_only_the_repeat_of_a_batch_finds_is_a_reject(
+    edges: Edges, access: str
+) -> None:
     script = by_hand(
         put(1.0),
         Step(4.0, "kill", {"back_s": 4.0, "noticed_s": 0.0}, access),
@@ -376,7 +434,9 @@ def test_a_loss_that_only_the_repeat_of_a_batch_finds_is_a_reject(edges: Edges, 
         put(12.0),
     )
     history = History(replace(script, goes_on=True), edges)
-    assert history.play().violations == ["nothing missing: message 2 at orders 4:1 is rejected: data_loss"]
+    assert history.play().violations == [
+        "nothing missing: message 2 at orders 4:1 is rejected: data_loss"
+    ]
     (row,) = rejects(history)
     assert row["detail"].startswith("at most 7 messages after 4:0 and before 5:0 are lost")
 
@@ -417,8 +477,12 @@ def test_a_message_of_a_topic_made_anew_is_a_reject_if_its_id_waits_already(edge
     complaints: list[str] = []
     history.oracle.complain = complaints.append  # type: ignore[assignment, method-assign]
     history.play()
-    rejected = [complaint for complaint in complaints if complaint.endswith("is rejected: delayed_known")]
-    assert [any(f"message {number} at" in complaint for complaint in rejected) for number in (21, 22)] == [True, True]
+    rejected = [
+        complaint for complaint in complaints if complaint.endswith("is rejected: delayed_known")
+    ]
+    assert [
+        any(f"message {number} at" in complaint for complaint in rejected) for number in (21, 22)
+    ] == [True, True]
 
 
 def test_a_history_does_not_depend_on_those_played_before_it(edges: Edges) -> None:
@@ -454,7 +518,9 @@ def test_a_process_that_is_suspended_while_it_starts_commits_nothing_beside_anot
         starting="cursor",
     )
     history = Elsewhere(script, edges)
-    assert [violation for violation in history.play().violations if violation.startswith("once")] == []
+    assert [
+        violation for violation in history.play().violations if violation.startswith("once")
+    ] == []
     assert "Error: " in history.apps[1].ended
 
 
@@ -468,7 +534,9 @@ class Unsubscribed(History):
 
 
 def test_a_start_at_a_cursor_that_is_gone_is_refused_if_the_table_has_rows(edges: Edges) -> None:
-    script = by_hand(put(1.0, count=2), Step(4.0, "unsubscribe", {"back_s": 2.0}), put(8.0), starting="cursor")
+    script = by_hand(
+        put(1.0, count=2), Step(4.0, "unsubscribe", {"back_s": 2.0}), put(8.0), starting="cursor"
+    )
     history = Unsubscribed(script, edges)
     assert not any(violation.startswith("once") for violation in history.play().violations)
     assert "no topic has the subscription ledgerlake-sim any more" in history.apps[-1].ended
@@ -510,7 +578,10 @@ def test_only_a_batch_that_reads_is_recorded_without_rows(edges: Edges) -> None:
 
 def test_nothing_is_forgotten_while_the_checkpoint_is_there(edges: Edges) -> None:
     killed = Step(4.0, "kill", {"back_s": 5.0, "noticed_s": 0.0})
-    verdict = play(by_hand(put(1.0, count=3), killed, put(5.0, count=20), Step(6.0, "forget"), put(12.0)), edges)
+    verdict = play(
+        by_hand(put(1.0, count=3), killed, put(5.0, count=20), Step(6.0, "forget"), put(12.0)),
+        edges,
+    )
     assert verdict.violations == []
     assert any("is still there" in line for line in verdict.trace)
 
@@ -586,7 +657,9 @@ def messages_behind(settings: Config) -> list[int | None]:
 
 
 @pytest.mark.parametrize("starting", ["latest", "cursor"])
-def test_the_lag_of_a_topic_that_came_since_the_last_run_counts_from_its_beginning(edges: Edges, starting: str) -> None:
+def test_the_lag_of_a_topic_that_came_since_the_last_run_counts_from_its_beginning(
+    edges: Edges, starting: str
+) -> None:
     script = scripted(
         produced(1.0, 1),
         Step(4.0, "stop", {"back_s": 6.0}),
@@ -600,14 +673,20 @@ def test_the_lag_of_a_topic_that_came_since_the_last_run_counts_from_its_beginni
     assert history.found == [[0, 3]]
 
 
-def test_a_stream_that_is_to_begin_at_the_latest_message_passes_the_check_before_its_first_run(edges: Edges) -> None:
+def test_a_stream_that_is_to_begin_at_the_latest_message_passes_the_check_before_its_first_run(
+    edges: Edges,
+) -> None:
     def examine(settings: Config) -> str:
         components = make_components(settings)
-        components.start.examine(components.cluster.all_partitions(settings.source.topics), [], None)
+        components.start.examine(
+            components.cluster.all_partitions(settings.source.topics), [], None
+        )
         return "passes"
 
     killed = Step(0.0, "kill", {"back_s": 6.0, "noticed_s": 0.0}, "send SUBSCRIBE")
-    script = scripted(killed, produced(0.5, 2), Step(2.0, "ask", {"about": examine}), starting="latest")
+    script = scripted(
+        killed, produced(0.5, 2), Step(2.0, "ask", {"about": examine}), starting="latest"
+    )
     history = Watched(script, edges)
     history.play()
     assert history.found == ["passes"]
@@ -643,7 +722,10 @@ def test_a_topic_that_leaves_the_configuration_keeps_its_subscription_and_that_i
     edges: Edges, caplog: pytest.LogCaptureFixture
 ) -> None:
     stop = Step(4.0, "stop", {"back_s": 1.0})
-    return_steps = [Step(10.0, "stop", {"back_s": 1.0}), Step(10.5, "read", {"topics": [TOPIC, TopicsChange.OTHER]})]
+    return_steps = [
+        Step(10.0, "stop", {"back_s": 1.0}),
+        Step(10.5, "read", {"topics": [TOPIC, TopicsChange.OTHER]}),
+    ]
     script = by_hand(
         put(1.0),
         Step(1.0, "other", {"count": 2}),
@@ -656,8 +738,13 @@ def test_a_topic_that_leaves_the_configuration_keeps_its_subscription_and_that_i
     caplog.set_level(logging.WARNING, left_topics.__name__)
     history = TopicsChange(script, edges)
     assert history.play().violations == []
-    (warning,) = [record.getMessage() for record in caplog.records if "no longer reads" in record.getMessage()]
-    assert f"the stream sim no longer reads {history.OTHER}, and its subscription ledgerlake-sim stays" in warning
+    (warning,) = [
+        record.getMessage() for record in caplog.records if "no longer reads" in record.getMessage()
+    ]
+    assert (
+        f"the stream sim no longer reads {history.OTHER}, and its subscription ledgerlake-sim stays"
+        in warning
+    )
     assert warning.endswith(f"ledgerlake forget CONFIG --topic {history.OTHER}")
 
 
@@ -683,7 +770,9 @@ def test_a_topic_that_left_the_configuration_can_be_forgotten_while_the_checkpoi
     assert history.settings.source.topics.names == (TOPIC,)
 
 
-def test_a_topic_that_comes_back_after_it_was_forgotten_is_said(edges: Edges, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_topic_that_comes_back_after_it_was_forgotten_is_said(
+    edges: Edges, caplog: pytest.LogCaptureFixture
+) -> None:
     stop, stop_again = (Step(at_s, "stop", {"back_s": 1.0}) for at_s in (4.0, 9.0))
     script = by_hand(
         put(1.0),
@@ -700,7 +789,9 @@ def test_a_topic_that_comes_back_after_it_was_forgotten_is_said(edges: Edges, ca
     assert history.play().violations == []
     assert history.has_cursor
     (warning,) = [
-        record.getMessage() for record in caplog.records if "was removed by ledgerlake forget" in record.getMessage()
+        record.getMessage()
+        for record in caplog.records
+        if "was removed by ledgerlake forget" in record.getMessage()
     ]
     assert f"the subscription ledgerlake-sim of {history.OTHER} was removed" in warning
 
@@ -750,11 +841,15 @@ def scripted(*steps: Step, **more: Any) -> Script:
     return Script(**{**fields, **more}, steps=steps)
 
 
-def produced(at_s: float, count: int, kind: str = "plain", partition: int = 0, label: str = "") -> Step:
+def produced(
+    at_s: float, count: int, kind: str = "plain", partition: int = 0, label: str = ""
+) -> Step:
     return Step(at_s, "produce", {"kind": kind, "count": count, "partition": partition}, label)
 
 
-def test_a_topic_that_was_read_whole_goes_on_where_brokers_without_metadata_take_over(edges: Edges) -> None:
+def test_a_topic_that_was_read_whole_goes_on_where_brokers_without_metadata_take_over(
+    edges: Edges,
+) -> None:
     verdict = play(scripted(produced(1.0, 3), Step(6.0, "bare"), produced(8.0, 2)), edges)
     assert (verdict.violations, verdict.trimmed) == ([], 1)
 
@@ -772,7 +867,9 @@ def test_a_cursor_that_somebody_moves_while_a_batch_is_in_work_is_loss_that_is_s
     assert re.search("after 4:[23] and before 8:0 are lost", violation)
 
 
-def with_trigger(script: Script, edges: Edges, trigger: str, kind: type[History] = History) -> History:
+def with_trigger(
+    script: Script, edges: Edges, trigger: str, kind: type[History] = History
+) -> History:
     history = kind(script, edges)
     stream = {"name": "sim", "checkpoint": CHECKPOINT, "trigger": trigger}
     history.settings = config([TOPIC], f"{TOPIC}.*", stream=stream)
@@ -793,7 +890,9 @@ def test_what_was_skipped_before_the_first_read_of_an_empty_topic_is_named(
     edges: Edges, has_metadata: bool, starting: str
 ) -> None:
     stop = Step(3.0, "stop", {"back_s": 6.0})
-    script = by_hand(stop, put(5.0, count=20), Step(7.0, "skip", {}), put(12.0), has_metadata=has_metadata)
+    script = by_hand(
+        stop, put(5.0, count=20), Step(7.0, "skip", {}), put(12.0), has_metadata=has_metadata
+    )
     (violation, *_) = play(replace(script, starting=starting), edges).violations
     assert "DataLossError" in violation
     assert "after 4:-1 and before 6:0 are lost" in violation
@@ -844,7 +943,9 @@ def test_a_topic_that_is_made_again_before_its_first_read_lost_what_was_planned(
 
 
 @pytest.mark.parametrize(("at_s", "comes_at"), [(0.0, "created"), (3.0, "")])
-def test_what_was_skipped_of_a_topic_that_came_with_messages_is_named(edges: Edges, at_s: float, comes_at: str) -> None:
+def test_what_was_skipped_of_a_topic_that_came_with_messages_is_named(
+    edges: Edges, at_s: float, comes_at: str
+) -> None:
     script = scripted(
         produced(0.5, 1),
         Step(at_s, "topic", {"count": 1}, comes_at),
@@ -853,7 +954,9 @@ def test_what_was_skipped_of_a_topic_that_came_with_messages_is_named(edges: Edg
         by_pattern=True,
         goes_on=True,
     )
-    assert "at most 16 messages after 5:-1 and before 9:0 are lost" in only_reject(SkipsOne(script, edges))
+    assert "at most 16 messages after 5:-1 and before 9:0 are lost" in only_reject(
+        SkipsOne(script, edges)
+    )
 
 
 def test_a_topic_that_comes_while_the_trigger_is_awaited_is_kept_at_once(edges: Edges) -> None:
@@ -871,7 +974,9 @@ def test_a_topic_that_comes_while_the_trigger_is_awaited_is_kept_at_once(edges: 
     assert float(made.split()[0]) < 5.0
 
 
-def test_topics_that_keep_coming_do_not_void_the_trigger(edges: Edges, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_that_keep_coming_do_not_void_the_trigger(
+    edges: Edges, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_batch = Query._run_batch
 
     def slowly(query: Query) -> None:
@@ -907,7 +1012,9 @@ class Shrinking(ManyToOne):
 
 
 @pytest.mark.parametrize("access", [4, 5])
-def test_what_goes_while_the_beginning_of_a_topic_is_asked_for_is_a_loss(edges: Edges, access: int) -> None:
+def test_what_goes_while_the_beginning_of_a_topic_is_asked_for_is_a_loss(
+    edges: Edges, access: int
+) -> None:
     script = scripted(
         produced(0.5, 1),
         Step(3.0, "topic", {"count": 3}),
@@ -918,7 +1025,10 @@ def test_what_goes_while_the_beginning_of_a_topic_is_asked_for_is_a_loss(edges: 
     )
     history = Shrinking(script, edges)
     history.play()
-    assert "messages after the topic's beginning and before 5:3 are lost" in rejects(history)[0]["detail"]
+    assert (
+        "messages after the topic's beginning and before 5:3 are lost"
+        in rejects(history)[0]["detail"]
+    )
 
 
 def test_an_empty_topic_that_is_deleted_before_its_first_batch_is_no_loss(edges: Edges) -> None:
@@ -960,7 +1070,9 @@ class Reloaded(History):
             cursor.mark_delete = cursor.stored = topic.first
 
 
-def test_a_topic_whose_empty_ledger_is_replaced_before_its_first_read_was_committed_starts_again(edges: Edges) -> None:
+def test_a_topic_whose_empty_ledger_is_replaced_before_its_first_read_was_committed_starts_again(
+    edges: Edges,
+) -> None:
     script = scripted(
         produced(0.5, 1),
         Step(3.0, "topic", {"count": 0}),
@@ -986,7 +1098,9 @@ def test_or_its_topics_are_read_from_their_beginning(edges: Edges) -> None:
     assert any("the cursor moves to 1:2" in line for line in verdict.trace)
 
 
-def test_a_topic_that_is_deleted_while_something_waits_and_made_again_is_a_new_one(edges: Edges) -> None:
+def test_a_topic_that_is_deleted_while_something_waits_and_made_again_is_a_new_one(
+    edges: Edges,
+) -> None:
     script = scripted(
         Step(0.2, "topic", {"count": 2}),
         produced(2.0, 3, "delayed", partition=1),
@@ -1021,7 +1135,9 @@ def test_an_empty_topic_partition_that_comes_while_the_pipeline_starts_holds_not
     access: str, by_pattern: bool, edges: Edges
 ) -> None:
     topic = Step(0.0, "topic", {"count": 0}, access)
-    script = replace(by_hand(topic, put(1.0), put(3.0)), by_pattern=by_pattern, partitions=1 if by_pattern else 2)
+    script = replace(
+        by_hand(topic, put(1.0), put(3.0)), by_pattern=by_pattern, partitions=1 if by_pattern else 2
+    )
     assert History(script, edges).play().violations == []
 
 
@@ -1035,7 +1151,9 @@ def test_topics_that_share_files_keep_the_order_of_what_comes_out_of_state(edges
     ]
     history = History(scripted(*plain, *waiting, partitions=4, entries_per_ledger=100), edges)
     assert history.play().violations == []
-    files = [file for path, file in history.disk.below(MESSAGES).items() if path.endswith(".parquet")]
+    files = [
+        file for path, file in history.disk.below(MESSAGES).items() if path.endswith(".parquet")
+    ]
     partitions = [set(pq.read_table(io.BytesIO(file))["partition"].to_pylist()) for file in files]
     assert sum(len(of_file) > 1 for of_file in partitions) > 3
 
@@ -1124,7 +1242,9 @@ class DueSoon(History):
 
 
 @pytest.mark.parametrize("kind", ["plain", "soon"])
-def test_what_was_trimmed_of_a_micro_batch_that_is_run_again_stops_nothing(edges: Edges, kind: str) -> None:
+def test_what_was_trimmed_of_a_micro_batch_that_is_run_again_stops_nothing(
+    edges: Edges, kind: str
+) -> None:
     script = scripted(
         produced(1.0, 1),
         Step(3.0, "stop", {"back_s": 5.0}),

@@ -19,7 +19,9 @@ FLOORS = Path(__file__).with_suffix(".json")
 def main() -> int:
     report = Path("build/coverage.json")
     report.parent.mkdir(exist_ok=True)
-    subprocess.run([sys.executable, "-m", "coverage", "json", "--quiet", "-o", str(report)], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "coverage", "json", "--quiet", "-o", str(report)], check=True
+    )
     reached, all_of = _by_room(json.loads(report.read_text())["files"])
     floors = json.loads(FLOORS.read_text())
     below = []
@@ -30,7 +32,10 @@ def main() -> int:
         if share < floor:
             below.append(room)
     if below:
-        print(f"below the floor: {', '.join(below)}; test what is new, or lower the floor in {FLOORS} and say why")
+        print(
+            f"below the floor: {', '.join(below)}; test what is new, or lower the floor in "
+            f"{FLOORS} and say why"
+        )
     return 1 if below else 0
 
 

@@ -43,7 +43,11 @@ def _filled(nav: Any, decisions: list[str]) -> Any:
     if isinstance(nav, dict):
         return {title: _filled(below, decisions) for title, below in nav.items()}
     if isinstance(nav, list):
-        return [entry for item in nav for entry in (decisions if item == "adr/*.md" else [_filled(item, decisions)])]
+        return [
+            entry
+            for item in nav
+            for entry in (decisions if item == "adr/*.md" else [_filled(item, decisions)])
+        ]
     return nav
 
 
@@ -57,7 +61,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point the links of a page to pages."""
-    source = {made: name for name, made in PAGES.items() if name != "README.md"}.get(page.file.src_uri)
+    source = {made: name for name, made in PAGES.items() if name != "README.md"}.get(
+        page.file.src_uri
+    )
     folder = posixpath.dirname(source or f"docs/{page.file.src_uri}")
     here = posixpath.dirname(page.file.src_uri)
 

@@ -25,7 +25,9 @@ def room_of(module: str) -> str:
 def imports(graph: grimp.ImportGraph) -> dict[str, set[str]]:
     """The modules that each module imports."""
     modules = [module for module in graph.modules if module != _PACKAGE]
-    return {module: graph.find_modules_directly_imported_by(module) - {_PACKAGE} for module in modules}
+    return {
+        module: graph.find_modules_directly_imported_by(module) - {_PACKAGE} for module in modules
+    }
 
 
 def circles(imported: dict[str, set[str]]) -> list[list[str]]:
@@ -44,7 +46,9 @@ def rooms(imported: dict[str, set[str]]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for module, others in imported.items():
         room = room_of(module)
-        found.setdefault(room, set()).update(room_of(other) for other in others if room_of(other) != room)
+        found.setdefault(room, set()).update(
+            room_of(other) for other in others if room_of(other) != room
+        )
     return found
 
 
@@ -54,7 +58,8 @@ def without_detours(found: dict[str, set[str]]) -> dict[str, set[str]]:
         room: {
             other
             for other in others
-            if room in _reach(found, other) or not any(other in _reach(found, via) for via in others - {other})
+            if room in _reach(found, other)
+            or not any(other in _reach(found, via) for via in others - {other})
         }
         for room, others in found.items()
     }
@@ -72,7 +77,9 @@ def _reach(imported: dict[str, set[str]], start: str) -> set[str]:
 
 
 def graph_of(checkout: Path) -> grimp.ImportGraph:
-    """The graph of a checkout, whose source roots are laid together first, as the wheel lays them."""
+    """The graph of a checkout, whose source roots are laid together first, as the wheel
+    lays them.
+    """
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, _PACKAGE)
         for root in ("proto", "udfs", "streaming"):
@@ -95,13 +102,19 @@ def picture(checkout: Path) -> str:
     ]
     of_modules, of_rooms = circles(imported), circles(rooms(imported))
     lines = ["```mermaid", "flowchart TD", *arrows, "```", ""]
-    lines.append(f"Circles of rooms: {_listed(of_rooms)}. Circles of modules: {_listed(of_modules)}.")
+    lines.append(
+        f"Circles of rooms: {_listed(of_rooms)}. Circles of modules: {_listed(of_modules)}."
+    )
     return "\n".join(lines)
 
 
 def _listed(groups: list[list[str]]) -> str:
     return (
-        "; ".join(", ".join(f"`{name.removeprefix(_PACKAGE + '.')}`" for name in group) for group in groups) or "none"
+        "; ".join(
+            ", ".join(f"`{name.removeprefix(_PACKAGE + '.')}`" for name in group)
+            for group in groups
+        )
+        or "none"
     )
 
 

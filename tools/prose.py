@@ -28,7 +28,16 @@ _CONFIG = Config(max_errors=DEFAULT["max_errors"], checks=_CHECKS)
 # ``tools.reference`` makes these.
 _GENERATED = {
     f"{name}.md"
-    for name in ("cli", "columns", "errors", "imports", "metrics", "options", "python-api", "reject-reasons")
+    for name in (
+        "cli",
+        "columns",
+        "errors",
+        "imports",
+        "metrics",
+        "options",
+        "python-api",
+        "reject-reasons",
+    )
 }
 
 # Decisions say what was thought when they were made, and are not changed any more.
@@ -66,7 +75,12 @@ def _is_long(line: str, prose: str) -> bool:
 
 def _prose(text: str) -> str:
     """Return the text without code, headings and tables, with the same lines."""
-    text = re.sub(r"^```.*?^```", lambda block: "|" + "\n" * block[0].count("\n"), text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^```.*?^```",
+        lambda block: "|" + "\n" * block[0].count("\n"),
+        text,
+        flags=re.MULTILINE | re.DOTALL,
+    )
     # A paragraph, a heading and an item of a list end a sentence.
     text = re.sub(r"^(#|\|).*$", "|", text, flags=re.MULTILINE)
     text = re.sub(r"^(\s*)(?:[-*]|\d+\.) ", r"\1| ", text, flags=re.MULTILINE)

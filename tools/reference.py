@@ -54,11 +54,15 @@ def imports_page() -> str:
     for again.
     """
     drawn = subprocess.run(
-        [sys.executable, _ROOT / "tools" / "import_graph.py"], capture_output=True, text=True, check=True
+        [sys.executable, _ROOT / "tools" / "import_graph.py"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return (
         f"# Which room imports which\n\n{_MADE}\n"
-        "An arrow is left out if a path of other arrows connects the same rooms. `make check` enforces the order\n"
+        "An arrow is left out if a path of other arrows connects the same rooms. `make check` "
+        "enforces the order\n"
         f"of the rooms with import-linter.\n\n{drawn.stdout}"
     )
 
@@ -68,11 +72,16 @@ def cli_page() -> str:
     parts = [
         "# Commands\n",
         _MADE,
-        "An error is one sentence on standard error. `--debug` shows the traceback behind it. The exit codes are\n"
+        "An error is one sentence on standard error. `--debug` shows the traceback behind it. The "
+        "exit codes are\n"
         "in [configure and run a pipeline](pipeline.md#exit-codes).\n",
     ]
     for name, command in commands().items():
-        words = [str(action.metavar or action.dest) for action in command._actions if not action.option_strings]
+        words = [
+            str(action.metavar or action.dest)
+            for action in command._actions
+            if not action.option_strings
+        ]
         example = " ".join(str(command.epilog).removeprefix("example: ").split())
         parts += [
             f"## {name}\n",
@@ -87,7 +96,11 @@ def cli_page() -> str:
 
 def commands() -> dict[str, argparse.ArgumentParser]:
     """Return the parser of each command by its name."""
-    choices = next(action.choices for action in cli.parser()._actions if isinstance(action, argparse._SubParsersAction))
+    choices = next(
+        action.choices
+        for action in cli.parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
     assert isinstance(choices, dict)
     return choices
 
@@ -95,7 +108,8 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 def arguments(command: argparse.ArgumentParser) -> list[argparse.Action]:
     """Return the arguments of a command, those without a name first."""
     return sorted(
-        (action for action in command._actions if action.dest != "help"), key=lambda it: bool(it.option_strings)
+        (action for action in command._actions if action.dest != "help"),
+        key=lambda it: bool(it.option_strings),
     )
 
 
@@ -106,7 +120,9 @@ def _argument(action: argparse.Action) -> tuple[str, str]:
     elif action.nargs == 0:
         name = ", ".join(action.option_strings)
     else:
-        name = f"{', '.join(action.option_strings)} {choices or action.metavar or action.dest.upper()}"
+        name = (
+            f"{', '.join(action.option_strings)} {choices or action.metavar or action.dest.upper()}"
+        )
     return f"`{name}`", _sentence(action.help) if action.help else ""
 
 
@@ -115,21 +131,24 @@ def columns_page() -> str:
     arrow: Iterable[tuple[str, str, pa.Schema, dict[str, str]]] = (
         (
             "The table of messages",
-            'One row for each message. A table with `shape = "record"` has these columns in the struct `pulsar`, except\n'
+            'One row for each message. A table with `shape = "record"` has these columns in the '
+            "struct `pulsar`, except\n"
             "`value`, and the fields of the record beside it: see [typed values](typed-values.md).",
             schema.MESSAGES,
             COLUMNS,
         ),
         (
             "The table of rejects",
-            "The dead-letter table `rejects` has one row for each entry that could not become a message. One bad entry\n"
+            "The dead-letter table `rejects` has one row for each entry that could not become a "
+            "message. One bad entry\n"
             "never stops the stream.",
             schema.REJECTS,
             COLUMNS,
         ),
         (
             "The view `messages`",
-            "The columns of the bare source with `view = messages`, its default. With `schema = auto`, `value` has the type of\n"
+            "The columns of the bare source with `view = messages`, its default. With `schema = "
+            "auto`, `value` has the type of\n"
             "the topic's schema, and `value_bytes` has the bytes of values that do not fit it.",
             schema.VIEW,
             COLUMNS,
@@ -143,13 +162,20 @@ def columns_page() -> str:
     )
     parts = ["# Columns\n", _MADE, "The order of rows is in [ordering](ordering.md).\n"]
     for title, text, columns, meanings in arrow:
-        rows = [(f"`{field.name}`", f"`{_sql_type(field.type)}`", meanings[field.name]) for field in columns]
+        rows = [
+            (f"`{field.name}`", f"`{_sql_type(field.type)}`", meanings[field.name])
+            for field in columns
+        ]
         parts += [f"## {title}\n", f"{text}\n", _table(("column", "type", "meaning"), rows)]
     connectors = {ours: f"`{theirs}`" for theirs, ours in CONNECTOR_COLUMNS.items()}
-    compat_rows = [(f"`{field.name}`", f"`{_sql_type(field.type)}`") for field in compat.compat_columns(schema.VIEW)]
+    compat_rows = [
+        (f"`{field.name}`", f"`{_sql_type(field.type)}`")
+        for field in compat.compat_columns(schema.VIEW)
+    ]
     parts += [
         "## The view `compat`\n",
-        "The columns of the JVM connectors, with `view = compat`: see [compatibility](compatibility.md#columns).\n",
+        "The columns of the JVM connectors, with `view = compat`: see "
+        "[compatibility](compatibility.md#columns).\n",
         _table(("column", "type"), compat_rows),
         "## Rows that are written to topics\n",
         'The columns that `writeStream.format("ledgerlake")` takes. Other columns are an error.\n',
@@ -189,8 +215,10 @@ def reasons_page() -> str:
         [
             "# Reasons of rejects\n",
             _MADE,
-            "The column `reason` of `rejects` has one of these words. The bare source has them in `reject_reason`.\n"
-            "`ledgerlake rejects CONFIG` counts them. [Replay rejects](replay.md) tells how messages come back after the\n"
+            "The column `reason` of `rejects` has one of these words. The bare source has them in "
+            "`reject_reason`.\n"
+            "`ledgerlake rejects CONFIG` counts them. [Replay rejects](replay.md) tells how "
+            "messages come back after the\n"
             "cause is gone.\n",
             _table(("reason", "cause", "what to do", "can be replayed"), rows),
         ]
@@ -207,7 +235,8 @@ def metrics_page() -> str:
         [
             "# Metrics\n",
             _MADE,
-            "`[metrics] port` serves them for Prometheus at `http://host:port/metrics`. [Monitoring](monitoring.md) has the\n"
+            "`[metrics] port` serves them for Prometheus at `http://host:port/metrics`. "
+            "[Monitoring](monitoring.md) has the\n"
             "alerts.\n",
             _table(("metric", "kind", "labels", "meaning"), rows),
         ]
@@ -229,19 +258,31 @@ def errors_page() -> str:
         fault, cause, cure = ERRORS[error.__name__]
         base = error.__bases__[0].__name__
         name = f"`{error.__name__}`" + ("" if base == "LedgerlakeError" else f", a `{base}`")
-        retry = "by its code" if error is errors.BrokerError else "yes" if errors.is_retryable(error("")) else "no"
-        exit_code = "3, or 2 if no retry helps" if error is errors.BrokerError else str(error("").exit_code)
+        retry = (
+            "by its code"
+            if error is errors.BrokerError
+            else "yes"
+            if errors.is_retryable(error(""))
+            else "no"
+        )
+        exit_code = (
+            "3, or 2 if no retry helps" if error is errors.BrokerError else str(error("").exit_code)
+        )
         rows.append((name, fault, cause, cure, retry, error.lost, exit_code))
     return "\n".join(
         [
             "# Errors\n",
             _MADE,
-            "Each error is one sentence: what is wrong, where, and what to do. The classes are in `ledgerlake.errors`; all are\n"
-            "a `LedgerlakeError`. *Retry* says whether Ledgerlake tries the same call again (`is_retryable(error)`), *lost*\n"
-            "whether data is gone (`error.lost`), *exit* the exit code of a command: 3 says that the command may succeed later.\n",
+            "Each error is one sentence: what is wrong, where, and what to do. The classes are in "
+            "`ledgerlake.errors`; all are\n"
+            "a `LedgerlakeError`. *Retry* says whether Ledgerlake tries the same call again "
+            "(`is_retryable(error)`), *lost*\n"
+            "whether data is gone (`error.lost`), *exit* the exit code of a command: 3 says that "
+            "the command may succeed later.\n",
             _table(("error", "whose fault", "cause", "what to do", "retry", "lost", "exit"), rows),
             "## Codes of the broker\n",
-            "A `BrokerError` has the protocol's name of its reason in `code`. These codes pass with time, and are tried again:\n"
+            "A `BrokerError` has the protocol's name of its reason in `code`. These codes pass "
+            "with time, and are tried again:\n"
             f"{', '.join(f'`{code}`' for code in sorted(errors.RETRYABLE_CODES))}.\n",
         ]
     )
@@ -253,7 +294,9 @@ def error_classes() -> list[type[errors.LedgerlakeError]]:
     return [
         kind
         for kind in classes
-        if inspect.isclass(kind) and issubclass(kind, errors.LedgerlakeError) and kind is not errors.LedgerlakeError
+        if inspect.isclass(kind)
+        and issubclass(kind, errors.LedgerlakeError)
+        and kind is not errors.LedgerlakeError
     ]
 
 
@@ -262,7 +305,8 @@ def api_page() -> str:
     parts = [
         "# Python API\n",
         _MADE,
-        "Everything here is imported from `ledgerlake.api`. Other modules may change in a later release, which says so.\n",
+        "Everything here is imported from `ledgerlake.api`. Other modules may change in a later "
+        "release, which says so.\n",
     ]
     for name in api.__all__:
         parts += _described(name, getattr(api, name), "##")
@@ -280,14 +324,21 @@ def public_methods(kind: type) -> list[tuple[str, Callable[..., Any]]]:
     if kind in (api.LedgerlakeDataSource, api.Config):
         return []
     return [
-        (name, value) for name, value in vars(kind).items() if inspect.isfunction(value) and not name.startswith("_")
+        (name, value)
+        for name, value in vars(kind).items()
+        if inspect.isfunction(value) and not name.startswith("_")
     ]
 
 
 def _described(name: str, value: Any, level: str) -> list[str]:
     parts = [f"{level} {name}\n"]
     if value not in (api.LedgerlakeDataSource, api.Config):
-        parameters = str(inspect.signature(value)).replace("'", "").replace("(self, ", "(").replace("(self)", "()")
+        parameters = (
+            str(inspect.signature(value))
+            .replace("'", "")
+            .replace("(self, ", "(")
+            .replace("(self)", "()")
+        )
         shown = re.sub(r" -> None$", "", f"{name}{parameters}")
         parts.append(f"```text\n{shown}\n```\n")
     text = inspect.getdoc(value)

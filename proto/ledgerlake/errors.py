@@ -8,8 +8,8 @@
     ├── ProtocolError            the peer sent bytes that break the protocol               exit 3
     │   ├── FrameTooLargeError   a length over the limit; framing is lost
     │   └── MalformedFrameError  a frame or command that does not parse
-    ├── BrokerError              the broker understood and said no; ``code`` is its word   exit 2, or 3 if
-    │   │                        it may say yes later
+    ├── BrokerError              the broker understood and said no; ``code`` is its word   exit 2, or
+    │   │                        3 if it may say yes later
     │   ├── TopicNotFoundError   never created by us
     │   └── ConsumerBusyError    somebody else holds the exclusive subscription
     ├── CorruptEntryError        one entry's bytes; it becomes a row in ``rejects``
@@ -65,7 +65,9 @@ class LedgerlakeError(Exception):
         return _rebuild, (type(self), self.message, self.attributes)
 
 
-def _rebuild(cls: type[LedgerlakeError], message: str, attributes: dict[str, Any]) -> LedgerlakeError:
+def _rebuild(
+    cls: type[LedgerlakeError], message: str, attributes: dict[str, Any]
+) -> LedgerlakeError:
     return cls(message, **attributes)
 
 
@@ -208,20 +210,23 @@ def refuse_newer(written: str, version: int, known: int, number: str = "version"
     """
     if version > known:
         raise OffsetError(
-            f"{written} was written by a newer Ledgerlake ({number} {version}, this one reads up to {known}); "
+            f"{written} was written by a newer Ledgerlake ({number} {version}, this one reads up "
+            f"to {known}); "
             "upgrade Ledgerlake"
         )
 
 
 class TableError(LedgerlakeError):
-    """The table cannot be used: it has another schema, or features or properties that do not fit."""
+    """The table cannot be used: it has another schema, or features or properties that do
+    not fit.
+    """
 
     exit_code = 2
 
 
 class TableAccessError(TableError):
-    """The table cannot be read or written now: its store does not answer or refuses, or other writers
-    were there first.
+    """The table cannot be read or written now: its store does not answer or refuses, or other
+    writers were there first.
     """
 
     retryable = True

@@ -29,17 +29,22 @@ class Unreadable(Exception):
 
 
 class _Reading:
-    """The block of ``reading``. It has no state, and is entered for each entry and each value: a block
-    made from a generator would take a third of the time in which an entry is parsed.
+    """The block of ``reading``. It has no state, and is entered for each entry and each value: a
+    block made from a generator would take a third of the time in which an entry is parsed.
     """
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
-        if isinstance(error, Exception) and not isinstance(error, (LedgerlakeError, MemoryError, Unreadable)):
+        if isinstance(error, Exception) and not isinstance(
+            error, (LedgerlakeError, MemoryError, Unreadable)
+        ):
             raise Unreadable(error) from error
 
 
@@ -47,8 +52,8 @@ _READING = _Reading()
 
 
 def reading() -> _Reading:
-    """Turn what a library raises in the block into Unreadable. Our own errors stay as they are, and too
-    little memory says something of the machine, not of the bytes.
+    """Turn what a library raises in the block into Unreadable. Our own errors stay as they are, and
+    too little memory says something of the machine, not of the bytes.
 
     Raises:
         Unreadable: the block failed.

@@ -1,7 +1,8 @@
 """The reasons of rejects: what the column ``reason`` of ``rejects`` may say.
 
-Each reason is declared here, and nowhere else. Nothing but a declared reason passes for a ``Reason``,
-which the type checker sees to. What is read from a table or a row is made one by ``Reason(text)``.
+Each reason is declared here, and nowhere else. Nothing but a declared reason passes for a
+``Reason``, which the type checker sees to. What is read from a table or a row is made one by
+``Reason(text)``.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ class Declared:
     """A reason, for people and for what decides by it.
 
     Args:
-        cause: what is wrong.
-        cure: what to do.
-        can_be_replayed: the entry may fit later.
-        is_of_a_table: it depends on a table's rows, so that one table may take a message that another rejects.
+        cause: what is wrong. cure: what to do. can_be_replayed: the entry may fit later.
+        is_of_a_table: it depends on a table's rows, so that one table may take a message that
+        another rejects.
         may_change: it depends on more than the entry and the options, such as keys and what the
             topic still has, so a repeated micro-batch may give another outcome.
-        may_precede_due: a delayed message may be rejected for it before it waits, so that no cancel and no
-            replacement meets it.
+        may_precede_due: a delayed message may be rejected for it before it waits, so that no cancel
+            and no replacement meets it.
     """
 
     cause: str
@@ -47,7 +47,8 @@ def _declare(name: str, cause: str, cure: str, **properties: bool) -> Reason:
 BAD_CHECKSUM = _declare(
     "bad_checksum",
     "The stored checksum differs from the bytes. The entry was damaged.",
-    "Publish the message again. If it happens often, check the disks and the network of the brokers.",
+    "Publish the message again. If it happens often, check the disks and the network of the "
+    "brokers.",
 )
 MALFORMED_ENTRY = _declare(
     "malformed_entry",
@@ -109,7 +110,8 @@ PAYLOAD_PROCESSOR = _declare(
 )
 CHUNK_ORPHAN = _declare(
     "chunk_orphan",
-    "The first chunk of the large message was not read, since the read began behind it or the topic "
+    "The first chunk of the large message was not read, since the read began behind it or the "
+    "topic "
     "has lost it; or the message was given up or delivered before.",
     "Start at an earlier position, if the topic still has it: see [large "
     "messages](large-messages.md#start-at-a-large-message). If other chunks are `chunk_expired` or "
@@ -135,7 +137,8 @@ CHUNK_DUPLICATE = _declare(
 CHUNK_MISMATCH = _declare(
     "chunk_mismatch",
     "A chunk says another count, total size or publish time than the others of its message.",
-    "Give each producer a name of its own, and let restarted producers continue their sequence ids. `Pulsar.Client` "
+    "Give each producer a name of its own, and let restarted producers continue their sequence "
+    "ids. `Pulsar.Client` "
     "for .NET gives each chunk another publish time: do not let it send chunks.",
 )
 CHUNK_SIZE = _declare(
@@ -145,12 +148,14 @@ CHUNK_SIZE = _declare(
 )
 CHUNK_INVALID = _declare(
     "chunk_invalid",
-    "A chunk has an id, a count or a size that no message can have; for example more than 10,000 chunks.",
+    "A chunk has an id, a count or a size that no message can have; for example more than 10,000 "
+    "chunks.",
     "Correct the producer, or make its chunks larger.",
 )
 CHUNK_KNOWN = _declare(
     "chunk_known",
-    "Another chunk with that id waits already, because the topic was created again in another cluster.",
+    "Another chunk with that id waits already, because the topic was created again in another "
+    "cluster.",
     "Publish the message again: it gets another id.",
 )
 CHUNK_PART = _declare(
@@ -176,7 +181,8 @@ CHUNK_EVICTED = _declare(
 )
 CHUNK_TRIMMED = _declare(
     "chunk_trimmed",
-    "The message was spilled or completed by its marker, and the topic no longer has all its chunks.",
+    "The message was spilled or completed by its marker, and the topic no longer has all its "
+    "chunks.",
     "Let the topic retain its messages for longer than `expire_after`, or raise `[chunks] "
     "max_pending` and `max_pending_bytes`.",
     may_change=True,
@@ -213,7 +219,8 @@ EXPIRED = _declare(
 )
 ENTRY_TRIMMED = _declare(
     "entry_trimmed",
-    "The topic no longer has the entry of a delayed message, or another topic of that name has another one "
+    "The topic no longer has the entry of a delayed message, or another topic of that name has "
+    "another one "
     'in its place; only with `payloads = "reread"`.',
     'Use `payloads = "kept"`, or let the topic retain messages for longer than their delay.',
     may_change=True,
@@ -226,7 +233,8 @@ DELAYED_TRIMMED = _declare(
 )
 DELAYED_KNOWN = _declare(
     "delayed_known",
-    "A message with that id is delayed already, because the topic was created again in another cluster.",
+    "A message with that id is delayed already, because the topic was created again in another "
+    "cluster.",
     "Publish the message again: it gets another id.",
 )
 SCHEMA_MISMATCH = _declare(
@@ -280,7 +288,8 @@ NO_KEY = _declare(
 )
 BAD_SCHEDULE = _declare(
     "bad_schedule",
-    "A property of a schedule has a value that it cannot have; `detail` says which. See [schedules](schedules.md).",
+    "A property of a schedule has a value that it cannot have; `detail` says which. See "
+    "[schedules](schedules.md).",
     "Correct the producer, and send the message again.",
 )
 SCHEDULE_REFUSED = _declare(

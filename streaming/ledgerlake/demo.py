@@ -109,13 +109,19 @@ def _config(service_url: str, topic: str, folder: Path) -> Config:
     return parse_config(
         {
             "source": {"service_url": service_url, "topics": [topic], "starting": "earliest"},
-            "stream": {"name": "demo", "trigger": "500 ms", "checkpoint": str(folder / "checkpoint")},
+            "stream": {
+                "name": "demo",
+                "trigger": "500 ms",
+                "checkpoint": str(folder / "checkpoint"),
+            },
             "delta": {"path": str(folder / "demo"), "rejects_path": str(folder / "demo_rejects")},
         }
     )
 
 
-def _stream_while_producing(spark: SparkSession, config: Config, service_url: str, topic: str, messages: int) -> None:
+def _stream_while_producing(
+    spark: SparkSession, config: Config, service_url: str, topic: str, messages: int
+) -> None:
     from ledgerlake.monitor.progress_screen import ProgressScreen
     from ledgerlake.pipeline.pipeline import Pipeline
 
@@ -126,12 +132,17 @@ def _stream_while_producing(spark: SparkSession, config: Config, service_url: st
         assert pipeline.query is not None
         screen.start(pipeline.query, lambda: pipeline.reading)
         _say(
-            f"{len(PLANS)} producers write {messages:,} messages to {PARTITIONS} partitions: {', '.join(_describe(plan) for plan in PLANS)}"
+            f"{len(PLANS)} producers write {messages:,} messages to {PARTITIONS} partitions: "
+            f"{', '.join(_describe(plan) for plan in PLANS)}"
         )
         producers = [_start_producer(plan, service_url, topic, messages) for plan in PLANS]
-        failed = [plan.name for plan, process in zip(PLANS, producers, strict=True) if process.wait() != 0]
+        failed = [
+            plan.name for plan, process in zip(PLANS, producers, strict=True) if process.wait() != 0
+        ]
         if failed:
-            raise SetupError(f"the demo's producer {failed[0]} failed; its own message stands above")
+            raise SetupError(
+                f"the demo's producer {failed[0]} failed; its own message stands above"
+            )
         pipeline.query.processAllAvailable()
         give_up_s = time.monotonic() + 2 * _MOST_DELAY_MS / 1000 + 20
         while pipeline.waiting and time.monotonic() < give_up_s:
@@ -142,21 +153,27 @@ def _stream_while_producing(spark: SparkSession, config: Config, service_url: st
         pipeline.close()
 
 
-def _show(spark: SparkSession, config: Config, messages: int, seconds: float, as_json: bool) -> bool:
+def _show(
+    spark: SparkSession, config: Config, messages: int, seconds: float, as_json: bool
+) -> bool:
     from ledgerlake.verify.verify import verify
 
     table = spark.read.format("delta").load(config.delta.path)
     table.createOrReplaceTempView("demo")
     ordered = (
-        "select partition, message_id, broker_timestamp, broker_index, publish_time, producer_name, key, "
-        "left(cast(value as string), 60) as value from demo order by partition, broker_timestamp, ledger_id, entry_id, batch_index limit 10"
+        "select partition, message_id, broker_timestamp, broker_index, publish_time, "
+        "producer_name, key, "
+        "left(cast(value as string), 60) as value from demo order by partition, broker_timestamp, "
+        "ledger_id, entry_id, batch_index limit 10"
     )
     skew = (
-        "select producer_name, count(*) as messages, round(avg(cast(publish_time as double) - cast(broker_timestamp as double))) "
+        "select producer_name, count(*) as messages, round(avg(cast(publish_time as double) - "
+        "cast(broker_timestamp as double))) "
         "as clock_error_s from demo group by producer_name order by producer_name"
     )
     large = (
-        "select partition, first_chunk_id, message_id, chunk_count, length(value) as bytes from demo "
+        "select partition, first_chunk_id, message_id, chunk_count, length(value) as bytes from "
+        "demo "
         "where chunk_count is not null order by partition, ledger_id, entry_id limit 5"
     )
     delayed = (
@@ -187,7 +204,8 @@ def _show(spark: SparkSession, config: Config, messages: int, seconds: float, as
         print(f"{outcome}, {expected:,} messages were sent and the table has {verdict.sentence()}")
         print(f"{seconds:.0f} s from the start until all messages were in the table")
         print(
-            "the demo's broker and tables are gone now; for those of your own: ledgerlake broker start, ledgerlake init"
+            "the demo's broker and tables are gone now; for those of your own: ledgerlake broker "
+            "start, ledgerlake init"
         )
     return clean
 
@@ -206,9 +224,16 @@ def _share(plan: ProducerPlan, messages: int) -> int:
     return plan.large or plan.delayed or int(messages * plan.share)
 
 
-def _start_producer(plan: ProducerPlan, service_url: str, topic: str, messages: int) -> subprocess.Popen[bytes]:
+def _start_producer(
+    plan: ProducerPlan, service_url: str, topic: str, messages: int
+) -> subprocess.Popen[bytes]:
     arguments = json.dumps(
-        {"plan": asdict(plan), "service_url": service_url, "topic": topic, "count": _share(plan, messages)}
+        {
+            "plan": asdict(plan),
+            "service_url": service_url,
+            "topic": topic,
+            "count": _share(plan, messages),
+        }
     )
     return subprocess.Popen([sys.executable, "-m", "ledgerlake.demo", arguments])
 
@@ -296,7 +321,9 @@ def _encode(plan: ProducerPlan, producer_name: str, numbers: range) -> bytes:
         return encode_entry(metadata, _value(plan, numbers.start))
     singles = []
     for number in numbers:
-        single = pb.SingleMessageMetadata(sequence_id=number, partition_key=f"k{number % 100}", payload_size=0)
+        single = pb.SingleMessageMetadata(
+            sequence_id=number, partition_key=f"k{number % 100}", payload_size=0
+        )
         single.properties.add(key="source", value=plan.name)
         singles.append((single, _value(plan, number)))
     plain = encode_batch(singles)
@@ -312,4 +339,9 @@ def _say(text: str) -> None:
 
 if __name__ == "__main__":
     arguments = json.loads(sys.argv[1])
-    produce(ProducerPlan(**arguments["plan"]), arguments["service_url"], arguments["topic"], arguments["count"])
+    produce(
+        ProducerPlan(**arguments["plan"]),
+        arguments["service_url"],
+        arguments["topic"],
+        arguments["count"],
+    )

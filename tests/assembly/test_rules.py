@@ -31,7 +31,12 @@ class Feed:
         self.entry = -1
 
     def __call__(
-        self, key: ChunkedMessageKey, chunk_id: int, count: int, at: int | None = None, **changes: Any
+        self,
+        key: ChunkedMessageKey,
+        chunk_id: int,
+        count: int,
+        at: int | None = None,
+        **changes: Any,
     ) -> list[Any]:
         if at is None:
             self.entry += 1
@@ -76,7 +81,10 @@ def test_messages_of_several_producers_interleave() -> None:
 def test_a_first_chunk_that_comes_again_elsewhere_starts_the_set_over() -> None:
     feed = Feed()
     feed(KEY_A, 0, 2)
-    assert feed(KEY_A, 0, 2) == [Reject(Reason("chunk_resent"), KEY_A, at(0), bytes_kept=True), hold(1)]
+    assert feed(KEY_A, 0, 2) == [
+        Reject(Reason("chunk_resent"), KEY_A, at(0), bytes_kept=True),
+        hold(1),
+    ]
     assert feed(KEY_A, 1, 2) == [Deliver(KEY_A, at(1, 2), reread=False)]
 
 
@@ -89,14 +97,19 @@ def test_a_chunk_belongs_to_the_message_that_it_names_whoever_has_sent_it() -> N
     spoiled = Feed()
     spoiled(KEY_A, 0, 2)
     spoiled(KEY_A, 0, 2, publish_ms=8)
-    assert spoiled(KEY_A, 1, 2) == [Reject(Reason("chunk_mismatch"), KEY_A, at(2), bytes_kept=False)]
+    assert spoiled(KEY_A, 1, 2) == [
+        Reject(Reason("chunk_mismatch"), KEY_A, at(2), bytes_kept=False)
+    ]
 
 
 def test_a_uuid_that_a_restarted_producer_uses_again_may_have_another_size() -> None:
     feed = Feed()
     feed(KEY_A, 0, 5)
     feed(KEY_A, 1, 5)
-    assert feed(KEY_A, 0, 2) == [Reject(Reason("chunk_resent"), KEY_A, at(0, 1), bytes_kept=True), hold(2)]
+    assert feed(KEY_A, 0, 2) == [
+        Reject(Reason("chunk_resent"), KEY_A, at(0, 1), bytes_kept=True),
+        hold(2),
+    ]
     assert feed(KEY_A, 1, 2) == [Deliver(KEY_A, at(2, 3), reread=False)]
 
 
@@ -140,8 +153,12 @@ def test_a_chunk_without_a_beginning_is_an_orphan() -> None:
 def test_a_chunk_of_another_shape_is_rejected_alone() -> None:
     feed = Feed()
     feed(KEY_A, 0, 3)
-    assert feed(KEY_A, 1, 4, total_bytes=30) == [Reject(Reason("chunk_mismatch"), KEY_A, at(1), bytes_kept=False)]
-    assert feed(KEY_A, 1, 3, total_bytes=31) == [Reject(Reason("chunk_mismatch"), KEY_A, at(2), bytes_kept=False)]
+    assert feed(KEY_A, 1, 4, total_bytes=30) == [
+        Reject(Reason("chunk_mismatch"), KEY_A, at(1), bytes_kept=False)
+    ]
+    assert feed(KEY_A, 1, 3, total_bytes=31) == [
+        Reject(Reason("chunk_mismatch"), KEY_A, at(2), bytes_kept=False)
+    ]
     assert feed(KEY_A, 1, 3) == [hold(3)]
 
 
@@ -149,11 +166,15 @@ def test_chunks_of_a_restarted_producer_do_not_complete_the_set_of_the_first_run
     feed = Feed()
     feed(KEY_A, 0, 3)
     feed(KEY_A, 1, 3)
-    assert feed(KEY_A, 2, 3, publish_ms=8) == [Reject(Reason("chunk_mismatch"), KEY_A, at(2), bytes_kept=False)]
+    assert feed(KEY_A, 2, 3, publish_ms=8) == [
+        Reject(Reason("chunk_mismatch"), KEY_A, at(2), bytes_kept=False)
+    ]
     assert feed(KEY_A, 2, 3) == [Deliver(KEY_A, at(0, 1, 3), reread=False)]
 
 
-def test_chunks_sent_again_after_a_reconnect_have_the_same_publish_time_and_complete_the_set() -> None:
+def test_chunks_sent_again_after_a_reconnect_have_the_same_publish_time_and_complete_the_set() -> (
+    None
+):
     feed = Feed()
     feed(KEY_A, 0, 3)
     feed(KEY_A, 1, 3)
@@ -172,15 +193,21 @@ def test_chunks_sent_again_after_a_reconnect_have_the_same_publish_time_and_comp
         {"size_bytes": -1},
     ],
 )
-def test_numbers_that_no_message_can_have_are_invalid_and_open_nothing(changes: dict[str, int]) -> None:
+def test_numbers_that_no_message_can_have_are_invalid_and_open_nothing(
+    changes: dict[str, int],
+) -> None:
     feed = Feed()
     fields: dict[str, Any] = {"chunk_id": 0, "chunk_count": 3} | changes
-    effects = feed(KEY_A, fields.pop("chunk_id"), fields.pop("chunk_count"), **{"total_bytes": 30} | fields)
+    effects = feed(
+        KEY_A, fields.pop("chunk_id"), fields.pop("chunk_count"), **{"total_bytes": 30} | fields
+    )
     assert effects == [Reject(Reason("chunk_invalid"), KEY_A, at(0), bytes_kept=False)]
     assert feed.pending.messages == ()
 
 
-@pytest.mark.parametrize("changes", [{"total_bytes": 2**31}, {"count": 2**31 - 1, "total_bytes": 5}])
+@pytest.mark.parametrize(
+    "changes", [{"total_bytes": 2**31}, {"count": 2**31 - 1, "total_bytes": 5}]
+)
 def test_a_claim_over_the_limits_is_refused_at_its_first_chunk(changes: dict[str, int]) -> None:
     feed = Feed()
     fields = {"count": 3} | changes
@@ -196,7 +223,9 @@ def test_more_bytes_than_the_total_are_noticed_when_they_come() -> None:
         Reject(Reason("chunk_size"), KEY_A, at(0), bytes_kept=True),
         Reject(Reason("chunk_size"), KEY_A, at(1), bytes_kept=False),
     ]
-    assert feed(KEY_B, 0, 3, size_bytes=31) == [Reject(Reason("chunk_size"), KEY_B, at(2), bytes_kept=False)]
+    assert feed(KEY_B, 0, 3, size_bytes=31) == [
+        Reject(Reason("chunk_size"), KEY_B, at(2), bytes_kept=False)
+    ]
 
 
 def test_fewer_bytes_than_the_total_are_noticed_at_the_end() -> None:
@@ -225,7 +254,9 @@ def test_bytes_are_limited_as_well_as_sets() -> None:
     feed(KEY_B, 0, 3)
     assert feed(KEY_B, 1, 3) == [hold(2), Spill(at(0))]
     assert feed.pending.kept_bytes == 30
-    assert feed(KEY_B, 2, 4, total_bytes=30) == [Reject(Reason("chunk_mismatch"), KEY_B, at(3), bytes_kept=False)]
+    assert feed(KEY_B, 2, 4, total_bytes=30) == [
+        Reject(Reason("chunk_mismatch"), KEY_B, at(3), bytes_kept=False)
+    ]
 
 
 def test_a_set_larger_than_the_whole_limit_is_put_aside_itself() -> None:
@@ -286,7 +317,9 @@ def test_positions_that_wait_for_a_marker_are_limited() -> None:
     feed = Feed(max_chunks=4)
     for _ in range(4):
         assert feed(KEY_A, 2, 4, has_marker=True) == []
-    assert feed(KEY_A, 3, 4, has_marker=True) == [Reject(Reason("chunk_orphan"), KEY_A, at(4), bytes_kept=False)]
+    assert feed(KEY_A, 3, 4, has_marker=True) == [
+        Reject(Reason("chunk_orphan"), KEY_A, at(4), bytes_kept=False)
+    ]
 
 
 def test_a_set_that_was_opened_elsewhere_goes_on_here() -> None:
@@ -303,14 +336,20 @@ def test_a_message_that_began_again_elsewhere_gives_up_the_old_set() -> None:
     feed = Feed()
     feed(KEY_A, 0, 3)
     assert feed.pending.supersede(KEY_B) == []
-    assert feed.pending.supersede(KEY_A) == [Reject(Reason("chunk_resent"), KEY_A, at(0), bytes_kept=True)]
+    assert feed.pending.supersede(KEY_A) == [
+        Reject(Reason("chunk_resent"), KEY_A, at(0), bytes_kept=True)
+    ]
 
 
 def test_what_is_aside_is_limited_too() -> None:
     feed = Feed(max_pending=1, max_spilled=1)
     feed(KEY_A, 0, 2)
     feed(KEY_B, 0, 2)
-    assert feed(KEY_C, 0, 2) == [hold(2), Spill(at(1)), Reject(Reason("chunk_evicted"), KEY_A, at(0), bytes_kept=False)]
+    assert feed(KEY_C, 0, 2) == [
+        hold(2),
+        Spill(at(1)),
+        Reject(Reason("chunk_evicted"), KEY_A, at(0), bytes_kept=False),
+    ]
 
 
 def test_what_a_producer_puts_beside_the_payload_counts_as_bytes() -> None:
@@ -322,7 +361,9 @@ def test_what_a_producer_puts_beside_the_payload_counts_as_bytes() -> None:
 
 @pytest.mark.parametrize("has_marker", [False, True])
 @pytest.mark.parametrize("max_pending", [1, 100])
-def test_the_chunks_of_all_messages_together_are_limited(max_pending: int, has_marker: bool) -> None:
+def test_the_chunks_of_all_messages_together_are_limited(
+    max_pending: int, has_marker: bool
+) -> None:
     feed = Feed(max_incomplete_chunks=4, max_pending=max_pending)
     effects = []
     for key in (KEY_A, KEY_B, KEY_C):
@@ -340,8 +381,12 @@ def test_sets_expire_by_the_time_of_their_first_chunk() -> None:
     feed(KEY_A, 0, 2, time_ms=1000)
     feed(KEY_B, 0, 2, time_ms=1050)
     assert feed.pending.expire(1100) == []
-    assert feed.pending.expire(1101) == [Reject(Reason("chunk_expired"), KEY_A, at(0), bytes_kept=False)]
-    assert feed.pending.expire(2000) == [Reject(Reason("chunk_expired"), KEY_B, at(1), bytes_kept=True)]
+    assert feed.pending.expire(1101) == [
+        Reject(Reason("chunk_expired"), KEY_A, at(0), bytes_kept=False)
+    ]
+    assert feed.pending.expire(2000) == [
+        Reject(Reason("chunk_expired"), KEY_B, at(1), bytes_kept=True)
+    ]
     assert (feed.pending.messages, feed.pending.kept_bytes) == ((), 0)
 
 
@@ -350,7 +395,9 @@ def test_a_set_without_a_broker_time_is_as_old_as_the_clock_that_first_sees_it()
     feed(KEY_A, 0, 2, time_ms=None, publish_ms=10**15)
     assert feed.pending.expire(1000) == []
     assert feed.pending.expire(1100) == []
-    assert feed.pending.expire(1101) == [Reject(Reason("chunk_expired"), KEY_A, at(0), bytes_kept=True)]
+    assert feed.pending.expire(1101) == [
+        Reject(Reason("chunk_expired"), KEY_A, at(0), bytes_kept=True)
+    ]
 
 
 def test_a_hundred_thousand_open_sets_cost_no_more_each_than_a_few() -> None:
@@ -378,7 +425,9 @@ def test_every_event_of_the_table_is_reached() -> None:
     feed = Feed()
     limits = Limits(max_message_bytes=100)
     feed.pending = IncompleteMessages(limits)
-    reached = {feed.pending.classify(Chunk(KEY_A, Position(1, 0), 1, 4, 40, 10, 15, 0, 7, has_marker=True))}
+    reached = {
+        feed.pending.classify(Chunk(KEY_A, Position(1, 0), 1, 4, 40, 10, 15, 0, 7, has_marker=True))
+    }
     for held_ids in (0, 1, 2):
         for chunk_id in (-1, 0, 1, 2, 3):
             for count, total in ((4, 40), (4, 41), (4, 1000)):

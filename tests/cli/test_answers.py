@@ -29,5 +29,8 @@ def config(tmp_path: Path) -> str:
 
 def test_a_command_gives_up_soon_however_long_a_stream_tries(config: str) -> None:
     assert load_config_with_short_retries(config).source.client.give_up_after_s == GIVE_UP_AFTER_S
-    for options in (Namespace(config=config), Namespace(config=None, service_url="pulsar://localhost:6650")):
+    for options in (
+        Namespace(config=config),
+        Namespace(config=None, service_url="pulsar://localhost:6650"),
+    ):
         assert client_settings(options).give_up_after_s == GIVE_UP_AFTER_S

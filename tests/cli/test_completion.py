@@ -21,7 +21,9 @@ def test_each_shell_gets_the_commands_and_their_options(shell: str) -> None:
 def test_bash_completes_a_command() -> None:
     script = ledgerlake("completion", "bash").stdout
     asked = "COMP_WORDS=(ledgerlake rej); COMP_CWORD=1; _shtab_ledgerlake; echo ${COMPREPLY[@]}"
-    result = subprocess.run(["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        ["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True, check=True
+    )
     assert result.stdout.split() == ["rejects"]
 
 

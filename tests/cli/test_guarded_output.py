@@ -49,7 +49,9 @@ def refuse(text: str) -> None:
 
 
 def warn_in_a_thread(text: str) -> None:
-    thread = threading.Thread(target=logging.getLogger("ledgerlake.test").warning, args=("topic %s", text))
+    thread = threading.Thread(
+        target=logging.getLogger("ledgerlake.test").warning, args=("topic %s", text)
+    )
     thread.start()
     thread.join()
 
@@ -71,7 +73,9 @@ WAYS: list[Callable[[str], object]] = [
 @pytest.mark.parametrize("way", range(len(WAYS)))
 @pytest.mark.parametrize("debug", [False, True])
 @given(text=HOSTILE)
-def test_no_way_of_a_command_reaches_the_terminal_with_raw_text(way: int, debug: bool, text: str) -> None:
+def test_no_way_of_a_command_reaches_the_terminal_with_raw_text(
+    way: int, debug: bool, text: str
+) -> None:
     def command(_: argparse.Namespace) -> int:
         WAYS[way](text)
         return 0
@@ -123,7 +127,9 @@ path = "{folder}/table"
     return str(folder / "c.toml")
 
 
-def test_a_rejects_detail_is_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rejects_detail_is_shown_as_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     row: dict[str, Any] = dict.fromkeys(schema.REJECTS.names) | {
         "topic": f"persistent://public/default/{EVIL}",
         "partition": -1,
@@ -158,7 +164,9 @@ def test_lines_of_the_jvm_are_shown_as_text(monkeypatch: pytest.MonkeyPatch) -> 
     reader, writer = os.pipe()
     monkeypatch.setattr(jvm_output, "_STDERR", writer)
     last: deque[str] = deque()
-    jvm_output._copy(io.BytesIO(f"12:00:00 ERROR {EVIL}\n\tat org.Stream\n".encode() + b"\xff\x9b1m"), last)
+    jvm_output._copy(
+        io.BytesIO(f"12:00:00 ERROR {EVIL}\n\tat org.Stream\n".encode() + b"\xff\x9b1m"), last
+    )
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
         shown = stream.read().decode()
@@ -169,7 +177,11 @@ def test_lines_of_the_jvm_are_shown_as_text(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_help_and_completions_have_their_lines() -> None:
-    for arguments, least in ((["--help"], 20), (["run", "--help"], 10), (["completion", "bash"], 100)):
+    for arguments, least in (
+        (["--help"], 20),
+        (["run", "--help"], 10),
+        (["completion", "bash"], 100),
+    ):
         command = [sys.executable, "-m", "ledgerlake.cli", *arguments]
         out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         assert out.count("\n") >= least

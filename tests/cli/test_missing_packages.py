@@ -22,15 +22,21 @@ DATA: dict[str, Any] = {
 
 
 def without_pyspark(*arguments: str) -> subprocess.CompletedProcess[str]:
-    program = f"import sys; sys.modules['pyspark'] = None; from ledgerlake.cli import main; sys.exit(main({arguments}))"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    program = (
+        "import sys; sys.modules['pyspark'] = None; from ledgerlake.cli import main; "
+        f"sys.exit(main({arguments}))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
 
 
 def test_a_run_without_pyspark_says_how_to_install_it(tmp_path: Path) -> None:
     result = without_pyspark("run", config_file(tmp_path, DATA))
     assert result.returncode == 2
     assert result.stderr == (
-        "ledgerlake: the package pyspark is missing; install it with: pip install 'ledgerlake[spark]'\n"
+        "ledgerlake: the package pyspark is missing; install it with: pip install "
+        "'ledgerlake[spark]'\n"
     )
 
 

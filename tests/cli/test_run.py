@@ -25,7 +25,9 @@ def handlers_as_before() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_while_spark_starts_a_second_signal_ends_nothing(number: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_while_spark_starts_a_second_signal_ends_nothing(
+    number: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     stop = _Stop()
     stop.listen()
     for _ in range(3):
@@ -56,6 +58,10 @@ def test_while_the_pipeline_starts_the_first_signal_ends_the_start(
     stop.ends_at = 1
     with pytest.raises(_StoppedError):
         os.kill(os.getpid(), number)
-    assert (stop.is_set(), stop.exit_code, capfd.readouterr().err) == (True, 128 + number, "stopping\n")
+    assert (stop.is_set(), stop.exit_code, capfd.readouterr().err) == (
+        True,
+        128 + number,
+        "stopping\n",
+    )
     with pytest.raises(SystemExit):
         os.kill(os.getpid(), number)

@@ -22,20 +22,28 @@ SOURCE = TopicPartition("persistent://public/default/t", -1)
 
 
 def entry(**properties: str) -> bytes:
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, deliver_at_time=9)
+    metadata = pb.MessageMetadata(
+        producer_name="p", sequence_id=1, publish_time=1, deliver_at_time=9
+    )
     for name, value in {"ledgerlake.schedule": "a", **properties}.items():
         metadata.properties.add(key=name, value=value)
     return encode_entry(metadata, b"v", pb.BrokerEntryMetadata(broker_timestamp=3))
 
 
-def rescheduling(monkeypatch: pytest.MonkeyPatch, entries: list[tuple[TopicPartition, bytes]]) -> Namespace:
+def rescheduling(
+    monkeypatch: pytest.MonkeyPatch, entries: list[tuple[TopicPartition, bytes]]
+) -> Namespace:
     """The options of a command, of whose id these entries wait."""
-    stream = SimpleNamespace(stream=SimpleNamespace(name="orders"), source=SimpleNamespace(client=None))
+    stream = SimpleNamespace(
+        stream=SimpleNamespace(name="orders"), source=SimpleNamespace(client=None)
+    )
     monkeypatch.setattr(config, "load_config", lambda _: stream)
     monkeypatch.setattr(schedule, "start_spark", lambda *_: None)
     monkeypatch.setattr(waiting_rows, "scheduled_entries", lambda *_: entries)
     monkeypatch.setattr(schedules, "move", lambda *_: MessageId(7, 1))
-    return Namespace(config="orders.toml", id="a", topic=None, at="2030-05-02T09:00:00Z", span=None, json=False)
+    return Namespace(
+        config="orders.toml", id="a", topic=None, at="2030-05-02T09:00:00Z", span=None, json=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +64,9 @@ def test_of_an_id_that_waits_on_several_topics_one_has_to_be_named(
 ) -> None:
     other = TopicPartition("persistent://public/default/u", -1)
     options = rescheduling(monkeypatch, [(SOURCE, entry()), (other, entry())])
-    with pytest.raises(UsageError, match=r"default/t and .*default/u wait under the id a; name one with --topic"):
+    with pytest.raises(
+        UsageError, match=r"default/t and .*default/u wait under the id a; name one with --topic"
+    ):
         schedule._reschedule(options)
     options.topic = "u"
     assert schedule._reschedule(options) == 0
@@ -91,12 +101,15 @@ def test_an_error_names_the_options_and_not_the_properties_that_they_set() -> No
         (None, None),
     ],
 )
-def test_a_span_is_written_as_everywhere_and_days_are_dates(text: str | None, taken: timedelta | str | None) -> None:
+def test_a_span_is_written_as_everywhere_and_days_are_dates(
+    text: str | None, taken: timedelta | str | None
+) -> None:
     assert schedule._span("--every", text) == taken
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("5 fortnights", "is not a duration"), ("999999999999 days", "is longer than 100 years")]
+    ("text", "why"),
+    [("5 fortnights", "is not a duration"), ("999999999999 days", "is longer than 100 years")],
 )
 def test_a_span_that_is_none_names_its_option(text: str, why: str) -> None:
     with pytest.raises(UsageError, match=f"--jitter '{text}' {why}"):

@@ -14,7 +14,13 @@ from urllib.parse import parse_qs
 import pytest
 
 from ledgerlake.client import auth
-from ledgerlake.client.auth import NO_AUTHENTICATION, Authentication, SentCredentials, hint, parse_authentication
+from ledgerlake.client.auth import (
+    NO_AUTHENTICATION,
+    Authentication,
+    SentCredentials,
+    hint,
+    parse_authentication,
+)
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.client.reader import EntryReader
@@ -49,7 +55,9 @@ def parsed(plugin: str, parameters: str) -> Authentication:
     return parse_authentication(plugin, parameters, "here")
 
 
-def test_a_secret_is_read_where_it_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_is_read_where_it_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MY_TOKEN", "from-env\n")
     (tmp_path / "token").write_text("from-file\n")
     for plugin in ("token", f"{JAVA}AuthenticationToken"):
@@ -80,7 +88,11 @@ def test_a_secret_is_read_where_it_is_said_to_be(tmp_path: Path, monkeypatch: py
         ("kerberos", "", "the plugin is not known; it is token, oauth2, basic or tls"),
         ("token:eyJhbGciOiJI", "", "the plugin is not known"),
         ("token", "", "the token is missing"),
-        ("token", "eyJhbGciOiJI", "Spark would show this secret in its plans; write secret: before it"),
+        (
+            "token",
+            "eyJhbGciOiJI",
+            "Spark would show this secret in its plans; write secret: before it",
+        ),
         ("basic", "u:p", "Spark would show"),
         ("basic", "profile:hunter2", "Spark would show"),
         ("basic", "u:hunter2file:x", "Spark would show"),
@@ -92,11 +104,21 @@ def test_a_secret_is_read_where_it_is_said_to_be(tmp_path: Path, monkeypatch: py
         ("basic", "secret:u", "write user:password"),
         ("oauth2", "x", "no JSON object"),
         ("oauth2", "{}", "needs issuerUrl"),
-        ("oauth2", '{"issuerUrl": "https://u:p@i", "privateKey": "file:x"}', "issuerUrl holds no user and no password"),
-        ("oauth2", '{"issuerUrl": "https://i", "privateKey": "data:application/json;base64,e30="}', "Spark would show"),
+        (
+            "oauth2",
+            '{"issuerUrl": "https://u:p@i", "privateKey": "file:x"}',
+            "issuerUrl holds no user and no password",
+        ),
+        (
+            "oauth2",
+            '{"issuerUrl": "https://i", "privateKey": "data:application/json;base64,e30="}',
+            "Spark would show",
+        ),
     ],
 )
-def test_what_cannot_be_is_refused_without_repeating_it(plugin: str, parameters: str, message: str) -> None:
+def test_what_cannot_be_is_refused_without_repeating_it(
+    plugin: str, parameters: str, message: str
+) -> None:
     with pytest.raises(UsageError, match=message) as raised:
         parsed(plugin, parameters)
     assert not parameters or plugin == "oauth2" or parameters not in str(raised.value)
@@ -110,9 +132,17 @@ def test_secrets_that_are_not_there_are_named() -> None:
 
 
 def test_no_repr_shows_a_secret() -> None:
-    options = {"service.url": "pulsar://h", "topic": "t", "pulsar.client.authPluginClassName": "token"}
+    options = {
+        "service.url": "pulsar://h",
+        "topic": "t",
+        "pulsar.client.authPluginClassName": "token",
+    }
     parsed_options = parse_options({**options, "pulsar.client.authParams": "token:hidden"})
-    data = {"source": {"service_url": "pulsar://h", "topics": ["t"]}, "stream": {"name": "n"}, "delta": {"path": "p"}}
+    data = {
+        "source": {"service_url": "pulsar://h", "topics": ["t"]},
+        "stream": {"name": "n"},
+        "delta": {"path": "p"},
+    }
     config = parse_config({**data, "auth": {"method": "token", "token": "hidden"}})
     assert "hidden" not in repr(parsed_options) + repr(config)
     assert config.source.client.authentication.data() == b"hidden"
@@ -134,9 +164,15 @@ def test_a_refused_token_is_looked_at_for_when_it_expired() -> None:
         refusal_hint(token({"exp": 1_700_000_000}), 1_800_000_000)
         == "; the token expired at 2023-11-14T22:13:20Z; get a new one"
     )
-    for authentication in (token({"exp": 1_900_000_000}), token({"sub": "x"}), parsed("token", "token:garbage")):
+    for authentication in (
+        token({"exp": 1_900_000_000}),
+        token({"sub": "x"}),
+        parsed("token", "token:garbage"),
+    ):
         assert refusal_hint(authentication, 1_800_000_000).startswith("; check the token")
-    assert refusal_hint(NO_AUTHENTICATION, 0).startswith("; no authentication is configured; set one")
+    assert refusal_hint(NO_AUTHENTICATION, 0).startswith(
+        "; no authentication is configured; set one"
+    )
 
 
 class Issuer(BaseHTTPRequestHandler):
@@ -199,7 +235,11 @@ def issuer() -> Iterator[str]:
 
 def oauth2(issuer: str, folder: Path, secret: str = "hush") -> Authentication:
     (folder / "key.json").write_text(json.dumps({"client_id": "me", "client_secret": secret}))
-    parameters = {"issuerUrl": issuer, "privateKey": f"file://{folder}/key.json", "audience": "urn:pulsar"}
+    parameters = {
+        "issuerUrl": issuer,
+        "privateKey": f"file://{folder}/key.json",
+        "audience": "urn:pulsar",
+    }
     return parsed(f"{JAVA}oauth2.AuthenticationOAuth2", json.dumps(parameters))
 
 
@@ -207,7 +247,11 @@ def test_oauth2_fetches_a_token_and_keeps_it_until_it_is_about_to_expire(
     issuer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authentication = oauth2(issuer, tmp_path)
-    assert (authentication.method, authentication.data(), authentication.data()) == ("token", b"access-1", b"access-1")
+    assert (authentication.method, authentication.data(), authentication.data()) == (
+        "token",
+        b"access-1",
+        b"access-1",
+    )
     assert Issuer.forms == [
         {
             "grant_type": ["client_credentials"],
@@ -241,17 +285,33 @@ def test_an_oauth2_key_is_given_in_any_way_that_a_secret_is(
     (tmp_path / "key.json").write_text(key)
     monkeypatch.setenv("OAUTH2_KEY", key)
     encoded = base64.b64encode(key.encode()).decode()
-    ways = {"env": "env:OAUTH2_KEY", "file": f"file:{tmp_path}/key.json", "path": f"{tmp_path}/key.json"}
-    private_key = {"as it is": key, "data": f"data:application/json;base64,{encoded}", **ways}[key_form]
-    parameters = json.dumps({"issuerUrl": issuer, "privateKey": private_key, "audience": "urn:pulsar"})
+    ways = {
+        "env": "env:OAUTH2_KEY",
+        "file": f"file:{tmp_path}/key.json",
+        "path": f"{tmp_path}/key.json",
+    }
+    private_key = {"as it is": key, "data": f"data:application/json;base64,{encoded}", **ways}[
+        key_form
+    ]
+    parameters = json.dumps(
+        {"issuerUrl": issuer, "privateKey": private_key, "audience": "urn:pulsar"}
+    )
     authentication = parsed(f"{JAVA}oauth2.AuthenticationOAuth2", f"secret:{parameters}")
     assert authentication.data() == b"access-1"
 
 
 @pytest.mark.parametrize(
-    "private_key", ['{"client_id": "me", "client_secret": "hush"', "hush/hush", "data:text/plain;base64,hush!", "hush"]
+    "private_key",
+    [
+        '{"client_id": "me", "client_secret": "hush"',
+        "hush/hush",
+        "data:text/plain;base64,hush!",
+        "hush",
+    ],
 )
-def test_an_oauth2_key_that_is_wrongly_written_is_not_repeated(issuer: str, private_key: str) -> None:
+def test_an_oauth2_key_that_is_wrongly_written_is_not_repeated(
+    issuer: str, private_key: str
+) -> None:
     parameters = json.dumps({"issuerUrl": issuer, "privateKey": private_key})
     with pytest.raises(LedgerlakeError, match="the OAuth2 privateKey") as raised:
         parsed(f"{JAVA}oauth2.AuthenticationOAuth2", f"secret:{parameters}").data()
@@ -259,7 +319,9 @@ def test_an_oauth2_key_that_is_wrongly_written_is_not_repeated(issuer: str, priv
 
 
 def test_an_issuer_that_refuses_or_is_not_there_is_named(issuer: str, tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match=f"the OAuth2 issuer {issuer} refused us with status 401") as raised:
+    with pytest.raises(
+        SetupError, match=f"the OAuth2 issuer {issuer} refused us with status 401"
+    ) as raised:
         oauth2(issuer, tmp_path, "wrong-one").data()
     assert "wrong-one" not in str(raised.value)
     with pytest.raises(TransportError, match="cannot be reached"):
@@ -267,10 +329,14 @@ def test_an_issuer_that_refuses_or_is_not_there_is_named(issuer: str, tmp_path: 
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404])
-def test_an_issuer_that_refuses_is_not_asked_again(issuer: str, tmp_path: Path, status: int) -> None:
+def test_an_issuer_that_refuses_is_not_asked_again(
+    issuer: str, tmp_path: Path, status: int
+) -> None:
     Issuer.failures.append((status, {}))
     with Peer() as peer:
-        cluster = Cluster(ClientSettings(peer.url, authentication=oauth2(issuer, tmp_path), give_up_after_s=30))
+        cluster = Cluster(
+            ClientSettings(peer.url, authentication=oauth2(issuer, tmp_path), give_up_after_s=30)
+        )
         with pytest.raises(SetupError, match=f"refused us with status {status}; check client id"):
             cluster.all_partitions(TopicSelection((TOPIC,)))
     assert len(Issuer.forms) == 1
@@ -280,10 +346,14 @@ def test_an_issuer_that_refuses_is_not_asked_again(issuer: str, tmp_path: Path, 
 def test_an_issuer_that_is_busy_is_asked_again(issuer: str, tmp_path: Path, status: int) -> None:
     Issuer.failures += 2 * [(status, {})]
     authentication = oauth2(issuer, tmp_path)
-    with pytest.raises(TransportError, match=f"the OAuth2 issuer {issuer} is not available now, status {status}"):
+    with pytest.raises(
+        TransportError, match=f"the OAuth2 issuer {issuer} is not available now, status {status}"
+    ):
         authentication.data()
     with Peer() as peer:
-        cluster = Cluster(ClientSettings(peer.url, authentication=authentication, give_up_after_s=30))
+        cluster = Cluster(
+            ClientSettings(peer.url, authentication=authentication, give_up_after_s=30)
+        )
         assert cluster.all_partitions(TopicSelection((TOPIC,))) == [TOPIC]
         cluster.close()
     assert len(Issuer.forms) == 3
@@ -329,12 +399,16 @@ def test_an_issuer_is_left_alone_for_as_long_as_it_asks(
     assert authentication.data() == b"access-2"
 
 
-@pytest.mark.parametrize("endpoint", ["http://issuer/token", "file:///etc/hostname", "ftp://issuer/token", 7, "token"])
+@pytest.mark.parametrize(
+    "endpoint", ["http://issuer/token", "file:///etc/hostname", "ftp://issuer/token", 7, "token"]
+)
 def test_a_secret_is_sent_to_no_token_endpoint_without_tls(
     issuer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: object
 ) -> None:
     monkeypatch.setattr(Issuer, "token_endpoint", endpoint)
-    with pytest.raises(SetupError, match=r"named an address to which no secret is sent: .* begin with https://"):
+    with pytest.raises(
+        SetupError, match=r"named an address to which no secret is sent: .* begin with https://"
+    ):
         oauth2(issuer, tmp_path).data()
 
 
@@ -346,7 +420,9 @@ def test_an_issuer_without_tls_is_refused(url: str) -> None:
     assert "hush" not in str(raised.value)
 
 
-@pytest.mark.parametrize("discovery", [b"[" * 500_000, b"<html>", b"\xff"], ids=["deep", "html", "no text"])
+@pytest.mark.parametrize(
+    "discovery", [b"[" * 500_000, b"<html>", b"\xff"], ids=["deep", "html", "no text"]
+)
 def test_an_answer_that_is_not_json_is_one_error(
     issuer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, discovery: bytes
 ) -> None:
@@ -390,7 +466,9 @@ def test_a_broker_is_told_who_we_are_and_again_when_it_asks(tmp_path: Path) -> N
     (tmp_path / "token").write_text("first")
     with Peer(challenges=1) as peer:
         peer.add(single(b"v"))
-        settings = ClientSettings(peer.url, authentication=parsed("token", f"file:{tmp_path}/token"), give_up_after_s=2)
+        settings = ClientSettings(
+            peer.url, authentication=parsed("token", f"file:{tmp_path}/token"), give_up_after_s=2
+        )
         cluster = Cluster(settings)
         assert cluster.topic_partitions(TOPIC) == [TOPIC]
         assert peer.credentials == [("token", b"first"), ("token", b"first")]
@@ -405,14 +483,19 @@ def test_a_broker_is_told_who_we_are_and_again_when_it_asks(tmp_path: Path) -> N
 
 
 def test_a_broker_that_asks_one_who_has_no_credentials_is_refused() -> None:
-    with Peer(challenges=1) as peer, pytest.raises(BrokerError, match="no authentication is configured"):
+    with (
+        Peer(challenges=1) as peer,
+        pytest.raises(BrokerError, match="no authentication is configured"),
+    ):
         Cluster(ClientSettings(peer.url, give_up_after_s=1)).topic_partitions(TOPIC)
 
 
 def test_a_certificate_must_be_trusted_and_be_for_the_host(tmp_path: Path) -> None:
     security = make_security(tmp_path / "security")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(tmp_path / "security" / "broker.pem", tmp_path / "security" / "broker.key.pem")
+    context.load_cert_chain(
+        tmp_path / "security" / "broker.pem", tmp_path / "security" / "broker.key.pem"
+    )
 
     def partitions(peer: Peer, tls: TlsSettings) -> list[str]:
         cluster = Cluster(ClientSettings(peer.url, tls=tls, give_up_after_s=1))
@@ -437,7 +520,9 @@ def test_a_certificate_must_be_trusted_and_be_for_the_host(tmp_path: Path) -> No
 def test_a_proxy_learns_the_brokers_name_and_the_broker_is_checked_by_it(tmp_path: Path) -> None:
     security = make_security(tmp_path / "security")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(tmp_path / "security" / "broker.pem", tmp_path / "security" / "broker.key.pem")
+    context.load_cert_chain(
+        tmp_path / "security" / "broker.pem", tmp_path / "security" / "broker.key.pem"
+    )
     asked_for: list[str] = []
     context.sni_callback = lambda _socket, name, _context: asked_for.append(name)
 
@@ -451,20 +536,30 @@ def test_a_proxy_learns_the_brokers_name_and_the_broker_is_checked_by_it(tmp_pat
 
     with Peer(tls=context) as peer:
         assert partitions(peer, "localhost") == [TOPIC]
-        with pytest.raises(SetupError, match=r"the certificate of pulsar\+ssl://broker.example:1 is not accepted"):
+        with pytest.raises(
+            SetupError, match=r"the certificate of pulsar\+ssl://broker.example:1 is not accepted"
+        ):
             partitions(peer, "broker.example")
     assert asked_for == ["localhost", "broker.example"]
 
 
-@pytest.mark.parametrize("response", [pb.CommandLookupTopicResponse.Connect, pb.CommandLookupTopicResponse.Redirect])
-def test_credentials_for_a_tls_url_are_sent_to_no_address_without_tls(tmp_path: Path, response: int) -> None:
+@pytest.mark.parametrize(
+    "response", [pb.CommandLookupTopicResponse.Connect, pb.CommandLookupTopicResponse.Redirect]
+)
+def test_credentials_for_a_tls_url_are_sent_to_no_address_without_tls(
+    tmp_path: Path, response: int
+) -> None:
     security = make_security(tmp_path / "security")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(tmp_path / "security" / "broker.pem", tmp_path / "security" / "broker.key.pem")
+    context.load_cert_chain(
+        tmp_path / "security" / "broker.pem", tmp_path / "security" / "broker.key.pem"
+    )
     token = Authentication("token", "token:the-token")
     with Peer(tls=context) as broker, Peer() as plain:
         broker.lookup = {"response": response, "broker_service_url_tls": plain.url}
-        settings = ClientSettings(broker.url, tls=TlsSettings(security.ca_file), authentication=token)
+        settings = ClientSettings(
+            broker.url, tls=TlsSettings(security.ca_file), authentication=token
+        )
         cluster = Cluster(settings)
         with pytest.raises(ProtocolError, match=r"the service url begins with pulsar\+ssl://"):
             cluster.session_for(TOPIC)
@@ -474,14 +569,21 @@ def test_credentials_for_a_tls_url_are_sent_to_no_address_without_tls(tmp_path: 
 
 
 def test_a_plain_broker_behind_a_tls_url_is_told_apart() -> None:
-    with Peer() as peer, pytest.raises(TransportError, match="check that the port is the one for TLS"):
-        Cluster(ClientSettings(peer.url.replace("pulsar:", "pulsar+ssl:"), give_up_after_s=1)).topic_partitions(TOPIC)
+    with (
+        Peer() as peer,
+        pytest.raises(TransportError, match="check that the port is the one for TLS"),
+    ):
+        Cluster(
+            ClientSettings(peer.url.replace("pulsar:", "pulsar+ssl:"), give_up_after_s=1)
+        ).topic_partitions(TOPIC)
 
 
 def test_of_several_addresses_one_that_answers_is_enough() -> None:
     with Peer() as peer:
         port = peer.url.rpartition(":")[2]
-        cluster = Cluster(ClientSettings(f"pulsar://127.0.0.1:1,127.0.0.1:{port}", give_up_after_s=1))
+        cluster = Cluster(
+            ClientSettings(f"pulsar://127.0.0.1:1,127.0.0.1:{port}", give_up_after_s=1)
+        )
         assert cluster.topic_partitions(TOPIC) == [TOPIC]
         cluster.close()
 
@@ -492,11 +594,18 @@ _NOT_READY: dict[str, Any] = {"error": pb.ServiceNotReady, "message": "no metada
 @pytest.mark.parametrize(
     "sick",
     [
-        pytest.param(Peer(greeting=commands.error(2**64 - 1, pb.ServiceNotReady, "no metadata store")), id="not ready"),
-        pytest.param(Peer(greeting=commands.error(2**64 - 1, pb.AuthenticationError, "who?")), id="does not know us"),
+        pytest.param(
+            Peer(greeting=commands.error(2**64 - 1, pb.ServiceNotReady, "no metadata store")),
+            id="not ready",
+        ),
+        pytest.param(
+            Peer(greeting=commands.error(2**64 - 1, pb.AuthenticationError, "who?")),
+            id="does not know us",
+        ),
         pytest.param(Peer(greeting=b"HTTP/1.1 400 Bad Request\r\n\r\n"), id="another program"),
         pytest.param(
-            Peer(lookup={"response": pb.CommandLookupTopicResponse.Failed, **_NOT_READY}), id="a failing lookup"
+            Peer(lookup={"response": pb.CommandLookupTopicResponse.Failed, **_NOT_READY}),
+            id="a failing lookup",
         ),
     ],
 )
@@ -529,7 +638,9 @@ def test_an_address_with_a_wrong_certificate_leads_to_the_next_one(tmp_path: Pat
 
 def test_if_no_address_lets_us_in_the_last_one_says_why() -> None:
     with Peer(greeting=commands.error(2**64 - 1, pb.AuthenticationError, "who?")) as peer:
-        cluster = Cluster(ClientSettings(f"pulsar://127.0.0.1:1,{peer.url.removeprefix('pulsar://')}"))
+        cluster = Cluster(
+            ClientSettings(f"pulsar://127.0.0.1:1,{peer.url.removeprefix('pulsar://')}")
+        )
         with pytest.raises(BrokerError, match="AuthenticationError: who"):
             cluster.topic_partitions(TOPIC)
 
@@ -549,13 +660,17 @@ def test_parameters_that_are_nested_without_end_are_refused() -> None:
 
 
 class _Repeating(Peer):
-    """A broker that repeats credentials in a refusal: of a connection, or of a topic that is named."""
+    """A broker that repeats credentials in a refusal: of a connection, or of a topic that
+    is named.
+    """
 
     def _answer(self, connection: Any, consumers: Any, event: Any) -> None:
         if isinstance(event, pb.CommandConnect):
             refusal = f"no role for {event.auth_data.decode()}"
             if TOPIC not in self.refuse_topics:
-                connection.send(_encode("ERROR", request_id=0, error=pb.AuthenticationError, message=refusal))
+                connection.send(
+                    _encode("ERROR", request_id=0, error=pb.AuthenticationError, message=refusal)
+                )
                 return
             self.refuse_topics[TOPIC] = (pb.AuthorizationError, refusal)
         super()._answer(connection, consumers, event)
@@ -596,7 +711,9 @@ def test_a_credential_that_was_renewed_after_it_was_sent_is_in_no_error(
     (tmp_path / "token").write_text("SECRET")
     credentials = Authentication("token", f"file:{tmp_path}/token")
     with Renewing(refuse_topics=refused_topics) as peer:
-        assert "SECRET" not in _refusal(Cluster(ClientSettings(peer.url, authentication=credentials)))
+        assert "SECRET" not in _refusal(
+            Cluster(ClientSettings(peer.url, authentication=credentials))
+        )
 
 
 @pytest.mark.parametrize("refused_topics", [{}, {TOPIC: (pb.AuthorizationError, "")}])
@@ -605,7 +722,9 @@ def test_no_other_token_is_fetched_for_an_error(
 ) -> None:
     monkeypatch.setattr(Issuer, "expires_in", None)
     with _Repeating(refuse_topics=refused_topics) as peer:
-        cluster = Cluster(ClientSettings(peer.url, authentication=oauth2(issuer, tmp_path), give_up_after_s=0))
+        cluster = Cluster(
+            ClientSettings(peer.url, authentication=oauth2(issuer, tmp_path), give_up_after_s=0)
+        )
         assert "access-1" not in _refusal(cluster)
     assert len(Issuer.forms) == 1
 
@@ -616,12 +735,19 @@ def test_credentials_are_in_no_error_of_an_entry_that_is_refused() -> None:
             if not isinstance(event, pb.CommandSend):
                 super()._answer(connection, consumers, event)
                 return
-            number: dict[str, Any] = {"producer_id": event.producer_id, "sequence_id": event.sequence_id}
+            number: dict[str, Any] = {
+                "producer_id": event.producer_id,
+                "sequence_id": event.sequence_id,
+            }
             refusal = f"{self.credentials[0][1].decode()} may not produce"
-            connection.send(_encode("SEND_ERROR", error=pb.NotAllowedError, message=refusal, **number))
+            connection.send(
+                _encode("SEND_ERROR", error=pb.NotAllowedError, message=refusal, **number)
+            )
 
     with Refusing() as peer:
-        cluster = Cluster(ClientSettings(peer.url, authentication=Authentication("basic", "joe:SECRET")))
+        cluster = Cluster(
+            ClientSettings(peer.url, authentication=Authentication("basic", "joe:SECRET"))
+        )
         producer = EntryProducer(cluster, TOPIC)
         with pytest.raises(BrokerError, match="may not produce") as caught:
             producer.send_and_wait([single(b"v")])
@@ -632,7 +758,9 @@ def test_credentials_are_in_no_error_of_an_entry_that_is_refused() -> None:
 @pytest.mark.parametrize("password", ["SECRET", "SECR'ET", "SECRET" * 100])
 def test_credentials_are_in_no_error_of_an_address_that_is_refused(password: str) -> None:
     with Peer(lookup={"broker_service_url": f"pulsar://joe:{password}@broker:1"}) as peer:
-        cluster = Cluster(ClientSettings(peer.url, authentication=Authentication("basic", f"joe:{password}")))
+        cluster = Cluster(
+            ClientSettings(peer.url, authentication=Authentication("basic", f"joe:{password}"))
+        )
         with pytest.raises(ProtocolError, match=r"named the address 'pulsar://\.\.\.@broker:1'"):
             cluster.session_for(TOPIC)
         cluster.close()

@@ -67,7 +67,9 @@ def test_the_deadline_is_of_the_whole_request(scheme: str, start: bytes, drop: b
 
 @given(
     scheme=st.sampled_from(["https", "http", "file", "ftp", "data", "HTTP", "", "jar"]),
-    host=st.sampled_from(["issuer", "localhost.evil", "evil@127.0.0.1", "127.0.0.1@evil", "127.0.0.1", "[::1]", ""]),
+    host=st.sampled_from(
+        ["issuer", "localhost.evil", "evil@127.0.0.1", "127.0.0.1@evil", "127.0.0.1", "[::1]", ""]
+    ),
     path=st.text(st.sampled_from([*"/a?#:@%", "\x1b", "\n", "é"]), max_size=4),
 )
 def test_a_secret_goes_over_tls_or_stays_on_this_machine(scheme: str, host: str, path: str) -> None:
@@ -114,7 +116,9 @@ def server() -> Iterator[str]:
     server.server_close()
 
 
-def test_a_redirect_is_followed_to_a_safe_url_alone(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redirect_is_followed_to_a_safe_url_alone(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Redirecting, "location", f"{server}/end")
     assert fetch(f"{server}/start", None, 10, 1000) == b"{}"
     assert Redirecting.seen == ["GET /start", "GET /end"]
@@ -131,7 +135,9 @@ def test_a_form_is_sent_to_no_other_url(server: str, monkeypatch: pytest.MonkeyP
     assert Redirecting.seen == ["POST /token"]
 
 
-def test_a_proxy_gets_no_request_to_this_machine(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_gets_no_request_to_this_machine(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with trickling(b"HTTP/1.0 200 OK\r\n\r\nproxy", b"") as port:
@@ -141,7 +147,9 @@ def test_a_proxy_gets_no_request_to_this_machine(server: str, monkeypatch: pytes
     assert Redirecting.seen == ["POST /end"]
 
 
-def test_a_proxy_learns_of_a_request_over_tls_only_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_learns_of_a_request_over_tls_only_its_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     got: list[bytes] = []
 
     def serve() -> None:

@@ -51,7 +51,9 @@ def test_the_clock_is_never_ahead_of_the_brokers_and_goes_on_with_it() -> None:
         later_ms = clocks.now_ms(TOPIC, reader.session)
         assert later_ms is not None
         assert first_ms + 50 <= later_ms <= broker_ms()
-        assert peer.requests.count("CommandConsumerStats") == 1, "the broker is asked once in a while"
+        assert peer.requests.count("CommandConsumerStats") == 1, (
+            "the broker is asked once in a while"
+        )
         reader.close()
         peer.is_deleted = True
         last_ms = clocks.now_ms(TOPIC, None)
@@ -60,7 +62,9 @@ def test_the_clock_is_never_ahead_of_the_brokers_and_goes_on_with_it() -> None:
         cluster.close()
 
 
-def test_a_clock_that_was_set_is_noticed_when_the_broker_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_was_set_is_noticed_when_the_broker_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = [1_777_622_400_000]
     with Peer(clock_ms=lambda: clock[0]) as peer:
         cluster = Cluster(ClientSettings(peer.url))

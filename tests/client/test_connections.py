@@ -19,13 +19,17 @@ if TYPE_CHECKING:
 
 
 class _Moving(Peer):
-    """A broker that says at each lookup that another address has the topic; it is at all of them."""
+    """A broker that says at each lookup that another address has the topic; it is at all of
+    them.
+    """
 
     hosts: list[str]
 
     def _answer(self, connection: Any, consumers: Any, event: Any) -> None:
         if isinstance(event, pb.CommandLookupTopic):
-            self.lookup = {"broker_service_url": f"pulsar://{self.hosts.pop()}:{self.url.rpartition(':')[2]}"}
+            self.lookup = {
+                "broker_service_url": f"pulsar://{self.hosts.pop()}:{self.url.rpartition(':')[2]}"
+            }
         super()._answer(connection, consumers, event)
 
 
@@ -51,11 +55,16 @@ def test_names_that_differ_in_case_are_one_address() -> None:
         cluster.close()
 
 
-def test_connections_that_nobody_uses_are_closed_and_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_that_nobody_uses_are_closed_and_opened_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(session, "_UNUSED_S", 0.5)
     with Peer() as peer:
         peer.add(single(b"v"))
-        clusters = [shared_cluster(ClientSettings(peer.url, poll_timeout_s=number)) for number in range(1, 4)]
+        clusters = [
+            shared_cluster(ClientSettings(peer.url, poll_timeout_s=number))
+            for number in range(1, 4)
+        ]
         for cluster in clusters:
             assert cluster.topic_partitions(TOPIC) == [TOPIC]
         wait_until(lambda: not peer._open)

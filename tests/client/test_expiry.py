@@ -1,4 +1,6 @@
-"""Message expiry (TTL) moves the cursors of readers past entries that were not sent: they are read all the same."""
+"""Message expiry (TTL) moves the cursors of readers past entries that were not sent: they are read
+all the same.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def read_all(reader: EntryReader, end: Position) -> list[Position]:
 
 
 def fill(peer: Peer, rng: random.Random) -> list[Position]:
-    """Store entries in a few ledgers, with markers and holes; return the positions of the messages."""
+    """Store entries in a few ledgers, with markers and holes; return the positions of the
+    messages.
+    """
     for ledger_id in sorted(rng.sample(range(3, 12), rng.randint(1, 3))):
         for entry_id in range(rng.choice([1, 3, 12])):
             if rng.random() < 0.9:
@@ -77,7 +81,9 @@ def test_whenever_expiry_runs_every_message_is_read_once_and_in_order(
             peer.expirations.append((step, rng.choice(peer.entries)[0]))
         begin = rng.choice([BEFORE_ALL, Position(peer.entries[0][0].ledger_id, -1)])
         window = rng.choice([1, 2, 5, 1000])
-        reader = EntryReader(cluster_of(peer), TOPIC, begin, window, scan=scan if rng.random() < 0.5 else None)
+        reader = EntryReader(
+            cluster_of(peer), TOPIC, begin, window, scan=scan if rng.random() < 0.5 else None
+        )
         assert read_all(reader, peer.entries[-1][0]) == messages
 
 
@@ -94,7 +100,9 @@ def test_markers_between_messages_cost_few_questions_unless_expiry_ran(
         assert peer.requests.count("CommandGetLastMessageId") <= 40 * markers
 
 
-def test_what_expiry_passed_over_comes_to_one_new_consumer(cluster_of: Callable[[Peer], Cluster]) -> None:
+def test_what_expiry_passed_over_comes_to_one_new_consumer(
+    cluster_of: Callable[[Peer], Cluster],
+) -> None:
     with Peer() as peer:
         peer.add(*[single(b"x")] * 400)
         peer.expirations = [(10, Position(7, 300))]
@@ -104,7 +112,9 @@ def test_what_expiry_passed_over_comes_to_one_new_consumer(cluster_of: Callable[
 
 
 @pytest.mark.usefixtures("soon")
-def test_the_end_of_a_limited_batch_does_not_pass_over_what_expired(cluster_of: Callable[[Peer], Cluster]) -> None:
+def test_the_end_of_a_limited_batch_does_not_pass_over_what_expired(
+    cluster_of: Callable[[Peer], Cluster],
+) -> None:
     with Peer(stalled=2, expirations=[(2, Position(7, 9))]) as peer:
         peer.add(*[single(b"x")] * 10)
         planner = LimitPlanner(cluster_of(peer), TOPIC)

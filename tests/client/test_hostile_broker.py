@@ -88,7 +88,12 @@ def test_challenges_that_arrive_together_get_one_answer() -> None:
                 received.feed(data)
 
     with broker(serve) as url:
-        session = Session(url, connect_timeout_s=5, request_timeout_s=20, authentication=Authentication("basic", "a:b"))
+        session = Session(
+            url,
+            connect_timeout_s=5,
+            request_timeout_s=20,
+            authentication=Authentication("basic", "a:b"),
+        )
         session.close()
     kinds = []
     while (frame := received.next()) is not None:
@@ -110,7 +115,9 @@ def test_what_waits_for_other_readers_is_bounded_in_bytes_and_does_not_hide_an_a
         commands_of_client = FrameBuffer()
         while not closed_ids:
             for number in range(100):
-                accepted.sendall(commands.message(7, 1, number, entry) + commands.message(8, 1, number, entry))
+                accepted.sendall(
+                    commands.message(7, 1, number, entry) + commands.message(8, 1, number, entry)
+                )
             commands_of_client.feed(accepted.recv(65536))
             while (frame := commands_of_client.next()) is not None:
                 command = pb.BaseCommand.FromString(frame.command)
@@ -132,7 +139,9 @@ def test_what_waits_for_other_readers_is_bounded_in_bytes_and_does_not_hide_an_a
             held_bytes.append(session.channels.unread_bytes())
 
         monkeypatch.setattr(session, "_pump", counting_pump)
-        session.request(LastMessageIdReceived, "tell the last message", partial(commands.get_last_message_id, 7))
+        session.request(
+            LastMessageIdReceived, "tell the last message", partial(commands.get_last_message_id, 7)
+        )
         session.close()
     assert max(held_bytes) < 5 * MIB
     assert set(closed_ids) <= {7, 8}
@@ -162,7 +171,9 @@ def test_a_reader_whose_entries_were_dropped_while_another_answer_was_awaited_ge
 
 
 @pytest.mark.parametrize("entries_each", [1, 2])
-def test_a_consumer_keeps_a_single_entry_whatever_its_size(monkeypatch: pytest.MonkeyPatch, entries_each: int) -> None:
+def test_a_consumer_keeps_a_single_entry_whatever_its_size(
+    monkeypatch: pytest.MonkeyPatch, entries_each: int
+) -> None:
     monkeypatch.setattr(limits, "MAX_UNREAD_BYTES", MIB)
     channels = Channels()
     for consumer_id in range(4):
@@ -175,5 +186,7 @@ def test_a_consumer_keeps_a_single_entry_whatever_its_size(monkeypatch: pytest.M
 def last_message(request_id: int) -> bytes:
     body = pb.CommandGetLastMessageIdResponse(request_id=request_id)
     body.last_message_id.ledger_id = body.last_message_id.entry_id = 1
-    command = pb.BaseCommand(type=pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE, get_last_message_id_response=body)
+    command = pb.BaseCommand(
+        type=pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE, get_last_message_id_response=body
+    )
     return commands.encode(command)

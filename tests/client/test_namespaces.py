@@ -37,7 +37,9 @@ def selection(local: str) -> TopicSelection:
     return TopicSelection(pattern=f"{NAMESPACE}/{local}")
 
 
-def test_a_namespace_of_100_000_topic_partitions_is_more_than_a_broker_takes_as_one_message() -> None:
+def test_a_namespace_of_100_000_topic_partitions_is_more_than_a_broker_takes_as_one_message() -> (
+    None
+):
     assert len(PARTITIONS) == 100_000
     assert sum(map(len, PARTITIONS)) > limits.frame_limit_bytes(None)
 
@@ -70,7 +72,11 @@ def test_a_namespace_of_100_000_topic_partitions_is_watched(peer: Peer) -> None:
 def test_a_stream_goes_on_while_its_namespace_grows_to_100_000_topic_partitions() -> None:
     with Peer(topics=RETURNS[:1], tells_of_topics=True) as peer:
         peer.add(single(b"a"))
-        options = {"service.url": peer.url, "topicsPattern": f"{NAMESPACE}/returns-.*", "startingOffsets": "earliest"}
+        options = {
+            "service.url": peer.url,
+            "topicsPattern": f"{NAMESPACE}/returns-.*",
+            "startingOffsets": "earliest",
+        }
         reader = LedgerlakeStreamReader(parse_options(options))
         offset = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
         assert list(offset["positions"]) == RETURNS[:1]
@@ -82,14 +88,17 @@ def test_a_stream_goes_on_while_its_namespace_grows_to_100_000_topic_partitions(
         reader.stop()
 
 
-def test_a_namespace_whose_list_is_over_the_limit_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_namespace_whose_list_is_over_the_limit_is_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(limits, "MAX_COMMAND_BYTES", 200_000)
     with Peer(topics=PARTITIONS[:5000], max_message_bytes=100_000) as peer:
         cluster = Cluster(ClientSettings(peer.url, give_up_after_s=30))
         with pytest.raises(UsageError) as raised:
             cluster.all_partitions(selection("returns-.*"))
     assert re.fullmatch(
-        r"the list of the topics of warehouse-eu/inventory-events is too long: the peer announced a frame of \d+ bytes, "
+        r"the list of the topics of warehouse-eu/inventory-events is too long: the peer announced "
+        r"a frame of \d+ bytes, "
         "over the limit of 200000; name topics in place of a pattern, or split the namespace",
         raised.value.message,
     )

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ledgerlake.client.backoff import Backoff
-from ledgerlake.client.topics import TopicSelection, full_name, full_pattern, partition_name, split_partition
+from ledgerlake.client.topics import (
+    TopicSelection,
+    full_name,
+    full_pattern,
+    partition_name,
+    split_partition,
+)
 from ledgerlake.client.transport import Address, parse_service_url
 from ledgerlake.errors import TransportError, UsageError
 
@@ -15,7 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-@pytest.mark.parametrize("name", ["orders", "public/default/orders", "persistent://public/default/orders", " orders "])
+@pytest.mark.parametrize(
+    "name", ["orders", "public/default/orders", "persistent://public/default/orders", " orders "]
+)
 def test_short_topic_names_are_made_whole(name: str) -> None:
     assert full_name(name) == "persistent://public/default/orders"
 
@@ -34,7 +42,9 @@ def test_a_partition_knows_its_topic() -> None:
 
 @pytest.mark.parametrize("topic", ["persistent://a/b/c", "persistent://a/b/c-partition-1"])
 @pytest.mark.parametrize("number", [0, 999_999, 1_000_000, 2**31 - 1])
-def test_what_pulsar_takes_for_a_partition_is_one_whatever_its_number(topic: str, number: int) -> None:
+def test_what_pulsar_takes_for_a_partition_is_one_whatever_its_number(
+    topic: str, number: int
+) -> None:
     assert split_partition(partition_name(topic, number)) == (topic, number)
 
 
@@ -51,17 +61,31 @@ def test_what_pulsar_does_not_take_for_a_partition_is_a_topic_of_its_own(number:
         ("pulsar://h:1", [Address("h", 1, False)]),
         ("pulsar://[::1]:2/", [Address("::1", 2, False)]),
         ("pulsar+ssl://h", [Address("h", 6651, True)]),
-        ("pulsar+ssl://a:1,b,[::1]:3", [Address("a", 1, True), Address("b", 6651, True), Address("::1", 3, True)]),
+        (
+            "pulsar+ssl://a:1,b,[::1]:3",
+            [Address("a", 1, True), Address("b", 6651, True), Address("::1", 3, True)],
+        ),
     ],
 )
 def test_service_urls(url: str, expected: list[Address]) -> None:
     assert parse_service_url(url) == expected
-    assert [parse_service_url(address.url) for address in expected] == [[address] for address in expected]
+    assert [parse_service_url(address.url) for address in expected] == [
+        [address] for address in expected
+    ]
 
 
 @pytest.mark.parametrize(
     "url",
-    ["", "h:6650", "http://h:1", "pulsar://", "pulsar://h:99999", "pulsar://h:x", "pulsar://a,", "pulsar+tls://a"],
+    [
+        "",
+        "h:6650",
+        "http://h:1",
+        "pulsar://",
+        "pulsar://h:99999",
+        "pulsar://h:x",
+        "pulsar://a,",
+        "pulsar+tls://a",
+    ],
 )
 def test_what_is_no_service_url_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match=r"write pulsar://host:6650|port above"):
@@ -90,7 +114,15 @@ ERROR = TransportError("no broker listens at pulsar://h:6650")
 
 def test_pauses_double_up_to_the_most_and_end() -> None:
     backoff = Backoff(first_s=1, most_s=5, give_up_after_s=20)
-    assert [backoff.failed(now_s, ERROR) for now_s in (0, 1, 3, 7, 12, 17, 22)] == [1, 2, 4, 5, 5, 5, None]
+    assert [backoff.failed(now_s, ERROR) for now_s in (0, 1, 3, 7, 12, 17, 22)] == [
+        1,
+        2,
+        4,
+        5,
+        5,
+        5,
+        None,
+    ]
 
 
 def test_success_starts_over() -> None:
@@ -100,7 +132,9 @@ def test_success_starts_over() -> None:
     assert backoff.failed(100, ERROR) == 1
 
 
-def test_what_fails_for_long_is_said_each_quarter_of_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_fails_for_long_is_said_each_quarter_of_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     backoff = Backoff()
     for now_s in range(40):
         backoff.failed(now_s, ERROR)
@@ -135,7 +169,9 @@ def test_a_pattern_names_its_namespace() -> None:
 @pytest.mark.parametrize(
     "name", ["non-persistent://public/default/a", " non-persistent://a", "non-persistent://t/n/a.*"]
 )
-def test_a_topic_that_is_not_stored_is_refused_at_once(read: Callable[[str], str], name: str) -> None:
+def test_a_topic_that_is_not_stored_is_refused_at_once(
+    read: Callable[[str], str], name: str
+) -> None:
     with pytest.raises(UsageError, match=r"brokers store nothing.*name a persistent:// topic"):
         read(name)
 

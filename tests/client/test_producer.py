@@ -51,7 +51,9 @@ def test_entries_are_stored_in_order_with_their_numbers() -> None:
         producer.close()
 
 
-def test_small_entries_are_written_together_when_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_entries_are_written_together_when_somebody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with Peer() as peer:
         producer = producer_of(peer)
         producer.send(entry(0))
@@ -146,7 +148,9 @@ def test_an_id_that_somebody_else_used_under_the_name_is_an_error_and_not_a_rece
         if is_disconnected:
             peer.disconnect()
         send = (
-            partial(producer.send_chunks, 1, lambda: [last_chunk(1)]) if is_large else partial(producer.send, entry(1))
+            partial(producer.send_chunks, 1, lambda: [last_chunk(1)])
+            if is_large
+            else partial(producer.send, entry(1))
         )
         stored = list(peer.stored)
         with pytest.raises(ProducerNameError, match="another producer has used the name p on"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,10 @@ from tests.peer import TOPIC, Peer
 
 def cluster_of(peer: Peer, give_up_after_s: float = 5.0, request_timeout_s: float = 2.0) -> Cluster:
     settings = ClientSettings(
-        peer.url, connect_timeout_s=2, request_timeout_s=request_timeout_s, give_up_after_s=give_up_after_s
+        peer.url,
+        connect_timeout_s=2,
+        request_timeout_s=request_timeout_s,
+        give_up_after_s=give_up_after_s,
     )
     return Cluster(settings)
 
@@ -49,13 +53,17 @@ def read_all(reader: EntryReader, end: Position) -> list[int]:
 def test_entries_come_in_order_and_end_where_the_range_ends() -> None:
     with Peer() as peer:
         peer.add(*[single(b"%d" % number) for number in range(10)])
-        assert read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), Position(7, 6)) == list(range(7))
+        assert read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), Position(7, 6)) == list(
+            range(7)
+        )
 
 
 def test_a_reader_goes_on_after_the_last_entry_taken_when_the_connection_breaks() -> None:
     with Peer(drop_after=4) as peer:
         peer.add(*[single(b"%d" % number) for number in range(10)])
-        assert read_all(EntryReader(cluster_of(peer), TOPIC, Position(7, -1)), Position(7, 9)) == list(range(10))
+        assert read_all(
+            EntryReader(cluster_of(peer), TOPIC, Position(7, -1)), Position(7, 9)
+        ) == list(range(10))
         assert peer.requests.count("CommandLookupTopic") == 2
 
 
@@ -65,7 +73,11 @@ def test_entries_that_the_broker_repeats_are_taken_once() -> None:
         peer.add(*entries)
         peer.entries.insert(2, peer.entries[0])
         peer.rewrite = lambda _position, frame: frame + frame
-        assert read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), Position(7, 2)) == [0, 1, 2]
+        assert read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), Position(7, 2)) == [
+            0,
+            1,
+            2,
+        ]
 
 
 @pytest.mark.parametrize("end", [Position(7, 5), Position(7, 999), Position(8, 0)])
@@ -90,7 +102,10 @@ def test_a_topic_that_was_trimmed_altogether_ends_a_range_at_once() -> None:
 def test_a_redirected_lookup_reads_from_the_owner() -> None:
     with Peer() as owner, Peer() as other:
         owner.add(single(b"x"))
-        other.lookup = {"response": pb.CommandLookupTopicResponse.Redirect, "broker_service_url": owner.url}
+        other.lookup = {
+            "response": pb.CommandLookupTopicResponse.Redirect,
+            "broker_service_url": owner.url,
+        }
         assert read_all(EntryReader(cluster_of(other), TOPIC, BEFORE_ALL), Position(7, 0)) == [0]
         assert "CommandSubscribe" not in other.requests
 
@@ -98,7 +113,10 @@ def test_a_redirected_lookup_reads_from_the_owner() -> None:
 def test_an_owner_behind_a_proxy_is_reached_through_the_service_address() -> None:
     with Peer() as proxy:
         proxy.add(single(b"x"))
-        proxy.lookup = {"broker_service_url": "pulsar://hidden:6650", "proxy_through_service_url": True}
+        proxy.lookup = {
+            "broker_service_url": "pulsar://hidden:6650",
+            "proxy_through_service_url": True,
+        }
         assert read_all(EntryReader(cluster_of(proxy), TOPIC, BEFORE_ALL), Position(7, 0)) == [0]
         assert proxy.proxied_to == "pulsar://hidden:6650"
 
@@ -106,14 +124,30 @@ def test_an_owner_behind_a_proxy_is_reached_through_the_service_address() -> Non
 def test_permits_flow_for_batches_larger_than_the_window() -> None:
     with Peer() as peer:
         peer.add(*[batch([b"x"] * 50) for _ in range(40)])
-        assert len(read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL, window=10), Position(7, 39))) == 40
+        assert (
+            len(
+                read_all(
+                    EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL, window=10), Position(7, 39)
+                )
+            )
+            == 40
+        )
 
 
 def test_a_count_that_lies_about_its_permits_does_not_stall_the_reader() -> None:
     with Peer() as peer:
         peer.add(*[batch([b"x"] * 50) for _ in range(10)])
-        peer.rewrite = lambda position, frame: commands.message(_consumer(frame), 7, position.entry_id, b"unreadable")
-        assert len(read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL, window=100), Position(7, 9))) == 10
+        peer.rewrite = lambda position, frame: commands.message(
+            _consumer(frame), 7, position.entry_id, b"unreadable"
+        )
+        assert (
+            len(
+                read_all(
+                    EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL, window=100), Position(7, 9)
+                )
+            )
+            == 10
+        )
 
 
 def _consumer(frame: bytes) -> int:
@@ -124,33 +158,51 @@ def _consumer(frame: bytes) -> int:
 @pytest.mark.parametrize(
     ("damage", "error"),
     [
-        pytest.param(lambda frame: struct.pack(">I", 2**31) + frame[4:], FrameTooLargeError, id="frame over the limit"),
+        pytest.param(
+            lambda frame: struct.pack(">I", 2**31) + frame[4:],
+            FrameTooLargeError,
+            id="frame over the limit",
+        ),
         pytest.param(
             lambda frame: frame[:4] + struct.pack(">I", 2**30) + frame[8:],
             MalformedFrameError,
             id="command over its frame",
         ),
-        pytest.param(lambda frame: frame[:8] + b"\xff" * 8 + frame[16:], MalformedFrameError, id="command garbage"),
+        pytest.param(
+            lambda frame: frame[:8] + b"\xff" * 8 + frame[16:],
+            MalformedFrameError,
+            id="command garbage",
+        ),
     ],
 )
-def test_lost_framing_ends_the_connection_with_a_typed_error_and_the_next_one_goes_on(damage, error) -> None:  # type: ignore[no-untyped-def]
+def test_lost_framing_ends_the_connection_with_a_typed_error_and_the_next_one_goes_on(
+    damage: Any, error: Any
+) -> None:
     with Peer() as peer:
         peer.add(*[single(b"%d" % number) for number in range(5)])
         strikes = iter([True])
         peer.rewrite = lambda position, frame: (
             damage(frame) if position.entry_id == 2 and next(strikes, False) else frame
         )
-        assert read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), Position(7, 4)) == list(range(5))
+        assert read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), Position(7, 4)) == list(
+            range(5)
+        )
         peer.rewrite = lambda _position, frame: damage(frame)
         with pytest.raises(error):
-            read_all(EntryReader(cluster_of(peer, give_up_after_s=0.3), TOPIC, BEFORE_ALL), Position(7, 4))
+            read_all(
+                EntryReader(cluster_of(peer, give_up_after_s=0.3), TOPIC, BEFORE_ALL),
+                Position(7, 4),
+            )
 
 
 def test_a_frame_over_the_announced_size_is_never_held_in_memory() -> None:
     with Peer(max_message_bytes=1000) as peer:
         peer.add(single(b"x" * 50_000))
         with pytest.raises(FrameTooLargeError, match="over the limit"):
-            read_all(EntryReader(cluster_of(peer, give_up_after_s=0.3), TOPIC, BEFORE_ALL), Position(7, 0))
+            read_all(
+                EntryReader(cluster_of(peer, give_up_after_s=0.3), TOPIC, BEFORE_ALL),
+                Position(7, 0),
+            )
 
 
 def test_a_refusal_that_passes_is_tried_again_and_one_that_does_not_is_not() -> None:
@@ -173,7 +225,9 @@ def test_a_broker_that_sends_none_of_its_entries_is_a_deadline_unless_it_can_rea
         peer.add(single(b"a"), single(b"b"))
         peer.hold_back = {Position(7, 0), Position(7, 1)}
         peer.unreadable_last = not can_read_last
-        reader = EntryReader(Cluster(ClientSettings(peer.url, poll_timeout_s=0.5)), TOPIC, BEFORE_ALL)
+        reader = EntryReader(
+            Cluster(ClientSettings(peer.url, poll_timeout_s=0.5)), TOPIC, BEFORE_ALL
+        )
         if can_read_last:
             assert read_all(reader, Position(7, 1)) == []
             assert reader.is_passed_over
@@ -196,13 +250,18 @@ def test_a_peer_that_is_no_broker_is_a_protocol_error() -> None:
 
 
 def test_nobody_listening_is_one_sentence_with_the_address() -> None:
-    with pytest.raises(TransportError, match=r"no broker listens at pulsar://127.0.0.1:1 .*start it or correct"):
+    with pytest.raises(
+        TransportError, match=r"no broker listens at pulsar://127.0.0.1:1 .*start it or correct"
+    ):
         Cluster(ClientSettings("pulsar://127.0.0.1:1")).topic_partitions("t")
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])
 def test_a_host_name_that_there_cannot_be_is_one_sentence(host: str) -> None:
-    with pytest.raises(TransportError, match=f"the address pulsar://{host}:6650 has a host name that there cannot be"):
+    with pytest.raises(
+        TransportError,
+        match=f"the address pulsar://{host}:6650 has a host name that there cannot be",
+    ):
         Cluster(ClientSettings(f"pulsar://{host}", give_up_after_s=0.0)).topic_partitions("t")
 
 
@@ -228,7 +287,9 @@ def test_an_acknowledgement_that_an_unload_swallows_is_repeated_at_once() -> Non
 
 
 @pytest.mark.parametrize("asks_ahead", [False, True])
-def test_a_question_for_the_last_message_that_an_unload_swallows_is_repeated_at_once(asks_ahead: bool) -> None:
+def test_a_question_for_the_last_message_that_an_unload_swallows_is_repeated_at_once(
+    asks_ahead: bool,
+) -> None:
     with Peer(unloads_at=[pb.CommandGetLastMessageId]) as peer:
         peer.add(*[single(b"x")] * 3)
         reader = EntryReader(cluster_of(peer, request_timeout_s=NEVER_S), TOPIC, BEFORE_ALL)
@@ -242,7 +303,9 @@ def test_a_question_for_the_last_message_that_an_unload_swallows_is_repeated_at_
         assert last.answer.last_message_id.entry_id == 2
 
 
-def test_where_the_broker_cannot_read_the_last_entry_a_cursor_is_before_the_first_one_that_it_gets() -> None:
+def test_where_the_broker_cannot_read_the_last_entry_a_cursor_is_before_the_first_one_that_it_gets() -> (
+    None
+):
     with Peer(unreadable_last=True) as peer:
         peer.add(*[single(b"x")] * 4)
         cursor = DurableCursor(cluster_of(peer), TOPIC, "s")
@@ -271,7 +334,9 @@ def test_a_cursor_on_another_topic_of_the_same_name_moves_from_its_beginning() -
 
 
 @pytest.mark.parametrize("stranger", [Position(50, 9), Position(3, 9)])
-def test_a_cursor_that_is_told_of_an_earlier_topic_again_and_again_moves_by_the_present_one(stranger: Position) -> None:
+def test_a_cursor_that_is_told_of_an_earlier_topic_again_and_again_moves_by_the_present_one(
+    stranger: Position,
+) -> None:
     with Peer() as peer:
         peer.add(b"a", b"b", ledger_id=3)
         cursor = DurableCursor(cluster_of(peer), TOPIC, "s")
@@ -282,7 +347,9 @@ def test_a_cursor_that_is_told_of_an_earlier_topic_again_and_again_moves_by_the_
         assert peer.acknowledged == Position(3, 0)
 
 
-def test_an_acknowledgement_that_was_interrupted_is_not_repeated_on_another_topic_of_the_same_name() -> None:
+def test_an_acknowledgement_that_was_interrupted_is_not_repeated_on_another_topic_of_the_same_name() -> (
+    None
+):
     with Peer() as peer:
         peer.add(*[b"entry"] * 5)
         cursor = DurableCursor(cluster_of(peer), TOPIC, "s")
@@ -309,7 +376,9 @@ def test_a_cursor_that_is_to_be_made_and_is_held_is_there() -> None:
         assert len(peer.refuse_subscribe) == 1
 
 
-def test_a_cursor_waits_for_a_dead_holder_and_then_says_who_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cursor_waits_for_a_dead_holder_and_then_says_who_is_in_the_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # The broker needs its time, however soon the client gives up a broker that is not there.
     with Peer(refuse_subscribe=[pb.ConsumerBusy] * 4) as peer:
         DurableCursor(cluster_of(peer, give_up_after_s=0.1), TOPIC, "s").ensure(from_earliest=True)
@@ -328,8 +397,13 @@ def test_a_reader_waits_until_the_broker_takes_one_more_consumer() -> None:
     refusal = (pb.ConsumerBusy, "Topic reached max consumers limit")
     with Peer(refuse_topics={TOPIC: refusal}) as peer:
         cluster = cluster_of(peer, give_up_after_s=0.3)
-        for call in (EntryReader(cluster, TOPIC, BEFORE_ALL).next, DurableCursor(cluster, TOPIC, "s").ensure):
-            with pytest.raises(BrokerError, match="max consumers limit; raise the limit of consumers") as raised:
+        for call in (
+            EntryReader(cluster, TOPIC, BEFORE_ALL).next,
+            DurableCursor(cluster, TOPIC, "s").ensure,
+        ):
+            with pytest.raises(
+                BrokerError, match="max consumers limit; raise the limit of consumers"
+            ) as raised:
                 call(True)
             assert not isinstance(raised.value, ConsumerBusyError)
             assert raised.value.exit_code == 3

@@ -19,7 +19,10 @@ def same_both_ways(entries: list[bytes]) -> None:
     rejects = pa.Table.from_batches([part.rejects for part in parts], schema.REJECTS)
     expected, expected_rejects = by_reference(entries)
     assert as_numbers(messages) == as_numbers(expected)
-    assert list(zip(rejects["entry_id"].to_pylist(), rejects["reason"].to_pylist(), strict=True)) == expected_rejects
+    assert (
+        list(zip(rejects["entry_id"].to_pylist(), rejects["reason"].to_pylist(), strict=True))
+        == expected_rejects
+    )
 
 
 def by_reference(entries: list[bytes]) -> tuple[pa.Table, list[tuple[int, str]]]:
@@ -31,11 +34,16 @@ def by_reference(entries: list[bytes]) -> tuple[pa.Table, list[tuple[int, str]]]
         except CorruptEntryError as error:
             rejects.append((number, error.reason))
             continue
-        rows += [{"topic": SOURCE.topic, "partition": SOURCE.partition, "late": False, **row} for row in entry_rows]
+        rows += [
+            {"topic": SOURCE.topic, "partition": SOURCE.partition, "late": False, **row}
+            for row in entry_rows
+        ]
     return pa.Table.from_pylist(rows, schema=schema.VIEW), rejects
 
 
 def as_numbers(rows: pa.Table) -> list[dict[str, Any]]:
     """Times as numbers, since Python's own end with the year 9999."""
-    plain = [pa.int64() if pa.types.is_timestamp(field.type) else field.type for field in rows.schema]
+    plain = [
+        pa.int64() if pa.types.is_timestamp(field.type) else field.type for field in rows.schema
+    ]
     return rows.cast(pa.schema(zip(rows.schema.names, plain, strict=True))).to_pylist()

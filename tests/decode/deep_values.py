@@ -1,6 +1,6 @@
-"""``python -m tests.decode.deep_values``: run each allowed function that takes JSON, and each cast of
-it, on values of very many levels. One that calls itself for each level ends the process; the last
-line says which.
+"""``python -m tests.decode.deep_values``: run each allowed function that takes JSON, and each cast
+of it, on values of very many levels. One that calls itself for each level ends the process; the
+last line says which.
 """
 
 from __future__ import annotations
@@ -24,7 +24,17 @@ _VALUES = ["[" * _LEVELS + "]" * _LEVELS, '{"a":' * _LEVELS + "1" + "}" * _LEVEL
 
 _ARGUMENTS = ["value::json", "'$.a'", """'{"a":"json"}'"""]
 
-_TYPES = ["varchar", "json", "variant", "varchar[][]", "struct(a json)", "map(varchar, json)", "json[]", "blob", "bit"]
+_TYPES = [
+    "varchar",
+    "json",
+    "variant",
+    "varchar[][]",
+    "struct(a json)",
+    "map(varchar, json)",
+    "json[]",
+    "blob",
+    "bit",
+]
 
 _FUNCTIONS = r"""
     select distinct function_name, len(parameter_types), varargs is not null from duckdb_functions()

@@ -15,7 +15,9 @@ from ledgerlake.wire.value_schema import ValueSchema
 
 def descriptors() -> descriptor_pb2.FileDescriptorSet:
     """Two files, the one that is imported last, as no reader may rely on their order."""
-    shared = descriptor_pb2.FileDescriptorProto(name="shared.proto", package="shop", syntax="proto3")
+    shared = descriptor_pb2.FileDescriptorProto(
+        name="shared.proto", package="shop", syntax="proto3"
+    )
     item = shared.message_type.add(name="Item")
     item.field.add(name="sku", number=1, type=9, label=1)
     item.field.add(name="count", number=2, type=13, label=1)

@@ -32,7 +32,9 @@ def refusal(codec: int, data: bytes, declared: int, limit: int = 1 << 20) -> str
 
 @pytest.mark.parametrize("codec", CODECS, ids=pb.CompressionType.Name)
 def test_what_the_java_client_compressed_is_read(codec: int) -> None:
-    assert decompress(codec, memoryview(bytes.fromhex(JAVA_BYTES[codec])), len(HELLO), 1000) == HELLO
+    assert (
+        decompress(codec, memoryview(bytes.fromhex(JAVA_BYTES[codec])), len(HELLO), 1000) == HELLO
+    )
 
 
 def test_a_finished_zlib_stream_is_read_too() -> None:
@@ -78,7 +80,11 @@ def test_a_bomb_allocates_no_more_than_it_declared(codec: int) -> None:
 
 
 def test_a_frame_that_claims_gigabytes_is_refused_by_its_header() -> None:
-    header = zstandard.ZstdCompressor(write_content_size=True).compressobj(size=2**40).compress(b"x" * 10)
+    header = (
+        zstandard.ZstdCompressor(write_content_size=True)
+        .compressobj(size=2**40)
+        .compress(b"x" * 10)
+    )
     assert refusal(pb.ZSTD, header + b"\0" * 20, 10) == "bad_compression"
 
 
@@ -99,7 +105,9 @@ def test_a_claim_beyond_what_the_bytes_can_hold_allocates_nothing(codec: int) ->
     claimed = 100 * 1024 * 1024
     tracemalloc.start()
     try:
-        assert refusal(codec, compress(codec, HELLO), claimed, limit=2 * claimed) == "bad_compression"
+        assert (
+            refusal(codec, compress(codec, HELLO), claimed, limit=2 * claimed) == "bad_compression"
+        )
         assert tracemalloc.get_traced_memory()[1] < 1024 * 1024
     finally:
         tracemalloc.stop()
@@ -108,4 +116,6 @@ def test_a_claim_beyond_what_the_bytes_can_hold_allocates_nothing(codec: int) ->
 @pytest.mark.parametrize("codec", CODECS, ids=pb.CompressionType.Name)
 def test_the_most_that_a_codec_compresses_is_read(codec: int) -> None:
     for size in (0, 1, 300, 100_000, 10_000_000):
-        assert bytes(decompress(codec, memoryview(compress(codec, bytes(size))), size, 1 << 24)) == bytes(size)
+        assert bytes(
+            decompress(codec, memoryview(compress(codec, bytes(size))), size, 1 << 24)
+        ) == bytes(size)

@@ -22,7 +22,9 @@ TOPIC = "persistent://public/default/t"
 
 
 def rows(*entries: bytes, partition: int = -1) -> pa.RecordBatch:
-    (decoded,) = decode_bundle(bundle(entries), TopicPartition(TOPIC, partition), chunks_as_rejects=False)
+    (decoded,) = decode_bundle(
+        bundle(entries), TopicPartition(TOPIC, partition), chunks_as_rejects=False
+    )
     return decoded.messages
 
 
@@ -32,9 +34,14 @@ def compat(*entries: bytes, partition: int = -1) -> list[dict[str, Any]]:
 
 def test_a_message_has_their_columns() -> None:
     properties = [pb.KeyValue(key="a", value="1")]
-    (row,) = compat(single(b"v", partition_key="k", properties=properties, event_time=1000), partition=3)
+    (row,) = compat(
+        single(b"v", partition_key="k", properties=properties, event_time=1000), partition=3
+    )
     message_id = row.pop("__messageId")
-    assert (str(from_bytes(message_id)), pb.MessageIdData.FromString(message_id).partition) == ("7:0", 3)
+    assert (str(from_bytes(message_id)), pb.MessageIdData.FromString(message_id).partition) == (
+        "7:0",
+        3,
+    )
     assert row == {
         "value": b"v",
         "__key": b"k",
@@ -55,9 +62,14 @@ def test_a_binary_key_a_batch_and_what_is_absent() -> None:
 
 def test_fields_of_a_record_stand_for_themselves() -> None:
     fields = [{"name": name, "type": ["null", "int"]} for name in ("a", "b")]
-    schema = ValueSchema(pb.Schema.Json, json.dumps({"type": "record", "name": "R", "fields": fields}).encode())
+    schema = ValueSchema(
+        pb.Schema.Json, json.dumps({"type": "record", "name": "R", "fields": fields}).encode()
+    )
     typed = type_values(
-        rows(single(b'{"a":1}'), single(b"", null_value=True)), schema, lambda _: schema, keep_bytes=False
+        rows(single(b'{"a":1}'), single(b"", null_value=True)),
+        schema,
+        lambda _: schema,
+        keep_bytes=False,
     )
     columns = as_compat(typed)
     assert columns.schema == compat_columns(typed.schema)
@@ -69,11 +81,14 @@ def test_what_is_no_message_is_an_error_that_names_it_and_says_how_to_go_on() ->
     chunk = single(b"x", uuid="u", chunk_id=0, num_chunks_from_msg=2, total_chunk_msg_size=2)
     with pytest.raises(
         CorruptEntryError,
-        match=r"7:1 of .* is a chunk of a large message, for .*; use compat\(messages\(spark, config\)\) .*large messages whole",
+        match=r"7:1 of .* is a chunk of a large message, for .*; use compat\(messages\(spark, "
+        r"config\)\) .*large messages whole",
     ):
         as_compat(rows(single(b"v"), chunk))
     schema = ValueSchema(pb.Schema.Int32)
-    typed = type_values(rows(single(b"\0\0\0\1"), single(b"x")), schema, lambda _: schema, keep_bytes=False)
+    typed = type_values(
+        rows(single(b"\0\0\0\1"), single(b"x")), schema, lambda _: schema, keep_bytes=False
+    )
     with pytest.raises(CorruptEntryError, match=r"7:1 of .* is no message \(undecodable_value\)"):
         as_compat(typed)
 

@@ -40,7 +40,15 @@ ENTRIES = [
 
 def test_whoever_has_one_of_the_keys_reads_every_message(crypto: CryptoSettings) -> None:
     messages, rejects = decoded(ENTRIES, crypto=crypto)
-    assert [row["value"] for row in messages] == [b"plain", b"one", b"a", b"b", b"c", b"d", b"plain"]
+    assert [row["value"] for row in messages] == [
+        b"plain",
+        b"one",
+        b"a",
+        b"b",
+        b"c",
+        b"d",
+        b"plain",
+    ]
     assert [row["broker_index"] for row in messages[2:5]] == [3, 4, 5]
     assert messages[1]["key"] == "k"
     assert rejects == []
@@ -49,11 +57,17 @@ def test_whoever_has_one_of_the_keys_reads_every_message(crypto: CryptoSettings)
 def test_without_a_key_they_are_rejects_as_they_were_stored(tmp_path: Path) -> None:
     messages, rejects = decoded(ENTRIES)
     assert [row["value"] for row in messages] == [b"plain", b"plain"]
-    assert [(row["reason"], row["entry"]) for row in rejects] == [("encrypted", entry) for entry in ENTRIES[1:4]]
+    assert [(row["reason"], row["entry"]) for row in rejects] == [
+        ("encrypted", entry) for entry in ENTRIES[1:4]
+    ]
     stranger = CryptoSettings(key_folder(tmp_path / "others", "another"))
     _, rejects = decoded(ENTRIES, crypto=stranger)
-    assert [(row["reason"], row["entry"]) for row in rejects] == [("undecryptable", entry) for entry in ENTRIES[1:4]]
-    assert rejects[1]["detail"] == "the entry is encrypted for theirs, ours, and no key here opens it"
+    assert [(row["reason"], row["entry"]) for row in rejects] == [
+        ("undecryptable", entry) for entry in ENTRIES[1:4]
+    ]
+    assert (
+        rejects[1]["detail"] == "the entry is encrypted for theirs, ours, and no key here opens it"
+    )
 
 
 def test_a_key_of_the_right_name_and_the_wrong_content_opens_nothing(tmp_path: Path) -> None:
@@ -61,13 +75,17 @@ def test_a_key_of_the_right_name_and_the_wrong_content_opens_nothing(tmp_path: P
     key_folder(folder)
     for content in (private_pem("another"), b"no key at all", b""):
         (folder / "ours.pem").write_bytes(content)
-        _, rejects = decoded([ENTRIES[1]], crypto=CryptoSettings(str(folder), failure_action="reject"))
+        _, rejects = decoded(
+            [ENTRIES[1]], crypto=CryptoSettings(str(folder), failure_action="reject")
+        )
         assert [row["reason"] for row in rejects] == ["undecryptable"]
 
 
 def test_what_nobody_opens_can_end_the_read_or_pass_as_its_bytes(crypto: CryptoSettings) -> None:
     foreign = [encrypted(batch([b"a", b"b"]), "theirs"), single(b"plain")]
-    with pytest.raises(DecryptionError, match="encrypted for theirs, and no key here opens it; see cryptoKeyFolder"):
+    with pytest.raises(
+        DecryptionError, match="encrypted for theirs, and no key here opens it; see cryptoKeyFolder"
+    ):
         decoded(foreign, crypto=replace(crypto, failure_action="fail"))
     messages, rejects = decoded(foreign, crypto=replace(crypto, failure_action="pass"))
     assert (len(messages), messages[1]["value"], rejects) == (2, b"plain", [])
@@ -100,7 +118,9 @@ def raising(name: str, metadata: Mapping[str, str]) -> Any:
         ("number", "the crypto_key_reader returned int and not bytes"),
     ],
 )
-def test_an_entry_for_which_the_users_function_fails_is_a_reject_that_says_so(name: str, sentence: str) -> None:
+def test_an_entry_for_which_the_users_function_fails_is_a_reject_that_says_so(
+    name: str, sentence: str
+) -> None:
     settings = CryptoSettings(key_reader=f"{__name__}:raising")
     entries = [encrypted(single(b"one"), name), encrypted(single(b"two"), "ours")]
     messages, rejects = decoded(entries, crypto=settings)
@@ -113,7 +133,9 @@ def test_an_entry_for_which_the_users_function_fails_is_a_reject_that_says_so(na
 
 
 @pytest.mark.parametrize("name", ["../ours", "/etc/ours", "..", "a/b", "", "x" * 300, "ours\0"])
-def test_a_key_name_never_leads_out_of_the_folder(crypto: CryptoSettings, tmp_path: Path, name: str) -> None:
+def test_a_key_name_never_leads_out_of_the_folder(
+    crypto: CryptoSettings, tmp_path: Path, name: str
+) -> None:
     inner = tmp_path / "keys" / "inner"
     inner.mkdir()
     settings = CryptoSettings(str(inner))
@@ -139,14 +161,18 @@ def test_each_chunk_of_a_large_message_is_opened(crypto: CryptoSettings) -> None
     with pytest.raises(CorruptEntryError) as raised:
         decode_large(chunks, positions, SOURCE, 10_000)
     assert raised.value.reason == "encrypted"
-    opaque = decode_large(chunks, positions, SOURCE, 10_000, CryptoSettings(failure_action="pass")).to_pylist()[0]
+    opaque = decode_large(
+        chunks, positions, SOURCE, 10_000, CryptoSettings(failure_action="pass")
+    ).to_pylist()[0]
     assert len(opaque["value"]) == 1000 + 3 * 16
     assert dict(opaque["properties"])["ledgerlake.encrypted_for"] == "ours"
 
 
 def with_changed_payload(entry: bytes) -> bytes:
     raw = parse_entry(entry)
-    return encode_entry(raw.metadata, bytes([raw.payload[0] ^ 1]) + bytes(raw.payload[1:]), raw.broker)
+    return encode_entry(
+        raw.metadata, bytes([raw.payload[0] ^ 1]) + bytes(raw.payload[1:]), raw.broker
+    )
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 2), (0, 1, 2)], ids=str)
@@ -155,10 +181,18 @@ def test_a_large_message_passes_opened_as_a_whole_or_as_it_is_stored(
     crypto: CryptoSettings, closed: tuple[int, ...], plain: tuple[int, ...]
 ) -> None:
     chunks = chunk_entries(b"a" * 300 + b"b" * 300 + b"c" * 300, 3, null_value=True)
-    chunks = [entry if number in plain else encrypted(entry, "ours") for number, entry in enumerate(chunks)]
-    stored = [with_changed_payload(entry) if number in closed else entry for number, entry in enumerate(chunks)]
+    chunks = [
+        entry if number in plain else encrypted(entry, "ours")
+        for number, entry in enumerate(chunks)
+    ]
+    stored = [
+        with_changed_payload(entry) if number in closed else entry
+        for number, entry in enumerate(chunks)
+    ]
     positions = tuple(Position(7, number) for number in range(3))
-    (row,) = decode_large(stored, positions, SOURCE, 10_000, replace(crypto, failure_action="pass")).to_pylist()
+    (row,) = decode_large(
+        stored, positions, SOURCE, 10_000, replace(crypto, failure_action="pass")
+    ).to_pylist()
     if set(closed) <= set(plain):
         # A changed text opens as well as any other.
         assert (row["value"], row["properties"], row["is_null"]) == (None, [], True)
@@ -177,7 +211,9 @@ def test_an_encrypted_message_waits_like_any_other() -> None:
 
 def test_an_entry_is_tried_for_a_bounded_number_of_recipients(crypto: CryptoSettings) -> None:
     entry = parse_entry(encrypted(single(b"secret"), "ours"))
-    wrong = [pb.EncryptionKeys(key="ours", value=number.to_bytes(256, "big")) for number in range(150)]
+    wrong = [
+        pb.EncryptionKeys(key="ours", value=number.to_bytes(256, "big")) for number in range(150)
+    ]
     ours = list(entry.metadata.encryption_keys)
     for before, opens in ((50, True), (150, False)):
         del entry.metadata.encryption_keys[:]
@@ -188,7 +224,9 @@ def test_an_entry_is_tried_for_a_bounded_number_of_recipients(crypto: CryptoSett
         assert [row["reason"] for row in rejects] == ["undecryptable"] * (not opens)
 
 
-def test_a_private_key_is_read_once(crypto: CryptoSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_private_key_is_read_once(
+    crypto: CryptoSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from cryptography.hazmat.primitives import serialization
 
     from ledgerlake.decode import data_keys as module
@@ -202,11 +240,15 @@ def test_a_private_key_is_read_once(crypto: CryptoSettings, monkeypatch: pytest.
         return load(pem, password)
 
     monkeypatch.setattr(serialization, "load_pem_private_key", noted)
-    decoded([encrypted(single(b"x", sequence_id=number), "ours") for number in range(5)], crypto=crypto)
+    decoded(
+        [encrypted(single(b"x", sequence_id=number), "ours") for number in range(5)], crypto=crypto
+    )
     assert len(calls) <= 1
 
 
-def test_what_is_damaged_below_its_encryption_is_rejected_as_it_was_stored(crypto: CryptoSettings) -> None:
+def test_what_is_damaged_below_its_encryption_is_rejected_as_it_was_stored(
+    crypto: CryptoSettings,
+) -> None:
     damaged = encrypted(single(b"secret and no batch", num_messages_in_batch=3), "ours")
     _, rejects = decoded([damaged], crypto=crypto)
     assert [(row["reason"], row["entry"]) for row in rejects] == [("truncated_batch", damaged)]

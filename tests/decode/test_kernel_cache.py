@@ -33,7 +33,9 @@ def run(umask: int, **environment: Path) -> tuple[list[str], str]:
     """Return what a process that compiles says, and warns of."""
     names = {name: str(path) for name, path in environment.items()}
     command = [sys.executable, "-c", _SCRIPT, oct(umask)]
-    ended = subprocess.run(command, env=os.environ | names, check=True, capture_output=True, text=True)
+    ended = subprocess.run(
+        command, env=os.environ | names, check=True, capture_output=True, text=True
+    )
     return ended.stdout.split(), ended.stderr
 
 
@@ -58,14 +60,19 @@ def sources(tmp_path: Path) -> Path:
     # A module of the first folder is the one that is imported.
     for root in map(Path, reversed(list(ledgerlake.__path__))):
         shutil.copytree(
-            root, tmp_path / "own" / "ledgerlake", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
+            root,
+            tmp_path / "own" / "ledgerlake",
+            ignore=shutil.ignore_patterns("__pycache__"),
+            dirs_exist_ok=True,
         )
     (tmp_path / "own" / "ledgerlake" / "__init__.py").touch()
     return tmp_path / "own"
 
 
 @pytest.mark.parametrize("rights", [0o777, 0o775], ids=oct)
-def test_a_folder_that_others_can_write_to_is_passed_over_and_named(sources: Path, rights: int) -> None:
+def test_a_folder_that_others_can_write_to_is_passed_over_and_named(
+    sources: Path, rights: int
+) -> None:
     beside = sources / "ledgerlake" / "decode" / "__pycache__"
     beside.mkdir()
     beside.chmod(rights)

@@ -36,7 +36,12 @@ def test_chunks_are_joined_then_unpacked_once(codec: int) -> None:
     (row,) = batch.to_pylist()
     assert row["value"] == PAYLOAD
     assert (row["message_id"], row["first_chunk_id"], row["chunk_count"]) == ("4:8", "4:0", 5)
-    assert (row["topic"], row["partition"], row["key"], row["batch_index"]) == (SOURCE.topic, 2, "k", -1)
+    assert (row["topic"], row["partition"], row["key"], row["batch_index"]) == (
+        SOURCE.topic,
+        2,
+        "k",
+        -1,
+    )
 
 
 def test_a_null_value_stays_null() -> None:
@@ -47,21 +52,36 @@ def test_a_null_value_stays_null() -> None:
 @pytest.mark.parametrize(
     ("entries", "reason"),
     [
-        pytest.param(list(reversed(chunk_entries(PAYLOAD, 2))), "chunk_mismatch", id="another order"),
+        pytest.param(
+            list(reversed(chunk_entries(PAYLOAD, 2))), "chunk_mismatch", id="another order"
+        ),
         pytest.param(chunk_entries(PAYLOAD, 3)[:2], "chunk_mismatch", id="one missing"),
         pytest.param(
-            [chunk_entries(b"a", 2)[0], chunk_entries(b"b", 2, uuid="other")[1]], "chunk_mismatch", id="of two"
+            [chunk_entries(b"a", 2)[0], chunk_entries(b"b", 2, uuid="other")[1]],
+            "chunk_mismatch",
+            id="of two",
         ),
         pytest.param(
-            [chunk_entries(b"ab", 2, publish_time=1)[0], chunk_entries(b"cd", 2, publish_time=2)[1]],
+            [
+                chunk_entries(b"ab", 2, publish_time=1)[0],
+                chunk_entries(b"cd", 2, publish_time=2)[1],
+            ],
             "chunk_mismatch",
             id="of a restarted producer",
         ),
-        pytest.param([*chunk_entries(PAYLOAD, 2)[:1], b"garbage"], "malformed_entry", id="no entry"),
-        pytest.param([], "chunk_mismatch", id="nothing"),
-        pytest.param(chunk_entries(PAYLOAD, 2, codec=pb.LZ4, uncompressed_size=9), "bad_compression", id="wrong size"),
         pytest.param(
-            chunk_entries(PAYLOAD, 2, codec=77 - 73, uncompressed_size=2**30), "too_large", id="claims too much"
+            [*chunk_entries(PAYLOAD, 2)[:1], b"garbage"], "malformed_entry", id="no entry"
+        ),
+        pytest.param([], "chunk_mismatch", id="nothing"),
+        pytest.param(
+            chunk_entries(PAYLOAD, 2, codec=pb.LZ4, uncompressed_size=9),
+            "bad_compression",
+            id="wrong size",
+        ),
+        pytest.param(
+            chunk_entries(PAYLOAD, 2, codec=77 - 73, uncompressed_size=2**30),
+            "too_large",
+            id="claims too much",
         ),
         pytest.param(
             chunk_entries(PAYLOAD, 2, encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")]),
@@ -99,15 +119,24 @@ def test_what_chunks_have_beside_the_payload_is_limited_too() -> None:
 
 def test_what_is_beyond_the_limit_or_of_another_message_is_not_even_read() -> None:
     chunks = chunk_entries(PAYLOAD, 300)
-    for entries, reason in ((chunks, "too_large"), ([chunks[0], None, *chunks[2:]], "chunk_trimmed")):
+    for entries, reason in (
+        (chunks, "too_large"),
+        ([chunks[0], None, *chunks[2:]], "chunk_trimmed"),
+    ):
         unread = iter(entries)
         with pytest.raises(CorruptEntryError) as raised:
             decode_large(unread, at(300), SOURCE, 1000)
         assert raised.value.reason == reason
         assert len(list(unread)) > 270
-    secret = chunk_entries(b"cd", 2, uuid="q", encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")])
+    secret = chunk_entries(
+        b"cd", 2, uuid="q", encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")]
+    )
     with pytest.raises(CorruptEntryError) as raised:
         decode_large(
-            [chunk_entries(b"ab", 2)[0], secret[1]], at(2), SOURCE, 1000, CryptoSettings(failure_action="fail")
+            [chunk_entries(b"ab", 2)[0], secret[1]],
+            at(2),
+            SOURCE,
+            1000,
+            CryptoSettings(failure_action="fail"),
         )
     assert raised.value.reason == "chunk_mismatch"

@@ -97,16 +97,25 @@ def test_a_batch_of_one_is_a_batch() -> None:
 
 
 def test_batched_messages_have_their_own_metadata() -> None:
-    first = pb.SingleMessageMetadata(payload_size=0, partition_key="k", event_time=5, sequence_id=77, ordering_key=b"o")
+    first = pb.SingleMessageMetadata(
+        payload_size=0, partition_key="k", event_time=5, sequence_id=77, ordering_key=b"o"
+    )
     first.properties.add(key="x", value="y")
     second = pb.SingleMessageMetadata(payload_size=0, null_value=True)
     plain = encode_batch([(first, b"v"), (second, b"")])
     entry_metadata = metadata(
-        sequence_id=70, num_messages_in_batch=2, uncompressed_size=len(plain), partition_key="not this"
+        sequence_id=70,
+        num_messages_in_batch=2,
+        uncompressed_size=len(plain),
+        partition_key="not this",
     )
     messages, _ = decoded([encode_entry(entry_metadata, plain, broker(1))])
     first_row, second_row = messages
-    assert (first_row["key"], first_row["event_time"], first_row["sequence_id"]) == ("k", moment(5), 77)
+    assert (first_row["key"], first_row["event_time"], first_row["sequence_id"]) == (
+        "k",
+        moment(5),
+        77,
+    )
     assert (first_row["ordering_key"], first_row["properties"]) == (b"o", [("x", "y")])
     assert (
         second_row["key"],
@@ -128,9 +137,9 @@ def test_slots_that_compaction_emptied_are_skipped_and_keep_their_index() -> Non
     entry_metadata = metadata(num_messages_in_batch=2, uncompressed_size=len(plain))
     messages, rejects = decoded([encode_entry(entry_metadata, plain, broker(9))])
     assert rejects == []
-    assert [(row["message_id"], row["broker_index"], row["key"], row["value"]) for row in messages] == [
-        ("7:0:1", 9, "k0", b"v1")
-    ]
+    assert [
+        (row["message_id"], row["broker_index"], row["key"], row["value"]) for row in messages
+    ] == [("7:0:1", 9, "k0", b"v1")]
 
 
 def test_a_key_that_is_not_text_is_bytes() -> None:
@@ -168,28 +177,43 @@ def bad_entries() -> dict[str, bytes]:
         "unknown_codec": single(b"x", compression=7, uncompressed_size=1),
         "bad_compression": single(b"x" * 20, compression=pb.LZ4, uncompressed_size=99),
         "too_large": single(b"x" * 20, compression=pb.LZ4, uncompressed_size=2**31 - 1),
-        "truncated_batch": encode_entry(metadata(num_messages_in_batch=2, uncompressed_size=len(plain)), plain[:-1]),
-        "batch_count": encode_entry(metadata(num_messages_in_batch=1_000_000_000, uncompressed_size=len(plain)), plain),
-        "encrypted": encode_entry(
-            metadata(encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")], encryption_param=b"iv"), b"secret"
+        "truncated_batch": encode_entry(
+            metadata(num_messages_in_batch=2, uncompressed_size=len(plain)), plain[:-1]
         ),
-        "chunk_part": single(b"part", uuid="p-1", chunk_id=0, num_chunks_from_msg=3, total_chunk_msg_size=12),
+        "batch_count": encode_entry(
+            metadata(num_messages_in_batch=1_000_000_000, uncompressed_size=len(plain)), plain
+        ),
+        "encrypted": encode_entry(
+            metadata(
+                encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")], encryption_param=b"iv"
+            ),
+            b"secret",
+        ),
+        "chunk_part": single(
+            b"part", uuid="p-1", chunk_id=0, num_chunks_from_msg=3, total_chunk_msg_size=12
+        ),
     }
 
 
 @pytest.mark.parametrize("reason", sorted(bad_entries()))
-def test_a_bad_entry_is_a_reject_with_its_bytes_and_its_neighbours_are_messages(reason: str) -> None:
+def test_a_bad_entry_is_a_reject_with_its_bytes_and_its_neighbours_are_messages(
+    reason: str,
+) -> None:
     entry = bad_entries()[reason]
     messages, rejects = decoded([single(b"before"), entry, batch([b"behind"], pb.ZSTD)])
     assert [row["value"] for row in messages] == [b"before", b"behind"]
-    assert [(row["reason"], row["message_id"], row["entry"]) for row in rejects] == [(reason, "7:1", entry)]
+    assert [(row["reason"], row["message_id"], row["entry"]) for row in rejects] == [
+        (reason, "7:1", entry)
+    ]
     assert rejects[0]["detail"]
 
 
 @pytest.mark.parametrize("count", [0, -1, 1, 3, 2**31 - 1])
 def test_a_batch_that_claims_another_number_is_a_reject(count: int) -> None:
     plain = encode_batch([(pb.SingleMessageMetadata(payload_size=0), b"abc")] * 2)
-    _, rejects = decoded([encode_entry(metadata(num_messages_in_batch=count, uncompressed_size=len(plain)), plain)])
+    _, rejects = decoded(
+        [encode_entry(metadata(num_messages_in_batch=count, uncompressed_size=len(plain)), plain)]
+    )
     assert [row["reason"] for row in rejects] == ["batch_count"]
 
 
@@ -198,30 +222,45 @@ def test_parts_of_a_large_message_are_rows_for_those_who_ask() -> None:
     messages, rejects = decoded([part], chunks_as_rejects=False)
     assert rejects == []
     row = messages[0]
-    assert (row["chunk_uuid"], row["chunk_id"], row["chunk_count"], row["chunk_total_bytes"]) == ("p-1", 1, 3, 12)
+    assert (row["chunk_uuid"], row["chunk_id"], row["chunk_count"], row["chunk_total_bytes"]) == (
+        "p-1",
+        1,
+        3,
+        12,
+    )
     assert row["value"] == b"part"
 
 
 def test_odd_entries_stand_where_they_belong() -> None:
-    entries = [batch([b"1", b"2"]), single(b"part", uuid="u", num_chunks_from_msg=2, chunk_id=0), batch([b"3"])]
+    entries = [
+        batch([b"1", b"2"]),
+        single(b"part", uuid="u", num_chunks_from_msg=2, chunk_id=0),
+        batch([b"3"]),
+    ]
     messages, _ = decoded(entries, chunks_as_rejects=False)
     assert [row["value"] for row in messages] == [b"1", b"2", b"part", b"3"]
 
 
 def test_what_an_earlier_batch_took_of_the_first_entry_is_left_out() -> None:
-    messages, _ = decoded([batch([b"0", b"1", b"2"]), batch([b"3"])], first_entry=BatchRange(after=1))
+    messages, _ = decoded(
+        [batch([b"0", b"1", b"2"]), batch([b"3"])], first_entry=BatchRange(after=1)
+    )
     assert [row["value"] for row in messages] == [b"2", b"3"]
 
 
 @pytest.mark.parametrize("more", [{}, {"uuid": "makes it go the plain route"}])
 def test_a_broker_gives_one_number_to_a_whole_batch_of_a_transaction(more: dict[str, Any]) -> None:
     fields: dict[str, Any] = {"txnid_most_bits": 0, "txnid_least_bits": 7, **more}
-    messages, _ = decoded([batch([b"0", b"1", b"2"], index=5, **fields), batch([b"3", b"4"], index=7)])
+    messages, _ = decoded(
+        [batch([b"0", b"1", b"2"], index=5, **fields), batch([b"3", b"4"], index=7)]
+    )
     assert [row["broker_index"] for row in messages] == [5, 5, 5, 6, 7]
 
 
 def test_a_part_of_a_batch_can_end_before_the_batch_does() -> None:
-    messages, _ = decoded([batch([b"0", b"1", b"2", b"3"]), single(b"4")], first_entry=BatchRange(0, 2))
+    messages, _ = decoded(
+        [batch([b"0", b"1", b"2", b"3"]), single(b"4")], first_entry=BatchRange(0, 2)
+    )
     assert [row["value"] for row in messages] == [b"1", b"2", b"4"]
 
 
@@ -229,7 +268,9 @@ def test_large_payloads_are_expanded_in_slices_without_losing_rows() -> None:
     entries = [batch([bytes([number]) * 12_000_000], pb.LZ4) for number in range(6)]
     parts = list(decode_bundle(bundle(entries), SOURCE))
     assert len(parts) == 3
-    assert [row[0] for part in parts for row in part.messages["value"].to_pylist()] == list(range(6))
+    assert [row[0] for part in parts for row in part.messages["value"].to_pylist()] == list(
+        range(6)
+    )
 
 
 # A field that the kernels leave to the reference.
@@ -237,9 +278,15 @@ PLAIN_ROUTE = [pytest.param({}, id="kernels"), pytest.param({"uuid": "u"}, id="r
 
 
 @pytest.mark.parametrize("more", PLAIN_ROUTE)
-def test_what_is_copied_for_each_message_of_a_batch_goes_out_in_bounded_pieces(more: dict[str, Any]) -> None:
+def test_what_is_copied_for_each_message_of_a_batch_goes_out_in_bounded_pieces(
+    more: dict[str, Any],
+) -> None:
     count, name = 1_000, "p" * 100_000
-    entries = [single(b"before"), batch([b"v"] * count, producer_name=name, index=count, **more), single(b"behind")]
+    entries = [
+        single(b"before"),
+        batch([b"v"] * count, producer_name=name, index=count, **more),
+        single(b"behind"),
+    ]
     message_ids: list[str] = []
     pieces = 0
     for part in decode_bundle(bundle(entries), SOURCE):
@@ -269,13 +316,17 @@ def test_a_large_batch_that_is_broken_at_its_end_is_one_reject(
 ) -> None:
     monkeypatch.setattr(messages_module, "DECODED_PIECE_BYTES", 10_000)
     plain = encode_batch([(pb.SingleMessageMetadata(payload_size=0), b"abc")] * 1000)[:-1]
-    broken = encode_entry(metadata(num_messages_in_batch=1000, uncompressed_size=len(plain), **more), plain)
+    broken = encode_entry(
+        metadata(num_messages_in_batch=1000, uncompressed_size=len(plain), **more), plain
+    )
     messages, rejects = decoded([single(b"before"), broken, single(b"behind")])
     assert [row["value"] for row in messages] == [b"before", b"behind"]
     assert [row["reason"] for row in rejects] == ["truncated_batch"]
 
 
-def test_pieces_of_any_size_are_the_same_rows_in_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_any_size_are_the_same_rows_in_the_same_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rng = random.Random(11)
     for _ in range(5):
         entries = [
@@ -311,14 +362,23 @@ def test_decoding_allocates_no_more_than_the_stated_factor(
 
 @pytest.mark.parametrize("beyond", [1_790_000_000_000_000, 2**63 - 1, 2**63, 2**64 - 1])
 def test_a_time_out_of_range_is_null_and_its_number_a_property(beyond: int) -> None:
-    slots = [(pb.SingleMessageMetadata(payload_size=0, event_time=event_time), b"") for event_time in (5, beyond)]
+    slots = [
+        (pb.SingleMessageMetadata(payload_size=0, event_time=event_time), b"")
+        for event_time in (5, beyond)
+    ]
     slots[0][0].properties.add(key="a", value="1")
     entry_metadata = metadata(publish_time=beyond, num_messages_in_batch=2, uncompressed_size=0)
     messages, rejects = decoded(
-        [encode_entry(entry_metadata, encode_batch(slots), broker(2)), single(b"", event_time=beyond)]
+        [
+            encode_entry(entry_metadata, encode_batch(slots), broker(2)),
+            single(b"", event_time=beyond),
+        ]
     )
     assert rejects == []
-    published, event = ("ledgerlake.publish_time", str(beyond)), ("ledgerlake.event_time", str(beyond))
+    published, event = (
+        ("ledgerlake.publish_time", str(beyond)),
+        ("ledgerlake.event_time", str(beyond)),
+    )
     assert [(row["publish_time"], row["event_time"], row["properties"]) for row in messages] == [
         (None, moment(5), [("a", "1"), published]),
         (None, None, [published, event]),
@@ -333,7 +393,9 @@ def test_a_property_that_is_there_twice_has_its_last_value(others: int) -> None:
     for key, value in [("p", "first"), *more, ("q", "only"), ("p", "last"), ("", "a"), ("", "b")]:
         slot.properties.add(key=key, value=value)
     plain = encode_batch([(slot, b""), (pb.SingleMessageMetadata(payload_size=0), b"")])
-    entry = encode_entry(metadata(uncompressed_size=len(plain), num_messages_in_batch=2), plain, None)
+    entry = encode_entry(
+        metadata(uncompressed_size=len(plain), num_messages_in_batch=2), plain, None
+    )
     same_both_ways([entry])
     (row, other), _ = decoded([entry])
     assert row["properties"] == [*more, ("q", "only"), ("p", "last"), ("", "b")]
@@ -348,8 +410,12 @@ def test_a_sequence_id_beyond_what_the_column_holds_is_a_property() -> None:
     ]
 
 
-@pytest.mark.parametrize(("deliver_at", "is_kept"), [(-1, True), (-(2**63), True), (0, True), (2**62, False)])
-def test_a_delivery_time_beyond_all_is_a_reject_and_one_before_all_a_property(deliver_at: int, is_kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("deliver_at", "is_kept"), [(-1, True), (-(2**63), True), (0, True), (2**62, False)]
+)
+def test_a_delivery_time_beyond_all_is_a_reject_and_one_before_all_a_property(
+    deliver_at: int, is_kept: bool
+) -> None:
     messages, rejects = decoded([single(b"", deliver_at_time=deliver_at)])
     assert [row["reason"] for row in rejects] == ([] if is_kept else ["malformed_entry"])
     if deliver_at < 0:
@@ -386,7 +452,9 @@ def test_the_columns_are_the_contract() -> None:
 
 def random_entry(rng: random.Random) -> bytes:
     """An entry of any legal shape."""
-    entry_metadata = metadata(sequence_id=rng.randrange(2**40), producer_name=rng.choice(["p", "prodücer", ""]))
+    entry_metadata = metadata(
+        sequence_id=rng.randrange(2**40), producer_name=rng.choice(["p", "prodücer", ""])
+    )
     singles = []
     for _ in range(rng.choice([0, 1, 1, 2, 7])):
         slot = pb.SingleMessageMetadata(payload_size=0)
@@ -409,7 +477,9 @@ def random_entry(rng: random.Random) -> bytes:
         entry_metadata.highest_sequence_id = 2**40
         entry_metadata.txnid_most_bits = 3
     if rng.random() < 0.2:
-        entry_metadata.MergeFromString(rng.choice([b"\x82\x02\x03abc", b"\x88\x02\x05", b"\x91\x02" + b"8bytes!!"]))
+        entry_metadata.MergeFromString(
+            rng.choice([b"\x82\x02\x03abc", b"\x88\x02\x05", b"\x91\x02" + b"8bytes!!"])
+        )
     entry_metadata.compression = rng.choice([pb.NONE, pb.LZ4, pb.ZLIB, pb.ZSTD, pb.SNAPPY])
     entry_metadata.uncompressed_size = len(plain)
     from ledgerlake.decode.codecs import compress
@@ -509,11 +579,16 @@ def test_how_a_batch_is_cut_into_pieces_does_not_depend_on_its_bundle(
     stored: list[tuple[int, bool]], data: st.DataObject
 ) -> None:
     # Such a sequence id is odd, so the reference decoder reads the entry.
-    entries = [batch([b"v"] * count, **({"sequence_id": 2**63} if is_odd else {})) for count, is_odd in stored]
+    entries = [
+        batch([b"v"] * count, **({"sequence_id": 2**63} if is_odd else {}))
+        for count, is_odd in stored
+    ]
 
     def pieces_of(first: int, end: int) -> dict[int, list[int]]:
         cut: dict[int, list[int]] = {}
-        frames = b"".join(commands.message(1, 7, number, entries[number]) for number in range(first, end))
+        frames = b"".join(
+            commands.message(1, 7, number, entries[number]) for number in range(first, end)
+        )
         for part in decode_bundle(frames, SOURCE):
             entry_ids = part.messages["entry_id"].to_pylist()
             for number in sorted(set(entry_ids)):

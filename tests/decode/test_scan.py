@@ -60,7 +60,9 @@ def outcome(pieces: list[bytes], with_scan: bool) -> tuple[list[Any], list[int],
                 entries_and_error.append(event)
                 counts.append(message_count(event.entry))
             else:
-                entries_and_error.append(event.SerializePartialToString() if isinstance(event, Message) else event)
+                entries_and_error.append(
+                    event.SerializePartialToString() if isinstance(event, Message) else event
+                )
     except ProtocolError as error:
         entries_and_error.append((type(error), error.message))
     return entries_and_error, counts, client.data_to_send()
@@ -77,7 +79,11 @@ def test_plain_entries_come_as_one_run_with_their_frames_untouched() -> None:
     received = run(*entries)
     assert [bytes(entry.entry) for entry in received.each()] == entries
     assert received.frames == bundle(entries)
-    assert (received.position, received.last, received.message_count) == (Position(7, 0), Position(7, 2), 4)
+    assert (received.position, received.last, received.message_count) == (
+        Position(7, 0),
+        Position(7, 2),
+        4,
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,11 +93,15 @@ def test_plain_entries_come_as_one_run_with_their_frames_untouched() -> None:
         pytest.param(commands.message(2, 7, 2, single(b"x")), id="another consumer's entry"),
         pytest.param(commands.message(1, 8, 2, single(b"x")), id="another ledger's entry"),
         pytest.param(commands.message(1, 7, 1, single(b"x")), id="an entry again"),
-        pytest.param(commands.message(1, 7, 2, chunk_entries(b"large message", 2)[0]), id="a chunk"),
+        pytest.param(
+            commands.message(1, 7, 2, chunk_entries(b"large message", 2)[0]), id="a chunk"
+        ),
         pytest.param(commands.message(1, 7, 2, b"no entry"), id="what is no entry"),
         pytest.param(commands.message(1, 7, 2, single(b"x"))[:-1], id="half a frame"),
         pytest.param(b"\xff\xff\xff\xff\x00\x00\x00\x01", id="a frame over the limit"),
-        pytest.param(b"\x00\x00\x00\x08\xff\xff\xff\xff", id="a command that passes its frame's end"),
+        pytest.param(
+            b"\x00\x00\x00\x08\xff\xff\xff\xff", id="a command that passes its frame's end"
+        ),
     ],
 )
 def test_a_run_ends_before(next_frame: bytes) -> None:
@@ -158,12 +168,16 @@ def stream(rng: random.Random) -> bytes:
         )
         kind = rng.random()
         if kind < 0.85:
-            ledger_id, consumer_id = (7, 1) if rng.random() < 0.9 else (rng.randrange(6, 9), rng.randrange(1, 3))
+            ledger_id, consumer_id = (
+                (7, 1) if rng.random() < 0.9 else (rng.randrange(6, 9), rng.randrange(1, 3))
+            )
             frames.append(commands.message(consumer_id, ledger_id, max(entry_id, 0), entry))
         elif kind < 0.9:
             frames.append(odd_command(rng))
         elif kind < 0.95:
-            frames.append(rng.choice([commands.ping(), commands.success(3), commands.close_consumer(9, 9)]))
+            frames.append(
+                rng.choice([commands.ping(), commands.success(3), commands.close_consumer(9, 9)])
+            )
         else:
             frames.append(commands.message(1, 7, max(entry_id, 0), single(rng.randbytes(300_000))))
     data = bytearray(b"".join(frames))
@@ -178,5 +192,7 @@ def test_runs_and_single_frames_bring_the_same_from_random_streams(part: int) ->
         rng = random.Random(seed)
         data = stream(rng)
         cuts = sorted(rng.randrange(len(data)) for _ in range(rng.randrange(12)))
-        pieces = [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+        pieces = [
+            data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)
+        ]
         assert outcome(pieces, with_scan=True) == outcome(pieces, with_scan=False), f"seed {seed}"

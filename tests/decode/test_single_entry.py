@@ -27,9 +27,20 @@ def decoded(entry: bytes) -> pa.RecordBatch:
         {},
         {"publish_time": 2**62},
         {"event_time": 2**63, "publish_time": 2**64 - 1, "sequence_id": 2**64 - 1},
-        {"properties": [{"key": "ledgerlake.event_time", "value": "5"}, {"key": "a", "value": "b"}]},
-        {"sequence_id": 2**63, "properties": [{"key": "ledgerlake.sequence_id", "value": f"{2**63 + 1}"}]},
-        {"sequence_id": 2**63, "properties": [{"key": "ledgerlake.sequence_id", "value": "not a number"}]},
+        {
+            "properties": [
+                {"key": "ledgerlake.event_time", "value": "5"},
+                {"key": "a", "value": "b"},
+            ]
+        },
+        {
+            "sequence_id": 2**63,
+            "properties": [{"key": "ledgerlake.sequence_id", "value": f"{2**63 + 1}"}],
+        },
+        {
+            "sequence_id": 2**63,
+            "properties": [{"key": "ledgerlake.sequence_id", "value": "not a number"}],
+        },
     ],
 )
 def test_numbers_that_no_column_can_hold_are_what_they_were(fields: dict[str, Any]) -> None:

@@ -25,12 +25,23 @@ STORED_MS = 1_700_000_000_000
 DUE_MS = STORED_MS + 60_000
 
 
-def entry(deliver_ms: int | None = None, broker_ms: int | None = STORED_MS, value: bytes = b"v", **more: Any) -> bytes:
-    defaults: dict[str, Any] = {"producer_name": "p", "sequence_id": 1, "publish_time": STORED_MS - 5000}
+def entry(
+    deliver_ms: int | None = None,
+    broker_ms: int | None = STORED_MS,
+    value: bytes = b"v",
+    **more: Any,
+) -> bytes:
+    defaults: dict[str, Any] = {
+        "producer_name": "p",
+        "sequence_id": 1,
+        "publish_time": STORED_MS - 5000,
+    }
     metadata = pb.MessageMetadata(**defaults | more)
     if deliver_ms is not None:
         metadata.deliver_at_time = deliver_ms
-    return encode_entry(metadata, value, pb.BrokerEntryMetadata(broker_timestamp=broker_ms) if broker_ms else None)
+    return encode_entry(
+        metadata, value, pb.BrokerEntryMetadata(broker_timestamp=broker_ms) if broker_ms else None
+    )
 
 
 PLAIN = entry()
@@ -41,7 +52,8 @@ def pieces(*entries: bytes) -> list[tuple[str, list[int], int | None]]:
     """Kind, entry ids and time of each piece."""
     split_pieces = split_bundle(bundle(entries))
     return [
-        (kind, [position.entry_id for position in entries_of(view)], time_ms) for kind, view, time_ms in split_pieces
+        (kind, [position.entry_id for position in entries_of(view)], time_ms)
+        for kind, view, time_ms in split_pieces
     ]
 
 
@@ -54,12 +66,16 @@ def pieces(*entries: bytes) -> list[tuple[str, list[int], int | None]]:
         pytest.param(entry(0), PieceKind.ENTRIES, id="no time"),
         pytest.param(LATER[:-1] + b"w", PieceKind.ENTRIES, id="damaged, to be rejected"),
         pytest.param(
-            entry(STORED_MS + 1, compacted_batch_indexes=[1]), PieceKind.DELAYED, id="with a field that kernels leave"
+            entry(STORED_MS + 1, compacted_batch_indexes=[1]),
+            PieceKind.DELAYED,
+            id="with a field that kernels leave",
         ),
         pytest.param(entry(2**62), PieceKind.ENTRIES, id="a time beyond all, to be rejected"),
     ],
 )
-def test_an_entry_is_delayed_where_it_says_a_time_and_its_bytes_are_whole(raw: bytes, kind: str) -> None:
+def test_an_entry_is_delayed_where_it_says_a_time_and_its_bytes_are_whole(
+    raw: bytes, kind: str
+) -> None:
     assert [piece[0] for piece in pieces(raw)] == [kind]
 
 
@@ -88,7 +104,10 @@ def test_mixed_entries_are_two_pieces_and_that_of_the_first_entry_comes_first() 
         (PieceKind.ENTRIES, [0, 2, 3], STORED_MS),
         (PieceKind.DELAYED, [1, 4], STORED_MS),
     ]
-    assert [piece[0] for piece in pieces(LATER, PLAIN, LATER)] == [PieceKind.DELAYED, PieceKind.ENTRIES]
+    assert [piece[0] for piece in pieces(LATER, PLAIN, LATER)] == [
+        PieceKind.DELAYED,
+        PieceKind.ENTRIES,
+    ]
 
 
 def test_entries_that_travel_alone_keep_their_place() -> None:
@@ -105,11 +124,15 @@ def test_entries_that_travel_alone_keep_their_place() -> None:
     ]
 
 
-def test_behind_the_first_chunks_of_a_bundle_other_entries_come_together_and_chunks_keep_their_order() -> None:
+def test_behind_the_first_chunks_of_a_bundle_other_entries_come_together_and_chunks_keep_their_order() -> (
+    None
+):
     first, second = chunk_entries(b"large message", 2)
     split_pieces = pieces(*[PLAIN, first, LATER, second] * 20)
     assert [kind for kind, _, _ in split_pieces[:16:4]] == [PieceKind.ENTRIES] * 4
-    assert [ids for kind, ids, _ in split_pieces if kind == PieceKind.CHUNK] == [[2 * row + 1] for row in range(40)]
+    assert [ids for kind, ids, _ in split_pieces if kind == PieceKind.CHUNK] == [
+        [2 * row + 1] for row in range(40)
+    ]
     assert [piece[:2] for piece in split_pieces[16:18]] == [
         (PieceKind.ENTRIES, list(range(16, 80, 4))),
         (PieceKind.DELAYED, list(range(18, 80, 4))),
@@ -135,7 +158,9 @@ def test_what_is_known_of_delayed_entries() -> None:
         (7, number) for number in range(4)
     ]
     assert delayed.frame_ends.tolist()[-1] == len(frames)
-    assert entries_of(frames) == {Position(7, row): raw for row, raw in enumerate([LATER, odd_entry, past, published])}
+    assert entries_of(frames) == {
+        Position(7, row): raw for row, raw in enumerate([LATER, odd_entry, past, published])
+    }
 
 
 @pytest.mark.parametrize("broker_ms", [2**63 - 1, 2**63, 2**64 - 1])
@@ -160,7 +185,8 @@ def test_an_entry_id_beyond_the_index_is_not_delayed(more: dict[str, Any]) -> No
 def test_a_reject_says_which_chunk_it_is_and_nothing_of_chunks_otherwise() -> None:
     (chunk, _) = chunk_entries(b"large message", 2, uuid="p-1")
     rejected = [
-        RejectedEntry(Position(1, entry_id), entry, Reason("r")) for entry_id, entry in enumerate((chunk, single(b"v")))
+        RejectedEntry(Position(1, entry_id), entry, Reason("r"))
+        for entry_id, entry in enumerate((chunk, single(b"v")))
     ]
     assert reject_rows(rejected, SOURCE)["detail"].to_pylist() == ["chunk 0 of 2 of p-1", ""]
 

@@ -20,7 +20,11 @@ DATE = pa.date32()
 
 def column(kind: pa.DataType, *values: Any) -> pa.Array:
     """Times as numbers, since Python does not have all."""
-    return pa.array(values, _numbers(kind)).cast(kind) if not pa.types.is_map(kind) else _map(kind, values)
+    return (
+        pa.array(values, _numbers(kind)).cast(kind)
+        if not pa.types.is_map(kind)
+        else _map(kind, values)
+    )
 
 
 def _numbers(kind: pa.DataType) -> pa.DataType:
@@ -38,7 +42,9 @@ def _map(kind: pa.MapType, values: tuple[Any, ...]) -> pa.Array:
         items += value
         offsets.append(len(items))
     keys = pa.array([str(number) for number in range(len(items))], pa.string())
-    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, column(kind.item_type, *items))
+    return pa.MapArray.from_arrays(
+        pa.array(offsets, pa.int32()), keys, column(kind.item_type, *items)
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,7 +54,11 @@ def _map(kind: pa.MapType, values: tuple[Any, ...]) -> pa.Array:
         (pa.timestamp("us"), [-(2**63), 2**63 - 1, 0], [0, 1]),
         (DATE, [FIRST_DAY, LAST_DAY, None, FIRST_DAY - 1, 2**31 - 1], [3, 4]),
         (pa.list_(DATE), [[0], None, [], [0, LAST_DAY + 1], [0]], [3]),
-        (pa.struct([("a", pa.list_(pa.struct([("b", TIME)])))]), [None, {"a": [{"b": LAST_US + 1}]}], [1]),
+        (
+            pa.struct([("a", pa.list_(pa.struct([("b", TIME)])))]),
+            [None, {"a": [{"b": LAST_US + 1}]}],
+            [1],
+        ),
         (pa.map_(pa.string(), TIME), [[0], [], [0, LAST_US + 1], [1]], [2]),
         (pa.int64(), [2**63 - 1], []),
     ],
@@ -63,6 +73,8 @@ def test_a_value_with_a_time_that_python_does_not_have_is_bad(
         assert all("the years are 1 to 9999" in reason for reason in found.bad.values())
         found.values.to_pylist()
     record = pa.struct([("value", kind)])
-    records = as_records(DecodedValues(pa.StructArray.from_arrays([whole], fields=list(record))), record)
+    records = as_records(
+        DecodedValues(pa.StructArray.from_arrays([whole], fields=list(record))), record
+    )
     assert sorted(records.bad) == bad
     assert all(reason.startswith("value") for reason in records.bad.values())

@@ -44,5 +44,7 @@ print({name: count - before[name] for name, count in compiled().items() if count
 
 
 def test_nothing_more_is_compiled_for_bundles_of_other_shapes() -> None:
-    ran = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True
+    )
     assert ran.stdout.strip() == "{}"

@@ -34,7 +34,9 @@ def always_walked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "MAX_VALUES_BYTES", 0)
 
 
-def weighed(schema: ValueSchema, payloads: Sequence[bytes | None], writer: ValueSchema | None = None) -> list[int]:
+def weighed(
+    schema: ValueSchema, payloads: Sequence[bytes | None], writer: ValueSchema | None = None
+) -> list[int]:
     weigh = decoder(writer or schema, schema).weigh
     weights_of = weigh(Encoded(pa.array(payloads, pa.binary()))).tolist()
     bounds = [weigh.fixed_bytes + weigh.rate * len(payload or b"") for payload in payloads]
@@ -52,7 +54,9 @@ def counted(kind: pa.DataType, value: Any) -> int:
         own = (PART_BYTES + fixed_bytes(kind.item_type)) * len(value)
         return own + sum(counted(kind.item_type, item) for _, item in value)
     if pa.types.is_list(kind):
-        return fixed_bytes(kind.value_type) * len(value) + sum(counted(kind.value_type, item) for item in value)
+        return fixed_bytes(kind.value_type) * len(value) + sum(
+            counted(kind.value_type, item) for item in value
+        )
     return 0
 
 
@@ -74,7 +78,11 @@ def written(definition: Any, value: Any) -> bytes:
 
 
 def record(name: str, **types: Any) -> dict[str, Any]:
-    return {"type": "record", "name": name, "fields": [{"name": key, "type": kind} for key, kind in types.items()]}
+    return {
+        "type": "record",
+        "name": name,
+        "fields": [{"name": key, "type": kind} for key, kind in types.items()],
+    }
 
 
 def array(items: Any) -> dict[str, Any]:
@@ -85,7 +93,9 @@ def with_lists(rng: random.Random, depth: int, names: list[str]) -> Any:
     """A random type that may hold arrays and maps. No item has no bytes, and no symbol has text."""
     choice = rng.random()
     if depth > 3 or choice < 0.3:
-        return rng.choice(["int", "long", "string", "double", "boolean", "bytes", ["null", "float"]])
+        return rng.choice(
+            ["int", "long", "string", "double", "boolean", "bytes", ["null", "float"]]
+        )
     inner = with_lists(rng, depth + 1, names)
     if choice < 0.5:
         return array(inner)
@@ -130,8 +140,13 @@ def test_bytes_that_do_not_fit_an_avro_schema_have_the_bound_by_their_size(seed:
     rng = random.Random(seed)
     definition = record("Root", value=array(with_lists(rng, 0, [])))
     payloads = [written(definition, a_value(rng, definition)) for _ in range(4)]
-    damaged = [payload[: rng.randrange(len(payload) + 1)] + rng.randbytes(rng.randrange(9)) for payload in payloads]
-    assert all(weight >= 0 for weight in weighed(avro(definition), [*damaged, None, b"\x80" * 30, b""]))
+    damaged = [
+        payload[: rng.randrange(len(payload) + 1)] + rng.randbytes(rng.randrange(9))
+        for payload in payloads
+    ]
+    assert all(
+        weight >= 0 for weight in weighed(avro(definition), [*damaged, None, b"\x80" * 30, b""])
+    )
 
 
 @pytest.mark.usefixtures("always_walked")
@@ -153,7 +168,9 @@ def test_symbols_and_defaults_weigh_with_each_item_and_dropped_fields_do_not() -
     ]
     writer = record("R", lines=array(record("L", a="int")), gone=array("int"))
     reader = record("R", lines=array(record("L", a="int")))
-    reader["fields"][0]["type"]["items"]["fields"].append({"name": "added", "type": "string", "default": "x" * 300})
+    reader["fields"][0]["type"]["items"]["fields"].append(
+        {"name": "added", "type": "string", "default": "x" * 300}
+    )
     payload = b"\x04\x02\x04\x00" + b"\x06\x02\x02\x02\x00"
     item = RECORD_BYTES + 2 * PART_BYTES + 300
     assert weighed(avro(reader), [payload], avro(writer)) == [RECORD_BYTES + PART_BYTES + 2 * item]
@@ -161,15 +178,23 @@ def test_symbols_and_defaults_weigh_with_each_item_and_dropped_fields_do_not() -
 
 def reader_of(definition: Any, **added: Any) -> dict[str, Any]:
     """A record with more fields, each with its default."""
-    fields = [{"name": name, "type": kind, "default": default} for name, (kind, default) in added.items()]
+    fields = [
+        {"name": name, "type": kind, "default": default} for name, (kind, default) in added.items()
+    ]
     return {**definition, "fields": [*definition["fields"], *fields]}
 
 
-_ITEM = reader_of(record("Item"), a=("long", 0), t=("string", "x" * 100), b=("bytes", "\u00ff" * 50))
+_ITEM = reader_of(
+    record("Item"), a=("long", 0), t=("string", "x" * 100), b=("bytes", "\u00ff" * 50)
+)
 
 _DEFAULTS = {
     "records": (array(_ITEM), [{}] * 9, 9 * (RECORD_BYTES + 3 * PART_BYTES + 150)),
-    "nulls of wide records": (array(["null", _ITEM]), [None] * 9, 9 * (RECORD_BYTES + 3 * PART_BYTES)),
+    "nulls of wide records": (
+        array(["null", _ITEM]),
+        [None] * 9,
+        9 * (RECORD_BYTES + 3 * PART_BYTES),
+    ),
     "maps": ({"type": "map", "values": "string"}, {"k": "x" * 70}, 2 * PART_BYTES + 71),
     "texts": ("string", "\u20ac" * 100, 300),
 }
@@ -179,7 +204,10 @@ _DEFAULTS = {
 @pytest.mark.usefixtures("always_walked")
 def test_a_default_weighs_what_it_becomes_with_each_item_that_has_it(name: str) -> None:
     kind, default, more = _DEFAULTS[name]
-    writer, line = record("R", lines=array(record("L", a="int"))), reader_of(record("L", a="int"), d=(kind, default))
+    writer, line = (
+        record("R", lines=array(record("L", a="int"))),
+        reader_of(record("L", a="int"), d=(kind, default)),
+    )
     (weight,) = weighed(avro(record("R", lines=array(line))), [b"\x04\x02\x04\x00"], avro(writer))
     assert weight == RECORD_BYTES + PART_BYTES + 2 * (RECORD_BYTES + 2 * PART_BYTES + more)
 
@@ -197,16 +225,23 @@ def test_a_symbol_that_the_reader_lacks_weighs_as_much_as_its_default() -> None:
 @pytest.mark.usefixtures("always_walked")
 def test_a_named_type_weighs_as_much_wherever_the_two_schemas_define_it() -> None:
     line = record("L", a="int", b="int")
-    writer, reader = record("R", first=array(line), second=array("L")), record("R", second=array(line), first="L")
+    writer, reader = (
+        record("R", first=array(line), second=array("L")),
+        record("R", second=array(line), first="L"),
+    )
     reader["fields"][1]["type"] = array("L")
     payload = b"\x02\x02\x02\x00" * 2
     item = RECORD_BYTES + 2 * PART_BYTES
-    assert weighed(avro(reader), [payload], avro(writer)) == [RECORD_BYTES + 2 * (PART_BYTES + item)]
+    assert weighed(avro(reader), [payload], avro(writer)) == [
+        RECORD_BYTES + 2 * (PART_BYTES + item)
+    ]
 
 
 def test_weights_beyond_all_numbers_of_64_bits_are_too_heavy() -> None:
     definition = record("R", l=array(record("L", a="int")))
-    wide = reader_of(record("Wide"), **{f"f{number}": (["null", "int"], None) for number in range(2000)})
+    wide = reader_of(
+        record("Wide"), **{f"f{number}": (["null", "int"], None) for number in range(2000)}
+    )
     line = reader_of(record("L", a="int"), d=(array(["null", wide]), [None] * 100_000))
     reader = record("R", l=array(line))
     payload = b"\xfe\xff\xff\x07" + b"\x02" * (2**23 - 1) + b"\x00"
@@ -217,7 +252,9 @@ def test_weights_beyond_all_numbers_of_64_bits_are_too_heavy() -> None:
 @pytest.mark.parametrize("text", ["x", "\u0122"])
 def test_json_in_another_encoding_than_utf_8_is_not_decoded(text: str) -> None:
     wide = record("W", **{f"f{number}": ["null", "int"] for number in range(1000)})
-    schema = ValueSchema(pb.Schema.Json, json.dumps(record("R", s="string", l=array(wide))).encode())
+    schema = ValueSchema(
+        pb.Schema.Json, json.dumps(record("R", s="string", l=array(wide))).encode()
+    )
     value = json.dumps({"s": text, "l": [{}] * 20_000}, ensure_ascii=False)
     for encoding in ("utf-16", "utf-16-le", "utf-32", "utf-32-be"):
         decoded = decoder(schema, schema)(Encoded(pa.array([value.encode(encoding)], pa.binary())))
@@ -227,7 +264,9 @@ def test_json_in_another_encoding_than_utf_8_is_not_decoded(text: str) -> None:
 @pytest.mark.parametrize("digits", [4000, 5000])
 def test_a_number_of_any_length_beside_items_does_not_hide_what_they_weigh(digits: int) -> None:
     wide = record("W", **{f"f{number}": ["null", "int"] for number in range(1000)})
-    schema = ValueSchema(pb.Schema.Json, json.dumps(record("R", s="string", l=array(wide))).encode())
+    schema = ValueSchema(
+        pb.Schema.Json, json.dumps(record("R", s="string", l=array(wide))).encode()
+    )
     value = b'{"s":%s,"l":[%s]}' % (b"1" * digits, b",".join([b"{}"] * 20_000))
     decoded = decoder(schema, schema)(Encoded(pa.array([value], pa.binary())))
     assert decoded.too_large == {0}
@@ -250,14 +289,18 @@ def test_a_json_value_weighs_at_least_what_is_decoded(seed: int) -> None:
     schema = ValueSchema(pb.Schema.Json, json.dumps(definition).encode())
     for _ in range(4):
         row = a_value(rng, definition)
-        payload = json.dumps(row, default=lambda data: data.decode("latin1"), indent=rng.choice([None, 1])).encode()
+        payload = json.dumps(
+            row, default=lambda data: data.decode("latin1"), indent=rng.choice([None, 1])
+        ).encode()
         if b"Infinity" in payload or b"NaN" in payload:
             continue
         assert weighed(schema, [payload])[0] >= weight_of(schema, payload)
 
 
 def test_marks_inside_of_texts_have_no_weight() -> None:
-    schema = ValueSchema(pb.Schema.Json, json.dumps(record("R", s="string", l=array("int"))).encode())
+    schema = ValueSchema(
+        pb.Schema.Json, json.dumps(record("R", s="string", l=array("int"))).encode()
+    )
     text = json.dumps({"s": '{[,:"\\' * 3_000_000, "l": [1]}).encode()
     decoded = decoder(schema, schema)(Encoded(pa.array([text], pa.binary())))
     assert decoded.bad == {}
@@ -288,7 +331,13 @@ def test_a_protobuf_message_weighs_what_is_decoded(seed: int) -> None:
     names = len("BLUE")
     # A message takes as much as a record. The entry of a map has a key beside its record.
     item = RECORD_BYTES + 2 * PART_BYTES
-    expected = RECORD_BYTES + 5 * PART_BYTES + names + item + item * (len(message.items) + len(message.tags))
+    expected = (
+        RECORD_BYTES
+        + 5 * PART_BYTES
+        + names
+        + item
+        + item * (len(message.items) + len(message.tags))
+    )
     assert weighed(schema, [message.SerializeToString()]) == [expected]
 
 

@@ -73,7 +73,10 @@ def test_what_is_due_when_is_counted_to_the_precision_of_a_segment() -> None:
     tracker = DelayedTracker(storage, SMALL, record)
     assert take(tracker, 65_000) == [(time_ms, 1, time_ms) for time_ms in times_ms[:4]]
     tracker.save()
-    assert tracker.due_spans(known) == [DueSpan(3_605_000, 1000, 1), DueSpan(90_005_000, 3_600_000, 1)]
+    assert tracker.due_spans(known) == [
+        DueSpan(3_605_000, 1000, 1),
+        DueSpan(90_005_000, 3_600_000, 1),
+    ]
     assert take(tracker, 90_005_000)
     tracker.save()
     assert tracker.due_spans(known) == []
@@ -175,9 +178,12 @@ def test_segments_whose_messages_have_left_are_deleted_once_the_record_says_so()
 
 
 @pytest.mark.parametrize(
-    "finished", [{"bucket_id": 9, "first": 0, "end": 1}, {"bucket_id": 9, "first": 2, "end": 2}, None]
+    "finished",
+    [{"bucket_id": 9, "first": 0, "end": 1}, {"bucket_id": 9, "first": 2, "end": 2}, None],
 )
-def test_a_record_with_finished_segments_that_cannot_be_is_damaged(finished: dict[str, int] | None) -> None:
+def test_a_record_with_finished_segments_that_cannot_be_is_damaged(
+    finished: dict[str, int] | None,
+) -> None:
     tracker = DelayedTracker(MemoryStorage(), SMALL)
     add(tracker, (5, 1, 1))
     record = tracker.save()
@@ -192,7 +198,11 @@ def test_no_more_buckets_than_the_maximum_and_all_is_taken_once(most: int) -> No
     storage = MemoryStorage()
     settings = DelaySettings(2, 1, 10, 3, most)
     tracker = DelayedTracker(storage, settings)
-    keys = [((ledger_id * 7) % 50, ledger_id, entry_id) for ledger_id in range(40) for entry_id in range(3)]
+    keys = [
+        ((ledger_id * 7) % 50, ledger_id, entry_id)
+        for ledger_id in range(40)
+        for entry_id in range(3)
+    ]
     taken_keys: list[Key] = []
     for number, key in enumerate(keys):
         add(tracker, key)
@@ -307,7 +317,9 @@ def test_what_every_output_has_passed_is_trimmed() -> None:
     record = tracker.save()
     assert tracker.count == 20
     restarted = DelayedTracker(storage, SMALL, record)
-    assert [key[1:] for key in take(restarted, 99)] == [(number // 10, number % 10) for number in range(20, 40)]
+    assert [key[1:] for key in take(restarted, 99)] == [
+        (number // 10, number % 10) for number in range(20, 40)
+    ]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -318,7 +330,8 @@ def test_the_position_to_reread_from_is_that_of_the_first_message_that_waits(see
     for step in range(1, 40):
         tracker = DelayedTracker(storage, SMALL, record)
         new = [
-            (100 * step + rng.randrange(1, 1_000), step // 3, 10 * step + number) for number in range(rng.randrange(9))
+            (100 * step + rng.randrange(1, 1_000), step // 3, 10 * step + number)
+            for number in range(rng.randrange(9))
         ]
         if new:
             tracker.add(index_rows(new))
@@ -355,17 +368,25 @@ def test_a_missing_bucket_is_an_error_that_says_so() -> None:
 
 
 def test_a_newer_record_is_refused_with_advice() -> None:
-    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(delayed index of version 2.*upgrade"):
+    with pytest.raises(
+        OffsetError, match=r"newer Ledgerlake \(delayed index of version 2.*upgrade"
+    ):
         record_from_json(record_to_json(Record()).replace('"version": 1', '"version": 2'))
 
 
 def test_the_golden_index_is_read_and_written() -> None:
-    golden = json.loads((Path(__file__).parents[1] / "golden" / "delayed-index-v1.json").read_text())
+    golden = json.loads(
+        (Path(__file__).parents[1] / "golden" / "delayed-index-v1.json").read_text()
+    )
     storage = MemoryStorage()
     for bucket_id, values in golden["snapshots"].items():
-        storage.buckets[int(bucket_id)] = {int(number): bytes.fromhex(value) for number, value in values.items()}
+        storage.buckets[int(bucket_id)] = {
+            int(number): bytes.fromhex(value) for number, value in values.items()
+        }
     record = record_from_json(json.dumps(golden["record"]))
-    assert [bucket.reread_from for bucket in record.buckets] == [bucket.last for bucket in record.buckets]
+    assert [bucket.reread_from for bucket in record.buckets] == [
+        bucket.last for bucket in record.buckets
+    ]
     assert json.loads(record_to_json(record)) == golden["record"]
     tracker = DelayedTracker(storage, DelaySettings(), record)
     assert sorted(storage.buckets) == [1, 3], "a doomed bucket goes when its record is used"
@@ -379,7 +400,9 @@ def test_the_golden_index_is_read_and_written() -> None:
 
 
 @pytest.mark.parametrize("segment", [b"", None], ids=["empty", "shorter than its record says"])
-def test_a_segment_without_the_messages_that_are_asked_of_it_is_missing(segment: bytes | None) -> None:
+def test_a_segment_without_the_messages_that_are_asked_of_it_is_missing(
+    segment: bytes | None,
+) -> None:
     storage = MemoryStorage()
     tracker = DelayedTracker(storage, SMALL)
     tracker.add_output("table", BEFORE_ALL)
@@ -401,7 +424,9 @@ def test_the_last_ledger_that_there_can_be_leaves_a_record_that_is_read() -> Non
     assert record_from_json(record_to_json(record)) == record
 
 
-def test_a_message_that_was_taken_may_be_added_with_another_time_and_is_taken_again_after_the_next_save() -> None:
+def test_a_message_that_was_taken_may_be_added_with_another_time_and_is_taken_again_after_the_next_save() -> (
+    None
+):
     storage = MemoryStorage()
     tracker = DelayedTracker(storage, SMALL)
     add(tracker, (10, 1, 1), (20, 1, 2), (90, 1, 3))
@@ -418,17 +443,24 @@ def test_a_message_that_was_taken_may_be_added_with_another_time_and_is_taken_ag
     assert tracker.save().buckets == []
 
 
-def test_due_messages_beyond_the_limit_stay_due_in_stored_buckets_and_among_fresh_messages() -> None:
+def test_due_messages_beyond_the_limit_stay_due_in_stored_buckets_and_among_fresh_messages() -> (
+    None
+):
     storage = MemoryStorage()
     tracker = DelayedTracker(storage, SMALL)
     add(tracker, *[(10, 1, number) for number in range(0, 30, 2)])
     tracker = DelayedTracker(storage, SMALL, tracker.save())
     add(tracker, *[(10, 2, number) for number in range(15)], (99, 2, 15))
-    keys = [(10, 1, number) for number in range(0, 30, 2)] + [(10, 2, number) for number in range(15)]
+    keys = [(10, 1, number) for number in range(0, 30, 2)] + [
+        (10, 2, number) for number in range(15)
+    ]
     taken: list[Key] = []
     while more := take(tracker, 50, 4):
         taken += more
-        assert (tracker.count, tracker.next_due_ms) == (31 - len(taken), 10 if len(taken) < 30 else 99)
+        assert (tracker.count, tracker.next_due_ms) == (
+            31 - len(taken),
+            10 if len(taken) < 30 else 99,
+        )
         tracker = DelayedTracker(storage, SMALL, tracker.save())
     assert taken == keys
     assert take(tracker, 99) == [(99, 2, 15)]

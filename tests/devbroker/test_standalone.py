@@ -1,4 +1,6 @@
-"""The embedded broker: several at once, found again, stopped cleanly, and gone when its parent is."""
+"""The embedded broker: several at once, found again, stopped cleanly, and gone when its
+parent is.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ pytestmark = pytest.mark.live
 def gone(pid: int, within_s: float = 40.0) -> bool:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
-        listing = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        listing = subprocess.run(
+            ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+        )
         if not listing.stdout.strip() or listing.stdout.startswith("Z"):
             return True
         time.sleep(0.1)
@@ -39,11 +43,15 @@ def gone(pid: int, within_s: float = 40.0) -> bool:
 def test_a_broker_is_started_found_described_and_stopped_by_command(tmp_path: Path) -> None:
     folder = str(tmp_path / "broker")
     # In a process of its own, because the broker is to outlive that.
-    started = json.loads(ledgerlake_process("broker", "start", "--json", "--data-dir", folder).stdout)
+    started = json.loads(
+        ledgerlake_process("broker", "start", "--json", "--data-dir", folder).stdout
+    )
     try:
         assert set(started) == {"service_url", "admin_url", "pid", "data_dir"}
         assert started["data_dir"] == folder
-        started_again = json.loads(ledgerlake("broker", "start", "--json", "--data-dir", folder).stdout)
+        started_again = json.loads(
+            ledgerlake("broker", "start", "--json", "--data-dir", folder).stdout
+        )
         assert started_again == started
         status = json.loads(ledgerlake("broker", "status", "--json", "--data-dir", folder).stdout)
         assert status == started
@@ -53,14 +61,19 @@ def test_a_broker_is_started_found_described_and_stopped_by_command(tmp_path: Pa
         stopped = json.loads(ledgerlake("broker", "stop", "--json", "--data-dir", folder).stdout)
     assert stopped == {"stopped": True}
     assert gone(started["pid"])
-    assert "no broker is running" in sentence(ledgerlake("broker", "status", "--data-dir", folder), 2)
+    assert "no broker is running" in sentence(
+        ledgerlake("broker", "status", "--data-dir", folder), 2
+    )
 
 
 def test_without_a_broker_its_folder_is_named_and_how_to_start_it_there(tmp_path: Path) -> None:
     folder = f"{tmp_path}/a folder"
     none_runs = f"no broker is running with its data in {folder}"
     status = sentence(ledgerlake("broker", "status", "--data-dir", folder), 2)
-    assert status == f"ledgerlake: {none_runs}; start one with: ledgerlake broker start --data-dir '{folder}'"
+    assert (
+        status
+        == f"ledgerlake: {none_runs}; start one with: ledgerlake broker start --data-dir '{folder}'"
+    )
     assert ledgerlake("broker", "stop", "--data-dir", folder).stdout == f"{none_runs}\n"
 
 
@@ -81,7 +94,8 @@ def test_two_brokers_run_at_once_and_a_temporary_folder_goes_with_its_broker() -
 def test_a_broker_ends_when_the_process_that_started_it_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time; from ledgerlake.devbroker import Broker; "
-        f"address = Broker({str(tmp_path / 'b')!r}).start(); print(address.pid, flush=True); time.sleep(600)"
+        f"address = Broker({str(tmp_path / 'b')!r}).start(); print(address.pid, flush=True); "
+        "time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -121,10 +135,15 @@ def test_a_broker_that_does_not_come_up_is_told_with_the_last_cause_in_its_log(
     with pytest.raises(SetupError) as failure:
         Broker(data_dir).start()
     reason = "java.net.BindException: Address already in use"
-    assert str(failure.value) == f"the broker ended while starting: {reason}; read {data_dir}/broker.log"
+    assert (
+        str(failure.value)
+        == f"the broker ended while starting: {reason}; read {data_dir}/broker.log"
+    )
     with pytest.raises(SetupError) as failure:
         Broker().start()
-    assert str(failure.value) == f"the broker ended while starting: {reason}", "its log went with its folder"
+    assert str(failure.value) == f"the broker ended while starting: {reason}", (
+        "its log went with its folder"
+    )
 
 
 def test_ports_are_free_ones_that_no_outgoing_connection_is_given() -> None:
@@ -161,7 +180,9 @@ def test_a_broker_for_trials_has_pulsars_own_ports_if_they_are_free(
 def test_a_secure_broker_is_not_started_beside_one_that_is_not(tmp_path: Path) -> None:
     folder = str(tmp_path / "broker")
     plain = Broker(tmp_path / "broker")
-    address = standalone.BrokerAddress("pulsar://127.0.0.1:6650", "http://127.0.0.1:8080", 1, folder)
+    address = standalone.BrokerAddress(
+        "pulsar://127.0.0.1:6650", "http://127.0.0.1:8080", 1, folder
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Broker, "status", lambda _: address)
         assert plain.start() == address

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 
 # Before anything imports numba; compiled so, the code lies in a cache of its own.
 os.environ.setdefault("NUMBA_BOUNDSCHECK", "1")
-os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[2] / "build" / "fuzz" / "numba"))
+os.environ.setdefault(
+    "NUMBA_CACHE_DIR", str(Path(__file__).parents[2] / "build" / "fuzz" / "numba")
+)
 
 from tests.fuzz.apart import run_apart
 from tests.fuzz.engine import MIB, Result, input_of, judge
@@ -39,7 +41,8 @@ def main() -> int:
     total, peak, longest, failed = 0, Result(), Result(), 0
     began = time.monotonic()
     print(
-        f"{'target':18} {'inputs':>11} {'taken':>11} {'refused':>11} {'a second':>9} {'memory':>9} {'longest':>9}  failures"
+        f"{'target':18} {'inputs':>11} {'taken':>11} {'refused':>11} {'a second':>9} {'memory':>9} "
+        f"{'longest':>9}  failures"
     )
     for target in targets:
         result = run_apart(target, arguments.seed, -(-inputs_per_target // target.cost))
@@ -51,7 +54,8 @@ def main() -> int:
         longest = max(longest, result, key=lambda target_result: target_result.longest_s)
         print(
             f"{target.name:18} {result.count:>11,} {result.taken:>11,} {result.refused:>11,} "
-            f"{result.count / max(result.seconds, 1e-9):>9,.0f} {result.memory_bytes / MIB:>5.1f} MiB "
+            f"{result.count / max(result.seconds, 1e-9):>9,.0f} {result.memory_bytes / MIB:>5.1f} "
+            "MiB "
             f"{result.longest_s:>7.2f} s  {result.failed.total()}",
             flush=True,
         )
@@ -66,12 +70,20 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Fuzz all parsers and kernels.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz", description="Fuzz all parsers and kernels."
+    )
     parser.add_argument("--count", type=int, default=100_000, help="inputs of all targets together")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--target", action="append", choices=sorted(target.name for target in TARGETS))
-    parser.add_argument("--index", type=int, help="judge this one input and say what is wrong with it")
-    parser.add_argument("--failures", default="build/fuzz/failures", help="folder of failing inputs")
+    parser.add_argument(
+        "--target", action="append", choices=sorted(target.name for target in TARGETS)
+    )
+    parser.add_argument(
+        "--index", type=int, help="judge this one input and say what is wrong with it"
+    )
+    parser.add_argument(
+        "--failures", default="build/fuzz/failures", help="folder of failing inputs"
+    )
     parser.add_argument("--report", help="a file that gets a line of JSON for each target")
     return parser.parse_args()
 

@@ -49,7 +49,9 @@ def _parts(target: Target, seed: int, start: int, stop: int) -> Iterator[Result]
     while start < stop:
         place = context.Value("q", start, lock=False)
         results: Any = context.Queue()
-        process = context.Process(target=_work, args=(target.name, seed, start, stop, place, results))
+        process = context.Process(
+            target=_work, args=(target.name, seed, start, stop, place, results)
+        )
         process.start()
         part_result = _wait(process, results, place)
         if part_result is not None:

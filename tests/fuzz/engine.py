@@ -3,8 +3,10 @@
 An input is allowed to be read, or to be refused with an error that the target lists. A failure is
 
     another exception    also the interpreter's own, and a disagreement between two readers
-    too much memory      more than ``memory_factor`` times the input's bytes and ``memory_bytes`` beside
-    too much work        more things come out than ``work_factor`` times the input's bytes and ``_WORK_BESIDE`` beside
+    too much memory      more than ``memory_factor`` times the input's bytes and ``memory_bytes``
+                         beside
+    too much work        more things come out than ``work_factor`` times the input's bytes and
+                         ``_WORK_BESIDE`` beside
     a hang               more than ``_HANG_S`` seconds of CPU
 
 Memory is the growth of the resident set, which native code is in, for every input; for some inputs
@@ -93,7 +95,9 @@ class Failure:
 
     @property
     def command(self) -> str:
-        return f"python -m tests.fuzz --target {self.target} --seed {self.seed} --index {self.index}"
+        return (
+            f"python -m tests.fuzz --target {self.target} --seed {self.seed} --index {self.index}"
+        )
 
 
 _TOO_MUCH_MEMORY = "too much memory"

@@ -78,7 +78,16 @@ def some_bytes(rng: Rng, data: bytes, others: Sequence[bytes] = ()) -> bytes:
         elif kind == 6 and size >= 4:
             at = rng.randrange(size - 3)
             stored_number = int.from_bytes(broken[at : at + 4], "big")
-            number = rng.choice([stored_number + 1, stored_number - 1, edge(rng), size, size - at, stored_number * 2])
+            number = rng.choice(
+                [
+                    stored_number + 1,
+                    stored_number - 1,
+                    edge(rng),
+                    size,
+                    size - at,
+                    stored_number * 2,
+                ]
+            )
             broken[at : at + 4] = (number % 2**32).to_bytes(4, "big")
         elif kind == 7 and others:
             other = rng.choice(others)
@@ -195,7 +204,12 @@ def _new_field(rng: Rng) -> Field:
         return [
             number,
             2,
-            rng.choice([a_text(rng).encode("utf-8", "surrogatepass"), rng.randbytes(rng.choice([0, 1, 8, 40]))]),
+            rng.choice(
+                [
+                    a_text(rng).encode("utf-8", "surrogatepass"),
+                    rng.randbytes(rng.choice([0, 1, 8, 40])),
+                ]
+            ),
         ]
     return [number, kind, rng.randbytes({1: 8, 5: 4}.get(kind, 0))]
 
@@ -223,7 +237,11 @@ def text(rng: Rng, content: str, others: Sequence[str] = ()) -> str:
         place, end = sorted((rng.randrange(len(content) + 1), rng.randrange(len(content) + 1)))
         kind = rng.randrange(8)
         if kind == 0:
-            content = content[:place] + rng.choice("0123456789:;-+.,/\\[]{}\"'=²١ \n\t\0aZ%_éT") + content[place:]
+            content = (
+                content[:place]
+                + rng.choice("0123456789:;-+.,/\\[]{}\"'=²١ \n\t\0aZ%_éT")
+                + content[place:]
+            )
         elif kind == 1:
             content = content[:place] + content[place + 1 :]
         elif kind == 2:
@@ -238,7 +256,11 @@ def text(rng: Rng, content: str, others: Sequence[str] = ()) -> str:
         elif kind == 6:
             content = content[:place] + str(edge(rng)) + content[min(end, place + 4) :]
         else:
-            content = content[:place] + rng.choice('[({"') * rng.choice([1, 1, 1, 60, 60, 3000]) + content[end:]
+            content = (
+                content[:place]
+                + rng.choice('[({"') * rng.choice([1, 1, 1, 60, 60, 3000])
+                + content[end:]
+            )
     return content[:20_000]
 
 
@@ -269,7 +291,9 @@ def json_tree(rng: Rng, tree: Any) -> Any:
     if kind == 0:
         del holder[key]
     elif kind == 1 and isinstance(holder, dict):
-        holder[rng.choice([a_text(rng), f"{key}s", str(key).upper()])] = holder[key] if kind else holder.pop(key)
+        holder[rng.choice([a_text(rng), f"{key}s", str(key).upper()])] = (
+            holder[key] if kind else holder.pop(key)
+        )
     elif kind == 1:
         holder.extend([holder[key]] * rng.choice([1, 3, 100]))
     elif kind == 2 and isinstance(holder[key], str):

@@ -24,10 +24,21 @@ from ledgerlake.decode.compat import as_compat
 from ledgerlake.decode.crypto import CryptoSettings, open_entry
 from ledgerlake.decode.entries import entry_rows
 from ledgerlake.decode.large import decode_large
-from ledgerlake.decode.messages import TopicPartition, decode_bundle, decode_entries, read_entry_table
+from ledgerlake.decode.messages import (
+    TopicPartition,
+    decode_bundle,
+    decode_entries,
+    read_entry_table,
+)
 from ledgerlake.decode.payloads import EntryPayload, PayloadMessage, process_entry
 from ledgerlake.decode.reference import decode_entry
-from ledgerlake.decode.rejects import RejectedEntry, read_reject, reject_frame, reject_rows, rejected_row
+from ledgerlake.decode.rejects import (
+    RejectedEntry,
+    read_reject,
+    reject_frame,
+    reject_rows,
+    rejected_row,
+)
 from ledgerlake.decode.split import PieceKind, only_entry, read_delayed, split_bundle
 from ledgerlake.errors import CorruptEntryError, DecryptionError, MalformedFrameError, SetupError
 from ledgerlake.operators.local_assembly import LocalAssembly
@@ -77,15 +88,23 @@ def _judge_bundle(crypto: CryptoSettings, data: bytes) -> int:
     expected, expected_rejects = _by_reference(data, places, crypto)
     assert _as_numbers(messages).equals(_as_numbers(expected)), _difference(messages, expected)
     decoded_rejects = list(
-        zip(rejects["entry_id"].to_pylist(), rejects["reason"].to_pylist(), rejects["entry"].to_pylist())
+        zip(
+            rejects["entry_id"].to_pylist(),
+            rejects["reason"].to_pylist(),
+            rejects["entry"].to_pylist(),
+        )
     )
     assert decoded_rejects == expected_rejects
     for part in parts:
         part.messages.validate(full=True)
         part.rejects.validate(full=True)
     entries = [data[start:end] for start, end, _, _ in places]
-    ledger_ids, entry_ids = (np.array([place[at] for place in places], dtype=np.int64) for at in (2, 3))
-    stored = list(decode_entries(pa.array(entries, pa.binary()), ledger_ids, entry_ids, SOURCE, **options))
+    ledger_ids, entry_ids = (
+        np.array([place[at] for place in places], dtype=np.int64) for at in (2, 3)
+    )
+    stored = list(
+        decode_entries(pa.array(entries, pa.binary()), ledger_ids, entry_ids, SOURCE, **options)
+    )
     assert (
         sum(stored_part.messages.num_rows for stored_part in stored)
         + sum(stored_part.rejects.num_rows for stored_part in stored)
@@ -106,7 +125,10 @@ def _by_reference(
         except CorruptEntryError as error:
             rejects.append((entry_id, error.reason, bytes(raw)))
             continue
-        rows += [{"topic": SOURCE.topic, "partition": SOURCE.partition, "late": False, **row} for row in message_rows]
+        rows += [
+            {"topic": SOURCE.topic, "partition": SOURCE.partition, "late": False, **row}
+            for row in message_rows
+        ]
     rows.sort(key=lambda row: tuple(row[name] for name in _IDS))
     return pa.Table.from_pylist(rows, schema=schema.VIEW), rejects
 
@@ -115,7 +137,10 @@ def _as_numbers(rows: pa.Table) -> pa.Table:
     """Times as numbers, since Python's own end with the year 9999; in one piece, in the order of
     ids.
     """
-    columns = [column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in rows.columns]
+    columns = [
+        column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+        for column in rows.columns
+    ]
     plain = pa.table(columns, names=rows.column_names).combine_chunks()
     return plain.take(pa.array(np.lexsort([plain[name].to_numpy() for name in reversed(_IDS)])))
 
@@ -143,19 +168,29 @@ def _a_wide_bundle(rng: Rng) -> bytes:
             payload_size=0, properties=[pb.KeyValue(key="k", value="v")] * rng.choice([0, 0, 3])
         )
         entry_metadata = metadata(
-            num_messages_in_batch=count, producer_name="p" * size, schema_version=b"v" * rng.choice([0, size])
+            num_messages_in_batch=count,
+            producer_name="p" * size,
+            schema_version=b"v" * rng.choice([0, size]),
         )
         entry_metadata.event_time = rng.choice([0, 2**63, mutate.edge(rng) % 2**64])
         entry_metadata.publish_time = rng.choice([entry_metadata.publish_time, 2**64 - 1])
         entries.append(
-            encode_entry(entry_metadata, encode_batch([(slot, b"")] * count), rng.choice([None, broker(30_000)]))
+            encode_entry(
+                entry_metadata,
+                encode_batch([(slot, b"")] * count),
+                rng.choice([None, broker(30_000)]),
+            )
         )
     return b"".join(commands.message(1, 7, number, entry) for number, entry in enumerate(entries))
 
 
 def _judge_wide(data: bytes) -> int:
-    """Rows in pieces. One is held while the next is made, and Arrow keeps some of what was freed."""
-    return sum(part.messages.num_rows + part.rejects.num_rows for part in decode_bundle(data, SOURCE))
+    """Rows in pieces. One is held while the next is made, and Arrow keeps some of what was
+    freed.
+    """
+    return sum(
+        part.messages.num_rows + part.rejects.num_rows for part in decode_bundle(data, SOURCE)
+    )
 
 
 def _judge_entry_rows(data: bytes) -> int:
@@ -206,7 +241,9 @@ def _read_alone(kind: PieceKind, raw: memoryview, position: Position) -> Any:
 def _judge_rejects(data: bytes) -> int:
     for start, end, ledger_id, entry_id in _places(data):
         raw = data[start:end]
-        rejected = RejectedEntry(Position(ledger_id, entry_id), raw, Reason("reason"), "detail \0 more")
+        rejected = RejectedEntry(
+            Position(ledger_id, entry_id), raw, Reason("reason"), "detail \0 more"
+        )
         assert read_reject(reject_frame(rejected)) == rejected
         for reject in (
             rejected,
@@ -235,7 +272,9 @@ def _some_chunks(rng: Rng) -> bytes:
 
 def _judge_chunks(data: bytes) -> int:
     """Chunks as they come, put together by the rules, and what is then whole decoded."""
-    limits = Limits(max_pending=3, max_pending_bytes=2000, max_chunks=100, max_message_bytes=MOST_BYTES)
+    limits = Limits(
+        max_pending=3, max_pending_bytes=2000, max_chunks=100, max_message_bytes=MOST_BYTES
+    )
     assembly = LocalAssembly(limits)
     count = 0
     for kind, frames, _ in split_bundle(data):
@@ -245,7 +284,11 @@ def _judge_chunks(data: bytes) -> int:
         event = _read_alone(kind, raw, position)
         if event is None:
             continue
-        outcomes = assembly.arrive(event, bytes(raw)) if isinstance(event, Chunk) else assembly.apply_marker(event)
+        outcomes = (
+            assembly.arrive(event, bytes(raw))
+            if isinstance(event, Chunk)
+            else assembly.apply_marker(event)
+        )
         for outcome in outcomes or ():
             count += 1
             if isinstance(outcome, Assembled) and outcome.entries is not None:
@@ -265,11 +308,16 @@ def _large(entries: list[Any], positions: tuple[Position, ...]) -> None:
 
 def _packed_payload(rng: Rng) -> bytes:
     codec = rng.choice([0, 1, 2, 3, 4, 4, 3, 2, 1, rng.randrange(256)])
-    plain = rng.choice([b"", b"a", b"abc" * 100, bytes(5000), rng.randbytes(300), bytes(range(256)) * 40])
+    plain = rng.choice(
+        [b"", b"a", b"abc" * 100, bytes(5000), rng.randbytes(300), bytes(range(256)) * 40]
+    )
     data = compress(codec, plain)
     if rng.random() < 0.7:
         data = mutate.some_bytes(rng, data)
-    size = rng.choice([len(plain), len(plain), len(plain) + 1, len(plain) - 1, mutate.edge(rng)]) % 2**32
+    size = (
+        rng.choice([len(plain), len(plain), len(plain) + 1, len(plain) - 1, mutate.edge(rng)])
+        % 2**32
+    )
     return mutate.packed(bytes([codec]), size.to_bytes(4, "big"), data)
 
 
@@ -367,12 +415,27 @@ def _proto_definition() -> bytes:
     inner.field.add(name="x", number=1, type=kinds.TYPE_SINT64, label=kinds.LABEL_OPTIONAL)
     outer = file.message_type.add(name="Outer")
     for number, kind in enumerate(
-        (kinds.TYPE_INT32, kinds.TYPE_UINT64, kinds.TYPE_DOUBLE, kinds.TYPE_STRING, kinds.TYPE_BYTES, kinds.TYPE_BOOL),
+        (
+            kinds.TYPE_INT32,
+            kinds.TYPE_UINT64,
+            kinds.TYPE_DOUBLE,
+            kinds.TYPE_STRING,
+            kinds.TYPE_BYTES,
+            kinds.TYPE_BOOL,
+        ),
         1,
     ):
         outer.field.add(name=f"f{number}", number=number, type=kind, label=kinds.LABEL_OPTIONAL)
-    outer.field.add(name="in", number=7, type=kinds.TYPE_MESSAGE, type_name=".p.Inner", label=kinds.LABEL_REPEATED)
-    outer.field.add(name="en", number=8, type=kinds.TYPE_ENUM, type_name=".p.E", label=kinds.LABEL_OPTIONAL)
+    outer.field.add(
+        name="in",
+        number=7,
+        type=kinds.TYPE_MESSAGE,
+        type_name=".p.Inner",
+        label=kinds.LABEL_REPEATED,
+    )
+    outer.field.add(
+        name="en", number=8, type=kinds.TYPE_ENUM, type_name=".p.E", label=kinds.LABEL_OPTIONAL
+    )
     enum = file.enum_type.add(name="E")
     enum.value.add(name="ZERO", number=0)
     return descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
@@ -396,7 +459,11 @@ _PLAIN_KINDS = [
 
 
 def _key_value(
-    key: bytes, value: bytes, key_kind: str = "STRING", value_kind: str = "INT64", kind: str = "INLINE"
+    key: bytes,
+    value: bytes,
+    key_kind: str = "STRING",
+    value_kind: str = "INT64",
+    kind: str = "INLINE",
 ) -> tuple[bytes, bytes]:
     properties = {
         "key.schema.type": key_kind,
@@ -415,7 +482,9 @@ def _read_schema(data: bytes) -> ValueSchema:
     kind, definition, properties = [*mutate.unpacked(data), b"", b"", b""][:3]
     try:
         property_values = json.loads(properties)
-        named_properties = tuple(sorted((str(key), str(value)) for key, value in property_values.items()))
+        named_properties = tuple(
+            sorted((str(key), str(value)) for key, value in property_values.items())
+        )
     except (ValueError, AttributeError, RecursionError):
         named_properties = ()
     number = int.from_bytes(kind[:4], "big")
@@ -432,7 +501,10 @@ def _schemas() -> tuple[tuple[bytes, bytes], ...]:
         (_schema(_KINDS.Json, avro), _json_value()),
         (_schema(_KINDS.ProtobufNative, _proto_schema(_proto_definition())), _PROTO_VALUE),
         (_schema(_KINDS.KeyAndValue, *pair), mutate.packed(b"key", bytes(8))),
-        (_schema(_KINDS.KeyAndValue, *_key_value(avro, b"", "JSON", "STRING", "SEPARATED")), b"value"),
+        (
+            _schema(_KINDS.KeyAndValue, *_key_value(avro, b"", "JSON", "STRING", "SEPARATED")),
+            b"value",
+        ),
         *((_schema(kind, b""), bytes(8)) for kind in _PLAIN_KINDS),
     )
 
@@ -443,9 +515,15 @@ def _a_schema(rng: Rng) -> bytes:
     kind, definition, properties = mutate.unpacked(data)
     number = int.from_bytes(kind, "big")
     if rng.random() < 0.1:
-        kind = (mutate.edge(rng) % 2**32).to_bytes(4, "big") if rng.random() < 0.5 else rng.choice(_schemas())[0][4:8]
+        kind = (
+            (mutate.edge(rng) % 2**32).to_bytes(4, "big")
+            if rng.random() < 0.5
+            else rng.choice(_schemas())[0][4:8]
+        )
     if number == _KINDS.ProtobufNative and rng.random() < 0.8:
-        definition = _proto_schema(mutate.message(rng, _proto_definition(), 2), rng.choice(["p.Outer", "p.Inner", "p"]))
+        definition = _proto_schema(
+            mutate.message(rng, _proto_definition(), 2), rng.choice(["p.Outer", "p.Inner", "p"])
+        )
     elif definition.startswith(b"{") and rng.random() < 0.9:
         definition = mutate.json_text(rng, definition.decode()).encode("utf-8", "surrogatepass")
     elif definition:
@@ -505,9 +583,13 @@ def _judge_typed(data: bytes) -> int:
     """
     parts = mutate.unpacked(data)
     reader = _read_schema(parts[0]) if parts else ValueSchema()
-    frames = b"".join(commands.message(1, 7, number, _typed_entry(part)) for number, part in enumerate(parts[1:]))
+    frames = b"".join(
+        commands.message(1, 7, number, _typed_entry(part)) for number, part in enumerate(parts[1:])
+    )
     for decoded in decode_bundle(frames, SOURCE, max_bytes=MOST_BYTES):
-        typed = type_values(decoded.messages, reader, lambda version: reader if version else None, keep_bytes=True)
+        typed = type_values(
+            decoded.messages, reader, lambda version: reader if version else None, keep_bytes=True
+        )
         typed.validate(full=True)
         find_cancels(decoded.messages)
         with contextlib.suppress(CorruptEntryError):
@@ -522,7 +604,9 @@ def _typed_entry(value: bytes) -> bytes:
         "partition_key": text,
         "partition_key_b64_encoded": len(value) % 2 == 0,
     }
-    return single(value, **fields, properties=[pb.KeyValue(key="ledgerlake.cancel", value=f"id={text}")])
+    return single(
+        value, **fields, properties=[pb.KeyValue(key="ledgerlake.cancel", value=f"id={text}")]
+    )
 
 
 def _bundles_of(entries: Any) -> Any:

@@ -10,10 +10,22 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.auth import parse_authentication, tls_files
-from ledgerlake.client.topics import TopicSelection, full_name, full_pattern, join_partition, split_partition
+from ledgerlake.client.topics import (
+    TopicSelection,
+    full_name,
+    full_pattern,
+    join_partition,
+    split_partition,
+)
 from ledgerlake.client.transport import parse_service_url
 from ledgerlake.errors import CorruptEntryError, OffsetError, UsageError
-from ledgerlake.options.bounds import parse_bound, parse_end, parse_index, parse_start, parse_time_ms
+from ledgerlake.options.bounds import (
+    parse_bound,
+    parse_end,
+    parse_index,
+    parse_start,
+    parse_time_ms,
+)
 from ledgerlake.options.config import Config, read_config
 from ledgerlake.options.kinds import duration_ms
 from ledgerlake.options.source_options import parse_options
@@ -152,7 +164,9 @@ def _some_options(rng: Rng) -> bytes:
         elif kind == 2:
             options[mutate.text(rng, name)] = options.pop(name, "x")
         else:
-            options[name] = mutate.text(rng, options.get(name) or _MORE_OPTIONS.get(name, ""), [*_BOUNDS, *_NAMES])
+            options[name] = mutate.text(
+                rng, options.get(name) or _MORE_OPTIONS.get(name, ""), [*_BOUNDS, *_NAMES]
+            )
         options = options or dict(_OPTIONS)
     return json.dumps(options).encode()
 
@@ -189,7 +203,9 @@ def _judge_name(data: bytes) -> int:
     text = _text(data)
     readers: list[Callable[[], Any]] = [
         lambda: full_name(text),
-        lambda: TopicSelection(pattern=full_pattern(text)).matches("persistent://public/default/orders-1-partition-3"),
+        lambda: TopicSelection(pattern=full_pattern(text)).matches(
+            "persistent://public/default/orders-1-partition-3"
+        ),
         lambda: parse_service_url(text),
         *(
             lambda plugin=plugin: parse_authentication(plugin, text, "there")
@@ -219,10 +235,25 @@ def _judge_cancel(data: bytes) -> int:
 
 
 _REPETITIONS = [
-    {"ledgerlake.cron": "*/5 1-3,7 1,L * MON-FRI", "ledgerlake.timezone": "Europe/Berlin", "ledgerlake.count": "9"},
-    {"ledgerlake.cron": "0 30 2 LW 2/3 5L,MON#5", "ledgerlake.until": "1777626000123", "ledgerlake.jitter": "P1D"},
-    {"ledgerlake.every": "R5/2026-05-02T09:00:00+02:00/P1Y2M3W4DT5H6M7.8S", "ledgerlake.catchup": "last"},
-    {"ledgerlake.every": "PT15M", "ledgerlake.until": "2027-01-01T00:00:00Z", "ledgerlake.jitter": "PT1.5S"},
+    {
+        "ledgerlake.cron": "*/5 1-3,7 1,L * MON-FRI",
+        "ledgerlake.timezone": "Europe/Berlin",
+        "ledgerlake.count": "9",
+    },
+    {
+        "ledgerlake.cron": "0 30 2 LW 2/3 5L,MON#5",
+        "ledgerlake.until": "1777626000123",
+        "ledgerlake.jitter": "P1D",
+    },
+    {
+        "ledgerlake.every": "R5/2026-05-02T09:00:00+02:00/P1Y2M3W4DT5H6M7.8S",
+        "ledgerlake.catchup": "last",
+    },
+    {
+        "ledgerlake.every": "PT15M",
+        "ledgerlake.until": "2027-01-01T00:00:00Z",
+        "ledgerlake.jitter": "PT1.5S",
+    },
 ]
 _CRON_WORDS = ["*", "*/", "/", ",", "-", "#", "L", "LW", "W", "SUN", "mon", "FEB", "0", "1", "2", "7", "29", "30", "31", "59", "60", "9" * 30]  # fmt: skip
 
@@ -232,8 +263,13 @@ def _a_repetition(rng: Rng) -> bytes:
     properties = rng.choice(_REPETITIONS)
     if rng.random() < 0.6:
         return mutate.json_text(rng, json.dumps(properties)).encode("utf-8", "surrogatepass")
-    fields = ["".join(rng.choices(_CRON_WORDS, k=rng.choice([1, 1, 1, 2, 3, 8]))) for _ in range(rng.choice([5, 6]))]
-    return json.dumps({"ledgerlake.timezone": "Europe/Berlin", "ledgerlake.cron": " ".join(fields)}).encode()
+    fields = [
+        "".join(rng.choices(_CRON_WORDS, k=rng.choice([1, 1, 1, 2, 3, 8])))
+        for _ in range(rng.choice([5, 6]))
+    ]
+    return json.dumps(
+        {"ledgerlake.timezone": "Europe/Berlin", "ledgerlake.cron": " ".join(fields)}
+    ).encode()
 
 
 def _judge_repetition(data: bytes) -> int:
@@ -245,8 +281,15 @@ def _judge_repetition(data: bytes) -> int:
     if repetition is None:
         return 0
     starts_ms = (1_325_000_000_000, 1_798_761_599_999, 221_876_927_000_000)
-    found = [occurrence for start_ms in starts_ms for occurrence in islice(occurrences(repetition, "a", start_ms), 3)]
-    assert all(0 <= occurrence.due_ms - occurrence.nominal_ms <= repetition.jitter_ms for occurrence in found)
+    found = [
+        occurrence
+        for start_ms in starts_ms
+        for occurrence in islice(occurrences(repetition, "a", start_ms), 3)
+    ]
+    assert all(
+        0 <= occurrence.due_ms - occurrence.nominal_ms <= repetition.jitter_ms
+        for occurrence in found
+    )
     return len(found)
 
 

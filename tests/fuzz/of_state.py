@@ -9,12 +9,23 @@ from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessage, IncompleteMessages, Limits
+from ledgerlake.assembly.rules import (
+    Chunk,
+    ChunkedMessageKey,
+    IncompleteMessage,
+    IncompleteMessages,
+    Limits,
+)
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.delay.segment import index_rows
-from ledgerlake.delay.snapshot import metadata_from_bytes, metadata_to_bytes, segment_from_bytes, segment_to_bytes
+from ledgerlake.delay.snapshot import (
+    metadata_from_bytes,
+    metadata_to_bytes,
+    segment_from_bytes,
+    segment_to_bytes,
+)
 from ledgerlake.delay.storage import METADATA
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.errors import OffsetError
@@ -97,7 +108,9 @@ def _text(data: bytes) -> str:
 _OFFSET = json.dumps(
     to_json(
         {
-            "t-partition-0": PartitionOffset(Position(7, 3), 4, 1_700_000_000_000, 98, 1_700_000_000_500, parts=3),
+            "t-partition-0": PartitionOffset(
+                Position(7, 3), 4, 1_700_000_000_000, 98, 1_700_000_000_500, parts=3
+            ),
             "u": PartitionOffset(BEFORE_ALL),
         }
     )
@@ -129,7 +142,9 @@ _REPORT = TaskReport(
 )  # fmt: skip
 _SEPARATE = [
     separately_stored_to_json(SeparatelyStored(_PLACES, True, key=_KEY)),
-    separately_stored_to_json(SeparatelyStored(_PLACES[:1], True, BatchRange(None, 3), is_delivered=True)),
+    separately_stored_to_json(
+        SeparatelyStored(_PLACES[:1], True, BatchRange(None, 3), is_delivered=True)
+    ),
 ]
 _WAITING = waiting_to_json(
     [
@@ -137,18 +152,29 @@ _WAITING = waiting_to_json(
             Position(7, 4),
             20,
             500,
-            Repeating(30, Occurrence(3, 499, 500), 800, REPLACED, Pauses(70, [40, 60]), RepetitionRate(24, 2400)),
+            Repeating(
+                30,
+                Occurrence(3, 499, 500),
+                800,
+                REPLACED,
+                Pauses(70, [40, 60]),
+                RepetitionRate(24, 2400),
+            ),
         )
     ]
 )
-_SUMMARY = StateSummary([{"f": 1}], Position(7, 1), 5, 1, 600, 2, 7, Position(7, 2), [DueSpan(7, 1000, 2)])
+_SUMMARY = StateSummary(
+    [{"f": 1}], Position(7, 1), 5, 1, 600, 2, 7, Position(7, 2), [DueSpan(7, 1000, 2)]
+)
 
 
 def _judge_set(data: bytes) -> int:
     incomplete = incomplete_from_json(_text(data))
     assert incomplete_from_json(incomplete_to_json(incomplete)) == incomplete
     pending = IncompleteMessages(Limits(), [incomplete])
-    pending.arrive(Chunk(_KEY, Position(7, 9), 2, 3, 900, 300, 320, 1_700_000_000_000, 1_700_000_000_000))
+    pending.arrive(
+        Chunk(_KEY, Position(7, 9), 2, 3, 900, 300, 320, 1_700_000_000_000, 1_700_000_000_000)
+    )
     pending.expire(1_800_000_000_000)
     return 1
 
@@ -167,7 +193,9 @@ def _judge_summary(data: bytes) -> int:
 
 def _judge_cancels(data: bytes) -> int:
     cancels, marked, pauses = cancels_from_json(_text(data))
-    again, marked_again, pauses_again = cancels_from_json(cancels_to_json(cancels.all, marked, pauses))
+    again, marked_again, pauses_again = cancels_from_json(
+        cancels_to_json(cancels.all, marked, pauses)
+    )
     assert pauses_again == pauses
     assert again.all == cancels.all
     assert marked_again.to_fields() == marked.to_fields()
@@ -197,7 +225,9 @@ def _schedule_block() -> list[bytes]:
 def _judge_schedule_block(data: bytes) -> int:
     """A block is read in a table of two blocks, which a third one makes larger."""
     state = ScheduleState(StateVariables(_Handle()))
-    state.blocks.updateValue((-1,), (pb.ScheduleTable(blocks=2, messages=2, version=1).SerializeToString(),))
+    state.blocks.updateValue(
+        (-1,), (pb.ScheduleTable(blocks=2, messages=2, version=1).SerializeToString(),)
+    )
     state.blocks.updateValue((0,), (data,))
     store = StoredSchedules(state, _marked())
     store.begin(90)
@@ -221,11 +251,13 @@ def _judge_large(data: bytes) -> int:
 
 _ENDS = (
     '{"version": 1, "batches": {"17": {"persistent://a/b/c": [12, 345]}}, '
-    '"tables": {"messages": {"path": "lake/orders", "batch_id": 17}}, "last_run": {"batch_id": 17, "wakes_batch": 15}}'
+    '"tables": {"messages": {"path": "lake/orders", "batch_id": 17}}, "last_run": {"batch_id": 17, '
+    '"wakes_batch": 15}}'
 )
 _OUTBOX = '{"version": 1, "name": "abcd"}'
 _OUTBOX_RECORD = (
-    '{"version": 1, "batch_id": 8, "files": [{"name": "f", "topic_partition": "t", "first_sequence": 15, "rows": 2}], '
+    '{"version": 1, "batch_id": 8, "files": [{"name": "f", "topic_partition": "t", '
+    '"first_sequence": 15, "rows": 2}], '
     '"next_sequences": {"t": 17}}'
 )
 
@@ -236,7 +268,11 @@ _REPLAY = json.dumps(
         "number": 4711,
         "topics": ["t"],
         "tables": {
-            "messages": {"path": "lake/orders", "before": None, "files": [asdict(DataFile("part-1", 900, 3, "{}"))]}
+            "messages": {
+                "path": "lake/orders",
+                "before": None,
+                "files": [asdict(DataFile("part-1", 900, 3, "{}"))],
+            }
         },
     }
 )
@@ -266,12 +302,17 @@ def _index() -> tuple[str, dict[int, dict[int, bytes]]]:
         record = tracker.save()
     list(tracker.take_due(1_100))
     record = tracker.save()
-    return record_to_json(record), {number: dict(values) for number, values in storage.buckets.items()}
+    return record_to_json(record), {
+        number: dict(values) for number, values in storage.buckets.items()
+    }
 
 
 def _values(metadata: bool) -> list[bytes]:
     return [
-        value for values in _index()[1].values() for number, value in values.items() if (number == METADATA) == metadata
+        value
+        for values in _index()[1].values()
+        for number, value in values.items()
+        if (number == METADATA) == metadata
     ]
 
 
@@ -353,7 +394,9 @@ def _a_packed_bucket(rng: Rng) -> bytes:
     values = dict(_packed_bucket())
     changed = rng.choice([number for number in values if number != METADATA])
     values[changed] = mutate.message(rng, values[changed])
-    return mutate.packed(*(mutate.packed(b"%d" % number, value) for number, value in values.items()))
+    return mutate.packed(
+        *(mutate.packed(b"%d" % number, value) for number, value in values.items())
+    )
 
 
 _next_bucket = iter(range(1, 2**62))
@@ -383,7 +426,9 @@ _REFUSED = (OffsetError,)
 DOCUMENTS: dict[str, tuple[tuple[str, ...], Callable[[bytes], int]]] = {}
 
 
-def _document(name: str, boundary: str, texts: tuple[str, ...], judge: Callable[[bytes], int]) -> Target:
+def _document(
+    name: str, boundary: str, texts: tuple[str, ...], judge: Callable[[bytes], int]
+) -> Target:
     DOCUMENTS[name] = texts, judge
     return Target(name, boundary, _texts(*texts), judge, _REFUSED)
 
@@ -398,20 +443,25 @@ TARGETS = [
     Target("schedule-block", "a block of the table of schedules", _any_of(_schedule_block), _judge_schedule_block, _REFUSED),
     _document("delayed-large", "messages that are stored separately, in state", tuple(_SEPARATE), _judge_large),
     _document("cursor-ends", "pipeline.batch_ends: what is to be acknowledged", (_ENDS,), _reads(batch_ends._read, 1)),
-    _document("row-settings", "pipeline.row_settings", ('{"version": 1, "settings": {"[delay] enabled": true, "[chunks] max_pending": 5, "[delay] storage": "state"}}',), _reads(row_settings.read_settings, 1)),
+    _document("row-settings", "pipeline.row_settings", ('{"version": 1, "settings": {"[delay] '
+                                                        'enabled": true, "[chunks] max_pending": '
+                                                        '5, "[delay] storage": "state"}}',), _reads(row_settings.read_settings, 1)),
     _document("outbox", "publish.outbox: its name", (_OUTBOX,), _reads(outbox._name, outbox.VERSION)),
     _document("outbox-name", "pipeline.checkpoint: the outbox's name", ('{"version": 1, "name": "abcd"}',), _reads(checkpoint._outbox_name, 1)),
     _document("tables", "pipeline.checkpoint: the tables that are written to", ('{"version": 1, "tables": {"messages": "/lake/orders"}}',), _reads(checkpoint._tables, 1)),
     _document("first-ends", "pipeline.checkpoint: ends of a first start", ('{"version": 1, "ends": {"t": {"ledger_id": 7, "entry_id": 3}}}',), _reads(checkpoint._first_ends, 1)),
     _document("forgotten-topics", "pipeline.checkpoint: topics that were forgotten", ('{"version": 1, "topics": ["t"]}',), _reads(checkpoint._forgotten_topics, 1)),
     _document("forgotten", "pipeline.checkpoint: that the stream was forgotten", ('{"version": 1}',), _reads(checkpoint._forgotten, 1)),
-    _document("stream", "pipeline.checkpoint: its stream", ('{"version": 1, "stream": "orders", "number": 4711}',), _reads(checkpoint._stream, 1)),
+    _document("stream", "pipeline.checkpoint: its stream", ('{"version": 1, "stream": "orders", '
+                                                            '"number": 4711}',), _reads(checkpoint._stream, 1)),
     _document("replay", "replay.replay_parts: a part", (_REPLAY,), _reads(replay_parts._read_part, 1)),
     _document("outbox-producers", "publish.outbox: names of producers", (_PRODUCERS,), _reads(outbox._producers, 1)),
     _document("outbox-record", "publish.outbox: a micro-batch", (_OUTBOX_RECORD,), _reads(outbox._batch, outbox.VERSION)),
-    _document("outbox-sent", "publish.outbox: what was sent", ('{"version": 1, "next_sequences": {"t": 17}}',), _reads(outbox._sent, outbox.SENT_VERSION)),
+    _document("outbox-sent", "publish.outbox: what was sent", ('{"version": 1, "next_sequences": '
+                                                               '{"t": 17}}',), _reads(outbox._sent, outbox.SENT_VERSION)),
     _document("outbox-sending", "publish.outbox: how a sending began", ('{"version": 1, "partitions": 3, "ends": {"due": {"ledger_id": 7, "entry_id": -1}}}',), _reads(outbox._sending, 1)),
-    _document("wakes", "source.wakes", ('{"version": 1, "wakes": {"t": 1777626000123}, "due": {"t": [[1777626000123, 60000, 4, 1]]}, "extends": 16}',), _reads(wakeup_files._file, wakeup_files.VERSION)),
+    _document("wakes", "source.wakes", ('{"version": 1, "wakes": {"t": 1777626000123}, "due": '
+                                        '{"t": [[1777626000123, 60000, 4, 1]]}, "extends": 16}',), _reads(wakeup_files._file, wakeup_files.VERSION)),
     Target("record", "the record of the delayed index", _texts_of(lambda: [_index()[0]]), _judge_record, _REFUSED),
     Target("snapshot-metadata", "state.delay.snapshot: metadata", _any_of(lambda: _values(True)), _judge_metadata, _REFUSED, work_factor=10),
     Target("snapshot-segment", "state.delay.snapshot: segments", _any_of(lambda: _values(False)), _judge_segment, _REFUSED),

@@ -50,18 +50,33 @@ def _repeated(rng: Rng) -> bytes:
         head = mutate.varint(count << 1)
     if rng.random() < 0.3:
         item = mutate.some_bytes(rng, item)
-    return mutate.packed(kind.to_bytes(4, "big"), definition, head, item, glue, tail, count.to_bytes(4, "big"))
+    return mutate.packed(
+        kind.to_bytes(4, "big"), definition, head, item, glue, tail, count.to_bytes(4, "big")
+    )
 
 
 def _record_parts(rng: Rng, kind: int) -> tuple[bytes, bytes, bytes, bytes, bytes]:
     item_type: Any = rng.choice([_SYMBOLS, with_lists(rng, 0, []), with_lists(rng, 2, [])])
     if rng.random() < 0.2:
-        item_type = record("Wide", **{f"f{number}": ["null", "int"] for number in range(rng.choice([5, 300]))})
+        item_type = record(
+            "Wide", **{f"f{number}": ["null", "int"] for number in range(rng.choice([5, 300]))}
+        )
     definition = record("Root", l=array(item_type))
-    items = [rng.choice(_SYMBOLS["symbols"]) if item_type is _SYMBOLS else a_value(rng, item_type) for _ in range(4)]
+    items = [
+        rng.choice(_SYMBOLS["symbols"]) if item_type is _SYMBOLS else a_value(rng, item_type)
+        for _ in range(4)
+    ]
     if kind == pb.Schema.Json:
-        texts = [json.dumps(item, default=lambda data: data.decode("latin1")).encode() for item in items]
-        return json.dumps(definition).encode(), b'{"l":[', min([*texts, b"null"], key=len), b",", b"]}"
+        texts = [
+            json.dumps(item, default=lambda data: data.decode("latin1")).encode() for item in items
+        ]
+        return (
+            json.dumps(definition).encode(),
+            b'{"l":[',
+            min([*texts, b"null"], key=len),
+            b",",
+            b"]}",
+        )
     parsed = fastavro.parse_schema(definition["fields"][0]["type"]["items"])
     encoded = []
     for item in items:
@@ -100,7 +115,9 @@ def _judge_repeated(data: bytes) -> int:
         for decoded_part in decode_bundle(bundle([entry]), SOURCE):
             messages = decoded_part.messages.select(schema.MESSAGES.names)
             for part in typed_parts(messages, reader, lambda _version: reader, keep_bytes=False):
-                assert part.num_rows - part["reject_reason"].null_count == (part.num_rows if decoded.bad else 0)
+                assert part.num_rows - part["reject_reason"].null_count == (
+                    part.num_rows if decoded.bad else 0
+                )
                 rows += part.num_rows
             rows -= _rows(messages, reader)
         assert rows == 0

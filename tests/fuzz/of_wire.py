@@ -27,7 +27,13 @@ from ledgerlake.wire import commands, limits, lookup, value_schema
 from ledgerlake.wire import entry as wire_entry
 from ledgerlake.wire import message_id as ids
 from ledgerlake.wire.chunks import parse_marker
-from ledgerlake.wire.connection import Connection, EntriesReceived, EntryReceived, LastMessageIdReceived, Role
+from ledgerlake.wire.connection import (
+    Connection,
+    EntriesReceived,
+    EntryReceived,
+    LastMessageIdReceived,
+    Role,
+)
 from ledgerlake.wire.framing import FrameBuffer, encode_frame
 from ledgerlake.wire.last_message import LastEntry, last_message_id
 from tests.fuzz import mutate, seeds
@@ -52,15 +58,24 @@ def pieces_of(data: bytes) -> list[bytes]:
 
 # Those that ``commands`` has no function for, since only a broker sends them.
 _ANSWERS = [
-    'type: LOOKUP_RESPONSE lookup_topic_response { request_id: 1 response: Connect broker_service_url: "pulsar://b:6650" message: "m" }',
-    "type: PARTITIONED_METADATA_RESPONSE partition_metadata_response { request_id: 1 partitions: 3 response: Success }",
-    'type: GET_TOPICS_OF_NAMESPACE_RESPONSE get_topics_of_namespace_response { request_id: 1 topics: "persistent://a/b/c-partition-1" topics: "d" }',
-    'type: GET_SCHEMA_RESPONSE get_schema_response { request_id: 1 schema { name: "n" schema_data: "{}" type: Json properties { key: "a" value: "b" } } schema_version: "12345678" }',
-    'type: AUTH_CHALLENGE auth_challenge { server_version: "b" challenge { auth_method_name: "token" auth_data: "x" } }',
-    'type: PRODUCER_SUCCESS producer_success { request_id: 1 producer_name: "p" last_sequence_id: -1 }',
-    "type: SEND_RECEIPT send_receipt { producer_id: 1 sequence_id: 2 message_id { ledger_id: 7 entry_id: 3 } }",
-    'type: SEND_ERROR send_error { producer_id: 1 sequence_id: 2 error: MetadataError message: "no" }',
-    'type: WATCH_TOPIC_UPDATE watch_topic_update { watcher_id: 1 new_topics: "a" deleted_topics: "b" topics_hash: "h" }',
+    "type: LOOKUP_RESPONSE lookup_topic_response { request_id: 1 response: Connect "
+    'broker_service_url: "pulsar://b:6650" message: "m" }',
+    "type: PARTITIONED_METADATA_RESPONSE partition_metadata_response { request_id: 1 partitions: 3 "
+    "response: Success }",
+    "type: GET_TOPICS_OF_NAMESPACE_RESPONSE get_topics_of_namespace_response { request_id: 1 "
+    'topics: "persistent://a/b/c-partition-1" topics: "d" }',
+    'type: GET_SCHEMA_RESPONSE get_schema_response { request_id: 1 schema { name: "n" schema_data: '
+    '"{}" type: Json properties { key: "a" value: "b" } } schema_version: "12345678" }',
+    'type: AUTH_CHALLENGE auth_challenge { server_version: "b" challenge { auth_method_name: '
+    '"token" auth_data: "x" } }',
+    'type: PRODUCER_SUCCESS producer_success { request_id: 1 producer_name: "p" last_sequence_id: '
+    "-1 }",
+    "type: SEND_RECEIPT send_receipt { producer_id: 1 sequence_id: 2 message_id { ledger_id: 7 "
+    "entry_id: 3 } }",
+    "type: SEND_ERROR send_error { producer_id: 1 sequence_id: 2 error: MetadataError message: "
+    '"no" }',
+    'type: WATCH_TOPIC_UPDATE watch_topic_update { watcher_id: 1 new_topics: "a" deleted_topics: '
+    '"b" topics_hash: "h" }',
 ]
 
 
@@ -70,10 +85,21 @@ def commands_of_a_broker() -> list[bytes]:
     position = ids.to_wire(ids.Position(7, 3))
     frames = [commands.encode(text_format.Parse(answer, pb.BaseCommand())) for answer in _ANSWERS]
     last = pb.CommandGetLastMessageIdResponse(last_message_id=position, request_id=1)
-    command = pb.BaseCommand(type=pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE, get_last_message_id_response=last)
+    command = pb.BaseCommand(
+        type=pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE, get_last_message_id_response=last
+    )
     frames.append(commands.encode(command, entries[0]))
-    frames += [commands.ping(), commands.pong(), commands.success(4), commands.error(1, pb.MetadataError, "why\nmore")]
-    frames += [commands.close_consumer(1, 2), commands.connected("b", 5 * MIB), commands.connected("b", 2**31 - 1)]
+    frames += [
+        commands.ping(),
+        commands.pong(),
+        commands.success(4),
+        commands.error(1, pb.MetadataError, "why\nmore"),
+    ]
+    frames += [
+        commands.close_consumer(1, 2),
+        commands.connected("b", 5 * MIB),
+        commands.connected("b", 2**31 - 1),
+    ]
     frames += [commands.message(1, 7, number, entry) for number, entry in enumerate(entries[:12])]
     return frames
 
@@ -135,7 +161,10 @@ def _judge_frames(data: bytes) -> int:
         return read_frames, None
 
     frames, error = outcome([data])
-    for pieces in ([data[at : at + 1] for at in range(len(data[:2000]))] + [data[2000:]], pieces_of(data)):
+    for pieces in (
+        [data[at : at + 1] for at in range(len(data[:2000]))] + [data[2000:]],
+        pieces_of(data),
+    ):
         other, other_error = outcome(pieces)
         assert (other, str(other_error)) == (frames, str(error))
     if error is not None:
@@ -185,7 +214,9 @@ def _heard(
                 event_values.append(_entry_value(event))
                 counts.append(event.message_count)
             elif isinstance(event, LastMessageIdReceived):
-                event_values.append((event.request_id, event.answer.SerializePartialToString(), event.entry))
+                event_values.append(
+                    (event.request_id, event.answer.SerializePartialToString(), event.entry)
+                )
             else:
                 event_values.append(event.SerializePartialToString())
                 _use(event)
@@ -251,7 +282,9 @@ def _messages(rng: Rng) -> bytes:
     entries = seeds.plain_entries()
     frames = []
     for number in range(rng.choice([1, 2, 5, 12])):
-        frame = commands.message(1, 7, number, rng.choice(entries) if rng.random() < 0.7 else seeds.an_entry(rng))
+        frame = commands.message(
+            1, 7, number, rng.choice(entries) if rng.random() < 0.7 else seeds.an_entry(rng)
+        )
         frames.append(_frame(rng, frame) if rng.random() < 0.15 else frame)
     data = b"".join(frames)
     return mutate.some_bytes(rng, data) if rng.random() < 0.3 else data
@@ -286,9 +319,13 @@ def _a_marker(rng: Rng) -> bytes:
     parts = seeds.take_apart(seeds.large_entries()[-1])
     assert parts is not None
     if rng.random() < 0.3:
-        parts = seeds.Parts(parts.broker, parts.has_checksum, mutate.message(rng, parts.metadata), parts.payload)
+        parts = seeds.Parts(
+            parts.broker, parts.has_checksum, mutate.message(rng, parts.metadata), parts.payload
+        )
     if rng.random() < 0.8:
-        listed_chunks = mutate.json_text(rng, parts.payload.decode()).encode("utf-8", "surrogatepass")
+        listed_chunks = mutate.json_text(rng, parts.payload.decode()).encode(
+            "utf-8", "surrogatepass"
+        )
         parts = seeds.Parts(parts.broker, parts.has_checksum, parts.metadata, listed_chunks)
     return parts.put_together()
 
@@ -323,14 +360,22 @@ _ID_TEXTS = [
 def _an_id_text(rng: Rng) -> bytes:
     if rng.random() < 0.4:
         data = mutate.message(rng, _id_bytes(rng))
-        word = rng.choice([data.hex(), str(list(data)), str([byte - 256 if byte > 127 else byte for byte in data])])
+        word = rng.choice(
+            [
+                data.hex(),
+                str(list(data)),
+                str([byte - 256 if byte > 127 else byte for byte in data]),
+            ]
+        )
     else:
         word = mutate.text(rng, rng.choice(_ID_TEXTS), _ID_TEXTS)
     return word.encode("utf-8", "surrogatepass")
 
 
 def _id_bytes(rng: Rng) -> bytes:
-    data = pb.MessageIdData(ledger_id=7, entry_id=3, partition=2, batch_index=rng.choice([-1, 0, 5]), batch_size=9)
+    data = pb.MessageIdData(
+        ledger_id=7, entry_id=3, partition=2, batch_index=rng.choice([-1, 0, 5]), batch_size=9
+    )
     if rng.random() < 0.5:
         data.first_chunk_message_id.ledger_id, data.first_chunk_message_id.entry_id = 7, 1
         data.ClearField("batch_index")

@@ -41,21 +41,34 @@ _MOST_PLAIN_BYTES = 1 << 20
 def _slots() -> bytes:
     """A batch with all that a message of a batch can say; one slot was compacted away."""
     slots_metadata = [
-        pb.SingleMessageMetadata(payload_size=0, partition_key="k", event_time=5, sequence_id=77, ordering_key=b"o"),
+        pb.SingleMessageMetadata(
+            payload_size=0, partition_key="k", event_time=5, sequence_id=77, ordering_key=b"o"
+        ),
         pb.SingleMessageMetadata(payload_size=0, null_value=True),
-        pb.SingleMessageMetadata(payload_size=0, partition_key="AAH/", partition_key_b64_encoded=True),
+        pb.SingleMessageMetadata(
+            payload_size=0, partition_key="AAH/", partition_key_b64_encoded=True
+        ),
         pb.SingleMessageMetadata(payload_size=0, compacted_out=True, partition_key="gone"),
-        pb.SingleMessageMetadata(payload_size=0, properties=[pb.KeyValue(key="ä", value="1")], null_partition_key=True),
+        pb.SingleMessageMetadata(
+            payload_size=0, properties=[pb.KeyValue(key="ä", value="1")], null_partition_key=True
+        ),
     ]
     return encode_batch(
-        [(slot, b"" if slot.null_value or slot.compacted_out else b"value " * 5) for slot in slots_metadata]
+        [
+            (slot, b"" if slot.null_value or slot.compacted_out else b"value " * 5)
+            for slot in slots_metadata
+        ]
     )
 
 
 def _of_java(**more: Any) -> pb.MessageMetadata:
     """Metadata as the Java client writes it."""
-    entry_metadata = metadata(uncompressed_size=5, null_value=False, null_partition_key=False, **more)
-    entry_metadata.properties.add(key="traceparent", value="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+    entry_metadata = metadata(
+        uncompressed_size=5, null_value=False, null_partition_key=False, **more
+    )
+    entry_metadata.properties.add(
+        key="traceparent", value="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    )
     return entry_metadata
 
 
@@ -63,22 +76,39 @@ def _of_java(**more: Any) -> pb.MessageMetadata:
 def plain_entries() -> tuple[bytes, ...]:
     slots = _slots()
     many = encode_batch(
-        [(pb.SingleMessageMetadata(payload_size=0, sequence_id=number), b"%d" % number) for number in range(40)]
+        [
+            (pb.SingleMessageMetadata(payload_size=0, sequence_id=number), b"%d" % number)
+            for number in range(40)
+        ]
     )
-    entries = [single(b"value"), single(b""), single(b"v", partition_key="k", event_time=5, ordering_key=b"o")]
+    entries = [
+        single(b"value"),
+        single(b""),
+        single(b"v", partition_key="k", event_time=5, ordering_key=b"o"),
+    ]
     for codec in _CODECS:
         entries.append(batch([b"a", b"", b"c" * 90], codec, index=10))
-        entry_metadata = metadata(num_messages_in_batch=5, compression=codec, uncompressed_size=len(slots))
+        entry_metadata = metadata(
+            num_messages_in_batch=5, compression=codec, uncompressed_size=len(slots)
+        )
         entries.append(encode_entry(entry_metadata, compress(codec, slots), broker(9)))
-        entry_metadata = metadata(compression=codec, uncompressed_size=600, schema_version=b"\0" * 7 + b"\x02")
+        entry_metadata = metadata(
+            compression=codec, uncompressed_size=600, schema_version=b"\0" * 7 + b"\x02"
+        )
         entries.append(encode_entry(entry_metadata, compress(codec, b"large " * 100), broker(3)))
     # As the Go client writes batches, and the C++ client single messages.
     go = metadata(num_messages_in_batch=40, highest_sequence_id=40, uncompressed_size=len(many))
     entries += [encode_entry(go, many, broker(60)), encode_entry(_of_java(), b"value", broker(5))]
     entries += [
         encode_entry(_of_java(replicated_from="west", replicate_to=["east"]), b"value", broker(5)),
-        encode_entry(metadata(txnid_most_bits=0, txnid_least_bits=7, num_messages_in_batch=5), slots, broker(5)),
-        encode_entry(metadata(compacted_batch_indexes=[0, 4], num_messages_in_batch=5), slots, broker(5)),
+        encode_entry(
+            metadata(txnid_most_bits=0, txnid_least_bits=7, num_messages_in_batch=5),
+            slots,
+            broker(5),
+        ),
+        encode_entry(
+            metadata(compacted_batch_indexes=[0, 4], num_messages_in_batch=5), slots, broker(5)
+        ),
         encode_entry(metadata(), b"no broker metadata"),
         encode_entry(metadata(null_value=True), b"", pb.BrokerEntryMetadata(index=7)),
         single(b"", marker_type=21),
@@ -100,8 +130,13 @@ def large_entries() -> tuple[bytes, ...]:
     """
     entry_metadata = metadata(compression=pb.LZ4, uncompressed_size=900)
     packed = compress(pb.LZ4, bytes(range(256)) * 3 + b"x" * 132)
-    promised = metadata(producer_name="q", properties=[promise()], deliver_at_time=1_800_000_000_000)
-    chunks = [*encode_chunks(entry_metadata, packed, 200), *encode_chunks(promised, b"plain chunk " * 20, 100)]
+    promised = metadata(
+        producer_name="q", properties=[promise()], deliver_at_time=1_800_000_000_000
+    )
+    chunks = [
+        *encode_chunks(entry_metadata, packed, 200),
+        *encode_chunks(promised, b"plain chunk " * 20, 100),
+    ]
     marker = encode_marker(promised, 9, [Position(7, number) for number in range(4, 7)])
     return tuple(_stored(entry, number) for number, entry in enumerate([*chunks, marker]))
 
@@ -114,7 +149,10 @@ def _stored(entry: bytes, index: int) -> bytes:
 @cache
 def delayed_entries() -> tuple[bytes, ...]:
     times_ms = [BROKER_TIME_MS + 60_000, BROKER_TIME_MS - 5, 1, 9 * 10**15]
-    return tuple(single(b"later", index=number, deliver_at_time=time_ms) for number, time_ms in enumerate(times_ms))
+    return tuple(
+        single(b"later", index=number, deliver_at_time=time_ms)
+        for number, time_ms in enumerate(times_ms)
+    )
 
 
 @cache
@@ -139,7 +177,9 @@ class Parts:
 
     def put_together(self) -> bytes:
         body = _U32.pack(len(self.metadata)) + self.metadata + self.payload
-        head = b"" if self.broker is None else b"\x0e\x02" + _U32.pack(len(self.broker)) + self.broker
+        head = (
+            b"" if self.broker is None else b"\x0e\x02" + _U32.pack(len(self.broker)) + self.broker
+        )
         if self.has_checksum:
             head += b"\x0e\x01" + _U32.pack(crc32c.crc32c(body))
         return head + body
@@ -176,8 +216,12 @@ def an_entry(rng: Rng, seed_entries: tuple[bytes, ...] | None = None) -> bytes:
     elif kind < 0.35:
         parts = replace(parts, has_checksum=not parts.has_checksum)
     if rng.random() < 0.25:
-        broker_metadata = parts.broker if parts.broker is not None else broker(3).SerializeToString()
-        parts = replace(parts, broker=mutate.message(rng, broker_metadata) if rng.random() < 0.9 else None)
+        broker_metadata = (
+            parts.broker if parts.broker is not None else broker(3).SerializeToString()
+        )
+        parts = replace(
+            parts, broker=mutate.message(rng, broker_metadata) if rng.random() < 0.9 else None
+        )
     if rng.random() < 0.6:
         parts = replace(parts, metadata=mutate.message(rng, parts.metadata))
     if rng.random() < 0.4:
@@ -192,14 +236,24 @@ def _with_changed_payload(rng: Rng, parts: Parts) -> Parts:
     try:
         entry_metadata = pb.MessageMetadata.FromString(parts.metadata)
         size = min(entry_metadata.uncompressed_size, _MOST_PLAIN_BYTES)
-        plain = bytes(decompress(entry_metadata.compression, memoryview(parts.payload), size, _MOST_PLAIN_BYTES))
+        plain = bytes(
+            decompress(
+                entry_metadata.compression, memoryview(parts.payload), size, _MOST_PLAIN_BYTES
+            )
+        )
     except (LedgerlakeError, Exception):
         return replace(parts, payload=mutate.some_bytes(rng, parts.payload))
-    plain = a_batch(rng, plain) if entry_metadata.HasField("num_messages_in_batch") else mutate.some_bytes(rng, plain)
+    plain = (
+        a_batch(rng, plain)
+        if entry_metadata.HasField("num_messages_in_batch")
+        else mutate.some_bytes(rng, plain)
+    )
     if rng.random() < 0.8:
         entry_metadata.uncompressed_size = len(plain)
     return replace(
-        parts, metadata=entry_metadata.SerializePartialToString(), payload=compress(entry_metadata.compression, plain)
+        parts,
+        metadata=entry_metadata.SerializePartialToString(),
+        payload=compress(entry_metadata.compression, plain),
     )
 
 

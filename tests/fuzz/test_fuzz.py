@@ -34,14 +34,25 @@ def test_what_was_found_once_stays_mended(path: Path) -> None:
 
 def test_every_target_takes_valid_inputs_and_refuses_others() -> None:
     # One whose inputs are all refused at the door would test nothing behind it.
-    for name in ("frames", "scan", "decode", "offset", "record", "configuration", "options", "snapshot-segment"):
+    for name in (
+        "frames",
+        "scan",
+        "decode",
+        "offset",
+        "record",
+        "configuration",
+        "options",
+        "snapshot-segment",
+    ):
         result = run(target_of(name), 2, 0, 200, traced_every=1000)
         assert min(result.taken, result.refused) > 0, name
 
 
 def test_an_input_is_made_of_seed_target_and_number_alone() -> None:
     for target in TARGETS:
-        assert [input_of(target, 3, index) for index in range(5)] == [input_of(target, 3, index) for index in range(5)]
+        assert [input_of(target, 3, index) for index in range(5)] == [
+            input_of(target, 3, index) for index in range(5)
+        ]
 
 
 # The judge itself.

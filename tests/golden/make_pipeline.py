@@ -36,17 +36,28 @@ def publish(runtime: Runtime) -> None:
     producer = EntryProducer(runtime.cluster(), TOPIC, "golden")
     now_ms = int(time.time() * 1000)
 
-    def metadata(number: int, deliver_at_ms: int | None = None, **properties: str) -> pb.MessageMetadata:
-        message_metadata = pb.MessageMetadata(producer_name="golden", sequence_id=number, publish_time=now_ms)
-        message_metadata.properties.extend(pb.KeyValue(key=name, value=text) for name, text in properties.items())
+    def metadata(
+        number: int, deliver_at_ms: int | None = None, **properties: str
+    ) -> pb.MessageMetadata:
+        message_metadata = pb.MessageMetadata(
+            producer_name="golden", sequence_id=number, publish_time=now_ms
+        )
+        message_metadata.properties.extend(
+            pb.KeyValue(key=name, value=text) for name, text in properties.items()
+        )
         if deliver_at_ms is not None:
             message_metadata.deliver_at_time = deliver_at_ms
         return message_metadata
 
-    producer.send_and_wait([encode_entry(metadata(number), b"plain-%d" % number) for number in range(5)])
+    producer.send_and_wait(
+        [encode_entry(metadata(number), b"plain-%d" % number) for number in range(5)]
+    )
     producer.send_and_wait([encode_entry(metadata(5, now_ms + 1000), b"soon")])
     (cancelled, *_) = producer.send_and_wait(
-        [encode_entry(metadata(number, FAR_MS + number), b"far-%d" % number) for number in range(6, 9)]
+        [
+            encode_entry(metadata(number, FAR_MS + number), b"far-%d" % number)
+            for number in range(6, 9)
+        ]
     )
     cancel: dict[str, Any] = {"ledgerlake.cancel": f"id={cancelled.ledger_id}:{cancelled.entry_id}"}
     producer.send_and_wait([encode_entry(metadata(9, **cancel), b"")])

@@ -1,4 +1,6 @@
-"""``python -m tests.growth``: print how the work of each case grows; exit code 1 if it is too fast."""
+"""``python -m tests.growth``: print how the work of each case grows; exit code 1 if it is
+too fast.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ def main() -> int:
 
 def all_cases() -> list[Case]:
     """Return the cases of all modules of this folder."""
-    names = [module.name for module in pkgutil.iter_modules(tests.growth.__path__) if module.name.startswith("test_")]
+    names = [
+        module.name
+        for module in pkgutil.iter_modules(tests.growth.__path__)
+        if module.name.startswith("test_")
+    ]
     modules = [importlib.import_module(f"tests.growth.{name}") for name in sorted(names)]
     return [case for module in modules for case in getattr(module, "CASES", ())]
 

@@ -42,9 +42,9 @@ class Case:
         name: the function, and the list that grows.
         prepare: makes a list of so many items, and returns the work on it. Only the work is
             counted. It may return counts of its own.
-        n: the smallest number of items: so many that their work is more than the rest.
-        constant: the counts that must not grow at all, however many items there are.
-        has_waits: the work waits for another thread, so its calls depend on the time, and only its own
+        n: the smallest number of items: so many that their work is more than the rest. constant:
+        the counts that must not grow at all, however many items there are. has_waits: the work
+        waits for another thread, so its calls depend on the time, and only its own
             counts say something.
     """
 
@@ -62,7 +62,10 @@ def growth(case: Case) -> dict[str, tuple[int, int, int]]:
     names = dict.fromkeys(name for counted in counts for name in counted)
     if case.has_waits:
         names = dict.fromkeys(name for name in names if name not in (CALLS, ARROW_BYTES))
-    return {name: (counts[0].get(name, 0), counts[1].get(name, 0), counts[2].get(name, 0)) for name in names}
+    return {
+        name: (counts[0].get(name, 0), counts[1].get(name, 0), counts[2].get(name, 0))
+        for name in names
+    }
 
 
 def faults(case: Case, counts: Mapping[str, tuple[int, int, int]]) -> list[str]:
@@ -70,9 +73,16 @@ def faults(case: Case, counts: Mapping[str, tuple[int, int, int]]) -> list[str]:
     found = []
     for name, (first, second, third) in counts.items():
         if name in case.constant and not first == second == third:
-            found.append(f"{case.name}: {name} must not grow, and are {first:,}, {second:,} and {third:,}")
-        elif third - second > _MOST_GROWTH * max(second - first, 0) + _LEAST_DIFFERENCE.get(name, 0):
-            found.append(f"{case.name}: {name} grow faster than the list: {first:,}, {second:,} and {third:,}")
+            found.append(
+                f"{case.name}: {name} must not grow, and are {first:,}, {second:,} and {third:,}"
+            )
+        elif third - second > _MOST_GROWTH * max(second - first, 0) + _LEAST_DIFFERENCE.get(
+            name, 0
+        ):
+            found.append(
+                f"{case.name}: {name} grow faster than the list: {first:,}, {second:,} and "
+                f"{third:,}"
+            )
     return found
 
 

@@ -19,8 +19,19 @@ from ledgerlake.operators.stage_rows import RowKind, TaskReport, report_to_json,
 from ledgerlake.operators.state_variables import StateVariables
 from ledgerlake.schedules.cancels import Cancel, Cancels
 from ledgerlake.schedules.nominal_times import cron_rule
-from ledgerlake.schedules.repetition import RepetitionLimit, RepetitionRate, occurrences, parse_repetition
-from ledgerlake.schedules.schedules import SCHEDULED, MarkedPositions, Repeating, Schedules, WaitingMessage
+from ledgerlake.schedules.repetition import (
+    RepetitionLimit,
+    RepetitionRate,
+    occurrences,
+    parse_repetition,
+)
+from ledgerlake.schedules.schedules import (
+    SCHEDULED,
+    MarkedPositions,
+    Repeating,
+    Schedules,
+    WaitingMessage,
+)
 from ledgerlake.wire import commands
 from ledgerlake.wire.message_id import Position
 from tests.entries import decoded, single
@@ -41,7 +52,8 @@ def _messages(n: int) -> pa.RecordBatch:
 
 def _cancels_of_a_key(n: int) -> Callable[[], None]:
     """Prepare cancels of one key, none of which hits one of as many messages with that key."""
-    # As a sender's clock that runs backwards writes them: each hits messages that the others do not.
+    # As a sender's clock that runs backwards writes them: each hits messages that the others do
+    # not.
     cancels = [Cancel("key", "k", Position(8, number), TIME_MS + n - number) for number in range(n)]
     messages = _messages(n)
 
@@ -84,7 +96,9 @@ def _stored_cancels(n: int, *, is_due: bool = True) -> Callable[[], Mapping[str,
     )
     cancels = [Cancel("key", f"other-{number:06}", Position(8, number), 0) for number in range(n)]
 
-    def micro_batch(now_ms: int, rows: Sequence[pa.RecordBatch] = (), events: Sequence[Cancel] = ()) -> None:
+    def micro_batch(
+        now_ms: int, rows: Sequence[pa.RecordBatch] = (), events: Sequence[Cancel] = ()
+    ) -> None:
         report = TaskReport(Position(9, 9), now_ms, {}, list(events))
         stage.run([*rows, stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))])
 
@@ -115,7 +129,8 @@ def _marks_in_many_ledgers(n: int) -> Callable[[], None]:
     return work
 
 
-# The times of events in the order of their positions. Without the broker's timestamps, senders choose them.
+# The times of events in the order of their positions. Without the broker's timestamps, senders
+# choose them.
 ORDERS: dict[str, Callable[[int], Sequence[int]]] = {
     "rising": range,
     "falling": lambda n: range(n, 0, -1),
@@ -146,15 +161,22 @@ def _schedules(limit: RepetitionLimit | None = None) -> tuple[StoredSchedules, S
     return store, Schedules(store, marked, limit=limit)
 
 
-def _waiting(number: int, time_ms: int, deliver_ms: int, *, repeats: bool = False) -> WaitingMessage:
-    return WaitingMessage(Position(7, number), time_ms, deliver_ms, Repeating(deliver_ms) if repeats else None)
+def _waiting(
+    number: int, time_ms: int, deliver_ms: int, *, repeats: bool = False
+) -> WaitingMessage:
+    return WaitingMessage(
+        Position(7, number), time_ms, deliver_ms, Repeating(deliver_ms) if repeats else None
+    )
 
 
 def _messages_of_an_id(order: str, due: str) -> Callable[[int], Callable[[], None]]:
     """Prepare messages with one id."""
 
     def prepare(n: int) -> Callable[[], None]:
-        messages = [_waiting(number, time_ms, DUE[due](time_ms)) for number, time_ms in enumerate(ORDERS[order](n))]
+        messages = [
+            _waiting(number, time_ms, DUE[due](time_ms))
+            for number, time_ms in enumerate(ORDERS[order](n))
+        ]
 
         def work() -> None:
             store, schedules = _schedules()
@@ -170,7 +192,9 @@ def _messages_of_an_id(order: str, due: str) -> Callable[[int], Callable[[], Non
 def _events_of_an_id(
     order: str, act: Callable[[Schedules, Position, int], object]
 ) -> Callable[[int], Callable[[], None]]:
-    """Prepare as many messages that wait under an id as events of it. None of these messages hits another."""
+    """Prepare as many messages that wait under an id as events of it. None of these messages hits
+    another.
+    """
 
     def prepare(n: int) -> Callable[[], None]:
         store, schedules = _schedules(RepetitionLimit(occurrences_per_s=1))
@@ -203,7 +227,11 @@ def _pause(schedules: Schedules, position: Position, time_ms: int) -> None:
     schedules.resume("a", position, time_ms + 1)
 
 
-EVENTS = {"others that stand before them": _put_late, "others that are refused": _refuse, "pauses": _pause}
+EVENTS = {
+    "others that stand before them": _put_late,
+    "others that are refused": _refuse,
+    "pauses": _pause,
+}
 
 
 def _occurrences_of_an_id(n: int) -> Callable[[], None]:
@@ -241,7 +269,11 @@ CASES = [
     Case("cancelled_rows, cancels of a key and messages with it", _cancels_of_a_key),
     Case("cancelled_rows, cancels by id and rows of messages", _cancels_by_id),
     Case("cancelled_rows, cancels of keys and rows of messages", _cancels_of_keys),
-    Case("DelayedMessages.release, cancels that hit none of what is due", _stored_cancels, constant=("writes",)),
+    Case(
+        "DelayedMessages.release, cancels that hit none of what is due",
+        _stored_cancels,
+        constant=("writes",),
+    ),
     Case(
         "DelayedMessages.release, cancels, and nothing is due",
         lambda n: _stored_cancels(n, is_due=False),
@@ -249,15 +281,25 @@ CASES = [
     ),
     Case("MarkedPositions, ledgers with marks", _marks_in_many_ledgers, constant=("calls",)),
     *(
-        Case(f"Schedules.put, messages of an id, {order} times, due {due}", _messages_of_an_id(order, due))
+        Case(
+            f"Schedules.put, messages of an id, {order} times, due {due}",
+            _messages_of_an_id(order, due),
+        )
         for order, due in product(ORDERS, DUE)
     ),
     *(
-        Case(f"Schedules, messages of an id and {name}, {order} times", _events_of_an_id(order, act))
+        Case(
+            f"Schedules, messages of an id and {name}, {order} times", _events_of_an_id(order, act)
+        )
         for order, (name, act) in product(ORDERS, EVENTS.items())
     ),
     Case("Schedules.advance, messages of an id", _occurrences_of_an_id),
-    Case("occurrences, decades between them", _leap_mondays, n=20, constant=("days that are looked at",)),
+    Case(
+        "occurrences, decades between them",
+        _leap_mondays,
+        n=20,
+        constant=("days that are looked at",),
+    ),
 ]
 
 

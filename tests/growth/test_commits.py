@@ -51,7 +51,9 @@ def _few_changes_of_delayed_messages(n: int) -> Callable[[], Mapping[str, int]]:
         written = 0
         for batch_id in range(1, 1 + _BATCHES):
             wakeups.update(
-                batch_id, {names[batch_id]: 1000}, {names[batch_id]: [*spans, DueSpan(10**6, 1000, batch_id)]}
+                batch_id,
+                {names[batch_id]: 1000},
+                {names[batch_id]: [*spans, DueSpan(10**6, 1000, batch_id)]},
             )
             file = Path(folder.name) / "ledgerlake" / "wakes" / f"{batch_id:010d}.json"
             written += sum(len(of_name) for of_name in json.loads(file.read_text())["due"].values())
@@ -70,7 +72,9 @@ def _changes_of_all(n: int) -> Callable[[], Mapping[str, int]]:
 
     def work() -> Mapping[str, int]:
         for batch_id in range(_BATCHES):
-            wakeups.update(batch_id, times_ms, {name: [DueSpan(1000, 1000, batch_id + 1)] for name in names})
+            wakeups.update(
+                batch_id, times_ms, {name: [DueSpan(1000, 1000, batch_id + 1)] for name in names}
+            )
         files = list((Path(folder.name) / "ledgerlake" / "wakes").iterdir())
         kept = sum(file.stat().st_size for file in files)
         folder.cleanup()
@@ -85,7 +89,10 @@ def _results(n: int) -> Callable[[], None]:
     file = DataFile("part", 1, 1, "{}", (1, 1, 1, 1), (1, 1, 1, 1))
     results = [
         PartitionResult(
-            TaskResult(f"orders-{number}", 0, Position(1, 1), {"messages": TableResult([file])}, []), summary
+            TaskResult(
+                f"orders-{number}", 0, Position(1, 1), {"messages": TableResult([file])}, []
+            ),
+            summary,
         )
         for number in range(n)
     ]
@@ -126,7 +133,11 @@ def _commit_of_records(n: int) -> Callable[[], Mapping[str, int]]:
 
 
 CASES = [
-    Case("RecordTable.commit, columns of a later schema", _commit_of_records, constant=("bytes of statistics",)),
+    Case(
+        "RecordTable.commit, columns of a later schema",
+        _commit_of_records,
+        constant=("bytes of statistics",),
+    ),
     Case("results of a micro-batch, topic partitions", _results),
     Case("Wakeups.update, topic partitions that change", _changes_of_all),
     Case(

@@ -92,8 +92,12 @@ def _with_properties(messages: int, properties: int, sequence_id: int = 1) -> by
 
 
 @pytest.mark.parametrize("sequence_id", [1, _ODD], ids=["kernels", "reference"])
-@pytest.mark.parametrize(("messages", "properties"), [(1, 20_000_000), (20, 60_000), (1, 1_000_000)])
-def test_properties_of_six_bytes_take_limited_memory(messages: int, properties: int, sequence_id: int) -> None:
+@pytest.mark.parametrize(
+    ("messages", "properties"), [(1, 20_000_000), (20, 60_000), (1, 1_000_000)]
+)
+def test_properties_of_six_bytes_take_limited_memory(
+    messages: int, properties: int, sequence_id: int
+) -> None:
     frames = bundle([_with_properties(messages, properties, sequence_id)])
     list(decode_bundle(bundle([_with_properties(2, 2, sequence_id)]), SOURCE))
     rows, reasons = 0, []
@@ -104,20 +108,28 @@ def test_properties_of_six_bytes_take_limited_memory(messages: int, properties: 
             rows += part.messages.num_rows
             reasons.extend(part.rejects["reason"].to_pylist())
 
-    assert peak_bytes(decode) <= DECODING_FACTOR * MAX_MESSAGE_METADATA_BYTES + 10 * DECODED_PIECE_BYTES
+    assert (
+        peak_bytes(decode)
+        <= DECODING_FACTOR * MAX_MESSAGE_METADATA_BYTES + 10 * DECODED_PIECE_BYTES
+    )
     is_too_large = properties * 6 > MAX_MESSAGE_METADATA_BYTES
     assert (rows, reasons) == ((0, ["too_large"]) if is_too_large else (messages, []))
 
 
 def test_odd_entries_between_regular_ones_keep_their_order_in_pieces() -> None:
     values = [bytes([index]) * (3 * MIB if index % 3 else 9) for index in range(30)]
-    entries = [single(value, index, sequence_id=_ODD if index % 2 else 1) for index, value in enumerate(values)]
+    entries = [
+        single(value, index, sequence_id=_ODD if index % 2 else 1)
+        for index, value in enumerate(values)
+    ]
     parts = list(decode_bundle(bundle(entries), SOURCE))
     assert [row for part in parts for row in part.messages["value"].to_pylist()] == values
     assert max(part.messages.nbytes for part in parts) <= DECODED_PIECE_BYTES + 3 * MIB
 
 
-def _chunk(uuid: str, entry_id: int, chunk_id: int, count: int, *, has_marker: bool = False) -> Chunk:
+def _chunk(
+    uuid: str, entry_id: int, chunk_id: int, count: int, *, has_marker: bool = False
+) -> Chunk:
     key = ChunkedMessageKey("p", uuid)
     return Chunk(key, Position(1, entry_id), chunk_id, count, count, 1, 1, 1, 1, has_marker)
 
@@ -170,7 +182,11 @@ def _number(number: int) -> bytes:
 
 
 def _record(name: str, **types: Any) -> dict[str, Any]:
-    return {"type": "record", "name": name, "fields": [{"name": key, "type": kind} for key, kind in types.items()]}
+    return {
+        "type": "record",
+        "name": name,
+        "fields": [{"name": key, "type": kind} for key, kind in types.items()],
+    }
 
 
 def _list_of(item: Any) -> bytes:
@@ -198,9 +214,15 @@ def _protobuf(fields: int, *, of_numbers: bool) -> ValueSchema:
     file = descriptor_pb2.FileDescriptorProto(name="o.proto", syntax="proto3")
     line = file.message_type.add(name="Line")
     for number in range(1, fields + 1):
-        line.field.add(name=f"q{number}", number=number, type=kinds.TYPE_INT32, label=kinds.LABEL_OPTIONAL)
+        line.field.add(
+            name=f"q{number}", number=number, type=kinds.TYPE_INT32, label=kinds.LABEL_OPTIONAL
+        )
     order = file.message_type.add(name="Order")
-    kind = {"type": kinds.TYPE_INT32} if of_numbers else {"type": kinds.TYPE_MESSAGE, "type_name": ".Line"}
+    kind = (
+        {"type": kinds.TYPE_INT32}
+        if of_numbers
+        else {"type": kinds.TYPE_MESSAGE, "type_name": ".Line"}
+    )
     order.field.add(name="lines", number=1, label=kinds.LABEL_REPEATED, **kind)
     return _of_file(file)
 
@@ -211,14 +233,22 @@ def _odd_protobuf(*parts: str) -> ValueSchema:
     file = descriptor_pb2.FileDescriptorProto(name="o.proto", syntax="proto2")
     wide = file.message_type.add(name="Wide")
     for number in range(1, 101):
-        wide.field.add(name=f"f{number}", number=number, type=kinds.TYPE_STRING, label=kinds.LABEL_OPTIONAL)
+        wide.field.add(
+            name=f"f{number}", number=number, type=kinds.TYPE_STRING, label=kinds.LABEL_OPTIONAL
+        )
     order = file.message_type.add(name="Order", extension_range=[{"start": 5, "end": 6}])
     order.field.add(name="id", number=1, type=kinds.TYPE_INT32, label=kinds.LABEL_OPTIONAL)
     is_wide = {"type": kinds.TYPE_MESSAGE, "type_name": ".Wide"}
     if "union" in parts:
         order.oneof_decl.add(name="union")
         for number in (2, 3):
-            order.field.add(name=f"u{number}", number=number, label=kinds.LABEL_OPTIONAL, oneof_index=0, **is_wide)
+            order.field.add(
+                name=f"u{number}",
+                number=number,
+                label=kinds.LABEL_OPTIONAL,
+                oneof_index=0,
+                **is_wide,
+            )
     if "enum" in parts:
         file.enum_type.add(name="Color").value.add(name="RED", number=1)
         of_color = {"type": kinds.TYPE_ENUM, "type_name": ".Color"}
@@ -226,13 +256,18 @@ def _odd_protobuf(*parts: str) -> ValueSchema:
         order.field.add(name="colors", number=7, label=kinds.LABEL_REPEATED, **of_color)
     if "extension" in parts:
         order.field.add(name="more", number=6, type=kinds.TYPE_STRING, label=kinds.LABEL_REPEATED)
-        wide.extension.add(name="e", number=5, label=kinds.LABEL_REPEATED, extendee=".Order", **is_wide)
+        wide.extension.add(
+            name="e", number=5, label=kinds.LABEL_REPEATED, extendee=".Order", **is_wide
+        )
     return _of_file(file)
 
 
 def _of_file(file: descriptor_pb2.FileDescriptorProto) -> ValueSchema:
     files = descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
-    definition = {"fileDescriptorSet": base64.b64encode(files).decode(), "rootMessageTypeName": "Order"}
+    definition = {
+        "fileDescriptorSet": base64.b64encode(files).decode(),
+        "rootMessageTypeName": "Order",
+    }
     return ValueSchema(pb.Schema.ProtobufNative, json.dumps(definition).encode())
 
 
@@ -268,7 +303,10 @@ _HEAVY = {
     "protobuf, unknown numbers": (_odd_protobuf("enum"), lambda n: b"\x58\x01" * n),
     "protobuf, unknown texts": (_odd_protobuf("enum"), lambda n: b"\x5a\0" * n),
     "protobuf, numbers of another kind": (_odd_protobuf("enum"), lambda n: b"\x0a\0" * n),
-    "protobuf, unknown fields beside an extension": (_odd_protobuf("enum", "extension"), lambda n: b"\x2a\0" * n),
+    "protobuf, unknown fields beside an extension": (
+        _odd_protobuf("enum", "extension"),
+        lambda n: b"\x2a\0" * n,
+    ),
 }
 
 
@@ -282,7 +320,9 @@ def _weight(of_schema: ValueSchema, payload: bytes) -> int:
 
 @pytest.fixture
 def small_limit() -> Iterator[int]:
-    """The limit of the values of a message, small so that the largest message is quickly decoded."""
+    """The limit of the values of a message, small so that the largest message is quickly
+    decoded.
+    """
     limit_bytes = 32 * MIB
     with values_limit(limit_bytes):
         yield limit_bytes
@@ -306,7 +346,9 @@ def test_values_that_stand_for_much_are_refused_before_they_are_decoded(name: st
 
 
 @pytest.mark.parametrize("name", _HEAVY)
-def test_the_largest_value_that_is_decoded_takes_what_the_limit_says(name: str, small_limit: int) -> None:
+def test_the_largest_value_that_is_decoded_takes_what_the_limit_says(
+    name: str, small_limit: int
+) -> None:
     of_schema, make = _HEAVY[name]
     least, most = 1, 3_000_000
     while most - least > 100:
@@ -324,7 +366,9 @@ def test_the_largest_value_that_is_decoded_takes_what_the_limit_says(name: str, 
 
 
 def _messages(payloads: list[bytes]) -> pa.RecordBatch:
-    entries = [single(payload, index, schema_version=bytes(8)) for index, payload in enumerate(payloads)]
+    entries = [
+        single(payload, index, schema_version=bytes(8)) for index, payload in enumerate(payloads)
+    ]
     (part,) = decode_bundle(bundle(entries), SOURCE)
     return part.messages.select(schema.MESSAGES.names)
 
@@ -341,7 +385,9 @@ def test_an_extension_takes_no_more_than_its_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "payload", [b"\x5b\x5c", b"\x5b\x58\x01\x5c", b"\x20\x05"], ids=["groups", "groups of one", "enum"]
+    "payload",
+    [b"\x5b\x5c", b"\x5b\x58\x01\x5c", b"\x20\x05"],
+    ids=["groups", "groups of one", "enum"],
 )
 def test_odd_unknown_fields_take_what_the_limit_says(payload: bytes, small_limit: int) -> None:
     of_schema = _odd_protobuf("enum")
@@ -349,7 +395,10 @@ def test_odd_unknown_fields_take_what_the_limit_says(payload: bytes, small_limit
     payload *= (small_limit // _weight(of_schema, payload * 10_000)) * 10_000
     decode(_encoded(b""))
     assert _weight(of_schema, payload) <= small_limit
-    assert peak_bytes(lambda: decode(_encoded(payload))) <= 2 * small_limit + DECODING_FACTOR * len(payload) + 16 * MIB
+    assert (
+        peak_bytes(lambda: decode(_encoded(payload)))
+        <= 2 * small_limit + DECODING_FACTOR * len(payload) + 16 * MIB
+    )
 
 
 @pytest.mark.parametrize("name", _HEAVY)
@@ -376,18 +425,26 @@ def test_messages_of_one_bundle_become_rows_in_pieces(name: str, small_limit: in
     peak = peak_bytes(read)
     assert sum(pieces) == len(payloads)
     assert max(pieces) < len(payloads)
-    assert peak <= 2 * (2 * small_limit + DECODING_FACTOR * max(pieces) * len(payloads[0])) + 16 * MIB
+    assert (
+        peak <= 2 * (2 * small_limit + DECODING_FACTOR * max(pieces) * len(payloads[0])) + 16 * MIB
+    )
 
 
 def test_a_message_that_is_too_large_is_a_reject_with_its_weight_and_the_limit() -> None:
     of_schema, make = _HEAVY["avro, records"]
     messages = _messages([make(2), make(2_000_000), make(1)])
-    rows, (misfit,) = record_rows(messages, lambda _version: of_schema, of_schema, record_of(of_schema))
+    rows, (misfit,) = record_rows(
+        messages, lambda _version: of_schema, of_schema, record_of(of_schema)
+    )
     assert rows.num_rows == 2
     assert (misfit.row, misfit.reason) == (1, VALUE_TOO_LARGE)
     assert misfit.detail.endswith(f"bytes when they are decoded; the limit is {MAX_VALUES_BYTES}")
     parts = list(typed_parts(messages, of_schema, lambda _version: of_schema, keep_bytes=False))
-    assert [reason for part in parts for reason in part["reject_reason"].to_pylist()] == [None, VALUE_TOO_LARGE, None]
+    assert [reason for part in parts for reason in part["reject_reason"].to_pylist()] == [
+        None,
+        VALUE_TOO_LARGE,
+        None,
+    ]
     kept = [data for part in parts for data in part["value_bytes"].to_pylist()]
     assert kept == [None, messages["value"][1].as_py(), None]
 
@@ -457,7 +514,9 @@ def _nested_records(kind: int) -> Callable[[int], Callable[[], None]]:
     return prepare
 
 
-def _pieces(odd: int, piece_bytes: int = DECODED_PIECE_BYTES) -> Callable[[int], Callable[[], dict[str, int]]]:
+def _pieces(
+    odd: int, piece_bytes: int = DECODED_PIECE_BYTES
+) -> Callable[[int], Callable[[], dict[str, int]]]:
     """Batches of two messages; some of a hundred are odd."""
 
     def prepare(n: int) -> Callable[[], dict[str, int]]:
@@ -472,7 +531,10 @@ def _pieces(odd: int, piece_bytes: int = DECODED_PIECE_BYTES) -> Callable[[int],
                 parts = list(decode_bundle(frames, SOURCE))
             ids = [number for part in parts for number in part.messages["entry_id"].to_pylist()]
             assert ids == [number for number in range(n) for _ in range(2)]
-            return {"pieces": len(parts), "rows of columns": sum(len(sizes) for _, _, sizes, _ in columns)}
+            return {
+                "pieces": len(parts),
+                "rows of columns": sum(len(sizes) for _, _, sizes, _ in columns),
+            }
 
         return work
 
@@ -482,7 +544,9 @@ def _pieces(odd: int, piece_bytes: int = DECODED_PIECE_BYTES) -> Callable[[int],
 def _chunks_between(n: int) -> Callable[[], Mapping[str, int]]:
     """Prepare a bundle in which each plain and each delayed entry is behind a chunk."""
     chunk = chunk_entries(b"ab", 2)[1]
-    frames = bundle([chunk, single(b"v"), chunk, single(b"v", deliver_at_time=2 * BROKER_TIME_MS)] * n)
+    frames = bundle(
+        [chunk, single(b"v"), chunk, single(b"v", deliver_at_time=2 * BROKER_TIME_MS)] * n
+    )
 
     def work() -> Mapping[str, int]:
         kinds = Counter(kind for kind, _, _ in split_bundle(frames))
@@ -493,7 +557,11 @@ def _chunks_between(n: int) -> Callable[[], Mapping[str, int]]:
 
 
 CASES = [
-    Case("split_bundle, chunks between other entries", _chunks_between, constant=("pieces to decode",)),
+    Case(
+        "split_bundle, chunks between other entries",
+        _chunks_between,
+        constant=("pieces to decode",),
+    ),
     Case("pieces, small odd batches", _pieces(odd=100), n=200, constant=("pieces",)),
     Case("pieces, small odd batches between others", _pieces(odd=2), n=200, constant=("pieces",)),
     Case("pieces, many of odd batches and others", _pieces(odd=2, piece_bytes=2_000), n=200),

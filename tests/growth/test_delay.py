@@ -58,7 +58,9 @@ def _releases(n: int) -> Callable[[], Mapping[str, int]]:
 
     def micro_batch(cutoff_ms: int, count: int = 0) -> Record:
         tracker = DelayedTracker(StateStorage(state), DelaySettings(), record)
-        keys = [(TIME_MS + number, 1, number) for number in range(count)] + [(2 * TIME_MS, 1, count)] * (count > 0)
+        keys = [(TIME_MS + number, 1, number) for number in range(count)] + [
+            (2 * TIME_MS, 1, count)
+        ] * (count > 0)
         tracker.add(index_rows(keys, [bytes(1000)] * len(keys)))
         deque(tracker.take_due(cutoff_ms), maxlen=0)
         return tracker.save()
@@ -76,13 +78,20 @@ def _releases(n: int) -> Callable[[], Mapping[str, int]]:
 
 
 def _occurrences_between(n: int, *, reread: bool = False) -> Callable[[], Mapping[str, int]]:
-    """Prepare messages that are due a second after each other, and one that repeats between them."""
+    """Prepare messages that are due a second after each other, and one that repeats between
+    them.
+    """
     stage = Stage(Limits(), DelayOptions(reread=reread))
     names = {"ledgerlake.schedule": "a", "ledgerlake.every": "PT1S"}
     properties = [pb.KeyValue(key=name, value=value) for name, value in names.items()]
     times_ms = [TIME_MS, *(TIME_MS + 500 + 1000 * number for number in range(n))]
     frames = [
-        commands.message(1, 7, number, single(b"v", deliver_at_time=time_ms, properties=[] if number else properties))
+        commands.message(
+            1,
+            7,
+            number,
+            single(b"v", deliver_at_time=time_ms, properties=[] if number else properties),
+        )
         for number, time_ms in enumerate(times_ms)
     ]
     schedules = ScheduleEvents()
@@ -132,8 +141,12 @@ class _LargeMessages:
         for number in range(n):
             positions = (Position(1, 2 * number), Position(1, 2 * number + 1))
             key = ChunkedMessageKey("p", f"p-{number}")
-            event = DelayedLargeMessage(positions, TIME_MS + 10**7, True, key, (), "report", TIME_MS + number)
-            rows = [stage_row(SOURCE, RowKind.CHUNK, position, entry=b"chunk") for position in positions]
+            event = DelayedLargeMessage(
+                positions, TIME_MS + 10**7, True, key, (), "report", TIME_MS + number
+            )
+            rows = [
+                stage_row(SOURCE, RowKind.CHUNK, position, entry=b"chunk") for position in positions
+            ]
             deque(self.micro_batch(TIME_MS, rows, event), maxlen=0)
 
     def micro_batch(
@@ -175,7 +188,12 @@ def _waiting_large_messages(n: int) -> Callable[[], Mapping[str, int]]:
 
 CASES = [
     Case("DelayedTracker.add, messages one by one", _mixed_arrivals, n=100),
-    Case("DelayedTracker.take_due, messages of a bucket", _releases, n=2_000, constant=("blocks that stay",)),
+    Case(
+        "DelayedTracker.take_due, messages of a bucket",
+        _releases,
+        n=2_000,
+        constant=("blocks that stay",),
+    ),
     Case(
         "DelayedMessages.release, occurrences between other messages",
         _occurrences_between,

@@ -65,7 +65,13 @@ CASES = [
         constant=("requests",),
         has_waits=True,
     ),
-    Case("read_again, removed large messages", _large_messages, n=5, constant=("requests",), has_waits=True),
+    Case(
+        "read_again, removed large messages",
+        _large_messages,
+        n=5,
+        constant=("requests",),
+        has_waits=True,
+    ),
 ]
 
 

@@ -52,12 +52,17 @@ def _quiet_topics(n: int) -> Callable[[], Mapping[str, int]]:
 
 def _messages_over_two_ranges(n: int) -> Callable[[], Mapping[str, int]]:
     """Prepare large messages that are incomplete between two micro-batches, all at one time."""
-    chunks = [chunk_entries(b"ab", 2, uuid=f"p-{number}", publish_time=TIME_MS + number) for number in range(n)]
+    chunks = [
+        chunk_entries(b"ab", 2, uuid=f"p-{number}", publish_time=TIME_MS + number)
+        for number in range(n)
+    ]
 
     def work() -> Mapping[str, int]:
         with tempfile.TemporaryDirectory() as folder:
             batch = batch_in(Path(folder))
-            _, result = batch.run_batches(A, [[first for first, _ in chunks], [last for _, last in chunks]])
+            _, result = batch.run_batches(
+                A, [[first for first, _ in chunks], [last for _, last in chunks]]
+            )
             assert len(batch.values_of(result)) == n
             return {"files": len(result.written.tables["messages"].files)}
 
@@ -78,10 +83,13 @@ def _chunks_of_a_message(n: int) -> Callable[[], None]:
 
 
 def _chunks_with_properties(n: int) -> Callable[[], Mapping[str, int]]:
-    """Prepare first chunks of messages that never end, each with a byte of payload and a kilobyte beside it."""
+    """Prepare first chunks of messages that never end, each with a byte of payload and a kilobyte
+    beside it.
+    """
     properties = [pb.KeyValue(key="k", value="x" * 1000)]
     entries = [
-        chunk_entries(b"ab", 2, f"p-{number:06}", publish_time=5, properties=properties)[0] for number in range(n)
+        chunk_entries(b"ab", 2, f"p-{number:06}", publish_time=5, properties=properties)[0]
+        for number in range(n)
     ]
 
     def work() -> Mapping[str, int]:
@@ -99,7 +107,17 @@ def _endless_messages(n: int) -> Callable[[], Mapping[str, int]]:
     """Prepare messages of empty chunks that never end."""
     limits = Limits(max_incomplete_chunks=100)
     chunks = [
-        Chunk(ChunkedMessageKey("p", f"p-{number // 10}"), Position(1, number), number % 10, 11, 0, 0, 90, 5, 5)
+        Chunk(
+            ChunkedMessageKey("p", f"p-{number // 10}"),
+            Position(1, number),
+            number % 10,
+            11,
+            0,
+            0,
+            90,
+            5,
+            5,
+        )
         for number in range(10 * n)
     ]
 
@@ -107,18 +125,35 @@ def _endless_messages(n: int) -> Callable[[], Mapping[str, int]]:
         stage = Stage(limits)
         for start in range(0, len(chunks), 150):
             stage.run(task(chunks[start : start + 150], limits, Settled()))
-        waiting = [incomplete_from_json(value[0]) for _, value in stage.getMapState("sets", "", "").iterator()]
+        waiting = [
+            incomplete_from_json(value[0])
+            for _, value in stage.getMapState("sets", "", "").iterator()
+        ]
         parts = stage.getMapState("parts", "", "").values
-        return {"positions": sum(len(message.positions) for message in waiting), "parts": len(parts)}
+        return {
+            "positions": sum(len(message.positions) for message in waiting),
+            "parts": len(parts),
+        }
 
     return work
 
 
 CASES = [
-    Case("tasks, chunks with large properties", _chunks_with_properties, n=100, constant=("bytes kept",)),
-    Case("stage, messages that never end", _endless_messages, n=30, constant=("positions", "parts")),
+    Case(
+        "tasks, chunks with large properties",
+        _chunks_with_properties,
+        n=100,
+        constant=("bytes kept",),
+    ),
+    Case(
+        "stage, messages that never end", _endless_messages, n=30, constant=("positions", "parts")
+    ),
     Case("ingest, topics with a message each", _quiet_topics, constant=("files",)),
-    Case("stage, large messages that are incomplete together", _messages_over_two_ranges, constant=("files",)),
+    Case(
+        "stage, large messages that are incomplete together",
+        _messages_over_two_ranges,
+        constant=("files",),
+    ),
     Case("stage, chunks of a large message", _chunks_of_a_message),
     Case("ingest, last chunks without a first one", _chunks_without_the_first, constant=("files",)),
 ]

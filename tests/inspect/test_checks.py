@@ -1,4 +1,6 @@
-"""``check`` tells what a start would refuse, and what would go wrong later; here without a broker."""
+"""``check`` tells what a start would refuse, and what would go wrong later; here without a
+broker.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def data_of(folder: Path, **sections: Any) -> dict[str, Any]:
 
 
 def found(folder: Path, **sections: Any) -> dict[str, Finding]:
-    return {finding.check: finding for finding in check_config(parse_config(data_of(folder, **sections)))}
+    return {
+        finding.check: finding
+        for finding in check_config(parse_config(data_of(folder, **sections)))
+    }
 
 
 def problem(finding: Finding) -> str:
@@ -46,11 +51,21 @@ def problem(finding: Finding) -> str:
     return finding.text
 
 
-def test_what_needs_the_broker_is_skipped_without_one_and_all_else_is_checked(tmp_path: Path) -> None:
+def test_what_needs_the_broker_is_skipped_without_one_and_all_else_is_checked(
+    tmp_path: Path,
+) -> None:
     findings = found(tmp_path)
     assert "start it or correct the service url" in problem(findings["broker"])
     skipped = {name for name, finding in findings.items() if finding.state == "skipped"}
-    assert skipped == {"topics", "reading", "broker metadata", "clock", "decryption", "checkpoint", "schema"}
+    assert skipped == {
+        "topics",
+        "reading",
+        "broker metadata",
+        "clock",
+        "decryption",
+        "checkpoint",
+        "schema",
+    }
     assert findings["tables"] == Finding(
         "tables", "ok", f"to be made: {tmp_path}/messages, {tmp_path}/messages_rejects"
     )
@@ -65,7 +80,8 @@ def test_a_table_of_another_schema(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "messages"), pa.table({"id": [1]}))
     text = problem(found(tmp_path)["tables"])
     assert (
-        "has another schema (it lacks topic; it lacks partition; it lacks message_id; and 21 more; it has id)" in text
+        "has another schema (it lacks topic; it lacks partition; it lacks message_id; and 21 more; "
+        "it has id)" in text
     )
     assert text.endswith("use another path")
 
@@ -87,7 +103,9 @@ def test_a_table_folder_that_cannot_be_written(tmp_path: Path, key: str) -> None
 
 def test_a_checkpoint_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    text = problem(found(tmp_path, stream={"checkpoint": f"{tmp_path}/file/checkpoint"})["checkpoint"])
+    text = problem(
+        found(tmp_path, stream={"checkpoint": f"{tmp_path}/file/checkpoint"})["checkpoint"]
+    )
     assert text.startswith(f"the checkpoint folder {tmp_path}/file/checkpoint cannot be")
     assert "choose another path" in text
 
@@ -102,7 +120,9 @@ def test_a_metrics_port_that_is_taken(tmp_path: Path) -> None:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert "set another [metrics] port" in problem(found(tmp_path, metrics={"port": port})["metrics"])
+        assert "set another [metrics] port" in problem(
+            found(tmp_path, metrics={"port": port})["metrics"]
+        )
     assert found(tmp_path, metrics={"port": port})["metrics"].state == "ok"
 
 
@@ -129,7 +149,11 @@ def test_keys_that_cannot_be_used(tmp_path: Path) -> None:
         return problem(found(tmp_path, source={"crypto_key_folder": str(folder)})["decryption"])
 
     def write(key: Any) -> None:
-        formats = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        formats = (
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
         (folder / "shop.pem").write_bytes(key.private_bytes(*formats))
 
     assert f"{folder} cannot be read (No such file or directory)" in said()
@@ -140,12 +164,16 @@ def test_keys_that_cannot_be_used(tmp_path: Path) -> None:
     write(ec.generate_private_key(ec.SECP256R1()))
     assert "shop.pem is no RSA key" in said()
     write(rsa.generate_private_key(public_exponent=65537, key_size=2048))
-    assert found(tmp_path, source={"crypto_key_folder": str(folder)})["decryption"].state == "skipped"
+    assert (
+        found(tmp_path, source={"crypto_key_folder": str(folder)})["decryption"].state == "skipped"
+    )
 
 
 def stored_at(*times_ms: int) -> list[LastEntries]:
     def entry(time_ms: int) -> RawEntry:
-        return RawEntry(pb.BrokerEntryMetadata(broker_timestamp=time_ms), pb.MessageMetadata(), memoryview(b""))
+        return RawEntry(
+            pb.BrokerEntryMetadata(broker_timestamp=time_ms), pb.MessageMetadata(), memoryview(b"")
+        )
 
     return [LastEntries("t", Position(1, 1), [entry(time_ms)]) for time_ms in times_ms]
 
@@ -161,18 +189,26 @@ def test_a_clock_that_is_behind_the_brokers() -> None:
     assert nothing_known.state == "skipped"
 
 
-@pytest.mark.parametrize(("free_bytes", "state"), [(10**6, "problem"), (5 * 10**8, "warning"), (10**12, "ok")])
+@pytest.mark.parametrize(
+    ("free_bytes", "state"), [(10**6, "problem"), (5 * 10**8, "warning"), (10**12, "ok")]
+)
 def test_a_disk_that_is_full(free_bytes: int, state: str) -> None:
     finding = disk("/lake", "tables", free_bytes)
     assert (finding.state, "make room" in finding.text) == (state, state == "problem")
 
 
-def test_the_command_prints_a_line_for_each_and_ends_with_1_if_there_is_a_problem(tmp_path: Path) -> None:
+def test_the_command_prints_a_line_for_each_and_ends_with_1_if_there_is_a_problem(
+    tmp_path: Path,
+) -> None:
     result = ledgerlake("check", config_file(tmp_path, data_of(tmp_path)))
     assert result.returncode == 1
     assert any(line.startswith("problem  broker ") for line in result.stdout.splitlines())
     result = ledgerlake("check", config_file(tmp_path, data_of(tmp_path)), "--json")
-    assert {json.loads(line)["state"] for line in result.stdout.splitlines()} >= {"ok", "problem", "skipped"}
+    assert {json.loads(line)["state"] for line in result.stdout.splitlines()} >= {
+        "ok",
+        "problem",
+        "skipped",
+    }
 
 
 @pytest.mark.parametrize(
@@ -187,7 +223,9 @@ def test_the_command_prints_a_line_for_each_and_ends_with_1_if_there_is_a_proble
 def test_a_mistake_in_the_file_is_the_only_problem(
     tmp_path: Path, section: str, key: str, value: Any, said: str
 ) -> None:
-    result = ledgerlake("check", config_file(tmp_path, data_of(tmp_path, **{section: {key: value}})))
+    result = ledgerlake(
+        "check", config_file(tmp_path, data_of(tmp_path, **{section: {key: value}}))
+    )
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("problem")]
     assert said in line
     assert result.returncode == 1

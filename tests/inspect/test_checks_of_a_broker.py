@@ -1,4 +1,6 @@
-"""What ``check`` and ``init`` find at a broker; here one of our own, which does what the test says."""
+"""What ``check`` and ``init`` find at a broker; here one of our own, which does what the
+test says.
+"""
 
 from __future__ import annotations
 
@@ -56,12 +58,16 @@ def stored(index: int, *, ahead_ms: int = 0, **metadata: Any) -> bytes:
     """An entry as a broker with PIP-70 stores it now, by a clock that is ``ahead_ms`` ahead."""
     now_ms = int(time.time() * 1000)
     broker = pb.BrokerEntryMetadata(broker_timestamp=now_ms + ahead_ms, index=index)
-    entry = pb.MessageMetadata(producer_name="p", sequence_id=index, publish_time=now_ms, **metadata)
+    entry = pb.MessageMetadata(
+        producer_name="p", sequence_id=index, publish_time=now_ms, **metadata
+    )
     return encode_entry(entry, b"value", broker)
 
 
 def plain() -> bytes:
-    return encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=1000), b"value")
+    return encode_entry(
+        pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=1000), b"value"
+    )
 
 
 @pytest.fixture
@@ -82,7 +88,10 @@ def data_of(peer: Peer, folder: Path, **sections: Any) -> dict[str, Any]:
 
 
 def found(peer: Peer, folder: Path, **sections: Any) -> dict[str, Finding]:
-    return {finding.check: finding for finding in check_config(parse_config(data_of(peer, folder, **sections)))}
+    return {
+        finding.check: finding
+        for finding in check_config(parse_config(data_of(peer, folder, **sections)))
+    }
 
 
 def problem(findings: dict[str, Finding], check: str) -> str:
@@ -93,7 +102,9 @@ def problem(findings: dict[str, Finding], check: str) -> str:
 
 def test_nothing_is_wrong_and_nothing_is_left_behind(peer: Peer, tmp_path: Path) -> None:
     peer.add(stored(0), stored(1))
-    states = {name: finding.state for name, finding in found(peer, tmp_path).items() if name != "disk"}
+    states = {
+        name: finding.state for name, finding in found(peer, tmp_path).items() if name != "disk"
+    }
     assert set(states.values()) == {"ok"}
     assert set(states) >= {
         "broker",
@@ -111,11 +122,14 @@ def test_nothing_is_wrong_and_nothing_is_left_behind(peer: Peer, tmp_path: Path)
 
 def test_a_misspelt_topic_is_answered_with_similar_ones(peer: Peer, tmp_path: Path) -> None:
     peer.topics = [
-        f"persistent://public/default/{name}" for name in ("orders-partition-0", "visits", "__change_events")
+        f"persistent://public/default/{name}"
+        for name in ("orders-partition-0", "visits", "__change_events")
     ]
     peer.missing_topics = {"persistent://public/default/order"}
     text = problem(found(peer, tmp_path, source={"topics": ["order"]}), "topics")
-    assert text.endswith("create it or correct its name; there is persistent://public/default/orders")
+    assert text.endswith(
+        "create it or correct its name; there is persistent://public/default/orders"
+    )
     config = config_file(tmp_path, data_of(peer, tmp_path, source={"topics": ["order"]}))
     assert "; there is persistent://public/default/orders" in sentence(ledgerlake("run", config), 2)
 
@@ -137,7 +151,9 @@ def test_whatever_names_a_misspelt_topic_is_answered_with_similar_ones(
     peer.topics = ["persistent://public/default/orders-partition-0"]
     peer.missing_topics = {"persistent://public/default/order"}
     options = parse_options({"service.url": peer.url, "topic": "order"})
-    with pytest.raises(TopicNotFoundError, match=r"correct its name; there is persistent://public/default/orders$"):
+    with pytest.raises(
+        TopicNotFoundError, match=r"correct its name; there is persistent://public/default/orders$"
+    ):
         use(options)
 
 
@@ -157,7 +173,11 @@ def test_a_pattern_that_matches_nothing(peer: Peer, tmp_path: Path) -> None:
 
 
 def test_a_topic_that_may_not_be_read(peer: Peer, tmp_path: Path) -> None:
-    peer.lookup = {"response": pb.CommandLookupTopicResponse.Failed, "error": pb.AuthorizationError, "message": "no"}
+    peer.lookup = {
+        "response": pb.CommandLookupTopicResponse.Failed,
+        "error": pb.AuthorizationError,
+        "message": "no",
+    }
     text = problem(found(peer, tmp_path), "reading")
     assert "the role of the credentials needs the permission to consume" in text
 
@@ -173,7 +193,9 @@ def test_a_port_with_tls_that_is_reached_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("required", "state"), [(False, "warning"), (True, "problem")])
-def test_entries_without_the_brokers_metadata(peer: Peer, tmp_path: Path, required: bool, state: str) -> None:
+def test_entries_without_the_brokers_metadata(
+    peer: Peer, tmp_path: Path, required: bool, state: str
+) -> None:
     peer.add(plain())
     findings = found(peer, tmp_path, source={"require_broker_metadata": required})
     assert findings["broker metadata"].state == state
@@ -193,10 +215,15 @@ def test_an_encrypted_topic(peer: Peer, tmp_path: Path) -> None:
     text = problem(found(peer, tmp_path), "decryption")
     assert "are encrypted for first, and no key here opens them" in text
     other = key_folder(tmp_path / "other", "second")
-    assert "no key here opens them" in problem(found(peer, tmp_path, source={"crypto_key_folder": other}), "decryption")
+    assert "no key here opens them" in problem(
+        found(peer, tmp_path, source={"crypto_key_folder": other}), "decryption"
+    )
     ours = key_folder(tmp_path / "ours", "first")
     assert found(peer, tmp_path, source={"crypto_key_folder": ours})["decryption"].state == "ok"
-    assert found(peer, tmp_path, source={"crypto_failure_action": "pass"})["decryption"].state == "warning"
+    assert (
+        found(peer, tmp_path, source={"crypto_failure_action": "pass"})["decryption"].state
+        == "warning"
+    )
 
 
 def test_a_subscription_is_seen_without_being_made(peer: Peer) -> None:
@@ -209,7 +236,9 @@ def test_a_subscription_is_seen_without_being_made(peer: Peer) -> None:
         assert cursor.exists()
 
 
-def test_a_stream_that_runs_is_no_problem_and_neither_is_its_port(peer: Peer, tmp_path: Path) -> None:
+def test_a_stream_that_runs_is_no_problem_and_neither_is_its_port(
+    peer: Peer, tmp_path: Path
+) -> None:
     peer.subscriptions["ledgerlake-orders"] = True
     Checkpoint(Place(str(tmp_path / "checkpoint"))).save_start({TOPIC: PartitionOffset(BEFORE_ALL)})
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -236,7 +265,9 @@ def test_a_run_that_waits_for_another_one_says_so_once(
     with pytest.raises(ConsumerBusyError):
         cursor.ensure(from_earliest=True)
     (message,) = [record.message for record in caplog.records]
-    assert message.startswith(f"another consumer holds the subscription ledgerlake-orders of {TOPIC}; waiting up to")
+    assert message.startswith(
+        f"another consumer holds the subscription ledgerlake-orders of {TOPIC}; waiting up to"
+    )
 
 
 def test_a_subscription_of_a_checkpoint_that_is_lost(peer: Peer, tmp_path: Path) -> None:
@@ -251,7 +282,10 @@ def test_a_subscription_of_a_checkpoint_that_is_lost(peer: Peer, tmp_path: Path)
 
 def test_a_schema_gives_columns_and_the_table_is_not_made(peer: Peer, tmp_path: Path) -> None:
     peer.schema = ORDER
-    assert "the columns are id, item, and pulsar" in found(peer, tmp_path, delta={"shape": "record"})["schema"].text
+    assert (
+        "the columns are id, item, and pulsar"
+        in found(peer, tmp_path, delta={"shape": "record"})["schema"].text
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -267,7 +301,9 @@ def test_a_schema_that_no_table_of_records_can_have(peer: Peer, tmp_path: Path) 
 def test_a_query_that_does_not_fit_the_schema(peer: Peer, tmp_path: Path) -> None:
     peer.schema = ORDER
     query = "select price from messages"
-    assert "price" in problem(found(peer, tmp_path, delta={"shape": "record", "sql": query}), "schema")
+    assert "price" in problem(
+        found(peer, tmp_path, delta={"shape": "record", "sql": query}), "schema"
+    )
 
 
 def test_a_topic_of_due_messages(peer: Peer, tmp_path: Path) -> None:
@@ -281,13 +317,20 @@ def test_a_topic_of_due_messages_that_gets_decrypted_ones(peer: Peer, tmp_path: 
     finding = found(peer, tmp_path, deliver={"topic": "due"}, source=source)["deliver"]
     assert finding.state == "warning"
     assert "are published to persistent://public/default/due in plain text" in finding.text
-    assert found(peer, tmp_path, deliver={"topic": "due"}, source={"crypto_key_reader": "m:f"})["deliver"] == finding
+    assert (
+        found(peer, tmp_path, deliver={"topic": "due"}, source={"crypto_key_reader": "m:f"})[
+            "deliver"
+        ]
+        == finding
+    )
 
 
 def test_init_looks_at_the_topic(peer: Peer, tmp_path: Path) -> None:
     peer.schema = ORDER
     peer.add(*(stored(number) for number in range(150)))
-    peer.add(encrypted(stored(150, deliver_at_time=int(time.time() * 1000) + 60_000), "first"), first=150)
+    peer.add(
+        encrypted(stored(150, deliver_at_time=int(time.time() * 1000) + 60_000), "first"), first=150
+    )
     facts = look_at(ClientSettings(peer.url), TOPIC)
     assert (facts.partitions, facts.messages, facts.has_broker_metadata) == (0, 151, True)
     assert (facts.schema, facts.fields) == ("Avro", ("id", "item"))
@@ -301,7 +344,12 @@ def test_init_looks_at_the_topic(peer: Peer, tmp_path: Path) -> None:
 
 def test_init_looks_at_a_topic_without_messages(peer: Peer) -> None:
     facts = look_at(ClientSettings(peer.url), TOPIC)
-    assert (facts.messages, facts.has_broker_metadata, facts.schema, facts.fields) == (0, None, "", ())
+    assert (facts.messages, facts.has_broker_metadata, facts.schema, facts.fields) == (
+        0,
+        None,
+        "",
+        (),
+    )
 
 
 def test_init_knows_no_number_of_messages_without_the_brokers_index(peer: Peer) -> None:

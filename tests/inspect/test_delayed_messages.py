@@ -23,13 +23,22 @@ from tests.operators.test_scheduled import frame
 SOURCE = TopicPartition("persistent://public/default/t", 0)
 
 
-def test_of_messages_whose_bytes_are_elsewhere_the_positions_are_listed_but_for_cancelled_ones() -> None:
+def test_of_messages_whose_bytes_are_elsewhere_the_positions_are_listed_but_for_cancelled_ones() -> (
+    None
+):
     bucket = Bucket(7, Position(1, 1), Position(1, 3), 1, 3, 5000, 7000, True, None)
-    columns = [pa.array([5000, 6000, 7000]), pa.array([1, 1, 1]), pa.array([1, 2, 3]), pa.nulls(3, pa.binary())]
+    columns = [
+        pa.array([5000, 6000, 7000]),
+        pa.array([1, 1, 1]),
+        pa.array([1, 2, 3]),
+        pa.nulls(3, pa.binary()),
+    ]
     segment = segment_to_bytes(pa.RecordBatch.from_arrays(columns, schema=INDEX_SCHEMA))
     cancels = Cancels([Cancel("id", "1:1", Position(1, 9), 100, 10**9)])
     decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
-    decoder = _Decoder({SOURCE: Record([bucket])}, {SOURCE: (cancels, MarkedPositions(), Pauses())}, decoding, 7000)
+    decoder = _Decoder(
+        {SOURCE: Record([bucket])}, {SOURCE: (cancels, MarkedPositions(), Pauses())}, decoding, 7000
+    )
     rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
     listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
     assert [row["message_id"] for row in listed] == ["1:2"]
@@ -43,7 +52,9 @@ def test_a_message_that_was_replaced_is_left_out() -> None:
     marked = MarkedPositions()
     marked.mark(Position(1, 1), REPLACED)
     decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
-    decoder = _Decoder({SOURCE: Record([bucket])}, {SOURCE: (Cancels(), marked, Pauses())}, decoding, 7000)
+    decoder = _Decoder(
+        {SOURCE: Record([bucket])}, {SOURCE: (Cancels(), marked, Pauses())}, decoding, 7000
+    )
     rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
     listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
     assert [row["message_id"] for row in listed] == ["1:2"]
@@ -58,10 +69,15 @@ def test_of_a_message_that_cannot_be_decrypted_here_the_position_is_listed() -> 
     decoder = _Decoder({SOURCE: Record([bucket])}, {}, decoding, 7000)
     rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
     listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
-    assert [(row["message_id"], row["value"]) for row in listed] == [("7:1", b"plain"), ("7:2", None)]
+    assert [(row["message_id"], row["value"]) for row in listed] == [
+        ("7:1", b"plain"),
+        ("7:2", None),
+    ]
 
 
-def test_of_a_message_that_repeats_the_next_occurrence_is_listed_and_its_entry_is_found_by_the_id() -> None:
+def test_of_a_message_that_repeats_the_next_occurrence_is_listed_and_its_entry_is_found_by_the_id() -> (
+    None
+):
     bucket = Bucket(7, Position(7, 1), Position(7, 2), 1, 2, 5000, 6000, True, None)
     frames = [frame(1, 4000, schedule="a", every="PT1S"), frame(2, 4000, schedule="b")]
     segment = segment_to_bytes(index_rows([(5000, 7, 1), (6000, 7, 2)], frames))
@@ -70,10 +86,15 @@ def test_of_a_message_that_repeats_the_next_occurrence_is_listed_and_its_entry_i
     # A cancel by the message id does not end it.
     cancels = Cancels([Cancel("id", "7:1", Position(7, 9), 100, 10**9)])
     decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
-    decoder = _Decoder({SOURCE: Record([bucket])}, {SOURCE: (cancels, marked, Pauses())}, decoding, 7000)
+    decoder = _Decoder(
+        {SOURCE: Record([bucket])}, {SOURCE: (cancels, marked, Pauses())}, decoding, 7000
+    )
     rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
     listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
-    assert sorted((row["deliver_at"].timestamp(), row["value"]) for row in listed) == [(4.0, b"2"), (5.0, b"1")]
+    assert sorted((row["deliver_at"].timestamp(), row["value"]) for row in listed) == [
+        (4.0, b"2"),
+        (5.0, b"1"),
+    ]
     (found,) = decoder.entries(SOURCE, rows, "a")
     assert found["entry"].to_pylist() == list(entries_of(frames[0]).values())
 
@@ -81,7 +102,13 @@ def test_of_a_message_that_repeats_the_next_occurrence_is_listed_and_its_entry_i
 def test_an_entry_that_a_cancel_by_key_or_message_id_hits_is_not_found_by_its_id() -> None:
     decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
     cancels = Cancels([Cancel("id", "7:1", Position(7, 9), 100, 10**9)])
-    decoder = _Decoder({SOURCE: Record()}, {SOURCE: (cancels, MarkedPositions(), Pauses())}, decoding, 7000)
-    rows = index_rows([(5000, 7, 1), (5000, 7, 2)], [frame(number, 5000, schedule="a") for number in (1, 2)])
-    found = [row["entry"] for batch in decoder.entries(SOURCE, rows, "a") for row in batch.to_pylist()]
+    decoder = _Decoder(
+        {SOURCE: Record()}, {SOURCE: (cancels, MarkedPositions(), Pauses())}, decoding, 7000
+    )
+    rows = index_rows(
+        [(5000, 7, 1), (5000, 7, 2)], [frame(number, 5000, schedule="a") for number in (1, 2)]
+    )
+    found = [
+        row["entry"] for batch in decoder.entries(SOURCE, rows, "a") for row in batch.to_pylist()
+    ]
     assert found == list(entries_of(frame(2, 5000, schedule="a")).values())

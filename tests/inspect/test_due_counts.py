@@ -37,11 +37,17 @@ def config(tmp_path: Path) -> Config:
 def test_the_counts_of_all_topic_partitions_are_added(config: Config) -> None:
     checkpoint = Checkpoint(config.checkpoint_place)
     wakeups = Wakeups(checkpoint)
-    spans = {"a": [DueSpan(1000, 1000, 2), DueSpan(_HOUR_MS, _HOUR_MS, 3)], "b": [DueSpan(5000, 1000, 4)]}
+    spans = {
+        "a": [DueSpan(1000, 1000, 2), DueSpan(_HOUR_MS, _HOUR_MS, 3)],
+        "b": [DueSpan(5000, 1000, 4)],
+    }
     wakeups.update(7, {"a": 1000, "b": 5000}, spans)
     keeper = BatchEnds(checkpoint)
     keeper.add(LastRun(7, wakeups.batch_id), {}, {})
-    assert due_counts(config, _HOUR_MS) == [DueSpan(1000, _HOUR_MS, 6), DueSpan(_HOUR_MS, _HOUR_MS, 3)]
+    assert due_counts(config, _HOUR_MS) == [
+        DueSpan(1000, _HOUR_MS, 6),
+        DueSpan(_HOUR_MS, _HOUR_MS, 3),
+    ]
     # The pipeline is, or was ended, between its two files.
     wakeups.update(8, {"b": 5000}, {"b": [DueSpan(5000, 1000, 5)]})
     assert due_counts(config, _HOUR_MS)[0] == DueSpan(1000, _HOUR_MS, 7)
@@ -63,11 +69,15 @@ def test_a_start_that_counts_again_and_was_ended_before_that_says_so(config: Con
     checkpoint = Checkpoint(config.checkpoint_place)
     BatchEnds(checkpoint).add(LastRun(7, 7), {}, {})
     save_wakeup_times(wakeup_folder(checkpoint), 7, WakeupTimes({"a": 1}))
-    with pytest.raises(OffsetError, match=r"does not say when the delayed messages of a are due; run the pipeline"):
+    with pytest.raises(
+        OffsetError, match=r"does not say when the delayed messages of a are due; run the pipeline"
+    ):
         due_counts(config, _HOUR_MS)
 
 
-def test_counts_that_a_newer_release_wrote_are_refused_by_name(config: Config, tmp_path: Path) -> None:
+def test_counts_that_a_newer_release_wrote_are_refused_by_name(
+    config: Config, tmp_path: Path
+) -> None:
     checkpoint = Checkpoint(config.checkpoint_place)
     wakeups = Wakeups(checkpoint)
     wakeups.update(7, {"a": 1000}, {"a": [DueSpan(1000, 1000, 2)]})

@@ -1,4 +1,6 @@
-"""How far a pipeline is behind, of a topic that is not the one that was read, and without a checkpoint."""
+"""How far a pipeline is behind, of a topic that is not the one that was read, and without a
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -36,18 +38,25 @@ if TYPE_CHECKING:
         pytest.param(Position(3, 1), 1, False, id="it has the entry"),
     ],
 )
-def test_a_topic_without_the_entry_that_was_read_is_named_so(taken: Position, index: int, is_another: bool) -> None:
+def test_a_topic_without_the_entry_that_was_read_is_named_so(
+    taken: Position, index: int, is_another: bool
+) -> None:
     with Peer() as peer:
         peer.add(single(b"a", index=0), single(b"b", index=1), ledger_id=3)
         cluster = Cluster(ClientSettings(peer.url))
         try:
-            lag = _lag(cluster, TOPIC, PartitionOffset(taken, time_ms=1_700_000_000_000 + index, index=index))
+            lag = _lag(
+                cluster,
+                TOPIC,
+                PartitionOffset(taken, time_ms=1_700_000_000_000 + index, index=index),
+            )
         finally:
             cluster.close()
     if is_another:
         assert (lag.messages, lag.is_another_topic) == (2, True)
         assert lag.sentence() == (
-            f"{TOPIC}: the topic, which ends at 3:1, does not have the entry {taken}, up to which it was read: it is another "
+            f"{TOPIC}: the topic, which ends at 3:1, does not have the entry {taken}, up to which "
+            "it was read: it is another "
             "topic of that name"
         )
     else:
@@ -75,10 +84,16 @@ def test_a_command_in_another_folder_names_the_checkpoint_that_is_not_there(
             {
                 "source": {"service_url": peer.url, "topics": [TOPIC]},
                 "stream": {"name": "orders", "checkpoint": "checkpoint"},
-                "delta": {"path": str(tmp_path / "messages"), "rejects_path": str(tmp_path / "rejects")},
+                "delta": {
+                    "path": str(tmp_path / "messages"),
+                    "rejects_path": str(tmp_path / "rejects"),
+                },
             }
         )
-        for path, columns in ((config.messages_place, schema.MESSAGES), (config.rejects_place, schema.REJECTS)):
+        for path, columns in (
+            (config.messages_place, schema.MESSAGES),
+            (config.rejects_place, schema.REJECTS),
+        ):
             write_deltalake(path.uri, columns.empty_table())
         (tmp_path / "home").mkdir()
         (tmp_path / "away").mkdir()
@@ -86,5 +101,7 @@ def test_a_command_in_another_folder_names_the_checkpoint_that_is_not_there(
         Checkpoint(config.checkpoint_place).save_start({TOPIC: PartitionOffset(Position(-1, -1))})
         command(config)
         monkeypatch.chdir(tmp_path / "away")
-        with pytest.raises(SetupError, match=rf"no checkpoint at {tmp_path}/away/checkpoint; run .*, start there"):
+        with pytest.raises(
+            SetupError, match=rf"no checkpoint at {tmp_path}/away/checkpoint; run .*, start there"
+        ):
             command(config)

@@ -15,7 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledgerlake.errors import UsageError
-from ledgerlake.inspect.new_config import Answers, TopicFacts, config_text, fields_of_json, stream_name
+from ledgerlake.inspect.new_config import (
+    Answers,
+    TopicFacts,
+    config_text,
+    fields_of_json,
+    stream_name,
+)
 from ledgerlake.options.config import read_config
 from tests.live.pipelines import ledgerlake, sentence
 from tests.peer import Peer
@@ -37,7 +43,11 @@ def written(facts: TopicFacts, answers: Answers = ANSWERS) -> tuple[str, Config]
 def test_an_empty_topic_gets_the_defaults() -> None:
     text, config = written(TopicFacts(TOPIC))
     assert config.source.topics.names == (TOPIC,)
-    assert (config.starting, config.stream.name, config.delta.shape) == ("earliest", "orders", "messages")
+    assert (config.starting, config.stream.name, config.delta.shape) == (
+        "earliest",
+        "orders",
+        "messages",
+    )
     assert config.messages_place.uri == "lake/orders"
     assert "no partitions,\n# 0 messages and no schema" in text
     assert "broker metadata" not in text
@@ -57,13 +67,15 @@ def test_json_without_a_schema_gets_its_fields_as_a_hint_that_is_right() -> None
     ]
     fields = fields_of_json(values)
     assert fields == (
-        '{ id = "long", on = "boolean", price = "double", tags = ["string"], page = { url = "string" }, late = "string" }'
+        '{ id = "long", on = "boolean", price = "double", tags = ["string"], page = { url = '
+        '"string" }, late = "string" }'
     )
     text, config = written(TopicFacts(TOPIC, json_fields=fields))
     assert config.delta.shape == "messages"
     lines = [line for line in text.splitlines() if not line.startswith("shape")]
     followed = "\n".join(
-        line.removeprefix("# ") if line.startswith(("# shape", "# json_fields")) else line for line in lines
+        line.removeprefix("# ") if line.startswith(("# shape", "# json_fields")) else line
+        for line in lines
     )
     hinted = read_config(followed.encode(), "orders.toml")
     assert hinted.delta.shape == "record"
@@ -96,7 +108,10 @@ def test_other_values_get_no_hint(values: list[bytes]) -> None:
 
 def test_a_large_backlog_is_read_in_parts() -> None:
     assert written(TopicFacts(TOPIC, messages=999_999))[1].source.max_bytes_per_trigger is None
-    assert written(TopicFacts(TOPIC, messages=1_000_000))[1].source.max_bytes_per_trigger == 1_000_000_000
+    assert (
+        written(TopicFacts(TOPIC, messages=1_000_000))[1].source.max_bytes_per_trigger
+        == 1_000_000_000
+    )
 
 
 def test_an_encrypted_topic_gets_a_folder_of_keys() -> None:
@@ -112,13 +127,17 @@ def test_delayed_messages_are_pointed_out() -> None:
     assert "[delay]" not in written(TopicFacts(TOPIC))[0]
 
 
-@pytest.mark.parametrize(("has", "word"), [(True, "# require_broker_metadata = true"), (False, "publish_time")])
+@pytest.mark.parametrize(
+    ("has", "word"), [(True, "# require_broker_metadata = true"), (False, "publish_time")]
+)
 def test_the_file_says_whether_the_broker_adds_its_metadata(has: bool, word: str) -> None:
     assert word in written(TopicFacts(TOPIC, has_broker_metadata=has))[0]
 
 
 def test_credentials_are_kept_by_reference() -> None:
-    answers = replace(ANSWERS, service_url="pulsar+ssl://broker:6651", token="file:/run/token", ca_file="ca.pem")
+    answers = replace(
+        ANSWERS, service_url="pulsar+ssl://broker:6651", token="file:/run/token", ca_file="ca.pem"
+    )
     _, config = written(TopicFacts(TOPIC), answers)
     assert config.source.client.authentication.parameters == "file:/run/token"
     assert config.source.client.tls.ca_file == "ca.pem"
@@ -126,13 +145,16 @@ def test_credentials_are_kept_by_reference() -> None:
 
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_no_name_from_outside_leaves_its_place_in_the_file(field: str, key: str) -> None:
-    facts = TopicFacts(TOPIC, schema="Json", fields=(field or "x",), encrypted_for=(key,), has_broker_metadata=True)
+    facts = TopicFacts(
+        TOPIC, schema="Json", fields=(field or "x",), encrypted_for=(key,), has_broker_metadata=True
+    )
     _, config = written(facts)
     assert (config.delta.shape, config.source.require_broker_metadata) == ("record", False)
 
 
 @pytest.mark.parametrize(
-    ("topic", "name"), [("orders", "orders"), ("t/n/a:b c", ""), ("_x", "x"), ("t/n/größe", "gr-e"), ("€", "stream")]
+    ("topic", "name"),
+    [("orders", "orders"), ("t/n/a:b c", ""), ("_x", "x"), ("t/n/größe", "gr-e"), ("€", "stream")],
 )
 def test_the_stream_is_named_after_the_topic(topic: str, name: str) -> None:
     if not name:
@@ -144,7 +166,10 @@ def test_the_stream_is_named_after_the_topic(topic: str, name: str) -> None:
 
 def test_without_a_broker_nothing_is_written(tmp_path: Path) -> None:
     file = tmp_path / "orders.toml"
-    said = sentence(ledgerlake("init", str(file), "--topic", "orders", "--service-url", "pulsar://127.0.0.1:1"), 3)
+    said = sentence(
+        ledgerlake("init", str(file), "--topic", "orders", "--service-url", "pulsar://127.0.0.1:1"),
+        3,
+    )
     assert "start it or correct the service url" in said
     assert not file.exists()
 
@@ -167,9 +192,17 @@ def asked(tmp_path: Path, answers: bytes) -> str:
     ours, theirs = pty.openpty()
     os.write(ours, answers)
     command = [sys.executable, "-m", "ledgerlake.cli", "init"]
-    environment = {name: value for name, value in os.environ.items() if name != "LEDGERLAKE_SERVICE_URL"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "LEDGERLAKE_SERVICE_URL"
+    }
     result = subprocess.run(
-        command, stdin=theirs, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+        command,
+        stdin=theirs,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=environment,
     )
     os.close(ours)
     os.close(theirs)
@@ -179,12 +212,16 @@ def asked(tmp_path: Path, answers: bytes) -> str:
 def test_a_person_at_a_terminal_is_asked(tmp_path: Path) -> None:
     with Peer() as peer:
         said = asked(tmp_path, f"{peer.url}\nvisits\n\n".encode())
-    assert said.startswith("The broker's service URL [pulsar://localhost:6650]: The topic to read: ")
+    assert said.startswith(
+        "The broker's service URL [pulsar://localhost:6650]: The topic to read: "
+    )
     assert "The folder of the table [lake/visits]: " in said
     assert 'path = "lake/visits"' in (tmp_path / "visits.toml").read_text()
 
 
-def test_a_person_is_told_what_is_wrong_with_broker_or_topic_before_the_next_question(tmp_path: Path) -> None:
+def test_a_person_is_told_what_is_wrong_with_broker_or_topic_before_the_next_question(
+    tmp_path: Path,
+) -> None:
     said = asked(tmp_path, b"pulsar://127.0.0.1:1\nvisits\n\n")
     assert "no broker listens at pulsar://127.0.0.1:1" in said
     assert "(visits.toml was not written)" in said

@@ -34,7 +34,9 @@ def config(tmp_path: Path) -> Config:
     return parse_config(data_of(tmp_path))
 
 
-def reject(number: int, reason: str, topic: str = "t", time_ms: int | None = 0, detail: str = "") -> dict[str, Any]:
+def reject(
+    number: int, reason: str, topic: str = "t", time_ms: int | None = 0, detail: str = ""
+) -> dict[str, Any]:
     return {
         "topic": topic,
         "partition": -1,
@@ -49,7 +51,9 @@ def reject(number: int, reason: str, topic: str = "t", time_ms: int | None = 0, 
 
 
 def write(config: Config, *rejects: dict[str, Any]) -> None:
-    write_deltalake(config.delta.rejects_path, pa.Table.from_pylist(list(rejects), schema=schema.REJECTS))
+    write_deltalake(
+        config.delta.rejects_path, pa.Table.from_pylist(list(rejects), schema=schema.REJECTS)
+    )
 
 
 def test_rejects_are_counted_by_reason_and_topic_with_the_last_of_each(config: Config) -> None:
@@ -64,7 +68,8 @@ def test_rejects_are_counted_by_reason_and_topic_with_the_last_of_each(config: C
     assert (largest.reason, largest.topic, largest.rejects) == ("encrypted", "t", 2)
     assert (largest.message_id, largest.detail) == ("1:2", "no such key")
     assert largest.sentence() == (
-        "2 encrypted of t, the last one stored by the broker at 1970-01-01T00:00:05.000+00:00 (1:2: no such key)"
+        "2 encrypted of t, the last one stored by the broker at 1970-01-01T00:00:05.000+00:00 "
+        "(1:2: no such key)"
     )
     assert [(count.reason, count.topic, count.last is None) for count in others] == [
         ("bad_checksum", "t", True),
@@ -84,14 +89,25 @@ def test_one_reason_is_asked_for(tmp_path: Path, config: Config) -> None:
     write(config, reject(1, "encrypted"), reject(2, "too_large"), reject(3, "no_key"))
     file = config_file(tmp_path, data_of(tmp_path))
     result = ledgerlake("rejects", file, "--reason", "encrypted", "--reason", "no_key", "--json")
-    assert sorted(json.loads(line)["reason"] for line in result.stdout.splitlines()) == ["encrypted", "no_key"]
-    assert ledgerlake("rejects", file, "--reason", "chunk_gap").stdout == "there are no rejects of chunk_gap\n"
+    assert sorted(json.loads(line)["reason"] for line in result.stdout.splitlines()) == [
+        "encrypted",
+        "no_key",
+    ]
+    assert (
+        ledgerlake("rejects", file, "--reason", "chunk_gap").stdout
+        == "there are no rejects of chunk_gap\n"
+    )
 
 
 @pytest.mark.parametrize("replay", [[], ["--replay"]])
 def test_a_misspelt_reason(tmp_path: Path, replay: list[str]) -> None:
-    result = ledgerlake("rejects", config_file(tmp_path, data_of(tmp_path)), "--reason", "encrpyted", *replay)
-    assert sentence(result, 2) == "ledgerlake: there is no reason 'encrpyted'; did you mean 'encrypted'?"
+    result = ledgerlake(
+        "rejects", config_file(tmp_path, data_of(tmp_path)), "--reason", "encrpyted", *replay
+    )
+    assert (
+        sentence(result, 2)
+        == "ledgerlake: there is no reason 'encrpyted'; did you mean 'encrypted'?"
+    )
 
 
 def test_every_reason_in_the_code_is_known() -> None:
@@ -103,7 +119,8 @@ def test_every_reason_in_the_code_is_known() -> None:
 def test_a_table_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
     result = ledgerlake("rejects", config_file(tmp_path, data_of(tmp_path)))
     assert (
-        sentence(result, 2) == f"ledgerlake: there is no table at {tmp_path}/messages_rejects; run the pipeline first"
+        sentence(result, 2)
+        == f"ledgerlake: there is no table at {tmp_path}/messages_rejects; run the pipeline first"
     )
 
 
@@ -112,5 +129,7 @@ def test_a_relative_path_of_a_missing_table_is_told_whole(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     elsewhere = replace(config, delta=replace(config.delta, rejects_path="lake/rejects"))
-    with pytest.raises(TableError, match=f"there is no table at {tmp_path}/lake/rejects; .* start there"):
+    with pytest.raises(
+        TableError, match=f"there is no table at {tmp_path}/lake/rejects; .* start there"
+    ):
         count_rejects(elsewhere)

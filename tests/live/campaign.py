@@ -44,7 +44,19 @@ LARGE_BYTES = 6 * 1024 * 1024
 _TRIES, _START_AGAIN = 4, 3
 _COMMITS_UNTIL_MERGE = 100
 # In turn. A broker takes up to two minutes until its topics can be read again.
-_KINDS_OF_KILL = ("driver", "worker", "broker", "jvm", "planner", "start", "worker", "jvm", "driver", "worker", "start")
+_KINDS_OF_KILL = (
+    "driver",
+    "worker",
+    "broker",
+    "jvm",
+    "planner",
+    "start",
+    "worker",
+    "jvm",
+    "driver",
+    "worker",
+    "start",
+)
 
 
 # Unloads have producers send again. The broker's own cursor for that pins ledgers too, until it has
@@ -60,7 +72,9 @@ DEDUPLICATION = {
 @contextlib.contextmanager
 def default_broker(*, broker_metadata: bool = True) -> Iterator[Runtime]:
     """A broker with Pulsar's own defaults, and deduplication."""
-    with start_runtime(DEDUPLICATION, keeps_everything=False, broker_metadata=broker_metadata) as runtime:
+    with start_runtime(
+        DEDUPLICATION, keeps_everything=False, broker_metadata=broker_metadata
+    ) as runtime:
         yield runtime
 
 
@@ -100,7 +114,11 @@ class Feeder(threading.Thread):
         settings, messages, pause_s = self._make(random.Random(self.name))
         in_chunks = settings.get("chunking_enabled", False)
         producer = self._client.create_producer(
-            self._topic, producer_name=self.name, block_if_queue_full=True, send_timeout_millis=0, **settings
+            self._topic,
+            producer_name=self.name,
+            block_if_queue_full=True,
+            send_timeout_millis=0,
+            **settings,
         )
         names = self._client.get_topic_partitions(self._topic)
         partitions = set(range(len(names))) if len(names) > 1 else {-1}
@@ -133,7 +151,9 @@ class Feeder(threading.Thread):
         return stored
 
 
-def batched(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
+def batched(
+    rng: random.Random,
+) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
     settings = {
         "batching_enabled": True,
         "batching_max_messages": 100,
@@ -142,15 +162,29 @@ def batched(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple
     return settings, lambda: [(b"x" * rng.randint(1, 200), 0) for _ in range(100)], 0.3
 
 
-def single(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
-    return {"batching_enabled": False}, lambda: [(b"y" * rng.randint(1, 1000), 0) for _ in range(5)], 0.2
+def single(
+    rng: random.Random,
+) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
+    return (
+        {"batching_enabled": False},
+        lambda: [(b"y" * rng.randint(1, 1000), 0) for _ in range(5)],
+        0.2,
+    )
 
 
-def delayed(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
-    return {"batching_enabled": False}, lambda: [(b"later", rng.randint(1, 15_000)) for _ in range(10)], 0.2
+def delayed(
+    rng: random.Random,
+) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
+    return (
+        {"batching_enabled": False},
+        lambda: [(b"later", rng.randint(1, 15_000)) for _ in range(10)],
+        0.2,
+    )
 
 
-def chunked(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
+def chunked(
+    rng: random.Random,
+) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
     settings = {"batching_enabled": False, "chunking_enabled": True}
     return settings, lambda: [(rng.randbytes(LARGE_BYTES), 0 if rng.random() < 0.8 else 3000)], 3.0
 
@@ -160,7 +194,9 @@ class Unloader(threading.Thread):
     trimmed. On a slow machine it is at work a quarter of the time, so that topics can be read.
     """
 
-    def __init__(self, runtime: Runtime, topics: list[str], rng: random.Random, undisturbed: threading.Lock) -> None:
+    def __init__(
+        self, runtime: Runtime, topics: list[str], rng: random.Random, undisturbed: threading.Lock
+    ) -> None:
         super().__init__(daemon=True)
         self._undisturbed = undisturbed
         self.first: dict[str, int] = {}
@@ -238,10 +274,14 @@ class PipelineProcess:
         environment = os.environ | {"PYTHONFAULTHANDLER": "1"}
         return self.spawn(command, environment, self.folder / f"run-{number:03d}.log")
 
-    def spawn(self, command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    def spawn(
+        self, command: list[str], environment: dict[str, str], log: Path
+    ) -> subprocess.Popen[bytes]:
         """Start a process that leads a session; its output goes to ``log``."""
         with open(log, "wb") as output:
-            return subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+            return subprocess.Popen(
+                command, stdout=output, stderr=output, env=environment, start_new_session=True
+            )
 
     def commits(self) -> int:
         return len(list((self.table / "_delta_log").glob("*.json")))
@@ -286,18 +326,26 @@ class PipelineProcess:
         self.runtime.broker.start()
 
     def open_cursors(self) -> None:
-        """Start the pipeline, and return when it has its cursors: retention 0 keeps nothing that was
-        published before. The broker deletes a topic after a minute without producers and cursors.
+        """Start the pipeline, and return when it has its cursors: retention 0 keeps nothing that
+        was published before. The broker deletes a topic after a minute without producers and
+        cursors.
         """
         producers = [self.runtime.client().create_producer(topic) for topic in self.topics]
         with self.process() as running:
-            wait_until(lambda: running.poll() is not None or all(self._has_cursor(topic) for topic in self.topics))
+            wait_until(
+                lambda: (
+                    running.poll() is not None
+                    or all(self._has_cursor(topic) for topic in self.topics)
+                )
+            )
             assert running.poll() is None, self.last_log()
         for producer in producers:
             producer.close()
 
     def _has_cursor(self, topic: str) -> bool:
-        return f"ledgerlake-{self.name}" in self.runtime.admin("GET", topic, "/stats")["subscriptions"]
+        return (
+            f"ledgerlake-{self.name}" in self.runtime.admin("GET", topic, "/stats")["subscriptions"]
+        )
 
     def settle(self, due_ms: int) -> None:
         """Run to the end of what is there, when the last delayed message is due."""
@@ -320,9 +368,9 @@ class PipelineProcess:
     def backlog(self) -> dict[str, int]:
         """What the broker says is unread."""
         return {
-            topic: self.runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"][
-                f"ledgerlake-{self.name}"
-            ]["msgBacklog"]
+            topic: self.runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")[
+                "subscriptions"
+            ][f"ledgerlake-{self.name}"]["msgBacklog"]
             for topic in self.topics
         }
 
@@ -360,11 +408,20 @@ class Campaign(PipelineProcess):
     def fed(self) -> Iterator[None]:
         """Publish and unload while the block runs."""
         feeders = [
-            Feeder(self.runtime, topic, f"{kind.__name__}-{number}", self.confirmed, kind, self._undisturbed)
+            Feeder(
+                self.runtime,
+                topic,
+                f"{kind.__name__}-{number}",
+                self.confirmed,
+                kind,
+                self._undisturbed,
+            )
             for number, topic in enumerate((self.single, self.parted))
             for kind in self.kinds
         ]
-        unloader = Unloader(self.runtime, self.topics, random.Random(self.rng.random()), self._undisturbed)
+        unloader = Unloader(
+            self.runtime, self.topics, random.Random(self.rng.random()), self._undisturbed
+        )
         for feeder in feeders:
             feeder.start()
         for feeder in feeders:
@@ -443,7 +500,9 @@ class Campaign(PipelineProcess):
                     self.await_commits(self.rng.randint(1, 3), younger)
                     _signal_tree(older.pid, signal.SIGCONT)
                     # It finds out at its next look at the broker, at the latest by its next commit.
-                    assert older.wait(timeout=240) != 0, "the older process went on beside its successor"
+                    assert older.wait(timeout=240) != 0, (
+                        "the older process went on beside its successor"
+                    )
                     assert younger.poll() is None, self.last_log()
                 else:
                     time.sleep(self.rng.uniform(0, 20))
@@ -480,7 +539,9 @@ class Campaign(PipelineProcess):
         if self._run_once() == 0:
             return "went on"
         assert self.commits() == before, f"refused, and the table changed: {self.last_log()}"
-        sentences = [line for line in self.last_log().splitlines() if line.startswith("ledgerlake: ")]
+        sentences = [
+            line for line in self.last_log().splitlines() if line.startswith("ledgerlake: ")
+        ]
         assert len(sentences) == 1, self.last_log()
         return sentences[0]
 
@@ -498,14 +559,18 @@ class Campaign(PipelineProcess):
         return judge_topic(self.confirmed, self.received)
 
     def play(self, actions: list[Callable[[], None]], say: Callable[[str], None]) -> None:
-        """Carry out the actions one after another while messages come, and run to the end of them."""
+        """Carry out the actions one after another while messages come, and run to the end
+        of them.
+        """
         self.open_cursors()
         with self.fed():
             began_s = time.monotonic()
             try:
                 for number, action in enumerate(actions, 1):
                     action()
-                    done = f"{number}/{len(actions)} {self.log[-1]}, {len(self.confirmed):,} confirmed"
+                    done = (
+                        f"{number}/{len(actions)} {self.log[-1]}, {len(self.confirmed):,} confirmed"
+                    )
                     say(f"{time.monotonic() - began_s:.0f} s: {done}")
                 self.await_merge()
             finally:
@@ -523,7 +588,9 @@ class Campaign(PipelineProcess):
                 self.await_commits(1, running)
 
     def faults(self, say: Callable[[str], None]) -> list[str]:
-        """What must not be, of the table, the topic of due messages, and what the broker has kept."""
+        """What must not be, of the table, the topic of due messages, and what the broker
+        has kept.
+        """
         table, topic = self.judge_table(), self.judge_due()
         backlog = self.backlog()
         say(f"table: {table}\ntopic: {topic}\nbacklog: {backlog}\ntrimmed: {dict(self.trimmed)}")
@@ -531,7 +598,9 @@ class Campaign(PipelineProcess):
         faults += [] if table.merges else ["upkeep merged nothing"]
         faults += [] if topic.is_clean else [f"topic: {topic}"]
         faults += [f"backlog {count} on {name}" for name, count in backlog.items() if count]
-        return faults + [f"no ledger of {name} was trimmed" for name in self.topics if not self.trimmed[name]]
+        return faults + [
+            f"no ledger of {name} was trimmed" for name in self.topics if not self.trimmed[name]
+        ]
 
 
 def end_group(running: subprocess.Popen[bytes]) -> None:
@@ -641,8 +710,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--stops", type=int, default=5)
-    parser.add_argument("--takeovers", type=int, default=0, help="starts of a second process beside a running one")
-    parser.add_argument("--copies", type=int, default=0, help="copies of the checkpoint, each restored at the end")
+    parser.add_argument(
+        "--takeovers", type=int, default=0, help="starts of a second process beside a running one"
+    )
+    parser.add_argument(
+        "--copies", type=int, default=0, help="copies of the checkpoint, each restored at the end"
+    )
     options = begin(parser)
     with default_broker() as runtime:
         campaign = Campaign(runtime, options.folder, random.Random(options.seed))

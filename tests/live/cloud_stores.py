@@ -1,7 +1,7 @@
 """Google's and Azure's object stores for tests: emulators on free ports of 127.0.0.1.
 
-Google's is fake-gcs-server, as a wheel on PyPI has it, behind ``google_gateway``. Azure's is Azurite,
-fetched with npm once.
+Google's is fake-gcs-server, as a wheel on PyPI has it, behind ``google_gateway``. Azure's is
+Azurite, fetched with npm once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 # The account that every Azurite has, from its documentation.
 AZURE_ACCOUNT = "devstoreaccount1"
-AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+AZURE_KEY = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
 _AZURITE = "azurite@3.37.0"
 
 
@@ -67,9 +69,18 @@ def start_google() -> Iterator[CloudStore]:
         url = f"http://127.0.0.1:{gateway_port}"
         bucket = f"lake-{uuid.uuid4().hex[:8]}"
         fs.GcsFileSystem(
-            anonymous=True, endpoint_override=f"127.0.0.1:{gateway_port}", scheme="http", project_id="tests"
+            anonymous=True,
+            endpoint_override=f"127.0.0.1:{gateway_port}",
+            scheme="http",
+            project_id="tests",
         ).create_dir(bucket)
-        key = {"gcs_base_url": url, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
+        key = {
+            "gcs_base_url": url,
+            "disable_oauth": True,
+            "client_email": "",
+            "private_key": "",
+            "private_key_id": "",
+        }
         options_of_reader = {"google_service_account_key": json.dumps(key), "allow_http": "true"}
         yield CloudStore(f"gs://{bucket}/lake", {"endpoint_url": url}, options_of_reader)
 
@@ -102,7 +113,9 @@ def start_azure() -> Iterator[CloudStore]:
                 "azure_endpoint": f"{url}/{AZURE_ACCOUNT}",
                 "allow_http": "true",
             }
-            yield CloudStore(root, {"endpoint_url": url, "account_key": AZURE_KEY}, options_of_reader)
+            yield CloudStore(
+                root, {"endpoint_url": url, "account_key": AZURE_KEY}, options_of_reader
+            )
 
 
 def _azurite() -> Path:
@@ -115,7 +128,10 @@ def _azurite() -> Path:
     if not program.exists():
         folder.mkdir(parents=True, exist_ok=True)
         subprocess.run(
-            [npm, "install", "--silent", "--prefix", str(folder), _AZURITE], check=True, stdout=sys.stderr, timeout=600
+            [npm, "install", "--silent", "--prefix", str(folder), _AZURITE],
+            check=True,
+            stdout=sys.stderr,
+            timeout=600,
         )
     return program
 

@@ -6,7 +6,8 @@ end and come back, the store refuses every request for half a minute, and one ho
 Spark's speculation repeats its tasks, while messages go on coming. Then ``oracle`` judges, and the
 store's key is searched for in all that the run left.
 
-    python -m tests.live.cluster_campaign --rounds 10 --messages 5000000 --folder /tmp/cluster --seed 1
+    python -m tests.live.cluster_campaign --rounds 10 --messages 5000000 --folder /tmp/cluster
+    --seed 1
 """
 
 from __future__ import annotations
@@ -31,9 +32,25 @@ import pyspark
 from pyarrow import fs
 
 from ledgerlake.runtime.java import cache_folder, fetch_jars
-from tests.live.campaign import DEDUPLICATION, Campaign, batched, begin, chunked, delayed, finish, say_at_once, single
+from tests.live.campaign import (
+    DEDUPLICATION,
+    Campaign,
+    batched,
+    begin,
+    chunked,
+    delayed,
+    finish,
+    say_at_once,
+    single,
+)
 from tests.live.hosts import PROJECT, Bare, Host, Network, network
-from tests.live.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, hadoop_version, start_object_store
+from tests.live.object_store import (
+    ACCESS_KEY,
+    SECRET_KEY,
+    ObjectStore,
+    hadoop_version,
+    start_object_store,
+)
 from tests.live.oracle import StoredTable, Verdict, judge
 from tests.live.pipelines import ledgerlake_process
 from tests.live.runtime import start_runtime, to_toml
@@ -69,8 +86,8 @@ _SETTINGS = {
 
 @dataclass
 class Cluster:
-    """A standalone cluster of Spark, with two hosts for drivers. Its other hosts are bare: they have
-    Spark and a Python without packages.
+    """A standalone cluster of Spark, with two hosts for drivers. Its other hosts are bare: they
+    have Spark and a Python without packages.
     """
 
     network: Network
@@ -78,9 +95,17 @@ class Cluster:
     hosts: dict[str, Host] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        hidden = (PROJECT, Path(sys.prefix), cache_folder(), Path.home() / ".ivy2", Path.home() / ".ivy2.5.2")
+        hidden = (
+            PROJECT,
+            Path(sys.prefix),
+            cache_folder(),
+            Path.home() / ".ivy2",
+            Path.home() / ".ivy2.5.2",
+        )
         for name in ("master", "worker1", "worker2"):
-            self.hosts[name] = self.network.host(name, Bare(self.folder / name, {"spark": _SPARK_HOME}, hidden))
+            self.hosts[name] = self.network.host(
+                name, Bare(self.folder / name, {"spark": _SPARK_HOME}, hidden)
+            )
         for name in ("driver1", "driver2"):
             self.hosts[name] = self.network.host(name)
         self.start("master")
@@ -92,8 +117,8 @@ class Cluster:
         return f"spark://{self.hosts['master'].address}:{_MASTER_PORT}"
 
     def start(self, name: str) -> None:
-        """Start the master or a worker; it answers when this returns. What its killed executors left is
-        removed: a bundle for each takes most of a gigabyte.
+        """Start the master or a worker; it answers when this returns. What its killed executors
+        left is removed: a bundle for each takes most of a gigabyte.
         """
         host = self.hosts[name]
         for left in (self.folder / name).glob("spark-*"):
@@ -106,16 +131,23 @@ class Cluster:
             daemon, options = "worker.Worker", [*options, "-c", "1", "-m", "1g", self.master]
         # A venv without packages is the Python of a host on which nobody has installed any.
         python = f"{sys.base_prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-        start = f"[ -d bare ] || {python} -m venv --without-pip bare; exec spark/bin/spark-class org.apache.spark.deploy.{daemon} "
+        start = (
+            f"[ -d bare ] || {python} -m venv --without-pip bare; exec spark/bin/spark-class "
+            f"org.apache.spark.deploy.{daemon} "
+        )
         environment = {
             "PATH": "/tmp/bare/bin:/usr/bin:/bin",
             "SPARK_HOME": "/tmp/spark",
             "SPARK_WORKER_DIR": "/tmp/applications",
             "SPARK_MASTER_OPTS": "-Dspark.worker.timeout=20",
-            "SPARK_WORKER_OPTS": "-Dspark.worker.cleanup.enabled=true -Dspark.worker.cleanup.interval=60 -Dspark.worker.cleanup.appDataTtl=60",
+            "SPARK_WORKER_OPTS": "-Dspark.worker.cleanup.enabled=true "
+            "-Dspark.worker.cleanup.interval=60 "
+            "-Dspark.worker.cleanup.appDataTtl=60",
         }
         java = {"JAVA_HOME": os.environ["JAVA_HOME"]} if "JAVA_HOME" in os.environ else {}
-        host.start(["sh", "-c", start + " ".join(options)], java | environment, self.folder / f"{name}.log")
+        host.start(
+            ["sh", "-c", start + " ".join(options)], java | environment, self.folder / f"{name}.log"
+        )
         wait_until(lambda: answers_at(f"http://{host.address}:{_PAGE_PORT}/json/"))
 
 
@@ -138,7 +170,10 @@ class ClusterCampaign(Campaign):
         super().__post_init__()
         self.bucket = self.store.bucket()
         connector = fetch_jars("org.apache.hadoop", "hadoop-aws", hadoop_version())
-        self.data["delta"] = {"path": f"s3://{self.bucket}/messages", "rejects_path": f"s3://{self.bucket}/rejects"}
+        self.data["delta"] = {
+            "path": f"s3://{self.bucket}/messages",
+            "rejects_path": f"s3://{self.bucket}/rejects",
+        }
         self.data["stream"]["checkpoint"] = f"s3://{self.bucket}/checkpoint"
         self.data["storage"] = self.store.settings | {
             "endpoint_url": f"http://{self.store.host}:{self.proxy.port}",
@@ -150,20 +185,39 @@ class ClusterCampaign(Campaign):
             "bundle": str(self.bundle),
             # A driver's host has no way to Maven.
             "settings": _SETTINGS
-            | {"spark.jars": ",".join(map(str, connector)), "spark.eventLog.dir": str(self.folder / "events")},
+            | {
+                "spark.jars": ",".join(map(str, connector)),
+                "spark.eventLog.dir": str(self.folder / "events"),
+            },
         }
         (self.folder / "events").mkdir()
         Path(self.config).write_text(to_toml(self.data))
 
-    def bulk(self, rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
+    def bulk(
+        self, rng: random.Random
+    ) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
         """A producer of most messages, until there are ``enough``."""
-        settings = {"batching_enabled": True, "batching_max_messages": 1000, "max_pending_messages": 5000}
-        return settings, lambda: [] if self.enough.is_set() else [(b"z" * rng.randint(1, 40), 0)] * 1000, 0.1
+        settings = {
+            "batching_enabled": True,
+            "batching_max_messages": 1000,
+            "max_pending_messages": 5000,
+        }
+        return (
+            settings,
+            lambda: [] if self.enough.is_set() else [(b"z" * rng.randint(1, 40), 0)] * 1000,
+            0.1,
+        )
 
-    def spawn(self, command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    def spawn(
+        self, command: list[str], environment: dict[str, str], log: Path
+    ) -> subprocess.Popen[bytes]:
         local = self.folder / "driver"
         shutil.rmtree(local, ignore_errors=True)
-        settings = {"LAKE_KEY": ACCESS_KEY, "LAKE_SECRET": SECRET_KEY, "SPARK_LOCAL_DIRS": str(local)}
+        settings = {
+            "LAKE_KEY": ACCESS_KEY,
+            "LAKE_SECRET": SECRET_KEY,
+            "SPARK_LOCAL_DIRS": str(local),
+        }
         return self.driver.start(command, environment | settings, log)
 
     @property
@@ -241,7 +295,9 @@ class ClusterCampaign(Campaign):
             host.go_on()
 
     def stored(self, name: str) -> StoredTable:
-        return StoredTable(f"s3://{self.bucket}/{name}", self.store.filesystem(), self.store.delta_options)
+        return StoredTable(
+            f"s3://{self.bucket}/{name}", self.store.filesystem(), self.store.delta_options
+        )
 
     def judge_table(self) -> Verdict:
         """What the oracle says of the tables in the store."""
@@ -274,19 +330,34 @@ class ClusterCampaign(Campaign):
         self.ui_pages = {address: _read(address) for address in addresses}
 
     def places_of_the_key(self) -> list[str]:
-        """Which logs, event logs, pages, and files of the checkpoint and of the tables' logs have the key."""
-        left = [path for name in ("*.log", "std???", "events/*") for path in self.folder.rglob(name) if path.is_file()]
+        """Which logs, event logs, pages, and files of the checkpoint and of the tables' logs have
+        the key.
+        """
+        left = [
+            path
+            for name in ("*.log", "std???", "events/*")
+            for path in self.folder.rglob(name)
+            if path.is_file()
+        ]
         places = [str(path) for path in left if SECRET_KEY.encode() in path.read_bytes()]
         filesystem = self.store.filesystem()
         for folder in ("checkpoint", "messages/_delta_log", "rejects/_delta_log"):
-            selector = fs.FileSelector(f"{self.bucket}/{folder}", recursive=True, allow_not_found=True)
+            selector = fs.FileSelector(
+                f"{self.bucket}/{folder}", recursive=True, allow_not_found=True
+            )
             files = [file.path for file in filesystem.get_file_info(selector) if file.is_file]
-            places += [path for path in files if SECRET_KEY.encode() in filesystem.open_input_file(path).read()]
+            places += [
+                path
+                for path in files
+                if SECRET_KEY.encode() in filesystem.open_input_file(path).read()
+            ]
         assert "spark.executor.heartbeatInterval" in "".join(self.ui_pages.values())
         return places + [address for address, page in self.ui_pages.items() if SECRET_KEY in page]
 
 
-def _some_chunked(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
+def _some_chunked(
+    rng: random.Random,
+) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
     """Large messages, not so often that in an hour and a half they fill a disk."""
     settings, make, _ = chunked(rng)
     return settings, make, 10.0
@@ -298,10 +369,14 @@ def _read(address: str) -> str:
 
 
 def run_cluster_campaign(
-    campaign: ClusterCampaign, rounds: int, messages: int, say: Callable[[str], None], most_s: float = float("inf")
+    campaign: ClusterCampaign,
+    rounds: int,
+    messages: int,
+    say: Callable[[str], None],
+    most_s: float = float("inf"),
 ) -> list[str]:
-    """Publish at least so many messages, then strike with each fault once a round; return what must not
-    be. No strike begins after ``most_s``.
+    """Publish at least so many messages, then strike with each fault once a round; return what must
+    not be. No strike begins after ``most_s``.
     """
     ends_s = time.monotonic() + most_s
 
@@ -316,7 +391,9 @@ def run_cluster_campaign(
         faults = campaign.rng.sample(FAULTS, len(FAULTS))
         actions += [partial(strike_in_time, fault, number) for fault in faults]
     campaign.play([*actions, campaign.read_pages], say)
-    return campaign.faults(say) + [f"the key is in {place}" for place in campaign.places_of_the_key()]
+    return campaign.faults(say) + [
+        f"the key is in {place}" for place in campaign.places_of_the_key()
+    ]
 
 
 @contextmanager
@@ -328,13 +405,21 @@ def cluster_campaign(folder: Path, seed: int) -> Iterator[ClusterCampaign]:
     with ExitStack() as stack:
         net = stack.enter_context(network())
         runtime = stack.enter_context(
-            start_runtime(DEDUPLICATION, keeps_everything=False, broker_metadata=True, host=net.address)
+            start_runtime(
+                DEDUPLICATION, keeps_everything=False, broker_metadata=True, host=net.address
+            )
         )
         store = stack.enter_context(start_object_store(net.address))
         proxy = StoreProxy(store.ports["s3.port"], net.address)
         cluster = Cluster(net, folder)
         yield ClusterCampaign(
-            runtime, folder, random.Random(seed), cluster=cluster, store=store, proxy=proxy, bundle=bundle
+            runtime,
+            folder,
+            random.Random(seed),
+            cluster=cluster,
+            store=store,
+            proxy=proxy,
+            bundle=bundle,
         )
 
 
@@ -342,10 +427,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="strikes of each kind")
     parser.add_argument("--messages", type=int, default=0, help="the fewest messages")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="no strike begins later")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="no strike begins later"
+    )
     options = begin(parser)
     with cluster_campaign(options.folder, options.seed) as campaign:
-        faults = run_cluster_campaign(campaign, options.rounds, options.messages, say_at_once, 60 * options.minutes)
+        faults = run_cluster_campaign(
+            campaign, options.rounds, options.messages, say_at_once, 60 * options.minutes
+        )
     return finish(campaign, options.seed, faults)
 
 

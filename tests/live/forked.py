@@ -14,7 +14,10 @@ _SERVER = "ledgerlake.workers.fork_server"
 def is_worker(process: psutil.Process) -> bool:
     """Whether a daemon forked this process, for tasks or for planners."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return len([above for above in (process, *process.parents()) if _SERVER in above.cmdline()]) > 2
+        return (
+            len([above for above in (process, *process.parents()) if _SERVER in above.cmdline()])
+            > 2
+        )
     return False
 
 

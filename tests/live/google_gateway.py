@@ -60,7 +60,9 @@ def _as_json_protocol(
     query = "" if condition is None else f"&ifGenerationMatch={condition}"
     # An upload in one part is not made conditional by fake-gcs-server.
     parts = (
-        b"--part\r\nContent-Type: application/json\r\n\r\n" + json.dumps({"name": name}).encode() + b"\r\n"
+        b"--part\r\nContent-Type: application/json\r\n\r\n"
+        + json.dumps({"name": name}).encode()
+        + b"\r\n"
         b"--part\r\nContent-Type: application/octet-stream\r\n\r\n" + body + b"\r\n--part--\r\n"
     )
     content = {"Content-Type": "multipart/related; boundary=part"}
@@ -68,7 +70,9 @@ def _as_json_protocol(
 
 
 def _after_start(target: str, listing: bytes) -> bytes:
-    """Return a listing without the names up to its ``start-after``, which fake-gcs-server ignores."""
+    """Return a listing without the names up to its ``start-after``, which fake-gcs-server
+    ignores.
+    """
     query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(target).query))
     if "start-after" not in query:
         return listing
@@ -85,17 +89,26 @@ class _Forwarder(http.server.BaseHTTPRequestHandler):
     def _forward(self) -> None:
         gateway = cast("_Gateway", self.server)
         # The host decides for fake-gcs-server which protocol a path belongs to.
-        headers = {name.lower(): value for name, value in self.headers.items() if name.lower() not in _HOP_HEADERS}
+        headers = {
+            name.lower(): value
+            for name, value in self.headers.items()
+            if name.lower() not in _HOP_HEADERS
+        }
         request = _as_json_protocol(self.command, self.path, headers, self._body())
         status, answered, data = gateway.request(*request)
         data = _after_start(self.path, data)
         self.send_response(status)
         for name, value in answered.items():
             if name.lower() not in _HOP_HEADERS:
-                self.send_header(name, value.replace(f":{gateway.port}", f":{gateway.server_address[1]}"))
+                self.send_header(
+                    name, value.replace(f":{gateway.port}", f":{gateway.server_address[1]}")
+                )
         if "etag" not in {name.lower() for name in answered}:
             self.send_header("ETag", f'"{uuid.uuid4().hex}"')
-        self.send_header("Content-Length", answered["Content-Length"] if self.command == "HEAD" else str(len(data)))
+        self.send_header(
+            "Content-Length",
+            answered["Content-Length"] if self.command == "HEAD" else str(len(data)),
+        )
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)

@@ -1,5 +1,5 @@
-"""Hosts of their own on one machine, by Linux's namespaces: each has an address and a loopback of its
-own. A bare host also has a ``/tmp`` of its own, and does not see this project.
+"""Hosts of their own on one machine, by Linux's namespaces: each has an address and a loopback of
+its own. A bare host also has a ``/tmp`` of its own, and does not see this project.
 
 So a path or a loopback address that leaks from a driver to a bare host fails at once. This process
 stays where it was, at the first address of the network. Root alone may make namespaces.
@@ -46,7 +46,12 @@ def can_make_hosts() -> bool:
     """Whether this process may make namespaces."""
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
         return False
-    return subprocess.run(["unshare", "--net", "--mount", "true"], check=False, capture_output=True).returncode == 0
+    return (
+        subprocess.run(
+            ["unshare", "--net", "--mount", "true"], check=False, capture_output=True
+        ).returncode
+        == 0
+    )
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,9 @@ class Host:
     bare: Bare | None = None
     _started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def start(self, command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    def start(
+        self, command: list[str], environment: dict[str, str], log: Path
+    ) -> subprocess.Popen[bytes]:
         """Start a process on the host; it leads a session, and its output goes to ``log``."""
         entering = ["ip", "netns", "exec", self.namespace]
         if self.bare is not None:
@@ -129,7 +136,9 @@ class Host:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
-        listed = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, check=True)
+        listed = subprocess.run(
+            ["ip", "netns", "pids", self.namespace], capture_output=True, text=True, check=True
+        )
         for pid in map(int, listed.stdout.split()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -153,7 +162,11 @@ class Network:
     def host(self, name: str, bare: Bare | None = None) -> Host:
         """Make a host."""
         number = len(self.hosts) + 2
-        link, inner, namespace = f"{self.bridge}h{number}", f"{self.bridge}i{number}", f"{self.bridge}-{name}"
+        link, inner, namespace = (
+            f"{self.bridge}h{number}",
+            f"{self.bridge}i{number}",
+            f"{self.bridge}-{name}",
+        )
         host = Host(namespace, link, f"10.{self.number}.0.{number}", bare)
         if bare is not None:
             bare.folder.mkdir(parents=True)
@@ -167,9 +180,17 @@ class Network:
             ("link", "set", "lo", "up"),
         ):
             _ip("-n", namespace, *change)
-        # Spark's master gives the cores of an application away when TCP says that its driver's host is gone. By
-        # Linux's defaults that takes a quarter of an hour.
-        _ip("netns", "exec", namespace, "sysctl", "-q", "-w", f"net.ipv4.tcp_retries2={_TCP_RETRIES}")
+        # Spark's master gives the cores of an application away when TCP says that its driver's host
+        # is gone. By Linux's defaults that takes a quarter of an hour.
+        _ip(
+            "netns",
+            "exec",
+            namespace,
+            "sysctl",
+            "-q",
+            "-w",
+            f"net.ipv4.tcp_retries2={_TCP_RETRIES}",
+        )
         return host
 
 

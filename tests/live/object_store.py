@@ -137,7 +137,9 @@ def _program() -> str:
 @contextmanager
 def start_object_store(host: str = "127.0.0.1") -> Iterator[ObjectStore]:
     with tempfile.TemporaryDirectory(prefix="ledgerlake-s3-") as folder:
-        store = ObjectStore(Path(folder), dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True)), host)
+        store = ObjectStore(
+            Path(folder), dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True)), host
+        )
         store.start()
         try:
             yield store

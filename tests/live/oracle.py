@@ -50,7 +50,9 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class StoredTable:
-    """A Delta table on this machine, or in a store that ``filesystem`` and ``delta_options`` reach."""
+    """A Delta table on this machine, or in a store that ``filesystem`` and
+    ``delta_options`` reach.
+    """
 
     uri: str
     filesystem: fs.FileSystem = field(default_factory=fs.LocalFileSystem)
@@ -70,7 +72,9 @@ class StoredTable:
     def log(self) -> list[str]:
         """The commits, in order; campaigns never let them expire."""
         folder = fs.FileSelector(f"{self._root}/_delta_log")
-        paths = sorted(file.path for file in self.filesystem.get_file_info(folder) if file.extension == "json")
+        paths = sorted(
+            file.path for file in self.filesystem.get_file_info(folder) if file.extension == "json"
+        )
         return [self._text(path) for path in paths]
 
     def merges(self) -> int:
@@ -129,7 +133,9 @@ class Verdict:
 
     @property
     def is_clean(self) -> bool:
-        return not (self.missing or self.duplicate or self.early or self.out_of_order or self.misplaced)
+        return not (
+            self.missing or self.duplicate or self.early or self.out_of_order or self.misplaced
+        )
 
     def note(self, kind: str, what: object) -> None:
         setattr(self, kind, getattr(self, kind) + 1)
@@ -139,9 +145,20 @@ class Verdict:
     def __str__(self) -> str:
         counts = ", ".join(
             f"{getattr(self, name):,} {name}"
-            for name in ("confirmed", "rows", "missing", "duplicate", "early", "out_of_order", "misplaced", "merges")
+            for name in (
+                "confirmed",
+                "rows",
+                "missing",
+                "duplicate",
+                "early",
+                "out_of_order",
+                "misplaced",
+                "merges",
+            )
         )
-        return f"{counts}, rejects {dict(self.rejects)}" + "".join(f"\n  {example}" for example in self.examples)
+        return f"{counts}, rejects {dict(self.rejects)}" + "".join(
+            f"\n  {example}" for example in self.examples
+        )
 
 
 @dataclass(frozen=True)
@@ -177,12 +194,16 @@ def judge(confirmed: Confirmed, table: StoredTable, rejects: StoredTable) -> Ver
         if due_ms and row.committed_ms < due_ms:
             verdict.note("early", f"{row.payload} was visible at {row.committed_ms}")
         if sent is not None and sent.place[0] >= 0 and sent.place[:2] != row.place[:2]:
-            verdict.note("misplaced", f"{row.payload} stands at {row.place}, the broker said {sent.place}")
+            verdict.note(
+                "misplaced", f"{row.payload} stands at {row.place}, the broker said {sent.place}"
+            )
         effective_us = max(row.stored_us, row.due_us or 0)
         key = (effective_us, row.place)
         if not row.late:
             if key < reached.get(row.partition, key):
-                verdict.note("out_of_order", f"{row.payload} at {key} behind {reached[row.partition]}")
+                verdict.note(
+                    "out_of_order", f"{row.payload} at {key} behind {reached[row.partition]}"
+                )
             reached[row.partition] = max(key, reached.get(row.partition, key))
     verdict.merges = table.merges()
     for payload in confirmed.messages:
@@ -201,7 +222,9 @@ def judge(confirmed: Confirmed, table: StoredTable, rejects: StoredTable) -> Ver
     return verdict
 
 
-def _judge_current_files(table: StoredTable, places: set[tuple[int, Place]], verdict: Verdict) -> None:
+def _judge_current_files(
+    table: StoredTable, places: set[tuple[int, Place]], verdict: Verdict
+) -> None:
     """Check that the table's files have the rows that were committed, once each and in order."""
     spans: dict[int, list[tuple[Keys, Keys]]] = {}
     found: set[tuple[int, Place]] = set()
@@ -212,7 +235,10 @@ def _judge_current_files(table: StoredTable, places: set[tuple[int, Place]], ver
         rows += file.num_rows
         for partition in pc.unique(file["partition"]).to_pylist():
             of_partition = file.filter(pc.equal(file["partition"], partition))
-            found.update((partition, (place[0], place[1], place[2])) for place in _places(of_partition).tolist())
+            found.update(
+                (partition, (place[0], place[1], place[2]))
+                for place in _places(of_partition).tolist()
+            )
             keys = _keys(of_partition.filter(pc.invert(of_partition["late"])))
             for number in np.flatnonzero(_descends(keys[:-1], keys[1:])):
                 verdict.note("out_of_order", f"{keys[number + 1]} behind {keys[number]} in {name}")
@@ -222,7 +248,9 @@ def _judge_current_files(table: StoredTable, places: set[tuple[int, Place]], ver
         of_partition.sort(key=lambda span: tuple(span[0][0]))
         for (_, last), (first, _) in pairwise(of_partition):
             if _descends(last, first).any():
-                verdict.note("out_of_order", f"a file from {first[0]} on behind one up to {last[0]}")
+                verdict.note(
+                    "out_of_order", f"a file from {first[0]} on behind one up to {last[0]}"
+                )
     if rows != len(found):
         verdict.note("duplicate", f"the files have {rows} rows of {len(found)} messages")
     for place in places - found:
@@ -230,7 +258,9 @@ def _judge_current_files(table: StoredTable, places: set[tuple[int, Place]], ver
 
 
 def _places(rows: pa.Table) -> Keys:
-    return np.stack([rows[name].to_numpy() for name in ("ledger_id", "entry_id", "batch_index")], axis=1)
+    return np.stack(
+        [rows[name].to_numpy() for name in ("ledger_id", "entry_id", "batch_index")], axis=1
+    )
 
 
 def _keys(rows: pa.Table) -> Keys:
@@ -254,7 +284,9 @@ def judge_topic(confirmed: Confirmed, received: list[tuple[bytes, int]]) -> Verd
     Args:
         received: payloads with the time in ms at which the target's broker stored them.
     """
-    verdict = Verdict(confirmed=sum(1 for sent in confirmed.messages.values() if sent.due_ms), rows=len(received))
+    verdict = Verdict(
+        confirmed=sum(1 for sent in confirmed.messages.values() if sent.due_ms), rows=len(received)
+    )
     payload_counts = Counter(head(payload) for payload, _ in received)
     for payload, stored_ms in received:
         if stored_ms < int(head(payload).split("|")[2]):
@@ -274,7 +306,9 @@ def read_rows(table: StoredTable) -> Iterator[Row]:
     """
     for committed_ms, names in _commits(table):
         files = [list(_file_rows(table, name, committed_ms)) for name in names]
-        for rows in sorted((rows for rows in files if rows), key=lambda rows: (rows[0].partition, _key(rows[0]))):
+        for rows in sorted(
+            (rows for rows in files if rows), key=lambda rows: (rows[0].partition, _key(rows[0]))
+        ):
             yield from rows
 
 
@@ -283,17 +317,35 @@ def _key(row: Row) -> tuple[int, Place]:
 
 
 def _file_rows(table: StoredTable, name: str, committed_ms: int) -> Iterator[Row]:
-    columns = ["value", "partition", "ledger_id", "entry_id", "batch_index", "broker_timestamp", "late"]
+    columns = [
+        "value",
+        "partition",
+        "ledger_id",
+        "entry_id",
+        "batch_index",
+        "broker_timestamp",
+        "late",
+    ]
     columns += ["publish_time", "deliver_at", "delivered_at"]
     with table.open(name) as file:
         for batch in file.iter_batches(10_000, columns=columns):
             for row in batch.to_pylist():
-                due_us = _microseconds(row["deliver_at"]) if row["delivered_at"] is not None else None
+                due_us = (
+                    _microseconds(row["deliver_at"]) if row["delivered_at"] is not None else None
+                )
                 place = (row["ledger_id"], row["entry_id"], row["batch_index"])
                 # If the broker adds no timestamps, the publish time gives the order.
                 stored_us = _microseconds(row["broker_timestamp"] or row["publish_time"])
                 payload = head(row["value"])
-                yield Row(payload, row["partition"], place, stored_us, due_us, bool(row["late"]), committed_ms)
+                yield Row(
+                    payload,
+                    row["partition"],
+                    place,
+                    stored_us,
+                    due_us,
+                    bool(row["late"]),
+                    committed_ms,
+                )
 
 
 def _microseconds(moment: Any) -> int:
@@ -306,7 +358,9 @@ def _commits(table: StoredTable) -> list[tuple[int, list[str]]]:
     for commit in table.log():
         actions = [json.loads(line) for line in commit.splitlines()]
         times = [action["commitInfo"]["timestamp"] for action in actions if "commitInfo" in action]
-        names = [action["add"]["path"] for action in actions if action.get("add", {}).get("dataChange")]
+        names = [
+            action["add"]["path"] for action in actions if action.get("add", {}).get("dataChange")
+        ]
         if names:
             commits.append((max(times), names))
     return commits

@@ -1,4 +1,6 @@
-"""What live tests share: pipelines that run once, messages to read, and what stands in the tables."""
+"""What live tests share: pipelines that run once, messages to read, and what stands in the
+tables.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def run_once(spark: SparkSession, data: dict[str, Any]) -> Any:
 
 def rows_by_position(path: str) -> list[dict[str, Any]]:
     """The rows of a table of messages, or of rejects, in the order of their positions."""
-    rows: list[dict[str, Any]] = DeltaTable(path).to_pyarrow_table().to_pylist(maps_as_pydicts="strict")
+    rows: list[dict[str, Any]] = (
+        DeltaTable(path).to_pyarrow_table().to_pylist(maps_as_pydicts="strict")
+    )
     keys = ("partition", "ledger_id", "entry_id", "batch_index")
     return sorted(rows, key=lambda row: [row.get(key) or 0 for key in keys])
 
@@ -78,7 +82,9 @@ def now_ms() -> int:
     return int(time.time() * 1000)
 
 
-def publish_delayed(runtime: Runtime, topic: str, messages: list[tuple[bytes, int | None]], **options: Any) -> None:
+def publish_delayed(
+    runtime: Runtime, topic: str, messages: list[tuple[bytes, int | None]], **options: Any
+) -> None:
     """Values with the time at which each is to be delivered, or None."""
     producer = runtime.client().create_producer(topic, block_if_queue_full=True, **options)
     for value, deliver_ms in messages:
@@ -95,7 +101,12 @@ def wait_for_rows(folder: Path, count: int) -> None:
 def small_buckets(runtime: Runtime, folder: Path, topic: str, **delay: Any) -> dict[str, Any]:
     """A pipeline whose buckets are so small that few messages make many."""
     data = runtime.config(folder, topic)
-    data["delay"] = {"min_indexes_per_bucket": 20, "max_indexes_per_segment": 7, "max_buckets": 3, **delay}
+    data["delay"] = {
+        "min_indexes_per_bucket": 20,
+        "max_indexes_per_segment": 7,
+        "max_buckets": 3,
+        **delay,
+    }
     return data
 
 
@@ -178,7 +189,11 @@ def backlog(runtime: Runtime, topic: str) -> int:
     """Entries that the pipeline's cursor still pins."""
     stats = runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
     return int(
-        next(subscription["msgBacklog"] for name, subscription in stats.items() if name.startswith("ledgerlake-test"))
+        next(
+            subscription["msgBacklog"]
+            for name, subscription in stats.items()
+            if name.startswith("ledgerlake-test")
+        )
     )
 
 

@@ -62,7 +62,11 @@ _MOST_ROUNDS = 9
 
 # Of so many rejects, how many are of a kind.
 _SHARES = {"secret": 30, "numbers": 40, "notes": 15, "big": 10, "people": 5}
-_BATCHED = {"batching_enabled": True, "batching_max_messages": 5, "batching_max_publish_delay_ms": 20}
+_BATCHED = {
+    "batching_enabled": True,
+    "batching_max_messages": 5,
+    "batching_max_publish_delay_ms": 20,
+}
 _ONE_BY_ONE = {"batching_enabled": False}
 
 _TEXT = "split_part(decode(value), '|', 2)"
@@ -102,15 +106,29 @@ class Mended:
         done = self.rounds
         lake = folder / "lake"
         for number in range(done["key"] + 1):
-            shutil.copyfile(folder / "pairs" / f"key-{number}.pem", folder / "keys" / f"key-{number}.pem")
+            shutil.copyfile(
+                folder / "pairs" / f"key-{number}.pem", folder / "keys" / f"key-{number}.pem"
+            )
         # Each query knows the spellings of its mended rounds.
         numbers = _stripped(_TEXT, f"[xy][0-{done['numbers']}]_") if done["numbers"] >= 0 else _TEXT
-        halves = _stripped(_stripped(_TEXT, "x[0-9]_"), f"y[0-{done['halves']}]_" if done["halves"] >= 0 else "no")
+        halves = _stripped(
+            _stripped(_TEXT, "x[0-9]_"), f"y[0-{done['halves']}]_" if done["halves"] >= 0 else "no"
+        )
         tables: list[dict[str, Any]] = [
             {"path": "secrets", "topics_pattern": "secret"},
             {"path": "raw", "topics_pattern": "numbers"},
-            {"path": "numbers", "topics_pattern": "numbers", "shape": "record", "sql": _query(numbers, 1)},
-            {"path": "halves", "topics_pattern": "numbers", "shape": "record", "sql": _query(halves, 2)},
+            {
+                "path": "numbers",
+                "topics_pattern": "numbers",
+                "shape": "record",
+                "sql": _query(numbers, 1),
+            },
+            {
+                "path": "halves",
+                "topics_pattern": "numbers",
+                "shape": "record",
+                "sql": _query(halves, 2),
+            },
             {"path": "known", "topics_pattern": "notes", "where": "key = 'known'"},
             {"path": "big", "topics_pattern": "big"},
         ]
@@ -120,20 +138,34 @@ class Mended:
         ]
         for number in range(_MOST_ROUNDS):
             is_mended = number <= done["schema"]
-            people = {"path": f"people-{number}", "topics_pattern": f"people-{number}", "shape": "record"}
+            people = {
+                "path": f"people-{number}",
+                "topics_pattern": f"people-{number}",
+                "shape": "record",
+            }
             tables.append(people | ({"schema": "Person"} if is_mended else {}))
             strays = {"path": f"strays-{number}", "topics_pattern": f"people-{number}"}
             tables += [strays | {"where": "schema_version is null"}] if is_mended else []
-        data = runtime.config(folder, *_topics(), name="replays", crypto_key_folder=str(folder / "keys"))
+        data = runtime.config(
+            folder, *_topics(), name="replays", crypto_key_folder=str(folder / "keys")
+        )
         data["source"]["max_uncompressed_bytes"] = _VALUE_BYTES * (done["value_limit"] + 2)
-        data["chunks"] = {"max_message_bytes": _LEAST_LARGE_BYTES + _LARGE_BYTES * (done["large_limit"] + 1)}
+        data["chunks"] = {
+            "max_message_bytes": _LEAST_LARGE_BYTES + _LARGE_BYTES * (done["large_limit"] + 1)
+        }
         data["delta"] = {"rejects_path": str(lake / "rejects")}
         data["tables"] = [{**table, "path": str(lake / table["path"])} for table in tables]
         return data
 
 
 def _topics() -> list[str]:
-    return ["secret", "numbers", "notes", "big", *(f"people-{number}" for number in range(_MOST_ROUNDS))]
+    return [
+        "secret",
+        "numbers",
+        "notes",
+        "big",
+        *(f"people-{number}" for number in range(_MOST_ROUNDS)),
+    ]
 
 
 def _stripped(text: str, pattern: str) -> str:
@@ -141,7 +173,11 @@ def _stripped(text: str, pattern: str) -> str:
 
 
 def _query(number: str, divisor: int) -> str:
-    return f"select split_part(decode(value), '|', 1) as id, cast({number} as int) // {divisor} as n from messages"
+    return (
+        f"select split_part(decode(value), '|', 1) as id, cast({number} as int) // {divisor} "
+        "as "
+        "n from messages"
+    )
 
 
 class Producers:
@@ -158,11 +194,15 @@ class Producers:
             runtime.admin("PUT", f"persistent://public/default/{topic}")
         lz4 = {"compression_type": pulsar.CompressionType.LZ4}
         self._plain = {
-            topic: [client.create_producer(topic, block_if_queue_full=True, **how) for how in (_BATCHED, _ONE_BY_ONE)]
+            topic: [
+                client.create_producer(topic, block_if_queue_full=True, **how)
+                for how in (_BATCHED, _ONE_BY_ONE)
+            ]
             for topic in ("numbers", "notes")
         }
         self._big = [
-            client.create_producer("big", block_if_queue_full=True, **how, **lz4) for how in (_BATCHED, _ONE_BY_ONE)
+            client.create_producer("big", block_if_queue_full=True, **how, **lz4)
+            for how in (_BATCHED, _ONE_BY_ONE)
         ]
         self._large = client.create_producer("big", chunking_enabled=True, **_ONE_BY_ONE)
 
@@ -170,9 +210,18 @@ class Producers:
         """Make the producers of a round."""
         pairs = self._folder / "pairs"
         reader = crypto_key_reader(pairs, f"key-{number}")
-        encrypted = {"encryption_key": f"key-{number}", "crypto_key_reader": reader, "block_if_queue_full": True}
-        self._secret = [self._client.create_producer("secret", **how, **encrypted) for how in (_BATCHED, _ONE_BY_ONE)]
-        self._people = self._client.create_producer(f"people-{number}", schema=ps.JsonSchema(Person), **_BATCHED)
+        encrypted = {
+            "encryption_key": f"key-{number}",
+            "crypto_key_reader": reader,
+            "block_if_queue_full": True,
+        }
+        self._secret = [
+            self._client.create_producer("secret", **how, **encrypted)
+            for how in (_BATCHED, _ONE_BY_ONE)
+        ]
+        self._people = self._client.create_producer(
+            f"people-{number}", schema=ps.JsonSchema(Person), **_BATCHED
+        )
         self._strays = self._client.create_producer(f"people-{number}", **_BATCHED)
 
     def publish(self, round_number: int, rejects: int, *, is_reject: bool) -> None:
@@ -205,7 +254,14 @@ class Producers:
         spelling = self._rng.choice([f"x{number}_", f"y{number}_"])
         tables = ("raw", "numbers", "halves")
         producer = self._rng.choice(self._plain["numbers"])
-        self._send(producer, "numbers", tables, "transform_failed", is_reject, more=f"|{spelling}17".encode())
+        self._send(
+            producer,
+            "numbers",
+            tables,
+            "transform_failed",
+            is_reject,
+            more=f"|{spelling}17".encode(),
+        )
         self._send(producer, "numbers", tables, more=b"|17")
 
     def _send_notes(self, number: int, is_reject: bool) -> None:
@@ -224,7 +280,9 @@ class Producers:
         producer.flush()
 
     def _send_people(self, number: int, is_reject: bool) -> None:
-        self._send(self._strays, "people", (f"strays-{number}",), "schema_mismatch", is_reject, more=b"|{")
+        self._send(
+            self._strays, "people", (f"strays-{number}",), "schema_mismatch", is_reject, more=b"|{"
+        )
         self._send(self._people, "people", (f"people-{number}",))
 
     def _send(
@@ -239,7 +297,11 @@ class Producers:
     ) -> None:
         self._counts[kind] += 1
         name = f"{kind}-{self._counts[kind]}"
-        content = Person(id=name, age=self._counts[kind]) if kind == "people" and not more else name.encode() + more
+        content = (
+            Person(id=name, age=self._counts[kind])
+            if kind == "people" and not more
+            else name.encode() + more
+        )
 
         def confirm(result: Any, message_id: Any) -> None:
             with self._lock:
@@ -300,7 +362,10 @@ class Campaign:
             self._write_config()
             left = self.kills - self.killed.total()
             self._stage(number, min(left, _KILLS_PER_ROUND), has_traffic=self.rng.random() < 0.5)
-            self.say(f"round {number}, mended {', '.join(remedies) or 'nothing'}: {self.killed.total()} kills so far")
+            self.say(
+                f"round {number}, mended {', '.join(remedies) or 'nothing'}: {self.killed.total()} "
+                "kills so far"
+            )
 
     def _stage(self, number: int, kills: int, *, has_traffic: bool) -> None:
         """Replay, killed so often, until one ends by itself; if there is traffic, beside the
@@ -430,12 +495,19 @@ def judge(confirmed: dict[str, Sent], lake: Path) -> tuple[list[str], Counter[st
     for name, sent in confirmed.items():
         for table in sent.tables:
             expected[table].add(name)
-    for table in sorted({*expected, *(path.parent.name for path in lake.glob("*/_delta_log"))} - {"rejects"}):
+    for table in sorted(
+        {*expected, *(path.parent.name for path in lake.glob("*/_delta_log"))} - {"rejects"}
+    ):
         rows = list(_rows(lake / table))
         counts = Counter(name for name, _ in rows)
         wrong += [f"{name} is not in {table}" for name in sorted(expected[table] - counts.keys())]
-        wrong += [f"{name} does not belong into {table}" for name in sorted(counts.keys() - expected[table])]
-        wrong += [f"{name} is {count} times in {table}" for name, count in counts.items() if count > 1]
+        wrong += [
+            f"{name} does not belong into {table}"
+            for name in sorted(counts.keys() - expected[table])
+        ]
+        wrong += [
+            f"{name} is {count} times in {table}" for name, count in counts.items() if count > 1
+        ]
         wrong += [
             f"{name} stands at {place} in {table}, the broker said {confirmed[name].place}"
             for name, place in rows
@@ -460,7 +532,9 @@ def _judge_rejects(confirmed: dict[str, Sent], path: Path) -> tuple[Counter[str]
         if rejects[key] != replayed[key]
     ]
     # A batch may be one reject, so its entry counts.
-    places = {(tuple(map(int, message_id.split(":")[:2])), reason) for _, message_id, reason in rejects}
+    places = {
+        (tuple(map(int, message_id.split(":")[:2])), reason) for _, message_id, reason in rejects
+    }
     wrong += [
         f"{name} at {sent.place} was never a reject of {sent.reason}"
         for name, sent in confirmed.items()
@@ -492,7 +566,9 @@ def _rows(path: Path) -> Iterator[tuple[str, Place]]:
             yield value, (place["ledger_id"], place["entry_id"], place["batch_index"])
 
 
-def run(runtime: Runtime, folder: Path, rejects: int, kills: int, seed: int, say: Callable[[str], None]) -> list[str]:
+def run(
+    runtime: Runtime, folder: Path, rejects: int, kills: int, seed: int, say: Callable[[str], None]
+) -> list[str]:
     """Play a campaign; return what is wrong, and say what was done."""
     rounds = max(1, min(_MOST_ROUNDS, kills // _KILLS_PER_ROUND))
     campaign = Campaign(runtime, folder, random.Random(seed), rounds, kills, say)
@@ -504,19 +580,25 @@ def run(runtime: Runtime, folder: Path, rejects: int, kills: int, seed: int, say
     if campaign.killed.total() < kills:
         wrong.append(f"{campaign.killed.total()} replays were killed, and not {kills}")
     say(
-        f"{len(confirmed):,} messages confirmed, {counts.total():,} rejects ({dict(counts)}), {campaign.replays} replays, "
-        f"{campaign.killed.total()} killed ({dict(campaign.killed)}), {campaign.began} of them with a part begun, {len(wrong)} wrong"
+        f"{len(confirmed):,} messages confirmed, {counts.total():,} rejects ({dict(counts)}), "
+        f"{campaign.replays} replays, "
+        f"{campaign.killed.total()} killed ({dict(campaign.killed)}), {campaign.began} of them "
+        f"with a part begun, {len(wrong)} wrong"
     )
     return wrong
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.live.replay_campaign", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.live.replay_campaign", description=__doc__.split("\n\n")[0]
+    )
     parser.add_argument("--rejects", type=int, default=10_000)
     parser.add_argument("--kills", type=int, default=20)
     options = begin(parser)
     with default_broker() as runtime:
-        wrong = run(runtime, options.folder, options.rejects, options.kills, options.seed, say_at_once)
+        wrong = run(
+            runtime, options.folder, options.rejects, options.kills, options.seed, say_at_once
+        )
     print(json.dumps({"seed": options.seed, "wrong": len(wrong), "examples": wrong[:20]}))
     return 1 if wrong else 0
 

@@ -100,7 +100,9 @@ class Runtime:
         """
 
         def there() -> dict[str, Any]:
-            stats: dict[str, Any] = self.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
+            stats: dict[str, Any] = self.admin("GET", topic, "/stats?getPreciseBacklog=true")[
+                "subscriptions"
+            ]
             return stats
 
         wait_until(lambda: all(subscription["durable"] for subscription in there().values()))
@@ -132,7 +134,9 @@ class Runtime:
     def cluster(self, give_up_after_s: float = 300.0) -> Cluster:
         return Cluster(ClientSettings(self.service_url, give_up_after_s=give_up_after_s))
 
-    def config(self, folder: Path, *topics: str, name: str | None = None, **source: Any) -> dict[str, Any]:
+    def config(
+        self, folder: Path, *topics: str, name: str | None = None, **source: Any
+    ) -> dict[str, Any]:
         """Configuration data of a pipeline below ``folder``; named after it, so that those of two
         folders are two.
         """
@@ -187,7 +191,9 @@ def commits(checkpoint: Path) -> int:
     oldest.
     """
     done = checkpoint / "commits"
-    numbers = [int(path.name) for path in done.iterdir() if path.name.isdigit()] if done.exists() else []
+    numbers = (
+        [int(path.name) for path in done.iterdir() if path.name.isdigit()] if done.exists() else []
+    )
     return max(numbers, default=-1) + 1
 
 
@@ -211,5 +217,9 @@ def to_toml(data: dict[str, Any]) -> str:
 
 def _to_toml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {json.dumps(text)}" for key, text in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{json.dumps(key)} = {json.dumps(text)}" for key, text in value.items())
+            + "}"
+        )
     return json.dumps(value)

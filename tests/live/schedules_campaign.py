@@ -2,9 +2,9 @@
 
 pulsar-client of Python and of Go send messages with an id. Some are moved earlier or later or to
 now, some are cancelled, many of both while they are due. Others repeat: by cron expressions and
-intervals, with an end, a count, a zone or jitter; some of them are replaced, and some are paused and
-resumed. The pipeline is killed at random moments and between the commit of the table and Spark's
-record of the micro-batch. All messages of an id go to one topic partition.
+intervals, with an end, a count, a zone or jitter; some of them are replaced, and some are paused
+and resumed. The pipeline is killed at random moments and between the commit of the table and
+Spark's record of the micro-batch. All messages of an id go to one topic partition.
 
 A consumer of pulsar-client reads the topic while it is written, since the broker keeps nothing that
 was consumed. ``schedules_oracle`` compares what it read, and what the producers had confirmed, with
@@ -38,7 +38,16 @@ import pulsar
 from tests.live.campaign import PipelineProcess, begin, default_broker, kill_all, say_at_once
 from tests.live.pipelines import ledgerlake_process
 from tests.live.runtime import to_toml
-from tests.live.schedules_oracle import Delivered, Message, Rule, Stored, expect, judge, number_of, to_delivered
+from tests.live.schedules_oracle import (
+    Delivered,
+    Message,
+    Rule,
+    Stored,
+    expect,
+    judge,
+    number_of,
+    to_delivered,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,8 +70,8 @@ _LIMIT_S = 600
 
 @dataclass(frozen=True)
 class Planned:
-    """A message and when it is sent, in milliseconds since the campaign began; the delivery time of the
-    message and the ends of its rule count from there, too.
+    """A message and when it is sent, in milliseconds since the campaign began; the delivery time of
+    the message and the ends of its rule count from there, too.
     """
 
     at_ms: int
@@ -87,12 +96,22 @@ class Plan:
             name = f"once-{number}"
             self._once(name, "go" if number >= schedules else "python")
         for number in range(min(_MOST_CRONS, schedules // 20)):
-            self._repeating(f"cron-{number}", {"ledgerlake.cron": "* * * * * *"}, Rule(1000, is_aligned=True))
+            self._repeating(
+                f"cron-{number}", {"ledgerlake.cron": "* * * * * *"}, Rule(1000, is_aligned=True)
+            )
         for number in range(min(_MOST_OTHERS, schedules // 20)):
             self._repeating(f"rule-{number}", *self._rule())
         for partition in range(PARTITIONS):
             name = f"to-the-end-{partition}"
-            self._put(0, partition, name, 0, "python", {"ledgerlake.cron": "* * * * * *"}, Rule(1000, is_aligned=True))
+            self._put(
+                0,
+                partition,
+                name,
+                0,
+                "python",
+                {"ledgerlake.cron": "* * * * * *"},
+                Rule(1000, is_aligned=True),
+            )
             paused_ms = self._at(self._put_ms, span_ms // 2)
             self._control(paused_ms, "pause", partition, None)
             self._control(paused_ms + self._at(1000, 5000), "resume", partition, None)
@@ -103,7 +122,9 @@ class Plan:
     def _at(self, begin_ms: float, end_ms: float) -> int:
         return int(self._rng.uniform(begin_ms, max(begin_ms, end_ms)))
 
-    def _add(self, at_ms: int, message: Message, properties: dict[str, str], by: str = "python") -> None:
+    def _add(
+        self, at_ms: int, message: Message, properties: dict[str, str], by: str = "python"
+    ) -> None:
         numbered = replace(message, number=len(self.sent) + len(self.last))
         self.sent.append(Planned(at_ms, numbered, properties, by))
 
@@ -149,20 +170,30 @@ class Plan:
         return max(put_ms, self._rng.choice([while_waiting, while_due]))
 
     def _other_time(self, at_ms: int, due_ms: int) -> int | None:
-        """When a message is due that replaces another one: sooner, at the same time, later, before now,
-        or at once.
+        """When a message is due that replaces another one: sooner, at the same time, later, before
+        now, or at once.
         """
-        choices = [at_ms + self._at(0, 2000), due_ms, due_ms + self._at(0, 20_000), at_ms - self._at(0, 5000), None]
+        choices = [
+            at_ms + self._at(0, 2000),
+            due_ms,
+            due_ms + self._at(0, 20_000),
+            at_ms - self._at(0, 5000),
+            None,
+        ]
         return self._rng.choices(choices, [3, 1, 4, 1, 1])[0]
 
     def _repeating(self, name: str, properties: dict[str, str], rule: Rule) -> None:
         partition = self._rng.randrange(PARTITIONS)
         put_ms = self._at(0, self._put_ms)
-        self._put(put_ms, partition, name, put_ms + self._at(-2000, 5000), "python", properties, rule)
+        self._put(
+            put_ms, partition, name, put_ms + self._at(-2000, 5000), "python", properties, rule
+        )
         end_ms = self._at(self._span_ms // 2, self._span_ms)
         if self._rng.random() < 0.3:
             moved_ms = self._at(put_ms, end_ms)
-            self._put(moved_ms, partition, name, moved_ms + self._at(-2000, 5000), "python", *self._rule())
+            self._put(
+                moved_ms, partition, name, moved_ms + self._at(-2000, 5000), "python", *self._rule()
+            )
         if self._rng.random() < 0.3:
             paused_ms = self._at(self._put_ms, end_ms)
             self._control(paused_ms, "pause", partition, name)
@@ -188,7 +219,10 @@ class Plan:
             ),
             (every | {"ledgerlake.until": ""}, replace(step, until_ms=until_ms)),
             (every | {"ledgerlake.jitter": "PT0.400S"}, replace(step, jitter_ms=400)),
-            (cron | {"ledgerlake.jitter": f"PT{seconds}S"}, replace(aligned, jitter_ms=1000 * seconds)),
+            (
+                cron | {"ledgerlake.jitter": f"PT{seconds}S"},
+                replace(aligned, jitter_ms=1000 * seconds),
+            ),
             (every | {"ledgerlake.catchup": "last"}, replace(step, may_skip=True)),
             (cron | {"ledgerlake.catchup": "none"}, replace(aligned, may_skip=True)),
         ]
@@ -211,8 +245,8 @@ def begun(planned: Planned, begin_ms: int) -> Planned:
 
 
 class Sender(threading.Thread):
-    """Sends what was planned, each message at its time, and knows what was confirmed: the place of a
-    value.
+    """Sends what was planned, each message at its time, and knows what was confirmed: the place of
+    a value.
     """
 
     def __init__(
@@ -289,22 +323,30 @@ class Sender(threading.Thread):
         message = planned.message
         value = f"{message.number}|{'x' * (message.number % 200)}"
         if planned.by == "go" and self._go is not None and self._go.stdin is not None:
-            sent = {"partition": message.partition, "value": value, "properties": planned.properties}
+            sent = {
+                "partition": message.partition,
+                "value": value,
+                "properties": planned.properties,
+            }
             self._go.stdin.write(json.dumps(sent | {"deliver_at_ms": message.due_ms or 0}) + "\n")
             self._go.stdin.flush()
             return
 
         def confirm(result: Any, message_id: Any) -> None:
             if result == pulsar.Result.Ok:
-                self._confirm(value, (message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()))
+                self._confirm(
+                    value, (message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
+                )
             else:
                 self.failures.append(f"{message}: {result}")
 
-        # A client sends a delayed message at once, before the batch that it is filling. Of that batch,
-        # a broker with deduplication then takes nothing.
+        # A client sends a delayed message at once, before the batch that it is filling. Of that
+        # batch, a broker with deduplication then takes nothing.
         can_be_batched = message.due_ms is None and message.number % 2 == 0
         producer = self._producers[message.partition][can_be_batched]
-        producer.send_async(value.encode(), confirm, properties=planned.properties, deliver_at=message.due_ms)
+        producer.send_async(
+            value.encode(), confirm, properties=planned.properties, deliver_at=message.due_ms
+        )
 
     def _read_go(self) -> None:
         assert self._go is not None
@@ -312,7 +354,9 @@ class Sender(threading.Thread):
         for line in self._go.stdout:
             stored = json.loads(line)
             # The client says 0 both of the first message of a batch and of one that is in no batch.
-            self._confirm(stored["value"], (stored["ledger_id"], stored["entry_id"], stored["batch_index"]))
+            self._confirm(
+                stored["value"], (stored["ledger_id"], stored["entry_id"], stored["batch_index"])
+            )
 
     def _confirm(self, value: str, place: tuple[int, int, int]) -> None:
         with self._lock:
@@ -332,13 +376,18 @@ class TopicReader(threading.Thread):
         self.asked = 0
         self._runtime, self._topic = runtime, topic
         self._consumer = runtime.client().subscribe(
-            topic, "oracle", initial_position=pulsar.InitialPosition.Earliest, receiver_queue_size=5000
+            topic,
+            "oracle",
+            initial_position=pulsar.InitialPosition.Earliest,
+            receiver_queue_size=5000,
         )
         self._ended = threading.Event()
 
     def expect(self, sent: list[Planned]) -> None:
         """Say what is going to be sent."""
-        self._messages = [planned.message for planned in sorted(sent, key=lambda planned: planned.message.number)]
+        self._messages = [
+            planned.message for planned in sorted(sent, key=lambda planned: planned.message.number)
+        ]
         self._exact: set[str | None] = {None}
         self._due_ms: dict[str | None, list[int]] = defaultdict(list)
         for message in self._messages:
@@ -371,8 +420,12 @@ class TopicReader(threading.Thread):
         known = self.stored.get(message.number)
         if known is None:
             publish_ms = received.publish_timestamp()
-            is_near = any(publish_ms <= due_ms <= read_ms for due_ms in self._due_ms[message.schedule])
-            needs_time = message.schedule in self._exact or (message.schedule is not None and is_near)
+            is_near = any(
+                publish_ms <= due_ms <= read_ms for due_ms in self._due_ms[message.schedule]
+            )
+            needs_time = message.schedule in self._exact or (
+                message.schedule is not None and is_near
+            )
             broker_ms = self._broker_ms(message.partition, place) if needs_time else None
             self.stored[message.number] = Stored(message, place, publish_ms, read_ms, broker_ms)
             self.values[message.number] = received.data().decode()
@@ -385,7 +438,9 @@ class TopicReader(threading.Thread):
         for _ in range(_LIMIT_S):
             # The broker may be down.
             with contextlib.suppress(OSError, urllib.error.URLError):
-                headers = self._runtime.entry_headers(f"{self._topic}-partition-{partition}", *place[:2])
+                headers = self._runtime.entry_headers(
+                    f"{self._topic}-partition-{partition}", *place[:2]
+                )
                 text = headers["X-Pulsar-Broker-Entry-METADATA-timestamp"]
                 seconds, _, fraction = text.rstrip("Z").partition(".")
                 moment = datetime.fromisoformat(f"{seconds}.{fraction:0<6}+00:00")
@@ -419,8 +474,8 @@ class SchedulesCampaign(PipelineProcess):
         )
 
     def kill_between(self) -> None:
-        """Kill the pipeline at the moment when the table has committed, so that Spark has not recorded
-        the micro-batch.
+        """Kill the pipeline at the moment when the table has committed, so that Spark has not
+        recorded the micro-batch.
         """
         with self.process() as running:
             self.await_commits(self.rng.randint(1, 5), running)
@@ -510,7 +565,9 @@ def run(
         reader.read_until(len(sender.confirmed))
         say(f"{len(reader.stored):,} messages are on the topic, {campaign.commits():,} commits")
         expected = expect(reader.stored.values())
-        due_ms = [time_ms for of_message in expected.values() for time_ms in of_message.may.values()]
+        due_ms = [
+            time_ms for of_message in expected.values() for time_ms in of_message.may.values()
+        ]
         time.sleep(max(0, max(due_ms) / 1000 + _LAST_S - time.time()))
     finally:
         sender.end()
@@ -525,19 +582,30 @@ def run(
         wrong.append(f"verify: {verified.stdout}{verified.stderr[-1000:]}")
     kinds = Counter(one.message.kind for one in reader.stored.values())
     say(
-        f"{len(sender.confirmed):,} messages confirmed ({dict(kinds)}, {sum(one.by == 'go' for one in plan.sent):,} sent by Go), "
-        f"{figures.rows:,} rows, {figures.occurrences:,} of them occurrences, {figures.copies:,} on the topic, "
-        f"rejects {dict(figures.rejects)}, {Counter(campaign.log)}, {campaign.between} of them before Spark's record, "
-        f"{reader.asked:,} times asked of the broker, verify {verified.stdout.strip()}, {len(wrong)} wrong"
+        f"{len(sender.confirmed):,} messages confirmed ({dict(kinds)}, "
+        f"{sum(one.by == 'go' for one in plan.sent):,} sent by Go), "
+        f"{figures.rows:,} rows, {figures.occurrences:,} of them occurrences, {figures.copies:,} "
+        "on the topic, "
+        f"rejects {dict(figures.rejects)}, {Counter(campaign.log)}, {campaign.between} of them "
+        "before Spark's record, "
+        f"{reader.asked:,} times asked of the broker, verify {verified.stdout.strip()}, "
+        f"{len(wrong)} wrong"
     )
     return wrong
 
 
 def _disturb(
-    campaign: SchedulesCampaign, kills: int, begin_s: float, span_s: float, say: Callable[[str], None]
+    campaign: SchedulesCampaign,
+    kills: int,
+    begin_s: float,
+    span_s: float,
+    say: Callable[[str], None],
 ) -> None:
     """Kill the pipeline so often, and restart the broker once, all over the span."""
-    actions = [campaign.kill_while_it_runs if number % 2 else campaign.kill_between for number in range(kills)]
+    actions = [
+        campaign.kill_while_it_runs if number % 2 else campaign.kill_between
+        for number in range(kills)
+    ]
     campaign.rng.shuffle(actions)
     if kills >= _KILLS_WITH_BROKER:
         # A client whose first message is lost with a connection may have the next one dropped as a
@@ -548,7 +616,10 @@ def _disturb(
         action()
         if number >= len(actions) // 2:
             campaign.unload()
-        say(f"{time.time() - begin_s:.0f} s: {campaign.log[-1]}, {campaign.between} before Spark's record")
+        say(
+            f"{time.time() - begin_s:.0f} s: {campaign.log[-1]}, {campaign.between} before Spark's "
+            "record"
+        )
     with campaign.process():
         pass
 
@@ -561,7 +632,10 @@ def _unconfirmed(sender: Sender, reader: TopicReader, planned: int) -> Iterator[
         if read != place and read != (*place[:2], place[2] or -1):
             yield f"{value[:20]} was confirmed at {place}, and read at {read}"
     if len(sender.confirmed) != planned or len(places) != planned:
-        yield f"{planned} messages were planned, {len(sender.confirmed)} confirmed and {len(places)} read"
+        yield (
+            f"{planned} messages were planned, {len(sender.confirmed)} confirmed and "
+            f"{len(places)} read"
+        )
 
 
 def main() -> int:
@@ -569,7 +643,9 @@ def main() -> int:
         prog="python -m tests.live.schedules_campaign", description=__doc__.split("\n\n")[0]
     )
     parser.add_argument("--schedules", type=int, default=100_000)
-    parser.add_argument("--go", type=int, default=1_000, help="schedules that Pulsar's Go client sends")
+    parser.add_argument(
+        "--go", type=int, default=1_000, help="schedules that Pulsar's Go client sends"
+    )
     parser.add_argument("--kills", type=int, default=5)
     options = begin(parser)
     span_s = max(20.0, options.schedules / 400)

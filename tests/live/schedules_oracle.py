@@ -60,8 +60,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Message:
-    """A message of the campaign; ``kind`` is put, cancel, pause or resume. A pause without an id is one
-    of all schedules of a topic partition.
+    """A message of the campaign; ``kind`` is put, cancel, pause or resume. A pause without an id is
+    one of all schedules of a topic partition.
     """
 
     number: int
@@ -85,7 +85,9 @@ class Stored:
     def is_stored_before(self, time_ms: int) -> bool:
         if self.broker_ms is not None:
             return self.broker_ms < time_ms
-        assert self.publish_ms >= time_ms or self.read_ms < time_ms, "the reader has to ask the broker"
+        assert self.publish_ms >= time_ms or self.read_ms < time_ms, (
+            "the reader has to ask the broker"
+        )
         return self.read_ms < time_ms
 
 
@@ -110,8 +112,8 @@ class Expected:
 
 @dataclass(frozen=True)
 class Delivered:
-    """A row, or a message on the topic of due messages; ``at_ms`` is the time of its delivery, ``due_ms``
-    the one at which it says that it was due.
+    """A row, or a message on the topic of due messages; ``at_ms`` is the time of its delivery,
+    ``due_ms`` the one at which it says that it was due.
     """
 
     number: int
@@ -158,9 +160,15 @@ def _expect(one: Stored, later: list[Stored], pauses_of_all: list[Span]) -> Expe
     if message.kind != "put" or message.due_ms is None:
         return Expected(at_once=True)
     # Messages of one entry do not hit each other.
-    hits = [other for other in later if other.message.kind in ("put", "cancel") and other.place[:2] > one.place[:2]]
+    hits = [
+        other
+        for other in later
+        if other.message.kind in ("put", "cancel") and other.place[:2] > one.place[:2]
+    ]
     if message.rule is not None:
-        return _expect_repeating(one, message.rule, hits[0] if hits else None, pauses_of_all + _pauses(later))
+        return _expect_repeating(
+            one, message.rule, hits[0] if hits else None, pauses_of_all + _pauses(later)
+        )
     if one.is_stored_before(message.due_ms):
         for other in hits:
             if other.is_stored_before(message.due_ms):
@@ -169,7 +177,9 @@ def _expect(one: Stored, later: list[Stored], pauses_of_all: list[Span]) -> Expe
 
 
 def _expect_repeating(one: Stored, rule: Rule, hit: Stored | None, pauses: list[Span]) -> Expected:
-    """The first message that hits one that repeats ends it: what is due after it is not delivered."""
+    """The first message that hits one that repeats ends it: what is due after it is not
+    delivered.
+    """
     assert one.message.due_ms is not None
     start_ms = one.message.due_ms if one.is_stored_before(one.message.due_ms) else _broker_ms(one)
     end_ms = None if hit is None else _broker_ms(hit)
@@ -215,7 +225,9 @@ def _broker_ms(one: Stored) -> int:
     return one.broker_ms
 
 
-def judge(stored: dict[int, Stored], folder: Path, copies: list[Delivered]) -> tuple[list[str], Figures]:
+def judge(
+    stored: dict[int, Stored], folder: Path, copies: list[Delivered]
+) -> tuple[list[str], Figures]:
     """Compare tables and the topic of due messages with what must be; return what is wrong."""
     expected = expect(stored.values())
     figures = Figures(copies=len(copies))
@@ -229,20 +241,28 @@ def judge(stored: dict[int, Stored], folder: Path, copies: list[Delivered]) -> t
         rule = stored[row.number].message.rule
         last_ms = None if due_ms is None else due_ms + (0 if rule is None else rule.jitter_ms)
         if due_ms is not None and last_ms is not None and not due_ms <= row.due_ms <= last_ms:
-            wrong.append(f"{_name(stored, row)} is due at {due_ms}, and {row.where} at {row.due_ms}")
+            wrong.append(
+                f"{_name(stored, row)} is due at {due_ms}, and {row.where} at {row.due_ms}"
+            )
         if row.at_ms < max(row.due_ms, due_ms or 0):
-            wrong.append(f"early: {_name(stored, row)}, due at {due_ms}, is {row.where} since {row.at_ms}")
+            wrong.append(
+                f"early: {_name(stored, row)}, due at {due_ms}, is {row.where} since {row.at_ms}"
+            )
     on_topic = Counter((copy.number, copy.occurrence, copy.nominal) for copy in copies)
     in_table = Counter((row.number, row.occurrence, row.nominal) for row in delayed)
     for key in sorted(on_topic.keys() | in_table.keys(), key=str):
         if on_topic[key] != in_table[key]:
             name = f"{stored[key[0]]}, occurrence {key[1]}"
-            wrong.append(f"{name} is {in_table[key]} times in the table, {on_topic[key]} times on the topic")
+            wrong.append(
+                f"{name} is {in_table[key]} times in the table, {on_topic[key]} times on the topic"
+            )
     wrong += _judge_rejects(stored, expected, folder / "rejects", figures)
     return wrong, figures
 
 
-def _judge_rows(stored: dict[int, Stored], expected: dict[int, Expected], rows: list[Delivered]) -> list[str]:
+def _judge_rows(
+    stored: dict[int, Stored], expected: dict[int, Expected], rows: list[Delivered]
+) -> list[str]:
     wrong: list[str] = []
     found: dict[int, Counter[int]] = defaultdict(Counter)
     for row in rows:
@@ -258,7 +278,8 @@ def _judge_rows(stored: dict[int, Stored], expected: dict[int, Expected], rows: 
             if not least <= counts[occurrence] <= most:
                 rule = "once" if least else "at most once" if most else "never"
                 wrong.append(
-                    f"{stored[number]}, occurrence {occurrence}, fired {counts[occurrence]} times, must {rule}"
+                    f"{stored[number]}, occurrence {occurrence}, fired {counts[occurrence]} times, "
+                    f"must {rule}"
                 )
     return wrong
 
@@ -281,7 +302,9 @@ def _read_rows(stored: dict[int, Stored], table: Path) -> tuple[list[str], list[
         for row in batch.to_pylist():
             number = number_of(row["value"])
             properties = dict(row["properties"] or ())
-            due_ms, delivered_ms = (_milliseconds(row[name]) for name in ("deliver_at", "delivered_at"))
+            due_ms, delivered_ms = (
+                _milliseconds(row[name]) for name in ("deliver_at", "delivered_at")
+            )
             delivered = to_delivered(number, properties, delivered_ms, due_ms, "in the table")
             one = stored.get(number)
             if one is None:
@@ -292,7 +315,9 @@ def _read_rows(stored: dict[int, Stored], table: Path) -> tuple[list[str], list[
             if (place, row["partition"]) != (one.place, one.message.partition):
                 wrong.append(f"{_name(stored, delivered)} has the position {place}")
             if one.broker_ms not in (None, _milliseconds(row["broker_timestamp"])):
-                wrong.append(f"{_name(stored, delivered)} has the broker's time {row['broker_timestamp']}")
+                wrong.append(
+                    f"{_name(stored, delivered)} has the broker's time {row['broker_timestamp']}"
+                )
     return wrong, rows
 
 
@@ -313,13 +338,19 @@ def _judge_rejects(
     for number, of_message in expected.items():
         must = Counter() if of_message.reject is None else Counter([of_message.reject])
         if found[number] != must and not (of_message.may_be_reject and not found[number]):
-            wrong.append(f"{stored[number]} has the rejects {dict(found[number])}, must have {dict(must)}")
+            wrong.append(
+                f"{stored[number]} has the rejects {dict(found[number])}, must have {dict(must)}"
+            )
     return wrong
 
 
-def to_delivered(number: int, properties: dict[str, str], at_ms: int, due_ms: int, where: str) -> Delivered:
+def to_delivered(
+    number: int, properties: dict[str, str], at_ms: int, due_ms: int, where: str
+) -> Delivered:
     occurrence = int(properties.get("ledgerlake.occurrence", 0))
-    return Delivered(number, occurrence, properties.get("ledgerlake.occurrence_time"), at_ms, due_ms, where)
+    return Delivered(
+        number, occurrence, properties.get("ledgerlake.occurrence_time"), at_ms, due_ms, where
+    )
 
 
 def number_of(value: bytes) -> int:
@@ -332,7 +363,9 @@ def _name(stored: dict[int, Stored], row: Delivered) -> str:
 
 
 def _to_ms(text: str | None) -> int | None:
-    return None if text is None else _milliseconds(datetime.fromisoformat(text.replace("Z", "+00:00")))
+    return (
+        None if text is None else _milliseconds(datetime.fromisoformat(text.replace("Z", "+00:00")))
+    )
 
 
 def _milliseconds(moment: Any) -> int:

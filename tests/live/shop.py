@@ -64,11 +64,15 @@ VIEWS = "select page, ms from messages where kind = 'view'"
 
 # One query for each table: Spark, DuckDB and Polars all take it.
 QUERIES = {
-    "all": "select count(*) as n, sum(length(producer_name)) as x from t group by topic order by topic",
-    "orders": "select customer, count(*) as n, sum(quantity) as q, count(note) as notes from t group by customer order by customer",
+    "all": "select count(*) as n, sum(length(producer_name)) as x from t group by topic order by "
+    "topic",
+    "orders": "select customer, count(*) as n, sum(quantity) as q, count(note) as notes from t "
+    "group by customer order by customer",
     "views": "select page, count(*) as n, sum(ms) as ms from t group by page order by page",
-    "payments": "select method, count(*) as n, sum(cents) as cents from t where day is not null group by method order by method",
-    "customers": "select city, count(*) as n, min(name) as first from t group by city order by city",
+    "payments": "select method, count(*) as n, sum(cents) as cents from t where day is not null "
+    "group by method order by method",
+    "customers": "select city, count(*) as n, min(name) as first from t group by city order by "
+    "city",
 }
 _TOPICS = ("orders", "events", "payments", "customers")
 
@@ -114,7 +118,9 @@ class Shop:
     def open(self) -> None:
         client = self.runtime.client()
         # The producers of three versions publish at the same time.
-        self.runtime._call("PUT", "namespaces/public/default/schemaCompatibilityStrategy", "ALWAYS_COMPATIBLE")
+        self.runtime._call(
+            "PUT", "namespaces/public/default/schemaCompatibilityStrategy", "ALWAYS_COMPATIBLE"
+        )
         for topic in _TOPICS:
             self.runtime.admin("PUT", f"persistent://public/default/{topic}")
         self._payment = _payments(self.runtime)
@@ -125,7 +131,9 @@ class Shop:
         ]
         self._events = client.create_producer("events", **avro)
         self._payments = client.create_producer("payments", **avro)
-        self._customers = client.create_producer("customers", schema=ps.JsonSchema(Customer), batching_enabled=False)
+        self._customers = client.create_producer(
+            "customers", schema=ps.JsonSchema(Customer), batching_enabled=False
+        )
         self._deletions = client.create_producer("customers", batching_enabled=False)
 
     def publish(self, until: threading.Event, pause_s: float) -> None:
@@ -138,7 +146,13 @@ class Shop:
             self._pay(number)
             self._customer()
             time.sleep(pause_s)
-        for producer in (*self._orders, self._events, self._payments, self._customers, self._deletions):
+        for producer in (
+            *self._orders,
+            self._events,
+            self._payments,
+            self._customers,
+            self._deletions,
+        ):
             producer.flush()
             producer.close()
         assert not self._failures, self._failures[0]
@@ -175,16 +189,27 @@ class Shop:
         self._send(self._events, "events", content, None if is_broken else event)
 
     def _pay(self, number: int) -> None:
-        payment = {"id": number, "method": self.rng.choice(["card", "cash"]), "cents": self.rng.randrange(10_000)}
-        self._send(self._payments, "payments", self._payment(**payment).SerializeToString(), payment)
+        payment = {
+            "id": number,
+            "method": self.rng.choice(["card", "cash"]),
+            "cents": self.rng.randrange(10_000),
+        }
+        self._send(
+            self._payments, "payments", self._payment(**payment).SerializeToString(), payment
+        )
 
     def _customer(self) -> None:
         key = f"k{self.rng.randrange(200)}"
         if self.rng.random() < 0.15:
             self._send(self._deletions, "customers", None, (key, None), partition_key=key)
             return
-        customer = {"name": f"n{self.rng.randrange(10_000):04}", "city": self.rng.choice(["Bonn", "Lyon", "Oslo"])}
-        self._send(self._customers, "customers", Customer(**customer), (key, customer), partition_key=key)
+        customer = {
+            "name": f"n{self.rng.randrange(10_000):04}",
+            "city": self.rng.choice(["Bonn", "Lyon", "Oslo"]),
+        }
+        self._send(
+            self._customers, "customers", Customer(**customer), (key, customer), partition_key=key
+        )
 
     def answers(self) -> dict[str, list[tuple[Any, ...]]]:
         """What the queries have to answer, by plain Python."""
@@ -192,7 +217,11 @@ class Shop:
         orders: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
         for order in values["orders"]:
             row = orders[order["customer"]]
-            row[0], row[1], row[2] = row[0] + 1, row[1] + order["quantity"], row[2] + ("note" in order)
+            row[0], row[1], row[2] = (
+                row[0] + 1,
+                row[1] + order["quantity"],
+                row[2] + ("note" in order),
+            )
         views: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for event in values["events"]:
             if event is not None and event["kind"] == "view":
@@ -203,7 +232,9 @@ class Shop:
             paid[payment["method"]][0] += 1
             paid[payment["method"]][1] += payment["cents"]
         latest: dict[str, Any] = {}
-        in_order = sorted(self.confirmed["customers"], key=lambda sent: (sent[0].ledger_id(), sent[0].entry_id()))
+        in_order = sorted(
+            self.confirmed["customers"], key=lambda sent: (sent[0].ledger_id(), sent[0].entry_id())
+        )
         for _, (key, customer) in in_order:
             latest[key] = customer
         cities: dict[str, list[str]] = defaultdict(list)
@@ -239,7 +270,9 @@ def _payments(runtime: Runtime) -> Callable[..., Any]:
     runtime.admin("POST", "schemas/public/default/payments", "/schema", body)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    made: Callable[..., Any] = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Payment"))
+    made: Callable[..., Any] = message_factory.GetMessageClass(
+        pool.FindMessageTypeByName("shop.Payment")
+    )
     return made
 
 
@@ -251,7 +284,11 @@ def run(folder: Path, kills: int, seed: int, pause_s: float = 0.004) -> list[str
         config = folder / "shop.toml"
         config.write_text(
             CONFIG.format(
-                lake=lake, fields=FIELDS, views=VIEWS, service_url=runtime.service_url, checkpoint=folder / "checkpoint"
+                lake=lake,
+                fields=FIELDS,
+                views=VIEWS,
+                service_url=runtime.service_url,
+                checkpoint=folder / "checkpoint",
             )
         )
         shop = Shop(runtime, rng)
@@ -291,13 +328,21 @@ def judge(shop: Shop, lake: Path) -> list[str]:
             for engine, found in answers.items()
             if found != expected[name]
         ]
-        print(f"{name}: {rows.height:,} rows, {len(expected[name])} rows of the answer, {len(answers)} engines")
+        print(
+            f"{name}: {rows.height:,} rows, {len(expected[name])} rows of the answer, "
+            f"{len(answers)} engines"
+        )
     spark.stop()
-    rejects = Counter(pl.read_delta(str(lake / "rejects"))["reason"].to_list()) if shop.broken else Counter()
+    rejects = (
+        Counter(pl.read_delta(str(lake / "rejects"))["reason"].to_list())
+        if shop.broken
+        else Counter()
+    )
     if rejects != ({"schema_mismatch": shop.broken} if shop.broken else {}):
         wrong.append(f"rejects are {dict(rejects)}, and {shop.broken} events were broken")
     print(
-        f"{sum(map(len, shop.confirmed.values())):,} messages confirmed, {shop.broken} broken, {len(wrong)} wrong answers"
+        f"{sum(map(len, shop.confirmed.values())):,} messages confirmed, {shop.broken} broken, "
+        f"{len(wrong)} wrong answers"
     )
     return wrong
 
@@ -313,7 +358,9 @@ def _run_and_kill(config: Path, folder: Path, rng: random.Random, number: int) -
     log = folder / "lake/all/_delta_log"
     before = len(list(log.glob("*.json")))
     with open(folder / f"run-{number}.log", "wb") as output:
-        running = subprocess.Popen(_command("run", config), stdout=output, stderr=output, start_new_session=True)
+        running = subprocess.Popen(
+            _command("run", config), stdout=output, stderr=output, start_new_session=True
+        )
     deadline = time.monotonic() + 120
     while len(list(log.glob("*.json"))) <= before + 1:
         assert running.poll() is None, (folder / f"run-{number}.log").read_text()[-2000:]
@@ -324,7 +371,9 @@ def _run_and_kill(config: Path, folder: Path, rng: random.Random, number: int) -
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.live.shop", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.live.shop", description=__doc__.split("\n\n")[0]
+    )
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="where tables and logs stay")

@@ -15,8 +15,14 @@ SCHEMA = "value binary, key string, properties map<string,string>, event_time ti
 def main(service_url: str, topic: str, folder: str, checkpoint: str) -> None:
     spark = start_session("sink", "local[2]")
     rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 2).parquet(folder)
-    writer = rows.writeStream.format("ledgerlake").option("service.url", service_url).option("topic", topic)
-    writer = writer.option("pulsar.producer.compressionType", "lz4").option("checkpointLocation", checkpoint)
+    writer = (
+        rows.writeStream.format("ledgerlake")
+        .option("service.url", service_url)
+        .option("topic", topic)
+    )
+    writer = writer.option("pulsar.producer.compressionType", "lz4").option(
+        "checkpointLocation", checkpoint
+    )
     query = writer.trigger(availableNow=True).start()
     print("started", flush=True)
     query.awaitTermination()

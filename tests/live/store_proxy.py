@@ -41,7 +41,9 @@ class StoreProxy:
         except OSError:
             client.close()
             return
-        threading.Thread(target=_hand_on, args=(server, client, lambda _data: True), daemon=True).start()
+        threading.Thread(
+            target=_hand_on, args=(server, client, lambda _data: True), daemon=True
+        ).start()
         _hand_on(client, server, lambda data: self._admit(data, client))
 
     def _admit(self, data: bytes, client: socket.socket) -> bool:

@@ -29,18 +29,26 @@ pytestmark = [pytest.mark.live, pytest.mark.spark]
 
 
 def stored_by_a_careless_producer() -> dict[str, bytes]:
-    """Entries whose checksum is right and whose content is not: a broker stores them as they are."""
+    """Entries whose checksum is right and whose content is not: a broker stores them as
+    they are.
+    """
     plain = encode_batch([(pb.SingleMessageMetadata(payload_size=0), b"abc")] * 2)
 
     def counted(count: int, payload: bytes = plain) -> bytes:
-        return encode_entry(metadata(num_messages_in_batch=count, uncompressed_size=len(plain)), payload)
+        return encode_entry(
+            metadata(num_messages_in_batch=count, uncompressed_size=len(plain)), payload
+        )
 
     return {
         "truncated_batch": counted(2, plain[:-1]),
         "batch_count": counted(1_000_000_000),
         "unknown_codec": encode_entry(metadata(compression=9, uncompressed_size=3), b"abc"),
-        "bad_compression": encode_entry(metadata(compression=pb.LZ4, uncompressed_size=77), b"not lz4 at all"),
-        "too_large": encode_entry(metadata(compression=pb.ZSTD, uncompressed_size=2**31 - 1), b"\x28\xb5\x2f\xfd"),
+        "bad_compression": encode_entry(
+            metadata(compression=pb.LZ4, uncompressed_size=77), b"not lz4 at all"
+        ),
+        "too_large": encode_entry(
+            metadata(compression=pb.ZSTD, uncompressed_size=2**31 - 1), b"\x28\xb5\x2f\xfd"
+        ),
     }
 
 
@@ -57,10 +65,14 @@ def test_a_real_brokers_bad_entries_are_rejects_and_the_rest_is_messages(
     producer.send(encode_entry(metadata(sequence_id=99), b"last"))
     producer.close()
     config = run_once(spark, runtime.config(tmp_path, topic))
-    assert [row["value"] for row in rows_by_position(config.delta.path)] == [b"before"] * len(bad) + [b"last"]
+    assert [row["value"] for row in rows_by_position(config.delta.path)] == [b"before"] * len(
+        bad
+    ) + [b"last"]
     rejects = rows_by_position(config.delta.rejects_path)
     assert [row["reason"] for row in rejects] == list(bad)
-    assert all(row["entry"].endswith(entry) for row, entry in zip(rejects, bad.values(), strict=True))
+    assert all(
+        row["entry"].endswith(entry) for row, entry in zip(rejects, bad.values(), strict=True)
+    )
     assert all(row["broker_timestamp"] is not None for row in rejects)
     verdict = verify(config)
     assert (verdict.clean, verdict.rejects) == (True, len(bad))
@@ -77,14 +89,25 @@ def test_messages_with_times_beyond_all_arrive_without_them_and_the_stream_goes_
     spark: SparkSession, tmp_path: Path, writer: str
 ) -> None:
     beyond = 1_790_000_000_000_000
-    slots = [(pb.SingleMessageMetadata(payload_size=0, event_time=event_time), b"slot") for event_time in (beyond, 5)]
+    slots = [
+        (pb.SingleMessageMetadata(payload_size=0, event_time=event_time), b"slot")
+        for event_time in (beyond, 5)
+    ]
     entries = [
-        encode_entry(metadata(publish_time=beyond, event_time=2**64 - 1, sequence_id=2**63), b"nothing known"),
+        encode_entry(
+            metadata(publish_time=beyond, event_time=2**64 - 1, sequence_id=2**63), b"nothing known"
+        ),
         encode_entry(metadata(num_messages_in_batch=2), encode_batch(slots)),
-        encode_entry(metadata(publish_time=2**64 - 1, deliver_at_time=1_700_000_000_000), b"due long ago"),
+        encode_entry(
+            metadata(publish_time=2**64 - 1, deliver_at_time=1_700_000_000_000), b"due long ago"
+        ),
         encode_entry(metadata(deliver_at_time=2**62), b"never"),
         encode_entry(
-            metadata(publish_time=beyond, properties=[pb.KeyValue(key="ledgerlake.cancel", value="key=k")]), b""
+            metadata(
+                publish_time=beyond,
+                properties=[pb.KeyValue(key="ledgerlake.cancel", value="key=k")],
+            ),
+            b"",
         ),
     ]
     with Peer() as peer:
@@ -92,12 +115,20 @@ def test_messages_with_times_beyond_all_arrive_without_them_and_the_stream_goes_
         data["delta"]["writer"] = writer
         for number, entry in enumerate([*entries, *entries]):
             peer.add(entry, first=number)
-            config = run_once(spark, data) if number in (0, len(entries), 2 * len(entries) - 1) else None
+            config = (
+                run_once(spark, data) if number in (0, len(entries), 2 * len(entries) - 1) else None
+            )
         assert config is not None
         verdict = verify(config)
     assert (verdict.clean, verdict.rejects) == (True, 2)
     rows = rows_by_position(config.delta.path)
-    assert [row["value"] for row in rows] == 2 * [b"nothing known", b"slot", b"slot", b"due long ago", b""]
+    assert [row["value"] for row in rows] == 2 * [
+        b"nothing known",
+        b"slot",
+        b"slot",
+        b"due long ago",
+        b"",
+    ]
     first, slot = rows[0], rows[1]
     assert (first["publish_time"], first["event_time"], first["sequence_id"]) == (None, None, None)
     assert first["properties"] == {
@@ -105,7 +136,10 @@ def test_messages_with_times_beyond_all_arrive_without_them_and_the_stream_goes_
         "ledgerlake.event_time": str(2**64 - 1),
         "ledgerlake.sequence_id": str(2**63),
     }
-    assert (slot["event_time"], slot["properties"]) == (None, {"ledgerlake.event_time": str(beyond)})
+    assert (slot["event_time"], slot["properties"]) == (
+        None,
+        {"ledgerlake.event_time": str(beyond)},
+    )
     assert (rows[0]["late"], rows[9]["late"]) == (False, True)
 
 
@@ -115,7 +149,9 @@ def flipped(entry: bytes, position: int) -> bytes:
     return bytes(changed)
 
 
-def test_bits_that_flip_on_the_way_are_rejects_wherever_they_are(spark: SparkSession, tmp_path: Path) -> None:
+def test_bits_that_flip_on_the_way_are_rejects_wherever_they_are(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     good = batch([b"a" * 40, b"b" * 40], pb.LZ4)
     checksum = good.index(b"\x0e\x01")
     damage = {
@@ -142,20 +178,32 @@ def test_bits_that_flip_on_the_way_are_rejects_wherever_they_are(spark: SparkSes
     [
         pytest.param(lambda frame: struct.pack(">I", 2**30) + frame[4:], id="over the limit"),
         pytest.param(lambda frame: flipped(frame, 4), id="command length", marks=pytest.mark.long),
-        pytest.param(lambda frame: frame[: len(frame) // 2] + frame, id="cut in the middle", marks=pytest.mark.long),
+        pytest.param(
+            lambda frame: frame[: len(frame) // 2] + frame,
+            id="cut in the middle",
+            marks=pytest.mark.long,
+        ),
     ],
 )
-def test_lost_framing_costs_a_connection_and_no_message(spark: SparkSession, tmp_path: Path, break_frame: Any) -> None:
+def test_lost_framing_costs_a_connection_and_no_message(
+    spark: SparkSession, tmp_path: Path, break_frame: Any
+) -> None:
     strikes = iter(range(1))
 
     def strike(position: Position, frame: bytes) -> bytes:
-        return break_frame(frame) if position.entry_id == 3 and next(strikes, None) is not None else frame
+        return (
+            break_frame(frame)
+            if position.entry_id == 3 and next(strikes, None) is not None
+            else frame
+        )
 
     with Peer() as peer:
         peer.add(*[single(b"%d" % number) for number in range(6)])
         peer.rewrite = strike
         config = run_once(spark, _peer_config(peer, tmp_path))
-    assert [row["value"] for row in rows_by_position(config.delta.path)] == [b"%d" % number for number in range(6)]
+    assert [row["value"] for row in rows_by_position(config.delta.path)] == [
+        b"%d" % number for number in range(6)
+    ]
 
 
 def _peer_config(peer: Peer, folder: Path) -> dict[str, Any]:

@@ -48,7 +48,9 @@ class Publisher(threading.Thread):
     def __init__(self, runtime: Runtime, topic: str) -> None:
         super().__init__(daemon=True)
         self.stop_asked = threading.Event()
-        self._producer = runtime.client().create_producer(topic, batching_enabled=False, chunking_enabled=True)
+        self._producer = runtime.client().create_producer(
+            topic, batching_enabled=False, chunking_enabled=True
+        )
 
     def run(self) -> None:
         large = os.urandom(6 * 1024 * 1024)
@@ -94,7 +96,10 @@ def test_a_checkpoint_does_not_grow_with_the_number_of_micro_batches(
         # Old state goes once in a while, by a thread of its own.
         wait_until(lambda: file_count_and_bytes(tmp_path / "checkpoint")[0] <= files * 1.2)
         now = file_count_and_bytes(tmp_path / "checkpoint")
-        print(f"{files} files, {size_bytes:,} bytes after the first batches; {now[0]}, {now[1]:,} after {len(done)}")
+        print(
+            f"{files} files, {size_bytes:,} bytes after the first batches; {now[0]}, {now[1]:,} "
+            f"after {len(done)}"
+        )
         assert now[1] <= size_bytes * 1.5
     finally:
         pipeline.stop()

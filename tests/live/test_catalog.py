@@ -9,7 +9,13 @@ from deltalake import DeltaTable
 
 from ledgerlake.errors import SetupError
 from tests.live.object_store import hadoop_version, start_object_store
-from tests.live.pipelines import config_file, ledgerlake_process, publish_numbers, run_once, sentence
+from tests.live.pipelines import (
+    config_file,
+    ledgerlake_process,
+    publish_numbers,
+    run_once,
+    sentence,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,10 +43,14 @@ def in_catalog(runtime: Runtime, folder: Path, topic: str, **delta: str) -> dict
 
 
 def numbers(path: Path) -> list[int]:
-    return sorted(map(int, DeltaTable(str(path)).to_pyarrow_table(columns=["value"])["value"].to_pylist()))
+    return sorted(
+        map(int, DeltaTable(str(path)).to_pyarrow_table(columns=["value"])["value"].to_pylist())
+    )
 
 
-def test_a_name_in_spark_s_catalog_in_memory_is_refused(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_name_in_spark_s_catalog_in_memory_is_refused(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     data = runtime.config(tmp_path, topic) | {"delta": {"table": "orders"}}
     with pytest.raises(SetupError, match="needs a catalog that keeps names"):
@@ -49,10 +59,14 @@ def test_a_name_in_spark_s_catalog_in_memory_is_refused(runtime: Runtime, spark:
 
 
 @pytest.mark.long
-def test_a_table_without_a_path_is_where_the_catalog_makes_it(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_table_without_a_path_is_where_the_catalog_makes_it(
+    runtime: Runtime, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     config = config_file(tmp_path, in_catalog(runtime, tmp_path, topic))
-    assert "there is no table default.orders in the catalog" in sentence(ledgerlake_process("verify", config), 2)
+    assert "there is no table default.orders in the catalog" in sentence(
+        ledgerlake_process("verify", config), 2
+    )
     for first in (0, 50):
         publish_numbers(runtime, topic, range(first, first + 50))
         result = ledgerlake_process("run", config, "--once")
@@ -65,7 +79,9 @@ def test_a_table_without_a_path_is_where_the_catalog_makes_it(runtime: Runtime, 
 
 
 @pytest.mark.long
-def test_a_table_at_a_path_gets_its_name_and_keeps_its_place(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_table_at_a_path_gets_its_name_and_keeps_its_place(
+    runtime: Runtime, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     data = in_catalog(runtime, tmp_path, topic, path=f"{tmp_path}/lake/my 'orders'")
     publish_numbers(runtime, topic, range(50))
@@ -100,7 +116,9 @@ def test_a_table_in_a_store_gets_its_name_if_spark_has_the_connector_of_the_stor
             publish_numbers(runtime, topic, numbers_of_run)
             result = ledgerlake_process("run", config, "--once")
             assert result.returncode == 0, result.stderr
-        table = DeltaTable(f"{root}/orders", storage_options=store.delta_options).to_pyarrow_table(columns=["value"])
+        table = DeltaTable(f"{root}/orders", storage_options=store.delta_options).to_pyarrow_table(
+            columns=["value"]
+        )
         assert sorted(map(int, table["value"].to_pylist())) == list(range(70))
         verified = ledgerlake_process("verify", config)
         assert verified.returncode == 0, verified.stderr

@@ -35,12 +35,27 @@ _START_S = 120
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a cluster with one worker, whose Python has no package at all."""
     folder = tmp_path_factory.mktemp("cluster")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "bare")], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(folder / "bare")], check=True
+    )
     port, page, worker_page = free_ports(3)
     address = f"spark://127.0.0.1:{port}"
-    environment = {"PATH": f"{folder}/bare/bin:/usr/bin:/bin", "SPARK_WORKER_DIR": str(folder / "work")}
+    environment = {
+        "PATH": f"{folder}/bare/bin:/usr/bin:/bin",
+        "SPARK_WORKER_DIR": str(folder / "work"),
+    }
     master_options = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(page)]
-    worker_options = ["--host", "127.0.0.1", "--webui-port", str(worker_page), "-c", "2", "-m", "2g", address]
+    worker_options = [
+        "--host",
+        "127.0.0.1",
+        "--webui-port",
+        str(worker_page),
+        "-c",
+        "2",
+        "-m",
+        "2g",
+        address,
+    ]
     with (
         _daemon("master.Master", master_options, environment, page),
         _daemon("worker.Worker", worker_options, environment, worker_page),
@@ -55,8 +70,14 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
-def _daemon(name: str, options: list[str], environment: dict[str, str], page: int) -> AbstractContextManager[None]:
-    command = [str(_SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *options]
+def _daemon(
+    name: str, options: list[str], environment: dict[str, str], page: int
+) -> AbstractContextManager[None]:
+    command = [
+        str(_SPARK_HOME / "bin" / "spark-class"),
+        f"org.apache.spark.deploy.{name}",
+        *options,
+    ]
     java = {"JAVA_HOME": os.environ["JAVA_HOME"]} if "JAVA_HOME" in os.environ else {}
     return server(
         command,
@@ -82,7 +103,9 @@ def test_a_bundle_is_all_that_executors_need_and_relative_paths_are_the_drivers(
 
 
 @pytest.mark.skipif(not can_make_hosts(), reason="namespaces need root on Linux")
-def test_hosts_that_die_vanish_or_are_slow_lose_and_double_nothing(tmp_path: Path, campaign_is_long: bool) -> None:
+def test_hosts_that_die_vanish_or_are_slow_lose_and_double_nothing(
+    tmp_path: Path, campaign_is_long: bool
+) -> None:
     seed = int(os.environ.get("LEDGERLAKE_SEED", "0")) or random.randrange(2**32)
     print(f"seed {seed}")
     with cluster_campaign(tmp_path, seed) as campaign:
@@ -106,10 +129,25 @@ def test_a_program_of_spark_submit_runs_where_that_command_says(
         "spark.eventLog.rolling.enabled=false",
         "spark.eventLog.compress=false",
     ]
-    where = ["--master", master, "--archives", f"{bundle}#environment", "--jars", ",".join(delta_jars())]
+    where = [
+        "--master",
+        master,
+        "--archives",
+        f"{bundle}#environment",
+        "--jars",
+        ",".join(delta_jars()),
+    ]
     options = [option for setting in settings for option in ("--conf", setting)]
     result = subprocess.run(
-        [str(_SPARK_HOME / "bin" / "spark-submit"), *where, *options, "deploy/submit.py", "run", config, "--once"],
+        [
+            str(_SPARK_HOME / "bin" / "spark-submit"),
+            *where,
+            *options,
+            "deploy/submit.py",
+            "run",
+            config,
+            "--once",
+        ],
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,

@@ -25,7 +25,9 @@ pytestmark = [pytest.mark.live, pytest.mark.spark]
 CODECS = ["NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY"]
 
 
-def test_what_was_sent_is_what_stands_in_the_table(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_what_was_sent_is_what_stands_in_the_table(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     client = runtime.client()
     sent: list[tuple[Any, dict[str, Any]]] = []
@@ -50,7 +52,8 @@ def test_what_was_sent_is_what_stands_in_the_table(runtime: Runtime, spark: Spar
                 }
                 arguments = dict(message)
                 producer.send_async(
-                    callback=lambda _result, _id: None, **{k: v for k, v in arguments.items() if v is not None}
+                    callback=lambda _result, _id: None,
+                    **{k: v for k, v in arguments.items() if v is not None},
                 )
                 sent.append((f"producer-{codec}-{batched}", message))
             producer.flush()
@@ -67,7 +70,10 @@ def test_what_was_sent_is_what_stands_in_the_table(runtime: Runtime, spark: Spar
         assert row["properties"] == message["properties"]
         assert row["key"] == message["partition_key"]
         assert row["key_bytes"] is None
-        assert row["ordering_key"] == str(message["ordering_key"] or "").encode() or row["ordering_key"] is None
+        assert (
+            row["ordering_key"] == str(message["ordering_key"] or "").encode()
+            or row["ordering_key"] is None
+        )
         assert _milliseconds(row["event_time"]) == message["event_timestamp"]
         assert _milliseconds(row["deliver_at"]) == message["deliver_at"]
         assert (row["delivered_at"] is None) == (message["deliver_at"] is None)
@@ -80,7 +86,9 @@ def test_what_was_sent_is_what_stands_in_the_table(runtime: Runtime, spark: Spar
     assert verify(config).clean
     for index in (0, 7, 23, len(rows) - 1):
         by_broker = runtime.entry_headers(topic, rows[index]["ledger_id"], rows[index]["entry_id"])
-        last_of_entry = max(row["broker_index"] for row in rows if row["entry_id"] == rows[index]["entry_id"])
+        last_of_entry = max(
+            row["broker_index"] for row in rows if row["entry_id"] == rows[index]["entry_id"]
+        )
         assert int(by_broker["X-Pulsar-Broker-Entry-METADATA-index"]) == last_of_entry
         told = _moment(by_broker["X-Pulsar-Broker-Entry-METADATA-timestamp"])
         assert told == rows[index]["broker_timestamp"].astimezone(timezone.utc)
@@ -96,9 +104,13 @@ def _milliseconds(moment: Any) -> int | None:
     return None if moment is None else round(moment.timestamp() * 1000)
 
 
-def test_schema_versions_and_ids_agree_with_the_client(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_schema_versions_and_ids_agree_with_the_client(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
-    producer = runtime.client().create_producer(topic, schema=pulsar.schema.StringSchema(), batching_enabled=False)
+    producer = runtime.client().create_producer(
+        topic, schema=pulsar.schema.StringSchema(), batching_enabled=False
+    )
     ids = [producer.send(f"text {number}") for number in range(3)]
     config = run_once(spark, runtime.config(tmp_path, topic))
     rows = rows_by_position(config.delta.path)
@@ -108,11 +120,17 @@ def test_schema_versions_and_ids_agree_with_the_client(runtime: Runtime, spark: 
     assert [row["schema_version"] for row in rows] == [b"\0" * 8] * 3
 
 
-def test_partitions_keep_their_order_and_their_number(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_partitions_keep_their_order_and_their_number(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic(partitions=3)
-    producer = runtime.client().create_producer(topic, batching_max_publish_delay_ms=5, block_if_queue_full=True)
+    producer = runtime.client().create_producer(
+        topic, batching_max_publish_delay_ms=5, block_if_queue_full=True
+    )
     for number in range(3000):
-        producer.send_async(b"%d" % number, lambda _result, _id: None, partition_key=f"k{number % 50}")
+        producer.send_async(
+            b"%d" % number, lambda _result, _id: None, partition_key=f"k{number % 50}"
+        )
     producer.flush()
     config = run_once(spark, runtime.config(tmp_path, topic))
     rows = rows_by_position(config.delta.path)
@@ -127,7 +145,9 @@ def test_partitions_keep_their_order_and_their_number(runtime: Runtime, spark: S
 
 def test_peek_shows_the_brokers_own_metadata(runtime: Runtime) -> None:
     topic = runtime.topic()
-    producer = runtime.client().create_producer(topic, producer_name="peeked", batching_enabled=False)
+    producer = runtime.client().create_producer(
+        topic, producer_name="peeked", batching_enabled=False
+    )
     for number in range(4):
         producer.send(b"%d" % number, partition_key="k")
     rows = list(peek(runtime.cluster().settings, topic, "earliest", 3))
@@ -137,7 +157,10 @@ def test_peek_shows_the_brokers_own_metadata(runtime: Runtime) -> None:
     assert "by peeked #1" in line
     (last,) = peek(runtime.cluster().settings, topic, f"{rows[2]['ledger_id']}:3", 10)
     assert last["broker_index"] == 3
-    assert [row["value"] for row in peek(runtime.cluster().settings, topic, "last", 2)] == ["2", "3"]
+    assert [row["value"] for row in peek(runtime.cluster().settings, topic, "last", 2)] == [
+        "2",
+        "3",
+    ]
 
 
 def test_peek_shows_the_beginning_of_the_first_value_as_one_line(runtime: Runtime) -> None:
@@ -155,10 +178,14 @@ def test_peek_shows_the_beginning_of_the_first_value_as_one_line(runtime: Runtim
 
 def test_peek_tells_chunks_and_delayed_messages_from_others(runtime: Runtime) -> None:
     topic = runtime.topic()
-    producer = runtime.client().create_producer(topic, batching_enabled=False, chunking_enabled=True)
+    producer = runtime.client().create_producer(
+        topic, batching_enabled=False, chunking_enabled=True
+    )
     producer.send(b"later", deliver_at=1_900_000_000_000)
     producer.send(bytes(6 * 1024 * 1024))
-    delayed, first, second = (entry_line(row) for row in peek(runtime.cluster().settings, topic, "earliest", 3))
+    delayed, first, second = (
+        entry_line(row) for row in peek(runtime.cluster().settings, topic, "earliest", 3)
+    )
     assert "single due 2030-03-17 17:46:40.000" in delayed
     assert "chunk 0 of 2" in first
     assert "chunk 1 of 2" in second

@@ -64,18 +64,23 @@ class Topic:
         ids: list[Any] = []
         for key, value in messages:
             keyed = {} if key is None else {"partition_key": key}
-            self._producer.send_async(value, lambda _result, message_id: ids.append(message_id), **keyed)
+            self._producer.send_async(
+                value, lambda _result, message_id: ids.append(message_id), **keyed
+            )
         self._producer.flush()
         wait_until(lambda: len(ids) == len(messages))
         return [
-            MessageId(message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()) for message_id in ids
+            MessageId(message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
+            for message_id in ids
         ]
 
     def tombstone(self, key: str) -> MessageId:
         """A message without a value, as Java's ``value(null)`` sends it."""
         cluster = self._runtime.cluster()
         producer = EntryProducer(cluster, self.name)
-        metadata = pb.MessageMetadata(producer_name="t", sequence_id=1, publish_time=int(time.time() * 1000))
+        metadata = pb.MessageMetadata(
+            producer_name="t", sequence_id=1, publish_time=int(time.time() * 1000)
+        )
         metadata.partition_key, metadata.null_value = key, True
         metadata.uncompressed_size = 0
         (position,) = producer.send_and_wait([encode_entry(metadata, b"")])
@@ -84,7 +89,9 @@ class Topic:
 
     def compact(self) -> None:
         self._runtime.admin("PUT", self.name, "/compaction")
-        wait_until(lambda: self._runtime.admin("GET", self.name, "/compaction")["status"] != "RUNNING")
+        wait_until(
+            lambda: self._runtime.admin("GET", self.name, "/compaction")["status"] != "RUNNING"
+        )
         assert self._runtime.admin("GET", self.name, "/compaction")["status"] == "SUCCESS"
 
 
@@ -103,7 +110,9 @@ def end_of(runtime: Runtime, topic: str) -> MessageId | None:
 
 def rows_of(runtime: Runtime, topic: str) -> list[tuple[str | None, bytes]]:
     """Keys and values of a compacted read up to its end."""
-    options = parse_options({"service.url": runtime.service_url, "topic": topic, "readCompacted": "true"})
+    options = parse_options(
+        {"service.url": runtime.service_url, "topic": topic, "readCompacted": "true"}
+    )
     cluster = Cluster(options.client)
     try:
         span = entry_range(topic, PartitionOffset(BEFORE_ALL), latest_offset(cluster, topic))
@@ -115,7 +124,9 @@ def rows_of(runtime: Runtime, topic: str) -> list[tuple[str | None, bytes]]:
 
 def seen_by_pulsar_client(runtime: Runtime, topic: str) -> list[tuple[str | None, bytes]]:
     """The same by pulsar-client, which hands out the emptied slots of a batch as well."""
-    reader = runtime.client().create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=True)
+    reader = runtime.client().create_reader(
+        topic, pulsar.MessageId.earliest, is_read_compacted=True
+    )
     keys_and_values = []
     with contextlib.suppress(pulsar.Timeout):
         while True:
@@ -151,7 +162,9 @@ def test_a_topic_ends_with_its_last_message_before_and_after_compaction(
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_of_the_proposals_example_one_message_is_left_and_is_the_last(runtime: Runtime, codec: str) -> None:
+def test_of_the_proposals_example_one_message_is_left_and_is_the_last(
+    runtime: Runtime, codec: str
+) -> None:
     topic = Topic(runtime, codec)
     ids = topic.send(("k0", b"v0"), ("k0", b"v1"), ("k1", b"v0"), ("k1", b""))
     assert end_of(runtime, topic.name) == ids[-1]
@@ -161,7 +174,9 @@ def test_of_the_proposals_example_one_message_is_left_and_is_the_last(runtime: R
 
 
 @pytest.mark.parametrize(("codec", "batched"), EACH)
-def test_what_comes_after_compaction_follows_what_it_left(runtime: Runtime, codec: str, batched: bool) -> None:
+def test_what_comes_after_compaction_follows_what_it_left(
+    runtime: Runtime, codec: str, batched: bool
+) -> None:
     topic = Topic(runtime, codec, batched=batched)
     topic.send(("k", b"v0"), ("k", b"v1"), ("k", b"v2"))
     topic.compact()
@@ -209,7 +224,9 @@ def test_a_pipeline_of_a_compacted_topic_ends_by_itself_and_goes_on_live(
     topic.compact()
     data = runtime.config(tmp_path, topic.name, read_compacted=True)
     run_once(spark, data)
-    assert [(row["key"], row["value"]) for row in table_rows(tmp_path)] == [(f"k{key}", b"4") for key in range(10)]
+    assert [(row["key"], row["value"]) for row in table_rows(tmp_path)] == [
+        (f"k{key}", b"4") for key in range(10)
+    ]
     run_once(spark, data)
     topic.send(("k3", b"5"))
     topic.tombstone("k4")
@@ -221,7 +238,10 @@ def test_a_pipeline_of_a_compacted_topic_ends_by_itself_and_goes_on_live(
     ]
     topic.compact()
     options = {"service.url": runtime.service_url, "topic": topic.name, "readCompacted": "true"}
-    latest = {row.key: bytes(row.value) for row in spark.read.format("ledgerlake").options(**options).load().collect()}
+    latest = {
+        row.key: bytes(row.value)
+        for row in spark.read.format("ledgerlake").options(**options).load().collect()
+    }
     assert latest == {f"k{key}": b"5" if key == 3 else b"4" for key in range(10) if key != 4}
 
 
@@ -270,14 +290,19 @@ def entries_of(cluster: Cluster, topic: str) -> list[EntryReceived]:
 def peer_with(captured: tuple[list[EntryReceived], list[EntryReceived]]) -> Peer:
     """A broker that knows protocol v22, with what the live one stored."""
     stored, compacted_entries = (
-        [(Position(entry.ledger_id, entry.entry_id), bytes(entry.entry)) for entry in part] for part in captured
+        [(Position(entry.ledger_id, entry.entry_id), bytes(entry.entry)) for entry in part]
+        for part in captured
     )
     return Peer(entries=stored, compacted=compacted_entries, last_entry=compacted_entries[-1][1])
 
 
 def test_a_broker_that_sends_the_last_entry_is_understood(captured: Any) -> None:
     with peer_with(captured) as peer:
-        cluster = Cluster(replace(parse_options({"service.url": peer.url, "topic": TOPIC}).client, read_compacted=True))
+        cluster = Cluster(
+            replace(
+                parse_options({"service.url": peer.url, "topic": TOPIC}).client, read_compacted=True
+            )
+        )
         last_id = last_message(EntryReader(cluster, TOPIC, AFTER_ALL))
         cluster.close()
         assert last_id == MessageId(peer.entries[-1][0].ledger_id, 1, 1)
@@ -308,7 +333,9 @@ def test_a_4_0_broker_cannot_tell_the_end_of_an_encrypted_topic_and_we_find_it(
     )
     ids: list[Any] = []
     for value in range(4):
-        producer.send_async(b"%d" % value, lambda _result, message_id: ids.append(message_id), partition_key="k")
+        producer.send_async(
+            b"%d" % value, lambda _result, message_id: ids.append(message_id), partition_key="k"
+        )
     producer.flush()
     runtime.admin("PUT", topic, "/compaction")
     wait_until(lambda: runtime.admin("GET", topic, "/compaction")["status"] == "SUCCESS")

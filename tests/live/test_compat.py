@@ -41,14 +41,18 @@ THEIR_COLUMNS = [
 ]
 
 
-def publish(runtime: Runtime, topic: str, values: Any, schema: Any = None, **options: Any) -> list[pulsar.MessageId]:
+def publish(
+    runtime: Runtime, topic: str, values: Any, schema: Any = None, **options: Any
+) -> list[pulsar.MessageId]:
     """Send values in turn, in batches of a hundred where they are many."""
     producer_options = {
         "batching_max_messages": 100,
         "batching_max_publish_delay_ms": 1000,
         "block_if_queue_full": True,
     } | options
-    producer = runtime.client().create_producer(topic, schema=schema or ps.StringSchema(), **producer_options)
+    producer = runtime.client().create_producer(
+        topic, schema=schema or ps.StringSchema(), **producer_options
+    )
     message_ids: list[pulsar.MessageId] = []
     for value in values:
         producer.send_async(value, lambda _result, message_id: message_ids.append(message_id))
@@ -59,7 +63,11 @@ def publish(runtime: Runtime, topic: str, values: Any, schema: Any = None, **opt
 
 def theirs(runtime: Runtime, **options: str) -> dict[str, str]:
     """Options as a query of theirs spells them."""
-    return {"Service.Url": runtime.service_url, "admin.url": runtime.admin_url, "view": "compat"} | options
+    return {
+        "Service.Url": runtime.service_url,
+        "admin.url": runtime.admin_url,
+        "view": "compat",
+    } | options
 
 
 def batch(spark: SparkSession, runtime: Runtime, **options: str) -> DataFrame:
@@ -76,7 +84,9 @@ class Stream:
 
     def start(self) -> StreamingQuery:
         source = self._spark.readStream.format("ledgerlake").options(**self._options).load()
-        writer = source.writeStream.format("parquet").option("checkpointLocation", f"{self._folder}/checkpoint")
+        writer = source.writeStream.format("parquet").option(
+            "checkpointLocation", f"{self._folder}/checkpoint"
+        )
         return writer.option("path", f"{self._folder}/table").trigger(availableNow=True).start()
 
     def run(self) -> StreamingQuery:
@@ -85,7 +95,9 @@ class Stream:
         return query
 
     def values(self) -> list[Any]:
-        return sorted(row["value"] for row in self._spark.read.parquet(f"{self._folder}/table").collect())
+        return sorted(
+            row["value"] for row in self._spark.read.parquet(f"{self._folder}/table").collect()
+        )
 
 
 def as_byte_list(message_id: pulsar.MessageId) -> list[int]:
@@ -106,7 +118,12 @@ def as_byte_list(message_id: pulsar.MessageId) -> list[int]:
     ],
 )
 def test_assign_from(
-    runtime: Runtime, spark: SparkSession, tmp_path: Path, start: str, fails_on_loss: str, is_batched: bool
+    runtime: Runtime,
+    spark: SparkSession,
+    tmp_path: Path,
+    start: str,
+    fails_on_loss: str,
+    is_batched: bool,
 ) -> None:
     topic = runtime.topic()
     ids = publish(runtime, topic, ["0", "1", "2"], batching_enabled=is_batched)
@@ -136,7 +153,9 @@ def test_a_batch_between_offsets_in_their_form(runtime: Runtime, spark: SparkSes
         "startingOffsets": json.dumps({topic: as_byte_list(ids[2])}),
         "endingOffsets": json.dumps({topic: as_byte_list(ids[7])}),
     }
-    assert [row.value for row in batch(spark, runtime, topic=topic, **bounds).collect()] == list("234567")
+    assert [row.value for row in batch(spark, runtime, topic=topic, **bounds).collect()] == list(
+        "234567"
+    )
 
 
 def test_columns_are_theirs(runtime: Runtime, spark: SparkSession) -> None:
@@ -174,26 +193,41 @@ def test_rows_of_a_batch_are_counted_and_one_source_can_be_joined_with_itself(
     publish(runtime, topic, [str(number) for number in range(30)])
     stream = Stream(spark, runtime, tmp_path, topic=topic, startingOffsets="earliest")
     assert sum(progress.numInputRows for progress in stream.run().recentProgress) == 30
-    source = spark.readStream.format("ledgerlake").options(**theirs(runtime, topic=topic, startingOffsets="earliest"))
+    source = spark.readStream.format("ledgerlake").options(
+        **theirs(runtime, topic=topic, startingOffsets="earliest")
+    )
     stream_values = source.load().selectExpr("value as v")
     joined = stream_values.join(stream_values.selectExpr("v as w"), expr("v = w"))
     query = joined.writeStream.format("memory").queryName("joined").trigger(availableNow=True)
-    assert query.option("checkpointLocation", str(tmp_path / "joined")).start().awaitTermination(120)
+    assert (
+        query.option("checkpointLocation", str(tmp_path / "joined")).start().awaitTermination(120)
+    )
     assert spark.table("joined").where("v = w").count() == 30
 
 
-def test_a_watermark_on_their_time_column(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_watermark_on_their_time_column(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     publish(runtime, topic, [str(number) for number in range(10)])
     options = theirs(runtime, topic=topic, startingOffsets="earliest")
     source = spark.readStream.format("ledgerlake").options(**options).load()
     counted = source.withWatermark("__publishTime", "10 seconds").groupBy("__topic").count()
-    query = counted.writeStream.format("memory").queryName("counted").outputMode("complete").trigger(availableNow=True)
-    assert query.option("checkpointLocation", str(tmp_path / "counted")).start().awaitTermination(120)
+    query = (
+        counted.writeStream.format("memory")
+        .queryName("counted")
+        .outputMode("complete")
+        .trigger(availableNow=True)
+    )
+    assert (
+        query.option("checkpointLocation", str(tmp_path / "counted")).start().awaitTermination(120)
+    )
     assert [row["count"] for row in spark.table("counted").collect()] == [10]
 
 
-@pytest.mark.parametrize("pattern", ["topicsPattern", pytest.param("TOPICSPATTERN", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "pattern", ["topicsPattern", pytest.param("TOPICSPATTERN", marks=pytest.mark.long)]
+)
 def test_topics_by_pattern_of_which_one_is_deleted_and_made_again(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, pattern: str
 ) -> None:
@@ -231,11 +265,18 @@ def test_waiting_for_a_topic_that_does_not_exist_yet(runtime: Runtime, spark: Sp
     frame = batch(spark, runtime, topic=topic, waitingForNonExistedTopic="true", schema="bytes")
     maker.join()
     assert [bytes(row.value) for row in frame.collect()] in ([b"x"], [])
-    assert [bytes(row.value) for row in batch(spark, runtime, topic=topic, schema="bytes").collect()] == [b"x"]
+    assert [
+        bytes(row.value) for row in batch(spark, runtime, topic=topic, schema="bytes").collect()
+    ] == [b"x"]
 
 
-def test_an_option_that_we_do_not_have_names_the_nearest(runtime: Runtime, spark: SparkSession) -> None:
-    with pytest.raises(PySparkException, match="no option 'subscriptionPrefix': nothing is left on the broker unless"):
+def test_an_option_that_we_do_not_have_names_the_nearest(
+    runtime: Runtime, spark: SparkSession
+) -> None:
+    with pytest.raises(
+        PySparkException,
+        match="no option 'subscriptionPrefix': nothing is left on the broker unless",
+    ):
         batch(spark, runtime, topic=runtime.topic(), subscriptionPrefix="p")
 
 
@@ -254,7 +295,9 @@ def test_limited_batches_of_batched_topics_double_nothing(
     assert len([progress for progress in query.recentProgress if progress.numInputRows]) > 3
 
 
-def test_nothing_is_left_on_the_broker(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_nothing_is_left_on_the_broker(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     """Theirs: a durable subscription with the full backlog for every partition and query."""
     topic = runtime.topic(partitions=2)
     publish(runtime, topic, [str(number) for number in range(10)])
@@ -262,16 +305,29 @@ def test_nothing_is_left_on_the_broker(runtime: Runtime, spark: SparkSession, tm
     assert batch(spark, runtime, topic=topic).count() == 10
     Stream(spark, runtime, tmp_path, topic=topic, startingOffsets="earliest").run()
     with pytest.raises(PySparkException):
-        batch(spark, runtime, topic=topic, startingOffsets="index 1", endingOffsets="99:99:99:99").collect()
+        batch(
+            spark, runtime, topic=topic, startingOffsets="index 1", endingOffsets="99:99:99:99"
+        ).collect()
     broken = theirs(runtime, topic=topic, startingOffsets="earliest")
-    source = spark.readStream.format("ledgerlake").options(**broken).load().selectExpr("cast(raise_error('no') as int)")
-    failing = source.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "broken")).start()
+    source = (
+        spark.readStream.format("ledgerlake")
+        .options(**broken)
+        .load()
+        .selectExpr("cast(raise_error('no') as int)")
+    )
+    failing = (
+        source.writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path / "broken"))
+        .start()
+    )
     with pytest.raises(StreamingQueryException):
         failing.awaitTermination(60)
     assert [runtime.subscriptions(name) for name in names] == [{}, {}]
 
 
-def test_latest_does_not_read_the_last_batch_again(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_latest_does_not_read_the_last_batch_again(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     publish(runtime, topic, [f"old{number}" for number in range(150)], batching_max_messages=30)
     stream = Stream(spark, runtime, tmp_path, topic=topic)
@@ -281,11 +337,20 @@ def test_latest_does_not_read_the_last_batch_again(runtime: Runtime, spark: Spar
     assert stream.values() == ["new"]
 
 
-def test_a_predefined_subscription_reaches_zero_backlog(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_predefined_subscription_reaches_zero_backlog(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     """Theirs trails a run behind."""
     topic = runtime.topic()
     publish(runtime, topic, [str(number) for number in range(250)])
-    stream = Stream(spark, runtime, tmp_path, topic=topic, startingOffsets="earliest", predefinedSubscription="mine")
+    stream = Stream(
+        spark,
+        runtime,
+        tmp_path,
+        topic=topic,
+        startingOffsets="earliest",
+        predefinedSubscription="mine",
+    )
     stream.run()
     assert runtime.subscriptions(topic) == {"mine": 0}
     publish(runtime, topic, [str(number) for number in range(7)])
@@ -319,7 +384,9 @@ def test_one_partition_is_read_by_several_tasks(runtime: Runtime, spark: SparkSe
     publish(runtime, topic, (f"{number:05d}" for number in range(10_000)))
     frame = batch(spark, runtime, topic=topic, minPartitions="4")
     assert frame.rdd.getNumPartitions() == 4
-    assert sorted(row.value for row in frame.collect()) == [f"{number:05d}" for number in range(10_000)]
+    assert sorted(row.value for row in frame.collect()) == [
+        f"{number:05d}" for number in range(10_000)
+    ]
 
 
 @pytest.mark.long

@@ -1,4 +1,6 @@
-"""Spark Connect: the source and the sink work through it, and the pipeline says that it does not."""
+"""Spark Connect: the source and the sink work through it, and the pipeline says that it
+does not.
+"""
 
 from __future__ import annotations
 

@@ -95,12 +95,21 @@ def test_delays_among_other_messages_are_kept(
     run(spark, config, once=True).wait()
     verdict = verify(config)
     assert verdict.clean, verdict.sentence()
-    assert (verdict.messages, verdict.waiting, verdict.late, verdict.rejects) == (count + 4 * messages, 0, 0, 0), (
-        verdict.sentence()
-    )
-    delayed_rows = [row for row in table_rows(tmp_path) if row["delivered_at"] is not None and row["value"] != b"warm"]
+    assert (verdict.messages, verdict.waiting, verdict.late, verdict.rejects) == (
+        count + 4 * messages,
+        0,
+        0,
+        0,
+    ), verdict.sentence()
+    delayed_rows = [
+        row
+        for row in table_rows(tmp_path)
+        if row["delivered_at"] is not None and row["value"] != b"warm"
+    ]
     assert len(delayed_rows) > 2 * messages
-    lateness_ms = sorted(milliseconds(row["delivered_at"]) - milliseconds(row["deliver_at"]) for row in delayed_rows)
+    lateness_ms = sorted(
+        milliseconds(row["delivered_at"]) - milliseconds(row["deliver_at"]) for row in delayed_rows
+    )
     visible_ms = []
     for row in delayed_rows:
         place = bisect.bisect_left(commits_ms, milliseconds(row["delivered_at"]))
@@ -110,10 +119,15 @@ def test_delays_among_other_messages_are_kept(
     assert lateness_ms[0] >= 0
     assert visible_ms[0] >= 0
     for name, times in (("let go", lateness_ms), ("in the table", visible_ms)):
-        print(f"{name}: p50 {times[len(times) // 2]} ms, p99 {times[len(times) * 99 // 100]} ms late, trigger 1,000 ms")
+        print(
+            f"{name}: p50 {times[len(times) // 2]} ms, p99 {times[len(times) * 99 // 100]} ms "
+            "late, trigger 1,000 ms"
+        )
 
 
-@pytest.mark.parametrize("storage", ["state", pytest.param("folder", marks=pytest.mark.long), "reread"])
+@pytest.mark.parametrize(
+    "storage", ["state", pytest.param("folder", marks=pytest.mark.long), "reread"]
+)
 def test_an_idle_topic_releases_on_time_whatever_keeps_the_messages(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, storage: str
 ) -> None:
@@ -127,7 +141,9 @@ def test_an_idle_topic_releases_on_time_whatever_keeps_the_messages(
     publish_delayed(runtime, topic, [(b"now", None)])
     assert run_and_verify(spark, data).messages == 1
     due_ms = now_ms() + 15_000
-    publish_delayed(runtime, topic, [(b"%d" % number, due_ms + number % 50) for number in range(100)])
+    publish_delayed(
+        runtime, topic, [(b"%d" % number, due_ms + number % 50) for number in range(100)]
+    )
     with running(spark, data) as pipeline:
         wait_until(lambda: waits(pipeline) == 100)
         unread = 100 if storage == "reread" else 0
@@ -152,7 +168,11 @@ def test_messages_that_are_due_in_one_millisecond_leave_in_order_over_several_mi
     data = small_buckets(runtime, tmp_path, topic)
     due_ms = now_ms() + 15_000
     values = [b"%d" % number for number in range(200)]
-    publish_delayed(runtime, topic, [(value, due_ms + 20_000 * (number // 100)) for number, value in enumerate(values)])
+    publish_delayed(
+        runtime,
+        topic,
+        [(value, due_ms + 20_000 * (number // 100)) for number, value in enumerate(values)],
+    )
     run_once(spark, data)
     time.sleep(max(0, due_ms + 100 - now_ms()) / 1000)
     before = commits(tmp_path)
@@ -175,12 +195,16 @@ def waits(pipeline: Any) -> int:
     return int(pipeline.waiting)
 
 
-def test_what_waits_survives_restarts_and_is_shown(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_what_waits_survives_restarts_and_is_shown(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic(partitions=2)
     data = small_buckets(runtime, tmp_path, topic)
     due_ms = now_ms() + 1_800_000
     for part in range(3):
-        publish_delayed(runtime, topic, [(b"%d-%d" % (part, number), due_ms + number) for number in range(60)])
+        publish_delayed(
+            runtime, topic, [(b"%d-%d" % (part, number), due_ms + number) for number in range(60)]
+        )
         verdict = run_and_verify(spark, data)
         assert verdict.clean, verdict.sentence()
         assert (verdict.messages, verdict.waiting) == (0, 60 * (part + 1))
@@ -188,22 +212,34 @@ def test_what_waits_survives_restarts_and_is_shown(runtime: Runtime, spark: Spar
     assert sum(partition.waiting for partition in partitions) == 180
     assert sum(partition.horizon["within an hour"] for partition in partitions) == 180
     assert all(due_ms <= partition.next_due_ms[0] < due_ms + 60 for partition in partitions)
-    assert all(f"{partition.waiting:,} messages wait" in partition.lines()[0] for partition in partitions)
+    assert all(
+        f"{partition.waiting:,} messages wait" in partition.lines()[0] for partition in partitions
+    )
     rows = waiting(spark, parse_config(data)).collect()
     expected = sorted(b"%d-%d" % (part, number) for part in range(3) for number in range(60))
     assert sorted(row.value for row in rows) == expected
-    assert all(milliseconds(row.deliver_at) == due_ms + int(row.value.partition(b"-")[2]) for row in rows)
+    assert all(
+        milliseconds(row.deliver_at) == due_ms + int(row.value.partition(b"-")[2]) for row in rows
+    )
     listed = ledgerlake("waiting", config_file(tmp_path, data), "-n", "2")
-    due = datetime.fromtimestamp(due_ms / 1000, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    due = (
+        datetime.fromtimestamp(due_ms / 1000, timezone.utc)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
     assert [line.split()[0] for line in listed.stdout.splitlines()] == [due, due], listed.stderr
     assert sum(span.count for span in due_counts(parse_config(data), 86_400_000)) == 180
     soon_ms = now_ms() + 1000
-    publish_delayed(runtime, topic, [(b"soon-%d" % number, soon_ms + number) for number in range(60)])
+    publish_delayed(
+        runtime, topic, [(b"soon-%d" % number, soon_ms + number) for number in range(60)]
+    )
     time.sleep(max(0, soon_ms + 100 - now_ms()) / 1000)
     verdict = run_and_verify(spark, data)
     assert verdict.clean, verdict.sentence()
     assert (verdict.messages, verdict.waiting, verdict.late) == (60, 180, 0)
-    assert sum(partition.waiting for partition in waiting_messages(spark, parse_config(data))) == 180
+    assert (
+        sum(partition.waiting for partition in waiting_messages(spark, parse_config(data))) == 180
+    )
 
 
 def state_files(folder: Path) -> dict[Path, bytes]:
@@ -258,7 +294,9 @@ def test_a_large_message_waits_too(runtime: Runtime, spark: SparkSession, tmp_pa
     values = [bytes([number]) * (6 * 1024 * 1024 + number) for number in range(3)]
     publish_delayed(runtime, topic, [(values[0], due_ms), (values[1], None), (values[2], due_ms + 1)], chunking_enabled=True, batching_enabled=False)  # fmt: skip
     cluster = runtime.cluster()
-    LargeMessageProducer(cluster, topic, chunk_bytes=1000).send(b"marked" * 1000, deliver_at_ms=due_ms + 2)
+    LargeMessageProducer(cluster, topic, chunk_bytes=1000).send(
+        b"marked" * 1000, deliver_at_ms=due_ms + 2
+    )
     cluster.close()
     verdict = run_and_verify(spark, data)
     assert (verdict.messages, verdict.waiting) == (1, 3), verdict.sentence()
@@ -299,8 +337,15 @@ def test_cancels_by_id_and_by_key_before_and_after_due_and_while_nobody_runs(
     producer = runtime.client().create_producer(topic)
     sent = {}
     for number in range(20):
-        for name, deliver_ms in (("soon", now_ms() + 1), ("id", due_ms), ("key", due_ms + 1), ("kept", due_ms + 2)):
-            message_id = producer.send(name.encode(), partition_key=f"{name}-{number}", deliver_at=deliver_ms)
+        for name, deliver_ms in (
+            ("soon", now_ms() + 1),
+            ("id", due_ms),
+            ("key", due_ms + 1),
+            ("kept", due_ms + 2),
+        ):
+            message_id = producer.send(
+                name.encode(), partition_key=f"{name}-{number}", deliver_at=deliver_ms
+            )
             sent[name, number] = f"{message_id.ledger_id()}:{message_id.entry_id()}"
     with running(spark, data):
         wait_for_rows(tmp_path, 20)
@@ -312,7 +357,11 @@ def test_cancels_by_id_and_by_key_before_and_after_due_and_while_nobody_runs(
     for number in range(10, 19):
         cancel(config, "id", sent["id", number])
         # As any client sends it, in a batch.
-        producer.send(b"", partition_key=f"key-{number}", properties={"ledgerlake.cancel": f"key=key-{number}"})
+        producer.send(
+            b"",
+            partition_key=f"key-{number}",
+            properties={"ledgerlake.cancel": f"key=key-{number}"},
+        )
     assert run_and_verify(spark, data).waiting == 60
     producer.send(b"again", partition_key="key-3", deliver_at=due_ms + 3)
     time.sleep(max(0, due_ms + 1000 - now_ms()) / 1000)
@@ -330,7 +379,9 @@ def test_cancels_by_id_and_by_key_before_and_after_due_and_while_nobody_runs(
     assert all(row["entry"] for row in rejects)
 
 
-def test_messages_for_any_sink_wait_too(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_messages_for_any_sink_wait_too(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     data = small_buckets(runtime, tmp_path, topic)
     due_ms = now_ms() + 20_000

@@ -42,7 +42,9 @@ def sent_by_broker(runtime: Runtime, topic: str) -> int:
 
 
 def rows(folder: Path) -> int:
-    return int(DeltaTable(str(folder / "messages")).to_pyarrow_table(columns=["ledger_id"]).num_rows)
+    return int(
+        DeltaTable(str(folder / "messages")).to_pyarrow_table(columns=["ledger_id"]).num_rows
+    )
 
 
 def test_a_restart_reads_at_most_the_last_entry_again_and_delivers_soon(
@@ -57,7 +59,11 @@ def test_a_restart_reads_at_most_the_last_entry_again_and_delivers_soon(
     publish_waiting(runtime, topic, count, due_ms, gap_ms)
     config = run_once(spark, data)
     delivered = rows(tmp_path)
-    assert sum(partition.waiting for partition in waiting_messages(spark, config)) == count - delivered > 0
+    assert (
+        sum(partition.waiting for partition in waiting_messages(spark, config))
+        == count - delivered
+        > 0
+    )
     before = sent_by_broker(runtime, topic)
     began_ms = now_ms()
     with running(spark, data):
@@ -65,7 +71,8 @@ def test_a_restart_reads_at_most_the_last_entry_again_and_delivers_soon(
         took_ms = now_ms() - began_ms
     sent_again = sent_by_broker(runtime, topic) - before
     print(
-        f"{count:,} waiting: first due message in the table after {took_ms:,} ms; the broker sent {sent_again} entries"
+        f"{count:,} waiting: first due message in the table after {took_ms:,} ms; the broker sent "
+        f"{sent_again} entries"
     )
     # The entry at the position of the checkpoint shows that the topic is the one that was read.
     assert sent_again <= 1

@@ -34,7 +34,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def publish(runtime: Runtime, topic: str, folder: Path, key: str, codec: str, shape: str) -> list[bytes]:
+def publish(
+    runtime: Runtime, topic: str, folder: Path, key: str, codec: str, shape: str
+) -> list[bytes]:
     """Some messages encrypted for a key; what they are."""
     rng = random.Random(f"{key} {codec} {shape}")
     sizes = [6_000_000, 12_000_000] if shape == "chunked" else [10, 5000, 50_000]
@@ -69,7 +71,11 @@ def test_messages_for_our_keys_are_read_and_those_for_others_are_rejects(
         for shape in SHAPES:
             for key in ("first", "second"):
                 values += publish(runtime, topic, ours, key, codec, shape)
-    foreign = [value for shape in SHAPES for value in publish(runtime, topic, theirs, "third", "LZ4", shape)]
+    foreign = [
+        value
+        for shape in SHAPES
+        for value in publish(runtime, topic, theirs, "third", "LZ4", shape)
+    ]
     plain = runtime.client().create_producer(topic)
     plain.send(b"not encrypted")
     data = runtime.config(tmp_path, topic, crypto_key_folder=str(ours))
@@ -83,7 +89,11 @@ def test_messages_for_our_keys_are_read_and_those_for_others_are_rejects(
     assert len(rejects) >= len(foreign) - 2
     assert verify(config).clean
     data = runtime.config(
-        tmp_path / "passed", topic, name="passed", crypto_key_folder=str(ours), crypto_failure_action="pass"
+        tmp_path / "passed",
+        topic,
+        name="passed",
+        crypto_key_folder=str(ours),
+        crypto_failure_action="pass",
     )
     run_once(spark, data)
     passed = table_rows(tmp_path / "passed")
@@ -102,7 +112,10 @@ def test_an_encrypted_delayed_message_is_opened_when_it_is_due(
 ) -> None:
     topic = runtime.topic()
     producer = runtime.client().create_producer(
-        topic, batching_enabled=False, encryption_key="first", crypto_key_reader=crypto_key_reader(tmp_path, "first")
+        topic,
+        batching_enabled=False,
+        encryption_key="first",
+        crypto_key_reader=crypto_key_reader(tmp_path, "first"),
     )
     due_ms = int(time.time() * 1000) + 20_000
     producer.send(b"later", deliver_at=due_ms)

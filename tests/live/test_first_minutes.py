@@ -1,5 +1,6 @@
-"""The mistakes of a first day, each found by ``check`` before Spark starts, in a sentence that leads to
-the mend; and a configuration of ``init`` that ``check`` finds nothing in and ``run`` takes.
+"""The mistakes of a first day, each found by ``check`` before Spark starts, in a sentence that
+leads to the mend; and a configuration of ``init`` that ``check`` finds nothing in and ``run``
+takes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def found(folder: Path, data: dict[str, Any], **environment: str) -> dict[str, d
     """What ``check`` finds of a configuration."""
     result = ledgerlake("check", config_file(folder / "config", data), "--json", **environment)
     findings = [json.loads(line) for line in result.stdout.splitlines()]
-    assert result.returncode == int(any(finding["state"] == "problem" for finding in findings)), result.stderr
+    assert result.returncode == int(any(finding["state"] == "problem" for finding in findings)), (
+        result.stderr
+    )
     return {finding["check"]: finding for finding in findings}
 
 
@@ -48,7 +51,9 @@ def problem(findings: dict[str, dict[str, str]], check: str) -> str:
     return findings[check]["text"]
 
 
-def test_nothing_is_wrong_with_a_new_stream_and_nothing_is_left_behind(runtime: Runtime, tmp_path: Path) -> None:
+def test_nothing_is_wrong_with_a_new_stream_and_nothing_is_left_behind(
+    runtime: Runtime, tmp_path: Path
+) -> None:
     topic = runtime.topic(partitions=2)
     publish_numbers(runtime, topic, range(10))
     findings = found(tmp_path, runtime.config(tmp_path, topic))
@@ -60,7 +65,9 @@ def test_nothing_is_wrong_with_a_new_stream_and_nothing_is_left_behind(runtime: 
 
 
 def test_a_host_that_does_not_resolve(runtime: Runtime, tmp_path: Path) -> None:
-    findings = found(tmp_path, runtime.config(tmp_path, "t", service_url="pulsar://no-such-host.invalid:6650"))
+    findings = found(
+        tmp_path, runtime.config(tmp_path, "t", service_url="pulsar://no-such-host.invalid:6650")
+    )
     assert "does not resolve" in problem(findings, "broker")
 
 
@@ -73,10 +80,14 @@ def test_tls_at_a_port_without_it(runtime: Runtime, tmp_path: Path) -> None:
 def test_a_misspelt_topic(runtime: Runtime, tmp_path: Path) -> None:
     topic = runtime.topic()
     findings = found(tmp_path, runtime.config(tmp_path, f"{topic}s"))
-    assert f"the topic does not exist; create it or correct its name; there is {topic}" in problem(findings, "topics")
+    assert f"the topic does not exist; create it or correct its name; there is {topic}" in problem(
+        findings, "topics"
+    )
     listed = ledgerlake("peek", topic, LEDGERLAKE_SERVICE_URL=runtime.service_url)
     assert listed.returncode == 0
-    assert not any(name.endswith(f"{topic}s") for name in runtime.cluster().topics_of("public/default"))
+    assert not any(
+        name.endswith(f"{topic}s") for name in runtime.cluster().topics_of("public/default")
+    )
 
 
 def test_a_namespace_that_is_missing(runtime: Runtime, tmp_path: Path) -> None:
@@ -96,7 +107,9 @@ def test_an_encrypted_topic_without_its_key(runtime: Runtime, tmp_path: Path) ->
     assert "[source] crypto_key_folder" in text
     with_key = runtime.config(tmp_path, topic, crypto_key_folder=key_folder(tmp_path, "first"))
     assert found(tmp_path, with_key)["decryption"]["state"] == "ok"
-    other_key = runtime.config(tmp_path, topic, crypto_key_folder=key_folder(tmp_path / "other", "second"))
+    other_key = runtime.config(
+        tmp_path, topic, crypto_key_folder=key_folder(tmp_path / "other", "second")
+    )
     assert "no key here opens them" in problem(found(tmp_path, other_key), "decryption")
 
 
@@ -112,7 +125,9 @@ def test_a_schema_that_does_not_fit_the_shape(runtime: Runtime, tmp_path: Path) 
     assert text.startswith(f"messages of {topic} would be rejects: a schema has a field pulsar")
 
 
-def test_a_second_run_is_found_while_the_first_one_goes_on(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_second_run_is_found_while_the_first_one_goes_on(
+    runtime: Runtime, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     data = runtime.config(tmp_path, topic)
     cursor = DurableCursor(runtime.cluster(), topic, parse_config(data).subscription)
@@ -128,12 +143,17 @@ def test_a_bucket_that_is_missing(runtime: Runtime, tmp_path: Path) -> None:
     data["delta"] = {"path": "s3://no-such-bucket/orders"}
     with start_object_store() as store:
         text = problem(found(tmp_path, data, **store.environment), "tables")
-        assert text.endswith(f"the bucket no-such-bucket does not exist at {store.endpoint_url}; make it first")
+        assert text.endswith(
+            f"the bucket no-such-bucket does not exist at {store.endpoint_url}; make it first"
+        )
         wrong_keys = {**store.environment, "AWS_SECRET_ACCESS_KEY": "wrong"}
         assert "refuses the credentials" in problem(found(tmp_path, data, **wrong_keys), "tables")
         data = runtime.config(tmp_path, runtime.topic())
         data["stream"]["checkpoint"] = "s3://no-such-bucket/checkpoint"
-        assert "org.apache.hadoop:hadoop-aws:" in found(tmp_path, data, **store.environment)["spark"]["text"]
+        assert (
+            "org.apache.hadoop:hadoop-aws:"
+            in found(tmp_path, data, **store.environment)["spark"]["text"]
+        )
 
 
 def test_a_topic_of_due_messages(runtime: Runtime, tmp_path: Path) -> None:
@@ -205,6 +225,11 @@ def test_init_finds_the_columns_of_a_schema(runtime: Runtime, tmp_path: Path) ->
     topic = runtime.topic()
     runtime.client().create_producer(topic, schema=pulsar.schema.AvroSchema(Order)).close()
     file = tmp_path / "orders.toml"
-    assert ledgerlake("init", str(file), "--topic", topic, "--service-url", runtime.service_url).returncode == 0
+    assert (
+        ledgerlake(
+            "init", str(file), "--topic", topic, "--service-url", runtime.service_url
+        ).returncode
+        == 0
+    )
     assert load_config(file).delta.shape == "record"
     assert "the columns id, item, and pulsar" in file.read_text()

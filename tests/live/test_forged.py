@@ -71,12 +71,17 @@ def test_an_entry_that_the_broker_cannot_read_behind_its_metadata_sets_no_time_a
     assert latest.get().position == last
     entry_stamps = stamps(cluster, topic, last)
     assert list(entry_stamps) == [good, last]
-    assert all(stamp.by_broker and stamp.time_ms < FORGED.broker_timestamp for stamp in entry_stamps.values())
+    assert all(
+        stamp.by_broker and stamp.time_ms < FORGED.broker_timestamp
+        for stamp in entry_stamps.values()
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("exposing", ["false", "true"])
-def test_a_producers_broker_metadata_is_believed_only_if_the_broker_shows_such_and_adds_none(exposing: str) -> None:
+def test_a_producers_broker_metadata_is_believed_only_if_the_broker_shows_such_and_adds_none(
+    exposing: str,
+) -> None:
     settings = {"exposingBrokerEntryMetadataToClientEnabled": exposing}
     with start_runtime(settings, broker_metadata=False) as runtime:
         topic, cluster = runtime.topic(), runtime.cluster()
@@ -84,4 +89,7 @@ def test_a_producers_broker_metadata_is_believed_only_if_the_broker_shows_such_a
         plain, forged = stamps(cluster, topic, last).values()
         assert (plain.by_broker, plain.time_ms) == (False, metadata().publish_time)
         # Nothing that a client is told sets the two apart.
-        assert (forged.by_broker, forged.time_ms == FORGED.broker_timestamp) == (exposing == "true", exposing == "true")
+        assert (forged.by_broker, forged.time_ms == FORGED.broker_timestamp) == (
+            exposing == "true",
+            exposing == "true",
+        )

@@ -38,7 +38,9 @@ class Publisher(threading.Thread):
     confirmed.
     """
 
-    def __init__(self, runtime: Runtime, topic: str, batch: int, codec: pulsar.CompressionType) -> None:
+    def __init__(
+        self, runtime: Runtime, topic: str, batch: int, codec: pulsar.CompressionType
+    ) -> None:
         super().__init__(daemon=True)
         self.confirmed = 0
         self._stop_asked = threading.Event()
@@ -56,7 +58,9 @@ class Publisher(threading.Thread):
         number = 0
         while not self._stop_asked.is_set():
             for _ in range(self._batch):
-                self._producer.send_async(b"%d" % number * 10, self._count, partition_key=f"k{number % 97}")
+                self._producer.send_async(
+                    b"%d" % number * 10, self._count, partition_key=f"k{number % 97}"
+                )
                 number += 1
             time.sleep(0.05)
         self._producer.flush()
@@ -105,7 +109,9 @@ def test_a_table_of_delta_sparks_writer_is_exact_after_kills_of_the_driver_and_r
         assert verdict["not_checked"] == 0
 
 
-def _run_and_kill(runtime: Runtime, folder: Path, config: str, kills: int, restarts: int, rng: random.Random) -> None:
+def _run_and_kill(
+    runtime: Runtime, folder: Path, config: str, kills: int, restarts: int, rng: random.Random
+) -> None:
     """Start the pipeline and end it by force, some while they start and most while they work; now
     and then the broker too.
     """
@@ -116,7 +122,9 @@ def _run_and_kill(runtime: Runtime, folder: Path, config: str, kills: int, resta
     for kill in range(kills):
         log = folder / f"run-{kill}.log"
         with open(log, "wb") as errors:
-            running = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)
+            running = subprocess.Popen(
+                [sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors
+            )
         try:
             if kill in early:
                 time.sleep(rng.uniform(4, 15))
@@ -136,8 +144,14 @@ def _run_and_kill(runtime: Runtime, folder: Path, config: str, kills: int, resta
 
 
 def _kill_a_worker(driver: int, rng: random.Random) -> None:
-    """End one of Spark's Python workers, if there is one; the task that it was in is tried again."""
+    """End one of Spark's Python workers, if there is one; the task that it was in is tried
+    again.
+    """
     with contextlib.suppress(psutil.NoSuchProcess):
-        workers = [process for process in psutil.Process(driver).children(recursive=True) if is_worker(process)]
+        workers = [
+            process
+            for process in psutil.Process(driver).children(recursive=True)
+            if is_worker(process)
+        ]
         if workers:
             rng.choice(workers).kill()

@@ -125,7 +125,11 @@ def test_messages_of_all_sizes_and_codecs_from_eight_producers_arrive_whole_and_
             assert row["message_id"] == str(message_id.last)
             assert row["chunk_count"] > 1
         else:
-            assert (row["message_id"], row["chunk_count"], row["first_chunk_id"]) == (str(message_id), None, None)
+            assert (row["message_id"], row["chunk_count"], row["first_chunk_id"]) == (
+                str(message_id),
+                None,
+                None,
+            )
     assert verify(config).clean
     assert sum(isinstance(sent_id, ChunkMessageId) for sent_id in sent.values()) >= 8
 
@@ -178,7 +182,9 @@ def test_a_set_that_stays_open_expires_also_on_an_idle_topic(
 ) -> None:
     topic = runtime.topic()
     publish_entries(runtime, topic, chunk_entries(b"x" * 100, 3)[:2])
-    config = parse_config(runtime.config(tmp_path, topic) | {"chunks": {"expire_after": "2 seconds"}})
+    config = parse_config(
+        runtime.config(tmp_path, topic) | {"chunks": {"expire_after": "2 seconds"}}
+    )
     pipeline = run(spark, config)
     wait_until(lambda: len(rejected(tmp_path)) == 2)
     batches = pipeline.query.lastProgress.batchId if pipeline.query else 0
@@ -205,18 +211,25 @@ def test_what_claims_too_much_or_nonsense_is_rejected_and_the_stream_goes_on(
         {"num_chunks_from_msg": 2**31 - 1, "chunk_id": 0},
     ]
     entries = [
-        chunk_entries(b"x" * 100, 2, uuid=f"odd-{number}", **fields)[0] for number, fields in enumerate(odd_fields)
+        chunk_entries(b"x" * 100, 2, uuid=f"odd-{number}", **fields)[0]
+        for number, fields in enumerate(odd_fields)
     ]
     halves = [chunk_entries(b"y" * 20, 2, uuid=f"open-{number}") for number in range(12_000)]
     open_sets = [first for first, _ in halves]
     publish_entries(
-        runtime, topic, [*entries, *open_sets, *chunk_entries(b"good" * 500, 3, uuid="good"), small(b"end")]
+        runtime,
+        topic,
+        [*entries, *open_sets, *chunk_entries(b"good" * 500, 3, uuid="good"), small(b"end")],
     )
     config = run_once(spark, runtime.config(tmp_path, topic))
     good, end = table_rows(tmp_path)
     assert (good["value"], end["value"]) == (b"good" * 500, b"end")
     reasons_and_entries = rejected(tmp_path)
-    assert [reason for reason, entry in sorted(reasons_and_entries, key=lambda reject: reject[1]) if entry < 5] == [
+    assert [
+        reason
+        for reason, entry in sorted(reasons_and_entries, key=lambda reject: reject[1])
+        if entry < 5
+    ] == [
         "too_large",
         "chunk_invalid",
         "chunk_invalid",
@@ -235,8 +248,13 @@ def test_what_claims_too_much_or_nonsense_is_rejected_and_the_stream_goes_on(
 def large_and_small(runtime: Runtime) -> tuple[str, list[Any]]:
     """A topic with small, large, small, large, small; and the ids that pulsar-client gave them."""
     topic = runtime.topic()
-    producer = runtime.client().create_producer(topic, chunking_enabled=True, batching_enabled=False)
-    ids = [producer.send(value) for value in (b"s0", b"l1" * 6_000_000, b"s2", b"l3" * 6_000_000, b"s4")]
+    producer = runtime.client().create_producer(
+        topic, chunking_enabled=True, batching_enabled=False
+    )
+    ids = [
+        producer.send(value)
+        for value in (b"s0", b"l1" * 6_000_000, b"s2", b"l3" * 6_000_000, b"s4")
+    ]
     producer.close()
     return topic, ids
 
@@ -267,7 +285,10 @@ def large_and_small(runtime: Runtime) -> tuple[str, list[Any]]:
             marks=pytest.mark.long,
         ),
         pytest.param(
-            lambda message_id: str(message_id.last), ["s2", "l3", "s4"], 1, id="at the plain id of its last chunk"
+            lambda message_id: str(message_id.last),
+            ["s2", "l3", "s4"],
+            1,
+            id="at the plain id of its last chunk",
         ),
         pytest.param(
             lambda message_id: f"after {message_id.last}",
@@ -276,7 +297,12 @@ def large_and_small(runtime: Runtime) -> tuple[str, list[Any]]:
             id="after its last chunk",
             marks=pytest.mark.long,
         ),
-        pytest.param(lambda message_id: to_bytes(message_id).hex(), ["l1", "s2", "l3", "s4"], 0, id="serialised"),
+        pytest.param(
+            lambda message_id: to_bytes(message_id).hex(),
+            ["l1", "s2", "l3", "s4"],
+            0,
+            id="serialised",
+        ),
     ],
 )
 def test_a_start_at_a_large_message(
@@ -346,7 +372,8 @@ def test_a_marker_brings_a_large_message_to_a_query_that_began_in_its_middle(
     for folder in ("middle", "whole"):
         rows = table_rows(tmp_path / folder)
         assert [row["value"] for row in rows] == [*values, b"small"]
-        assert [row["message_id"] for row in rows] == [str(ids[0].last), str(ids[1].last), str(plain)]  # type: ignore[union-attr]
+        last: list[Any] = [ids[0], ids[1]]
+        assert [row["message_id"] for row in rows] == [*(str(one.last) for one in last), str(plain)]
         assert (rows[0]["key"], dict(rows[0]["properties"])["a"]) == ("k", "b")
         assert rejected(tmp_path / folder) == []
     received = list(read_with_pulsar_client(runtime, topic))
@@ -360,7 +387,9 @@ def test_a_marker_brings_a_large_message_to_a_query_that_began_in_its_middle(
     ]
 
 
-def test_messages_for_other_sinks_are_whole_too(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_messages_for_other_sinks_are_whole_too(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     payload = random.Random(3).randbytes(500_000)
     entries = chunk_entries(payload, 5, codec=pb.ZSTD)

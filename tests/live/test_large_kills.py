@@ -18,7 +18,14 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.chunks import chunk_entries
-from tests.live.pipelines import config_file, ledgerlake, ledgerlake_process, publish_entries, small, table_rows
+from tests.live.pipelines import (
+    config_file,
+    ledgerlake,
+    ledgerlake_process,
+    publish_entries,
+    small,
+    table_rows,
+)
 from tests.live.runtime import commits, start_runtime, wait_for_commits
 
 if TYPE_CHECKING:
@@ -54,7 +61,9 @@ def test_messages_that_were_half_published_at_a_kill_are_whole_afterwards(
         checkpoint = tmp_path / "checkpoint"
         payloads = [rng.randbytes(rng.randint(500_000, 4_000_000)) for _ in range(20)]
         chunk_sets = [
-            chunk_entries(payload, rng.randint(3, 8), uuid=f"p{number}-0", producer_name=f"p{number}")
+            chunk_entries(
+                payload, rng.randint(3, 8), uuid=f"p{number}-0", producer_name=f"p{number}"
+            )
             for number, payload in enumerate(payloads)
         ]
         total = sum(map(len, chunk_sets))
@@ -62,7 +71,9 @@ def test_messages_that_were_half_published_at_a_kill_are_whole_afterwards(
             half = interleaved(rng, chunk_sets, total - (kill + 1) * total // (kills + 1))
             publish_entries(runtime, topic, half[: len(half) // 2])
             with open(tmp_path / f"run-{kill}.log", "wb") as errors:
-                running = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)
+                running = subprocess.Popen(
+                    [sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors
+                )
             try:
                 wait_for_commits(checkpoint, commits(checkpoint) + 1, running)
                 publish_entries(runtime, topic, half[len(half) // 2 :])
@@ -80,6 +91,10 @@ def test_messages_that_were_half_published_at_a_kill_are_whole_afterwards(
         assert last.returncode == 0, last.stderr
         verified = ledgerlake("verify", config, "--json")
         assert verified.returncode == 0, verified.stdout
-        digests = [hashlib.sha256(row["value"]).digest() for row in table_rows(tmp_path) if row["chunk_count"]]
+        digests = [
+            hashlib.sha256(row["value"]).digest()
+            for row in table_rows(tmp_path)
+            if row["chunk_count"]
+        ]
         assert sorted(digests) == sorted(hashlib.sha256(payload).digest() for payload in payloads)
         assert DeltaTable(str(tmp_path / "rejects")).to_pyarrow_table().num_rows == 0

@@ -73,7 +73,9 @@ def test_what_retention_took_from_a_paused_pipeline_is_named_with_its_range(
     trim(trimming, topic)
     send(trimming, topic, range(10, 15))
     del data["source"]["ending"]
-    with pytest.raises(DataLossError, match=r"at most 4 messages after \d+:5 and before .* are lost"):
+    with pytest.raises(
+        DataLossError, match=r"at most 4 messages after \d+:5 and before .* are lost"
+    ):
         run_once(spark, data)
     assert values(tmp_path) == list(range(6))
     data["source"]["fail_on_data_loss"] = False
@@ -142,7 +144,9 @@ def test_a_start_that_the_topic_no_longer_has_is_loss_and_earliest_is_not(
     assert spark.read.format("ledgerlake").options(**options).load().count() == 2
 
 
-def test_a_topic_of_which_every_ledger_was_trimmed_has_no_messages(trimming: Runtime, spark: SparkSession) -> None:
+def test_a_topic_of_which_every_ledger_was_trimmed_has_no_messages(
+    trimming: Runtime, spark: SparkSession
+) -> None:
     topic = trimming.topic()
     send(trimming, topic, range(5))
     trim(trimming, topic)
@@ -150,14 +154,23 @@ def test_a_topic_of_which_every_ledger_was_trimmed_has_no_messages(trimming: Run
     assert spark.read.format("ledgerlake").options(**options).load().count() == 0
 
 
-def test_chunks_holes_and_ledgers_between_are_no_loss(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_chunks_holes_and_ledgers_between_are_no_loss(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     data = runtime.config(tmp_path, topic)
-    first_chunks, second_chunks = chunk_entries(b"a" * 1000, 4, uuid="one"), chunk_entries(b"b" * 1000, 4, uuid="other")
-    publish_entries(runtime, topic, [small(b"0"), first_chunks[0], second_chunks[0], first_chunks[1]])
+    first_chunks, second_chunks = (
+        chunk_entries(b"a" * 1000, 4, uuid="one"),
+        chunk_entries(b"b" * 1000, 4, uuid="other"),
+    )
+    publish_entries(
+        runtime, topic, [small(b"0"), first_chunks[0], second_chunks[0], first_chunks[1]]
+    )
     run_once(spark, data)
     begin_another_ledger(runtime, topic)
-    publish_entries(runtime, topic, [second_chunks[1], first_chunks[2], second_chunks[2], small(b"1")])
+    publish_entries(
+        runtime, topic, [second_chunks[1], first_chunks[2], second_chunks[2], small(b"1")]
+    )
     begin_another_ledger(runtime, topic)
     publish_entries(runtime, topic, [first_chunks[3], second_chunks[3]])
     run_once(spark, data)
@@ -177,11 +190,36 @@ def transact(runtime: Runtime, topic: str, *, abort: bool) -> None:
     none.
     """
     home, other = distribution(), runtime.topic(partitions=1)
-    command = [find_java(), "-cp", f"{home}/conf:{home}/lib/*", "--add-opens", "java.base/java.nio=ALL-UNNAMED"]
-    command += ["--add-opens", "java.base/jdk.internal.misc=ALL-UNNAMED", "-Dio.netty.tryReflectionSetAccessible=true"]
-    command += ["org.apache.pulsar.testclient.PulsarPerfTestTool", f"{home}/conf/client.conf", "transaction"]
-    command += ["-u", runtime.service_url, "-au", runtime.admin_url, "--topics-p", topic, "--topics-c", other]
-    command += ["-np", "1", "-threads", "1", "-nmp", "5", "-nmc", "0", "-ntxn", "3"] + ["-abort"] * abort
+    command = [
+        find_java(),
+        "-cp",
+        f"{home}/conf:{home}/lib/*",
+        "--add-opens",
+        "java.base/java.nio=ALL-UNNAMED",
+    ]
+    command += [
+        "--add-opens",
+        "java.base/jdk.internal.misc=ALL-UNNAMED",
+        "-Dio.netty.tryReflectionSetAccessible=true",
+    ]
+    command += [
+        "org.apache.pulsar.testclient.PulsarPerfTestTool",
+        f"{home}/conf/client.conf",
+        "transaction",
+    ]
+    command += [
+        "-u",
+        runtime.service_url,
+        "-au",
+        runtime.admin_url,
+        "--topics-p",
+        topic,
+        "--topics-c",
+        other,
+    ]
+    command += ["-np", "1", "-threads", "1", "-nmp", "5", "-nmc", "0", "-ntxn", "3"] + [
+        "-abort"
+    ] * abort
     subprocess.run(command, check=True, capture_output=True, timeout=120)
 
 

@@ -53,7 +53,9 @@ def sale(number: int) -> Sale:
     return Sale(id=number, country=COUNTRIES[number % 3], amount=number / 2)
 
 
-def config(runtime: Runtime, folder: Path, topics: list[str], tables: list[dict[str, Any]], **delta: Any) -> Any:
+def config(
+    runtime: Runtime, folder: Path, topics: list[str], tables: list[dict[str, Any]], **delta: Any
+) -> Any:
     """A configuration whose tables are below ``folder``, without a default table unless ``path`` is
     given.
     """
@@ -101,8 +103,13 @@ def test_a_message_is_in_each_table_that_takes_it_and_others_go_to_the_default(
     publish(runtime, notes, [b"hot"], properties={"urgent": "yes"})
     done = run_once(spark, data)
     assert [row["id"] for row in rows_of(tmp_path, "sales")] == list(range(6))
-    assert rows_of(tmp_path, "german") == [{"id": number, "country": "de", "amount": number / 2} for number in (0, 3)]
-    assert [json.loads(row["value"]) for row in rows_of(tmp_path, "visits")] == [{"page": "/a"}, {"page": "/b"}]
+    assert rows_of(tmp_path, "german") == [
+        {"id": number, "country": "de", "amount": number / 2} for number in (0, 3)
+    ]
+    assert [json.loads(row["value"]) for row in rows_of(tmp_path, "visits")] == [
+        {"page": "/a"},
+        {"page": "/b"},
+    ]
     assert [row["value"] for row in rows_of(tmp_path, "urgent")] == [b"hot"]
     assert [row["value"] for row in rows_of(tmp_path, "others")] == [b"calm"]
     assert rejects_rows(tmp_path) == []
@@ -143,13 +150,21 @@ def test_topics_have_tables_of_their_own_that_are_made_when_they_come(
         name = tmp_path / "lake" / f"{base.rpartition('/')[2]}-b"
         wait_until(lambda: (name / "_delta_log").exists() and DeltaTable(str(name)).count() == 1)
     run_once(spark, data)
-    found = {path.name[-1]: DeltaTable(str(path)).to_pyarrow_table() for path in (tmp_path / "lake").iterdir()}
+    found = {
+        path.name[-1]: DeltaTable(str(path)).to_pyarrow_table()
+        for path in (tmp_path / "lake").iterdir()
+    }
     assert {name: sorted(table["value"].to_pylist()) for name, table in found.items()} == {
         "a": [b"1", b"3"],
         "b": [b"2"],
     }
     assert verify(parse_config(data)).clean
-    assert [kept.table.rpartition("/")[2][-1] for kept in keep_up(parse_config(data))] == ["a", "b", "s", "s"]
+    assert [kept.table.rpartition("/")[2][-1] for kept in keep_up(parse_config(data))] == [
+        "a",
+        "b",
+        "s",
+        "s",
+    ]
 
 
 def test_a_query_makes_the_rows(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
@@ -157,7 +172,8 @@ def test_a_query_makes_the_rows(runtime: Runtime, spark: SparkSession, tmp_path:
     data = runtime.config(tmp_path, topic)
     data["delta"] |= {
         "shape": "record",
-        "sql": "select id, upper(country) as land, amount * 100 as cents, pulsar.key as key\nfrom messages where amount >= 1",
+        "sql": "select id, upper(country) as land, amount * 100 as cents, pulsar.key as key\nfrom "
+        "messages where amount >= 1",
     }
     send(runtime, topic, ps.AvroSchema(Sale), [sale(number) for number in range(5)])
     done = run_once(spark, data)
@@ -168,7 +184,13 @@ def test_a_query_makes_the_rows(runtime: Runtime, spark: SparkSession, tmp_path:
     ]
     verdict = verify(done)
     assert (verdict.clean, verdict.left_out, verdict.messages) == (True, 2, 3)
-    assert spark.read.format("delta").load(str(tmp_path / "messages")).where("pulsar.entry_id >= 0").count() == 3
+    assert (
+        spark.read.format("delta")
+        .load(str(tmp_path / "messages"))
+        .where("pulsar.entry_id >= 0")
+        .count()
+        == 3
+    )
 
 
 def test_json_without_a_schema_becomes_columns_by_a_query(
@@ -178,9 +200,14 @@ def test_json_without_a_schema_becomes_columns_by_a_query(
     data = runtime.config(tmp_path, topic)
     data["delta"] |= {
         "shape": "record",
-        "sql": "select decode(value)->>'$.who' as who, cast(decode(value)->>'$.n' as int) as n from messages",
+        "sql": "select decode(value)->>'$.who' as who, cast(decode(value)->>'$.n' as int) as n "
+        "from messages",
     }
-    publish(runtime, topic, [b'{"who": "a", "n": 1}', b'{"who": "b", "n": "two"}', b"\xff", b'{"who": "c"}'])
+    publish(
+        runtime,
+        topic,
+        [b'{"who": "a", "n": 1}', b'{"who": "b", "n": "two"}', b"\xff", b'{"who": "c"}'],
+    )
     done = run_once(spark, data)
     assert rows_of(tmp_path, "messages") == [{"who": "a", "n": 1}, {"who": "c", "n": None}]
     rejects = rejects_rows(tmp_path)
@@ -194,7 +221,9 @@ def test_json_without_a_schema_becomes_columns_by_a_query(
     assert rows_of(tmp_path, "messages")[-1] == {"who": "d", "n": None, "more": 1}
     data["delta"]["sql"] = "select octet_length(value) as who from messages"
     publish(runtime, topic, [b"x"])
-    with pytest.raises(SetupError, match=r"the column who of \[delta\] is int64, and the table has it as string"):
+    with pytest.raises(
+        SetupError, match=r"the column who of \[delta\] is int64, and the table has it as string"
+    ):
         run_once(spark, data)
 
 
@@ -205,7 +234,9 @@ def test_a_query_that_does_not_fit_the_schema_ends_the_start_with_column_and_lin
     data = runtime.config(tmp_path, topic)
     data["delta"] |= {"shape": "record", "sql": "select id,\n  contry\nfrom messages"}
     send(runtime, topic, ps.AvroSchema(Sale), [sale(1)])
-    with pytest.raises(SetupError, match=r'"contry" not found.*Candidate bindings: "country".*line 2'):
+    with pytest.raises(
+        SetupError, match=r'"contry" not found.*Candidate bindings: "country".*line 2'
+    ):
         run_once(spark, data)
 
 
@@ -217,7 +248,9 @@ def test_a_function_makes_the_rows(
     data["delta"] |= {"shape": "record", "function": "tests.live.test_many_tables:cheap_sales"}
     send(runtime, topic, ps.AvroSchema(Sale), [sale(number) for number in range(8)])
     done = run_once(spark, data)
-    assert rows_of(tmp_path, "messages") == [{"id": number, "double": number * 2} for number in range(4)]
+    assert rows_of(tmp_path, "messages") == [
+        {"id": number, "double": number * 2} for number in range(4)
+    ]
     assert verify(done).left_out == 4
     data["delta"]["function"] = "tests.live.test_many_tables:turned_around"
     send(runtime, topic, ps.AvroSchema(Sale), [sale(1), sale(2)])
@@ -238,7 +271,9 @@ def turned_around(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.select(["id", "pulsar"]).take(rows)
 
 
-def test_partitions_are_by_columns_and_by_expressions(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_partitions_are_by_columns_and_by_expressions(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic(partitions=2)
     data = config(
         runtime,
@@ -259,31 +294,49 @@ def test_partitions_are_by_columns_and_by_expressions(runtime: Runtime, spark: S
     assert verify(done).clean
     by_land = DeltaTable(str(tmp_path / "by_land"))
     assert by_land.metadata().partition_columns == ["country"]
-    assert {str(row["partition.country"]) for row in pa.table(by_land.get_add_actions(flatten=True)).to_pylist()} == {
+    assert {
+        str(row["partition.country"])
+        for row in pa.table(by_land.get_add_actions(flatten=True)).to_pylist()
+    } == {
         "de",
         "fr",
         "None",
     }
-    expected = {land: [number for number in range(40) if COUNTRIES[number % 3] == land] for land in COUNTRIES}
+    expected = {
+        land: [number for number in range(40) if COUNTRIES[number % 3] == land]
+        for land in COUNTRIES
+    }
     assert {
-        land: sorted(row["id"] for row in rows_of(tmp_path, "by_land") if row["country"] == land) for land in COUNTRIES
+        land: sorted(row["id"] for row in rows_of(tmp_path, "by_land") if row["country"] == land)
+        for land in COUNTRIES
     } == expected
-    assert sorted(pl.read_delta(str(tmp_path / "by_land")).filter(pl.col("country") == "fr")["id"]) == expected["fr"]
-    assert spark.read.format("delta").load(str(tmp_path / "by_land")).where("country is null").count() == len(
-        expected[None]
+    assert (
+        sorted(pl.read_delta(str(tmp_path / "by_land")).filter(pl.col("country") == "fr")["id"])
+        == expected["fr"]
     )
+    assert spark.read.format("delta").load(str(tmp_path / "by_land")).where(
+        "country is null"
+    ).count() == len(expected[None])
     by_day = DeltaTable(str(tmp_path / "by_day"))
     assert by_day.metadata().partition_columns == ["broker_timestamp_date", "size"]
     rows = rows_of(tmp_path, "by_day")
-    assert {row["broker_timestamp_date"] for row in rows} == {row["broker_timestamp"].date() for row in rows}
+    assert {row["broker_timestamp_date"] for row in rows} == {
+        row["broker_timestamp"].date() for row in rows
+    }
     assert all(row["size"] == len(row["value"]) for row in rows)
     assert abs((datetime.now(timezone.utc).date() - rows[0]["broker_timestamp_date"]).days) <= 1
     today = rows[0]["broker_timestamp_date"].isoformat()
-    frame = spark.read.format("delta").load(str(tmp_path / "by_day")).where(f"broker_timestamp_date = '{today}'")
+    frame = (
+        spark.read.format("delta")
+        .load(str(tmp_path / "by_day"))
+        .where(f"broker_timestamp_date = '{today}'")
+    )
     assert frame.count() == sum(row["broker_timestamp_date"].isoformat() == today for row in rows)
 
 
-def test_a_table_of_the_latest_has_one_row_for_each_key(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_table_of_the_latest_has_one_row_for_each_key(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic(partitions=2)
     latest = {"mode": "latest", "shape": "record"}
     data = config(
@@ -323,10 +376,17 @@ def test_a_table_of_the_latest_has_one_row_for_each_key(runtime: Runtime, spark:
         rows = spark.read.format("delta").load(str(tmp_path / name))
         polars_rows = pl.read_delta(str(tmp_path / name))
         assert rows.count() == polars_rows.height == len(expected)
-    typed = spark.read.format("delta").load(str(tmp_path / "typed")).selectExpr("pulsar.key", "id").collect()
+    typed = (
+        spark.read.format("delta")
+        .load(str(tmp_path / "typed"))
+        .selectExpr("pulsar.key", "id")
+        .collect()
+    )
     assert {row.key: row.id for row in typed} == expected
     query = pl.read_delta(str(tmp_path / "query"))
-    assert dict(zip(query["name"], query["twice"], strict=True)) == {key: value * 2 for key, value in expected.items()}
+    assert dict(zip(query["name"], query["twice"], strict=True)) == {
+        key: value * 2 for key, value in expected.items()
+    }
     assert [row["reason"] for row in rejects_rows(tmp_path)] == ["no_key"]
     assert len(rows_of(tmp_path, "all")) == 123
     verdict = verify(done)
@@ -334,11 +394,21 @@ def test_a_table_of_the_latest_has_one_row_for_each_key(runtime: Runtime, spark:
     assert [kept.merged for kept in keep_up(done)][1:4] == [0, 0, 0]
 
 
-def test_upkeep_merges_the_files_of_each_partition(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_upkeep_merges_the_files_of_each_partition(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
-    data = config(runtime, tmp_path, [topic], [{"path": "t", "shape": "record", "partition_by": ["country"]}])
+    data = config(
+        runtime, tmp_path, [topic], [{"path": "t", "shape": "record", "partition_by": ["country"]}]
+    )
     data["source"]["max_rows_per_trigger"] = 3
-    send(runtime, topic, ps.JsonSchema(Sale), [sale(number) for number in range(36)], batching_enabled=False)
+    send(
+        runtime,
+        topic,
+        ps.JsonSchema(Sale),
+        [sale(number) for number in range(36)],
+        batching_enabled=False,
+    )
     done = run_once(spark, data)
     before = rows_of(tmp_path, "t")
     files = len(DeltaTable(str(tmp_path / "t")).file_uris())
@@ -354,10 +424,20 @@ def test_a_clustered_table_is_so_for_spark_too_and_the_stream_goes_on_after_its_
     runtime: Runtime, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = runtime.topic()
-    clustered = {"path": "t", "shape": "record", "cluster_by": ["country", "pulsar.broker_timestamp"]}
+    clustered = {
+        "path": "t",
+        "shape": "record",
+        "cluster_by": ["country", "pulsar.broker_timestamp"],
+    }
     data = config(runtime, tmp_path, [topic], [clustered, {"path": "all"}])
     data["source"]["max_rows_per_trigger"] = 3
-    send(runtime, topic, ps.JsonSchema(Sale), [sale(number) for number in range(36)], batching_enabled=False)
+    send(
+        runtime,
+        topic,
+        ps.JsonSchema(Sale),
+        [sale(number) for number in range(36)],
+        batching_enabled=False,
+    )
     done = run_once(spark, data)
     monkeypatch.setattr(file_groups, "LAST_LEVEL", 0)
     monkeypatch.setattr(file_groups, "_CLUSTERED_BYTES", 1)
@@ -369,10 +449,18 @@ def test_a_clustered_table_is_so_for_spark_too_and_the_stream_goes_on_after_its_
     assert detail is not None
     assert detail.clusteringColumns == ["country", "pulsar.broker_timestamp"]
     spark.sql(f"optimize delta.`{path}`")
-    send(runtime, topic, ps.JsonSchema(Sale), [sale(number) for number in range(36, 40)], batching_enabled=False)
+    send(
+        runtime,
+        topic,
+        ps.JsonSchema(Sale),
+        [sale(number) for number in range(36, 40)],
+        batching_enabled=False,
+    )
     run_once(spark, data)
     assert sorted(row["id"] for row in rows_of(tmp_path, "t")) == list(range(40))
-    assert spark.read.format("delta").load(path).where("country = 'de'").count() == len(range(0, 40, 3))
+    assert spark.read.format("delta").load(path).where("country = 'de'").count() == len(
+        range(0, 40, 3)
+    )
 
 
 def test_a_table_that_is_partitioned_otherwise_is_refused(
@@ -384,7 +472,9 @@ def test_a_table_that_is_partitioned_otherwise_is_refused(
     run_once(spark, data)
     data["tables"][0]["partition_by"] = ["partition"]
     publish(runtime, topic, [b"2"])
-    with pytest.raises(TableError, match="is partitioned by topic, and partition_by says partition"):
+    with pytest.raises(
+        TableError, match="is partitioned by topic, and partition_by says partition"
+    ):
         run_once(spark, data)
 
 
@@ -404,7 +494,10 @@ def test_tables_that_change_before_a_batch_is_run_again_are_refused(
         changed.setattr(CursorKeeper, "add", killed)
         with pytest.raises(SetupError, match="killed"):
             run_once(spark, data)
-    changed_tables = {**data, "tables": [data["tables"][0], {**data["tables"][1], "where": "key = 'y'"}]}
+    changed_tables = {
+        **data,
+        "tables": [data["tables"][0], {**data["tables"][1], "where": "key = 'y'"}],
+    }
     with pytest.raises(CheckpointError, match="is to be run again; set it back"):
         run_once(spark, changed_tables)
     run_once(spark, data)

@@ -1,4 +1,6 @@
-"""Metrics of a running pipeline and of a query on the bare source, as Prometheus would fetch them."""
+"""Metrics of a running pipeline and of a query on the bare source, as Prometheus would
+fetch them.
+"""
 
 from __future__ import annotations
 
@@ -57,13 +59,17 @@ def test_a_pipeline_shows_its_rate_lag_rejects_and_what_waits(
         assert pipeline.metrics is not None
         port = pipeline.metrics.port
         labels = f'{{query="measured",topic_partition="{topic}"}}'
-        samples = samples_when(port, lambda scraped: scraped.get('ledgerlake_messages_total{query="measured"}') == 100)
+        samples = samples_when(
+            port, lambda scraped: scraped.get('ledgerlake_messages_total{query="measured"}') == 100
+        )
         assert samples[f"ledgerlake_waiting_messages{labels}"] == 1
         assert samples[f"ledgerlake_next_due_timestamp_seconds{labels}"] == due_ms / 1000
         assert samples['ledgerlake_rejects_total{query="measured"}'] == 0
         samples_when(port, lambda scraped: scraped.get(f"ledgerlake_lag_messages{labels}") == 0)
         producer.send(b"more")
-        samples = samples_when(port, lambda scraped: scraped['ledgerlake_messages_total{query="measured"}'] == 101)
+        samples = samples_when(
+            port, lambda scraped: scraped['ledgerlake_messages_total{query="measured"}'] == 101
+        )
         assert samples['ledgerlake_messages_per_second{query="measured"}'] > 0
     finally:
         pipeline.stop()
@@ -82,8 +88,17 @@ def test_a_query_on_the_bare_source_shows_how_far_it_is_behind(
     metrics = ServedMetrics(spark, 0)
     try:
         source = spark.readStream.format("ledgerlake").option("service.url", runtime.service_url)
-        source = source.option("topic", topic).option("startingOffsets", "earliest").option("maxRowsPerTrigger", 10)
-        writer = source.load().writeStream.format("noop").queryName("behind").trigger(processingTime="2 seconds")
+        source = (
+            source.option("topic", topic)
+            .option("startingOffsets", "earliest")
+            .option("maxRowsPerTrigger", 10)
+        )
+        writer = (
+            source.load()
+            .writeStream.format("noop")
+            .queryName("behind")
+            .trigger(processingTime="2 seconds")
+        )
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
         name = f'ledgerlake_lag_messages{{query="behind",topic_partition="{topic}"}}'
 

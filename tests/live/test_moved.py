@@ -24,10 +24,16 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.live
 
 
-def test_a_pipeline_goes_on_after_its_folders_were_moved(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_pipeline_goes_on_after_its_folders_were_moved(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     chunks = list(
-        encode_chunks(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=now_ms()), b"x" * 3000, 1000)
+        encode_chunks(
+            pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=now_ms()),
+            b"x" * 3000,
+            1000,
+        )
     )
     producer = EntryProducer(runtime.cluster(), topic, "p")
     producer.send_and_wait(chunks[:2])

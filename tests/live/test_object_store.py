@@ -44,7 +44,10 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.live, pytest.mark.spark]
 
-SCHEMES = ["s3", *(pytest.param(scheme, marks=pytest.mark.long) for scheme in ("s3a", "gs", "abfss"))]
+SCHEMES = [
+    "s3",
+    *(pytest.param(scheme, marks=pytest.mark.long) for scheme in ("s3a", "gs", "abfss")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +95,9 @@ def cloud(request: pytest.FixtureRequest) -> Iterator[CloudStore]:
             yield running
     else:
         store: ObjectStore = request.getfixturevalue("store")
-        yield CloudStore(f"{request.param}://{store.bucket()}/lake", store.settings, store.delta_options)
+        yield CloudStore(
+            f"{request.param}://{store.bucket()}/lake", store.settings, store.delta_options
+        )
 
 
 @pytest.mark.parametrize("cloud", SCHEMES, indirect=True)
@@ -116,18 +121,24 @@ def test_tables_in_a_store_hold_each_message_once_over_restarts(
 
 
 @pytest.mark.long
-def test_keys_of_the_environment_are_enough(runtime: Runtime, store: ObjectStore, tmp_path: Path) -> None:
+def test_keys_of_the_environment_are_enough(
+    runtime: Runtime, store: ObjectStore, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     publish_numbers(runtime, topic, range(10))
     data = in_store(runtime, tmp_path, store, topic)
     config = config_file(tmp_path, data)
     result = ledgerlake_process("run", config, "--once", **store.environment)
     assert result.returncode == 0, result.stderr
-    assert values(data["delta"]["path"], store.delta_options) == [b"%d" % number for number in range(10)]
+    assert values(data["delta"]["path"], store.delta_options) == [
+        b"%d" % number for number in range(10)
+    ]
     assert ledgerlake("verify", config, **store.environment).returncode == 0
 
 
-def test_a_wrong_key_is_one_sentence_without_the_key(runtime: Runtime, store: ObjectStore, tmp_path: Path) -> None:
+def test_a_wrong_key_is_one_sentence_without_the_key(
+    runtime: Runtime, store: ObjectStore, tmp_path: Path
+) -> None:
     data = in_store(runtime, tmp_path, store, runtime.topic())
     data["storage"] = store.settings | {"secret_access_key": "not-the-secret"}
     result = ledgerlake_process("run", config_file(tmp_path, data), "--once")
@@ -141,7 +152,10 @@ def test_a_checkpoint_in_a_store_without_sparks_connector_is_one_sentence(
     topic = runtime.topic()
     data = in_store(runtime, tmp_path, store, topic) | {"storage": store.settings}
     data["stream"]["checkpoint"] = f"s3://{store.bucket()}/checkpoint"
-    with pytest.raises(SetupError, match=r"needs the package org\.apache\.hadoop:hadoop-aws:3\.[\d.]+ to reach s3://"):
+    with pytest.raises(
+        SetupError,
+        match=r"needs the package org\.apache\.hadoop:hadoop-aws:3\.[\d.]+ to reach s3://",
+    ):
         run_once(spark, data)
     assert runtime.subscriptions(topic) == {}
 
@@ -152,19 +166,30 @@ def test_a_checkpoint_in_a_store_goes_on_over_kills_and_restarts_and_holds_no_ke
     runtime: Runtime, store: ObjectStore, tmp_path: Path
 ) -> None:
     topic, due, checkpoint = runtime.topic(2), runtime.topic(), f"{store.bucket()}/checkpoint"
-    data = in_store(runtime, tmp_path, store, topic) | {"storage": store.settings, "deliver": {"topic": due}}
+    data = in_store(runtime, tmp_path, store, topic) | {
+        "storage": store.settings,
+        "deliver": {"topic": due},
+    }
     data["stream"]["checkpoint"] = f"s3a://{checkpoint}"
     data["spark"] = {"packages": [f"org.apache.hadoop:hadoop-aws:{hadoop_version()}"]}
     config = config_file(tmp_path, data)
     large = [b"%d" % number * 2_000_000 for number in range(3)]
-    publish_delayed(runtime, topic, [(value, None) for value in large], chunking_enabled=True, batching_enabled=False)
+    publish_delayed(
+        runtime,
+        topic,
+        [(value, None) for value in large],
+        chunking_enabled=True,
+        batching_enabled=False,
+    )
     due_ms = now_ms() + 60_000
     publish_delayed(runtime, topic, [(b"late", due_ms)])
     publish_numbers(runtime, topic, range(200), batch=20)
     first = ledgerlake_process("run", config, "--once")
     assert first.returncode == 0, first.stderr
     publish_numbers(runtime, topic, range(200, 300))
-    kill_after_a_commit(config, lambda: len(values(data["delta"]["path"], store.delta_options)) > 203)
+    kill_after_a_commit(
+        config, lambda: len(values(data["delta"]["path"], store.delta_options)) > 203
+    )
     time.sleep(max(0.0, due_ms / 1000 - time.time()) + 0.1)
     last = ledgerlake_process("run", config, "--once")
     assert last.returncode == 0, last.stderr
@@ -175,7 +200,11 @@ def test_a_checkpoint_in_a_store_goes_on_over_kills_and_restarts_and_holds_no_ke
     assert (state["large"], sum(partition["waiting"] for partition in state["delayed"])) == ([], 0)
     assert sorted(os.listdir(tmp_path)) == ["pipeline.toml"]
     filesystem = store.filesystem()
-    files = [file for file in filesystem.get_file_info(FileSelector(checkpoint, recursive=True)) if file.is_file]
+    files = [
+        file
+        for file in filesystem.get_file_info(FileSelector(checkpoint, recursive=True))
+        if file.is_file
+    ]
     assert len(files) > 20
     for file in files:
         with filesystem.open_input_file(file.path) as stored:
@@ -195,7 +224,9 @@ def test_small_files_in_a_store_are_merged(cloud: CloudStore, tmp_path: Path) ->
     for _ in range(3):
         writer.commit()
     assert writer.compaction().run() == 9
-    files = DeltaTable(cloud.root.replace("s3a:", "s3:") + "/messages", storage_options=cloud.delta_options)
+    files = DeltaTable(
+        cloud.root.replace("s3a:", "s3:") + "/messages", storage_options=cloud.delta_options
+    )
     assert len(files.file_uris()) == 1
     assert files.to_pyarrow_table().num_rows == 180
     first_commit = parse_config(data).messages_place / f"_delta_log/{0:020}.json"
@@ -203,7 +234,9 @@ def test_small_files_in_a_store_are_merged(cloud: CloudStore, tmp_path: Path) ->
 
 
 # fake-gcs-server answers as if it had failed itself.
-@pytest.mark.parametrize("cloud", ["s3", pytest.param("abfss", marks=pytest.mark.long)], indirect=True)
+@pytest.mark.parametrize(
+    "cloud", ["s3", pytest.param("abfss", marks=pytest.mark.long)], indirect=True
+)
 def test_a_bucket_that_is_missing_is_one_sentence(
     runtime: Runtime, spark: SparkSession, cloud: CloudStore, tmp_path: Path
 ) -> None:
@@ -218,7 +251,9 @@ def test_a_bucket_that_is_missing_is_one_sentence(
 def test_a_wrong_key_of_an_account_is_one_sentence(
     runtime: Runtime, spark: SparkSession, cloud: CloudStore, tmp_path: Path
 ) -> None:
-    data = runtime.config(tmp_path, runtime.topic()) | {"storage": cloud.settings | {"account_key": "bm90LWl0"}}
+    data = runtime.config(tmp_path, runtime.topic()) | {
+        "storage": cloud.settings | {"account_key": "bm90LWl0"}
+    }
     data["delta"] = {"path": f"{cloud.root}/messages"}
     with pytest.raises(TableError, match="refuses the credentials for the bucket"):
         run_once(spark, data)
@@ -246,7 +281,9 @@ def test_the_keys_are_in_no_file_of_the_checkpoint_and_in_no_plan(
     assert not [file for file in files if SECRET_KEY.encode() in file.read_bytes()]
 
 
-def test_a_missing_bucket_is_no_missing_checkpoint(runtime: Runtime, store: ObjectStore, tmp_path: Path) -> None:
+def test_a_missing_bucket_is_no_missing_checkpoint(
+    runtime: Runtime, store: ObjectStore, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     data = in_store(runtime, tmp_path, store, topic) | {"storage": store.settings}
     runtime.client().subscribe(topic, f"ledgerlake-{data['stream']['name']}").close()

@@ -21,7 +21,13 @@ from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.forget import forget
 from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.stored.places import Place
-from tests.live.pipelines import publish_numbers, rows_by_position, run_once, unload_until_trimmed, values
+from tests.live.pipelines import (
+    publish_numbers,
+    rows_by_position,
+    run_once,
+    unload_until_trimmed,
+    values,
+)
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -127,7 +133,8 @@ def test_an_older_copy_of_the_checkpoint_is_refused_and_the_newest_goes_on(
         shutil.rmtree(tmp_path / "checkpoint")
         shutil.copytree(copy, tmp_path / "checkpoint")
         with pytest.raises(
-            CheckpointError, match=r"has batch \d+ of the stream restored, and the checkpoint .* an older copy"
+            CheckpointError,
+            match=r"has batch \d+ of the stream restored, and the checkpoint .* an older copy",
         ):
             run_once(spark, data)
     assert DeltaTable(str(tmp_path / "messages")).version() == version
@@ -170,7 +177,10 @@ def test_a_stream_that_was_renamed_over_its_checkpoint_is_refused(
     topic = runtime.topic()
     publish_numbers(runtime, topic, range(10))
     run_once(spark, runtime.config(tmp_path, topic, name="old-name"))
-    with pytest.raises(CheckpointError, match="belongs to the stream old-name, and the configuration names new-name"):
+    with pytest.raises(
+        CheckpointError,
+        match="belongs to the stream old-name, and the configuration names new-name",
+    ):
         run_once(spark, runtime.config(tmp_path, topic, name="new-name"))
     assert list(runtime.subscriptions(topic)) == ["ledgerlake-old-name"]
 
@@ -185,7 +195,9 @@ def test_a_stream_whose_topic_the_table_has_from_another_one_is_refused_and_has_
     version = DeltaTable(str(tmp_path / "messages")).version()
     second = runtime.config(tmp_path, topic, name="second-name")
     second["stream"]["checkpoint"] = str(tmp_path / "second")
-    with pytest.raises(CheckpointError, match=f"the stream first-name writes the messages of {topic} to the table"):
+    with pytest.raises(
+        CheckpointError, match=f"the stream first-name writes the messages of {topic} to the table"
+    ):
         run_once(spark, second)
     assert DeltaTable(str(tmp_path / "messages")).version() == version
     assert list(runtime.subscriptions(topic)) == ["ledgerlake-first-name"]
@@ -214,7 +226,9 @@ def test_a_lost_checkpoint_is_noticed_by_the_table_also_if_the_cursor_looks_new(
     backlog = trimming.subscriptions(topic)
     shutil.rmtree(tmp_path / "checkpoint")
     data["source"]["starting"] = starting
-    with pytest.raises(SetupError, match=rf"knows the stream lost-{starting}; if a .* restore the checkpoint"):
+    with pytest.raises(
+        SetupError, match=rf"knows the stream lost-{starting}; if a .* restore the checkpoint"
+    ):
         run_once(spark, data)
     assert trimming.subscriptions(topic) == backlog == {f"ledgerlake-lost-{starting}": 5}
     data["source"]["starting"] = "cursor"
@@ -237,7 +251,8 @@ def test_a_start_at_latest_over_a_cursor_with_a_backlog_asks(
     shutil.rmtree(tmp_path)
     tmp_path.mkdir()
     with pytest.raises(
-        SetupError, match=r"latest-again has unread messages of .* behind .*; .* restore the checkpoint"
+        SetupError,
+        match=r"latest-again has unread messages of .* behind .*; .* restore the checkpoint",
     ):
         run_once(spark, data)
     assert runtime.subscriptions(topic) == {"ledgerlake-latest-again": 10}
@@ -304,7 +319,9 @@ def test_a_second_process_is_refused_and_has_changed_nothing(
     try:
         wait_until(lambda: len(values(tmp_path)) == 10)
         wait_until(lambda: last_number(tmp_path / "checkpoint" / "commits") >= 0)
-        outbox, staging = (tmp_path / "checkpoint" / "ledgerlake" / name for name in ("outbox", "staging/messages"))
+        outbox, staging = (
+            tmp_path / "checkpoint" / "ledgerlake" / name for name in ("outbox", "staging/messages")
+        )
         for folder in (outbox, staging):
             (folder / "in-work.parquet").write_bytes(b"of the owner")
         with pytest.raises(ConsumerBusyError, match="another consumer holds this subscription"):
@@ -336,5 +353,7 @@ def test_a_topic_that_comes_while_the_pipeline_starts_is_read_from_its_beginning
 
     monkeypatch.setattr(Pipeline, "_stream", with_a_new_topic)
     config = run_once(spark, data)
-    assert sorted(int(row["value"]) for row in rows_by_position(config.delta.path)) == list(range(20))
+    assert sorted(int(row["value"]) for row in rows_by_position(config.delta.path)) == list(
+        range(20)
+    )
     assert runtime.subscriptions(second) == {"ledgerlake-meanwhile": 0}

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.live
 
-LEDGERS, MESSAGES, SEARCHES = (4, 100_000, 200) if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else (4, 100_000, 60)
+LEDGERS, MESSAGES, SEARCHES = (
+    (4, 100_000, 200) if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else (4, 100_000, 60)
+)
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,15 @@ def publish(runtime: Runtime, topic: str, rng: random.Random, messages: int = ME
 
 
 def entry(publish_ms: int, number: int, count: int) -> bytes:
-    """Messages that are numbers, from one on; a count of 0 is one message that is not in a batch."""
+    """Messages that are numbers, from one on; a count of 0 is one message that is not in a
+    batch.
+    """
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=number, publish_time=publish_ms)
     if not count:
         return encode_entry(metadata, b"%d" % number)
-    plain = encode_batch([(pb.SingleMessageMetadata(), b"%d" % (number + offset)) for offset in range(count)])
+    plain = encode_batch(
+        [(pb.SingleMessageMetadata(), b"%d" % (number + offset)) for offset in range(count)]
+    )
     metadata.num_messages_in_batch = count
     return encode_entry(metadata, plain)
 
@@ -157,9 +163,12 @@ def test_times_are_found_exactly_and_in_few_reads(
         seek_s.append(time.monotonic() - began_s)
         seek_off += Position(sought.ledger_id(), sought.entry_id()) != expected
     print(
-        f"{MESSAGES:,} messages in {len(entries):,} entries, {SEARCHES} times: at most {reads.most} reads\n"
-        f"ours {median(ours_s) * 1000:.0f} ms a search, 0 wrong; the broker's by REST {median(rest_s) * 1000:.0f} ms, "
-        f"{rest_off} wrong; pulsar-client's seek and first message {median(seek_s) * 1000:.0f} ms, {seek_off} wrong"
+        f"{MESSAGES:,} messages in {len(entries):,} entries, {SEARCHES} times: at most "
+        f"{reads.most} reads\n"
+        f"ours {median(ours_s) * 1000:.0f} ms a search, 0 wrong; the broker's by REST "
+        f"{median(rest_s) * 1000:.0f} ms, "
+        f"{rest_off} wrong; pulsar-client's seek and first message {median(seek_s) * 1000:.0f} ms, "
+        f"{seek_off} wrong"
     )
     assert reads.most <= 2 * math.log2(len(entries)) + 10
     beyond = resolve_start(cluster, topic, AtTime(entries[-1].stamp.time_ms + 1))
@@ -175,7 +184,10 @@ def test_numbers_are_found_to_the_message_and_in_few_reads(
     for stored in entries:
         assert stored.stamp.index is not None
         for batch_index in range(stored.count):
-            place[stored.stamp.index - stored.count + 1 + batch_index] = (stored.position, batch_index)
+            place[stored.stamp.index - stored.count + 1 + batch_index] = (
+                stored.position,
+                batch_index,
+            )
     assert set(place) == set(range(MESSAGES))
     reads = Reads(monkeypatch)
     searches = 1000 if campaign_is_long else 100
@@ -197,7 +209,10 @@ def test_a_range_of_numbers_or_times_is_the_same_rows_each_time(
     def read(**options: str) -> list[Any]:
         all_options = {"service.url": runtime.service_url, "topic": topic, **options}
         rows = (
-            spark.read.format("ledgerlake").options(**all_options).load().select("broker_index", "value", "message_id")
+            spark.read.format("ledgerlake")
+            .options(**all_options)
+            .load()
+            .select("broker_index", "value", "message_id")
         )
         return sorted(rows.collect())
 
@@ -218,7 +233,9 @@ def test_times_cut_a_topic_into_parts_that_fit(
     middle_ms = str(entries[len(entries) // 2].stamp.time_ms)
     options = {"service.url": runtime.service_url, "topic": topic}
     before = spark.read.format("ledgerlake").options(**options, endingTime=middle_ms).load().count()
-    behind = spark.read.format("ledgerlake").options(**options, startingTime=middle_ms).load().count()
+    behind = (
+        spark.read.format("ledgerlake").options(**options, startingTime=middle_ms).load().count()
+    )
     assert before + behind == MESSAGES
     assert min(before, behind) > 0
 
@@ -236,7 +253,10 @@ def test_a_pipeline_runs_between_two_numbers_and_its_lag_is_the_truth(
     run_once(spark, data)
     assert [int(row["value"]) for row in table_rows(tmp_path)] == list(range(70_000, 80_005))
     lag_output = ledgerlake("lag", config_file(tmp_path, data), "--json")
-    assert (lag_output.returncode, json.loads(lag_output.stdout)["messages"]) == (0, MESSAGES - 80_005)
+    assert (lag_output.returncode, json.loads(lag_output.stdout)["messages"]) == (
+        0,
+        MESSAGES - 80_005,
+    )
     data["source"]["ending"] = "latest"
     run_once(spark, data)
     (lag,) = find_lags(config)
@@ -253,19 +273,32 @@ def test_a_pipeline_starts_at_a_time(runtime: Runtime, spark: SparkSession, tmp_
     moment = time.time()
     time.sleep(0.05)
     producer.send(b"after")
-    text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + f".{int(moment * 1000) % 1000:03d}Z"
+    text = (
+        time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment))
+        + f".{int(moment * 1000) % 1000:03d}Z"
+    )
     run_once(spark, runtime.config(tmp_path, topic, starting=text))
     assert [row["value"] for row in table_rows(tmp_path)] == [b"after"]
 
 
-def test_a_place_is_shown_with_its_neighbours(runtime: Runtime, topic: str, cluster: Cluster) -> None:
+def test_a_place_is_shown_with_its_neighbours(
+    runtime: Runtime, topic: str, cluster: Cluster
+) -> None:
     entries = every_entry(cluster, topic)
     for index in (0, 5000, MESSAGES - 1):
         completed = ledgerlake(
-            "positions", topic, "--index", str(index), "--service-url", runtime.service_url, "--json"
+            "positions",
+            topic,
+            "--index",
+            str(index),
+            "--service-url",
+            runtime.service_url,
+            "--json",
         )
         place = json.loads(completed.stdout)
-        number = next(number for number, stored in enumerate(entries) if (stored.stamp.index or 0) >= index)
+        number = next(
+            number for number, stored in enumerate(entries) if (stored.stamp.index or 0) >= index
+        )
         neighbours = [
             None if neighbour is None else Position(neighbour["ledger_id"], neighbour["entry_id"])
             for neighbour in map(place.get, ("before", "at", "after"))
@@ -278,15 +311,22 @@ def test_a_place_is_shown_with_its_neighbours(runtime: Runtime, topic: str, clus
         completed_by_id = ledgerlake(
             "positions", topic, "--id", place["serialised"], "--service-url", runtime.service_url
         )
-        assert completed_by_id.stdout.splitlines()[0] == f"{topic}: {place['message_id']} ({place['serialised']})"
+        assert (
+            completed_by_id.stdout.splitlines()[0]
+            == f"{topic}: {place['message_id']} ({place['serialised']})"
+        )
     time_ms = entries[77].stamp.time_ms
-    completed = ledgerlake("positions", topic, "--at", str(time_ms), "--service-url", runtime.service_url, "--json")
+    completed = ledgerlake(
+        "positions", topic, "--at", str(time_ms), "--service-url", runtime.service_url, "--json"
+    )
     first = next(stored for stored in entries if stored.stamp.time_ms >= time_ms)
     assert json.loads(completed.stdout)["at"]["broker_index"] == first.stamp.index
 
 
 @pytest.mark.long
-def test_where_a_broker_began_to_add_metadata_in_mid_life_the_search_is_right(tmp_path: Path) -> None:
+def test_where_a_broker_began_to_add_metadata_in_mid_life_the_search_is_right(
+    tmp_path: Path,
+) -> None:
     """The producers' clocks before are an hour ahead; what the broker stored itself is found
     exactly all the same.
     """
@@ -309,11 +349,18 @@ def test_where_a_broker_began_to_add_metadata_in_mid_life_the_search_is_right(tm
         assert [stored.stamp.by_broker for stored in entries] == [False] * 300 + [True] * 500
         for sought in random.Random(4).sample(entries[301:], 50):
             start = resolve_start(cluster, topic, AtTime(sought.stamp.time_ms))
-            expected = next(candidate for candidate in entries[300:] if candidate.stamp.time_ms >= sought.stamp.time_ms)
+            expected = next(
+                candidate
+                for candidate in entries[300:]
+                if candidate.stamp.time_ms >= sought.stamp.time_ms
+            )
             assert start.next_position == expected.position
         first_number = entries[300].stamp.index
         assert first_number is not None
-        assert resolve_start(cluster, topic, AtIndex(first_number + 5)).next_position == entries[305].position
+        assert (
+            resolve_start(cluster, topic, AtIndex(first_number + 5)).next_position
+            == entries[305].position
+        )
         assert resolve_end(cluster, topic, AtIndex(first_number)).position == entries[300].position
         cluster.close()
 
@@ -323,14 +370,16 @@ def test_every_id_of_pulsar_client_is_ours_and_the_other_way_round(runtime: Runt
     client = runtime.client()
     ids: list[Any] = []
     for batched in (False, True):
-        producer = client.create_producer(topic, batching_enabled=batched, batching_max_publish_delay_ms=50)
+        producer = client.create_producer(
+            topic, batching_enabled=batched, batching_max_publish_delay_ms=50
+        )
         for _ in range(20):
             producer.send_async(b"v", lambda _result, message_id: ids.append(message_id))
         producer.flush()
     ids.append(
-        client.create_producer(f"{topic}-partition-0", chunking_enabled=True, batching_enabled=False).send(
-            b"x" * 12_000_000
-        )
+        client.create_producer(
+            f"{topic}-partition-0", chunking_enabled=True, batching_enabled=False
+        ).send(b"x" * 12_000_000)
     )
     for theirs in ids:
         serialised = theirs.serialize()
@@ -342,7 +391,12 @@ def test_every_id_of_pulsar_client_is_ours_and_the_other_way_round(runtime: Runt
         ]
         assert {str(parse_message_id(form)) for form in forms} == {str(ours)}
         client_id = pulsar.MessageId.deserialize(to_bytes(ours, theirs.partition()))
-        assert (client_id.ledger_id(), client_id.entry_id(), client_id.batch_index(), client_id.partition()) == (
+        assert (
+            client_id.ledger_id(),
+            client_id.entry_id(),
+            client_id.batch_index(),
+            client_id.partition(),
+        ) == (
             theirs.ledger_id(),
             theirs.entry_id(),
             theirs.batch_index(),

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.live, pytest.mark.spark]
 
-COLUMNS = ["topic", "partition", "message_id", "broker_timestamp", "broker_index", "key", "is_null", "value"]
+COLUMNS = [
+    "topic",
+    "partition",
+    "message_id",
+    "broker_timestamp",
+    "broker_index",
+    "key",
+    "is_null",
+    "value",
+]
 BATCHES = 30
 MESSAGES = 100
 
@@ -45,7 +54,10 @@ def table(runtime: Runtime, spark: SparkSession, tmp_path_factory: pytest.TempPa
 
 
 def in_order(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    row_tuples = [tuple(bytes(row[name]) if name == "value" else row[name] for name in COLUMNS) for row in rows]
+    row_tuples = [
+        tuple(bytes(row[name]) if name == "value" else row[name] for name in COLUMNS)
+        for row in rows
+    ]
     return sorted(row_tuples, key=lambda row: int(row[4]))
 
 
@@ -63,7 +75,9 @@ def test_a_query_by_time_reads_few_files(spark: SparkSession, table: Path) -> No
     files = len(DeltaTable(str(table)).file_uris())
     assert files >= BATCHES
     rows = spark.read.format("delta").load(str(table))
-    (middle,) = rows.where(f"broker_index = {BATCHES * MESSAGES // 2}").select("broker_timestamp").first()
+    (middle,) = (
+        rows.where(f"broker_index = {BATCHES * MESSAGES // 2}").select("broker_timestamp").first()
+    )
     until = middle + timedelta(milliseconds=1)
     by_time = rows.where(rows.broker_timestamp >= middle).where(rows.broker_timestamp < until)
     assert by_time.count() > 0

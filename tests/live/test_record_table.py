@@ -20,7 +20,15 @@ from ledgerlake.errors import SetupError, TableError
 from ledgerlake.verify.verify import verify
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from tests.entries import metadata
-from tests.live.pipelines import config_file, ledgerlake, now_ms, publish_entries, rejects_rows, run_once, running
+from tests.live.pipelines import (
+    config_file,
+    ledgerlake,
+    now_ms,
+    publish_entries,
+    rejects_rows,
+    run_once,
+    running,
+)
 from tests.live.test_schemas import Inner, Order, WiderOrder, order, send
 
 if TYPE_CHECKING:
@@ -67,10 +75,18 @@ def table_of(data: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows in the order of their positions, without ``pulsar``."""
     table = DeltaTable(data["delta"]["path"]).to_pyarrow_table()
     places = table["pulsar"].combine_chunks()
-    order_of = table.append_column("ledger", places.field("ledger_id")).append_column("entry", places.field("entry_id"))
+    order_of = table.append_column("ledger", places.field("ledger_id")).append_column(
+        "entry", places.field("entry_id")
+    )
     order_of = order_of.append_column("batch", places.field("batch_index"))
-    rows = order_of.sort_by([("ledger", "ascending"), ("entry", "ascending"), ("batch", "ascending")])
-    return list(rows.drop_columns(["pulsar", "ledger", "entry", "batch"]).to_pylist(maps_as_pydicts="strict"))
+    rows = order_of.sort_by(
+        [("ledger", "ascending"), ("entry", "ascending"), ("batch", "ascending")]
+    )
+    return list(
+        rows.drop_columns(["pulsar", "ledger", "entry", "batch"]).to_pylist(
+            maps_as_pydicts="strict"
+        )
+    )
 
 
 def row_of(number: int, note: str | None = None) -> dict[str, Any]:
@@ -95,7 +111,9 @@ def test_fields_of_versions_that_alternate_are_columns(
     data = record_config(runtime, tmp_path, topic)
     send(runtime, topic, kind(Order), [order(Order, number) for number in range(3)])
     run_once(spark, data)
-    assert table_of(data) == [{k: v for k, v in row_of(number).items() if k != "note"} for number in range(3)]
+    assert table_of(data) == [
+        {k: v for k, v in row_of(number).items() if k != "note"} for number in range(3)
+    ]
     send(runtime, topic, kind(WiderOrder), [order(WiderOrder, 3, note="new")])
     send(runtime, topic, kind(Order), [order(Order, 4)])
     send(runtime, topic, kind(WiderOrder), [order(WiderOrder, 5, note="too")])
@@ -106,7 +124,11 @@ def test_fields_of_versions_that_alternate_are_columns(
     read = pl.read_delta(data["delta"]["path"]).filter(pl.col("id") > 3).sort("id")
     assert read["note"].to_list() == [None, "too"]
     assert (
-        spark.read.format("delta").load(data["delta"]["path"]).where("id = 4 and pulsar.topic is not null").count() == 1
+        spark.read.format("delta")
+        .load(data["delta"]["path"])
+        .where("id = 4 and pulsar.topic is not null")
+        .count()
+        == 1
     )
 
 
@@ -122,7 +144,9 @@ def test_a_version_that_comes_while_the_pipeline_runs_adds_its_columns_before_it
             send(runtime, topic, ps.AvroSchema(kind), [order(kind, number, **more)])
             wait_for_rows_of_records(tmp_path, number + 1)
         time.sleep(1)
-    assert table_of(data) == [row_of(number, f"{number}" if number >= 5 else None) for number in range(9)]
+    assert table_of(data) == [
+        row_of(number, f"{number}" if number >= 5 else None) for number in range(9)
+    ]
     assert verify(parse_config(data)).clean
 
 
@@ -130,7 +154,9 @@ class Valued(ps.Record):
     value = ps.Double()
 
 
-def test_a_topic_that_is_still_empty_makes_no_column(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_topic_that_is_still_empty_makes_no_column(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     from tests.waiting import wait_until
 
     first = runtime.topic()
@@ -161,12 +187,18 @@ def wait_for_rows_of_records(folder: Path, count: int) -> None:
     wait_until(lambda: DeltaTable(str(folder / "messages")).count() >= count)
 
 
-def test_large_and_delayed_messages_are_records_too(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_large_and_delayed_messages_are_records_too(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     data = record_config(runtime, tmp_path, topic)
     name = "x" * 6_000_000
-    large = Order(id=1, name=name, price=0.5, rate=0.5, paid=True, tags=[], counts={}, inner=Inner(x=1))
-    send(runtime, topic, ps.AvroSchema(Order), [large], chunking_enabled=True, batching_enabled=False)
+    large = Order(
+        id=1, name=name, price=0.5, rate=0.5, paid=True, tags=[], counts={}, inner=Inner(x=1)
+    )
+    send(
+        runtime, topic, ps.AvroSchema(Order), [large], chunking_enabled=True, batching_enabled=False
+    )
     producer = runtime.client().create_producer(topic, schema=ps.AvroSchema(Order))
     due_ms = now_ms() + 2000
     producer.send(order(Order, 2), deliver_at=due_ms)
@@ -220,7 +252,10 @@ def test_a_message_that_does_not_fit_is_a_reject_with_all_that_it_had(
         {"id": 3, "price": None, "name": "n3"},
     ]
     (reject,) = rejects_rows(tmp_path)
-    assert (reject["reason"], reject["detail"]) == ("schema_mismatch", "price is string, and its column is int32")
+    assert (reject["reason"], reject["detail"]) == (
+        "schema_mismatch",
+        "price is string, and its column is int32",
+    )
     assert reject["message_id"].endswith(":0")
     entry = parse_entry(reject["entry"])
     assert entry.metadata.partition_key == "k2"
@@ -236,26 +271,36 @@ def test_a_message_with_a_schema_version_that_no_broker_gave_is_a_reject(
     send(runtime, topic, ps.AvroSchema(Priced), [Priced(id=1, price=5)])
     versions = [b"\x01", b"\xff" * 8, b"\x00" * 7 + b"\x63", b"a" * 20]
     # pulsar-client sends only versions that a broker gave.
-    publish_entries(runtime, topic, [encode_entry(metadata(schema_version=version), b"x") for version in versions])
+    publish_entries(
+        runtime,
+        topic,
+        [encode_entry(metadata(schema_version=version), b"x") for version in versions],
+    )
     run_once(spark, data)
     assert table_of(data) == [{"id": 1, "price": 5}]
     assert [row["reason"] for row in rejects_rows(tmp_path)] == ["unknown_schema"] * len(versions)
 
 
-def test_or_it_ends_the_stream_with_a_sentence(anything_goes: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_or_it_ends_the_stream_with_a_sentence(
+    anything_goes: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     runtime, topic = anything_goes, anything_goes.topic()
     data = record_config(runtime, tmp_path, topic, on_mismatch="stop")
     send(runtime, topic, ps.JsonSchema(Priced), [Priced(id=1, price=5)])
     run_once(spark, data)
     send(runtime, topic, ps.JsonSchema(Named), [Named(id=2, price="dear", name="n")])
-    with pytest.raises(SetupError, match=r"does not fit the table \(schema_mismatch: price is string"):
+    with pytest.raises(
+        SetupError, match=r"does not fit the table \(schema_mismatch: price is string"
+    ):
         run_once(spark, data)
     assert [row["id"] for row in table_of(data)] == [1]
     run_once(spark, {**data, "delta": data["delta"] | {"on_mismatch": "reject"}})
     assert [row["reason"] for row in rejects_rows(tmp_path)] == ["schema_mismatch"]
 
 
-def test_a_table_of_the_other_shape_is_refused(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_table_of_the_other_shape_is_refused(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     data = record_config(runtime, tmp_path / "a", topic)
     run_once(spark, data)
@@ -269,7 +314,9 @@ def test_a_table_of_the_other_shape_is_refused(runtime: Runtime, spark: SparkSes
         run_once(spark, wrong)
 
 
-def test_a_column_of_the_users_own_stays_and_is_null(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_column_of_the_users_own_stays_and_is_null(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     data = record_config(runtime, tmp_path, topic)
     send(runtime, topic, ps.JsonSchema(Priced), [Priced(id=1, price=5)])

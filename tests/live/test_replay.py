@@ -56,13 +56,17 @@ def test_what_a_corrected_query_takes_comes_once_and_is_late(
     assert replay(done).replayed == {}
     table = DeltaTable(str(tmp_path / "messages")).to_pyarrow_table()
     rows = sorted(
-        zip(table["pulsar"].to_pylist(), table["n"].to_pylist(), strict=True), key=lambda row: row[0]["entry_id"]
+        zip(table["pulsar"].to_pylist(), table["n"].to_pylist(), strict=True),
+        key=lambda row: row[0]["entry_id"],
     )
     assert len(rows) == 5
     assert [(row["late"], n) for row, n in rows if n is None] == [(True, None)] * 2
     assert verify(done).clean
     assert count_rejects(done) == []
-    assert sorted(row["reason"] for row in rejects_rows(tmp_path)) == ["replayed"] * 2 + ["transform_failed"] * 2
+    assert (
+        sorted(row["reason"] for row in rejects_rows(tmp_path))
+        == ["replayed"] * 2 + ["transform_failed"] * 2
+    )
     # And the pipeline goes on.
     publish(runtime, topic, [b"6"])
     run_once(spark, data)
@@ -70,10 +74,14 @@ def test_what_a_corrected_query_takes_comes_once_and_is_late(
     assert verify(done).clean
 
 
-def test_messages_of_a_batch_have_their_places_back(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_messages_of_a_batch_have_their_places_back(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     data = config(runtime, tmp_path, [topic], [{"path": "t", "where": "key = 'a'"}])
-    producer = runtime.client().create_producer(topic, batching_enabled=True, batching_max_publish_delay_ms=500)
+    producer = runtime.client().create_producer(
+        topic, batching_enabled=True, batching_max_publish_delay_ms=500
+    )
     for number in range(6):
         producer.send_async(b"%d" % number, lambda *_: None, partition_key="ab"[number % 2])
     producer.flush()
@@ -99,7 +107,11 @@ def test_a_message_comes_into_the_tables_that_lack_it_alone(
         runtime,
         tmp_path,
         [topic],
-        [{"path": "all"}, {"path": "n", "shape": "record", "sql": STRICT}, {"path": "latest", "mode": "latest"}],
+        [
+            {"path": "all"},
+            {"path": "n", "shape": "record", "sql": STRICT},
+            {"path": "latest", "mode": "latest"},
+        ],
     )
     publish(runtime, topic, [b"1", b"two"], partition_key="k")
     run_once(spark, data)
@@ -113,7 +125,11 @@ def test_a_message_comes_into_the_tables_that_lack_it_alone(
 
 @pytest.mark.parametrize("commits", [0, 1, 2])
 def test_an_interrupted_replay_is_finished_by_the_next_one(
-    runtime: Runtime, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commits: int
+    runtime: Runtime,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    commits: int,
 ) -> None:
     topic = runtime.topic()
     tables = [{"path": name, "shape": "record", "sql": STRICT} for name in ("a", "b")]
@@ -144,12 +160,16 @@ def test_an_interrupted_replay_is_finished_by_the_next_one(
     assert verify(done).clean
 
 
-def test_a_large_message_comes_out_of_its_evicted_chunks(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_large_message_comes_out_of_its_evicted_chunks(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     data = runtime.config(tmp_path, topic)
     data["chunks"] = {"max_message_bytes": 5_000_000}
     large = bytes(range(256)) * 40_000
-    producer = runtime.client().create_producer(topic, chunking_enabled=True, batching_enabled=False)
+    producer = runtime.client().create_producer(
+        topic, chunking_enabled=True, batching_enabled=False
+    )
     producer.send(large)
     producer.close()
     run_once(spark, data)
@@ -161,7 +181,9 @@ def test_a_large_message_comes_out_of_its_evicted_chunks(runtime: Runtime, spark
     assert verify(done).clean
 
 
-def test_a_delayed_message_waits_for_its_time(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_delayed_message_waits_for_its_time(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     data = config(runtime, tmp_path, [topic], [{"path": "t", "where": "key = 'a'"}])
     data["delay"] = {"enabled": False}
@@ -185,7 +207,9 @@ def test_new_columns_come_with_a_replay_and_the_command_says_what_it_did(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
     topic = runtime.topic()
-    data = config(runtime, tmp_path, [topic], [{"path": "t", "where": "country = 'de'", "shape": "record"}])
+    data = config(
+        runtime, tmp_path, [topic], [{"path": "t", "where": "country = 'de'", "shape": "record"}]
+    )
     send(runtime, topic, ps.AvroSchema(Sale), [sale(number) for number in range(6)])
     run_once(spark, data)
     data["tables"][0] |= {"where": "true", "sql": "select *, id * 2 as twice from messages"}

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.slow]
 
 
-def test_each_reject_comes_once_however_often_replays_are_killed(tmp_path: Path, campaign_is_long: bool) -> None:
+def test_each_reject_comes_once_however_often_replays_are_killed(
+    tmp_path: Path, campaign_is_long: bool
+) -> None:
     rejects, kills = (10_000, 20) if campaign_is_long else (300, 3)
     with default_broker() as runtime:
         assert run(runtime, tmp_path, rejects, kills, seed=1, say=print) == []

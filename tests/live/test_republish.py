@@ -89,13 +89,17 @@ def test_each_output_gets_each_message_once_also_when_one_failed_for_a_while(
     data["deliver"] = {"topic": target}
     pipeline = run(spark, parse_config(data))
     try:
-        publish_delayed(runtime, source, [(b"first %d" % number, now_ms() + 3000) for number in range(200)])
-        wait_for_rows(tmp_path, 200)
-        assert len(list((tmp_path / "checkpoint" / "ledgerlake" / "outbox").glob("*.parquet"))) > 0, (
-            "nowhere to send it"
+        publish_delayed(
+            runtime, source, [(b"first %d" % number, now_ms() + 3000) for number in range(200)]
         )
+        wait_for_rows(tmp_path, 200)
+        assert (
+            len(list((tmp_path / "checkpoint" / "ledgerlake" / "outbox").glob("*.parquet"))) > 0
+        ), "nowhere to send it"
         runtime.deduplicating("later")
-        publish_delayed(runtime, source, [(b"second %d" % number, now_ms() + 3000) for number in range(200)])
+        publish_delayed(
+            runtime, source, [(b"second %d" % number, now_ms() + 3000) for number in range(200)]
+        )
         wait_for_rows(tmp_path, 400)
         wait_until(lambda: len(read_all(runtime, target)) >= 400)
     finally:
@@ -116,7 +120,9 @@ def test_a_message_keeps_what_it_has_and_says_where_it_comes_from(
     source, target = runtime.topic(), runtime.topic(partitions=3)
     data = small_buckets(runtime, tmp_path, source)
     data["deliver"] = {"topic": target}
-    producer = runtime.client().create_producer(source, chunking_enabled=True, batching_enabled=False)
+    producer = runtime.client().create_producer(
+        source, chunking_enabled=True, batching_enabled=False
+    )
     due_ms = now_ms() + 100
     large = bytes(6 * 1024 * 1024)
     sent = {}
@@ -141,7 +147,10 @@ def test_a_message_keeps_what_it_has_and_says_where_it_comes_from(
         content, message_id = sent[message.partition_key()]
         number = int(message.partition_key().removeprefix("key-"))
         assert message.data() == content
-        assert (message.ordering_key(), message.event_timestamp()) == ("order", 1_700_000_000_123 + number)
+        assert (message.ordering_key(), message.event_timestamp()) == (
+            "order",
+            1_700_000_000_123 + number,
+        )
         properties = message.properties()
         stored_ms = int(properties.pop("ledgerlake.broker_timestamp"))
         assert due_ms - 5000 < stored_ms <= now_ms()
@@ -228,7 +237,9 @@ def test_a_large_message_is_whole_on_a_topic_that_is_unloaded_amid_its_chunks(
     monkeypatch.setattr(NumberedProducer, "_send", unloads)
     ended: list[LedgerlakeError] = []
     outbox = filled(tmp_path, 3, others={large: value})
-    republisher = Republisher(outbox, ClientSettings(runtime.service_url), target, "s", lambda: True, ended.append)
+    republisher = Republisher(
+        outbox, ClientSettings(runtime.service_url), target, "s", lambda: True, ended.append
+    )
     republisher.start()
     try:
         republisher.drain(60.0)
@@ -263,7 +274,12 @@ def test_a_target_that_is_suspended_amid_many_messages_gets_all_of_them_in_order
 
         monkeypatch.setattr(_Sender, "_answered", suspend)
         republisher = Republisher(
-            outbox, ClientSettings(runtime.service_url), target, "s", lambda: True, lambda _error: None
+            outbox,
+            ClientSettings(runtime.service_url),
+            target,
+            "s",
+            lambda: True,
+            lambda _error: None,
         )
         republisher.start()
         try:
@@ -303,11 +319,15 @@ def test_each_message_is_on_the_topic_once_after_kills(tmp_path: Path) -> None:
             due_ms = now_ms() + 8000
             numbers = range(kill * 1500, (kill + 1) * 1500)
             publish_delayed(
-                runtime, source, [(b"%d" % number, due_ms + place * 20) for place, number in enumerate(numbers)]
+                runtime,
+                source,
+                [(b"%d" % number, due_ms + place * 20) for place, number in enumerate(numbers)],
             )
             log = tmp_path / f"run-{kill}.log"
             with open(log, "wb") as errors:
-                process = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors
+                )
             try:
                 wait_for_commits(checkpoint, commits(checkpoint) + 1, process)
                 time.sleep(rng.uniform(0, 6))
@@ -321,7 +341,10 @@ def test_each_message_is_on_the_topic_once_after_kills(tmp_path: Path) -> None:
         verified = ledgerlake("verify", config, "--json")
         assert verified.returncode == 0, verified.stdout
         values = [message.data() for message in read_all(runtime, target)]
-        print(f"{len(values)} messages on the topic, {len(set(values))} of them different, after {kills} kills")
+        print(
+            f"{len(values)} messages on the topic, {len(set(values))} of them different, after "
+            f"{kills} kills"
+        )
         assert sorted(values) == sorted(b"%d" % number for number in range(kills * 1500))
 
 
@@ -330,7 +353,10 @@ def test_each_message_is_on_the_topic_once_after_kills(tmp_path: Path) -> None:
 def test_a_micro_batch_that_was_sent_before_the_broker_forgot_its_producer_is_there_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forgets = {"brokerDeduplicationEnabled": "true", "brokerDeduplicationProducerInactivityTimeoutMinutes": "1"}
+    forgets = {
+        "brokerDeduplicationEnabled": "true",
+        "brokerDeduplicationProducerInactivityTimeoutMinutes": "1",
+    }
     with start_runtime(forgets, keeps_everything=True) as runtime:
         target = runtime.topic(partitions=1)
         outbox = filled(tmp_path, 500)
@@ -347,13 +373,21 @@ def test_a_micro_batch_that_was_sent_before_the_broker_forgot_its_producer_is_th
         time.sleep(110)
         reopened_outbox = Outbox(Place(str(tmp_path)))
         reopened_outbox.begin(0, outbox.name)
-        probe = _Sender(settings, target, republisher._name, reopened_outbox, _Known(), threading.Event())
+        probe = _Sender(
+            settings, target, republisher._name, reopened_outbox, _Known(), threading.Event()
+        )
         with closing(probe):
             (batch,) = reopened_outbox.ready()
             probe.route(batch, *reopened_outbox.begin_sending(batch, probe.would_begin()))
-            assert probe._producer("t", f"{target}-partition-0").stored == -1, "the broker still knows it"
-        second_republisher = Republisher(reopened_outbox, settings, target, "s", lambda: True, lambda _error: None)
+            assert probe._producer("t", f"{target}-partition-0").stored == -1, (
+                "the broker still knows it"
+            )
+        second_republisher = Republisher(
+            reopened_outbox, settings, target, "s", lambda: True, lambda _error: None
+        )
         second_republisher.start()
         second_republisher.drain(60)
         second_republisher.stop()
-        assert [message.data() for message in read_all(runtime, target)] == [b"%d" % number for number in range(500)]
+        assert [message.data() for message in read_all(runtime, target)] == [
+            b"%d" % number for number in range(500)
+        ]

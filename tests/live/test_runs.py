@@ -32,7 +32,9 @@ def publish(runtime: Runtime, topic: str) -> None:
         producer = runtime.client().create_producer(topic, **kind)
         for number in range(300):
             value = b"x" * (6_000_000 if kind.get("chunking_enabled") and number == 7 else number)
-            producer.send_async(value, lambda *_: None, partition_key=str(number), properties={"n": str(number)})
+            producer.send_async(
+                value, lambda *_: None, partition_key=str(number), properties={"n": str(number)}
+            )
         producer.flush()
         producer.close()
 
@@ -51,7 +53,9 @@ def test_a_topic_read_in_runs_is_the_topic_read_entry_by_entry(runtime: Runtime)
     together: list[EntryReceived] = []
     longest = 0
     while (received := next_together_until(reader, end)) is not None:
-        longest = max(longest, len(received.entry_ids) if isinstance(received, EntriesReceived) else 1)
+        longest = max(
+            longest, len(received.entry_ids) if isinstance(received, EntriesReceived) else 1
+        )
         together += received.each()
     cluster.close()
     assert [(entry.position, bytes(entry.entry)) for entry in together] == [

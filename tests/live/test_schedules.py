@@ -1,5 +1,5 @@
-"""Schedules by id, sent by any client, over a restart: fired once each, none early, and none that was
-replaced, cancelled, or has expired.
+"""Schedules by id, sent by any client, over a restart: fired once each, none early, and none that
+was replaced, cancelled, or has expired.
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ def test_schedules_of_any_client_fire_once_over_a_restart_in_their_last_version(
     def put(number: int, value: str, due_ms: int | None, **properties: str) -> None:
         schedule = {"ledgerlake.schedule": name_of(number), **properties}
         producer.send_async(
-            value.encode(), lambda *_: None, partition_key=name_of(number), properties=schedule, deliver_at=due_ms
+            value.encode(),
+            lambda *_: None,
+            partition_key=name_of(number),
+            properties=schedule,
+            deliver_at=due_ms,
         )
 
     begin_ms = now_ms()
@@ -77,14 +81,26 @@ def test_schedules_of_any_client_fire_once_over_a_restart_in_their_last_version(
     # While nothing runs.
     for number in cancelled:
         properties = {"ledgerlake.cancel": f"schedule={name_of(number)}"}
-        producer.send_async(b"", lambda *_: None, partition_key=name_of(number), properties=properties)
+        producer.send_async(
+            b"", lambda *_: None, partition_key=name_of(number), properties=properties
+        )
     put(1, "at once 1", None)
     put(2, "moved 2", due_ms[2], **{"ledgerlake.expires": str(due_ms[2] - 1_000)})
     put(3, "x" * 201, due_ms[3], **{"ledgerlake.expires": "tomorrow"})
     producer.flush()
-    for command in (("--in", "25 seconds", "early"), ("--in", "20 seconds", "--key", "k", "by command")):
+    for command in (
+        ("--in", "25 seconds", "early"),
+        ("--in", "20 seconds", "--key", "k", "by command"),
+    ):
         said = ledgerlake(
-            "schedule", topic, "--service-url", runtime.service_url, "--id", "command", "--json", *command
+            "schedule",
+            topic,
+            "--service-url",
+            runtime.service_url,
+            "--id",
+            "command",
+            "--json",
+            *command,
         )
         assert said.returncode == 0, said.stderr
         assert json.loads(said.stdout)["id"] == "command"
@@ -114,14 +130,18 @@ def test_schedules_of_any_client_fire_once_over_a_restart_in_their_last_version(
     rows = table_rows(tmp_path)
     for row in rows:
         assert row["delivered_at"] is None or row["delivered_at"] >= row["deliver_at"]
-    expected = {number: f"moved {number}" if number in replaced else f"first {number}" for number in due_ms}
+    expected = {
+        number: f"moved {number}" if number in replaced else f"first {number}" for number in due_ms
+    }
     for number in [2, *cancelled]:
         del expected[number]
     expected[1] = "at once 1"
     delivered = Counter(row["value"] for row in rows if row["value"])
     large_values = [value for value in delivered if len(value) > 1_000_000]
     assert large_values == [("late" + large).encode()]
-    assert delivered - Counter(large_values) == Counter([*(text.encode() for text in expected.values()), b"by command"])
+    assert delivered - Counter(large_values) == Counter(
+        [*(text.encode() for text in expected.values()), b"by command"]
+    )
     reasons = Counter(row["reason"] for row in rejects_rows(tmp_path))
     chunks = reasons.pop("replaced") - len(replaced) - 3
     assert chunks >= 2
@@ -163,13 +183,20 @@ def test_repetitions_fire_once_each_over_restarts_on_the_table_and_the_topic(
     with Schedules(runtime.service_url, topic) as schedules:
         for number in range(20):
             schedules.put(f"second-{number}", b"s%d" % number, cron="* * * * * *", count=1_000)
-            schedules.put(f"pair-{number}", b"p%d" % number, every=timedelta(seconds=2), timezone="Asia/Kolkata")
+            schedules.put(
+                f"pair-{number}",
+                b"p%d" % number,
+                every=timedelta(seconds=2),
+                timezone="Asia/Kolkata",
+            )
         started_ms = now_ms()
         with running(spark, data):
             wait_for_rows(tmp_path, 150)
             (shown,) = waiting(spark, config, schedule_id="second-3").collect()
             assert shown.deliver_at.timestamp() * 1000 > started_ms
-        listed = ledgerlake("waiting", config_file(tmp_path, data), "--schedule", "pair-3", "--json")
+        listed = ledgerlake(
+            "waiting", config_file(tmp_path, data), "--schedule", "pair-3", "--json"
+        )
         assert json.loads(listed.stdout)["properties"]["ledgerlake.every"] == "PT2.000S"
         schedules.pause("second-1")
         paused_ms = now_ms()
@@ -179,9 +206,13 @@ def test_repetitions_fire_once_each_over_restarts_on_the_table_and_the_topic(
         with running(spark, data) as pipeline:
             wait_until(lambda: pipeline.waiting >= 41)
         for schedule_id, is_paused in (("second-1", True), ("second-2", False), ("once", False)):
-            listed = ledgerlake("waiting", config_file(tmp_path, data), "--schedule", schedule_id, "--json")
+            listed = ledgerlake(
+                "waiting", config_file(tmp_path, data), "--schedule", schedule_id, "--json"
+            )
             assert bool(json.loads(listed.stdout)["paused_since"]) == is_paused, listed.stdout
-        moved = ledgerlake("reschedule", config_file(tmp_path, data), "--id", "once", "--in", "5 seconds")
+        moved = ledgerlake(
+            "reschedule", config_file(tmp_path, data), "--id", "once", "--in", "5 seconds"
+        )
         assert moved.returncode == 0, moved.stderr
         with running(spark, data):
             rows_before = len(table_rows(tmp_path))
@@ -197,7 +228,9 @@ def test_repetitions_fire_once_each_over_restarts_on_the_table_and_the_topic(
     rows = [row for row in table_rows(tmp_path) if "ledgerlake.timezone_data" in row["properties"]]
     numbers: dict[bytes, list[int]] = {}
     for row in rows:
-        nominal = datetime.fromisoformat(row["properties"]["ledgerlake.occurrence_time"].replace("Z", "+00:00"))
+        nominal = datetime.fromisoformat(
+            row["properties"]["ledgerlake.occurrence_time"].replace("Z", "+00:00")
+        )
         assert row["delivered_at"] >= row["deliver_at"] == nominal
         assert nominal.timestamp() * 1000 <= ended_ms + 100
         numbers.setdefault(row["value"], []).append(int(row["properties"]["ledgerlake.occurrence"]))
@@ -211,11 +244,17 @@ def test_repetitions_fire_once_each_over_restarts_on_the_table_and_the_topic(
         assert fired == list(range(1, len(fired) + 1))
         assert len(fired) >= seconds // 2 - 2
     assert len(numbers[b"s1"]) <= (paused_ms - started_ms) // 1000 + 3
-    assert [row["properties"]["a"] for row in table_rows(tmp_path) if row["value"] == b"once"] == ["b"]
+    assert [row["properties"]["a"] for row in table_rows(tmp_path) if row["value"] == b"once"] == [
+        "b"
+    ]
     assert sorted(numbers[b"changed"]) == list(range(1, len(numbers[b"changed"]) + 1))
-    on_topic = Counter(occurrence_of(message) for message in delivered_on(runtime, target, len(rows) + 1))
+    on_topic = Counter(
+        occurrence_of(message) for message in delivered_on(runtime, target, len(rows) + 1)
+    )
     assert on_topic.pop((b"once", "1")) == 1
-    assert on_topic == Counter((row["value"], row["properties"]["ledgerlake.occurrence"]) for row in rows)
+    assert on_topic == Counter(
+        (row["value"], row["properties"]["ledgerlake.occurrence"]) for row in rows
+    )
     reasons = Counter(row["reason"] for row in rejects_rows(tmp_path))
     assert reasons == {"replaced": 1, "cancelled": 40}
     # What was moved is a reject at its first time.

@@ -1,5 +1,5 @@
-"""Schedules of two clients over kills of the pipeline. The module ``schedules_campaign`` says what is
-done and judged.
+"""Schedules of two clients over kills of the pipeline. The module ``schedules_campaign`` says what
+is done and judged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def test_schedules_of_the_client_in_go_fire_once(runtime: Runtime, tmp_path: Pat
 
 
 @pytest.mark.long
-def test_a_hundred_thousand_schedules_fire_once_over_kills_and_a_restart_of_the_broker(tmp_path: Path) -> None:
+def test_a_hundred_thousand_schedules_fire_once_over_kills_and_a_restart_of_the_broker(
+    tmp_path: Path,
+) -> None:
     by_go = 0 if shutil.which("go") is None else 1_000
     with default_broker() as broker:
         assert run(broker, tmp_path, 100_000, by_go, kills=5, seed=1, span_s=250.0, say=print) == []

@@ -108,7 +108,9 @@ def send(runtime: Runtime, topic: str, schema: Any, values: Iterable[Any], **opt
     producer.close()
 
 
-def register(runtime: Runtime, topic: str, kind: str, definition: str, properties: dict[str, str]) -> None:
+def register(
+    runtime: Runtime, topic: str, kind: str, definition: str, properties: dict[str, str]
+) -> None:
     """A schema by REST, for the kinds that pulsar-client for Python cannot register."""
     name = topic.replace("persistent://", "schemas/")
     body = {"type": kind, "schema": definition, "properties": properties}
@@ -117,22 +119,33 @@ def register(runtime: Runtime, topic: str, kind: str, definition: str, propertie
 
 def read_typed(runtime: Runtime, spark: SparkSession, topics: str, **options: str) -> DataFrame:
     all_options = {"service.url": runtime.service_url, "topics": topics, "schema": "auto"} | options
-    return spark.read.format("ledgerlake").options(**all_options).load().orderBy("topic", "ledger_id", "entry_id")
+    return (
+        spark.read.format("ledgerlake")
+        .options(**all_options)
+        .load()
+        .orderBy("topic", "ledger_id", "entry_id")
+    )
 
 
 def values(frame: DataFrame) -> list[Any]:
     row_values = [row["value"] for row in frame.collect()]
-    return [value.asDict(recursive=True) if hasattr(value, "asDict") else value for value in row_values]
+    return [
+        value.asDict(recursive=True) if hasattr(value, "asDict") else value for value in row_values
+    ]
 
 
 @pytest.mark.parametrize("kind", [ps.JsonSchema, ps.AvroSchema])
-def test_records_of_two_versions_in_one_topic_become_columns(runtime: Runtime, spark: SparkSession, kind: Any) -> None:
+def test_records_of_two_versions_in_one_topic_become_columns(
+    runtime: Runtime, spark: SparkSession, kind: Any
+) -> None:
     topic = runtime.topic()
     send(runtime, topic, kind(Order), [order(Order, 1)])
     before = read_typed(runtime, spark, topic)
     send(runtime, topic, kind(WiderOrder), [order(WiderOrder, 2, note="new")])
     after = read_typed(runtime, spark, topic)
-    assert values(before) == [as_row(1), as_row(2)], "a query reads by the schema that was the newest when it was made"
+    assert values(before) == [as_row(1), as_row(2)], (
+        "a query reads by the schema that was the newest when it was made"
+    )
     assert values(after) == [as_row(1) | {"note": None}, as_row(2) | {"note": "new"}]
     assert after.where("value.price > 0.5 and value.inner.x = 2").count() == 1
 
@@ -144,7 +157,12 @@ def test_a_stream_reads_typed_values_and_bad_ones_are_rejects(
     send(runtime, topic, ps.AvroSchema(Order), [order(Order, 1)])
     send(runtime, topic, ps.BytesSchema(), [b"\xff\xff"])
     send(runtime, topic, ps.AvroSchema(Order), [order(Order, 3)])
-    options = {"service.url": runtime.service_url, "topic": topic, "schema": "auto", "startingOffsets": "earliest"}
+    options = {
+        "service.url": runtime.service_url,
+        "topic": topic,
+        "schema": "auto",
+        "startingOffsets": "earliest",
+    }
     stream = spark.readStream.format("ledgerlake").options(**options).load()
     query = (
         stream.writeStream.format("parquet")
@@ -173,7 +191,9 @@ def test_a_stream_reads_typed_values_and_bad_ones_are_rejects(
         ("DOUBLE", ">d", [0.1, -1.0], "double"),
     ],
 )
-def test_numbers(runtime: Runtime, spark: SparkSession, name: str, form: str, good: list[Any], column: str) -> None:
+def test_numbers(
+    runtime: Runtime, spark: SparkSession, name: str, form: str, good: list[Any], column: str
+) -> None:
     topic = runtime.topic()
     register(runtime, topic, name, "", {})
     send(runtime, topic, Primitive(name, form), good)
@@ -239,10 +259,17 @@ def test_protobuf_by_its_descriptor(runtime: Runtime, spark: SparkSession) -> No
     register(runtime, topic, "PROTOBUF_NATIVE", protobuf("shop.Order").definition.decode(), {})
     send(runtime, topic, ps.BytesSchema(), [b"\x08\x05\x12\x05\x0a\x01s\x10\x03\x18\x01", b"\xff"])
     good, bad = values(read_typed(runtime, spark, topic))
-    assert (int(good["id"]), good["items"], good["color"], bad) == (5, [{"sku": "s", "count": 3}], "BLUE", None)
+    assert (int(good["id"]), good["items"], good["color"], bad) == (
+        5,
+        [{"sku": "s", "count": 3}],
+        "BLUE",
+        None,
+    )
 
 
-def test_topics_of_different_schemas_are_refused_or_read_as_bytes(runtime: Runtime, spark: SparkSession) -> None:
+def test_topics_of_different_schemas_are_refused_or_read_as_bytes(
+    runtime: Runtime, spark: SparkSession
+) -> None:
     text, number = runtime.topic(), runtime.topic()
     send(runtime, text, ps.StringSchema(), ["x"])
     register(runtime, number, "INT32", "", {})
@@ -264,15 +291,29 @@ def test_the_table_keeps_bytes_and_is_read_by_schema_later(
     run_once(spark, runtime.config(tmp_path, topic))
     table = spark.read.format("delta").load(config.delta.path)
     rows = typed(table, config).orderBy("ledger_id", "entry_id").collect()
-    assert [row.value and (row.value.id, row.value.note) for row in rows] == [(1, None), None, (2, "new")]
+    assert [row.value and (row.value.id, row.value.note) for row in rows] == [
+        (1, None),
+        None,
+        (2, "new"),
+    ]
     assert [row.reject_reason for row in rows] == [None, "undecodable_value", None]
     assert rows[1].value_bytes == b"\xff\xff"
-    assert [row.value_bytes is None for row in typed(table, config, keep_bytes=True).collect()] == [False] * 3
+    assert [row.value_bytes is None for row in typed(table, config, keep_bytes=True).collect()] == [
+        False
+    ] * 3
 
 
-def test_a_schema_that_no_column_can_hold_says_what_to_do(runtime: Runtime, spark: SparkSession) -> None:
+def test_a_schema_that_no_column_can_hold_says_what_to_do(
+    runtime: Runtime, spark: SparkSession
+) -> None:
     topic = runtime.topic()
-    node = {"type": "record", "name": "N", "fields": [{"name": "n", "type": ["null", "N"], "default": None}]}
+    node = {
+        "type": "record",
+        "name": "N",
+        "fields": [{"name": "n", "type": ["null", "N"], "default": None}],
+    }
     register(runtime, topic, "AVRO", json.dumps(node), {})
-    with pytest.raises(AnalysisException, match=r"holds itself, which no column can; read it with schema = bytes"):
+    with pytest.raises(
+        AnalysisException, match=r"holds itself, which no column can; read it with schema = bytes"
+    ):
         read_typed(runtime, spark, topic)

@@ -59,7 +59,9 @@ def publish(runtime: Runtime, topic: str, values: range) -> None:
 
 def said_by(runtime: Runtime, folder: Path, *topics: str, **auth: str) -> str:
     """What a run that must fail says: one sentence, without the secret."""
-    result = ledgerlake_process("run", config_file(folder, config(runtime, folder, *topics, **auth)), "--once")
+    result = ledgerlake_process(
+        "run", config_file(folder, config(runtime, folder, *topics, **auth)), "--once"
+    )
     assert result.returncode == 2, result.stderr
     sentence = result.stderr.strip()
     assert sentence.count("\n") == 0
@@ -67,11 +69,19 @@ def said_by(runtime: Runtime, folder: Path, *topics: str, **auth: str) -> str:
     return sentence
 
 
-def test_a_token_in_a_file_opens_the_broker(secured: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_token_in_a_file_opens_the_broker(
+    secured: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     assert secured.security is not None
     topic = secured.topic(partitions=2)
     publish(secured, topic, range(10))
-    data = config(secured, tmp_path, topic, method="token", token=f"file:{secured.security.folder}/admin.token")
+    data = config(
+        secured,
+        tmp_path,
+        topic,
+        method="token",
+        token=f"file:{secured.security.folder}/admin.token",
+    )
     parsed_config = run_once(spark, data)
     assert sorted(int(row["value"]) for row in table_rows(tmp_path)) == list(range(10))
     assert verify(parsed_config).clean
@@ -79,7 +89,9 @@ def test_a_token_in_a_file_opens_the_broker(secured: Runtime, spark: SparkSessio
     assert (peeked.returncode, len(peeked.stdout.splitlines())) == (0, 2)
 
 
-def test_a_client_certificate_opens_it_too(secured: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_client_certificate_opens_it_too(
+    secured: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     assert secured.security is not None
     topic = secured.topic()
     publish(secured, topic, range(3))
@@ -90,19 +102,27 @@ def test_a_client_certificate_opens_it_too(secured: Runtime, spark: SparkSession
     assert len(table_rows(tmp_path)) == 3
 
 
-def test_wrong_expired_and_missing_credentials_are_one_sentence_each(secured: Runtime, tmp_path: Path) -> None:
+def test_wrong_expired_and_missing_credentials_are_one_sentence_each(
+    secured: Runtime, tmp_path: Path
+) -> None:
     assert secured.security is not None
     topic = secured.topic()
     wrong = secured.security.admin_token[:-6] + "AAAAAA"
     assert "check the token" in said_by(secured, tmp_path, topic, method="token", token=wrong)
     expired = secured.security.token("admin", -10)
-    assert "the token expired at 20" in said_by(secured, tmp_path, topic, method="token", token=expired)
+    assert "the token expired at 20" in said_by(
+        secured, tmp_path, topic, method="token", token=expired
+    )
     assert "no authentication is configured" in said_by(secured, tmp_path, topic)
 
 
-def test_a_broker_that_nobody_vouches_for_is_not_talked_to(secured: Runtime, tmp_path: Path) -> None:
+def test_a_broker_that_nobody_vouches_for_is_not_talked_to(
+    secured: Runtime, tmp_path: Path
+) -> None:
     assert secured.security is not None
-    data = config(secured, tmp_path, secured.topic(), method="token", token=secured.security.admin_token)
+    data = config(
+        secured, tmp_path, secured.topic(), method="token", token=secured.security.admin_token
+    )
     del data["tls"]["ca_file"]
     result = ledgerlake_process("run", config_file(tmp_path, data), "--once")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
@@ -114,7 +134,14 @@ def test_a_topic_that_we_may_not_read_is_named(secured: Runtime, tmp_path: Path)
     assert secured.security is not None
     allowed, forbidden = secured.topic(), secured.topic()
     secured.admin("POST", allowed, "/permissions/reader", ["consume"])
-    error_text = said_by(secured, tmp_path, allowed, forbidden, method="token", token=secured.security.token("reader"))
+    error_text = said_by(
+        secured,
+        tmp_path,
+        allowed,
+        forbidden,
+        method="token",
+        token=secured.security.token("reader"),
+    )
     assert forbidden in error_text
     assert "AuthorizationError" in error_text
 
@@ -130,22 +157,32 @@ def test_the_right_to_consume_is_enough_to_read_and_that_to_produce_to_schedule(
     data = config(secured, tmp_path, topic, method="token", token=secured.security.token("reader"))
     result = ledgerlake_process("run", config_file(tmp_path, data), "--once")
     assert result.returncode == 0, result.stderr
-    sender = config(secured, tmp_path, topic, method="token", token=secured.security.token("sender"))
+    sender = config(
+        secured, tmp_path, topic, method="token", token=secured.security.token("sender")
+    )
     with Schedules(parse_config(sender).source.client, topic) as schedules:
         schedules.put("a", b"sent")
 
 
-def test_due_messages_for_a_topic_that_we_may_not_send_to_stop_the_start(secured: Runtime, tmp_path: Path) -> None:
+def test_due_messages_for_a_topic_that_we_may_not_send_to_stop_the_start(
+    secured: Runtime, tmp_path: Path
+) -> None:
     assert secured.security is not None
     topic, target = secured.topic(), secured.topic()
     secured.admin("POST", topic, "/permissions/reader", ["consume"])
     data = config(secured, tmp_path, topic, method="token", token=secured.security.token("reader"))
-    result = ledgerlake_process("run", config_file(tmp_path, data | {"deliver": {"topic": target}}), "--once")
+    result = ledgerlake_process(
+        "run", config_file(tmp_path, data | {"deliver": {"topic": target}}), "--once"
+    )
     assert result.returncode == 2, result.stderr
-    assert f"may not send to {target}, for which it needs the permission to produce" in result.stderr
+    assert (
+        f"may not send to {target}, for which it needs the permission to produce" in result.stderr
+    )
 
 
-def test_a_token_that_expires_in_mid_stream_is_refreshed(secured: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_token_that_expires_in_mid_stream_is_refreshed(
+    secured: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     assert secured.security is not None
     security = secured.security
     topic = secured.topic()
@@ -173,7 +210,9 @@ def test_a_token_that_expires_in_mid_stream_is_refreshed(secured: Runtime, spark
     assert values(tmp_path) == list(range(15))
 
 
-def test_secrets_are_in_no_plan_progress_offset_or_log(secured: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_secrets_are_in_no_plan_progress_offset_or_log(
+    secured: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     assert secured.security is not None
     secret = secured.security.admin_token
     topic = secured.topic()
@@ -183,9 +222,15 @@ def test_secrets_are_in_no_plan_progress_offset_or_log(secured: Runtime, spark: 
     assert ran.returncode == 0
     assert secret not in ran.stdout + ran.stderr
     stream = messages(spark, parse_config(data))
-    query = stream.writeStream.format("memory").queryName("secrets").trigger(availableNow=True).start()
+    query = (
+        stream.writeStream.format("memory").queryName("secrets").trigger(availableNow=True).start()
+    )
     query.awaitTermination()
-    descriptions = [str(stream._jdf.queryExecution()), str(query.lastProgress), repr(parse_config(data))]
+    descriptions = [
+        str(stream._jdf.queryExecution()),
+        str(query.lastProgress),
+        repr(parse_config(data)),
+    ]
     descriptions += [str(query._jsq.explainInternal(True)), repr(parse_config(data).source)]
     assert [text for text in descriptions if secret in text] == []
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -44,7 +44,9 @@ class Publisher(threading.Thread):
         while not self._ended.wait(0.05):
             for _ in range(20):
                 value = b"%s-%d" % (self.name.encode(), number)
-                self._producer.send_async(value, lambda _result, _id, value=value: self.confirmed.append(value))
+                self._producer.send_async(
+                    value, lambda _result, _id, value=value: self.confirmed.append(value)
+                )
                 number += 1
         self._producer.flush()
         self._producer.close()
@@ -89,7 +91,12 @@ def values(path: str, options: dict[str, str] | None) -> Counter[bytes]:
 @pytest.mark.parametrize("place", ["disk", "s3"])
 @pytest.mark.parametrize("has_upkeep", [True, False], ids=["upkeep", "delta-rs"])
 def test_two_pipelines_and_compaction_of_one_table_lose_and_double_nothing_and_nobody_ends(
-    runtime: Runtime, store: ObjectStore, tmp_path: Path, place: str, has_upkeep: bool, campaign_is_long: bool
+    runtime: Runtime,
+    store: ObjectStore,
+    tmp_path: Path,
+    place: str,
+    has_upkeep: bool,
+    campaign_is_long: bool,
 ) -> None:
     in_store = place == "s3"
     path = f"s3://{store.bucket()}/messages" if in_store else str(tmp_path / "messages")
@@ -120,7 +127,10 @@ def test_two_pipelines_and_compaction_of_one_table_lose_and_double_nothing_and_n
             compactor.end()
         for running in pipelines.values():
             running.send_signal(signal.SIGTERM)
-        assert {name: running.wait(120) for name, running in pipelines.items()} == {"one": 0, "two": 0}
+        assert {name: running.wait(120) for name, running in pipelines.items()} == {
+            "one": 0,
+            "two": 0,
+        }
     finally:
         for running in pipelines.values():
             running.kill()
@@ -130,14 +140,22 @@ def test_two_pipelines_and_compaction_of_one_table_lose_and_double_nothing_and_n
                 thread.end()
     assert values(path, options) == confirmed
     assert set(confirmed.values()) == {1}
-    print(f"{len(confirmed):,} messages, {DeltaTable(path, storage_options=options).version():,} commits, {compactor.count} compactions")  # fmt: skip
+    print(f"{len(confirmed):,} messages, {DeltaTable(path, storage_options=options).version():,} "
+          f"commits, {compactor.count} compactions")  # fmt: skip
     history = DeltaTable(path, storage_options=options).history()
     merges = sum(commit.get("engineInfo") == "ledgerlake" for commit in history)
     assert (merges if has_upkeep else compactor.count) > 2
 
 
 def started(
-    runtime: Runtime, folder: Path, name: str, topic: str, path: str, store: ObjectStore, *, has_upkeep: bool
+    runtime: Runtime,
+    folder: Path,
+    name: str,
+    topic: str,
+    path: str,
+    store: ObjectStore,
+    *,
+    has_upkeep: bool,
 ) -> subprocess.Popen[bytes]:
     data: dict[str, Any] = runtime.config(folder, topic, name=f"{name}-{folder.parent.name[-30:]}")
     data["delta"] = {"path": path}

@@ -50,7 +50,12 @@ def publish(runtime: Runtime, topic: str, values: range) -> None:
 
 
 def values(spark: SparkSession, path: str) -> list[int]:
-    rows = spark.read.format("delta").load(path).orderBy("partition", "ledger_id", "entry_id").collect()
+    rows = (
+        spark.read.format("delta")
+        .load(path)
+        .orderBy("partition", "ledger_id", "entry_id")
+        .collect()
+    )
     return [int(row.value) for row in rows]
 
 
@@ -58,9 +63,13 @@ def make_table(spark: SparkSession, path: str, feature: str) -> None:
     """A table with a feature."""
     if feature == "partition columns":
         Table(Place(f"{path}-plain"), schema.MESSAGES).create()
-        spark.read.format("delta").load(f"{path}-plain").write.format("delta").partitionBy("topic").save(path)
+        spark.read.format("delta").load(f"{path}-plain").write.format("delta").partitionBy(
+            "topic"
+        ).save(path)
     elif feature == "generated columns":
-        columns = ", ".join(f"`{column.name}` {column.dataType.simpleString()}" for column in spark_columns(spark))
+        columns = ", ".join(
+            f"`{column.name}` {column.dataType.simpleString()}" for column in spark_columns(spark)
+        )
         day = "day date generated always as (cast(publish_time as date))"
         spark.sql(f"create table delta.`{path}` ({columns}, {day}) using delta")
     else:
@@ -77,7 +86,11 @@ def spark_columns(spark: SparkSession) -> Any:
 @pytest.mark.long
 @pytest.mark.parametrize("feature", [*CHANGES, "partition columns", "generated columns"])
 def test_a_table_with_a_feature_is_written_all_the_same(
-    runtime: Runtime, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, feature: str
+    runtime: Runtime,
+    spark: SparkSession,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    feature: str,
 ) -> None:
     topic = runtime.topic()
     make_table(spark, str(tmp_path / "messages"), feature)
@@ -130,10 +143,14 @@ def test_a_batch_without_rows_is_recorded(spark: SparkSession, tmp_path: Path) -
     assert spark.read.format("delta").load(path).count() == 0
 
 
-def test_staged_files_are_read_from_a_folder_of_any_name(spark: SparkSession, tmp_path: Path) -> None:
+def test_staged_files_are_read_from_a_folder_of_any_name(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     path = Place(str(tmp_path / "rejects"))
     Table(path, schema.REJECTS).create()
-    table = SparkTable(path, schema.REJECTS, Place(str(tmp_path / r"a%41 [b]{c,d}*?\e" / "staging")))
+    table = SparkTable(
+        path, schema.REJECTS, Place(str(tmp_path / r"a%41 [b]{c,d}*?\e" / "staging"))
+    )
     table.check(spark)
     table.begin()
     table.commit(REJECTS_BATCH, staged(table, range(3)), {})
@@ -167,7 +184,9 @@ def test_a_micro_batch_is_found_however_often_another_stream_has_committed_since
     assert again.last_writer("s") == record.checkpoint
     again.begin()
     with pytest.raises(OwnershipError, match="another checkpoint of the stream s has written"):
-        again.contains(replace(record, query="ledgerlake:s:earlier", checkpoint=record.checkpoint - 1))
+        again.contains(
+            replace(record, query="ledgerlake:s:earlier", checkpoint=record.checkpoint - 1)
+        )
     with pytest.raises(CheckpointError, match="is not the one in the table"):
         again.contains(replace(record, range_digest=8))
     add_missing(again, record, staged(again, range(4, 7)))
@@ -176,7 +195,12 @@ def test_a_micro_batch_is_found_however_often_another_stream_has_committed_since
 
 
 @pytest.mark.parametrize(
-    "property_", ["columnMapping.mode' = 'name", "enableInCommitTimestamps' = 'true", "enableRowTracking' = 'true"]
+    "property_",
+    [
+        "columnMapping.mode' = 'name",
+        "enableInCommitTimestamps' = 'true",
+        "enableRowTracking' = 'true",
+    ],
 )
 def test_what_a_start_records_is_between_the_commits_of_delta_spark(
     spark: SparkSession, tmp_path: Path, property_: str
@@ -191,17 +215,24 @@ def test_what_a_start_records_is_between_the_commits_of_delta_spark(
         table.begin_stream("s", [f"t-partition-{number}"])
         record = BatchRecord("s", "ledgerlake:s:q", number, 7)
         assert not table.contains(record)
-        table.commit(record, staged(table, range(number, number + 1)), {f"t-partition-{number}": number})
+        table.commit(
+            record, staged(table, range(number, number + 1)), {f"t-partition-{number}": number}
+        )
     rows = spark.read.format("delta").load(path).orderBy("entry_id").collect()
     assert [row.entry_id for row in rows] == list(range(12))
     again = Table(Place(path), schema.REJECTS)
-    assert again.effective_times_us(["t-partition-3", "t-partition-11"]) == {"t-partition-3": 3, "t-partition-11": 11}
+    assert again.effective_times_us(["t-partition-3", "t-partition-11"]) == {
+        "t-partition-3": 3,
+        "t-partition-11": 11,
+    }
     again.check_writers("s", [f"t-partition-{number}" for number in range(12)])
     with pytest.raises(CheckpointError, match="the stream s writes the messages of t-partition-0"):
         again.check_writers("other", ["t-partition-0"])
 
 
-def test_rows_without_a_topic_that_somebody_has_added_are_passed_over(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_without_a_topic_that_somebody_has_added_are_passed_over(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     path = str(tmp_path / "messages")
     make_table(spark, path, "columnMapping")
     for columns, row in (("key", "'mine'"), ("topic", "'t'")):
@@ -211,12 +242,18 @@ def test_rows_without_a_topic_that_somebody_has_added_are_passed_over(spark: Spa
     assert table.effective_times_us(["t"]) == {}
 
 
-def test_a_violated_constraint_is_one_sentence(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_violated_constraint_is_one_sentence(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     make_table(spark, str(tmp_path / "messages"), "checkConstraints")
-    spark.sql(f"alter table delta.`{tmp_path / 'messages'}` add constraint few check (entry_id < 0)")
+    spark.sql(
+        f"alter table delta.`{tmp_path / 'messages'}` add constraint few check (entry_id < 0)"
+    )
     publish(runtime, topic, range(5))
-    with pytest.raises(TableError, match=r"batch 0 has a row that the table at .* refuses: .*few.*entry_id") as raised:
+    with pytest.raises(
+        TableError, match=r"batch 0 has a row that the table at .* refuses: .*few.*entry_id"
+    ) as raised:
         run_once(spark, runtime.config(tmp_path, topic))
     assert not raised.value.retryable
 
@@ -251,14 +288,18 @@ def staged(table: Table, entries: range) -> list[DataFile]:
     """Rejects as a task writes them."""
     writer = BufferedWriter(data_folder(table.folder, table.schema, "part-00000004-00000"))
     place = {"topic": "t", "partition": -1, "ledger_id": 3, "reason": "chunk_orphan"}
-    rows = [place | {"entry_id": number, "message_id": f"3:{number}", "detail": ""} for number in entries]
+    rows = [
+        place | {"entry_id": number, "message_id": f"3:{number}", "detail": ""}
+        for number in entries
+    ]
     writer.write(pa.Table.from_pylist(rows, schema=table.schema))
     return writer.finish()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("feature", "first"), [("columnMapping", "spark"), ("columnMapping", "arrow"), ("partition columns", "spark")]
+    ("feature", "first"),
+    [("columnMapping", "spark"), ("columnMapping", "arrow"), ("partition columns", "spark")],
 )
 def test_what_a_repeat_rejects_beyond_the_first_run_is_added_once(
     spark: SparkSession, tmp_path: Path, feature: str, first: str
@@ -314,5 +355,7 @@ def test_what_delta_spark_cannot_read_back_is_refused(spark: SparkSession, tmp_p
     table.commit(REJECTS_BATCH, staged(table, range(2)), {})
     for file in (tmp_path / "rejects").glob("part-*.parquet"):
         file.unlink()
-    with pytest.raises(CheckpointError, match=r"cannot be compared .*choose a new \[delta\] rejects_path"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot be compared .*choose a new \[delta\] rejects_path"
+    ):
         add_missing(table, REJECTS_BATCH, staged(table, range(3)))

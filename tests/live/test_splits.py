@@ -35,7 +35,9 @@ def publish(runtime: Runtime, topic: str, numbers: range) -> None:
     """Batches of a thousand numbers of a hundred bytes."""
     producer = EntryProducer(runtime.cluster(), topic, "writer")
     for first in numbers[::_BATCH]:
-        plain = encode_batch([(pb.SingleMessageMetadata(), b"%0100d" % (first + place)) for place in range(_BATCH)])
+        plain = encode_batch(
+            [(pb.SingleMessageMetadata(), b"%0100d" % (first + place)) for place in range(_BATCH)]
+        )
         metadata = pb.MessageMetadata(
             producer_name="writer",
             sequence_id=first,
@@ -67,7 +69,9 @@ def test_one_and_four_tasks_write_the_same_table(
     tables = []
     for tasks in (1, 4):
         folder = tmp_path / str(tasks)
-        config = run_once(spark, runtime.config(folder, topic, name=f"split{tasks}", min_partitions=tasks))
+        config = run_once(
+            spark, runtime.config(folder, topic, name=f"split{tasks}", min_partitions=tasks)
+        )
         table, files = table_numbers(config.delta.path)
         print(f"{tasks} tasks: {table.num_rows} rows in {files} files")
         assert files >= tasks
@@ -75,7 +79,9 @@ def test_one_and_four_tasks_write_the_same_table(
         tables.append(table)
     first = tables[0]
     assert first.num_rows == count
-    assert np.array_equal(pc.cast(first["value"].cast(pa.string()), pa.int64()).to_numpy(), np.arange(count))
+    assert np.array_equal(
+        pc.cast(first["value"].cast(pa.string()), pa.int64()).to_numpy(), np.arange(count)
+    )
     assert np.array_equal(first["broker_index"].to_numpy(), np.arange(count))
     assert all(table.equals(first) for table in tables[1:])
 

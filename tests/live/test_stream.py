@@ -12,7 +12,13 @@ from deltalake import DeltaTable
 
 from ledgerlake.api import messages, rejects, run
 from ledgerlake.client.cursor import DurableCursor
-from ledgerlake.errors import CheckpointError, LedgerlakeError, SetupError, TableError, TopicNotFoundError
+from ledgerlake.errors import (
+    CheckpointError,
+    LedgerlakeError,
+    SetupError,
+    TableError,
+    TopicNotFoundError,
+)
 from ledgerlake.inspect.lag import find_lags
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.forget import forget, forget_topic
@@ -30,7 +36,11 @@ pytestmark = [pytest.mark.live, pytest.mark.spark]
 
 
 def source(spark: SparkSession, runtime: Runtime, topic: str, **options: Any) -> Any:
-    reader = spark.readStream.format("ledgerlake").option("service.url", runtime.service_url).option("topic", topic)
+    reader = (
+        spark.readStream.format("ledgerlake")
+        .option("service.url", runtime.service_url)
+        .option("topic", topic)
+    )
     return reader.options(**options)
 
 
@@ -39,7 +49,12 @@ def drain(frame: DataFrame, checkpoint: Path) -> tuple[list[list[int]], Any]:
     batches: list[list[int]] = []
 
     def keep(batch: DataFrame, _number: int) -> None:
-        batches.append([int(row.value) for row in batch.orderBy("ledger_id", "entry_id", "batch_index").collect()])
+        batches.append(
+            [
+                int(row.value)
+                for row in batch.orderBy("ledger_id", "entry_id", "batch_index").collect()
+            ]
+        )
 
     query = (
         frame.writeStream.foreachBatch(keep)
@@ -51,7 +66,9 @@ def drain(frame: DataFrame, checkpoint: Path) -> tuple[list[list[int]], Any]:
     return batches, query
 
 
-def test_a_stream_goes_on_where_it_stopped(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stream_goes_on_where_it_stopped(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     publish_numbers(runtime, topic, range(20))
     frame = source(spark, runtime, topic, startingOffsets="earliest").load()
@@ -76,7 +93,9 @@ def test_limits_hold_also_when_everything_available_is_wanted(
 def test_bytes_limit_a_batch_too(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
     publish_numbers(runtime, topic, range(30))
-    frame = source(spark, runtime, topic, startingOffsets="earliest", maxBytesPerTrigger=1000).load()
+    frame = source(
+        spark, runtime, topic, startingOffsets="earliest", maxBytesPerTrigger=1000
+    ).load()
     batches, _ = drain(frame, tmp_path)
     assert len(batches) > 2
     assert [number for batch in batches for number in batch] == list(range(30))
@@ -89,14 +108,19 @@ def test_a_start_at_a_message_begins_with_that_message(
     topic = runtime.topic()
     publish_numbers(runtime, topic, range(40), batch)
     topic_rows = (
-        spark.read.format("ledgerlake").option("service.url", runtime.service_url).option("topic", topic).load()
+        spark.read.format("ledgerlake")
+        .option("service.url", runtime.service_url)
+        .option("topic", topic)
+        .load()
     )
     message_id = next(row.message_id for row in topic_rows.collect() if row.value == b"17")
     frame = source(spark, runtime, topic, startingOffsets=message_id).load()
     assert [number for part in drain(frame, tmp_path)[0] for number in part] == list(range(17, 40))
 
 
-def test_latest_takes_only_what_comes_after_the_start(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_latest_takes_only_what_comes_after_the_start(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     publish_numbers(runtime, topic, range(10))
     values: list[int] = []
@@ -119,24 +143,34 @@ def test_a_batch_read_is_bounded_on_both_sides(runtime: Runtime, spark: SparkSes
     topic = runtime.topic()
     ids = publish_numbers(runtime, topic, range(10))
     text = [f"{message_id.ledger_id()}:{message_id.entry_id()}" for message_id in ids]
-    reader = spark.read.format("ledgerlake").option("service.url", runtime.service_url).option("topic", topic)
+    reader = (
+        spark.read.format("ledgerlake")
+        .option("service.url", runtime.service_url)
+        .option("topic", topic)
+    )
     frame = reader.option("startingOffsets", text[3]).option("endingOffsets", text[6]).load()
     assert sorted(int(row.value) for row in frame.collect()) == [3, 4, 5, 6]
     assert sorted(int(row.value) for row in frame.collect()) == [3, 4, 5, 6]
 
 
-def test_a_missing_topic_is_an_error_and_stays_missing(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_missing_topic_is_an_error_and_stays_missing(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     name = "persistent://public/default/never-made"
     config = parse_config(runtime.config(tmp_path, name))
     with pytest.raises(TopicNotFoundError, match="does not exist"):
         run(spark, config, once=True)
     with pytest.raises(Exception, match="does not exist"):
-        spark.read.format("ledgerlake").option("service.url", runtime.service_url).option("topic", name).load().count()
+        spark.read.format("ledgerlake").option("service.url", runtime.service_url).option(
+            "topic", name
+        ).load().count()
     listing = runtime.admin("GET", "persistent://public/default")
     assert name not in listing
 
 
-def test_an_idle_query_hardly_asks_the_broker(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_an_idle_query_hardly_asks_the_broker(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     import time
 
     topic = runtime.topic()
@@ -173,14 +207,20 @@ def test_the_pipeline_commits_each_batch_once_when_spark_repeats_it(
     assert (verdict.messages, verdict.clean) == (90, True)
 
 
-@pytest.mark.parametrize(("partitions", "state_partitions"), [pytest.param(0, 1, marks=pytest.mark.long), (3, 2)])
+@pytest.mark.parametrize(
+    ("partitions", "state_partitions"), [pytest.param(0, 1, marks=pytest.mark.long), (3, 2)]
+)
 def test_the_pipelines_state_has_no_more_partitions_than_the_topic(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, partitions: int, state_partitions: int
 ) -> None:
     topic = runtime.topic(partitions)
     publish_numbers(runtime, topic, range(20))
     config = run_once(spark, runtime.config(tmp_path, topic))
-    state = {path.name for path in (tmp_path / "checkpoint" / "state" / "0").iterdir() if path.name.isdigit()}
+    state = {
+        path.name
+        for path in (tmp_path / "checkpoint" / "state" / "0").iterdir()
+        if path.name.isdigit()
+    }
     assert state == {str(number) for number in range(state_partitions)}
     publish_numbers(runtime, topic, range(20))
     run_once(spark, runtime.config(tmp_path, topic))
@@ -211,8 +251,13 @@ def test_a_copy_of_a_configuration_for_another_topic_is_refused_and_changes_noth
         publish_numbers(runtime, name, range(10))
     data = runtime.config(tmp_path, topic, name="copied")
     config = run_once(spark, data)
-    copy = data | {"source": data["source"] | {"topics": [other]}, "delta": {"path": str(tmp_path / "others")}}
-    with pytest.raises(SetupError, match=f"reads {topic}, and the configuration selects none of its topics"):
+    copy = data | {
+        "source": data["source"] | {"topics": [other]},
+        "delta": {"path": str(tmp_path / "others")},
+    }
+    with pytest.raises(
+        SetupError, match=f"reads {topic}, and the configuration selects none of its topics"
+    ):
         run_once(spark, copy)
     assert runtime.subscriptions(other) == {}
     assert not DeltaTable.is_deltatable(str(tmp_path / "others"))
@@ -252,7 +297,8 @@ def test_a_lost_checkpoint_asks_for_a_choice_and_the_cursor_is_one(
     publish_numbers(runtime, topic, range(10, 15))
     shutil.rmtree(tmp_path / "checkpoint")
     with pytest.raises(
-        SetupError, match=r"no checkpoint at .* table at .* knows the stream lost; .* restore .* or set"
+        SetupError,
+        match=r"no checkpoint at .* table at .* knows the stream lost; .* restore .* or set",
     ):
         run_once(spark, data)
     data["source"]["starting"] = "cursor"
@@ -264,7 +310,9 @@ def test_a_lost_checkpoint_asks_for_a_choice_and_the_cursor_is_one(
     assert runtime.subscriptions(topic) == {"ledgerlake-lost": 0}
 
 
-def test_a_start_that_fails_leaves_nothing_on_the_broker(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_start_that_fails_leaves_nothing_on_the_broker(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     publish_numbers(runtime, topic, range(10))
     data = runtime.config(tmp_path, topic, name="failed")
@@ -274,22 +322,30 @@ def test_a_start_that_fails_leaves_nothing_on_the_broker(runtime: Runtime, spark
     assert runtime.subscriptions(topic) == {}
 
 
-def test_the_bare_source_goes_on_from_its_subscription(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_the_bare_source_goes_on_from_its_subscription(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     publish_numbers(runtime, topic, range(10))
     options = {"startingOffsets": "cursor", "subscription": "pin"}
-    assert drain(source(spark, runtime, topic, **options).load(), tmp_path / "a")[0] == [[*range(10)]]
+    assert drain(source(spark, runtime, topic, **options).load(), tmp_path / "a")[0] == [
+        [*range(10)]
+    ]
     publish_numbers(runtime, topic, range(10, 12))
     assert drain(source(spark, runtime, topic, **options).load(), tmp_path / "b")[0] == [[10, 11]]
 
 
-def test_verify_sees_what_is_missing_and_what_is_doubled(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_verify_sees_what_is_missing_and_what_is_doubled(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic()
     publish_numbers(runtime, topic, range(30), batch=10)
     config = run_once(spark, runtime.config(tmp_path, topic))
     table = DeltaTable(config.delta.path)
     rows = spark.read.format("delta").load(config.delta.path)
-    rows.where("batch_index = 4").coalesce(1).write.format("delta").mode("append").save(config.delta.path)
+    rows.where("batch_index = 4").coalesce(1).write.format("delta").mode("append").save(
+        config.delta.path
+    )
     table.update_incremental()
     assert verify(config).duplicate == 3
     spark.sql(f"delete from delta.`{config.delta.path}` where batch_index = 4")
@@ -326,7 +382,9 @@ def test_the_bare_source_leaves_a_cursor_only_where_it_was_asked_to(
     frame = source(spark, runtime, topic, startingOffsets="earliest").load()
     drain(frame, tmp_path / "a")
     assert runtime.subscriptions(topic) == {}
-    pinned = source(spark, runtime, topic, startingOffsets="earliest", subscription="pin", maxRowsPerTrigger=4).load()
+    pinned = source(
+        spark, runtime, topic, startingOffsets="earliest", subscription="pin", maxRowsPerTrigger=4
+    ).load()
     drain(pinned, tmp_path / "b")
     assert runtime.subscriptions(topic) == {"pin": 0}
 
@@ -346,8 +404,12 @@ def test_a_table_with_another_schema_is_refused_and_the_difference_named(
 ) -> None:
     topic = runtime.topic()
     config = parse_config(runtime.config(tmp_path, topic))
-    spark.range(1).selectExpr("id", "cast(id as string) as partition").write.format("delta").save(config.delta.path)
-    with pytest.raises(TableError, match=r"it lacks topic.*it has id.*partition is string instead of integer"):
+    spark.range(1).selectExpr("id", "cast(id as string) as partition").write.format("delta").save(
+        config.delta.path
+    )
+    with pytest.raises(
+        TableError, match=r"it lacks topic.*it has id.*partition is string instead of integer"
+    ):
         run(spark, config, once=True)
 
 
@@ -425,10 +487,22 @@ def test_stored_entries_decode_later_to_the_same_messages(
 
     topic = runtime.topic(partitions=2)
     publish_numbers(runtime, topic, range(200), batch=20)
-    reader = spark.read.format("ledgerlake").option("service.url", runtime.service_url).option("topic", topic)
+    reader = (
+        spark.read.format("ledgerlake")
+        .option("service.url", runtime.service_url)
+        .option("topic", topic)
+    )
     reader.option("view", "entries").load().write.parquet(str(tmp_path / "entries"))
     later = decode_messages(spark.read.parquet(str(tmp_path / "entries")))
     at_once = reader.option("view", "messages").load()
-    columns = ["message_id", "partition", "broker_timestamp", "broker_index", "producer_name", "sequence_id", "value"]
+    columns = [
+        "message_id",
+        "partition",
+        "broker_timestamp",
+        "broker_index",
+        "producer_name",
+        "sequence_id",
+        "value",
+    ]
     assert sorted(later.select(columns).collect()) == sorted(at_once.select(columns).collect())
     assert later.count() == 200

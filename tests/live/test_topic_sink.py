@@ -36,7 +36,11 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.live, pytest.mark.spark]
 
 CODECS = {"none": "NONE", "lz4": "LZ4", "zlib": "ZLib", "zstd": "ZSTD", "snappy": "SNAPPY"}
-SCHEMA = "value binary, key string, ordering_key binary, properties map<string,string>, event_time timestamp"
+SCHEMA = (
+    "value binary, key string, ordering_key binary, properties map<string,string>, "
+    "event_time "
+    "timestamp"
+)
 AT = datetime(2026, 5, 1, 9, 0, 0, 123000, tzinfo=timezone.utc)
 
 
@@ -79,23 +83,34 @@ def test_every_column_arrives_at_a_pulsar_client(
 ) -> None:
     topic = runtime.topic()
     sent = rows(spark, 50)
-    options = {"pulsar.producer.compressionType": codec, "pulsar.producer.batchingEnabled": batching}
+    options = {
+        "pulsar.producer.compressionType": codec,
+        "pulsar.producer.batchingEnabled": batching,
+    }
     write(spark.createDataFrame(sent, SCHEMA).coalesce(1), runtime, topic=topic, **options)
     for (value, key, ordering_key, properties, event_time), message in zip(
         sent, received(runtime, topic, 50), strict=True
     ):
-        assert (message.data(), message.partition_key() or None, message.properties()) == (value, key, properties)
+        assert (message.data(), message.partition_key() or None, message.properties()) == (
+            value,
+            key,
+            properties,
+        )
         assert message.ordering_key() == (ordering_key or b"").decode()
         assert message.event_timestamp() == (int(AT.timestamp() * 1000) if event_time else 0)
 
 
-def test_what_was_written_is_what_the_table_gets(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_what_was_written_is_what_the_table_gets(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     topic = runtime.topic(partitions=3)
     sent = rows(spark, 100)
     binary = [(None, b"\xff\0", None, None, None, None, topic)]
     frame = spark.createDataFrame(
-        [(*row[:1], (row[1] or "").encode() or None, *row[2:], None, None) for row in sent] + binary,
-        "value binary, key binary, ordering_key binary, properties map<string,string>, event_time timestamp, "
+        [(*row[:1], (row[1] or "").encode() or None, *row[2:], None, None) for row in sent]
+        + binary,
+        "value binary, key binary, ordering_key binary, properties map<string,string>, event_time "
+        "timestamp, "
         "deliver_at timestamp, topic string",
     )
     write(frame, runtime, topic=topic)
@@ -128,19 +143,31 @@ def test_large_and_delayed_messages(runtime: Runtime, spark: SparkSession, tmp_p
     stored_rows = rows_by_position(config.delta.path)
     assert [row["value"] for row in stored_rows] == [b"small", large]
     assert stored_rows[1]["chunk_count"] == 3
-    view = spark.read.format("ledgerlake").option("service.url", runtime.service_url).option("topic", topic).load()
-    assert [row.deliver_at.timestamp() for row in view.where("deliver_at is not null").collect()] == [due.timestamp()]
+    view = (
+        spark.read.format("ledgerlake")
+        .option("service.url", runtime.service_url)
+        .option("topic", topic)
+        .load()
+    )
+    assert [
+        row.deliver_at.timestamp() for row in view.where("deliver_at is not null").collect()
+    ] == [due.timestamp()]
 
 
 def test_their_columns_and_a_topic_for_each_row(runtime: Runtime, spark: SparkSession) -> None:
     first, second = runtime.topic(), runtime.topic()
     frame = spark.createDataFrame(
         [("a", "k", first, AT, {"p": "1"}), ("b", None, second, None, None)],
-        "value string, __key string, __topic string, __eventTime timestamp, __messageProperties map<string,string>",
+        "value string, __key string, __topic string, __eventTime timestamp, __messageProperties "
+        "map<string,string>",
     )
     write(frame, runtime)
     (message,) = received(runtime, first, 1)
-    assert (message.data(), message.partition_key(), message.properties()) == (b"a", "k", {"p": "1"})
+    assert (message.data(), message.partition_key(), message.properties()) == (
+        b"a",
+        "k",
+        {"p": "1"},
+    )
     assert [second_message.data() for second_message in received(runtime, second, 1)] == [b"b"]
 
 
@@ -153,7 +180,9 @@ def test_a_topic_and_one_of_its_partitions_in_one_task_share_a_producer(
         "value string, topic string",
     ).coalesce(1)
     write(frame, deduplicating)
-    assert [int(message.data()) for message in received(deduplicating, topic, 300)] == list(range(300))
+    assert [int(message.data()) for message in received(deduplicating, topic, 300)] == list(
+        range(300)
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,7 +194,11 @@ def test_a_topic_and_one_of_its_partitions_in_one_task_share_a_producer(
         ("value binary, key string, __key string", {}, "two columns mean the same"),
         ("value binary", {"topic": ""}, "set the option 'topic' or add a column 'topic'"),
         ("value binary", {"topics": "x"}, "the sink has no option 'topics'; did you mean 'topic'"),
-        ("value binary", {"pulsar.producer.compressionType": "gzip"}, "cannot be 'gzip'; it is none"),
+        (
+            "value binary",
+            {"pulsar.producer.compressionType": "gzip"},
+            "cannot be 'gzip'; it is none",
+        ),
         ("value binary", {"service.url": ""}, "the option 'service.url' is missing"),
     ],
 )
@@ -176,13 +209,17 @@ def test_what_cannot_be_written_is_named(
         write(spark.createDataFrame([], columns), runtime, **({"topic": "t"} | options))
 
 
-def test_a_missing_topic_is_an_error_and_stays_missing(runtime: Runtime, spark: SparkSession) -> None:
+def test_a_missing_topic_is_an_error_and_stays_missing(
+    runtime: Runtime, spark: SparkSession
+) -> None:
     name = f"{runtime.topic()}-absent"
     with pytest.raises(PySparkException, match="does not exist; create it or correct its name"):
         write(spark.createDataFrame([("x",)], "value string"), runtime, topic=name)
     with pytest.raises(OSError, match="404"):
         runtime.admin("GET", name, "/stats")
-    writer = spark.createDataFrame([("x",)], "value string").write.format("ledgerlake").mode("overwrite")
+    writer = (
+        spark.createDataFrame([("x",)], "value string").write.format("ledgerlake").mode("overwrite")
+    )
     writer = writer.option("service.url", runtime.service_url).option("topic", name)
     with pytest.raises(PySparkException, match="a topic cannot be overwritten"):
         writer.save()
@@ -213,13 +250,19 @@ def test_a_micro_batch_that_is_run_again_stores_nothing_twice(
     deduplicating: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
     """Spark forgets that a batch was committed, and so does it again."""
-    topic, checkpoint, folder = deduplicating.topic(partitions=2), tmp_path / "checkpoint", tmp_path / "rows"
+    topic, checkpoint, folder = (
+        deduplicating.topic(partitions=2),
+        tmp_path / "checkpoint",
+        tmp_path / "rows",
+    )
     write_files(folder, files=4, rows_each=500)
 
     def run() -> None:
         source = spark.readStream.schema(FILE_SCHEMA)
         frame = source.option("maxFilesPerTrigger", 1).parquet(str(folder))
-        writer = frame.writeStream.format("ledgerlake").option("service.url", deduplicating.service_url)
+        writer = frame.writeStream.format("ledgerlake").option(
+            "service.url", deduplicating.service_url
+        )
         writer = writer.option("topic", topic).option("checkpointLocation", str(checkpoint))
         assert writer.trigger(availableNow=True).start().awaitTermination(120)
 
@@ -227,7 +270,9 @@ def test_a_micro_batch_that_is_run_again_stores_nothing_twice(
     forget_last_commit(checkpoint)
     run()
     values = [
-        message.data() for number in range(2) for message in received_all(deduplicating, f"{topic}-partition-{number}")
+        message.data()
+        for number in range(2)
+        for message in received_all(deduplicating, f"{topic}-partition-{number}")
     ]
     assert sorted(values) == sorted(b"%07d" % number for number in range(2000))
 
@@ -244,7 +289,9 @@ def write_files(folder: Path, files: int, rows_each: int) -> None:
             {
                 "value": pa.array([b"%07d" % number for number in numbers]),
                 "key": pa.array([f"k{number % 97}" if number % 3 else None for number in numbers]),
-                "properties": pa.array([[("n", str(number))] for number in numbers], pa.map_(pa.string(), pa.string())),
+                "properties": pa.array(
+                    [[("n", str(number))] for number in numbers], pa.map_(pa.string(), pa.string())
+                ),
                 "event_time": pa.array([AT] * rows_each, pa.timestamp("us", tz="UTC")),
             }
         )
@@ -271,13 +318,22 @@ def test_rows_go_through_a_topic_and_back_into_a_table_over_kills(
     rng = random.Random(seed)
     topic, folder = deduplicating.topic(partitions=2), tmp_path / "rows"
     write_files(folder, files, rows_each)
-    command = [sys.executable, "-m", "tests.live.sink_run", deduplicating.service_url, topic, str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.live.sink_run",
+        deduplicating.service_url,
+        topic,
+        str(folder),
+    ]
     # Two files are a micro-batch; some are left for what runs after the last kill. Spark refuses a
     # checkpoint whose file source had begun when it was killed, but not the first micro-batch.
     kill_after = sorted(rng.sample(range(1, files // 2 - 3), kills))
     killed = 0
     while True:
-        running = subprocess.Popen([*command, str(tmp_path / "sink")], stdout=subprocess.PIPE, cwd=Path.cwd())
+        running = subprocess.Popen(
+            [*command, str(tmp_path / "sink")], stdout=subprocess.PIPE, cwd=Path.cwd()
+        )
         assert running.stdout is not None
         if killed == kills:
             assert running.wait(600) == 0
@@ -298,7 +354,9 @@ def test_rows_go_through_a_topic_and_back_into_a_table_over_kills(
     numbers = pc.cast(table["value"].cast(pa.string()), pa.int64()).to_pylist()
     print(f"{killed} kills, {len(numbers)} rows")
     assert sorted(numbers) == list(range(files * rows_each))
-    for number, key, properties in zip(numbers, table["key"].to_pylist(), table["properties"].to_pylist(), strict=True):
+    for number, key, properties in zip(
+        numbers, table["key"].to_pylist(), table["properties"].to_pylist(), strict=True
+    ):
         assert key == (f"k{number % 97}" if number % 3 else None)
         assert properties == [("n", str(number))]
     assert pc.unique(table["event_time"]).to_pylist() == [AT]

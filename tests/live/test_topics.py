@@ -89,7 +89,11 @@ def test_many_topics_come_and_go_while_a_pipeline_runs(
     assert row_counts(tmp_path) == Counter(expected)
     assert rejects_rows(tmp_path) == []
     cursor = f"ledgerlake-{data['stream']['name']}"
-    with_cursor = [name for name in names[3 * tenth :] if cursor in runtime.admin("GET", name, "/subscriptions")]
+    with_cursor = [
+        name
+        for name in names[3 * tenth :]
+        if cursor in runtime.admin("GET", name, "/subscriptions")
+    ]
     assert len(with_cursor) == 7 * tenth
     run_once(spark, data)
     assert row_counts(tmp_path) == Counter(expected)
@@ -170,7 +174,9 @@ def test_a_deleted_topic_ends_a_pipeline_or_is_left_behind(
     prefix = kept_topic.rpartition("-")[0]
     data = runtime.config(tmp_path)
     del data["source"]["topics"]
-    data["source"]["topics_pattern"] = f"{prefix}-({kept_topic.rpartition('-')[2]}|{deleted_topic.rpartition('-')[2]})"
+    data["source"]["topics_pattern"] = (
+        f"{prefix}-({kept_topic.rpartition('-')[2]}|{deleted_topic.rpartition('-')[2]})"
+    )
     run_once(spark, data)
     runtime.admin("DELETE", deleted_topic, "?force=true")
     send(runtime, kept_topic, range(5, 8))

@@ -82,7 +82,11 @@ class Reader:
 
     def _run_python(self, block: Block) -> None:
         names = self.names.setdefault(
-            block.page, {"__name__": "page", "print": lambda *words: self.printed.append(" ".join(map(str, words)))}
+            block.page,
+            {
+                "__name__": "page",
+                "print": lambda *words: self.printed.append(" ".join(map(str, words))),
+            },
         )
         exec(compile(self._of_the_test(block.text), block.place, "exec"), names)
 
@@ -107,9 +111,14 @@ class Reader:
         if words[1] == "run":
             self._run(once="--once" in words)
             return
-        here = {self.config: str(self.folder / self.config), "10 seconds": "2 seconds", **self.arguments}
+        here = {
+            self.config: str(self.folder / self.config),
+            "10 seconds": "2 seconds",
+            **self.arguments,
+        }
         done = ledgerlake(
-            *(here.get(word, word) for word in words[1:]), LEDGERLAKE_SERVICE_URL=self.runtime.service_url
+            *(here.get(word, word) for word in words[1:]),
+            LEDGERLAKE_SERVICE_URL=self.runtime.service_url,
         )
         assert done.returncode == 0, (words, done.stderr)
         self.printed.append(done.stdout)
@@ -123,7 +132,9 @@ class Reader:
             wait_until(self.until)
 
 
-def test_the_first_table_and_the_first_schedule(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_the_first_table_and_the_first_schedule(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     def is_delivered() -> bool:
         rows = DeltaTable(str(tmp_path / "lake" / "orders")).to_pyarrow_table(columns=["value"])
         return b"Your visit is soon" in rows["value"].to_pylist()
@@ -142,12 +153,17 @@ def test_the_first_table_and_the_first_schedule(runtime: Runtime, spark: SparkSe
         reader.run_python(page)
 
 
-def test_a_cron_job_becomes_a_schedule(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_cron_job_becomes_a_schedule(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     def worker_has_ended() -> bool:
         return sum(text.startswith("write-report was due") for text in reader.printed) == 3
 
     # The page has the topic of the schedules created.
-    topic, due_topic = f"persistent://{runtime.namespace}/cron-{secrets.token_hex(4)}", runtime.topic()
+    topic, due_topic = (
+        f"persistent://{runtime.namespace}/cron-{secrets.token_hex(4)}",
+        runtime.topic(),
+    )
     words = {
         "persistent://public/default/schedules": topic,
         "persistent://public/default/due": due_topic,
@@ -155,7 +171,9 @@ def test_a_cron_job_becomes_a_schedule(runtime: Runtime, spark: SparkSession, tm
         "checkpoints/": f"{tmp_path}/checkpoints/",
     }
     arguments = {"schedules": topic, "*/10 * * * * *": "* * * * * *"}
-    reader = Reader(runtime, spark, tmp_path, topic, worker_has_ended, "schedules.toml", words, arguments)
+    reader = Reader(
+        runtime, spark, tmp_path, topic, worker_has_ended, "schedules.toml", words, arguments
+    )
     reader.follow("cron-jobs.md")
     assert worker_has_ended()
     assert any("  ledgerlake.cron=* * * * * *" in text for text in reader.printed)
@@ -163,7 +181,9 @@ def test_a_cron_job_becomes_a_schedule(runtime: Runtime, spark: SparkSession, tm
     assert verdict.clean, verdict.sentence()
 
 
-def test_the_tour_ends_with_a_chart_of_late_payments(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_the_tour_ends_with_a_chart_of_late_payments(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
     runtime = runtime.in_namespace("tour")
     words = {name: f"{tmp_path}/{name}" for name in ("lake/", "checkpoints/", "late.svg")}
     words |= {

@@ -13,7 +13,14 @@ from ledgerlake.options.config import parse_config
 from ledgerlake.stored.places import Place
 from ledgerlake.table.compaction import Compaction
 from ledgerlake.verify.verify import verify
-from tests.live.pipelines import config_file, ledgerlake, publish_numbers, running, values, wait_for_rows
+from tests.live.pipelines import (
+    config_file,
+    ledgerlake,
+    publish_numbers,
+    running,
+    values,
+    wait_for_rows,
+)
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -37,14 +44,24 @@ def test_a_running_pipeline_merges_its_files_and_its_table_stays_exact_and_in_or
     topic = runtime.topic(2)
     data = runtime.config(tmp_path, topic)
     data["upkeep"] = {"interval": "200 ms", "busy_percent": 100}
-    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/iceberg"}
+    catalog = {
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"file://{tmp_path}/iceberg",
+    }
     data["iceberg"] = {"settings": catalog, "interval": "200 ms"}
     data["delta"]["iceberg_table"] = "shop.orders"
     path = data["delta"]["path"]
     with running(spark, data):
         publish_numbers(runtime, topic, range(20))
         wait_for_rows(tmp_path, 20)
-        copy = spark.readStream.format("delta").load(path).writeStream.format("memory").queryName("copied").start()
+        copy = (
+            spark.readStream.format("delta")
+            .load(path)
+            .writeStream.format("memory")
+            .queryName("copied")
+            .start()
+        )
         for number in range(1, 8):
             publish_numbers(runtime, topic, range(number * 20, (number + 1) * 20))
             wait_for_rows(tmp_path, (number + 1) * 20)
@@ -60,7 +77,9 @@ def test_a_running_pipeline_merges_its_files_and_its_table_stays_exact_and_in_or
     assert verify(parse_config(data)).clean
     iceberg = load_catalog("default", **catalog).load_table("shop.orders")
     assert len(list(iceberg.snapshots())) > 1
-    assert sorted(int(value) for value in iceberg.scan().to_arrow()["value"].to_pylist()) == list(range(180))
+    assert sorted(int(value) for value in iceberg.scan().to_arrow()["value"].to_pylist()) == list(
+        range(180)
+    )
 
 
 def test_a_file_with_a_deletion_vector_of_delta_spark_is_left_and_its_rows_stay_deleted(
@@ -73,7 +92,9 @@ def test_a_file_with_a_deletion_vector_of_delta_spark_is_left_and_its_rows_stay_
         for number in range(9):
             publish_numbers(runtime, topic, range(number * 5, (number + 1) * 5), batch=5)
             wait_for_rows(tmp_path, (number + 1) * 5)
-    spark.sql(f"alter table delta.`{path}` set tblproperties ('delta.enableDeletionVectors' = 'true')")
+    spark.sql(
+        f"alter table delta.`{path}` set tblproperties ('delta.enableDeletionVectors' = 'true')"
+    )
     spark.sql(f"delete from delta.`{path}` where cast(cast(value as string) as int) = 42")
     assert Compaction(Place(path), schema.MESSAGES).run() == 8
     left = {int(row.value) for row in spark.read.format("delta").load(path).collect()}

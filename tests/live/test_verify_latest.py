@@ -26,7 +26,9 @@ pytestmark = [pytest.mark.live, pytest.mark.spark]
 LATEST = {"path": "latest", "mode": "latest"}
 
 
-def publish(runtime: Runtime, topic: str, *messages: tuple[str, bytes | None], **options: Any) -> None:
+def publish(
+    runtime: Runtime, topic: str, *messages: tuple[str, bytes | None], **options: Any
+) -> None:
     producer = runtime.client().create_producer(topic, batching_enabled=False)
     for key, value in messages:
         producer.send(value, partition_key=key, **options)
@@ -56,7 +58,12 @@ def test_an_older_row_a_missing_key_and_a_deleted_one_are_found(
     publish(runtime, topic, *((f"k{number}", b"new") for number in range(6)), ("k1", None))
     done = run_once(spark, data)
     verdict = verify(done)
-    assert (verdict.clean, verdict.messages, verdict.undecided, verdict.not_checked) == (True, 5, 0, 0)
+    assert (verdict.clean, verdict.messages, verdict.undecided, verdict.not_checked) == (
+        True,
+        5,
+        0,
+        0,
+    )
     put_back(tmp_path, "k0", old["k0"])
     assert verify(done).outdated == 1
     put_back(tmp_path, "k1", old["k1"])
@@ -86,7 +93,9 @@ def test_conditions_queries_and_rejects_say_which_messages_count(
             {"path": "strict", "mode": "latest", "where": "cast(properties['n'] as int) > 2"},
         ],
     )
-    producer = runtime.client().create_producer(topic, schema=ps.AvroSchema(Sale), batching_enabled=False)
+    producer = runtime.client().create_producer(
+        topic, schema=ps.AvroSchema(Sale), batching_enabled=False
+    )
     for number in range(9):
         properties = {"n": "x" if number == 7 else str(number)}
         producer.send(sale(number), partition_key=f"k{number % 2}", properties=properties)
@@ -107,7 +116,9 @@ def test_a_large_message_and_a_delayed_one_are_the_latest(
     due_ms = now_ms() + 4000
     publish(runtime, topic, ("a", b"later"), deliver_at=due_ms)
     publish(runtime, topic, ("a", b"at once"), ("b", b"small"), ("c", b"small"))
-    producer = runtime.client().create_producer(topic, chunking_enabled=True, batching_enabled=False)
+    producer = runtime.client().create_producer(
+        topic, chunking_enabled=True, batching_enabled=False
+    )
     producer.send(bytes(6_000_000), partition_key="b")
     producer.close()
     verdict = run_and_verify(spark, data)
@@ -134,6 +145,8 @@ def test_rows_of_trimmed_messages_must_not_be_older_than_what_is_left(
     publish(trimming, topic, ("a", b"new"))
     done = run_once(spark, data)
     verdict = verify(done)
-    assert (verdict.clean, verdict.messages, verdict.not_checked) == (True, 2, 1), verdict.sentence()
+    assert (verdict.clean, verdict.messages, verdict.not_checked) == (True, 2, 1), (
+        verdict.sentence()
+    )
     put_back(tmp_path, "a", old)
     assert verify(done).outdated == 1

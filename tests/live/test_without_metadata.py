@@ -75,7 +75,9 @@ def test_a_cursor_that_somebody_moved_over_unread_ledgers_is_loss_without_an_ind
     (name,) = bare.subscriptions(topic)
     bare.admin("POST", topic, f"/subscription/{name}/skip_all")
     wait_until(lambda: bare.first_ledger(topic) > before + 1)
-    with pytest.raises(DataLossError, match=r"an unknown number of messages after \d+:9 and before .* are lost"):
+    with pytest.raises(
+        DataLossError, match=r"an unknown number of messages after \d+:9 and before .* are lost"
+    ):
         run_once(spark, data)
     data["source"]["fail_on_data_loss"] = False
     run_once(spark, data)
@@ -109,7 +111,9 @@ def test_what_was_skipped_before_the_first_read_of_an_empty_topic_is_loss(
     (name,) = bare.subscriptions(topic)
     bare.admin("POST", topic, f"/subscription/{name}/skip_all")
     wait_until(lambda: bare.first_ledger(topic) > before)
-    with pytest.raises(DataLossError, match=r"an unknown number of messages after \d+:-1 and before .* are lost"):
+    with pytest.raises(
+        DataLossError, match=r"an unknown number of messages after \d+:-1 and before .* are lost"
+    ):
         run_once(spark, data)
 
 
@@ -120,7 +124,9 @@ def test_a_broker_without_entry_metadata_gives_null_columns_one_warning_and_publ
     producer = EntryProducer(bare.cluster(), topic, "skewed")
     for number, minutes in enumerate([0, 9, -7, 3, -2, 0]):
         metadata = pb.MessageMetadata(
-            producer_name="skewed", sequence_id=number, publish_time=1_700_000_000_000 + 60_000 * minutes
+            producer_name="skewed",
+            sequence_id=number,
+            publish_time=1_700_000_000_000 + 60_000 * minutes,
         )
         producer.send(encode_entry(metadata, b"%d" % minutes))
     producer.close()
@@ -135,12 +141,19 @@ def test_a_broker_without_entry_metadata_gives_null_columns_one_warning_and_publ
     assert verify(config).clean
     publish_numbers(bare, topic, range(100, 101))
     producer = EntryProducer(bare.cluster(), topic, "latecomer")
-    metadata = pb.MessageMetadata(producer_name="latecomer", sequence_id=1, publish_time=1_600_000_000_000)
+    metadata = pb.MessageMetadata(
+        producer_name="latecomer", sequence_id=1, publish_time=1_600_000_000_000
+    )
     producer.send(encode_entry(metadata, b"1"))
     producer.close()
     run_once(spark, data)
-    assert {int(row["value"]): row["late"] for row in rows_by_position(config.delta.path)}[1] is True
+    assert {int(row["value"]): row["late"] for row in rows_by_position(config.delta.path)}[
+        1
+    ] is True
     verdict = verify(config)
     assert (verdict.clean, verdict.late) == (True, 1)
     with pytest.raises(LedgerlakeError, match="brokerEntryMetadataInterceptors"):
-        run_once(spark, bare.config(tmp_path / "strict", topic, name="strict", require_broker_metadata=True))
+        run_once(
+            spark,
+            bare.config(tmp_path / "strict", topic, name="strict", require_broker_metadata=True),
+        )

@@ -20,14 +20,20 @@ def schedule(rng: random.Random) -> list[Chunk]:
     streams = [_producer(rng, f"p{number}") for number in range(rng.randint(1, 4))]
     chunks: list[Chunk] = []
     while any(streams):
-        key, chunk_id, count, total, size, publish_ms = rng.choice([stream for stream in streams if stream]).pop(0)
+        key, chunk_id, count, total, size, publish_ms = rng.choice(
+            [stream for stream in streams if stream]
+        ).pop(0)
         time_ms = rng.choice([len(chunks), None])
         position, entry_bytes = Position(1, len(chunks)), size + rng.randint(1, 9)
-        chunks.append(Chunk(key, position, chunk_id, count, total, size, entry_bytes, time_ms, publish_ms))
+        chunks.append(
+            Chunk(key, position, chunk_id, count, total, size, entry_bytes, time_ms, publish_ms)
+        )
     return chunks
 
 
-def _producer(rng: random.Random, name: str) -> list[tuple[ChunkedMessageKey, int, int, int, int, int]]:
+def _producer(
+    rng: random.Random, name: str
+) -> list[tuple[ChunkedMessageKey, int, int, int, int, int]]:
     sent = []
     for sequence in range(rng.randint(1, 5)):
         key = ChunkedMessageKey(name, f"{name}-{rng.choice([sequence, 0])}")
@@ -42,7 +48,9 @@ def _producer(rng: random.Random, name: str) -> list[tuple[ChunkedMessageKey, in
                 if rng.random() < 0.05:
                     continue
                 for _ in range(rng.choice([1] * 9 + [2])):
-                    sent.append((key, chunk_id, len(sizes), sum(sizes), sizes[chunk_id], publish_ms))
+                    sent.append(
+                        (key, chunk_id, len(sizes), sum(sizes), sizes[chunk_id], publish_ms)
+                    )
     return sent
 
 

@@ -2,8 +2,9 @@
 between them, and so has a stream that is stopped and started again while the topic grows.
 
 Each topic is random: batches and single messages in several ledgers, entries whose stamp cannot be
-read, positions without an entry. The broker adds its time and its index, or the index alone. Entries may be stored at one time, or far apart. What a bound
-means is said here once more, by the list alone.
+read, positions without an entry. The broker adds its time and its index, or the index alone.
+Entries may be stored at one time, or far apart. What a bound means is said here once more, by the
+list alone.
 """
 
 from __future__ import annotations
@@ -98,7 +99,9 @@ def random_topic(rng: random.Random, *, has_unreadable: bool) -> list[Entry]:
             else:
                 time_ms += rng.choice([0, 1, 1, 60_000])
                 index += count
-                entries.append(Entry(ledger_id, entry_id, count, is_batch, time_ms, index, has_broker_time))
+                entries.append(
+                    Entry(ledger_id, entry_id, count, is_batch, time_ms, index, has_broker_time)
+                )
             entry_id += rng.choice([1, 1, 1, 2])
         ledger_id += rng.randint(1, 4)
     return entries
@@ -114,7 +117,9 @@ def messages_of(entries: list[Entry]) -> list[Message]:
         index = first
         for batch_index in reversed(range(entry.count)):
             place = batch_index if entry.is_batch else -1
-            messages.append(Message(entry.ledger_id, entry.entry_id, place, time_ms, first + batch_index))
+            messages.append(
+                Message(entry.ledger_id, entry.entry_id, place, time_ms, first + batch_index)
+            )
     return messages[::-1]
 
 
@@ -183,7 +188,11 @@ def _id(place: tuple[int, ...]) -> str:
 
 
 def place_of(row: dict[str, Any]) -> tuple[int, int, int]:
-    return row["ledger_id"], row["entry_id"], -1 if row["batch_index"] is None else row["batch_index"]
+    return (
+        row["ledger_id"],
+        row["entry_id"],
+        -1 if row["batch_index"] is None else row["batch_index"],
+    )
 
 
 @pytest.fixture
@@ -199,7 +208,9 @@ def add(peer: Peer, entries: list[Entry]) -> None:
 
 @pytest.mark.parametrize("has_unreadable", [False, True])
 @pytest.mark.parametrize("seed", range(TOPICS))
-def test_a_read_has_the_messages_between_its_bounds(peer: Peer, seed: int, has_unreadable: bool) -> None:
+def test_a_read_has_the_messages_between_its_bounds(
+    peer: Peer, seed: int, has_unreadable: bool
+) -> None:
     rng = random.Random(seed)
     entries = random_topic(rng, has_unreadable=has_unreadable)
     messages = messages_of(entries)
@@ -207,8 +218,15 @@ def test_a_read_has_the_messages_between_its_bounds(peer: Peer, seed: int, has_u
     for _ in range(PAIRS):
         start, end = random_start(rng, messages), random_end(rng, messages)
         reader = LedgerlakeBatchReader(parse_options(options_of(peer, start, end)))
-        rows = [row for part in reader.partitions() for rows in reader.read(part) for row in rows.to_pylist()]
-        expected = [message.place for message in messages if start.takes(message) and end.takes(message)]
+        rows = [
+            row
+            for part in reader.partitions()
+            for rows in reader.read(part)
+            for row in rows.to_pylist()
+        ]
+        expected = [
+            message.place for message in messages if start.takes(message) and end.takes(message)
+        ]
         assert [place_of(row) for row in rows] == expected, f"{start} {end} of {entries}"
 
 
@@ -218,8 +236,8 @@ def options_of(peer: Peer, *bounds: Bound) -> dict[str, str]:
 
 
 def is_reached(start: Bound, there: list[Message]) -> bool:
-    """Return whether a topic with some messages has come to a start: it takes one of them, or all that
-    follow them.
+    """Return whether a topic with some messages has come to a start: it takes one of them, or all
+    that follow them.
     """
     last = there[-1]
     if start.option == "startingIndex":
@@ -247,7 +265,9 @@ class Stream:
         if self.offset is None:
             self.offset = self._reader.initialOffset()
         self._reader.prepareForTriggerAvailableNow()
-        while (end := self._reader.latestOffset(self.offset, self._reader.getDefaultReadLimit())) != self.offset:
+        while (
+            end := self._reader.latestOffset(self.offset, self._reader.getDefaultReadLimit())
+        ) != self.offset:
             for part in self._reader.partitions(self.offset, end):
                 rows += [row for batch in self._reader.read(part) for row in batch.to_pylist()]
             self.offset = end
@@ -281,6 +301,6 @@ def test_a_stream_over_restarts_has_the_messages_between_its_bounds(peer: Peer, 
             rows += stream.read_all()
             offset = stream.offset
     taken = [message for message in messages if start.takes(message) or message not in there]
-    assert [place_of(row) for row in rows] == [message.place for message in taken if end.takes(message)], (
-        f"{start} {end} of {entries}, {step} at a time"
-    )
+    assert [place_of(row) for row in rows] == [
+        message.place for message in taken if end.takes(message)
+    ], f"{start} {end} of {entries}, {step} at a time"

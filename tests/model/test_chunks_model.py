@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ledgerlake.assembly.rules import ChunkedMessageKey, Deliver, IncompleteMessages, Limits, Reject, Retain, Spill
+from ledgerlake.assembly.rules import (
+    ChunkedMessageKey,
+    Deliver,
+    IncompleteMessages,
+    Limits,
+    Reject,
+    Retain,
+    Spill,
+)
 from ledgerlake.wire.message_id import Position
 from tests.model.chunk_schedules import play_all, reference, schedule
 
@@ -60,20 +68,31 @@ class Store:
 
 def play(seed: int) -> Store:
     rng = random.Random(seed)
-    limits = Limits(max_pending=rng.choice([1, 1, 2, 100]), max_pending_bytes=rng.choice([1, 20, 10_000]))
+    limits = Limits(
+        max_pending=rng.choice([1, 1, 2, 100]), max_pending_bytes=rng.choice([1, 20, 10_000])
+    )
     chunks = schedule(rng)
     pending, store = IncompleteMessages(limits), Store()
     for chunk in chunks:
         for effect in pending.arrive(chunk):
             store.apply(effect)
-        assert len([message for message in pending.messages if not message.spilled]) <= limits.max_pending
+        assert (
+            len([message for message in pending.messages if not message.spilled])
+            <= limits.max_pending
+        )
         assert pending.kept_bytes <= limits.max_pending_bytes
-        assert len(store.kept) == sum(len(message.positions) for message in pending.messages if not message.spilled)
+        assert len(store.kept) == sum(
+            len(message.positions) for message in pending.messages if not message.spilled
+        )
         if rng.random() < 0.3:
             pending = IncompleteMessages(limits, pending.messages)
     assert store.delivered == reference(chunks)
     still_open = [position for message in pending.messages for position in message.positions]
-    accounted = [position for _, positions in store.delivered for position in positions] + store.rejected + still_open
+    accounted = (
+        [position for _, positions in store.delivered for position in positions]
+        + store.rejected
+        + still_open
+    )
     assert sorted(accounted) == [chunk.position for chunk in chunks]
     for effect in (*pending.expire(10**9), *pending.expire(2 * 10**9)):
         store.apply(effect)
@@ -82,7 +101,9 @@ def play(seed: int) -> Store:
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, _AT_ONCE))
-def test_random_schedules_deliver_what_the_reference_does_and_account_for_every_chunk(start: int) -> None:
+def test_random_schedules_deliver_what_the_reference_does_and_account_for_every_chunk(
+    start: int,
+) -> None:
     stores = play_all(play, range(start, start + _AT_ONCE))
     assert sum(store.reread for store in stores) > 0
     assert sum(len(store.delivered) for store in stores) > _AT_ONCE

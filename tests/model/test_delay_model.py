@@ -108,7 +108,9 @@ class Life:
 
     def play(self, steps: int) -> None:
         for _ in range(steps):
-            step = self.rng.choices([self.add, self.take, self.look, self.end, self.kill], [5, 3, 1, 3, 1])[0]
+            step = self.rng.choices(
+                [self.add, self.take, self.look, self.end, self.kill], [5, 3, 1, 3, 1]
+            )[0]
             self.storage.fails = self.rng.choice([0.0, 0.0, 0.02])
             try:
                 step()
@@ -138,8 +140,14 @@ class Life:
         position = self.now.next_position
         if self.rng.random() < 0.1:
             position = Position(position.ledger_id + self.rng.randint(1, 7), 0)
-        self.now.next_position = Position(position.ledger_id, position.entry_id + self.rng.randint(1, 2))
-        return self.clock_ms + self.rng.choice([0, 1, 5, 50, 500]), position.ledger_id, position.entry_id
+        self.now.next_position = Position(
+            position.ledger_id, position.entry_id + self.rng.randint(1, 2)
+        )
+        return (
+            self.clock_ms + self.rng.choice([0, 1, 5, 50, 500]),
+            position.ledger_id,
+            position.entry_id,
+        )
 
     def take(self) -> None:
         self.clock_ms += self.rng.choice([0, 1, 10, 100])
@@ -165,7 +173,9 @@ class Life:
         record = record_to_json(self.tracker.save())
         spans = self.tracker.due_spans({})
         assert sum(span.count for span in spans) == len(self.now.waits)
-        assert [span.first_ms for span in spans[:1]] == sorted(wait[0] for wait in self.now.waits)[:1]
+        assert [span.first_ms for span in spans[:1]] == sorted(wait[0] for wait in self.now.waits)[
+            :1
+        ]
         self.ended, self.record = self.now, record
         self.restart()
 

@@ -55,16 +55,24 @@ class _KilledError(Exception):
 class Registry:
     """The broker's registry, as much of ``Cluster`` as is used."""
 
-    versions: dict[str, list[Fields]] = field(default_factory=lambda: {topic: [] for topic in TOPICS})
+    versions: dict[str, list[Fields]] = field(
+        default_factory=lambda: {topic: [] for topic in TOPICS}
+    )
     settings: ClientSettings = field(default_factory=lambda: ClientSettings("pulsar://nowhere:1"))
 
-    def schemas(self, asked: Sequence[tuple[str, bytes | None]]) -> list[tuple[bytes, ValueSchema] | None]:
+    def schemas(
+        self, asked: Sequence[tuple[str, bytes | None]]
+    ) -> list[tuple[bytes, ValueSchema] | None]:
         return [self.answer(*each) for each in asked]
 
     def answer(self, topic: str, version: bytes | None) -> tuple[bytes, ValueSchema] | None:
         versions = self.versions[topic]
         number = len(versions) - 1 if version is None else int.from_bytes(version, "big")
-        return (version_of(number), schema_of(versions[number])) if 0 <= number < len(versions) else None
+        return (
+            (version_of(number), schema_of(versions[number]))
+            if 0 <= number < len(versions)
+            else None
+        )
 
     def schema(self, topic: str, version: bytes) -> ValueSchema | None:
         answer = self.answer(topic, version)
@@ -79,7 +87,9 @@ def schema_of(fields: Fields) -> ValueSchema:
     definition = {
         "type": "record",
         "name": "R",
-        "fields": [{"name": name, "type": ["null", kind], "default": None} for name, kind in fields.items()],
+        "fields": [
+            {"name": name, "type": ["null", kind], "default": None} for name, kind in fields.items()
+        ],
     }
     return ValueSchema(pb.Schema.Json, json.dumps(definition).encode())
 
@@ -125,7 +135,9 @@ class History:
         self.batches = 0
         self.kills = 0
         monkeypatch.setattr(
-            table_writer, "schemas_of", lambda _client, topic, _registered: lambda v: self.registry.schema(topic, v)
+            table_writer,
+            "schemas_of",
+            lambda _client, topic, _registered: lambda v: self.registry.schema(topic, v),
         )
         self.restart()
 
@@ -151,7 +163,9 @@ class History:
 
     def change_schema(self) -> None:
         names = self.rng.sample(FIELDS, self.rng.randint(1, len(FIELDS)))
-        self.registry.versions[self.rng.choice(TOPICS)].append({name: self.rng.choice(KINDS) for name in names})
+        self.registry.versions[self.rng.choice(TOPICS)].append(
+            {name: self.rng.choice(KINDS) for name in names}
+        )
 
     def batch(self) -> None:
         """A micro-batch, which is run again until no kill comes."""
@@ -181,7 +195,8 @@ class History:
             "double": [2.0, 0.5],
         }
         value = {
-            name: None if self.rng.random() < 0.2 else self.rng.choice(values[kind]) for name, kind in fields.items()
+            name: None if self.rng.random() < 0.2 else self.rng.choice(values[kind])
+            for name, kind in fields.items()
         }
         self.messages += 1
         return topic, version, fields, self.messages, value
@@ -244,13 +259,18 @@ def without_nulls(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
-def test_the_table_has_what_plain_python_says(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_has_what_plain_python_says(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     history = History(seed, tmp_path, monkeypatch)
     history.play(25)
     assert history.rows() == without_nulls(history.reference.rows)
     columns = open_delta(history.path).schema().to_arrow()
     names = {"int": "integer", "long": "long", "string": "string", "double": "double"}
-    actual = {each["name"]: each["type"] for each in json.loads(open_delta(history.path).schema().to_json())["fields"]}
+    actual = {
+        each["name"]: each["type"]
+        for each in json.loads(open_delta(history.path).schema().to_json())["fields"]
+    }
     del actual["pulsar"], columns
     assert actual == {name: names[kind] for name, kind in history.reference.columns.items()}
 
@@ -304,7 +324,11 @@ def test_versions_before_a_deletion_have_columns(
     table, schemas = learned(registry, tmp_path)
     registry.versions[TOPICS[0]] = [{"a": "string"}, {"b": "int"}]
     answer = registry.answer
-    monkeypatch.setattr(registry, "answer", lambda topic, version: None if version is None else answer(topic, version))
+    monkeypatch.setattr(
+        registry,
+        "answer",
+        lambda topic, version: None if version is None else answer(topic, version),
+    )
     schemas.learn(TOPICS[:1], TOPICS[:1])
     assert columns_of(table) == ["a", "b", "value"]
 
@@ -328,17 +352,25 @@ def test_a_version_far_away_is_not_counted_up_to(
 def test_rows_of_many_columns_are_converted_in_parts(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A row has 448 bytes in the columns, a record and two fields, and its value 1,200 as a dict at most.
+    # A row has 448 bytes in the columns, a record and two fields, and its value 1,200 as a dict at
+    # most.
     monkeypatch.setattr(weights, "MAX_VALUES_BYTES", 4000)
-    monkeypatch.setattr(table_writer, "schemas_of", lambda *_: lambda _version: schema_of({"a": "int", "b": "int"}))
+    monkeypatch.setattr(
+        table_writer, "schemas_of", lambda *_: lambda _version: schema_of({"a": "int", "b": "int"})
+    )
     record = pa.struct([("a", pa.int32()), ("b", pa.int32())])
     schemas = TopicSchemas.of({TOPICS[0]: (bytes(8), schema_of({"a": "int", "b": "int"}))})
-    batch_settings = BatchSettings(0, {"messages": TableBatch.of({}, record, record)}, None, schemas)
+    batch_settings = BatchSettings(
+        0, {"messages": TableBatch.of({}, record, record)}, None, schemas
+    )
     source, options = TopicPartition(TOPICS[0], -1), messages_table(tmp_path, shape="record")
-    rows = TableWriter(options, source, registry.settings, batch_settings, "part-00000000-00000")._rows
+    rows = TableWriter(
+        options, source, registry.settings, batch_settings, "part-00000000-00000"
+    )._rows
     message = {"topic": TOPICS[0], "ledger_id": 1, "schema_version": bytes(8)}
     batch = pa.RecordBatch.from_pylist(
-        [message | {"entry_id": number, "value": b'{"a": %d}' % number} for number in range(7)], schema=schema.MESSAGES
+        [message | {"entry_id": number, "value": b'{"a": %d}' % number} for number in range(7)],
+        schema=schema.MESSAGES,
     )
     parts = [part for part, *_ in rows.of(batch)]
     assert [part.num_rows for part in parts] == [2, 2, 2, 1]
@@ -352,7 +384,9 @@ def test_a_version_that_the_registry_lacks_for_a_while_is_asked_for_once_in_each
     monkeypatch.setattr(
         value_schemas,
         "shared_cluster",
-        lambda _client: SimpleNamespace(schema=lambda *_: next(answers), schemas=lambda _asked: [None]),
+        lambda _client: SimpleNamespace(
+            schema=lambda *_: next(answers), schemas=lambda _asked: [None]
+        ),
     )
     client, version = ClientSettings("pulsar://nowhere:2"), bytes(7) + b"\x01"
     for batch, expected in (("1", None), ("2", schema_of({"a": "int"}))):
@@ -369,7 +403,9 @@ def test_a_topic_that_was_created_again_is_decoded_by_none_of_its_former_schemas
         asked.append(version)
         return registry.schema(topic, version)
 
-    monkeypatch.setattr(value_schemas, "shared_cluster", lambda _client: SimpleNamespace(schema=schema))
+    monkeypatch.setattr(
+        value_schemas, "shared_cluster", lambda _client: SimpleNamespace(schema=schema)
+    )
     client, topic = ClientSettings("pulsar://nowhere:2"), TOPICS[0]
     newest = {"b": "int", "a": "int"}
     for first in ({"a": "int"}, {"c": "int"}):
@@ -408,6 +444,10 @@ def test_versions_that_were_never_registered_do_not_cost_a_request_each(
 
 
 @pytest.mark.parametrize("version", [b"\x01", bytes(7), bytes(9), b"\xff" * 8, b"a" * 1000])
-def test_the_broker_is_not_asked_for_what_can_be_no_version(monkeypatch: pytest.MonkeyPatch, version: bytes) -> None:
-    monkeypatch.setattr(value_schemas, "shared_cluster", lambda _client: pytest.fail("the broker was asked"))
+def test_the_broker_is_not_asked_for_what_can_be_no_version(
+    monkeypatch: pytest.MonkeyPatch, version: bytes
+) -> None:
+    monkeypatch.setattr(
+        value_schemas, "shared_cluster", lambda _client: pytest.fail("the broker was asked")
+    )
     assert value_schemas.schemas_of(ClientSettings("pulsar://nowhere:2"), "t")(version) is None

@@ -2,8 +2,8 @@
 clock of a zone shows.
 
 The walk reads cron expressions itself, and asks the zone only what it shows at an instant. So it
-knows neither skipped nor repeated local times. An appointment is kept when the clock first shows its
-time or a later one.
+knows neither skipped nor repeated local times. An appointment is kept when the clock first shows
+its time or a later one.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def matches_day(day: date, of_month: str, month: str, of_week: str) -> bool:
     if of_month == "L":
         by_month = day.day == last
     elif of_month == "LW":
-        working = [number for number in range(1, last + 1) if day.replace(day=number).isoweekday() < 6]
+        working = [
+            number for number in range(1, last + 1) if day.replace(day=number).isoweekday() < 6
+        ]
         by_month = day.day == working[-1]
     else:
         by_month = day.day in numbers(of_month, 1, 31)
@@ -144,7 +146,9 @@ class Walk:
         times = [begin_s]
         for number in count(1):
             new_month = month + np.timedelta64(number * months, "M")
-            last = (new_month + np.timedelta64(1, "M")).astype("datetime64[D]") - np.timedelta64(1, "D")
+            last = (new_month + np.timedelta64(1, "M")).astype("datetime64[D]") - np.timedelta64(
+                1, "D"
+            )
             new_day = min(new_month + (begin - month), last) + np.timedelta64(number * days, "D")
             place = np.searchsorted(self.reached, int(new_day.astype(int)) * 1440 + minute)
             if place == len(self.reached):
@@ -173,7 +177,11 @@ def walk(zone: str, begin_s: int, end_s: int, step_s: int = 60) -> Walk:
     for part_s in range(begin_s, end_s, 6 * 3600):
         seconds = range(part_s, min(part_s + 6 * 3600, end_s), step_s)
         before, after = offset_s(zone, seconds[0]), offset_s(zone, seconds[-1])
-        offsets += [before] * len(seconds) if before == after else [offset_s(zone, second) for second in seconds]
+        offsets += (
+            [before] * len(seconds)
+            if before == after
+            else [offset_s(zone, second) for second in seconds]
+        )
     instants = np.arange(begin_s, end_s, step_s) // step_s
     return Walk(zone, step_s, instants, instants + np.array(offsets) // step_s)
 
@@ -182,7 +190,11 @@ def walk(zone: str, begin_s: int, end_s: int, step_s: int = 60) -> Walk:
 def changes(zone: str) -> list[int]:
     """Days, in seconds since 1970, that a change of the clock follows."""
     days = range(seconds_of(YEARS[0]), seconds_of(YEARS[-1] + 1), 86_400)
-    return [before for before, after in pairwise(days) if offset_s(zone, before) != offset_s(zone, after)]
+    return [
+        before
+        for before, after in pairwise(days)
+        if offset_s(zone, before) != offset_s(zone, after)
+    ]
 
 
 def seconds_of(year: int) -> int:
@@ -196,7 +208,10 @@ def found(properties: dict[str, str], zone: str, begin_s: int, end_s: int) -> li
     """The seconds of all occurrences, taken from one list, from begin to before end."""
     repetition = parse({**properties, "timezone": zone})
     all_of_them = occurrences(repetition, "a", begin_s * 1000)
-    return [one.nominal_ms // 1000 for one in takewhile(lambda one: one.nominal_ms < end_s * 1000, all_of_them)]
+    return [
+        one.nominal_ms // 1000
+        for one in takewhile(lambda one: one.nominal_ms < end_s * 1000, all_of_them)
+    ]
 
 
 def found_one_by_one(properties: dict[str, str], zone: str, begin_s: int, end_s: int) -> list[int]:
@@ -204,7 +219,9 @@ def found_one_by_one(properties: dict[str, str], zone: str, begin_s: int, end_s:
     repetition = parse({**properties, "timezone": zone})
     times: list[int] = []
     last: Occurrence | None = None
-    while (last := next(occurrences(repetition, "a", begin_s * 1000, last), None)) and last.nominal_ms < end_s * 1000:
+    while (
+        last := next(occurrences(repetition, "a", begin_s * 1000, last), None)
+    ) and last.nominal_ms < end_s * 1000:
         times.append(last.nominal_ms // 1000)
         assert last.number == len(times)
     return times
@@ -241,8 +258,14 @@ def test_cron_expressions_around_changes_of_the_clock(zone: str) -> None:
         for cron in crons(day, 5):
             begin_s = rng.randrange(day - 86_400, day + 2 * 86_400)
             expected = [second for second in steps.times_of(cron) if second >= begin_s]
-            assert found({"cron": cron}, zone, begin_s, day + 3 * 86_400) == expected, (cron, begin_s)
-            assert found_one_by_one({"cron": cron}, zone, begin_s, day + 3 * 86_400) == expected, (cron, begin_s)
+            assert found({"cron": cron}, zone, begin_s, day + 3 * 86_400) == expected, (
+                cron,
+                begin_s,
+            )
+            assert found_one_by_one({"cron": cron}, zone, begin_s, day + 3 * 86_400) == expected, (
+                cron,
+                begin_s,
+            )
 
 
 @pytest.mark.parametrize("zone", ZONES)
@@ -267,10 +290,15 @@ def test_intervals(zone: str) -> None:
         for duration in INTERVALS:
             begin_s = rng.randrange(day - 86_400, day + 2 * 86_400, 60)
             start_s = begin_s + rng.choice([-86_400, 0, 1, 86_400, 40 * 86_400])
-            expected = [second for second in steps.times_every(duration, begin_s) if second >= start_s]
+            expected = [
+                second for second in steps.times_every(duration, begin_s) if second >= start_s
+            ]
             every = f"R/{begin_s * 1000}/{duration}"
             assert found({"every": every}, zone, start_s, end_s) == expected, (every, start_s)
-            assert found_one_by_one({"every": every}, zone, start_s, end_s) == expected, (every, start_s)
+            assert found_one_by_one({"every": every}, zone, start_s, end_s) == expected, (
+                every,
+                start_s,
+            )
 
 
 @pytest.mark.long
@@ -296,5 +324,9 @@ def test_the_walk_passes_skipped_and_repeated_times() -> None:
     }
     assert skipped_days == {"Pacific/Apia"}
     assert {zone for zone in ZONES if not changes(zone)} == {"Asia/Kolkata", "UTC"}
-    steps = walk("Australia/Lord_Howe", changes("Australia/Lord_Howe")[0], changes("Australia/Lord_Howe")[0] + 86_400)
+    steps = walk(
+        "Australia/Lord_Howe",
+        changes("Australia/Lord_Howe")[0],
+        changes("Australia/Lord_Howe")[0] + 86_400,
+    )
     assert {*np.diff(steps.shown)} == {1, -29}

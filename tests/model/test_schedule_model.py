@@ -51,7 +51,9 @@ BEGIN_MS = 1_700_000_000_000
 LEDGER_ID = 7
 # Of the topic after it was created again in another cluster.
 LOWER_LEDGER_ID = 3
-SMALL = DelaySettings(min_indexes_per_bucket=3, ledger_step_per_bucket=1, max_indexes_per_segment=2, max_buckets=2)
+SMALL = DelaySettings(
+    min_indexes_per_bucket=3, ledger_step_per_bucket=1, max_indexes_per_segment=2, max_buckets=2
+)
 OPTIONS = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
 
 
@@ -84,15 +86,26 @@ class Message:
     def entries(self) -> list[bytes]:
         names = {"ledgerlake.schedule": self.schedule_id, "ledgerlake.expires": self.expires_ms}
         names["ledgerlake.cancel"] = None if self.cancels is None else f"schedule={self.cancels}"
-        names["ledgerlake.every"] = f"PT{self.every_s}S" if self.every_s and not self.by_cron else None
-        names["ledgerlake.cron"] = f"*/{self.every_s} * * * * *" if self.every_s and self.by_cron else None
+        names["ledgerlake.every"] = (
+            f"PT{self.every_s}S" if self.every_s and not self.by_cron else None
+        )
+        names["ledgerlake.cron"] = (
+            f"*/{self.every_s} * * * * *" if self.every_s and self.by_cron else None
+        )
         names |= {"ledgerlake.count": self.count, "ledgerlake.until": self.until_ms}
         names["ledgerlake.catchup"] = self.catch_up
         names["ledgerlake.jitter"] = f"PT{self.jitter_ms / 1000:.3f}S" if self.jitter_ms else None
         names |= {"ledgerlake.pause": self.pauses, "ledgerlake.resume": self.resumes}
-        properties = [pb.KeyValue(key=name, value=str(text)) for name, text in names.items() if text is not None]
+        properties = [
+            pb.KeyValue(key=name, value=str(text))
+            for name, text in names.items()
+            if text is not None
+        ]
         metadata = pb.MessageMetadata(
-            producer_name="p", sequence_id=self.number, publish_time=self.time_ms, properties=properties
+            producer_name="p",
+            sequence_id=self.number,
+            publish_time=self.time_ms,
+            properties=properties,
         )
         if self.due_ms is not None:
             metadata.deliver_at_time = self.due_ms
@@ -141,7 +154,16 @@ def life(rng: random.Random) -> list[Message]:
         if number == again_at:
             time_ms, entry_id, ledger_id = time_ms + 1, -1, LOWER_LEDGER_ID
         schedule_id = rng.choice(["a", "b", "c", "ü" * 200, None])
-        kinds = {"delayed": 10, "large": 2, "late": 2, "plain": 2, "cancel": 3, "repeats": 6, "pause": 2, "resume": 2}
+        kinds = {
+            "delayed": 10,
+            "large": 2,
+            "late": 2,
+            "plain": 2,
+            "cancel": 3,
+            "repeats": 6,
+            "pause": 2,
+            "resume": 2,
+        }
         kind = rng.choices(list(kinds), list(kinds.values()))[0]
         due_ms = {
             "delayed": time_ms + rng.choice([1, 400, 2_000, 9_000]),
@@ -149,10 +171,24 @@ def life(rng: random.Random) -> list[Message]:
             "late": time_ms - rng.choice([0, 5_000]),
             "repeats": time_ms + rng.choice([-5_000, 0, 1, 700, 4_000]),
         }.get(kind)
-        expires_ms = None if due_ms is None or rng.random() < 0.7 else due_ms + rng.choice([-1, 0, 100, 5_000])
+        expires_ms = (
+            None
+            if due_ms is None or rng.random() < 0.7
+            else due_ms + rng.choice([-1, 0, 100, 5_000])
+        )
         chunks = rng.choice([2, 3]) if kind == "large" else 1
         entry_id += chunks
-        message = Message(number, time_ms, entry_id, due_ms, schedule_id, None, expires_ms, chunks, ledger_id=ledger_id)
+        message = Message(
+            number,
+            time_ms,
+            entry_id,
+            due_ms,
+            schedule_id,
+            None,
+            expires_ms,
+            chunks,
+            ledger_id=ledger_id,
+        )
         if kind == "cancel":
             message = replace(message, schedule_id=None, cancels=schedule_id or "a")
         elif kind in ("pause", "resume"):
@@ -192,7 +228,9 @@ def cut(rng: random.Random, messages: list[Message]) -> list[Batch]:
     batches: list[Batch] = []
     remaining = list(messages)
     while remaining:
-        count = rng.randint(1, sum(message.ledger_id == remaining[0].ledger_id for message in remaining))
+        count = rng.randint(
+            1, sum(message.ledger_id == remaining[0].ledger_id for message in remaining)
+        )
         taken, remaining = remaining[:count], remaining[count:]
         batches.append(Batch(taken, taken[-1].time_ms))
         next_ms = remaining[0].time_ms if remaining else taken[-1].time_ms + 1
@@ -201,7 +239,11 @@ def cut(rng: random.Random, messages: list[Message]) -> list[Batch]:
         if rng.random() < 0.1:
             # The planner's clock jumps back.
             batches.append(Batch([], BEGIN_MS - rng.choice([1, 3_600_000])))
-    return [*batches, Batch([], messages[-1].time_ms + rng.choice([1_000, 3_000])), Batch([], BEGIN_MS + 10**9)]
+    return [
+        *batches,
+        Batch([], messages[-1].time_ms + rng.choice([1_000, 3_000])),
+        Batch([], BEGIN_MS + 10**9),
+    ]
 
 
 @dataclass
@@ -219,25 +261,40 @@ class Lapse:
 def expected(batches: list[Batch]) -> tuple[list[list[bytes]], list[tuple[bytes, str]]]:
     """The values that each micro-batch delivers in order, plain ones first, and all rejects."""
     messages = [message for batch in batches for message in batch.messages]
-    lapses = [lapse for message in messages if message.due_ms is not None for lapse in lapses_of(message, messages)]
+    lapses = [
+        lapse
+        for message in messages
+        if message.due_ms is not None
+        for lapse in lapses_of(message, messages)
+    ]
     delivered: list[list[bytes]] = []
     rejected: list[tuple[bytes, str]] = []
     arrived: set[int] = set()
     for batch in batches:
         values = [message.value for message in batch.messages if message.due_ms is None]
         arrived |= {message.number for message in batch.messages}
-        due = [lapse for lapse in lapses if lapse.due_ms <= batch.clock_ms and lapse.message.number in arrived]
+        due = [
+            lapse
+            for lapse in lapses
+            if lapse.due_ms <= batch.clock_ms and lapse.message.number in arrived
+        ]
         lapses = [lapse for lapse in lapses if lapse not in due]
-        for lapse in sorted(due, key=lambda lapse: (lapse.due_ms, lapse.message.ledger_id, lapse.message.entry_id)):
+        for lapse in sorted(
+            due, key=lambda lapse: (lapse.due_ms, lapse.message.ledger_id, lapse.message.entry_id)
+        ):
             message = lapse.message
             if lapse.reason is not None:
                 rejected.append((message.value, lapse.reason))
-            elif lapse.number is not None and (is_held_back(lapse, messages) or is_missed(lapse, due, batch.clock_ms)):
+            elif lapse.number is not None and (
+                is_held_back(lapse, messages) or is_missed(lapse, due, batch.clock_ms)
+            ):
                 continue
             elif message.expires_ms is not None and batch.clock_ms > message.expires_ms:
                 rejected.append((message.value, "expired"))
             else:
-                number = 1 if lapse.number is None and message.schedule_id is not None else lapse.number
+                number = (
+                    1 if lapse.number is None and message.schedule_id is not None else lapse.number
+                )
                 values.append(message.value + (b"" if number is None else b"#%d" % number))
         delivered.append(values)
     assert not lapses
@@ -249,7 +306,8 @@ def lapses_of(message: Message, messages: list[Message]) -> list[Lapse]:
     ends = [
         (other.time_ms, "replaced" if other.schedule_id else "cancelled")
         for other in messages[message.number + 1 :]
-        if message.schedule_id is not None and message.schedule_id in (other.schedule_id, other.cancels)
+        if message.schedule_id is not None
+        and message.schedule_id in (other.schedule_id, other.cancels)
     ]
     start_ms = message.released_from_ms()
     if message.every_s is None:
@@ -287,7 +345,9 @@ def is_missed(lapse: Lapse, due: list[Lapse], clock_ms: int) -> bool:
     if lapse.message.catch_up in (None, "all") or clock_ms - lapse.due_ms <= 60_000:
         return False
     has_later = any(
-        other.message == lapse.message and other.number is not None and other.number > (lapse.number or 0)
+        other.message == lapse.message
+        and other.number is not None
+        and other.number > (lapse.number or 0)
         for other in due
     )
     return lapse.message.catch_up == "none" or has_later
@@ -300,7 +360,8 @@ def bundles(messages: list[Message], clock_ms: int) -> Iterator[pa.RecordBatch]:
         entries = message.entries()
         first = message.entry_id - len(entries) + 1
         frames += b"".join(
-            commands.message(1, message.ledger_id, first + offset, entry) for offset, entry in enumerate(entries)
+            commands.message(1, message.ledger_id, first + offset, entry)
+            for offset, entry in enumerate(entries)
         )
     end = messages[-1].entry_id if messages else -1
     pieces: list[Any] = list(split_bundle(frames)) if frames else []
@@ -346,7 +407,9 @@ def run_batch(stage: Stage, batch: Batch, rng: random.Random, results: Results) 
 
 @dataclass
 class Run:
-    """What one run of a micro-batch delivered and rejected, and whether it has left due messages."""
+    """What one run of a micro-batch delivered and rejected, and whether it has left due
+    messages.
+    """
 
     values: list[bytes]
     rejected: list[tuple[str, str]]
@@ -354,13 +417,15 @@ class Run:
 
 
 def run_one(stage: Stage, batch: Batch, rng: random.Random) -> tuple[Stage, Run]:
-    """Run a micro-batch. After a kill it is run again under another cut: the table has what the first
-    run delivered, and the state is that of the second.
+    """Run a micro-batch. After a kill it is run again under another cut: the table has what the
+    first run delivered, and the state is that of the second.
     """
     if rng.random() < 0.7:
         return stage, run_once(stage, batch, rng)
     killed, again = stage.copy(), stage.copy()
-    again.delay = replace(stage.delay, settings=replace(SMALL, max_fresh_messages=rng.choice([0, 2])))
+    again.delay = replace(
+        stage.delay, settings=replace(SMALL, max_fresh_messages=rng.choice([0, 2]))
+    )
     run, repeat = run_once(killed, batch, rng), run_once(again, batch, rng)
     assert repeat.values == run.values
     assert sorted(repeat.rejected) == sorted(run.rejected)
@@ -370,10 +435,14 @@ def run_one(stage: Stage, batch: Batch, rng: random.Random) -> tuple[Stage, Run]
 
 def run_once(stage: Stage, batch: Batch, rng: random.Random) -> Run:
     cuts = sorted(rng.randrange(len(batch.messages) + 1) for _ in range(rng.randint(0, 2)))
-    parts = [batch.messages[a:b] for a, b in zip([0, *cuts], [*cuts, len(batch.messages)], strict=True)]
+    parts = [
+        batch.messages[a:b] for a, b in zip([0, *cuts], [*cuts, len(batch.messages)], strict=True)
+    ]
     tasks = [part for part in parts if part] or [[]]
     rows = [
-        row for task in tasks for row in forward_bundles(bundles(task, batch.clock_ms), OPTIONS, delays_messages=True)
+        row
+        for task in tasks
+        for row in forward_bundles(bundles(task, batch.clock_ms), OPTIONS, delays_messages=True)
     ]
     decoder = OutcomeDecoder(SOURCE, OPTIONS, 10**6, delays_messages=True)
     plain: list[bytes] = []
@@ -391,7 +460,9 @@ def run_once(stage: Stage, batch: Batch, rng: random.Random) -> Run:
                     run.rejected += [(reject.reason, str(reject.position)) for reject in decoded]
                     assert all(reject.entry is not None for reject in decoded)
                 else:
-                    run.values += map(_numbered, decoded["value"].to_pylist(), decoded["properties"].to_pylist())
+                    run.values += map(
+                        _numbered, decoded["value"].to_pylist(), decoded["properties"].to_pylist()
+                    )
     run.values = sorted(plain) + run.values
     return run
 
@@ -444,13 +515,19 @@ def test_no_cut_into_batches_and_no_kill_changes_what_becomes_of_schedules(start
     assert reasons == {"replaced", "cancelled", "expired", "no_occurrence"}
 
 
-def test_no_limit_of_occurrences_changes_what_becomes_of_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages that catch up, or expire, depend on the micro-batch of their release, and are left out."""
+def test_no_limit_of_occurrences_changes_what_becomes_of_schedules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Messages that catch up, or expire, depend on the micro-batch of their release, and are left
+    out.
+    """
     for seed in range(SEEDS // 5):
         rng = random.Random(seed)
         monkeypatch.setattr(repeating, "MOST_OVERDUE", rng.choice([1, 3]))
         monkeypatch.setattr(repeating, "MOST_PASSED", rng.choice([0, 2]))
-        batches = cut(rng, [replace(message, catch_up=None, expires_ms=None) for message in life(rng)])
+        batches = cut(
+            rng, [replace(message, catch_up=None, expires_ms=None) for message in life(rng)]
+        )
         stage = Stage(Limits(), DelayOptions(settings=SMALL))
         results = Results()
         for batch in batches:

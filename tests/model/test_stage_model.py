@@ -35,7 +35,9 @@ def run_batch(stage: Stage, tasks: list[list[Chunk]], settled: Settled, rng: ran
 
 def play(seed: int) -> Settled:
     rng = random.Random(seed)
-    limits = Limits(max_pending=rng.choice([1, 2, 100]), max_pending_bytes=rng.choice([1, 20, 10_000]))
+    limits = Limits(
+        max_pending=rng.choice([1, 2, 100]), max_pending_bytes=rng.choice([1, 20, 10_000])
+    )
     chunks = schedule(rng)
     stage, settled = Stage(limits), Settled()
     for batch in cut(rng, chunks, 6):

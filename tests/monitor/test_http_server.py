@@ -40,7 +40,9 @@ def closed_server(tmp_path: Path) -> Iterator[HttpServer]:
     server.close()
 
 
-def answer(server: HttpServer, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, str]:
+def answer(
+    server: HttpServer, path: str = "/", method: str = "GET", **headers: str
+) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     try:
         connection.request(method, path, headers=headers)
@@ -62,35 +64,57 @@ def test_a_page_is_answered_and_other_paths_and_methods_are_not(open_server: Htt
 
 
 @pytest.mark.parametrize("host", ["localhost:9464", "127.0.0.1", "[::1]:9464"])
-def test_without_a_token_a_request_that_names_this_machine_is_answered(open_server: HttpServer, host: str) -> None:
+def test_without_a_token_a_request_that_names_this_machine_is_answered(
+    open_server: HttpServer, host: str
+) -> None:
     assert answer(open_server, Host=host)[0] == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example:9464", "10.0.0.1", "[", "localhost.evil.example"])
-def test_without_a_token_a_request_that_names_another_host_is_refused(open_server: HttpServer, host: str) -> None:
+def test_without_a_token_a_request_that_names_another_host_is_refused(
+    open_server: HttpServer, host: str
+) -> None:
     status, sentence = answer(open_server, Host=host)
     assert (status, sentence) == (403, "without a [metrics] token, only localhost is answered\n")
 
 
-@pytest.mark.parametrize("authorization", ["Bearer first", "bearer first", basic("", "first"), basic("ann", "first")])
+@pytest.mark.parametrize(
+    "authorization", ["Bearer first", "bearer first", basic("", "first"), basic("ann", "first")]
+)
 def test_the_token_is_taken_as_bearer_or_as_the_password_of_any_user(
     closed_server: HttpServer, authorization: str
 ) -> None:
-    assert answer(closed_server, Authorization=authorization, Host="lake.example") == (200, "numbers")
+    assert answer(closed_server, Authorization=authorization, Host="lake.example") == (
+        200,
+        "numbers",
+    )
 
 
 @pytest.mark.parametrize(
     "authorization",
-    ["", "first", "Bearer", "Bearer second", basic("first", "second"), "Basic !", "Basic /w==", "Digest first"],
+    [
+        "",
+        "first",
+        "Bearer",
+        "Bearer second",
+        basic("first", "second"),
+        "Basic !",
+        "Basic /w==",
+        "Digest first",
+    ],
 )
-def test_without_the_token_nothing_but_the_health_is_answered(closed_server: HttpServer, authorization: str) -> None:
+def test_without_the_token_nothing_but_the_health_is_answered(
+    closed_server: HttpServer, authorization: str
+) -> None:
     for path in ("/", "/metrics", "/nothing"):
         status, sentence = answer(closed_server, path, Authorization=authorization)
         assert (status, sentence) == (401, "the token of [metrics] is missing or wrong\n")
     assert answer(closed_server, "/health", Authorization=authorization) == (200, "ok\n")
 
 
-def test_a_token_that_is_renewed_in_its_file_counts_at_once(closed_server: HttpServer, tmp_path: Path) -> None:
+def test_a_token_that_is_renewed_in_its_file_counts_at_once(
+    closed_server: HttpServer, tmp_path: Path
+) -> None:
     (tmp_path / "token").write_text("second")
     assert answer(closed_server, Authorization="Bearer first")[0] == 401
     assert answer(closed_server, Authorization="Bearer second")[0] == 200
@@ -98,8 +122,12 @@ def test_a_token_that_is_renewed_in_its_file_counts_at_once(closed_server: HttpS
     assert answer(closed_server, Authorization="Bearer second")[0] == 401
 
 
-def test_a_port_that_is_taken_and_a_token_that_is_not_there_are_one_sentence(open_server: HttpServer) -> None:
-    with pytest.raises(SetupError, match=f"metrics cannot be served on port {open_server.port} of 127.0.0.1"):
+def test_a_port_that_is_taken_and_a_token_that_is_not_there_are_one_sentence(
+    open_server: HttpServer,
+) -> None:
+    with pytest.raises(
+        SetupError, match=f"metrics cannot be served on port {open_server.port} of 127.0.0.1"
+    ):
         HttpServer(open_server.port, "127.0.0.1", "", _PAGES)
     with pytest.raises(SetupError, match="metrics cannot be served on port 0 of xxx"):
         HttpServer(0, "x" * 70, "token", _PAGES)
@@ -115,12 +143,15 @@ def test_an_address_that_other_machines_reach_needs_a_token() -> None:
     }
     for address in ("0.0.0.0", "::", "10.1.2.3", "lake.example"):
         with pytest.raises(
-            UsageError, match=r"other machines can reach the \[metrics\] address; set \[metrics\] token"
+            UsageError,
+            match=r"other machines can reach the \[metrics\] address; set \[metrics\] token",
         ):
             parse_config(data | {"metrics": {"address": address}})
         with pytest.raises(UsageError, match="other machines can reach"):
             HttpServer(0, address, "", _PAGES)
-        assert parse_config(data | {"metrics": {"address": address, "token": "x"}}).metrics is not None
+        assert (
+            parse_config(data | {"metrics": {"address": address, "token": "x"}}).metrics is not None
+        )
     for address in ("127.0.0.1", "::1", "localhost"):
         metrics = parse_config(data | {"metrics": {"address": address}}).metrics
         assert metrics is not None
@@ -154,7 +185,9 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("most", [16, 200])
-def test_connections_are_bounded_and_the_next_request_is_answered(open_server: HttpServer, most: int) -> None:
+def test_connections_are_bounded_and_the_next_request_is_answered(
+    open_server: HttpServer, most: int
+) -> None:
     threads = threading.active_count()
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(connect(open_server)) for _ in range(most)]
@@ -182,7 +215,11 @@ def test_a_client_that_is_silent_or_leaves_prints_nothing(
 ) -> None:
     monkeypatch.setattr(http_server._Handler, "timeout", 0.2)
     linger = struct.pack("ii", 1, 0)
-    with connect(open_server) as silent, connect(open_server) as reset, connect(open_server, b"\x00\xff") as garbage:
+    with (
+        connect(open_server) as silent,
+        connect(open_server) as reset,
+        connect(open_server, b"\x00\xff") as garbage,
+    ):
         reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         reset.close()
         assert is_closed(silent)

@@ -25,16 +25,23 @@ NAME = "persistent://public/default/t"
 def text(metrics: Metrics) -> list[str]:
     registry = CollectorRegistry()
     registry.register(metrics)
-    return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    return [
+        line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")
+    ]
 
 
 def progress(taken: PartitionOffset, latest: PartitionOffset) -> SimpleNamespace:
 
     source = SimpleNamespace(
-        endOffset=json.dumps(to_json({NAME: taken})), latestOffset=json.dumps(to_json({NAME: latest}))
+        endOffset=json.dumps(to_json({NAME: taken})),
+        latestOffset=json.dumps(to_json({NAME: latest})),
     )
     return SimpleNamespace(
-        sources=[source], name="orders", id="7", inputRowsPerSecond=12.5, durationMs={"addBatch": 80}
+        sources=[source],
+        name="orders",
+        id="7",
+        inputRowsPerSecond=12.5,
+        durationMs={"addBatch": 80},
     )
 
 
@@ -45,7 +52,9 @@ def at(entry_id: int, time_ms: int | None, index: int | None) -> PartitionOffset
 def test_lag_is_by_the_brokers_numbers_and_unknown_without_them() -> None:
     assert lags_of(progress(at(1, 1000, 10), at(5, 4000, 50))) == {NAME: Behind(40, 3000)}
     assert lags_of(progress(at(5, 4000, 50), at(5, 4000, 50))) == {NAME: Behind(0, 0)}
-    assert lags_of(progress(PartitionOffset(BEFORE_ALL), at(5, 4000, 50))) == {NAME: Behind(51, None)}
+    assert lags_of(progress(PartitionOffset(BEFORE_ALL), at(5, 4000, 50))) == {
+        NAME: Behind(51, None)
+    }
     assert lags_of(progress(at(1, None, None), at(5, None, None))) == {NAME: Behind(None, None)}
     foreign = SimpleNamespace(endOffset='{"0": 5}', latestOffset='{"0": 5}')
     assert lags_of(SimpleNamespace(sources=[foreign])) == {}
@@ -123,7 +132,10 @@ def test_a_pipeline_shows_what_its_batches_brought() -> None:
             f'ledgerlake_due_messages{{query="orders",within="{within}"}}': "5.0"
             for within in ("600", "3600", "21600", "86400", "604800", "2592000", "+Inf")
         },
-        **{f'ledgerlake_commit_seconds_bucket{{le="{bound}",query="orders"}}': "1.0" for bound in ("0.05", "0.1")},
+        **{
+            f'ledgerlake_commit_seconds_bucket{{le="{bound}",query="orders"}}': "1.0"
+            for bound in ("0.05", "0.1")
+        },
         **{
             f'ledgerlake_commit_seconds_bucket{{le="{bound}",query="orders"}}': "2.0"
             for bound in ("0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "30.0", "60.0")
@@ -143,13 +155,18 @@ def test_a_result_has_the_sums_of_its_topic_partitions() -> None:
 
 def of_pipeline(metrics: Metrics) -> list[str]:
     return [
-        line for line in text(metrics) if line.startswith(("ledgerlake_is_", "ledgerlake_upkeep", "ledgerlake_table"))
+        line
+        for line in text(metrics)
+        if line.startswith(("ledgerlake_is_", "ledgerlake_upkeep", "ledgerlake_table"))
     ]
 
 
 def test_a_pipeline_shows_whether_it_owns_the_stream_and_what_upkeep_did() -> None:
     metrics = Metrics()
-    tables = [TableUpkeep("messages", "lake/orders", TableSize(7, 900), 24, 3), TableUpkeep("rejects", "lake/rejects")]
+    tables = [
+        TableUpkeep("messages", "lake/orders", TableSize(7, 900), 24, 3),
+        TableUpkeep("rejects", "lake/rejects"),
+    ]
     reports = iter([UpkeepReport(), UpkeepReport(tables, 2, 5_000)])
     metrics.watch("orders", lambda: PipelineState(True, next(reports)))
     assert of_pipeline(metrics) == [
@@ -209,12 +226,20 @@ def test_topic_partitions_that_are_gone_are_forgotten_unless_something_waits() -
 
 def test_what_a_micro_batch_reads_is_lag_until_it_ends() -> None:
     metrics = Metrics()
-    span = {"start": {"ledger": 1, "entry": 4, "index": 9}, "end": {"ledger": 1, "entry": 80, "index": 59}}
-    batch = BatchRecord("orders", "q", 0, 1, {NAME: span, "persistent://public/default/other": span})
+    span = {
+        "start": {"ledger": 1, "entry": 4, "index": 9},
+        "end": {"ledger": 1, "entry": 80, "index": 59},
+    }
+    batch = BatchRecord(
+        "orders", "q", 0, 1, {NAME: span, "persistent://public/default/other": span}
+    )
     readings = iter([Reading(batch, 0.0), None])
     metrics.add_progress("orders", {NAME: Behind(70, 5)}, 0.0)
     metrics.watch("orders", lambda: PipelineState(True, UpkeepReport(), reading=next(readings)))
-    lags = [[line for line in text(metrics) if line.startswith("ledgerlake_lag_messages")] for _ in range(2)]
+    lags = [
+        [line for line in text(metrics) if line.startswith("ledgerlake_lag_messages")]
+        for _ in range(2)
+    ]
     of_first = f'ledgerlake_lag_messages{{query="orders",topic_partition="{NAME}"}} 70.0'
     of_other = of_first.replace(NAME, "persistent://public/default/other").replace("70.0", "50.0")
     assert lags == [[of_first, of_other], [of_first]]
@@ -229,7 +254,9 @@ def test_the_lag_of_a_pipeline_that_has_lost_the_broker_is_not_known() -> None:
     assert [len(lines) for lines in lags] == [2, 0, 2]
 
 
-def test_what_waits_since_an_earlier_run_is_shown_before_its_topic_partition_has_a_micro_batch() -> None:
+def test_what_waits_since_an_earlier_run_is_shown_before_its_topic_partition_has_a_micro_batch() -> (
+    None
+):
     metrics = Metrics(clock=lambda: 2.0)
     metrics.add_waiting("orders", {NAME: [DueSpan(2_500, 1000, 4), DueSpan(90_000, 60_000, 1)]})
     samples = dict(line.rsplit(" ", 1) for line in text(metrics))

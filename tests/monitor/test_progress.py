@@ -37,14 +37,18 @@ _HOUR_MS = 3_600_000
 
 def query(topic_partitions: int = 2) -> Any:
     """A query that has read each topic partition up to an index, and the last one to its end."""
-    names = [f"persistent://public/default/orders-partition-{number}" for number in range(topic_partitions)]
+    names = [
+        f"persistent://public/default/orders-partition-{number}"
+        for number in range(topic_partitions)
+    ]
     latest = {name: PartitionOffset(Position(1, 900), None, 2 * _HOUR_MS, 5_000) for name in names}
     taken = {
         name: PartitionOffset(Position(1, number), None, 2 * _HOUR_MS - 1_500, 4_000 + number)
         for number, name in enumerate(names[:-1])
     }
     source = SimpleNamespace(
-        endOffset=json.dumps(to_json(taken | {names[-1]: latest[names[-1]]})), latestOffset=json.dumps(to_json(latest))
+        endOffset=json.dumps(to_json(taken | {names[-1]: latest[names[-1]]})),
+        latestOffset=json.dumps(to_json(latest)),
     )
     return SimpleNamespace(lastProgress=SimpleNamespace(sources=[source]))
 
@@ -66,17 +70,24 @@ def screen_after_a_batch(out: io.StringIO | None = None, **options: Any) -> Prog
     return screen
 
 
-def shown(screen: ProgressScreen, query: Any, height: int = 40, width: int = 140, **options: Any) -> list[str]:
+def shown(
+    screen: ProgressScreen, query: Any, height: int = 40, width: int = 140, **options: Any
+) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height)
     console.print(live_screen(screen.progress(query), width, height, **options))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def test_what_waits_since_an_earlier_run_is_shown_until_its_topic_partition_has_a_micro_batch() -> None:
+def test_what_waits_since_an_earlier_run_is_shown_until_its_topic_partition_has_a_micro_batch() -> (
+    None
+):
     name = "persistent://public/default/orders-partition-0"
     screen = screen_after_a_batch()
-    before = {name: [DueSpan(5_000, 1000, 7)], "other": [DueSpan(5_000, 1000, 2), DueSpan(90_000, 60_000, 3)]}
+    before = {
+        name: [DueSpan(5_000, 1000, 7)],
+        "other": [DueSpan(5_000, 1000, 2), DueSpan(90_000, 60_000, 3)],
+    }
     screen.add_waiting(before)
     assert screen.totals.delayed_counts == {name: 40, "other": 5}
 
@@ -110,9 +121,14 @@ def test_the_live_screen_has_rate_lag_what_waits_rejects_and_commits() -> None:
 
 def test_messages_that_a_running_micro_batch_reads_are_lag_until_it_ends() -> None:
     name = "persistent://public/default/orders-partition-1"
-    span = {"start": {"ledger": 1, "entry": 900, "index": 5_000}, "end": {"ledger": 1, "entry": 990, "index": 5_700}}
+    span = {
+        "start": {"ledger": 1, "entry": 900, "index": 5_000},
+        "end": {"ledger": 1, "entry": 990, "index": 5_700},
+    }
     old = {"start": None, "end": {"ledger": 1, "entry": 2, "index": 30}}
-    batch = BatchRecord("s", "q", 1, 1, {name: span, "persistent://public/default/orders-partition-0": old})
+    batch = BatchRecord(
+        "s", "q", 1, 1, {name: span, "persistent://public/default/orders-partition-0": old}
+    )
     screen = screen_after_a_batch()
     screen._reading = lambda: Reading(batch, time.monotonic())
     assert shown(screen, query())[3][12:].startswith("1,700 messages")
@@ -126,7 +142,9 @@ def test_while_the_broker_is_down_the_lag_is_not_known_and_since_when_is_said() 
     screen._is_owner = lambda: next(owned)
     lost_ms = screen.progress(query()).lost_ms
     assert lost_ms is not None
-    since = time.strftime("no connection to the broker since %H:%M:%S UTC", time.gmtime(lost_ms / 1000))
+    since = time.strftime(
+        "no connection to the broker since %H:%M:%S UTC", time.gmtime(lost_ms / 1000)
+    )
     lines = shown(screen, query())
     assert lines[3][12:] == f"not known, {since}"
     assert lines[10].split()[2:4] == ["?", "?"]
@@ -137,7 +155,9 @@ def test_while_the_broker_is_down_the_lag_is_not_known_and_since_when_is_said() 
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 24), (200, 50)])
-def test_the_live_screen_is_no_higher_and_no_wider_than_the_terminal(width: int, height: int) -> None:
+def test_the_live_screen_is_no_higher_and_no_wider_than_the_terminal(
+    width: int, height: int
+) -> None:
     screen = screen_after_a_batch()
     for _ in range(20):
         screen.add(BatchResult(18, 1, 1, Counter({f"reason-{number}": 1 for number in range(50)})))
@@ -147,7 +167,9 @@ def test_the_live_screen_is_no_higher_and_no_wider_than_the_terminal(width: int,
     assert any(f"{500 - (height - 17)} more" in line for line in lines)
 
 
-def test_topic_partitions_keep_their_order_if_all_are_shown_else_those_with_the_most_lag_are() -> None:
+def test_topic_partitions_keep_their_order_if_all_are_shown_else_those_with_the_most_lag_are() -> (
+    None
+):
     few = shown(screen_after_a_batch(), query(topic_partitions=12))
     assert [line.split()[:3] for line in few[9:13]] == [
         ["public/default/orders", str(number), f"{1_000 - number:,}"] for number in range(4)
@@ -187,21 +209,30 @@ def test_a_topic_is_shown_by_its_name_alone_whatever_characters_it_has() -> None
     name = "persistent://public/default/[bold]x[/red]\x1b[2J"
     latest = json.dumps(to_json({name: PartitionOffset(Position(1, 900), None, _HOUR_MS, 5_000)}))
     source = SimpleNamespace(endOffset="{}", latestOffset=latest)
-    lines = shown(screen_after_a_batch(), SimpleNamespace(lastProgress=SimpleNamespace(sources=[source])))
+    lines = shown(
+        screen_after_a_batch(), SimpleNamespace(lastProgress=SimpleNamespace(sources=[source]))
+    )
     assert "public/default/[bold]x[/red]\\x1b[2J" in lines[9]
 
 
 def test_before_the_first_micro_batch_the_live_screen_has_nothing_to_show() -> None:
     screen = ProgressScreen(io.StringIO(), name="orders")
     lines = shown(screen, SimpleNamespace(lastProgress=None))
-    assert [line[12:32].strip() for line in lines[:4]] == ["orders", "0", "0 messages/s", "not known"]
+    assert [line[12:32].strip() for line in lines[:4]] == [
+        "orders",
+        "0",
+        "0 messages/s",
+        "not known",
+    ]
 
 
 def test_a_terminal_without_unicode_gets_letters() -> None:
     assert "\n".join(shown(screen_after_a_batch(), query(), ascii_only=True)).isascii()
 
 
-@pytest.mark.parametrize(("values", "line"), [([], ""), ([0.0, 0.0], "▁▁"), ([0, 50, 100], "▁▅█"), ([7], "█")], ids=str)
+@pytest.mark.parametrize(
+    ("values", "line"), [([], ""), ([0.0, 0.0], "▁▁"), ([0, 50, 100], "▁▅█"), ([7], "█")], ids=str
+)
 def test_a_sparkline_is_relative_to_the_greatest_value(values: list[float], line: str) -> None:
     assert sparkline(values) == line
 
@@ -211,7 +242,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_on_a_terminal_the_screen_is_live_and_one_line_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_the_screen_is_live_and_one_line_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(progress_screen, "_LIVE_S", 0.01)
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
@@ -251,7 +284,9 @@ print("afterwards", file=sys.stderr)
 def lines_of_terminal(output: str) -> list[str]:
     """What a terminal shows in the end that prints text and obeys what the screen uses."""
     lines, row, column = [""], 0, 0
-    for code, argument, kind, char in re.findall(r"(\x1b\[([0-9;?]*)([A-Za-z]))|(.)", output, re.DOTALL):
+    for code, argument, kind, char in re.findall(
+        r"(\x1b\[([0-9;?]*)([A-Za-z]))|(.)", output, re.DOTALL
+    ):
         if code and kind == "A":
             row = max(row - int(argument or 1), 0)
         elif code and kind == "K":
@@ -279,7 +314,9 @@ def test_what_other_processes_write_stays_above_the_live_screen_and_leaves_it_wh
     reader = threading.Thread(target=read)
     reader.start()
     environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", _PROGRAM], stderr=terminal, env=environment, check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", _PROGRAM], stderr=terminal, env=environment, check=True, timeout=60
+    )
     os.close(terminal)
     reader.join()
     os.close(leader)
@@ -291,7 +328,8 @@ def test_what_other_processes_write_stays_above_the_live_screen_and_leaves_it_wh
 
 
 @pytest.mark.parametrize(
-    ("other", "shown"), [("b/c/pays", "orders:4 pays:7"), ("b/c/orders", "a/b/orders:4 b/c/orders:7")]
+    ("other", "shown"),
+    [("b/c/pays", "orders:4 pays:7"), ("b/c/orders", "a/b/orders:4 b/c/orders:7")],
 )
 def test_the_lag_in_a_line_has_the_names_of_the_topics(other: str, shown: str) -> None:
     progress = screen_after_a_batch().progress(query())
@@ -308,11 +346,22 @@ def test_elsewhere_there_are_lines_of_text_or_of_json(monkeypatch: pytest.Monkey
         screen.stop()
         lines = out.getvalue().splitlines()
         if not as_json:
-            assert lines[1].endswith("broker time 02:00:00  lag orders-p0:1,000 orders-p1:0  rejects 3  waiting 40")
+            assert lines[1].endswith(
+                "broker time 02:00:00  lag orders-p0:1,000 orders-p1:0  rejects 3  waiting 40"
+            )
             assert lines[-1] == "1,200 messages and 3 rejects in 1 batch"
             continue
         line = json.loads(lines[-1])
-        assert (line["stream"], line["messages"], line["rejects"], line["batches"]) == ("orders", 1_200, 3, 1)
+        assert (line["stream"], line["messages"], line["rejects"], line["batches"]) == (
+            "orders",
+            1_200,
+            3,
+            1,
+        )
         assert list(line["lag_messages"].values()) == [1_000, 0]
-        assert (line["broker_time_ms"], line["waiting"], line["incomplete_messages"]) == (2 * _HOUR_MS, 40, 2)
+        assert (line["broker_time_ms"], line["waiting"], line["incomplete_messages"]) == (
+            2 * _HOUR_MS,
+            40,
+            2,
+        )
         assert line["rejects_by_reason"] == {"no_table": 2, "checksum": 1}

@@ -35,7 +35,9 @@ _VOID = {"meta", "link", "br"}
 
 def session() -> Any:
     """What the server needs of a Spark session."""
-    return SimpleNamespace(streams=SimpleNamespace(addListener=lambda _: None, removeListener=lambda _: None))
+    return SimpleNamespace(
+        streams=SimpleNamespace(addListener=lambda _: None, removeListener=lambda _: None)
+    )
 
 
 @pytest.fixture
@@ -57,7 +59,9 @@ def document(metrics: ServedMetrics) -> dict[str, Any]:
 
 
 def watch_orders(metrics: ServedMetrics, tables: int = 0) -> None:
-    upkeep = [TableUpkeep("messages", "lake/orders", TableSize(7, 900), 24, 3, ("checkConstraints",))]
+    upkeep = [
+        TableUpkeep("messages", "lake/orders", TableSize(7, 900), 24, 3, ("checkConstraints",))
+    ]
     upkeep += [TableUpkeep(f"t{number}", f"lake/t{number}") for number in range(tables)]
     places = {"messages": "lake/orders", "rejects": "lake/orders_rejects"}
     state = PipelineState(True, UpkeepReport(upkeep, 1, 5_000), "pulsar://broker:6650", places)
@@ -93,11 +97,17 @@ def test_the_page_is_one_small_file_that_loads_nothing(metrics: ServedMetrics) -
     elements.feed(content.decode())
     elements.close()
     assert [attributes for tag, attributes in elements.found if tag == "html"] == [{"lang": "en"}]
-    assert {"main", "header", "footer", "h1", "title", "noscript"} <= {tag for tag, _ in elements.found}
+    assert {"main", "header", "footer", "h1", "title", "noscript"} <= {
+        tag for tag, _ in elements.found
+    }
     for tag, attributes in elements.found:
         assert "src" not in attributes, tag
-        assert not (attributes.get("href") or "data:").startswith(("http:", "https:", "//")), attributes
-        assert not [name for name in attributes if name.startswith("on") or name == "style"], attributes
+        assert not (attributes.get("href") or "data:").startswith(("http:", "https:", "//")), (
+            attributes
+        )
+        assert not [name for name in attributes if name.startswith("on") or name == "style"], (
+            attributes
+        )
     # The namespace of SVG is a name, and is not fetched.
     assert re.findall(r"https?://[^\"']*", content.decode()) == ["http://www.w3.org/2000/svg"]
     assert b"@import" not in content
@@ -130,7 +140,9 @@ def test_the_document_shows_a_pipeline(metrics: ServedMetrics) -> None:
         released=Released(2, 1_800, 1_500),
     )
     metrics.add_batch("orders", batch, 1.0, 2_000)
-    metrics.add_progress("orders", {"t": Behind(20, 1500), "u": Behind(50, None)}, 1.0, {"addBatch": 80})
+    metrics.add_progress(
+        "orders", {"t": Behind(20, 1500), "u": Behind(50, None)}, 1.0, {"addBatch": 80}
+    )
     shown = document(metrics)
     assert (shown["version"], shown["problems"]) == (1, [])
     (query,) = shown["queries"]
@@ -145,10 +157,20 @@ def test_the_document_shows_a_pipeline(metrics: ServedMetrics) -> None:
     pipeline = query["pipeline"]
     assert (pipeline["broker"], pipeline["is_owner"]) == ("pulsar://broker:6650", True)
     assert (pipeline["messages"], pipeline["rejects"], pipeline["batches"]) == (100, 3, 1)
-    assert (pipeline["last_batch_ms"], pipeline["commit_ms"], pipeline["mean_commit_ms"]) == (2_000, 250, 250)
+    assert (pipeline["last_batch_ms"], pipeline["commit_ms"], pipeline["mean_commit_ms"]) == (
+        2_000,
+        250,
+        250,
+    )
     assert (pipeline["incomplete_messages"], pipeline["kept_bytes"]) == (1, 7)
-    assert (pipeline["waiting"], pipeline["next_due_ms"], pipeline["most_late_ms"]) == (5, 7_000, 500)
-    assert [row for row in pipeline["due"] if row["messages"]] == [{"within": "overdue", "messages": 5}]
+    assert (pipeline["waiting"], pipeline["next_due_ms"], pipeline["most_late_ms"]) == (
+        5,
+        7_000,
+        500,
+    )
+    assert [row for row in pipeline["due"] if row["messages"]] == [
+        {"within": "overdue", "messages": 5}
+    ]
     assert pipeline["rejects_by_reason"] == {"no_table": 2, "checksum": 1}
     assert pipeline["tables"] == [
         {
@@ -173,7 +195,9 @@ def test_the_document_shows_a_pipeline(metrics: ServedMetrics) -> None:
     assert pipeline["upkeep"] == {"failures": 1, "last_success_ms": 5_000}
 
 
-def test_the_document_shows_a_query_on_the_bare_source_by_its_lag_alone(metrics: ServedMetrics) -> None:
+def test_the_document_shows_a_query_on_the_bare_source_by_its_lag_alone(
+    metrics: ServedMetrics,
+) -> None:
     metrics.add_progress("behind", {"t": Behind(None, None)}, 12.5)
     (query,) = document(metrics)["queries"]
     assert (query["name"], query["pipeline"], query["rows_per_second"]) == ("behind", None, 12.5)
@@ -182,11 +206,15 @@ def test_the_document_shows_a_query_on_the_bare_source_by_its_lag_alone(metrics:
     assert document(metrics)["queries"] == []
 
 
-def test_of_many_topic_partitions_and_tables_the_document_has_a_hundred(metrics: ServedMetrics) -> None:
+def test_of_many_topic_partitions_and_tables_the_document_has_a_hundred(
+    metrics: ServedMetrics,
+) -> None:
     watch_orders(metrics, tables=500)
     names = [f"persistent://public/default/topic-{number:04}" for number in range(5_000)]
     metrics.add_batch("orders", BatchResult(0, 1, delayed_counts=dict.fromkeys(names, 1)), 1.0, 1)
-    metrics.add_progress("orders", {name: Behind(number, number) for number, name in enumerate(names)}, 1.0)
+    metrics.add_progress(
+        "orders", {name: Behind(number, number) for number, name in enumerate(names)}, 1.0
+    )
     content, _ = fetched(metrics, "/status.json")
     assert len(content) < 100_000
     (query,) = json.loads(content)["queries"]
@@ -196,7 +224,9 @@ def test_of_many_topic_partitions_and_tables_the_document_has_a_hundred(metrics:
     assert (len(query["pipeline"]["tables"]), query["pipeline"]["tables_count"]) == (100, 502)
 
 
-def test_the_last_warnings_are_shown_with_the_newest_first_and_repetitions_counted(metrics: ServedMetrics) -> None:
+def test_the_last_warnings_are_shown_with_the_newest_first_and_repetitions_counted(
+    metrics: ServedMetrics,
+) -> None:
     log = logging.getLogger("ledgerlake.pipeline.upkeep")
     log.warning("upkeep failed: %s\nTraceback", "no store")
     log.warning("upkeep failed: %s", "no store")
@@ -204,11 +234,17 @@ def test_the_last_warnings_are_shown_with_the_newest_first_and_repetitions_count
     log.info("nothing")
     newest, older = document(metrics)["problems"]
     assert (newest["level"], newest["text"], newest["times"]) == ("ERROR", "x" * 500, 1)
-    assert (older["level"], older["text"], older["times"]) == ("WARNING", "upkeep failed: no store", 2)
+    assert (older["level"], older["text"], older["times"]) == (
+        "WARNING",
+        "upkeep failed: no store",
+        2,
+    )
     for number in range(50):
         log.warning("warning %d", number)
     problems = document(metrics)["problems"]
-    assert [problem["text"] for problem in problems] == [f"warning {number}" for number in range(49, 29, -1)]
+    assert [problem["text"] for problem in problems] == [
+        f"warning {number}" for number in range(49, 29, -1)
+    ]
 
 
 def test_the_log_is_left_alone_after_the_end() -> None:

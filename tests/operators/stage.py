@@ -107,10 +107,13 @@ class Stage:
         return copy.deepcopy(self)
 
     def run(
-        self, rows: list[pa.RecordBatch], rng: random.Random | None = None, topic_partition: TopicPartition = SOURCE
+        self,
+        rows: list[pa.RecordBatch],
+        rng: random.Random | None = None,
+        topic_partition: TopicPartition = SOURCE,
     ) -> list[Any]:
-        """One batch; the rows that come out, in so many ``frames``. With ``rng`` the rows come in shuffled, in frames of
-        any size.
+        """One batch; the rows that come out, in so many ``frames``. With ``rng`` the rows come in
+        shuffled, in frames of any size.
         """
         processor = Processor(self.limits, self.delay, self.client, self.output)
         processor.init(self)
@@ -138,7 +141,9 @@ class Settled:
     def outcomes(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
             if isinstance(outcome, Assembled):
-                self._deliver(outcome.positions, None if outcome.entries is None else list(outcome.entries))
+                self._deliver(
+                    outcome.positions, None if outcome.entries is None else list(outcome.entries)
+                )
             elif isinstance(outcome, Rejected):
                 self.rejected += [(outcome.reason, position) for position, _ in outcome.entries]
 
@@ -153,7 +158,9 @@ class Settled:
                 count = 0 if note["read_again"] else len(positions)
                 parts, remaining_rows = remaining_rows[:count], remaining_rows[count:]
                 assert all(part.kind == RowKind.MESSAGE_CHUNK for part in parts)
-                self._deliver(positions, None if note["read_again"] else [part.entry for part in parts])
+                self._deliver(
+                    positions, None if note["read_again"] else [part.entry for part in parts]
+                )
             elif row.kind == RowKind.REJECT:
                 self.rejected.append((row.header, Position(row.ledger_id, row.entry_id)))
             else:
@@ -161,7 +168,9 @@ class Settled:
                 assert not remaining_rows
                 self.summary = summary_from_json(row.header)
 
-    def _deliver(self, positions: tuple[Position, ...], entries: Sequence[Entry | None] | None) -> None:
+    def _deliver(
+        self, positions: tuple[Position, ...], entries: Sequence[Entry | None] | None
+    ) -> None:
         self.delivered.append(positions)
         if entries is None:
             self.read_again += 1
@@ -194,6 +203,9 @@ def task(
         else:
             settled.outcomes(local.apply_marker(event))
     settled.outcomes(local.evict())
-    rows += [stage_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in local.drain_pending()]
+    rows += [
+        stage_row(SOURCE, RowKind.CHUNK, position, entry=entry)
+        for position, entry in local.drain_pending()
+    ]
     report = TaskReport(end, now_ms, {"end": str(end)}, local.events)
     return [*rows, stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))]

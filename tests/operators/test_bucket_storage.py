@@ -22,14 +22,19 @@ from tests.operators.stage import DictState
 if TYPE_CHECKING:
     from pathlib import Path
 
-SEGMENTS = [bytes([number]) * size for number, size in enumerate([5, 100, 300_000, 1, 200_000, 60_000, 0, 7])]
+SEGMENTS = [
+    bytes([number]) * size
+    for number, size in enumerate([5, 100, 300_000, 1, 200_000, 60_000, 0, 7])
+]
 
 
 @pytest.fixture(params=["state", "folder"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(bucket_storage, "_recent", bucket_storage._Recent(10**6))
     fresh_storage = (
-        StateStorage(DictState()) if request.param == "state" else FolderStorage(Place(str(tmp_path / "buckets")), {})
+        StateStorage(DictState())
+        if request.param == "state"
+        else FolderStorage(Place(str(tmp_path / "buckets")), {})
     )
     fresh_storage.start()
     return fresh_storage
@@ -53,7 +58,9 @@ def test_every_segment_is_read_back(storage: Any) -> None:
 def test_what_is_not_there_is_an_error_that_says_so(storage: Any) -> None:
     bucket_id = save(storage, SEGMENTS)
     for asked_id, number in ((bucket_id, 9), (bucket_id + 1, 0), (bucket_id + 1, 3)):
-        with pytest.raises(OffsetError, match=f"bucket {asked_id} of delayed messages lacks its value"):
+        with pytest.raises(
+            OffsetError, match=f"bucket {asked_id} of delayed messages lacks its value"
+        ):
             storage.get_segment(asked_id, number)
 
 
@@ -192,8 +199,24 @@ def test_what_killed_tasks_left_in_a_folder_goes_a_day_after_it_was_noticed(tmp_
 
 def test_each_topic_partition_has_a_folder_of_its_own_whatever_its_name_is(tmp_path: Path) -> None:
     """File systems take 255 bytes, and no ``/``, ``\\0`` or ``..``."""
-    local_names = ["a", "a b", "a=20b", "..", ".a", "_a", "a\0b", "a\nb", "x" * 255, "x" * 256, "\u00fc" * 200]
-    sources = [TopicPartition(f"persistent://{tenant}/n/{name}", -1) for tenant in "ab" for name in local_names]
+    local_names = [
+        "a",
+        "a b",
+        "a=20b",
+        "..",
+        ".a",
+        "_a",
+        "a\0b",
+        "a\nb",
+        "x" * 255,
+        "x" * 256,
+        "\u00fc" * 200,
+    ]
+    sources = [
+        TopicPartition(f"persistent://{tenant}/n/{name}", -1)
+        for tenant in "ab"
+        for name in local_names
+    ]
     sources += [TopicPartition("persistent://a/n/a", number) for number in (0, 1)]
     buckets = []
     for number, source in enumerate(sources):

@@ -46,7 +46,13 @@ from ledgerlake.operators.stage_rows import (
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.schedules.cancels import Cancel, Cancels, cancels_from_json, cancels_to_json, parse_cancel
+from ledgerlake.schedules.cancels import (
+    Cancel,
+    Cancels,
+    cancels_from_json,
+    cancels_to_json,
+    parse_cancel,
+)
 from ledgerlake.schedules.repetition import RepetitionRate, parse_repetition, rate_of
 from ledgerlake.stored.places import Place
 from ledgerlake.wire import commands
@@ -64,16 +70,25 @@ if TYPE_CHECKING:
     from ledgerlake.operators.stage_rows import TaskEvent
 
 STORED_MS = 1_700_000_000_000
-SMALL = DelaySettings(min_indexes_per_bucket=3, ledger_step_per_bucket=1, max_indexes_per_segment=2, max_buckets=2)
+SMALL = DelaySettings(
+    min_indexes_per_bucket=3, ledger_step_per_bucket=1, max_indexes_per_segment=2, max_buckets=2
+)
 
 
 def frame(
-    entry_id: int, due_s: int, key: str | None = None, ledger_id: int = 1, batch: int | None = None, **fields: Any
+    entry_id: int,
+    due_s: int,
+    key: str | None = None,
+    ledger_id: int = 1,
+    batch: int | None = None,
+    **fields: Any,
 ) -> bytes:
     """A delayed entry, due so many seconds after all are stored; its value is its position, of a
     batch with the index.
     """
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=entry_id, publish_time=STORED_MS, **fields)
+    metadata = pb.MessageMetadata(
+        producer_name="p", sequence_id=entry_id, publish_time=STORED_MS, **fields
+    )
     metadata.deliver_at_time = STORED_MS + 1000 * due_s
     if key is not None:
         metadata.partition_key = key
@@ -81,8 +96,12 @@ def frame(
     value = b"%d:%d" % (ledger_id, entry_id)
     if batch is not None:
         metadata.num_messages_in_batch = batch
-        singles = [pb.SingleMessageMetadata(payload_size=0, partition_key=key or "") for _ in range(batch)]
-        value = encode_batch([(single, value + b":%d" % number) for number, single in enumerate(singles)])
+        singles = [
+            pb.SingleMessageMetadata(payload_size=0, partition_key=key or "") for _ in range(batch)
+        ]
+        value = encode_batch(
+            [(single, value + b":%d" % number) for number, single in enumerate(singles)]
+        )
     return commands.message(1, ledger_id, entry_id, encode_entry(metadata, value, broker))
 
 
@@ -112,13 +131,18 @@ class Play:
         schedules = ScheduleEvents()
         others: list[TaskEvent] = []
         for event in events or []:
-            if isinstance(event, Scheduled | PauseChanged) or (isinstance(event, Cancel) and event.by == "schedule"):
+            if isinstance(event, Scheduled | PauseChanged) or (
+                isinstance(event, Cancel) and event.by == "schedule"
+            ):
                 schedules.add(event)
             else:
                 others.append(event)
         report = TaskReport(self.end, due_ms, {}, others, self.after)
         rows = [*rows, *schedules.rows(SOURCE, all_events=True)]
-        rows = [*rows, *(stage_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in parts)]
+        rows = [
+            *rows,
+            *(stage_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in parts),
+        ]
         rows += [stage_row(SOURCE, RowKind.DELAYED, entry=b"".join(frames))] if frames else []
         rows.append(stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report)))
         out_rows = self.stage.run(rows)
@@ -129,7 +153,10 @@ class Play:
 
     def _settle(self, rows: list[pa.RecordBatch]) -> None:
         decoder = OutcomeDecoder(
-            SOURCE, parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"}), 10**6, delays_messages=True
+            SOURCE,
+            parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"}),
+            10**6,
+            delays_messages=True,
         )
         for _, outcome in read_stage_rows(rows):
             if isinstance(outcome, StateSummary):
@@ -152,7 +179,9 @@ class Play:
 
 def pa_row(row: Any) -> pa.RecordBatch:
     source = type(SOURCE)(row.topic, row.partition)
-    return stage_row(source, RowKind(row.kind), Position(row.ledger_id, row.entry_id), row.header, row.entry)
+    return stage_row(
+        source, RowKind(row.kind), Position(row.ledger_id, row.entry_id), row.header, row.entry
+    )
 
 
 def test_messages_wait_and_come_out_in_order_when_they_are_due() -> None:
@@ -236,12 +265,18 @@ def test_occurrences_beyond_the_limit_of_a_micro_batch_need_another_one_though_n
 
 
 @pytest.mark.parametrize("limit", [{"max_repetitions_per_s": 2}, {"max_repeated_bytes_per_s": 200}])
-def test_messages_that_would_repeat_beyond_the_limit_are_rejects_when_they_arrive(limit: dict[str, int]) -> None:
+def test_messages_that_would_repeat_beyond_the_limit_are_rejects_when_they_arrive(
+    limit: dict[str, int],
+) -> None:
     play = Play(**limit)
 
     def put(entry_id: int, schedule_id: str, every: str) -> list[tuple[str, Position]]:
         before = len(play.rejects)
-        play(repeating_frame(entry_id, schedule_id, every), events=[every_event(entry_id, schedule_id, every)], at_s=0)
+        play(
+            repeating_frame(entry_id, schedule_id, every),
+            events=[every_event(entry_id, schedule_id, every)],
+            at_s=0,
+        )
         return [(reject.reason, reject.position) for reject in play.rejects[before:]]
 
     assert put(1, "a", "PT1S") == put(2, "b", "PT1S") == []
@@ -251,7 +286,11 @@ def test_messages_that_would_repeat_beyond_the_limit_are_rejects_when_they_arriv
     assert put(5, "c", "PT2S") == []
     assert put(6, "a", "PT1S") == [("repetition_refused", Position(1, 6))]
     values = play(at_s=12)
-    assert {value: values.count(value) for value in sorted(set(values))} == {b"1:2": 3, b"1:4": 2, b"1:5": 2}
+    assert {value: values.count(value) for value in sorted(set(values))} == {
+        b"1:2": 3,
+        b"1:4": 2,
+        b"1:5": 2,
+    }
     # Refused messages leave without a word.
     assert [reject.reason for reject in play.rejects] == ["repetition_refused"] * 2 + ["replaced"]
 
@@ -259,7 +298,9 @@ def test_messages_that_would_repeat_beyond_the_limit_are_rejects_when_they_arriv
 def test_with_a_limit_of_zero_no_message_repeats_and_others_wait() -> None:
     play = Play(max_repetitions_per_s=0)
     play(repeating_frame(1, "a", "P1Y"), frame(2, 1), events=[every_event(1, "a", "P1Y")], at_s=0)
-    assert [(reject.reason, reject.position) for reject in play.rejects] == [("repetition_refused", Position(1, 1))]
+    assert [(reject.reason, reject.position) for reject in play.rejects] == [
+        ("repetition_refused", Position(1, 1))
+    ]
     assert play(at_s=20) == [b"1:2"]
     assert not play.state("cancels")
     assert not play.state("schedule_blocks")
@@ -268,18 +309,26 @@ def test_with_a_limit_of_zero_no_message_repeats_and_others_wait() -> None:
 def repeating_frame(entry_id: int, schedule_id: str, every: str) -> bytes:
     """A message that repeats from 10 seconds on."""
     names = {"ledgerlake.schedule": schedule_id, "ledgerlake.every": every}
-    return frame(entry_id, 10, properties=[pb.KeyValue(key=name, value=value) for name, value in names.items()])
+    return frame(
+        entry_id,
+        10,
+        properties=[pb.KeyValue(key=name, value=value) for name, value in names.items()],
+    )
 
 
 def every_event(entry_id: int, schedule_id: str, every: str) -> Scheduled:
     """What the task says of such a message, as if it had 100 bytes."""
     rule = parse_repetition({"ledgerlake.every": every})
     assert rule is not None
-    return Scheduled(schedule_id, Position(1, entry_id), STORED_MS, STORED_MS + 10_000, rate_of(rule, 100))
+    return Scheduled(
+        schedule_id, Position(1, entry_id), STORED_MS, STORED_MS + 10_000, rate_of(rule, 100)
+    )
 
 
 @pytest.mark.parametrize("paused", ["a", None])
-def test_the_limit_of_a_micro_batch_ends_no_pause(paused: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_a_micro_batch_ends_no_pause(
+    paused: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(repeating, "MOST_OVERDUE", 2)
     names = {"ledgerlake.schedule": "a", "ledgerlake.every": "PT1S", "ledgerlake.count": "9"}
     properties = [pb.KeyValue(key=name, value=value) for name, value in names.items()]
@@ -297,7 +346,9 @@ def test_the_limit_of_a_micro_batch_ends_no_pause(paused: str | None, monkeypatc
 
 
 @pytest.mark.parametrize("paused", ["a", None])
-def test_a_pause_holds_from_its_own_time_on_after_one_of_a_sender_whose_clock_is_ahead(paused: str | None) -> None:
+def test_a_pause_holds_from_its_own_time_on_after_one_of_a_sender_whose_clock_is_ahead(
+    paused: str | None,
+) -> None:
     play = Play()
     play(repeating_frame(1, "a", "PT10S"), events=[every_event(1, "a", "PT10S")], at_s=0)
     pauses = [
@@ -313,7 +364,8 @@ def test_too_many_pauses_are_refused_and_said(monkeypatch: pytest.MonkeyPatch) -
     play = Play()
     play(frame(0, 30), at_s=0)
     events = [
-        PauseChanged(None, Position(1, 5 + number), STORED_MS + number, resumes=number % 2 == 1) for number in range(8)
+        PauseChanged(None, Position(1, 5 + number), STORED_MS + number, resumes=number % 2 == 1)
+        for number in range(8)
     ]
     play(events=events, at_s=1)
     assert [(reject.position.entry_id, reject.reason) for reject in play.rejects] == [
@@ -330,7 +382,9 @@ def test_too_many_messages_of_an_id_whose_times_are_to_come_are_refused_and_said
     play = Play()
     for number in range(6):
         # As senders say it without the broker's time: each is due when the next one is stored.
-        message = Scheduled("a", Position(1, number), STORED_MS + 50_000 + number, STORED_MS + 50_001 + number)
+        message = Scheduled(
+            "a", Position(1, number), STORED_MS + 50_000 + number, STORED_MS + 50_001 + number
+        )
         play(frame(number, 50), events=[message], at_s=number)
     assert len(block_from_bytes(play.state("schedule_blocks")[0,][0])["a"]) == 3
     assert play(at_s=60) == [b"1:0", b"1:1", b"1:2"]
@@ -356,9 +410,18 @@ def test_a_large_message_waits_with_its_chunks_and_leaves_nothing() -> None:
 def test_what_has_the_id_of_a_message_that_waits_is_a_reject() -> None:
     play = Play()
     at = tuple(Position(1, entry_id) for entry_id in (3, 5, 7))
-    parts = list(zip(at, chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000), strict=True))
-    play(frame(0, 30), events=[DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)], parts=parts, at_s=0)
-    other_parts = list(zip(at, chunk_entries(b"other message", 3, deliver_at_time=STORED_MS + 10_000), strict=True))
+    parts = list(
+        zip(at, chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000), strict=True)
+    )
+    play(
+        frame(0, 30),
+        events=[DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)],
+        parts=parts,
+        at_s=0,
+    )
+    other_parts = list(
+        zip(at, chunk_entries(b"other message", 3, deliver_at_time=STORED_MS + 10_000), strict=True)
+    )
     play(
         frame(0, 60),
         frame(1, 60),
@@ -384,7 +447,9 @@ NEWER = ChunkedMessageKey("newer", "newer-1")
 @pytest.mark.parametrize(
     "events",
     [
-        pytest.param([Chunk(NEWER, Position(1, 3), 0, 2, 4, 2, 90, STORED_MS, STORED_MS)], id="a chunk"),
+        pytest.param(
+            [Chunk(NEWER, Position(1, 3), 0, 2, 4, 2, 90, STORED_MS, STORED_MS)], id="a chunk"
+        ),
         pytest.param(
             [
                 MessageStarted(NEWER),
@@ -404,31 +469,41 @@ def test_a_chunk_takes_the_place_of_no_chunk_that_waits(
     waits = DelayedLargeMessage(AT, STORED_MS + 10_000, bytes_kept=True)
     play(events=[waits], parts=list(zip(AT, entries, strict=True)), at_s=0)
     play(events=events, parts=[(Position(1, 3), newer)], at_s=1)
-    assert [(reject.position, reject.reason) for reject in play.rejects] == [(Position(1, 3), "chunk_known")]
+    assert [(reject.position, reject.reason) for reject in play.rejects] == [
+        (Position(1, 3), "chunk_known")
+    ]
     assert play(at_s=10) == [b"large message"]
     assert not play.state("parts")
 
 
 @pytest.mark.parametrize("place", AT)
 @pytest.mark.parametrize("reread", [False, True])
-def test_an_entry_that_is_cut_takes_the_place_of_no_message_that_waits(place: Position, reread: bool) -> None:
+def test_an_entry_that_is_cut_takes_the_place_of_no_message_that_waits(
+    place: Position, reread: bool
+) -> None:
     entries = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000)
     play = Play(reread=reread)
     waits = DelayedLargeMessage(AT, STORED_MS + 10_000, bytes_kept=True)
     play(events=[waits], parts=list(zip(AT, entries, strict=True)), at_s=0)
-    cut = list(delayed_rows(SOURCE, memoryview(frame(place.entry_id, 20, batch=3)), BatchRange(None, 1)))
+    cut = list(
+        delayed_rows(SOURCE, memoryview(frame(place.entry_id, 20, batch=3)), BatchRange(None, 1))
+    )
     play(rows=cut, at_s=1)
     if reread and place != AT[-1]:
         assert play.rejects == []
         return
-    assert [(reject.position, reject.reason) for reject in play.rejects] == [(place, "delayed_known")]
+    assert [(reject.position, reject.reason) for reject in play.rejects] == [
+        (place, "delayed_known")
+    ]
     if not reread:
         assert play(at_s=10) == [b"large message"]
         assert not play.state("parts")
 
 
 @pytest.mark.parametrize("reread", [False, True])
-def test_an_entry_that_is_cut_is_a_reject_at_the_position_of_a_plain_message_that_waits(reread: bool) -> None:
+def test_an_entry_that_is_cut_is_a_reject_at_the_position_of_a_plain_message_that_waits(
+    reread: bool,
+) -> None:
     play = Play(reread=reread)
     play(frame(3, 30), at_s=0)
     cut = frame(3, 20, batch=3)
@@ -450,7 +525,9 @@ def test_the_rest_of_a_batch_whose_first_part_was_cancelled_is_delivered(reread:
     play(frame(1, 90), rows=parts_of(batch, (None, 1)), events=events, at_s=0)
     play(events=[Cancel("schedule", "a", Position(1, 2), STORED_MS)], at_s=1)
     assert play(at_s=30) == []
-    assert [(reject.position, reject.reason) for reject in play.rejects] == [(Position(1, 0), "cancelled")]
+    assert [(reject.position, reject.reason) for reject in play.rejects] == [
+        (Position(1, 0), "cancelled")
+    ]
     assert play(rows=parts_of(batch, (1, None)), at_s=31) == [b"1:0:2"]
     assert not play.state("separate")
 
@@ -501,7 +578,9 @@ def test_with_reread_only_positions_wait() -> None:
     assert play.summary.oldest_to_reread == Position(1, 0)
     assert not any(b"1:0" in value[0] for value in play.state("snapshots").values())
     rows = play.stage.run([stage_row(SOURCE, RowKind.REPORT, header=report_to_json(TaskReport(Position(9, 9), STORED_MS + 30_000, {}, [])))])  # fmt: skip
-    assert [(row.kind, json.loads(row.header).get("positions")) for row in rows[:1]] == [("reread", [[1, 0], [1, 1]])]
+    assert [(row.kind, json.loads(row.header).get("positions")) for row in rows[:1]] == [
+        ("reread", [[1, 0], [1, 1]])
+    ]
 
 
 NOT_KEPT = DelayedLargeMessage(
@@ -515,7 +594,9 @@ def serving(*entries: bytes) -> Peer:
 
 
 @pytest.mark.parametrize("bytes_kept", [False, True])
-def test_the_cursor_passes_a_large_message_that_waits_wherever_its_chunks_were(bytes_kept: bool) -> None:
+def test_the_cursor_passes_a_large_message_that_waits_wherever_its_chunks_were(
+    bytes_kept: bool,
+) -> None:
     entries = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000)
     play = Play()
     with serving(*entries) as peer:
@@ -570,7 +651,10 @@ def test_with_reread_the_cursor_passes_no_chunk_of_a_message_that_waits(bytes_ke
         ),
         pytest.param([b"\0\0\xff\xffgarbage"] * 3, 10, "malformed_entry", id="unreadable"),
         pytest.param(
-            chunk_entries(bytes(2000), 3, deliver_at_time=STORED_MS + 10_000), 10, "too_large", id="too large"
+            chunk_entries(bytes(2000), 3, deliver_at_time=STORED_MS + 10_000),
+            10,
+            "too_large",
+            id="too large",
         ),
     ],
 )
@@ -582,7 +666,9 @@ def test_chunks_that_a_marker_lists_falsely_wait_for_nothing(
     play.stage.limits = Limits(max_message_bytes=1000)
     with serving(*entries) as peer:
         play.stage.client = ClientSettings(peer.url)
-        report = TaskReport(AT[-1], STORED_MS, {}, [replace(NOT_KEPT, deliver_ms=STORED_MS + 1000 * due_s)])
+        report = TaskReport(
+            AT[-1], STORED_MS, {}, [replace(NOT_KEPT, deliver_ms=STORED_MS + 1000 * due_s)]
+        )
         rows = play.stage.run([stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))])
     assert [row.kind for row in rows] == ["reread_rejects", "summary"]
     assert json.loads(rows[0].header) == {"reason": reason, "positions": [[1, 3]]}
@@ -594,7 +680,11 @@ def test_chunks_that_a_marker_lists_falsely_wait_for_nothing(
 def test_a_marker_takes_no_chunk_of_a_message_that_waits() -> None:
     entries = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000)
     play = Play()
-    play(events=[replace(NOT_KEPT, bytes_kept=True)], parts=list(zip(AT, entries, strict=True)), at_s=0)
+    play(
+        events=[replace(NOT_KEPT, bytes_kept=True)],
+        parts=list(zip(AT, entries, strict=True)),
+        at_s=0,
+    )
     with Peer([*zip(AT[:2], entries, strict=False), (Position(1, 8), entries[2])]) as peer:
         play.stage.client = ClientSettings(peer.url)
         forged = replace(NOT_KEPT, positions=(*AT[:2], Position(1, 8)), deliver_ms=STORED_MS + 5000)
@@ -623,7 +713,13 @@ def test_cancelled_messages_are_rejects_with_their_bytes_when_they_would_have_be
 
 def test_a_cancel_hits_what_stands_before_it_and_is_due_after_it() -> None:
     play = Play()
-    play(frame(0, 3, "a"), frame(1, 9, "a"), frame(8, 9, "a"), events=[cancel("key", "a", 5, at_s=4)], at_s=2)
+    play(
+        frame(0, 3, "a"),
+        frame(1, 9, "a"),
+        frame(8, 9, "a"),
+        events=[cancel("key", "a", 5, at_s=4)],
+        at_s=2,
+    )
     assert play(at_s=9) == [b"1:0", b"1:8"]
     assert [reject.position.entry_id for reject in play.rejects] == [1]
 
@@ -632,7 +728,9 @@ def test_a_cancel_of_one_message_of_a_batch_leaves_the_others() -> None:
     play = Play()
     frames = [frame(0, 30, batch=3), frame(1, 30, batch=2), frame(2, 30)]
     play(*frames, at_s=0)
-    play(events=[cancel("id", "1:0:1", 7), cancel("id", "1:1", 8), cancel("id", "1:2:0", 9)], at_s=1)
+    play(
+        events=[cancel("id", "1:0:1", 7), cancel("id", "1:1", 8), cancel("id", "1:2:0", 9)], at_s=1
+    )
     assert play(at_s=30) == [b"1:0:0", b"1:0:2", b"1:2"]
     entries = entries_of(b"".join(frames))
     assert [(reject.position.entry_id, reject.detail, reject.entry) for reject in play.rejects] == [
@@ -645,24 +743,42 @@ def test_a_cancel_of_one_message_of_a_batch_leaves_the_others() -> None:
     ("fields", "key"),
     [
         pytest.param({"partition_key": "plain"}, "plain", id="text"),
-        pytest.param({"partition_key": "/wD+", "partition_key_b64_encoded": True}, "/wD+", id="binary"),
-        pytest.param({"partition_key": "b2s=", "partition_key_b64_encoded": True}, "b2s=", id="text as binary"),
-        pytest.param({"partition_key": "???", "partition_key_b64_encoded": True}, "Pz8/", id="no base64"),
+        pytest.param(
+            {"partition_key": "/wD+", "partition_key_b64_encoded": True}, "/wD+", id="binary"
+        ),
+        pytest.param(
+            {"partition_key": "b2s=", "partition_key_b64_encoded": True},
+            "b2s=",
+            id="text as binary",
+        ),
+        pytest.param(
+            {"partition_key": "???", "partition_key_b64_encoded": True}, "Pz8/", id="no base64"
+        ),
     ],
 )
-def test_a_cancel_by_key_hits_small_and_large_messages_alike(fields: dict[str, Any], key: str) -> None:
+def test_a_cancel_by_key_hits_small_and_large_messages_alike(
+    fields: dict[str, Any], key: str
+) -> None:
     play = Play()
     at = tuple(Position(1, number) for number in range(3))
     large = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 30_000, **fields)
     waits = DelayedLargeMessage(at, STORED_MS + 30_000, bytes_kept=True)
-    play(frame(4, 30, **fields), frame(5, 30, "other"), events=[waits], parts=list(zip(at, large, strict=True)), at_s=0)
+    play(
+        frame(4, 30, **fields),
+        frame(5, 30, "other"),
+        events=[waits],
+        parts=list(zip(at, large, strict=True)),
+        at_s=0,
+    )
     play(events=[cancel("key", key, 7)], at_s=1)
     assert play(at_s=30) == [b"1:5"]
     assert {reject.position.entry_id for reject in play.rejects} == {0, 1, 2, 4}
 
 
 @pytest.mark.parametrize("ahead_s", [0, 35, 100])
-def test_a_later_cancel_by_a_sender_whose_clock_is_ahead_does_not_undo_the_first(ahead_s: int) -> None:
+def test_a_later_cancel_by_a_sender_whose_clock_is_ahead_does_not_undo_the_first(
+    ahead_s: int,
+) -> None:
     play = Play()
     play(frame(0, 30, "a"), frame(1, 50, "a"), frame(2, 70, "a"), at_s=0)
     play(events=[cancel("key", "a", 5, at_s=1)], at_s=1)
@@ -675,7 +791,9 @@ def test_a_later_cancel_by_a_sender_whose_clock_is_ahead_does_not_undo_the_first
 
 
 def parts_of(frames: bytes, *parts: tuple[int | None, int | None]) -> list[pa.RecordBatch]:
-    return [row for part in parts for row in delayed_rows(SOURCE, memoryview(frames), BatchRange(*part))]
+    return [
+        row for part in parts for row in delayed_rows(SOURCE, memoryview(frames), BatchRange(*part))
+    ]
 
 
 @pytest.mark.parametrize("reread", [False, True])
@@ -692,7 +810,9 @@ def test_a_range_that_ends_inside_a_delayed_batch_delivers_its_messages_and_the_
     assert [name for name in ("parts", "separate", "snapshots") if play.state(name)] == []
 
 
-def test_two_parts_that_come_before_they_are_due_and_are_all_of_a_delayed_batch_are_delivered_whole() -> None:
+def test_two_parts_that_come_before_they_are_due_and_are_all_of_a_delayed_batch_are_delivered_whole() -> (
+    None
+):
     play = Play()
     batch = frame(0, 30, batch=3)
     play(rows=parts_of(batch, (None, 1)), at_s=0)
@@ -713,11 +833,13 @@ def test_parts_of_a_delayed_batch_that_come_before_it_is_due_are_delivered_toget
 
 def test_what_waits_separately_is_readable_by_later_releases_and_newer_ones_are_refused() -> None:
     large = (
-        '{"version": 1, "positions": [[1, 0], [1, 1]], "bytes_kept": true, "batch_range": null, "is_delivered": false,'
+        '{"version": 1, "positions": [[1, 0], [1, 1]], "bytes_kept": true, "batch_range": null, '
+        '"is_delivered": false,'
         ' "key": {"producer_name": "p", "uuid": "p-1"}}'
     )
     part = (
-        '{"version": 1, "positions": [[1, 2]], "bytes_kept": true, "batch_range": {"after": null, "until": 3},'
+        '{"version": 1, "positions": [[1, 2]], "bytes_kept": true, "batch_range": {"after": null, '
+        '"until": 3},'
         ' "is_delivered": true, "key": null}'
     )
     positions = (Position(1, 0), Position(1, 1))
@@ -763,7 +885,9 @@ def test_too_many_cancels_are_refused_and_said(monkeypatch: pytest.MonkeyPatch) 
     play = Play()
     play(frame(0, 30, "c"), at_s=0)
     play(events=[cancel("key", key, 5 + number) for number, key in enumerate("abc")], at_s=1)
-    assert [(reject.position.entry_id, reject.reason) for reject in play.rejects] == [(7, "cancel_refused")]
+    assert [(reject.position.entry_id, reject.reason) for reject in play.rejects] == [
+        (7, "cancel_refused")
+    ]
     assert play(at_s=30) == [b"1:0"]
 
 
@@ -773,15 +897,21 @@ def test_cancels_that_name_too_much_are_refused_and_said(monkeypatch: pytest.Mon
     play(frame(0, 30, "c"), at_s=0)
     play(events=[cancel("key", "aaa", 5)], at_s=1)
     play(events=[cancel("key", "bbb", 6), cancel("key", "ccc", 7)], at_s=2)
-    assert [(reject.position.entry_id, reject.reason) for reject in play.rejects] == [(7, "cancel_refused")]
+    assert [(reject.position.entry_id, reject.reason) for reject in play.rejects] == [
+        (7, "cancel_refused")
+    ]
 
 
-def test_an_entry_of_which_several_cancels_are_refused_is_one_reject(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_of_which_several_cancels_are_refused_is_one_reject(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("ledgerlake.operators.delayed.MOST_CANCELS", 1)
     play = Play()
     play(frame(0, 30, "c"), at_s=0)
     play(events=[cancel("key", key, 5) for key in "abcd"], at_s=1)
-    assert [(reject.position.entry_id, reject.reason) for reject in play.rejects] == [(5, "cancel_refused")]
+    assert [(reject.position.entry_id, reject.reason) for reject in play.rejects] == [
+        (5, "cancel_refused")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -793,7 +923,9 @@ def test_an_entry_of_which_several_cancels_are_refused_is_one_reject(monkeypatch
         ("key=a=b", ("key", "a=b")),
         ("key=", None),
         ("id=x", None),
-        pytest.param("id=CP///////////wEQ////////////AQ==", None, id="the id before all, serialised"),
+        pytest.param(
+            "id=CP///////////wEQ////////////AQ==", None, id="the id before all, serialised"
+        ),
         ("id=9223372036854775808:1", None),
         ("id=1:9999999999999999999", None),
         pytest.param("id=" + "[" * 200_000, None, id="lists in lists"),
@@ -810,8 +942,10 @@ def test_a_cancel_names_an_id_or_a_key(text: str, target: tuple[str, str] | None
 def test_cancels_in_state_are_readable_by_later_releases_and_newer_ones_are_refused() -> None:
     golden = (
         '{"version": 1, "cancels": ['
-        '{"by": "key", "target": "a", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": 7, "until_ms": 9},'
-        ' {"by": "id", "target": "1:2:3", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": 7, "until_ms": 9}'
+        '{"by": "key", "target": "a", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": 7, '
+        '"until_ms": 9},'
+        ' {"by": "id", "target": "1:2:3", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": '
+        '7, "until_ms": 9}'
         '], "marked": {}, "pauses": {"since_ms": null, "ended_ms": []}}'
     )
     cancels, marked, pauses = cancels_from_json(golden)

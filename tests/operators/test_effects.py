@@ -77,11 +77,17 @@ def entry(said: dict[str, str], value: bytes = b"v", **fields: Any) -> bytes:
 
 
 def unreadable(way: str, said: dict[str, str], **fields: Any) -> list[Piece]:
-    """Pieces with an entry that says something and whose payload cannot be read, between two others."""
+    """Pieces with an entry that says something and whose payload cannot be read, between two
+    others.
+    """
     ways: dict[str, Any] = {
         "encrypted": lambda: encrypted(entry(said, **fields), "nobodys"),
-        "bad_compression": lambda: entry(said, b"no zlib", compression=pb.ZLIB, uncompressed_size=9, **fields),
-        "too_large": lambda: entry(said, compression=pb.ZLIB, uncompressed_size=2**31 - 1, **fields),
+        "bad_compression": lambda: entry(
+            said, b"no zlib", compression=pb.ZLIB, uncompressed_size=9, **fields
+        ),
+        "too_large": lambda: entry(
+            said, compression=pb.ZLIB, uncompressed_size=2**31 - 1, **fields
+        ),
         "unknown_codec": lambda: entry(said, compression=9, **fields),
     }
     others = [entry({}), entry({}, b"after")]
@@ -91,7 +97,9 @@ def unreadable(way: str, said: dict[str, str], **fields: Any) -> list[Piece]:
     return [*pieces_of(others[:1]), Piece(PieceKind.REJECT, reject_frame(rejected))]
 
 
-WAYS = pytest.mark.parametrize("way", ["encrypted", "bad_compression", "too_large", "unknown_codec", "processor"])
+WAYS = pytest.mark.parametrize(
+    "way", ["encrypted", "bad_compression", "too_large", "unknown_codec", "processor"]
+)
 
 
 @TASKS
@@ -115,29 +123,39 @@ def test_what_a_message_says_has_its_effect_also_if_its_payload_cannot_be_read(
 ) -> None:
     for folder in ("r", "u"):
         (tmp_path / folder).mkdir()
-    readable = heard(task(tmp_path / "r", pieces_of([entry({}), entry(said), entry({})]), 3, enabled=enabled))
+    readable = heard(
+        task(tmp_path / "r", pieces_of([entry({}), entry(said), entry({})]), 3, enabled=enabled)
+    )
     assert [event.position for event in readable] == [AT]
     assert heard(task(tmp_path / "u", unreadable(way, said), 3, enabled=enabled)) == readable
 
 
 @TASKS
 @WAYS
-def test_a_bad_property_of_an_entry_that_cannot_be_read_has_no_effect(task: Any, way: str, tmp_path: Path) -> None:
+def test_a_bad_property_of_an_entry_that_cannot_be_read_has_no_effect(
+    task: Any, way: str, tmp_path: Path
+) -> None:
     assert heard(task(tmp_path, unreadable(way, {"pause": "everything"}), 3)) == []
 
 
 @TASKS
-def test_a_delayed_entry_that_is_rejected_before_it_waits_replaces_nothing(task: Any, tmp_path: Path) -> None:
+def test_a_delayed_entry_that_is_rejected_before_it_waits_replaces_nothing(
+    task: Any, tmp_path: Path
+) -> None:
     said = {"schedule": "a"}
     assert heard(task(tmp_path, unreadable("processor", said, deliver_at_time=DUE_MS), 3)) == []
 
 
 @TASKS
-def test_damaged_entries_chunks_and_batches_that_cannot_be_read_say_nothing(task: Any, tmp_path: Path) -> None:
+def test_damaged_entries_chunks_and_batches_that_cannot_be_read_say_nothing(
+    task: Any, tmp_path: Path
+) -> None:
     said = {"cancel": "schedule=a"}
     damaged = bytearray(entry(said))
     damaged[-1] ^= 1
-    single = pb.SingleMessageMetadata(payload_size=0, properties=[pb.KeyValue(key="ledgerlake.pause", value="all")])
+    single = pb.SingleMessageMetadata(
+        payload_size=0, properties=[pb.KeyValue(key="ledgerlake.pause", value="all")]
+    )
     batch = entry({}, encode_batch([(single, b"v")]), num_messages_in_batch=1)
     of_batch = entry(said, b"cut", num_messages_in_batch=1)
     entries = [bytes(damaged), encrypted(batch, "nobodys"), of_batch]
@@ -154,6 +172,10 @@ def test_which_cancels_a_task_refuses_does_not_depend_on_the_cut_of_bundles(
     accepted = []
     for cut in (1, 2, 4, 9):
         bundles = [b"".join(frames[first : first + cut]) for first in range(0, 9, cut)]
-        pieces = [Piece(kind, view, broker_ms=ms) for part in bundles for kind, view, ms in split_bundle(part)]
+        pieces = [
+            Piece(kind, view, broker_ms=ms)
+            for part in bundles
+            for kind, view, ms in split_bundle(part)
+        ]
         accepted.append([event.target for event in heard(forwarded(tmp_path, pieces, 9))])
     assert accepted == [list("01234")] * 4

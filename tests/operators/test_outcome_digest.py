@@ -26,7 +26,9 @@ def test_neither_the_order_of_rows_nor_their_cut_counts(
 
 
 @given(KEYS, KEYS)
-def test_other_rows_have_another_tally(keys: list[tuple[int, int, int]], others: list[tuple[int, int, int]]) -> None:
+def test_other_rows_have_another_tally(
+    keys: list[tuple[int, int, int]], others: list[tuple[int, int, int]]
+) -> None:
     assert (tally(keys) == tally(others)) == (sorted(keys) == sorted(others))
 
 
@@ -41,7 +43,11 @@ def test_a_digest_is_read_as_it_was_written(
 
 def test_rejects_that_depend_on_a_table_do_not_count() -> None:
     def rejects(*reasons: str) -> pa.Table:
-        columns = {"ledger_id": [1] * len(reasons), "entry_id": [2] * len(reasons), "reason": reasons}
+        columns = {
+            "ledger_id": [1] * len(reasons),
+            "entry_id": [2] * len(reasons),
+            "reason": reasons,
+        }
         return pa.table({name: pa.array(values) for name, values in columns.items()})
 
     assert reject_tally(rejects("no_table", "schema_mismatch")) == Tally()

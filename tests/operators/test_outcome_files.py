@@ -32,15 +32,21 @@ OPTIONS = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
 
 
 def test_the_chunks_after_one_that_is_gone_leave_the_state_too(tmp_path: Path) -> None:
-    settings = TaskSettings((messages_table(tmp_path),), Place(str(tmp_path)), Limits(), DelayOptions(), OPTIONS)
+    settings = TaskSettings(
+        (messages_table(tmp_path),), Place(str(tmp_path)), Limits(), DelayOptions(), OPTIONS
+    )
     chunks = iter([None, b"second", b"third"])
     positions = tuple(Position(7, number) for number in range(3))
     OutcomeFiles(SOURCE, settings, BatchSettings(0)).take(Assembled(positions, chunks))
     assert list(chunks) == []
 
 
-def test_the_delayed_messages_that_were_released_are_those_that_were_delivered(tmp_path: Path) -> None:
-    settings = TaskSettings((messages_table(tmp_path),), Place(str(tmp_path)), Limits(), DelayOptions(), OPTIONS)
+def test_the_delayed_messages_that_were_released_are_those_that_were_delivered(
+    tmp_path: Path,
+) -> None:
+    settings = TaskSettings(
+        (messages_table(tmp_path),), Place(str(tmp_path)), Limits(), DelayOptions(), OPTIONS
+    )
     files = OutcomeFiles(SOURCE, settings, BatchSettings(0))
     due_ms = BROKER_TIME_MS + 60_000
     expired = [{"key": "ledgerlake.expires", "value": "40"}]
@@ -68,7 +74,10 @@ def test_the_topic_of_due_messages_gets_what_a_table_rejects_or_leaves_out(tmp_p
     settings = TaskSettings(tables, places[0], Limits(), DelayOptions(), OPTIONS, places[1])
     files = OutcomeFiles(SOURCE, settings, BatchSettings(0))
     due_ms = BROKER_TIME_MS + 60_000
-    entries = [single(key.encode(), deliver_at_time=due_ms, partition_key=key) for key in ("7", "no number", "3")]
+    entries = [
+        single(key.encode(), deliver_at_time=due_ms, partition_key=key)
+        for key in ("7", "no number", "3")
+    ]
     entries.append(encrypted(single(b"secret", deliver_at_time=due_ms), "theirs"))
     files.take(DueEntries(bundle(entries), due_ms + 50, {TOPIC: BEFORE_ALL}, clock_ms=due_ms + 50))
     ingested = TaskResult(SOURCE.topic, SOURCE.partition, Position(7, 9), {}, [])

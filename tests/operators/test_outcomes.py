@@ -1,4 +1,6 @@
-"""Outcomes become rows: from bytes at hand, from the topic, and where the topic no longer has them."""
+"""Outcomes become rows: from bytes at hand, from the topic, and where the topic no longer
+has them.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ AT = tuple(Position(7, number) for number in (1, 2, 4))
 
 def decoder(peer: Peer, max_message_bytes: int = 10**6) -> OutcomeDecoder:
     options = parse_options({"service.url": peer.url, "topic": TOPIC, "retryTimeoutMs": "2000"})
-    return OutcomeDecoder(TopicPartition(*split_partition(TOPIC)), options, max_message_bytes, delays_messages=True)
+    return OutcomeDecoder(
+        TopicPartition(*split_partition(TOPIC)), options, max_message_bytes, delays_messages=True
+    )
 
 
 def fill(peer: Peer) -> None:
@@ -79,17 +83,29 @@ def test_chunks_without_bytes_are_read_again_to_be_rejected_whole() -> None:
     with Peer() as peer:
         fill(peer)
         judge = decoder(peer)
-        (rejects,) = judge.decode(Rejected(Reason("chunk_expired"), [(AT[2], None), (AT[0], b"held"), (AT[1], None)]))
+        (rejects,) = judge.decode(
+            Rejected(Reason("chunk_expired"), [(AT[2], None), (AT[0], b"held"), (AT[1], None)])
+        )
         assert isinstance(rejects, list)
         written = rows(judge.reject_tables(rejects))
-        assert [(row["entry_id"], row["entry"]) for row in written] == [(1, b"held"), (2, ENTRIES[1]), (4, ENTRIES[2])]
+        assert [(row["entry_id"], row["entry"]) for row in written] == [
+            (1, b"held"),
+            (2, ENTRIES[1]),
+            (4, ENTRIES[2]),
+        ]
         assert written[1]["detail"] == "chunk 1 of 3 of p-1"
 
 
 def test_rejects_that_follow_each_other_are_read_and_written_together() -> None:
     entries = [single(b"x" * size) for size in (10, 10, 2_000_000, 10)]
     stage_rows = [
-        stage_row(SOURCE, RowKind.REJECT, Position(7, number), "replaced" if number else "cancelled", entry)
+        stage_row(
+            SOURCE,
+            RowKind.REJECT,
+            Position(7, number),
+            "replaced" if number else "cancelled",
+            entry,
+        )
         for number, entry in enumerate(entries)
     ]
     outcomes: list[Any] = [outcome for _, outcome in read_stage_rows(stage_rows)]
@@ -100,8 +116,16 @@ def test_rejects_that_follow_each_other_are_read_and_written_together() -> None:
     ]
     with Peer() as peer:
         judge = decoder(peer)
-        rejected = [reject for outcome in outcomes for decoded in judge.decode(outcome) for reject in decoded]
-        assert [table["entry_id"].to_pylist() for table in judge.reject_tables(rejected)] == [[0, 1, 2], [3]]
+        rejected = [
+            reject
+            for outcome in outcomes
+            for decoded in judge.decode(outcome)
+            for reject in decoded
+        ]
+        assert [table["entry_id"].to_pylist() for table in judge.reject_tables(rejected)] == [
+            [0, 1, 2],
+            [3],
+        ]
 
 
 @pytest.mark.parametrize(("target", "value"), [("id", "7:0"), ("key", "k")])
@@ -113,7 +137,12 @@ def test_a_due_message_that_cannot_be_decrypted_and_was_cancelled_is_no_reject_t
         judge = decoder(peer)
         judge.cancels = Cancels([Cancel(target, value, Position(9, 0), 0, 10**12)])
         due = DueEntries(commands.message(0, 7, 0, kept), 100, {})
-        rejects = [reject for decoded in judge.decode(due) if isinstance(decoded, list) for reject in decoded]
+        rejects = [
+            reject
+            for decoded in judge.decode(due)
+            if isinstance(decoded, list)
+            for reject in decoded
+        ]
         assert [(reject.reason, reject.entry) for reject in rejects] == [("cancelled", kept)]
 
 
@@ -134,34 +163,54 @@ def test_a_due_batch_that_cannot_be_read_is_no_reject_to_replay_if_a_message_in_
         judge = decoder(peer)
         judge.cancels = Cancels([Cancel(target, value, Position(9, 0), 0, 10**12)])
         due = DueEntries(commands.message(0, 7, 0, kept), 100, {})
-        rejects = [reject for decoded in judge.decode(due) if isinstance(decoded, list) for reject in decoded]
+        rejects = [
+            reject
+            for decoded in judge.decode(due)
+            if isinstance(decoded, list)
+            for reject in decoded
+        ]
         assert [(reject.reason, reject.entry) for reject in rejects] == [(reason, kept)]
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
-def test_a_due_large_message_that_is_too_large_and_was_cancelled_is_no_reject_to_replay(is_kept: bool) -> None:
+def test_a_due_large_message_that_is_too_large_and_was_cancelled_is_no_reject_to_replay(
+    is_kept: bool,
+) -> None:
     chunks = chunk_entries(b"large message", 3, deliver_at_time=50, partition_key="a")
     with Peer() as peer:
         peer.add(*chunks)
         judge = decoder(peer, max_message_bytes=5)
         judge.cancels = cancels()
         positions = tuple(Position(7, number) for number in range(3))
-        message = Assembled(positions, chunks if is_kept else None, delivered_ms=100, due_ms=50, known=positions)
+        message = Assembled(
+            positions, chunks if is_kept else None, delivered_ms=100, due_ms=50, known=positions
+        )
         (rejects,) = judge.decode(message)
         assert isinstance(rejects, list)
         written = rows(judge.reject_tables(rejects))
-        assert [(row["reason"], row["entry"]) for row in written] == [("cancelled", chunk) for chunk in chunks]
+        assert [(row["reason"], row["entry"]) for row in written] == [
+            ("cancelled", chunk) for chunk in chunks
+        ]
 
 
 def cancels() -> Cancels:
-    return Cancels([Cancel("key", "a", Position(9, 0), 0, 10**12), Cancel("id", "7:0", Position(9, 0), 0, 10**12)])
+    return Cancels(
+        [
+            Cancel("key", "a", Position(9, 0), 0, 10**12),
+            Cancel("id", "7:0", Position(9, 0), 0, 10**12),
+        ]
+    )
 
 
 @pytest.mark.parametrize(
     ("last", "reason"),
     [
         pytest.param(b"\x00\x00\xff\xffgarbage", "malformed_entry", id="unreadable metadata"),
-        pytest.param(chunk_entries(b"ab", 2, uuid="q-1")[1], "chunk_mismatch", id="a chunk of another message"),
+        pytest.param(
+            chunk_entries(b"ab", 2, uuid="q-1")[1],
+            "chunk_mismatch",
+            id="a chunk of another message",
+        ),
         pytest.param(single(b"a", partition_key="a"), "chunk_mismatch", id="no chunk"),
     ],
 )
@@ -182,7 +231,9 @@ def test_an_entry_that_a_marker_lists_falsely_ends_the_message_and_not_the_strea
 
 
 @pytest.mark.parametrize("is_rejected", [False, True])
-def test_a_marker_of_thousands_of_missing_entries_asks_the_broker_a_few_times(is_rejected: bool) -> None:
+def test_a_marker_of_thousands_of_missing_entries_asks_the_broker_a_few_times(
+    is_rejected: bool,
+) -> None:
     with Peer() as peer:
         peer.add(chunk_entries(b"ab", 2, num_chunks_from_msg=2000)[0])
         peer.add(chunk_entries(b"cd", 2, uuid="q")[0], first=50_000)
@@ -203,7 +254,9 @@ def test_a_marker_of_thousands_of_missing_entries_asks_the_broker_a_few_times(is
 def test_a_large_message_waits_by_the_time_in_its_chunks_or_is_rejected(
     in_chunks_ms: int | None, due_ms: int | None
 ) -> None:
-    """Its marker may say another time. The worker's clock decides nothing, so a repeat does the same."""
+    """Its marker may say another time. The worker's clock decides nothing, so a repeat does the
+    same.
+    """
     fields: dict[str, Any] = {} if in_chunks_ms is None else {"deliver_at_time": in_chunks_ms}
     entries = chunk_entries(b"large message", 3, **fields)
     for delivered_ms in (None,) if due_ms is None else (5_000, 10**12):
@@ -219,7 +272,9 @@ def test_a_large_message_waits_by_the_time_in_its_chunks_or_is_rejected(
             assert {reject.reason for reject in decoded} == {"malformed_marker"}
 
 
-@pytest.mark.parametrize("of_another_topic", [{}, {"deliver_at_time": DUE_MS - 1}, {"deliver_at_time": DUE_MS + 1}])
+@pytest.mark.parametrize(
+    "of_another_topic", [{}, {"deliver_at_time": DUE_MS - 1}, {"deliver_at_time": DUE_MS + 1}]
+)
 @pytest.mark.parametrize("has_repeated", [False, True])
 def test_an_entry_of_a_topic_that_was_created_again_is_not_taken_for_one_that_waited(
     of_another_topic: dict[str, int], has_repeated: bool
@@ -227,9 +282,18 @@ def test_an_entry_of_a_topic_that_was_created_again_is_not_taken_for_one_that_wa
     """It may be due in a year, or be delivered already."""
     due = DuePositions([Position(7, 0), Position(7, 1), Position(7, 2)], [DUE_MS] * 3, 10**12, {})
     if has_repeated:
-        positions, deliveries = [Position(7, 3), *due.positions], [Delivery(50, {}), None, None, None]
+        positions, deliveries = (
+            [Position(7, 3), *due.positions],
+            [Delivery(50, {}), None, None, None],
+        )
         due = DuePositions(
-            positions, [DUE_MS] * 4, 10**12, {}, 100, frame(3, 50, schedule="a", every="PT1S"), deliveries
+            positions,
+            [DUE_MS] * 4,
+            10**12,
+            {},
+            100,
+            frame(3, 50, schedule="a", every="PT1S"),
+            deliveries,
         )
     with Peer() as peer:
         a, b = (single(value, deliver_at_time=DUE_MS) for value in (b"a", b"b"))
@@ -238,17 +302,28 @@ def test_an_entry_of_a_topic_that_was_created_again_is_not_taken_for_one_that_wa
         found, rejects = _content_of(judge.decode(due))
         written = rows(judge.reject_tables(rejects))
     assert [row["value"] for row in found if row["entry_id"] < 3] == [b"a", b"b"]
-    assert [(row["reason"], row["entry_id"], row["entry"]) for row in written] == [("entry_trimmed", 1, None)]
+    assert [(row["reason"], row["entry_id"], row["entry"]) for row in written] == [
+        ("entry_trimmed", 1, None)
+    ]
 
 
 def test_occurrences_of_several_messages_come_together_in_their_order() -> None:
     """One of the messages cannot be decoded."""
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=3, publish_time=5, deliver_at_time=1_000)
+    metadata = pb.MessageMetadata(
+        producer_name="p", sequence_id=3, publish_time=5, deliver_at_time=1_000
+    )
     metadata.compression = pb.ZSTD
     bad = commands.message(1, 7, 3, encode_entry(metadata, b"not compressed"))
-    frames = [frame(1, 1_000, schedule="a", every="PT1S"), frame(2, 1_000, schedule="b", every="PT1S"), bad]
+    frames = [
+        frame(1, 1_000, schedule="a", every="PT1S"),
+        frame(2, 1_000, schedule="b", every="PT1S"),
+        bad,
+    ]
     order = [0, 1, 0, 2, 2, 1, 0]
-    deliveries = [Delivery(1_000 * number, {"ledgerlake.occurrence": str(number)}) for number in range(len(order))]
+    deliveries = [
+        Delivery(1_000 * number, {"ledgerlake.occurrence": str(number)})
+        for number in range(len(order))
+    ]
     due = DueEntries(b"".join(frames[place] for place in order), 9_000, {}, deliveries=deliveries)
     found: list[tuple[str, str]] = []
     rejects: list[RejectedEntry] = []
@@ -259,10 +334,14 @@ def test_occurrences_of_several_messages_come_together_in_their_order() -> None:
                 continue
             for row in decoded.to_pylist(maps_as_pydicts="strict"):
                 assert row["message_id"] == f"{row['ledger_id']}:{row['entry_id']}"
-                assert row["deliver_at"].timestamp() == int(row["properties"]["ledgerlake.occurrence"])
+                assert row["deliver_at"].timestamp() == int(
+                    row["properties"]["ledgerlake.occurrence"]
+                )
                 found.append((row["message_id"], row["properties"]["ledgerlake.occurrence"]))
     assert found == [("7:1", "0"), ("7:2", "1"), ("7:1", "2"), ("7:2", "5"), ("7:1", "6")]
-    assert [(str(reject.position), reject.reason) for reject in rejects] == [("7:3", "bad_compression")] * 2
+    assert [(str(reject.position), reject.reason) for reject in rejects] == [
+        ("7:3", "bad_compression")
+    ] * 2
     assert all(reject.entry is not None for reject in rejects)
 
 
@@ -272,24 +351,42 @@ def test_messages_between_occurrences_become_what_they_become_alone(is_in_topic:
         single(b"plain", partition_key="k", deliver_at_time=50),
         single(b"cancelled", partition_key="a", deliver_at_time=50),
         batch([b"first of a batch", b"second"], deliver_at_time=50),
-        single(b"expired", deliver_at_time=50, properties=[pb.KeyValue(key="ledgerlake.expires", value="60")]),
+        single(
+            b"expired",
+            deliver_at_time=50,
+            properties=[pb.KeyValue(key="ledgerlake.expires", value="60")],
+        ),
         single(b"cannot be decoded", compression=pb.ZSTD, deliver_at_time=50),
-        single(b"with an id", deliver_at_time=50, properties=[pb.KeyValue(key="ledgerlake.schedule", value="b")]),
+        single(
+            b"with an id",
+            deliver_at_time=50,
+            properties=[pb.KeyValue(key="ledgerlake.schedule", value="b")],
+        ),
     ]
     positions = [Position(7, number) for number in range(1, 1 + len(plain))]
     repeating = [frame(0, 50, schedule="a", every="PT1S")] * len(plain)
-    deliveries = [Delivery(number, {"ledgerlake.occurrence": str(number)}) for number in range(len(plain))]
+    deliveries = [
+        Delivery(number, {"ledgerlake.occurrence": str(number)}) for number in range(len(plain))
+    ]
     alone = [
         commands.message(1, position.ledger_id, position.entry_id, entry)
         for position, entry in zip(positions, plain, strict=True)
     ]
     between = [delivery for own in deliveries for delivery in (own, None)]
     frames = b"".join(frame for pair in zip(repeating, alone, strict=True) for frame in pair)
-    mixed: DueEntries | DuePositions = DueEntries(frames, 9_000, {}, clock_ms=100, deliveries=between)
+    mixed: DueEntries | DuePositions = DueEntries(
+        frames, 9_000, {}, clock_ms=100, deliveries=between
+    )
     if is_in_topic:
         all_positions = [place for position in positions for place in (Position(7, 0), position)]
         mixed = DuePositions(
-            all_positions, [BROKER_TIME_MS] * len(all_positions), 9_000, {}, 100, b"".join(repeating), between
+            all_positions,
+            [BROKER_TIME_MS] * len(all_positions),
+            9_000,
+            {},
+            100,
+            b"".join(repeating),
+            between,
         )
     with Peer() as peer:
         peer.add(b"in the place of the one that repeats", *plain)
@@ -299,7 +396,9 @@ def test_messages_between_occurrences_become_what_they_become_alone(is_in_topic:
         expected_rows, expected_rejects = _content_of(
             judge.decode(DueEntries(b"".join(alone), 9_000, {}, clock_ms=100))
         )
-        occurrences, _ = _content_of(judge.decode(DueEntries(b"".join(repeating), 9_000, {}, deliveries=deliveries)))
+        occurrences, _ = _content_of(
+            judge.decode(DueEntries(b"".join(repeating), 9_000, {}, deliveries=deliveries))
+        )
     assert [row for row in rows if row["entry_id"] != 0] == expected_rows
     assert [row for row in rows if row["entry_id"] == 0] == occurrences
     assert [row["entry_id"] for row in rows] == [0, 1, 0, 0, 3, 3, 0, 0, 0, 6]
@@ -347,13 +446,22 @@ def test_entries_that_are_read_again_leave_in_the_order_in_which_they_are_due(
     due = [Position(7, number) for number in (3, 0, 4, 1)]
     with Peer() as peer:
         peer.add(*(single(b"%d" % number, deliver_at_time=50) for number in range(5)))
-        decoded = list(decoder(peer).decode(DuePositions(due, [BROKER_TIME_MS] * len(due), 10**12, {})))
-    values = [value for part in decoded if isinstance(part, pa.RecordBatch) for value in part["value"].to_pylist()]
+        decoded = list(
+            decoder(peer).decode(DuePositions(due, [BROKER_TIME_MS] * len(due), 10**12, {}))
+        )
+    values = [
+        value
+        for part in decoded
+        if isinstance(part, pa.RecordBatch)
+        for value in part["value"].to_pylist()
+    ]
     assert values == [b"3", b"0", b"4", b"1"]
 
 
 @pytest.mark.parametrize("codec", [pb.ZSTD, pb.NONE])
-def test_a_large_message_that_cannot_be_read_when_it_is_due_is_rejected_with_its_bytes(codec: int) -> None:
+def test_a_large_message_that_cannot_be_read_when_it_is_due_is_rejected_with_its_bytes(
+    codec: int,
+) -> None:
     """The topic may have removed them while the message waited."""
     entries = chunk_entries(b"large message", 3, compression=codec)
     if codec == pb.NONE:
@@ -369,7 +477,9 @@ def test_a_large_message_that_cannot_be_read_when_it_is_due_is_rejected_with_its
 
 
 @pytest.mark.parametrize("is_in_topic", [False, True])
-def test_due_messages_keep_their_order_beside_one_that_the_kernels_do_not_decode(is_in_topic: bool) -> None:
+def test_due_messages_keep_their_order_beside_one_that_the_kernels_do_not_decode(
+    is_in_topic: bool,
+) -> None:
     entries = [single(b"%d" % number, deliver_at_time=50) for number in range(5)]
     # A key that is no text, in an entry without a checksum.
     odd = single(b"4", partition_key="??", deliver_at_time=50).replace(b"??", b"\xff\xfe")
@@ -380,7 +490,9 @@ def test_due_messages_keep_their_order_beside_one_that_the_kernels_do_not_decode
         b"".join(commands.message(1, 7, number, entries[number]) for number in order), 10**12, {}
     )
     if is_in_topic:
-        due = DuePositions([Position(7, number) for number in order], [BROKER_TIME_MS] * len(order), 10**12, {})
+        due = DuePositions(
+            [Position(7, number) for number in order], [BROKER_TIME_MS] * len(order), 10**12, {}
+        )
     with Peer() as peer:
         peer.add(*entries)
         decoded = [part for part in decoder(peer).decode(due) if isinstance(part, pa.RecordBatch)]

@@ -1,5 +1,5 @@
-"""Occurrences among the other messages that are due: their order, and what a micro-batch delivers at
-most.
+"""Occurrences among the other messages that are due: their order, and what a micro-batch delivers
+at most.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 class Index:
-    """Schedules of two messages that repeat, and the rows that are added to the index. ``next_due_ms`` is
-    that of the rows that are left.
+    """Schedules of two messages that repeat, and the rows that are added to the index.
+    ``next_due_ms`` is that of the rows that are left.
     """
 
     def __init__(self, **rules: str) -> None:
@@ -38,7 +38,9 @@ class Index:
         self.next_due_ms: int | None = None
         for entry_id, (schedule_id, every) in enumerate(rules.items(), 100):
             position = Position(7, entry_id)
-            self.schedules.put(schedule_id, WaitingMessage(position, 1_000, 1_000, Repeating(1_000)))
+            self.schedules.put(
+                schedule_id, WaitingMessage(position, 1_000, 1_000, Repeating(1_000))
+            )
             self.frames[position] = frame(entry_id, 1_000, schedule=schedule_id, every=every)
 
     def rows(self, *keys: tuple[int, int]) -> pa.RecordBatch:
@@ -50,7 +52,9 @@ class Index:
         self.again += [key_at(batch, row) for row in range(batch.num_rows)]
 
     def released(self, cutoff_ms: int, *batches: pa.RecordBatch) -> list[tuple[int, str]]:
-        """What leaves, in order: entry, and the number of the occurrence, or the reason of a reject."""
+        """What leaves, in order: entry, and the number of the occurrence, or the reason of a
+        reject.
+        """
         messages = RepeatingMessages(self.schedules, cutoff_ms, self)
         return [entry for part in messages.in_order(batches) for entry in shown(part)]
 
@@ -99,7 +103,9 @@ def test_a_micro_batch_delivers_a_limited_number_of_overdue_occurrences_and_the_
         if rows[0][0] > 10_000:
             break
     for entry_id in (100, 101):
-        assert [number for entry, number in delivered if entry == entry_id] == [str(number) for number in range(1, 11)]
+        assert [number for entry, number in delivered if entry == entry_id] == [
+            str(number) for number in range(1, 11)
+        ]
 
 
 @pytest.mark.parametrize(("most_passed", "next_ms"), [(100, 11_000), (3, 6_000)])
@@ -126,7 +132,9 @@ def test_occurrences_behind_the_last_row_wait_with_the_rows_that_are_left() -> N
     assert sorted(index.again) == [(2_000, 7, 100), (3_000, 7, 101)]
 
 
-def test_a_micro_batch_keeps_a_limited_number_of_bytes_of_overdue_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_micro_batch_keeps_a_limited_number_of_bytes_of_overdue_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(repeating, "OVERDUE_BYTES", 1)
     index = Index(a="PT1S", b="PT1S")
     assert index.released(3_000, index.rows((1_000, 100), (1_000, 101))) == [(100, "1")]
@@ -136,21 +144,39 @@ def test_a_micro_batch_keeps_a_limited_number_of_bytes_of_overdue_messages(monke
     assert sorted(index.again) == [(3_000, 7, 100), (3_000, 7, 101)]
 
 
-@pytest.mark.parametrize(("name", "most"), [("MOST_OVERDUE", 1), ("MOST_OVERDUE", 3), ("OVERDUE_BYTES", 1)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("MOST_OVERDUE", 1), ("MOST_OVERDUE", 3), ("OVERDUE_BYTES", 1)]
+)
 def test_what_there_is_no_room_for_lets_nothing_pass_that_is_due_later(
     monkeypatch: pytest.MonkeyPatch, name: str, most: int
 ) -> None:
     monkeypatch.setattr(repeating, name, most)
     index = Index(a="PT1S", b="PT1S", c="PT2S")
-    keys = [(1_000, 100), (1_000, 101), (1_000, 102), (1_500, 1), (2_000, 2), (3_500, 3), (5_000, 4), (5_500, 5)]
+    keys = [
+        (1_000, 100),
+        (1_000, 101),
+        (1_000, 102),
+        (1_500, 1),
+        (2_000, 2),
+        (3_500, 3),
+        (5_000, 4),
+        (5_500, 5),
+    ]
     delivered: list[tuple[int, int]] = []
     times = {entry_id: due_ms for due_ms, entry_id in keys if entry_id < 100}
     while keys and keys[0][0] <= 6_000:
         due = [key for key in keys if key[0] <= 6_000]
         index.again = []
-        released = index.released(6_000, index.rows(*due[:4]), *([index.rows(*due[4:])] if due[4:] else []))
+        released = index.released(
+            6_000, index.rows(*due[:4]), *([index.rows(*due[4:])] if due[4:] else [])
+        )
         delivered += [
-            (1_000 + (int(number) - 1) * (2_000 if entry_id == 102 else 1_000) if number else times[entry_id], entry_id)
+            (
+                1_000 + (int(number) - 1) * (2_000 if entry_id == 102 else 1_000)
+                if number
+                else times[entry_id],
+                entry_id,
+            )
             for entry_id, number in released
         ]
         later = [key for key in keys if key[0] > 6_000]
@@ -166,7 +192,9 @@ def test_large_messages_go_back_into_the_index_one_by_one(monkeypatch: pytest.Mo
         schedule_id = f"s{entry_id}"
         waits = WaitingMessage(Position(7, entry_id), 1_000, 1_000, Repeating(1_000))
         index.schedules.put(schedule_id, waits)
-        index.frames[waits.position] = frame(entry_id, 1_000, schedule=schedule_id, every="PT1S", more="x" * 2**20)
+        index.frames[waits.position] = frame(
+            entry_id, 1_000, schedule=schedule_id, every="PT1S", more="x" * 2**20
+        )
     monkeypatch.setattr(index, "add_again", lambda batch: groups.append(batch.num_rows))
     messages = RepeatingMessages(index.schedules, 1_000, index)
     parts = [*messages.in_order([index.rows(*[(1_000, entry_id) for entry_id in range(100, 110)])])]
@@ -177,7 +205,11 @@ def test_a_message_that_was_cancelled_among_overdue_occurrences_leaves_as_a_reje
     index = Index(a="PT1S")
     index.schedules.advance("a", Position(7, 100), every_second(), 1_000)
     index.schedules.end("a", Position(7, 500), 2_400, Reason("cancelled"))
-    assert index.released(9_000, index.rows((1_000, 100))) == [(100, "1"), (100, "2"), (100, "cancelled")]
+    assert index.released(9_000, index.rows((1_000, 100))) == [
+        (100, "1"),
+        (100, "2"),
+        (100, "cancelled"),
+    ]
     assert index.again == []
 
 

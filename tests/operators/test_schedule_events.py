@@ -10,7 +10,12 @@ import pytest
 from ledgerlake.decode.split import split_bundle
 from ledgerlake.operators.ingest import ingest_ranges
 from ledgerlake.operators.results import BatchSettings, task_result_from_dict
-from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvent, ScheduleEvents
+from ledgerlake.operators.schedule_events import (
+    PauseChanged,
+    Scheduled,
+    ScheduleEvent,
+    ScheduleEvents,
+)
 from ledgerlake.operators.stage_rows import RowKind
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.schedules.cancels import Cancel
@@ -52,8 +57,13 @@ def test_events_pass_in_rows_of_many_and_are_applied_in_the_order_of_their_messa
     for row in rng.sample(rows, len(rows)):
         stage.add_row(row["entry"][0].as_py())
     # What is of all ids comes first, for it is in no block.
-    of_all = [event for event in EVENTS if isinstance(event, PauseChanged) and event.schedule_id is None]
-    assert list(stage.in_order(lambda _: 0)) == [*of_all, *(event for event in EVENTS if event not in of_all)]
+    of_all = [
+        event for event in EVENTS if isinstance(event, PauseChanged) and event.schedule_id is None
+    ]
+    assert list(stage.in_order(lambda _: 0)) == [
+        *of_all,
+        *(event for event in EVENTS if event not in of_all),
+    ]
 
 
 def test_a_task_passes_on_full_rows_while_it_reads_and_the_rest_at_its_end() -> None:
@@ -73,7 +83,9 @@ def test_a_task_has_room_for_a_backlog_of_millions() -> None:
     assert 1000 * accepted > 3_000_000
 
 
-def test_messages_of_a_batch_that_say_the_same_pass_once_and_pauses_in_the_order_of_the_batch() -> None:
+def test_messages_of_a_batch_that_say_the_same_pass_once_and_pauses_in_the_order_of_the_batch() -> (
+    None
+):
     task = ScheduleEvents(max_bytes=1000)
     for number in range(0, 3000, 3):
         assert task.add(Scheduled("a" * 100, at(1), 5), number)
@@ -100,7 +112,9 @@ def test_which_events_a_task_refuses_does_not_depend_on_the_cut_of_bundles(
     monkeypatch.setattr(ScheduleEvents.__init__, "__defaults__", (limit,))
     entries = []
     for number in range(12):
-        named: dict[str, Any] = {"properties": [pb.KeyValue(key="ledgerlake.schedule", value=f"{number}")]}
+        named: dict[str, Any] = {
+            "properties": [pb.KeyValue(key="ledgerlake.schedule", value=f"{number}")]
+        }
         if number % 2:
             named["deliver_at_time"] = BROKER_TIME_MS + 10**8
         entries.append(single(b"%d" % number, number, **named))
@@ -108,7 +122,11 @@ def test_which_events_a_task_refuses_does_not_depend_on_the_cut_of_bundles(
     outcomes = []
     for cut in (1, 2, 5, 12):
         bundles = [b"".join(frames[first : first + cut]) for first in range(0, 12, cut)]
-        pieces = (Piece(kind, view, broker_ms=ms) for part in bundles for kind, view, ms in split_bundle(part))
+        pieces = (
+            Piece(kind, view, broker_ms=ms)
+            for part in bundles
+            for kind, view, ms in split_bundle(part)
+        )
         (tmp_path / str(cut)).mkdir()
         settings = task_settings(tmp_path / str(cut))
         rows = list(ingest_ranges([(span(entries, None), pieces)], settings, BatchSettings(0)))

@@ -10,7 +10,13 @@ import pytest
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.cluster import ClientSettings
-from ledgerlake.operators.stage_rows import STAGE_ROWS_DDL, RowKind, TaskReport, report_to_json, stage_row
+from ledgerlake.operators.stage_rows import (
+    STAGE_ROWS_DDL,
+    RowKind,
+    TaskReport,
+    report_to_json,
+    stage_row,
+)
 from ledgerlake.operators.stateful import Processor, set_up_state
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.wire.message_id import Position
@@ -51,7 +57,9 @@ def run(spark: SparkSession, folder: Path, kind: type[Processor]) -> list[str]:
     """Run one micro-batch over a report; the kinds of rows that came out."""
     rows = spark.readStream.schema(STAGE_ROWS_DDL).parquet(str(folder / "in"))
     processor = kind(Limits(), DelayOptions(), ClientSettings("pulsar://nowhere:1"))
-    out = rows.groupBy("topic", "partition").transformWithStateInPandas(processor, STAGE_ROWS_DDL, "append", "none")
+    out = rows.groupBy("topic", "partition").transformWithStateInPandas(
+        processor, STAGE_ROWS_DDL, "append", "none"
+    )
     seen: list[str] = []
     query = (
         out.writeStream.option("checkpointLocation", str(folder / "checkpoint"))
@@ -63,7 +71,9 @@ def run(spark: SparkSession, folder: Path, kind: type[Processor]) -> list[str]:
     return seen
 
 
-def test_a_checkpoint_without_the_variables_of_schedules_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_checkpoint_without_the_variables_of_schedules_goes_on(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     spark = spark.newSession()
     set_up_state(spark)
     spark.conf.set("spark.sql.shuffle.partitions", "1")

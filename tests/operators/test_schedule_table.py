@@ -20,7 +20,14 @@ from ledgerlake.operators.schedule_state import (
 from ledgerlake.operators.state_variables import StateVariables
 from ledgerlake.reasons import CANCELLED
 from ledgerlake.schedules.repetition import RepetitionRate
-from ledgerlake.schedules.schedules import REPEATING, SCHEDULED, MarkedPositions, Repeating, Schedules, WaitingMessage
+from ledgerlake.schedules.schedules import (
+    REPEATING,
+    SCHEDULED,
+    MarkedPositions,
+    Repeating,
+    Schedules,
+    WaitingMessage,
+)
 from ledgerlake.wire.message_id import Position
 from tests.operators.stage import DictState
 
@@ -87,7 +94,9 @@ def test_every_id_is_found_while_the_table_grows_by_any_steps(table: Table) -> N
 
 def test_a_larger_table_leaves_most_ids_in_their_blocks() -> None:
     ids = [name_of(number) for number in range(10_000)]
-    assert sum(block_of(schedule_id, 100) != block_of(schedule_id, 101) for schedule_id in ids) < 200
+    assert (
+        sum(block_of(schedule_id, 100) != block_of(schedule_id, 101) for schedule_id in ids) < 200
+    )
     assert {block_of(schedule_id, 101) for schedule_id in ids} == set(range(101))
 
 
@@ -96,24 +105,38 @@ def test_ids_that_a_producer_has_chosen_for_one_block_are_in_many(
 ) -> None:
     numbers = [number for number in range(30_000) if block_of(name_of(number), 64) == 5]
     table.add(*numbers)
-    assert max(len(block_from_bytes(block)) for number, block in table.blocks.items() if number != -1) > 100
+    assert (
+        max(len(block_from_bytes(block)) for number, block in table.blocks.items() if number != -1)
+        > 100
+    )
     keyed = Table()
-    monkeypatch.setattr(schedule_state, "find_query_id", lambda: "5f2b6f5e-0f5e-4d0e-8a5e-c0ffee00c0de")
+    monkeypatch.setattr(
+        schedule_state, "find_query_id", lambda: "5f2b6f5e-0f5e-4d0e-8a5e-c0ffee00c0de"
+    )
     keyed.add(*numbers)
-    assert max(len(block_from_bytes(block)) for number, block in keyed.blocks.items() if number != -1) < 100
+    assert (
+        max(len(block_from_bytes(block)) for number, block in keyed.blocks.items() if number != -1)
+        < 100
+    )
     assert keyed.found(range(0, 30_000, 100)) == [number for number in numbers if number % 100 == 0]
     monkeypatch.setattr(schedule_state, "find_query_id", lambda: pytest.fail("the key is stored"))
     assert keyed.found(range(5)) == [number for number in numbers if number < 5]
-    assert table.found(range(5)) == [number for number in numbers if number < 5], "a table without a key"
+    assert table.found(range(5)) == [number for number in numbers if number < 5], (
+        "a table without a key"
+    )
 
 
-def test_a_thousand_messages_cost_a_call_for_each_block_and_not_for_each_message(table: Table) -> None:
+def test_a_thousand_messages_cost_a_call_for_each_block_and_not_for_each_message(
+    table: Table,
+) -> None:
     table.add(*range(1000))
     assert table.states["schedule_blocks"].writes <= 1000 / BLOCK_MESSAGES + 2
 
 
 @pytest.mark.parametrize("repeating", [None, Repeating(5)])
-def test_an_event_does_not_copy_the_messages_that_wait_under_its_id(table: Table, repeating: Repeating | None) -> None:
+def test_an_event_does_not_copy_the_messages_that_wait_under_its_id(
+    table: Table, repeating: Repeating | None
+) -> None:
     store = table.open("a")
     store.store("a", [])
     waiting = store.load("a")
@@ -129,7 +152,9 @@ def test_an_event_does_not_copy_the_messages_that_wait_under_its_id(table: Table
     assert table.open().rate == RepetitionRate(2**63 - 1, 5)
 
 
-def test_messages_that_have_left_are_removed_with_the_next_change_of_their_block(table: Table) -> None:
+def test_messages_that_have_left_are_removed_with_the_next_change_of_their_block(
+    table: Table,
+) -> None:
     table.add(*range(20))
     for number in range(15):
         table.marked.take(Position(7, number))
@@ -139,7 +164,9 @@ def test_messages_that_have_left_are_removed_with_the_next_change_of_their_block
     assert sorted(block_from_bytes(block)) == sorted(map(name_of, (15, 16, 17, 18, 19, 99)))
 
 
-def test_a_message_that_has_left_is_neither_hit_nor_hits_another_though_its_block_has_it(table: Table) -> None:
+def test_a_message_that_has_left_is_neither_hit_nor_hits_another_though_its_block_has_it(
+    table: Table,
+) -> None:
     table.add(5)
     table.marked.take(Position(7, 5))
     schedules = Schedules(table.open(name_of(5)), table.marked)
@@ -158,12 +185,17 @@ def test_a_block_is_readable_by_later_releases_and_newer_ones_are_refused() -> N
     assert block_from_bytes(repeating) == {
         "visit-4": [WaitingMessage(Position(7, 4), 4, 2_000_004, Repeating(2_000_004))]
     }
-    assert block_to_bytes([("visit-4", WaitingMessage(Position(7, 4), 4, 9, Repeating(2_000_004)))]) == repeating
+    assert (
+        block_to_bytes([("visit-4", WaitingMessage(Position(7, 4), 4, 9, Repeating(2_000_004)))])
+        == repeating
+    )
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
         block_from_bytes(bytes.fromhex("5002"))
 
 
-@pytest.mark.parametrize("damaged", ["0a", "0a020807", "0a130a07ff697369742d341007180420042884897a5001"])
+@pytest.mark.parametrize(
+    "damaged", ["0a", "0a020807", "0a130a07ff697369742d341007180420042884897a5001"]
+)
 def test_a_damaged_block_is_refused_in_a_sentence(damaged: str) -> None:
     with pytest.raises(OffsetError, match="damaged schedules"):
         block_from_bytes(bytes.fromhex(damaged))

@@ -13,7 +13,12 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange, decode_bundle
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.tracker import DelaySettings
-from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvent, ScheduleEvents
+from ledgerlake.operators.schedule_events import (
+    PauseChanged,
+    Scheduled,
+    ScheduleEvent,
+    ScheduleEvents,
+)
 from ledgerlake.operators.scheduled import (
     DelayedFrames,
     find_in_due,
@@ -50,28 +55,41 @@ def frame(entry_id: int, deliver_ms: int | None = None, batch: list[dict[str, st
     """An entry with properties; a batch has them in its messages."""
     fields: dict[str, Any] = {} if deliver_ms is None else {"deliver_at_time": deliver_ms}
     metadata = pb.MessageMetadata(
-        producer_name="p", sequence_id=entry_id, publish_time=5, properties=properties(names), **fields
+        producer_name="p",
+        sequence_id=entry_id,
+        publish_time=5,
+        properties=properties(names),
+        **fields,
     )
     value = b"%d" % entry_id
     if batch is not None:
         metadata.num_messages_in_batch = len(batch)
-        singles = [pb.SingleMessageMetadata(payload_size=0, properties=properties(names)) for names in batch]
+        singles = [
+            pb.SingleMessageMetadata(payload_size=0, properties=properties(names))
+            for names in batch
+        ]
         value = encode_batch([(single, value) for single in singles])
     broker = pb.BrokerEntryMetadata(broker_timestamp=STORED_MS + entry_id)
     return commands.message(1, 7, entry_id, encode_entry(metadata, value, broker))
 
 
-def in_frames(frames: bytes | memoryview, first: BatchRange = WHOLE_BATCH) -> tuple[DelayedFrames, list[ScheduleEvent]]:
+def in_frames(
+    frames: bytes | memoryview, first: BatchRange = WHOLE_BATCH
+) -> tuple[DelayedFrames, list[ScheduleEvent]]:
     """What a task finds in delayed entries: the piece that is left, and the events."""
     schedules = ScheduleEvents()
     found = find_in_frames(memoryview(frames), first, schedules)
     return found, list(schedules.in_order(lambda _: 0))
 
 
-def in_messages(frames: bytes, *, delays_messages: bool = True) -> tuple[Any, list[ScheduleEvent], list[Any]]:
+def in_messages(
+    frames: bytes, *, delays_messages: bool = True
+) -> tuple[Any, list[ScheduleEvent], list[Any]]:
     """What a task finds in messages: those that are kept, the events, and the rejects."""
     schedules = ScheduleEvents()
-    kept, rejects = find_in_messages(decoded(frames), frames, schedules, delays_messages=delays_messages)
+    kept, rejects = find_in_messages(
+        decoded(frames), frames, schedules, delays_messages=delays_messages
+    )
     return kept, list(schedules.in_order(lambda _: 0)), rejects
 
 
@@ -82,7 +100,9 @@ def decoded(frames: bytes) -> Any:
 
 def test_ids_of_delayed_entries_are_found_without_touching_the_frames() -> None:
     frames = memoryview(
-        frame(0, STORED_MS + 9_000) + frame(1, STORED_MS + 9_000, schedule="a") + frame(2, 1, schedule="b", expires="9")
+        frame(0, STORED_MS + 9_000)
+        + frame(1, STORED_MS + 9_000, schedule="a")
+        + frame(2, 1, schedule="b", expires="9")
     )
     found, events = in_frames(frames)
     assert found.frames.obj is frames.obj
@@ -110,14 +130,22 @@ def test_a_delayed_entry_with_a_bad_id_or_expiry_is_rejected_at_once_and_the_oth
 
 
 def test_the_names_in_a_value_mean_nothing() -> None:
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=5, deliver_at_time=9)
-    frames = memoryview(commands.message(1, 7, 0, encode_entry(metadata, b"ledgerlake.schedule ledgerlake.expires")))
+    metadata = pb.MessageMetadata(
+        producer_name="p", sequence_id=1, publish_time=5, deliver_at_time=9
+    )
+    frames = memoryview(
+        commands.message(1, 7, 0, encode_entry(metadata, b"ledgerlake.schedule ledgerlake.expires"))
+    )
     found, events = in_frames(frames)
     assert (events, found.rejects) == ([], [])
 
 
 def test_messages_that_are_delivered_at_once_have_schedules_too_also_in_a_batch() -> None:
-    frames = frame(0) + frame(1, schedule="a") + frame(2, batch=[{}, {"schedule": "b"}, {"schedule": "x" * 201}])
+    frames = (
+        frame(0)
+        + frame(1, schedule="a")
+        + frame(2, batch=[{}, {"schedule": "b"}, {"schedule": "x" * 201}])
+    )
     messages, events, rejects = in_messages(frames)
     assert messages["message_id"].to_pylist() == ["7:0", "7:1", "7:2:0", "7:2:1"]
     assert events == [
@@ -125,11 +153,17 @@ def test_messages_that_are_delivered_at_once_have_schedules_too_also_in_a_batch(
         Scheduled("b", Position(7, 2), STORED_MS + 2),
     ]
     (reject,) = rejects
-    assert (reject.reason, reject.position, reject.batch_index) == ("bad_schedule", Position(7, 2), 2)
+    assert (reject.reason, reject.position, reject.batch_index) == (
+        "bad_schedule",
+        Position(7, 2),
+        2,
+    )
     assert reject.entry is not None
 
 
-def test_a_delayed_batch_is_opened_when_it_is_due_and_its_messages_with_an_id_are_rejected() -> None:
+def test_a_delayed_batch_is_opened_when_it_is_due_and_its_messages_with_an_id_are_rejected() -> (
+    None
+):
     frames = frame(0, 9, batch=[{"cancel": "key=a"}, {"schedule": "a"}, {"expires": "5"}])
     assert in_frames(frames)[1] == []
     messages, (reject,) = find_in_due(decoded(frames), frames, 10)
@@ -139,7 +173,9 @@ def test_a_delayed_batch_is_opened_when_it_is_due_and_its_messages_with_an_id_ar
 
 
 def test_a_copy_of_a_delivered_message_is_no_schedule_also_in_a_delayed_batch() -> None:
-    frames = frame(0, 9, batch=[{"schedule": "a", "occurrence": "1"}, {"pause": "all", "occurrence": "2"}])
+    frames = frame(
+        0, 9, batch=[{"schedule": "a", "occurrence": "1"}, {"pause": "all", "occurrence": "2"}]
+    )
     messages, rejects = find_in_due(decoded(frames), frames, 10)
     assert (messages["message_id"].to_pylist(), rejects) == (["7:0:0", "7:0:1"], [])
 
@@ -157,15 +193,21 @@ def test_schedules_beyond_the_room_in_a_task_are_rejected_in_words() -> None:
     frames = b"".join(frame(number, 9, schedule="a") for number in range(3))
     found = find_in_frames(memoryview(frames), WHOLE_BATCH, schedules)
     assert [event.position.entry_id for event in schedules.in_order(lambda _: 0)] == [0, 1]
-    assert [(reject.position.entry_id, reject.reason) for reject in found.rejects] == [(2, "schedule_refused")]
+    assert [(reject.position.entry_id, reject.reason) for reject in found.rejects] == [
+        (2, "schedule_refused")
+    ]
     frames = frame(0, schedule="a")
     messages, (reject,) = find_in_messages(decoded(frames), frames, schedules, delays_messages=True)
     assert (messages.num_rows, reject.reason) == (0, "schedule_refused")
     assert "more schedules" in reject.detail
 
 
-def test_without_delays_nothing_is_a_bad_schedule_and_what_waits_can_still_be_replaced_and_cancelled() -> None:
-    frames = frame(0, schedule="a", cron="never") + frame(1, schedule="") + frame(2, cancel="schedule=b")
+def test_without_delays_nothing_is_a_bad_schedule_and_what_waits_can_still_be_replaced_and_cancelled() -> (
+    None
+):
+    frames = (
+        frame(0, schedule="a", cron="never") + frame(1, schedule="") + frame(2, cancel="schedule=b")
+    )
     messages, events, rejects = in_messages(frames, delays_messages=False)
     assert (messages.num_rows, rejects) == (3, [])
     assert [event.position.entry_id for event in events] == [0, 2]
@@ -175,14 +217,27 @@ def test_a_bad_property_in_many_messages_of_a_batch_is_one_reject_that_lists_the
     frames = frame(3, batch=[{"schedule": ""}, {}, {"schedule": "x" * 201}, {"pause": "now"}])
     messages, _, (reject,) = in_messages(frames)
     assert messages["batch_index"].to_pylist() == [1]
-    assert (reject.position, reject.batch_index, reject.reason) == (Position(7, 3), -1, "bad_schedule")
+    assert (reject.position, reject.batch_index, reject.reason) == (
+        Position(7, 3),
+        -1,
+        "bad_schedule",
+    )
     assert reject.entry == entries_of(frames)[Position(7, 3)]
     assert reject.detail.startswith("messages 0, 2, 3 of the batch: ")
     assert "has 0 characters" in reject.detail
 
 
-def test_cancels_of_schedules_are_found_beside_the_schedules_and_have_no_limit_of_their_own() -> None:
-    frames = frame(0, batch=[{"cancel": "schedule=a"}, {"cancel": "key=a"}, {"schedule": "b", "cancel": "schedule=c"}])
+def test_cancels_of_schedules_are_found_beside_the_schedules_and_have_no_limit_of_their_own() -> (
+    None
+):
+    frames = frame(
+        0,
+        batch=[
+            {"cancel": "schedule=a"},
+            {"cancel": "key=a"},
+            {"schedule": "b", "cancel": "schedule=c"},
+        ],
+    )
     messages, events, rejects = in_messages(frames)
     assert (messages.num_rows, rejects) == (3, [])
     assert events == [
@@ -193,16 +248,31 @@ def test_cancels_of_schedules_are_found_beside_the_schedules_and_have_no_limit_o
     assert [cancel.by for cancel in TaskCancels().take(decoded(frames))[0]] == ["key"]
 
 
-def test_a_replaced_message_of_which_only_the_topic_has_the_bytes_is_rejected_by_its_position() -> None:
+def test_a_replaced_message_of_which_only_the_topic_has_the_bytes_is_rejected_by_its_position() -> (
+    None
+):
     play = Play(reread=True)
     chunks = (Position(1, 1), Position(1, 2))
-    large = DelayedLargeMessage(chunks, STORED_MS + 10_000, bytes_kept=True, schedule_id="large", stored_ms=STORED_MS)
+    large = DelayedLargeMessage(
+        chunks, STORED_MS + 10_000, bytes_kept=True, schedule_id="large", stored_ms=STORED_MS
+    )
     events: list[Any] = [
         large,
         Scheduled("small", Position(1, 0), STORED_MS, STORED_MS + 10_000),
     ]
-    play(delayed_frame(0, 10), at_s=0, events=events, parts=[(position, b"chunk") for position in chunks])
-    play(at_s=5, events=[Scheduled("small", Position(1, 5), STORED_MS), Scheduled("large", Position(1, 6), STORED_MS)])
+    play(
+        delayed_frame(0, 10),
+        at_s=0,
+        events=events,
+        parts=[(position, b"chunk") for position in chunks],
+    )
+    play(
+        at_s=5,
+        events=[
+            Scheduled("small", Position(1, 5), STORED_MS),
+            Scheduled("large", Position(1, 6), STORED_MS),
+        ],
+    )
     assert play.rejects == []
     play(at_s=10)
     assert [(reject.reason, reject.position, reject.entry) for reject in play.rejects] == [
@@ -217,7 +287,10 @@ def test_messages_that_were_replaced_leave_the_stage_together_in_frames_of_bound
     large = commands.message(1, 1, 999, encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=5, deliver_at_time=STORED_MS + 10_000), b"x" * 2_000_000))  # fmt: skip
     ids: list[Any] = [Scheduled(f"{number}", Position(1, number), STORED_MS, STORED_MS + 10_000) for number in [*range(500), 999]]  # fmt: skip
     play(*(delayed_frame(number, 10) for number in range(500)), large, at_s=0, events=ids)
-    play(at_s=5, events=[Scheduled(f"{number}", Position(2, 0), STORED_MS) for number in [*range(500), 999]])
+    play(
+        at_s=5,
+        events=[Scheduled(f"{number}", Position(2, 0), STORED_MS) for number in [*range(500), 999]],
+    )
     play(at_s=10)
     assert Counter(reject.reason for reject in play.rejects) == {"replaced": 501}
     assert play.stage.frames <= 4
@@ -225,7 +298,11 @@ def test_messages_that_were_replaced_leave_the_stage_together_in_frames_of_bound
 
 def test_a_message_that_was_not_added_to_the_index_replaces_nothing_and_leaves_nothing() -> None:
     play = Play()
-    play(delayed_frame(0, 10), at_s=0, events=[Scheduled("a", Position(1, 0), STORED_MS, STORED_MS + 10_000)])
+    play(
+        delayed_frame(0, 10),
+        at_s=0,
+        events=[Scheduled("a", Position(1, 0), STORED_MS, STORED_MS + 10_000)],
+    )
     known: list[Any] = [Scheduled("a", Position(1, 0), STORED_MS + 1, STORED_MS + 10_000)]
     assert play(delayed_frame(0, 10), at_s=5, events=known) == []
     assert [reject.reason for reject in play.rejects] == ["delayed_known"]
@@ -234,12 +311,20 @@ def test_a_message_that_was_not_added_to_the_index_replaces_nothing_and_leaves_n
 
 
 @pytest.mark.parametrize("is_forged", [False, True])
-def test_a_marker_that_lists_the_entry_of_another_sender_changes_nothing_for_its_schedule(is_forged: bool) -> None:
+def test_a_marker_that_lists_the_entry_of_another_sender_changes_nothing_for_its_schedule(
+    is_forged: bool,
+) -> None:
     play = Play()
-    play(delayed_frame(0, 100), at_s=0, events=[Scheduled("visit", Position(1, 0), STORED_MS, STORED_MS + 100_000)])
+    play(
+        delayed_frame(0, 100),
+        at_s=0,
+        events=[Scheduled("visit", Position(1, 0), STORED_MS, STORED_MS + 100_000)],
+    )
     chunks = (Position(1, 1), Position(1, 2))
     forged = DelayedLargeMessage(chunks, STORED_MS + 50_000, False, ChunkedMessageKey("evil", "evil-1"), chunks[:1], "visit", STORED_MS)  # fmt: skip
-    with Peer([(Position(1, 1), chunk_entries(b"large message", 3)[0]), (Position(1, 2), b"x")]) as peer:
+    with Peer(
+        [(Position(1, 1), chunk_entries(b"large message", 3)[0]), (Position(1, 2), b"x")]
+    ) as peer:
         play.stage.client = ClientSettings(peer.url)
         moved = Scheduled("visit", Position(1, 2), STORED_MS + 1000, STORED_MS + 60_000)
         play(delayed_frame(2, 60), at_s=2, events=[*([forged] if is_forged else []), moved])
@@ -280,7 +365,9 @@ def test_a_message_that_repeats_counts_from_its_publish_time_if_the_broker_adds_
         ({"resume": "schedule=a"}, "without a delivery time"),
     ],
 )
-def test_a_delayed_message_with_a_rule_that_cannot_be_used_is_a_reject(names: dict[str, str], why: str) -> None:
+def test_a_delayed_message_with_a_rule_that_cannot_be_used_is_a_reject(
+    names: dict[str, str], why: str
+) -> None:
     found, events = in_frames(scheduled_frame(STORED_MS + 9_000, names))
     (reject,) = found.rejects
     assert (reject.reason, events) == ("bad_schedule", [])
@@ -289,19 +376,31 @@ def test_a_delayed_message_with_a_rule_that_cannot_be_used_is_a_reject(names: di
 
 @pytest.mark.parametrize(
     ("batch_range", "is_taken"),
-    [(BatchRange(until=0), True), (BatchRange(after=0), False), (BatchRange(after=0, until=3), False)],
+    [
+        (BatchRange(until=0), True),
+        (BatchRange(after=0), False),
+        (BatchRange(after=0, until=3), False),
+    ],
 )
 def test_a_message_that_repeats_has_no_parts(batch_range: BatchRange, is_taken: bool) -> None:
     """Some clients say the index 0 of a message that was sent alone."""
-    frames = frame(0, STORED_MS + 9_000, schedule="a", cron="0 9 * * *") + frame(1, STORED_MS + 9_000)
+    frames = frame(0, STORED_MS + 9_000, schedule="a", cron="0 9 * * *") + frame(
+        1, STORED_MS + 9_000
+    )
     found, events = in_frames(frames, batch_range)
     kept = [position.entry_id for position in entries_of(found.frames)]
-    assert (kept, found.first_entry, found.rejects) == ([0, 1] if is_taken else [1], WHOLE_BATCH, [])
+    assert (kept, found.first_entry, found.rejects) == (
+        [0, 1] if is_taken else [1],
+        WHOLE_BATCH,
+        [],
+    )
     assert bool(events) == is_taken
 
 
 @pytest.mark.parametrize("deliver_ms", [None, -5])
-def test_a_message_with_a_rule_and_without_a_delivery_time_is_a_reject(deliver_ms: int | None) -> None:
+def test_a_message_with_a_rule_and_without_a_delivery_time_is_a_reject(
+    deliver_ms: int | None,
+) -> None:
     frames = frame(0, deliver_ms, schedule="a", cron="0 9 * * *")
     kept, events, (reject,) = in_messages(frames)
     assert (kept.num_rows, events, reject.reason) == (0, [], "bad_schedule")
@@ -310,7 +409,9 @@ def test_a_message_with_a_rule_and_without_a_delivery_time_is_a_reject(deliver_m
 
 def test_a_delayed_message_that_cannot_be_delivered_replaces_nothing() -> None:
     # Properties are UTF-8 text.
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=5, deliver_at_time=STORED_MS + 9_000)
+    metadata = pb.MessageMetadata(
+        producer_name="p", sequence_id=1, publish_time=5, deliver_at_time=STORED_MS + 9_000
+    )
     metadata.properties.add(key="ledgerlake.schedule", value="a")
     metadata.properties.add(key="x", value="yy")
     raw = metadata.SerializeToString().replace(b"yy", b"\xff\xfe")
@@ -320,7 +421,9 @@ def test_a_delayed_message_that_cannot_be_delivered_replaces_nothing() -> None:
 
 
 def test_pauses_are_found_in_the_order_of_their_messages_and_stay_rows() -> None:
-    frames = frame(0, batch=[{"pause": "schedule=a"}, {"resume": "all"}, {}]) + frame(1, pause="all")
+    frames = frame(0, batch=[{"pause": "schedule=a"}, {"resume": "all"}, {}]) + frame(
+        1, pause="all"
+    )
     kept, events, rejects = in_messages(frames)
     assert (kept.num_rows, rejects) == (4, [])
     assert events == [
@@ -330,8 +433,14 @@ def test_pauses_are_found_in_the_order_of_their_messages_and_stay_rows() -> None
     ]
 
 
-def test_a_message_that_was_due_says_that_it_was_delivered_if_a_copy_could_be_a_schedule_or_a_cancel() -> None:
-    frames = frame(0, STORED_MS + 9_001, schedule="a") + frame(1, STORED_MS, cancel="key=a") + frame(2, 9, expires="10")
+def test_a_message_that_was_due_says_that_it_was_delivered_if_a_copy_could_be_a_schedule_or_a_cancel() -> (
+    None
+):
+    frames = (
+        frame(0, STORED_MS + 9_001, schedule="a")
+        + frame(1, STORED_MS, cancel="key=a")
+        + frame(2, 9, expires="10")
+    )
     due = with_occurrences(decoded(frames + frame(3, 9, schedule="a", occurrence="7")))
     assert [dict(pairs) for pairs in due["properties"].to_pylist()] == [
         {
@@ -350,7 +459,10 @@ def test_a_message_that_was_due_says_that_it_was_delivered_if_a_copy_could_be_a_
 
 
 def test_the_copy_of_a_message_that_was_delivered_cancels_nothing() -> None:
-    frames = frame(0, batch=[{"cancel": "schedule=a", "occurrence": "1"}, {"cancel": "key=a", "occurrence": "1"}])
+    frames = frame(
+        0,
+        batch=[{"cancel": "schedule=a", "occurrence": "1"}, {"cancel": "key=a", "occurrence": "1"}],
+    )
     assert in_messages(frames)[1:] == ([], [])
     assert TaskCancels().take(decoded(frames)) == ([], [])
 

@@ -18,7 +18,12 @@ from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.split import split_bundle
 from ledgerlake.operators.ingest import ingest_ranges
 from ledgerlake.operators.outcome_files import OutcomeFiles
-from ledgerlake.operators.results import BatchSettings, PartitionResult, TaskSettings, results_from_json
+from ledgerlake.operators.results import (
+    BatchSettings,
+    PartitionResult,
+    TaskSettings,
+    results_from_json,
+)
 from ledgerlake.operators.stage_rows import RowKind
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
@@ -41,9 +46,15 @@ TIME_MS = 1_700_000_000_000
 OPTIONS = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
 
 
-def entry(value: bytes, time_ms: int = TIME_MS, deliver_ms: int = 0, key: str | None = None) -> bytes:
+def entry(
+    value: bytes, time_ms: int = TIME_MS, deliver_ms: int = 0, key: str | None = None
+) -> bytes:
     message = pb.MessageMetadata(
-        producer_name="p", sequence_id=1, publish_time=time_ms, deliver_at_time=deliver_ms, partition_key=key
+        producer_name="p",
+        sequence_id=1,
+        publish_time=time_ms,
+        deliver_at_time=deliver_ms,
+        partition_key=key,
     )
     return encode_entry(message, value, pb.BrokerEntryMetadata(broker_timestamp=time_ms))
 
@@ -57,7 +68,11 @@ class Batch:
     mode: str = "append"
 
     def run(
-        self, topics: dict[str, list[bytes]], with_state: list[str] | None, *, are_whole: bool = True
+        self,
+        topics: dict[str, list[bytes]],
+        with_state: list[str] | None,
+        *,
+        are_whole: bool = True,
     ) -> dict[str, PartitionResult]:
         """The results by topic."""
         settings = self._settings()
@@ -65,7 +80,10 @@ class Batch:
         ranges = [
             (
                 EntryRange(topic, Position(7, -1), Position(7, len(entries) - 1)),
-                [Piece(kind, view, broker_ms=time_ms) for kind, view, time_ms in split_bundle(bundle(entries))],
+                [
+                    Piece(kind, view, broker_ms=time_ms)
+                    for kind, view, time_ms in split_bundle(bundle(entries))
+                ],
             )
             for topic, entries in topics.items()
         ]
@@ -76,9 +94,9 @@ class Batch:
         results = [
             result
             for name, of_topic in by_topic.items()
-            for row in Stage(Limits(), self.delay, output=lambda source: OutcomeFiles(source, settings, batch)).run(
-                of_topic, topic_partition=TopicPartition(name, -1)
-            )
+            for row in Stage(
+                Limits(), self.delay, output=lambda source: OutcomeFiles(source, settings, batch)
+            ).run(of_topic, topic_partition=TopicPartition(name, -1))
             for result in results_from_json(row.result)
         ]
         return {result.topic_partition: result for result in results}
@@ -92,7 +110,9 @@ class Batch:
                 Piece(kind, view, broker_ms=time_ms)
                 for kind, view, time_ms in split_bundle(bundle(entries, ledger_id=7 + number))
             ]
-            span = EntryRange(topic, Position(7 + number, -1), Position(7 + number, len(entries) - 1))
+            span = EntryRange(
+                topic, Position(7 + number, -1), Position(7 + number, len(entries) - 1)
+            )
             states.output = partial(OutcomeFiles, settings=settings, batch=batch)
             rows = list(ingest_ranges([(span, pieces)], settings, batch))
             (row,) = states.run(rows, topic_partition=TopicPartition(topic, -1))
@@ -101,7 +121,9 @@ class Batch:
 
     def _settings(self) -> TaskSettings:
         table = replace(messages_table(self.folder), mode=self.mode)
-        return TaskSettings((table,), Place(str(self.folder / "rejects")), Limits(), self.delay, OPTIONS)
+        return TaskSettings(
+            (table,), Place(str(self.folder / "rejects")), Limits(), self.delay, OPTIONS
+        )
 
     def values_of(self, result: PartitionResult) -> list[bytes]:
         """The values in the files that are to be committed, file after file."""
@@ -111,10 +133,15 @@ class Batch:
 
     def files_of(self, results: dict[str, PartitionResult]) -> list[list[tuple[str, bytes]]]:
         """The topic and value of each row, by file that is to be committed."""
-        names = [file.name for result in results.values() for file in result.written.tables["messages"].files]
+        names = [
+            file.name
+            for result in results.values()
+            for file in result.written.tables["messages"].files
+        ]
         tables = [pq.read_table(self.folder / name, columns=["topic", "value"]) for name in names]
         return sorted(
-            list(zip(*(table[name].to_pylist() for name in ("topic", "value")), strict=True)) for table in tables
+            list(zip(*(table[name].to_pylist() for name in ("topic", "value")), strict=True))
+            for table in tables
         )
 
 
@@ -133,10 +160,17 @@ A, B, C = topic("a"), topic("b"), topic("c")
 def test_quiet_topics_share_a_file_in_which_each_is_in_order(tmp_path: Path) -> None:
     batch = batch_in(tmp_path)
     results = batch.run(
-        {A: [entry(b"2", TIME_MS + 5), entry(b"1")], B: [entry(b"3")], C: [entry(b"4"), entry(b"5")]}, with_state=[]
+        {
+            A: [entry(b"2", TIME_MS + 5), entry(b"1")],
+            B: [entry(b"3")],
+            C: [entry(b"4"), entry(b"5")],
+        },
+        with_state=[],
     )
     assert batch.files_of(results) == [[(A, b"1"), (A, b"2"), (B, b"3"), (C, b"4"), (C, b"5")]]
-    assert {name: result.written.tables["messages"].max_effective_us for name, result in results.items()} == {
+    assert {
+        name: result.written.tables["messages"].max_effective_us for name, result in results.items()
+    } == {
         A: (TIME_MS + 5) * 1000,
         B: TIME_MS * 1000,
         C: TIME_MS * 1000,
@@ -147,7 +181,10 @@ def test_quiet_topics_share_a_file_in_which_each_is_in_order(tmp_path: Path) -> 
 def test_a_topic_that_may_have_state_has_files_of_its_own(tmp_path: Path) -> None:
     batch = batch_in(tmp_path)
     topics = {name: [entry(b"1")] for name in (A, B, C)}
-    assert batch.files_of(batch.run(topics, with_state=[B])) == [[(A, b"1"), (C, b"1")], [(B, b"1")]]
+    assert batch.files_of(batch.run(topics, with_state=[B])) == [
+        [(A, b"1"), (C, b"1")],
+        [(B, b"1")],
+    ]
     assert len(batch.files_of(batch.run(topics, with_state=None))) == 3
     assert len(batch.files_of(batch.run(topics, with_state=[], are_whole=False))) == 3
 
@@ -157,11 +194,19 @@ def test_a_topic_whose_messages_go_into_state_has_files_of_its_own(tmp_path: Pat
     delayed = entry(b"later", deliver_ms=TIME_MS + 10)
     (chunk, _) = chunk_entries(b"large message", 2, publish_time=TIME_MS)
     results = batch.run(
-        {A: [entry(b"1"), entry(b"2")], B: [entry(b"0"), delayed, entry(b"3", TIME_MS + 20)], C: [entry(b"4"), chunk]},
+        {
+            A: [entry(b"1"), entry(b"2")],
+            B: [entry(b"0"), delayed, entry(b"3", TIME_MS + 20)],
+            C: [entry(b"4"), chunk],
+        },
         with_state=[],
     )
     # The delayed message is due within the micro-batch, and comes before the later one.
-    assert batch.files_of(results) == [[(A, b"1"), (A, b"2")], [(B, b"0"), (B, b"later"), (B, b"3")], [(C, b"4")]]
+    assert batch.files_of(results) == [
+        [(A, b"1"), (A, b"2")],
+        [(B, b"0"), (B, b"later"), (B, b"3")],
+        [(C, b"4")],
+    ]
     assert results[B].replaced["messages"]
 
 
@@ -186,7 +231,11 @@ def test_events_are_reported_before_the_next_range_is_read(tmp_path: Path) -> No
             yield EntryRange(name, Position(7, -1), Position(7, 0)), pieces
 
     settings = TaskSettings(
-        (messages_table(tmp_path),), Place(str(tmp_path / "rejects")), Limits(), DelayOptions(), OPTIONS
+        (messages_table(tmp_path),),
+        Place(str(tmp_path / "rejects")),
+        Limits(),
+        DelayOptions(),
+        OPTIONS,
     )
     rows = ingest_ranges(ranges(), settings, BatchSettings(3, {}, []), are_whole=True)
     for row in rows:
@@ -210,11 +259,15 @@ def test_a_table_of_the_latest_messages_has_no_times(are_whole: bool, tmp_path: 
     assert ([file.rows for file in written.files], written.max_effective_us) == ([1], None)
 
 
-def test_many_large_messages_that_began_before_stand_between_the_others_in_order(tmp_path: Path) -> None:
+def test_many_large_messages_that_began_before_stand_between_the_others_in_order(
+    tmp_path: Path,
+) -> None:
     """More than the places at which a task closes its file."""
     count, batch = 20, batch_in(tmp_path)
     chunks = [
-        chunk_entries(b"large %d" % number, 2, uuid=f"p-{number}", publish_time=TIME_MS + 2 * number + 1)
+        chunk_entries(
+            b"large %d" % number, 2, uuid=f"p-{number}", publish_time=TIME_MS + 2 * number + 1
+        )
         for number in range(count)
     ]
     plain = [entry(b"plain %d" % number, TIME_MS + 2 * number) for number in range(count)]
@@ -222,5 +275,7 @@ def test_many_large_messages_that_began_before_stand_between_the_others_in_order
 
     _, result = batch.run_batches(A, [[first for first, _ in chunks], second])
 
-    expected = [each for number in range(count) for each in (b"plain %d" % number, b"large %d" % number)]
+    expected = [
+        each for number in range(count) for each in (b"plain %d" % number, b"large %d" % number)
+    ]
     assert batch.values_of(result) == expected

@@ -11,12 +11,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark import TaskContext
-from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorHandleState as HandleState
+from pyspark.sql.streaming.stateful_processor_api_client import (
+    StatefulProcessorHandleState as HandleState,
+)
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.cluster import ClientSettings
-from ledgerlake.operators.stage_rows import STAGE_ROWS_DDL, RowKind, TaskReport, report_to_json, stage_row
+from ledgerlake.operators.stage_rows import (
+    STAGE_ROWS_DDL,
+    RowKind,
+    TaskReport,
+    report_to_json,
+    stage_row,
+)
 from ledgerlake.operators.state_variables import StateVariables
 from ledgerlake.operators.stateful import Processor, set_up_state, stateful
 from ledgerlake.options.delay_options import DelayOptions
@@ -78,7 +86,9 @@ def run_batch(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Handle]:
 
 
 def declare(handle: Any) -> Any:
-    return StateVariables(handle).getMapState("snapshots", "bucket_id bigint, number int", "snapshot binary")
+    return StateVariables(handle).getMapState(
+        "snapshots", "bucket_id bigint, number int", "snapshot binary"
+    )
 
 
 def test_the_driver_declares_all_variables() -> None:
@@ -94,7 +104,9 @@ def test_the_first_micro_batch_of_a_state_partition_declares_all_variables_howev
     assert declared == [{"snapshots": (BUCKETS, SNAPSHOT)}] * 2 + [{}]
 
 
-def test_a_later_one_declares_a_variable_once_and_when_it_is_used(run_batch: Callable[[int], Handle]) -> None:
+def test_a_later_one_declares_a_variable_once_and_when_it_is_used(
+    run_batch: Callable[[int], Handle],
+) -> None:
     run_batch(7)
     handle = run_batch(8)
     handle.client.handle_state = HandleState.INITIALIZED
@@ -118,7 +130,9 @@ def test_a_handle_whose_state_is_not_known_declares_at_once() -> None:
 
 
 @pytest.mark.spark
-def test_a_variable_that_nothing_was_written_to_is_read_as_empty(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_variable_that_nothing_was_written_to_is_read_as_empty(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     spark = spark.newSession()
     set_up_state(spark)
     spark.conf.set("spark.sql.shuffle.partitions", "1")
@@ -133,7 +147,11 @@ def test_a_variable_that_nothing_was_written_to_is_read_as_empty(spark: SparkSes
         availableNow=True
     ).start().awaitTermination()
     for name in ("sets", "index", "snapshots", "schedule_blocks"):
-        state = spark.read.format("statestore").option("stateVarName", name).load(str(tmp_path / "checkpoint"))
+        state = (
+            spark.read.format("statestore")
+            .option("stateVarName", name)
+            .load(str(tmp_path / "checkpoint"))
+        )
         assert state.collect() == []
 
 
@@ -148,7 +166,9 @@ class _FrameSizes(Processor):
 
 
 @pytest.mark.spark
-def test_the_stage_gets_its_rows_a_few_megabytes_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_stage_gets_its_rows_a_few_megabytes_at_a_time(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     spark = spark.newSession()
     set_up_state(spark)
     rows = [stage_row(SOURCE, RowKind.ROWS, entry=bytes(2**20)) for _ in range(24)]
@@ -156,7 +176,11 @@ def test_the_stage_gets_its_rows_a_few_megabytes_at_a_time(spark: SparkSession, 
     pq.write_table(pa.Table.from_batches(rows), tmp_path / "in" / "0.parquet")
     flow = spark.readStream.schema(STAGE_ROWS_DDL).parquet(str(tmp_path / "in"))
     processor = _FrameSizes(Limits(), DelayOptions(), ClientSettings("pulsar://nowhere:1"))
-    writer = stateful(flow, processor, STAGE_ROWS_DDL).writeStream.queryName("frame_sizes").format("memory")
+    writer = (
+        stateful(flow, processor, STAGE_ROWS_DDL)
+        .writeStream.queryName("frame_sizes")
+        .format("memory")
+    )
     writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
         availableNow=True
     ).start().awaitTermination()

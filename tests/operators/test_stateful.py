@@ -29,8 +29,12 @@ KEY_A, KEY_B = ChunkedMessageKey("a", "a-1"), ChunkedMessageKey("b", "b-1")
 LIMITS = Limits(expire_after_ms=1000)
 
 
-def chunk(key: ChunkedMessageKey, entry: int, chunk_id: int, count: int = 3, has_marker: bool = False) -> Chunk:
-    return Chunk(key, Position(1, entry), chunk_id, count, 10 * count, 10, 15, 5000 + entry, 7, has_marker)
+def chunk(
+    key: ChunkedMessageKey, entry: int, chunk_id: int, count: int = 3, has_marker: bool = False
+) -> Chunk:
+    return Chunk(
+        key, Position(1, entry), chunk_id, count, 10 * count, 10, 15, 5000 + entry, 7, has_marker
+    )
 
 
 def at(*entries: int) -> tuple[Position, ...]:
@@ -45,7 +49,11 @@ class Play:
         self.settled = Settled()
 
     def __call__(self, *tasks: list[Chunk | Marker], now_ms: int | None = None) -> None:
-        rows = [row for task_chunks in tasks for row in task(task_chunks, self.stage.limits, self.settled, now_ms)]
+        rows = [
+            row
+            for task_chunks in tasks
+            for row in task(task_chunks, self.stage.limits, self.settled, now_ms)
+        ]
         self.settled.rows(self.stage.run(rows))
 
     @property
@@ -63,15 +71,24 @@ def test_a_chunk_or_marker_with_a_name_that_is_too_long_is_a_reject(own: dict[st
     with pytest.raises(CorruptEntryError) as raised:
         read_chunk(chunk_entries(b"xy", 2, **names)[0], Position(1, 5))
     assert raised.value.reason == "chunk_invalid"
-    metadata = pb.MessageMetadata(publish_time=1, sequence_id=1, num_chunks_from_msg=1, properties=[promise()], **names)
+    metadata = pb.MessageMetadata(
+        publish_time=1, sequence_id=1, num_chunks_from_msg=1, properties=[promise()], **names
+    )
     with pytest.raises(CorruptEntryError) as raised:
-        read_alone(PieceKind.MARKER, encode_entry(metadata, b'{"chunks": ["1:2", "1:3"]}'), Position(1, 5))
+        read_alone(
+            PieceKind.MARKER, encode_entry(metadata, b'{"chunks": ["1:2", "1:3"]}'), Position(1, 5)
+        )
     assert raised.value.reason == "malformed_marker"
 
 
 def test_a_marker_that_lists_what_comes_behind_it_is_a_reject() -> None:
     metadata = pb.MessageMetadata(
-        producer_name="p", uuid="p-1", publish_time=1, sequence_id=1, num_chunks_from_msg=1, properties=[promise()]
+        producer_name="p",
+        uuid="p-1",
+        publish_time=1,
+        sequence_id=1,
+        num_chunks_from_msg=1,
+        properties=[promise()],
     )
     entry = encode_entry(metadata, b'{"chunks": ["1:2", "1:5"]}')
     with pytest.raises(CorruptEntryError, match="behind it"):
@@ -81,7 +98,12 @@ def test_a_marker_that_lists_what_comes_behind_it_is_a_reject() -> None:
 
 def test_a_marker_lists_no_more_chunks_than_a_message_may_have() -> None:
     metadata = pb.MessageMetadata(
-        producer_name="p", uuid="p-1", publish_time=1, sequence_id=1, num_chunks_from_msg=1, properties=[promise()]
+        producer_name="p",
+        uuid="p-1",
+        publish_time=1,
+        sequence_id=1,
+        num_chunks_from_msg=1,
+        properties=[promise()],
     )
     listed = [f"1:{entry}" for entry in range(LIMITS.max_chunks + 1)]
     longest_marker, too_long_marker = (
@@ -96,7 +118,9 @@ def test_a_marker_lists_no_more_chunks_than_a_message_may_have() -> None:
 def test_what_a_task_reports_of_chunks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ledgerlake.operators.local_assembly.MAX_TASK_EVENT_BYTES", 10_000)
     key = ChunkedMessageKey("p" * 100, "u" * 100)
-    events = [replace(chunk(key, entry, 1), key=replace(key, uuid=f"{entry:0100}")) for entry in range(50)]
+    events = [
+        replace(chunk(key, entry, 1), key=replace(key, uuid=f"{entry:0100}")) for entry in range(50)
+    ]
     settled = Settled()
     rows = task(events, LIMITS, settled)
     (report,) = (row for row in rows if row["kind"][0].as_py() == RowKind.REPORT.value)
@@ -106,7 +130,9 @@ def test_what_a_task_reports_of_chunks_is_bounded(monkeypatch: pytest.MonkeyPatc
     assert [reason for reason, _ in settled.rejected] == ["chunk_evicted"] * (50 - sent)
 
 
-def test_messages_that_are_complete_in_a_task_leave_room_in_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_are_complete_in_a_task_leave_room_in_its_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("ledgerlake.operators.local_assembly.MAX_TASK_EVENT_BYTES", 10_000)
     keys = [replace(KEY_A, uuid=f"{number}") for number in range(80)]
     chunks = [chunk(keys[number // 20], number, number % 20, count=20) for number in range(80 * 20)]
@@ -164,7 +190,9 @@ def test_a_batch_that_completes_a_message_writes_none_of_its_last_parts() -> Non
     assert play.writes == before
 
 
-def test_bytes_that_do_not_fit_into_memory_wait_in_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_that_do_not_fit_into_memory_wait_in_the_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(stateful, "_FRESH_BYTES", 15)
     play = Play()
     play([chunk(KEY_A, 0, 0)])
@@ -288,7 +316,9 @@ def test_without_a_time_by_the_broker_a_set_is_as_old_as_the_batch_that_opened_i
 
 
 @pytest.mark.parametrize("publish_time", [0, 2**63 - 1, 2**63, 2**64 - 1])
-def test_any_publish_time_tells_a_restarted_producers_chunks_apart_and_fits_into_the_state(publish_time: int) -> None:
+def test_any_publish_time_tells_a_restarted_producers_chunks_apart_and_fits_into_the_state(
+    publish_time: int,
+) -> None:
     first, other = (
         chunk_entries(b"large message", 2, publish_time=publish_ms)[0]
         for publish_ms in (publish_time, publish_time ^ 1)
@@ -298,14 +328,18 @@ def test_any_publish_time_tells_a_restarted_producers_chunks_apart_and_fits_into
     assert -(2**63) <= chunks[0].publish_ms < 2**63
 
 
-@pytest.mark.parametrize(("publish_ms", "stored_ms"), [(0, 0), (7000, 7000), (-(2**63), 0), (2**63 - 1, 0)])
+@pytest.mark.parametrize(
+    ("publish_ms", "stored_ms"), [(0, 0), (7000, 7000), (-(2**63), 0), (2**63 - 1, 0)]
+)
 def test_a_large_message_was_stored_at_a_time_that_fits_into_the_records_of_schedules(
     publish_ms: int, stored_ms: int
 ) -> None:
     assert _stored_ms(replace(chunk(KEY_A, 2, 2), time_ms=None, publish_ms=publish_ms)) == stored_ms
 
 
-def test_results_of_a_task_pass_as_they_are_and_no_state_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_a_task_pass_as_they_are_and_no_state_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("the state was read")
 
@@ -315,5 +349,8 @@ def test_results_of_a_task_pass_as_they_are_and_no_state_is_read(monkeypatch: py
     stage = Stage(LIMITS)
     of_tasks = [stage_row(KEY_OF_RESULTS, RowKind.RESULTS, header=text) for text in ("[]", "[1]")]
     rows = stage.run(of_tasks, topic_partition=KEY_OF_RESULTS)
-    assert [(row.kind, row.header) for row in rows] == [(RowKind.RESULTS, "[]"), (RowKind.RESULTS, "[1]")]
+    assert [(row.kind, row.header) for row in rows] == [
+        (RowKind.RESULTS, "[]"),
+        (RowKind.RESULTS, "[1]"),
+    ]
     assert stage.frames == 1

@@ -40,8 +40,18 @@ RECORD = pa.struct([("id", pa.int64()), ("day", pa.date32()), ("name", pa.string
 
 
 def messages(*rows: dict[str, Any]) -> pa.RecordBatch:
-    common = {"topic": TOPIC, "partition": -1, "ledger_id": 1, "batch_index": -1, "is_null": False, "late": False}
-    numbered = [{**common, "entry_id": number, "publish_time": number, **row} for number, row in enumerate(rows)]
+    common = {
+        "topic": TOPIC,
+        "partition": -1,
+        "ledger_id": 1,
+        "batch_index": -1,
+        "is_null": False,
+        "late": False,
+    }
+    numbered = [
+        {**common, "entry_id": number, "publish_time": number, **row}
+        for number, row in enumerate(rows)
+    ]
     return pa.RecordBatch.from_pylist(numbered, schema=schema.MESSAGES)
 
 
@@ -52,11 +62,15 @@ def values(*texts: bytes, **other: Any) -> pa.RecordBatch:
 class Tables:
     """Tables in a folder, and what a task writes into them."""
 
-    def __init__(self, folder: Path, *tables: TableOptions, known: dict[str, TableBatch] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *tables: TableOptions, known: dict[str, TableBatch] | None = None
+    ) -> None:
         self.folder = folder
         batch = BatchSettings(0, known or {}, [], TopicSchemas())
         client = ClientSettings("pulsar://nowhere:1")
-        self.writers = TableWriters(tables, TopicPartition(TOPIC, -1), client, batch, "part-00000000-00000")
+        self.writers = TableWriters(
+            tables, TopicPartition(TOPIC, -1), client, batch, "part-00000000-00000"
+        )
 
     def write(self, batch: pa.RecordBatch) -> list[tuple[int, str]]:
         return [(misfit.row, misfit.detail) for misfit in self.writers.write(batch)]
@@ -89,7 +103,9 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, Any]:
     return versions
 
 
-def test_a_message_that_fits_none_is_said_once_and_others_are_in_the_tables_that_take_them(tmp_path: Path) -> None:
+def test_a_message_that_fits_none_is_said_once_and_others_are_in_the_tables_that_take_them(
+    tmp_path: Path,
+) -> None:
     tables = Tables(
         tmp_path,
         table(tmp_path, "a", where="cast(key as int) > 0"),
@@ -110,10 +126,15 @@ def test_a_message_that_fits_none_is_said_once_and_others_are_in_the_tables_that
 
 @pytest.mark.parametrize("shape", ["messages", "record"])
 def test_an_empty_value_deletes_a_key_as_in_pulsars_compaction(tmp_path: Path, shape: str) -> None:
-    latest = table(tmp_path, "r", mode="latest", shape=shape, where="key <> 'z'" if shape == "messages" else "")
+    latest = table(
+        tmp_path, "r", mode="latest", shape=shape, where="key <> 'z'" if shape == "messages" else ""
+    )
     tables = Tables(tmp_path, latest, table(tmp_path, "all"), known={"r": known(pa.struct([]))})
     batch = messages(
-        {"key": "a", "value": b""}, {"key": "b", "is_null": True}, {"value": b""}, {"key": "z", "value": b""}
+        {"key": "a", "value": b""},
+        {"key": "b", "is_null": True},
+        {"value": b""},
+        {"key": "z", "value": b""},
     )
     assert tables.write(batch) == [(2, "the message has no key")]
     rows = tables.rows()
@@ -123,36 +144,58 @@ def test_an_empty_value_deletes_a_key_as_in_pulsars_compaction(tmp_path: Path, s
     assert [row["value"] for row in rows["all"]] == [b"", None, b"", b""]
 
 
-def test_a_message_without_key_that_a_condition_leaves_out_is_no_reject_of_the_latest_messages(tmp_path: Path) -> None:
+def test_a_message_without_key_that_a_condition_leaves_out_is_no_reject_of_the_latest_messages(
+    tmp_path: Path,
+) -> None:
     latest = table(tmp_path, "r", mode="latest", where="value = 'b'")
     tables = Tables(tmp_path, latest, table(tmp_path, "rest", is_default=True))
     batch = messages(
-        {"key": "a", "value": b"a"}, {"value": b"a"}, {"value": b"b"}, {"is_null": True}, {"key": "b", "value": b"b"}
+        {"key": "a", "value": b"a"},
+        {"value": b"a"},
+        {"value": b"b"},
+        {"is_null": True},
+        {"key": "b", "value": b"b"},
     )
     assert tables.write(batch) == [(2, "the message has no key"), (3, "the message has no key")]
-    assert {name: [(row["key"], row["value"]) for row in rows] for name, rows in tables.rows().items()} == {
+    assert {
+        name: [(row["key"], row["value"]) for row in rows] for name, rows in tables.rows().items()
+    } == {
         "r": [("b", b"b")],
         "rest": [("a", b"a"), (None, b"a")],
     }
 
 
-def test_a_message_without_a_schema_version_has_no_schema_name(tmp_path: Path, registry: dict[bytes, Any]) -> None:
-    tables = Tables(tmp_path, table(tmp_path, "r", schema="R"), table(tmp_path, "rest", is_default=True))
-    assert tables.write(messages({"value": b"1", "schema_version": version_of(0)}, {"value": b"2"})) == []
+def test_a_message_without_a_schema_version_has_no_schema_name(
+    tmp_path: Path, registry: dict[bytes, Any]
+) -> None:
+    tables = Tables(
+        tmp_path, table(tmp_path, "r", schema="R"), table(tmp_path, "rest", is_default=True)
+    )
+    assert (
+        tables.write(messages({"value": b"1", "schema_version": version_of(0)}, {"value": b"2"}))
+        == []
+    )
     assert {name: [row["value"] for row in rows] for name, rows in tables.rows().items()} == {
         "r": [b"1"],
         "rest": [b"2"],
     }
 
 
-def test_a_deletion_passes_by_the_condition_of_a_table_and_counts_as_a_row_of_it(tmp_path: Path) -> None:
+def test_a_deletion_passes_by_the_condition_of_a_table_and_counts_as_a_row_of_it(
+    tmp_path: Path,
+) -> None:
     latest = table(tmp_path, "r", mode="latest", where="value = 'b'")
     tables = Tables(tmp_path, latest, table(tmp_path, "rest", is_default=True))
-    batch = messages({"key": "a", "value": b"a"}, {"key": "b", "is_null": True}, {"key": "c", "value": b"b"})
+    batch = messages(
+        {"key": "a", "value": b"a"}, {"key": "b", "is_null": True}, {"key": "c", "value": b"b"}
+    )
     present = {"r": np.array([False, False, True])}
     assert tables.writers.write(batch, present) == []
     assert tables.writers.is_new.tolist() == [True, True, False]
-    assert {name: [row["key"] for row in rows] for name, rows in tables.rows().items()} == {"r": ["b"], "rest": ["a"]}
+    assert {name: [row["key"] for row in rows] for name, rows in tables.rows().items()} == {
+        "r": ["b"],
+        "rest": ["a"],
+    }
 
 
 def test_a_message_without_value_and_key_is_no_deletion_of_a_table_by_schema(
@@ -176,7 +219,12 @@ def test_json_without_a_schema_becomes_the_fields_that_the_configuration_declare
     tmp_path: Path, registry: dict[bytes, Any]
 ) -> None:
     registry[version_of(1)] = ValueSchema(pb.Schema.String)
-    fields = {"id": "long", "tags": ["string"], "address": {"city": "string"}, "at": "timestamp-millis"}
+    fields = {
+        "id": "long",
+        "tags": ["string"],
+        "address": {"city": "string"},
+        "at": "timestamp-millis",
+    }
     (options,) = parse_config(
         {
             "source": {"service_url": "pulsar://h:1", "topics": ["orders"]},
@@ -188,14 +236,18 @@ def test_json_without_a_schema_becomes_the_fields_that_the_configuration_declare
     record = record_of(options.value_schema(NO_SCHEMA))
     tables = Tables(tmp_path, options, known={"messages": known(record)})
     texts = [
-        b'{"id": 1, "tags": ["a"], "address": {"city": "Ulm", "zip": 1}, "at": 1000, "unknown": true}',
+        b'{"id": 1, "tags": ["a"], "address": {"city": "Ulm", "zip": 1}, "at": 1000, "unknown": '
+        b"true}",
         b"{broken",
         b'{"id": "no number"}',
         b"{}",
     ]
     misfits = tables.write(values(*texts))
     assert [row for row, _ in misfits] == [1, 2]
-    assert tables.write(values(b'{"id": 2}', schema_version=version_of(1), entry_id=9, publish_time=9)) == []
+    assert (
+        tables.write(values(b'{"id": 2}', schema_version=version_of(1), entry_id=9, publish_time=9))
+        == []
+    )
     rows = [{name: row[name] for name in record.names} for row in tables.rows()["messages"]]
     nothing = dict.fromkeys(record.names)
     at = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
@@ -214,7 +266,14 @@ def test_a_schema_with_fields_counts_more_than_declared_ones(registry: dict[byte
 def test_a_table_whose_schema_is_not_known_yet_does_not_stop_messages_of_others(
     tmp_path: Path, registry: dict[bytes, Any]
 ) -> None:
-    options = table(tmp_path, "t", schema="Order", where="amount > 1000", shape="record", partition_by=("country",))
+    options = table(
+        tmp_path,
+        "t",
+        schema="Order",
+        where="amount > 1000",
+        shape="record",
+        partition_by=("country",),
+    )
     tables = Tables(tmp_path, options, table(tmp_path, "rest", is_default=True))
     assert tables.write(messages({"value": b'{"n": 1}', "schema_version": version_of(0)})) == []
     registry[version_of(0)] = schema_of({"amount": "int"})
@@ -223,7 +282,9 @@ def test_a_table_whose_schema_is_not_known_yet_does_not_stop_messages_of_others(
         table(tmp_path, "t", where="total > 1", shape="record"),
         known={"t": known(pa.struct([("amount", pa.int32())]))},
     )
-    ((row, detail),) = one.write(messages({"value": b'{"amount": 1}', "schema_version": version_of(0)}))
+    ((row, detail),) = one.write(
+        messages({"value": b'{"amount": 1}', "schema_version": version_of(0)})
+    )
     assert (row, '"total" not found' in detail) == (0, True)
 
 
@@ -234,21 +295,33 @@ def test_an_obstacle_makes_misfits_and_no_files(tmp_path: Path) -> None:
 
 
 def test_two_of_tables_with_one_folder_do_not_lose_the_rows_of_one(tmp_path: Path) -> None:
-    tables = Tables(tmp_path, table(tmp_path, "t", where="key = 'a'"), table(tmp_path, "t", where="key = 'b'"))
-    ((row, detail),) = tables.write(messages({"key": "a", "value": b"1"}, {"key": "b", "value": b"2"}))[1:]
+    tables = Tables(
+        tmp_path, table(tmp_path, "t", where="key = 'a'"), table(tmp_path, "t", where="key = 'b'")
+    )
+    ((row, detail),) = tables.write(
+        messages({"key": "a", "value": b"1"}, {"key": "b", "value": b"2"})
+    )[1:]
     assert (row, "has the folder of this topic's table" in detail) == (1, True)
     assert [row["value"] for row in tables.rows()["t"]] == [b"1"]
 
 
-def test_dates_that_no_partition_can_have_are_misfits(tmp_path: Path, registry: dict[bytes, Any]) -> None:
+def test_dates_that_no_partition_can_have_are_misfits(
+    tmp_path: Path, registry: dict[bytes, Any]
+) -> None:
     options = table(tmp_path, "t", partition_by=("date(event_time) as day",))
-    days = [datetime(2026, 1, 1, tzinfo=timezone.utc), datetime(1960, 1, 1, tzinfo=timezone.utc), None]
+    days = [
+        datetime(2026, 1, 1, tzinfo=timezone.utc),
+        datetime(1960, 1, 1, tzinfo=timezone.utc),
+        None,
+    ]
     batch = messages(*({"event_time": day, "value": b"v"} for day in days))
     far = pa.array([400_000_000_000_000_000] * 3).cast(schema.TIMESTAMP)
     both = pa.Table.from_batches(
         [batch, batch.set_column(batch.schema.get_field_index("event_time"), "event_time", far)]
     )
-    tables = Tables(tmp_path, options, known={"t": known(pa.struct([("day", pa.date32())]), pa.struct([]))})
+    tables = Tables(
+        tmp_path, options, known={"t": known(pa.struct([("day", pa.date32())]), pa.struct([]))}
+    )
     (mixed,) = both.combine_chunks().to_batches()
     misfits = tables.write(mixed)
     assert [row for row, _ in misfits] == [3, 4, 5]
@@ -256,7 +329,9 @@ def test_dates_that_no_partition_can_have_are_misfits(tmp_path: Path, registry: 
     assert [row["day"] for row in tables.rows()["t"]] == [date(2026, 1, 1), date(1960, 1, 1), None]
 
 
-def test_producers_cannot_make_any_number_of_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producers_cannot_make_any_number_of_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(table_writer, "_MOST_PARTITIONS", 3)
     tables = Tables(tmp_path, table(tmp_path, "t", partition_by=("key",)))
     batch = messages(*({"key": f"k{number % 5}", "value": b"%d" % number} for number in range(10)))
@@ -264,11 +339,19 @@ def test_producers_cannot_make_any_number_of_partitions(tmp_path: Path, monkeypa
     assert sorted(row["key"] for row in tables.rows()["t"]) == ["k0", "k0", "k1", "k1", "k2", "k2"]
 
 
-def test_a_partition_value_that_is_too_long_for_the_log_makes_the_message_a_reject(tmp_path: Path) -> None:
+def test_a_partition_value_that_is_too_long_for_the_log_makes_the_message_a_reject(
+    tmp_path: Path,
+) -> None:
     tables = Tables(tmp_path, table(tmp_path, "t", partition_by=("key",)))
-    batch = messages({"key": "\u00e9" * 500}, {"key": "\u00e9" * 500 + "k"}, {"key": "k" * 5_000_000}, {"key": None})
+    batch = messages(
+        {"key": "\u00e9" * 500},
+        {"key": "\u00e9" * 500 + "k"},
+        {"key": "k" * 5_000_000},
+        {"key": None},
+    )
     assert [detail for _, detail in tables.write(batch)] == [
-        f"key has {size} bytes, and a partition value has at most 1,000" for size in ("1,001", "5,000,000")
+        f"key has {size} bytes, and a partition value has at most 1,000"
+        for size in ("1,001", "5,000,000")
     ]
     assert [row["key"] for row in tables.rows()["t"]] == ["\u00e9" * 500, None]
 
@@ -288,24 +371,39 @@ def test_which_partitions_are_too_many_does_not_depend_on_the_pieces_of_a_range(
     assert refused == [row for row, key in enumerate(keys) if key not in first]
 
 
-def test_a_query_may_select_pulsar_which_stays_as_it_is(tmp_path: Path, registry: dict[bytes, Any]) -> None:
+def test_a_query_may_select_pulsar_which_stays_as_it_is(
+    tmp_path: Path, registry: dict[bytes, Any]
+) -> None:
     columns = pa.struct([("n", pa.int32()), ("twice", pa.int32())])
     record = pa.struct([("n", pa.int32())])
     options = table(tmp_path, "t", shape="record", sql="select *, n * 2 as twice from messages")
     assert RowTransform(options).columns(record) == columns
     tables = Tables(tmp_path, options, known={"t": known(columns, record)})
-    assert tables.write(messages({"value": b'{"n": 3}', "schema_version": version_of(0), "key": "k"})) == []
+    assert (
+        tables.write(messages({"value": b'{"n": 3}', "schema_version": version_of(0), "key": "k"}))
+        == []
+    )
     (row,) = tables.rows()["t"]
-    assert (row["n"], row["twice"], row["pulsar"]["key"], row["pulsar"]["late"]) == (3, 6, "k", False)
+    assert (row["n"], row["twice"], row["pulsar"]["key"], row["pulsar"]["late"]) == (
+        3,
+        6,
+        "k",
+        False,
+    )
     with pytest.raises(SetupError, match="sql has a column Pulsar"):
-        RowTransform(table(tmp_path, "t", shape="record", sql="select 1 as Pulsar from messages")).columns(record)
+        RowTransform(
+            table(tmp_path, "t", shape="record", sql="select 1 as Pulsar from messages")
+        ).columns(record)
 
 
 def odd(batch: pa.RecordBatch) -> pa.RecordBatch:
     """What functions return that nobody expects, by the first value."""
     kind = batch["value"][0].as_py().decode() if batch.num_rows else ""
     count = batch.num_rows
-    columns: dict[str, pa.Array] = {"n": pa.array(range(count), pa.int64()), "pulsar": batch["pulsar"]}
+    columns: dict[str, pa.Array] = {
+        "n": pa.array(range(count), pa.int64()),
+        "pulsar": batch["pulsar"],
+    }
     if kind == "null":
         columns["n"] = pa.nulls(count)
     if kind == "large":
@@ -319,7 +417,9 @@ def odd(batch: pa.RecordBatch) -> pa.RecordBatch:
     if kind == "extra":
         columns["more"] = columns["n"]
     if kind == "twice":
-        return pa.RecordBatch.from_arrays([columns["n"], columns["n"], columns["pulsar"]], names=["n", "n", "pulsar"])
+        return pa.RecordBatch.from_arrays(
+            [columns["n"], columns["n"], columns["pulsar"]], names=["n", "n", "pulsar"]
+        )
     if kind == "doubled":
         columns = {name: pa.concat_arrays([column, column]) for name, column in columns.items()}
     if kind == "table":
@@ -341,7 +441,9 @@ def odd(batch: pa.RecordBatch) -> pa.RecordBatch:
         ("table", "returns a Table and no record batch"),
     ],
 )
-def test_what_a_function_returns_never_ends_the_task(kind: str, misfit: str, tmp_path: Path) -> None:
+def test_what_a_function_returns_never_ends_the_task(
+    kind: str, misfit: str, tmp_path: Path
+) -> None:
     options = table(tmp_path, "t", shape="record", function="tests.operators.test_table_writer:odd")
     record = pa.struct([("value", pa.binary())])
     columns = RowTransform(options).columns(record)
@@ -362,7 +464,9 @@ def test_a_computed_column_does_not_take_the_name_of_another(tmp_path: Path) -> 
 
 def test_another_query_may_not_change_the_type_of_a_column_so_that_values_are_lost() -> None:
     there = pa.struct([("n", pa.int32()), ("x", pa.float64()), ("l", pa.list_(pa.int64()))])
-    narrower = pa.struct([("n", pa.int16()), ("x", pa.float32()), ("l", pa.list_(pa.int64())), ("more", pa.string())])
+    narrower = pa.struct(
+        [("n", pa.int16()), ("x", pa.float32()), ("l", pa.list_(pa.int64())), ("more", pa.string())]
+    )
     assert united_columns(there, narrower, "t").names == ["n", "x", "l", "more"]
     for kind in (pa.int64(), pa.float64(), pa.string()):
         with pytest.raises(SetupError, match="the column n of t is"):
@@ -389,9 +493,15 @@ def test_what_is_known_only_when_a_row_is_written_is_null_for_queries(
 
 
 @pytest.mark.parametrize(
-    "setting", [{"where": "decode(value)->>'$.n' = 'a'"}, {"sql": "select decode(value)->>'$.n' as n from messages"}]
+    "setting",
+    [
+        {"where": "decode(value)->>'$.n' = 'a'"},
+        {"sql": "select decode(value)->>'$.n' as n from messages"},
+    ],
 )
-def test_a_broken_value_that_is_not_ascii_is_rejected_alone(tmp_path: Path, setting: dict[str, str]) -> None:
+def test_a_broken_value_that_is_not_ascii_is_rejected_alone(
+    tmp_path: Path, setting: dict[str, str]
+) -> None:
     transform = RowTransform(table(tmp_path, "t", **setting))
     columns = transform.columns(pa.struct([]))
     good, broken = b'{"n":"a"}', ('{"n":"a' + "東" * 50).encode()
@@ -402,10 +512,16 @@ def test_a_broken_value_that_is_not_ascii_is_rejected_alone(tmp_path: Path, sett
 
 def test_a_function_gets_due_messages_together_whose_positions_do_not_rise(tmp_path: Path) -> None:
     calls.clear()
-    options = table(tmp_path, "t", shape="record", function="tests.operators.test_table_writer:counted")
+    options = table(
+        tmp_path, "t", shape="record", function="tests.operators.test_table_writer:counted"
+    )
     record = pa.struct([("value", pa.binary())])
-    tables = Tables(tmp_path, options, known={"t": known(RowTransform(options).columns(record), record)})
-    batch = messages(*({"value": b"%d" % entry_id, "entry_id": entry_id} for entry_id in (5, 3, 4, 1)))
+    tables = Tables(
+        tmp_path, options, known={"t": known(RowTransform(options).columns(record), record)}
+    )
+    batch = messages(
+        *({"value": b"%d" % entry_id, "entry_id": entry_id} for entry_id in (5, 3, 4, 1))
+    )
     assert tables.write(batch) == []
     assert [rows for rows in calls if rows] == [4]
     assert sorted(row["value"] for row in tables.rows()["t"]) == [b"1", b"3", b"4", b"5"]
@@ -426,16 +542,24 @@ def latest_occurrence(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.filter(pc.equal(batch["value"], b"2"))
 
 
-@pytest.mark.parametrize(("function", "values_left"), [("counted", [b"1", b"2", b"3"]), ("latest_occurrence", [b"2"])])
+@pytest.mark.parametrize(
+    ("function", "values_left"), [("counted", [b"1", b"2", b"3"]), ("latest_occurrence", [b"2"])]
+)
 def test_a_function_may_leave_out_occurrences_of_a_message_that_repeats(
     tmp_path: Path, function: str, values_left: list[bytes]
 ) -> None:
     """They have one position."""
     calls.clear()
-    options = table(tmp_path, "t", shape="record", function=f"tests.operators.test_table_writer:{function}")
+    options = table(
+        tmp_path, "t", shape="record", function=f"tests.operators.test_table_writer:{function}"
+    )
     record = pa.struct([("value", pa.binary())])
-    tables = Tables(tmp_path, options, known={"t": known(RowTransform(options).columns(record), record)})
-    batch = messages(*({"value": b"%d" % number, "entry_id": 7, "event_time": number} for number in (1, 2, 3)))
+    tables = Tables(
+        tmp_path, options, known={"t": known(RowTransform(options).columns(record), record)}
+    )
+    batch = messages(
+        *({"value": b"%d" % number, "entry_id": 7, "event_time": number} for number in (1, 2, 3))
+    )
     assert tables.write(batch) == []
     rows = tables.rows()["t"]
     assert [(row["value"], row["pulsar"]["event_time"].microsecond) for row in rows] == [

@@ -44,7 +44,9 @@ OPTIONS = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
 NOW_MS = 1_700_000_000_000
 FAST_MS = NOW_MS + 10**9
 LIMITS = Limits(expire_after_ms=3_600_000)
-ENTRY = encode_entry(pb.MessageMetadata(producer_name="fast", sequence_id=1, publish_time=FAST_MS), b"v")
+ENTRY = encode_entry(
+    pb.MessageMetadata(producer_name="fast", sequence_id=1, publish_time=FAST_MS), b"v"
+)
 
 
 def span(entries: list[bytes], clock_ms: int | None) -> EntryRange:
@@ -57,35 +59,53 @@ def span(entries: list[bytes], clock_ms: int | None) -> EntryRange:
 
 
 def pieces(entries: list[bytes]) -> list[Piece]:
-    return [Piece(kind, view, broker_ms=broker_ms) for kind, view, broker_ms in split_bundle(bundle(entries))]
+    return [
+        Piece(kind, view, broker_ms=broker_ms)
+        for kind, view, broker_ms in split_bundle(bundle(entries))
+    ]
 
 
 def task_settings(folder: Path, options: SourceOptions = OPTIONS, **delay: Any) -> TaskSettings:
-    return TaskSettings((messages_table(folder),), Place(str(folder)), LIMITS, DelayOptions(**delay), options)
+    return TaskSettings(
+        (messages_table(folder),), Place(str(folder)), LIMITS, DelayOptions(**delay), options
+    )
 
 
-def written(folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any) -> list[pa.RecordBatch]:
+def written(
+    folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any
+) -> list[pa.RecordBatch]:
     """Rows of a task of the pipeline."""
     settings = task_settings(folder, **delay)
-    return list(ingest_ranges([(span(entries, clock_ms), pieces(entries))], settings, BatchSettings(0)))
+    return list(
+        ingest_ranges([(span(entries, clock_ms), pieces(entries))], settings, BatchSettings(0))
+    )
 
 
-def forwarded(_folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any) -> list[pa.RecordBatch]:
+def forwarded(
+    _folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any
+) -> list[pa.RecordBatch]:
     """Rows of a task of ``stage_input``."""
     bundles = [_bundle(span(entries, clock_ms), piece) for piece in pieces(entries)]
     return list(forward_bundles(bundles, OPTIONS, DelayOptions(**delay).enabled))
 
 
 def report_of(rows: list[pa.RecordBatch]) -> TaskReport:
-    (report,) = (row for batch in rows for row in batch.to_pylist() if row["kind"] == RowKind.REPORT)
+    (report,) = (
+        row for batch in rows for row in batch.to_pylist() if row["kind"] == RowKind.REPORT
+    )
     return report_from_json(report["header"])
 
 
 @pytest.mark.parametrize("task", [written, forwarded])
 @pytest.mark.parametrize("enabled", [True, False])
-def test_no_time_that_a_producer_wrote_is_the_clock(task: Any, enabled: bool, tmp_path: Path) -> None:
+def test_no_time_that_a_producer_wrote_is_the_clock(
+    task: Any, enabled: bool, tmp_path: Path
+) -> None:
     delayed = encode_entry(
-        pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=FAST_MS, deliver_at_time=FAST_MS), b"v"
+        pb.MessageMetadata(
+            producer_name="p", sequence_id=1, publish_time=FAST_MS, deliver_at_time=FAST_MS
+        ),
+        b"v",
     )
     entries = [ENTRY, delayed, *chunk_entries(b"large message", 2, publish_time=FAST_MS)]
     assert report_of(task(tmp_path, entries, enabled=enabled)).now_ms is None
@@ -93,10 +113,14 @@ def test_no_time_that_a_producer_wrote_is_the_clock(task: Any, enabled: bool, tm
 
 
 @pytest.mark.parametrize("task", [written, forwarded])
-def test_the_brokers_time_is_the_clock_also_where_only_chunks_come(task: Any, tmp_path: Path) -> None:
+def test_the_brokers_time_is_the_clock_also_where_only_chunks_come(
+    task: Any, tmp_path: Path
+) -> None:
     (chunk, _) = chunk_entries(b"large message", 2, publish_time=FAST_MS)
     parsed = parse_entry(chunk)
-    stored = encode_entry(parsed.metadata, bytes(parsed.payload), pb.BrokerEntryMetadata(broker_timestamp=NOW_MS))
+    stored = encode_entry(
+        parsed.metadata, bytes(parsed.payload), pb.BrokerEntryMetadata(broker_timestamp=NOW_MS)
+    )
     assert report_of(task(tmp_path, [stored])).now_ms == NOW_MS
 
 
@@ -130,7 +154,9 @@ def test_an_entry_of_which_a_part_belongs_to_the_range_travels_alone(
 ) -> None:
     batched = batch([b"a", b"b", b"c"], deliver_at_time=FAST_MS)
     split_pieces = pieces([batched, batched])
-    monkeypatch.setitem(globals(), "pieces", lambda _: [replace(split_pieces[0], first_entry=BatchRange(0, 1))])
+    monkeypatch.setitem(
+        globals(), "pieces", lambda _: [replace(split_pieces[0], first_entry=BatchRange(0, 1))]
+    )
     rows = [row for rows in task(tmp_path, [batched, batched]) for row in rows.to_pylist()]
     assert [(row["kind"], row["entry_id"], row["header"]) for row in rows[:2]] == [
         ("delayed", 0, "[0, 1]"),
@@ -140,7 +166,9 @@ def test_an_entry_of_which_a_part_belongs_to_the_range_travels_alone(
 
 
 @pytest.mark.parametrize("task", [written, forwarded])
-def test_a_producer_with_a_fast_clock_expires_nobodys_open_message(task: Any, tmp_path: Path) -> None:
+def test_a_producer_with_a_fast_clock_expires_nobodys_open_message(
+    task: Any, tmp_path: Path
+) -> None:
     slow = chunk_entries(b"large message", 2, uuid="slow-1", producer_name="slow", publish_time=1)
     stage = Stage(LIMITS)
     kinds: list[str] = []
@@ -159,8 +187,14 @@ def test_a_producer_with_a_fast_clock_expires_nobodys_open_message(task: Any, tm
 def test_what_the_bench_puts_in_place_of_the_stage_has_its_results(
     with_state: list[str] | None, tmp_path: Path
 ) -> None:
-    settings, batch, entries = task_settings(tmp_path), BatchSettings(0, with_state=with_state), [ENTRY, ENTRY]
-    ingested = ingest_ranges([(span(entries, None), pieces(entries))], settings, batch, are_whole=True)
+    settings, batch, entries = (
+        task_settings(tmp_path),
+        BatchSettings(0, with_state=with_state),
+        [ENTRY, ENTRY],
+    )
+    ingested = ingest_ranges(
+        [(span(entries, None), pieces(entries))], settings, batch, are_whole=True
+    )
     rows = pa.Table.from_batches(ingested).to_batches()
     (batch_of_results,) = results(lambda source: OutcomeFiles(source, settings, batch), iter(rows))
     (text,) = batch_of_results["result"].to_pylist()

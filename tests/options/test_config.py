@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-WITH_SECRETS = {str(option.section) for kind in SECTION_CLASSES for field, option in declared(kind) if not field.repr}
+WITH_SECRETS = {
+    str(option.section)
+    for kind in SECTION_CLASSES
+    for field, option in declared(kind)
+    if not field.repr
+}
 
 
 def data(**sections: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +49,10 @@ def test_tables_may_be_named_by_a_catalog_alone() -> None:
     config = parse_config(data(delta={"path": "", "table": "shop.orders"}))
     assert config.delta.rejects_table == "shop.orders_rejects"
     located = config.with_table_paths("/lake/orders", "/lake/rejects")
-    assert (located.messages_place, located.rejects_place) == (Place("/lake/orders"), Place("/lake/rejects"))
+    assert (located.messages_place, located.rejects_place) == (
+        Place("/lake/orders"),
+        Place("/lake/rejects"),
+    )
     with pytest.raises(UsageError, match="the same folder"):
         config.with_table_paths("/lake/orders", "/lake/orders")
 
@@ -53,7 +61,11 @@ def test_variables_are_read_with_the_configuration_and_files_when_they_are_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LAKE_KEY", "the-id")
-    storage = {"access_key_id": "env:LAKE_KEY", "secret_access_key": "file:/run/lake", "session_token": "env:NOT_SET"}
+    storage = {
+        "access_key_id": "env:LAKE_KEY",
+        "secret_access_key": "file:/run/lake",
+        "session_token": "env:NOT_SET",
+    }
     auth = {"method": "token", "token": "env:LAKE_KEY"}
     config = parse_config(data(delta={"path": "s3://lake/orders"}, storage=storage, auth=auth))
     settings = config.storage
@@ -84,7 +96,10 @@ def test_limits_of_open_messages_are_read_in_their_units() -> None:
     ("sections", "expected"),
     [
         ({"source": {"topic": ["x"]}}, "[source] has no key 'topic'; did you mean 'topics'?"),
-        ({"chunks": {"max_pendng": 1}}, "[chunks] has no key 'max_pendng'; did you mean 'max_pending'?"),
+        (
+            {"chunks": {"max_pendng": 1}},
+            "[chunks] has no key 'max_pendng'; did you mean 'max_pending'?",
+        ),
         (
             {"stream": {"max_rows_per_trigger": 1}},
             "[stream] has no key 'max_rows_per_trigger'; it belongs to [source]",
@@ -97,18 +112,33 @@ def test_limits_of_open_messages_are_read_in_their_units() -> None:
         ({"source": {"topics": "x"}}, "[source] topics must be a list of texts"),
         ({"source": {"topics": []}}, "[source] needs topics or topics_pattern, and not both"),
         ({"source": {"starting": "soon"}}, "[source] starting: 'soon' is not a message id"),
-        ({"source": {"max_rows_per_trigger": 0}}, "[source] max_rows_per_trigger must be a whole number above 0"),
-        ({"source": {"require_broker_metadata": "yes"}}, "[source] require_broker_metadata must be true or false"),
+        (
+            {"source": {"max_rows_per_trigger": 0}},
+            "[source] max_rows_per_trigger must be a whole number above 0",
+        ),
+        (
+            {"source": {"require_broker_metadata": "yes"}},
+            "[source] require_broker_metadata must be true or false",
+        ),
         ({"source": {"service_url": "localhost"}}, "write pulsar://host:6650"),
         ({"stream": {"name": "a b"}}, "[stream] name 'a b' may hold"),
         ({"stream": {"trigger": "often"}}, "[stream] trigger 'often' is not a duration"),
         ({"delta": {"rejects_path": "lake/orders/"}}, "are the same folder"),
         ({"delta": {"path": 5}}, "[delta] path must be a text"),
-        ({"delta": {"path": "$HOME/lake"}}, "[delta] path cannot be '$HOME/lake'; variables are not replaced here"),
+        (
+            {"delta": {"path": "$HOME/lake"}},
+            "[delta] path cannot be '$HOME/lake'; variables are not replaced here",
+        ),
         ({"delta": {"path": ""}}, "[delta] needs path, or table"),
-        ({"delta": {"path": "", "table": "t", "rejects_path": "r"}}, "[delta] rejects_path needs path"),
+        (
+            {"delta": {"path": "", "table": "t", "rejects_path": "r"}},
+            "[delta] rejects_path needs path",
+        ),
         ({"delta": {"rejects_table": "r"}}, "[delta] rejects_table needs table"),
-        ({"delta": {"table": "shop.orders`"}}, "[delta] table 'shop.orders`' is not TABLE, SCHEMA.TABLE or CATALOG"),
+        (
+            {"delta": {"table": "shop.orders`"}},
+            "[delta] table 'shop.orders`' is not TABLE, SCHEMA.TABLE or CATALOG",
+        ),
         (
             {"delta": {"writer": "spark", "partition_by": ["topic"]}},
             'cluster_by and partition_by are not for writer = "spark"',
@@ -117,17 +147,33 @@ def test_limits_of_open_messages_are_read_in_their_units() -> None:
             {"source": {"message_payload_processor": "m:f"}, "delay": {"payloads": "reread"}},
             '[delay] payloads = "reread" is not for [source] message_payload_processor',
         ),
-        ({"delta": {"path": "dbfs:/lake"}}, "[delta] path cannot be 'dbfs:/lake': dbfs: is not supported"),
-        ({"delta": {"path": "s3://lake/a", "rejects_path": "s3a://lake/a/b"}}, "lies in the folder of [delta] path"),
-        ({"delay": {"storage": "hdfs://h/delayed"}}, "[delay] storage cannot be 'hdfs://h/delayed'"),
+        (
+            {"delta": {"path": "dbfs:/lake"}},
+            "[delta] path cannot be 'dbfs:/lake': dbfs: is not supported",
+        ),
+        (
+            {"delta": {"path": "s3://lake/a", "rejects_path": "s3a://lake/a/b"}},
+            "lies in the folder of [delta] path",
+        ),
+        (
+            {"delay": {"storage": "hdfs://h/delayed"}},
+            "[delay] storage cannot be 'hdfs://h/delayed'",
+        ),
         (
             {"stream": {"checkpoint": "gs://lake/c"}},
-            "[stream] checkpoint cannot be 'gs://lake/c'; it has to be on a disk, on a volume or in S3",
+            "[stream] checkpoint cannot be 'gs://lake/c'; it has to be on a disk, on a volume or "
+            "in S3",
         ),
-        ({"storage": {"endpoint": "http://h"}}, "[storage] has no key 'endpoint'; did you mean 'endpoint_url'?"),
+        (
+            {"storage": {"endpoint": "http://h"}},
+            "[storage] has no key 'endpoint'; did you mean 'endpoint_url'?",
+        ),
         ({"spark": {"mastr": "local"}}, "[spark] has no key 'mastr'; did you mean 'master'?"),
         ({"spark": {"settings": "a=b"}}, "[spark] settings must be a table"),
-        ({"spark": {"settings": {"a": {"b": []}}}}, "[spark] settings a.b must be a text, a number, true or false"),
+        (
+            {"spark": {"settings": {"a": {"b": []}}}},
+            "[spark] settings a.b must be a text, a number, true or false",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(sections: dict[str, Any], expected: str) -> None:
@@ -139,19 +185,43 @@ def test_what_is_wrong_is_named(sections: dict[str, Any], expected: str) -> None
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        ({"delta": {"rejects_path": "lake/orders/rejects"}}, "[delta] rejects_path lies in the folder of [delta] path"),
-        ({"delta": {"rejects_path": "lake"}}, "[delta] path lies in the folder of [delta] rejects_path"),
+        (
+            {"delta": {"rejects_path": "lake/orders/rejects"}},
+            "[delta] rejects_path lies in the folder of [delta] path",
+        ),
+        (
+            {"delta": {"rejects_path": "lake"}},
+            "[delta] path lies in the folder of [delta] rejects_path",
+        ),
         (
             {"stream": {"checkpoint": "lake/orders/checkpoint"}},
             "[stream] checkpoint lies in the folder of [delta] path",
         ),
-        ({"stream": {"checkpoint": "./lake//orders/"}}, "[delta] path and [stream] checkpoint are the same folder"),
-        ({"stream": {"checkpoint": "lake"}}, "[delta] path lies in the folder of [stream] checkpoint"),
-        ({"stream": {"checkpoint": "lake/orders/_delta_log/x"}}, "[stream] checkpoint lies in the folder of"),
-        ({"delay": {"storage": "lake/orders/waiting"}}, "[delay] storage lies in the folder of [delta] path"),
-        ({"delay": {"storage": "lake/orders_rejects"}}, "[delta] rejects_path and [delay] storage are the same"),
         (
-            {"delta": {"path": "file:///lake/orders"}, "stream": {"checkpoint": "/lake/orders//checkpoint"}},
+            {"stream": {"checkpoint": "./lake//orders/"}},
+            "[delta] path and [stream] checkpoint are the same folder",
+        ),
+        (
+            {"stream": {"checkpoint": "lake"}},
+            "[delta] path lies in the folder of [stream] checkpoint",
+        ),
+        (
+            {"stream": {"checkpoint": "lake/orders/_delta_log/x"}},
+            "[stream] checkpoint lies in the folder of",
+        ),
+        (
+            {"delay": {"storage": "lake/orders/waiting"}},
+            "[delay] storage lies in the folder of [delta] path",
+        ),
+        (
+            {"delay": {"storage": "lake/orders_rejects"}},
+            "[delta] rejects_path and [delay] storage are the same",
+        ),
+        (
+            {
+                "delta": {"path": "file:///lake/orders"},
+                "stream": {"checkpoint": "/lake/orders//checkpoint"},
+            },
             "[stream] checkpoint lies in the folder of [delta] path; choose one beside it",
         ),
     ],
@@ -168,11 +238,14 @@ def test_links_count_as_the_folders_that_they_lead_to(tmp_path: Path) -> None:
     delta = {"path": str(tmp_path / "lake" / "orders"), "rejects_path": str(tmp_path / "rejects")}
     with pytest.raises(UsageError, match="are the same folder"):
         parse_config(
-            data(delta=delta) | {"tables": [{"path": str(tmp_path / "disk" / "orders"), "topics_pattern": "a"}]}
+            data(delta=delta)
+            | {"tables": [{"path": str(tmp_path / "disk" / "orders"), "topics_pattern": "a"}]}
         )
 
 
-def test_a_path_may_begin_in_the_users_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_may_begin_in_the_users_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     config = parse_config(data(delta={"path": "~/lake/orders"}))
     assert config.messages_place.absolute.root == str(tmp_path / "lake" / "orders")
@@ -226,7 +299,9 @@ def test_a_duration_has_a_unit(text: str, expected_ms: int) -> None:
 def test_no_duration_is_longer_than_clocks_and_timers_can_have(section: str, key: str) -> None:
     parse_config(data(**{section: {key: "36500 days"}}))
     shown = r"\.\.\." if section in WITH_SECRETS else "999999999999 days"
-    with pytest.raises(UsageError, match=rf"\[{section}\] {key} '{shown}' is longer than 100 years"):
+    with pytest.raises(
+        UsageError, match=rf"\[{section}\] {key} '{shown}' is longer than 100 years"
+    ):
         parse_config(data(**{section: {key: "999999999999 days"}}))
 
 
@@ -243,7 +318,12 @@ def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path: Path) -> None:
 
 def test_delays_are_held_unless_told_otherwise() -> None:
     options = parse_config(data()).delay_options
-    assert (options.enabled, options.folder, options.reread, options.republish) == (True, None, False, None)
+    assert (options.enabled, options.folder, options.reread, options.republish) == (
+        True,
+        None,
+        False,
+        None,
+    )
 
 
 def test_how_delayed_messages_wait_can_be_told() -> None:
@@ -254,13 +334,24 @@ def test_how_delayed_messages_wait_can_be_told() -> None:
         "max_buckets": 1,
     }
     options = parse_config(data(delay=delay, deliver={"topic": "due"})).delay_options
-    assert (options.folder, options.reread, options.republish) == (Place("s3://bucket/delayed"), True, "earliest")
-    assert (options.settings.time_step_per_segment_ms, options.settings.max_buckets) == (3_600_000, 1)
+    assert (options.folder, options.reread, options.republish) == (
+        Place("s3://bucket/delayed"),
+        True,
+        "earliest",
+    )
+    assert (options.settings.time_step_per_segment_ms, options.settings.max_buckets) == (
+        3_600_000,
+        1,
+    )
 
 
 def test_repetition_has_a_limit_and_can_be_forbidden() -> None:
-    assert parse_config(data()).delay_options.repetition_limit == RepetitionLimit(1_000, 4 * 1024 * 1024)
-    forbidden = parse_config(data(delay={"max_repetitions_per_second": 0})).delay_options.repetition_limit
+    assert parse_config(data()).delay_options.repetition_limit == RepetitionLimit(
+        1_000, 4 * 1024 * 1024
+    )
+    forbidden = parse_config(
+        data(delay={"max_repetitions_per_second": 0})
+    ).delay_options.repetition_limit
     assert not forbidden.allows(RepetitionRate(1, 1))
 
 
@@ -269,7 +360,9 @@ def test_due_messages_need_delays() -> None:
         parse_config(data(delay={"enabled": False}, deliver={"topic": "due"}))
 
 
-@pytest.mark.parametrize("deliver", ["due", "due-partition-0", "due-partition-3", "persistent://public/default/due"])
+@pytest.mark.parametrize(
+    "deliver", ["due", "due-partition-0", "due-partition-3", "persistent://public/default/due"]
+)
 @pytest.mark.parametrize(
     "read",
     [
@@ -280,7 +373,9 @@ def test_due_messages_need_delays() -> None:
         {"topics_pattern": "public/default/due"},
     ],
 )
-def test_due_messages_go_to_no_topic_of_which_a_part_is_read(read: dict[str, Any], deliver: str) -> None:
+def test_due_messages_go_to_no_topic_of_which_a_part_is_read(
+    read: dict[str, Any], deliver: str
+) -> None:
     """Else each of them would come again, and not be delayed any more."""
     source = {"service_url": "pulsar://localhost:6650"}
     with pytest.raises(UsageError, match=r"is one of those that are read"):
@@ -294,7 +389,11 @@ def test_due_messages_go_to_no_topic_of_which_a_part_is_read(read: dict[str, Any
     ("section", "values", "message"),
     [
         ("delay", {"payloads": "gone"}, r"\[delay\] payloads cannot be 'gone'"),
-        ("delay", {"time_step_per_segment": "soon"}, r"\[delay\] time_step_per_segment 'soon' is not a duration"),
+        (
+            "delay",
+            {"time_step_per_segment": "soon"},
+            r"\[delay\] time_step_per_segment 'soon' is not a duration",
+        ),
         (
             "delay",
             {"max_repetitions_per_second": -1},
@@ -306,7 +405,9 @@ def test_due_messages_go_to_no_topic_of_which_a_part_is_read(read: dict[str, Any
         ("deliver", {"topic": "orders"}, r"is one of those that are read"),
     ],
 )
-def test_what_cannot_be_said_of_delays_is_refused(section: str, values: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_said_of_delays_is_refused(
+    section: str, values: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         parse_config(data(**{section: values}))
 
@@ -314,13 +415,23 @@ def test_what_cannot_be_said_of_delays_is_refused(section: str, values: dict[str
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        pytest.param("name = 'Gr\xfc\xdfe'".encode("latin-1"), "is not UTF-8 from byte 10 on", id="another encoding"),
-        pytest.param(b"a = pulsar://host", "line 1, column 5.; texts stand in quotes", id="a text without quotes"),
+        pytest.param(
+            "name = 'Gr\xfc\xdfe'".encode("latin-1"),
+            "is not UTF-8 from byte 10 on",
+            id="another encoding",
+        ),
+        pytest.param(
+            b"a = pulsar://host",
+            "line 1, column 5.; texts stand in quotes",
+            id="a text without quotes",
+        ),
         pytest.param(b"a = " + b"9" * 5000, "is not TOML", id="a number without end"),
         pytest.param(b"a = " + b"[" * 5000, "is not TOML", id="an array in an array in an array"),
     ],
 )
-def test_a_file_that_cannot_be_read_as_toml_is_refused(tmp_path: Path, content: bytes, expected: str) -> None:
+def test_a_file_that_cannot_be_read_as_toml_is_refused(
+    tmp_path: Path, content: bytes, expected: str
+) -> None:
     path = tmp_path / "orders.toml"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=expected):
@@ -328,7 +439,10 @@ def test_a_file_that_cannot_be_read_as_toml_is_refused(tmp_path: Path, content: 
 
 
 def test_settings_of_spark_may_be_written_with_or_without_quotes_around_their_names() -> None:
-    settings = {"spark.executor.memory": "4g", "spark": {"executor": {"cores": 2}, "speculation": True}}
+    settings = {
+        "spark.executor.memory": "4g",
+        "spark": {"executor": {"cores": 2}, "speculation": True},
+    }
     spark = parse_config(data(spark={"master": "spark://h:7077", "settings": settings})).spark
     assert spark.master == "spark://h:7077"
     assert spark.session_settings == {
@@ -341,7 +455,10 @@ def test_settings_of_spark_may_be_written_with_or_without_quotes_around_their_na
 
 def test_packages_and_memory_are_settings_of_spark() -> None:
     spark = parse_config(data(spark={"packages": ["g:a:1", "g:b:2"], "memory": "6g"})).spark
-    assert spark.session_settings == {"spark.driver.memory": "6g", "spark.jars.packages": "g:a:1,g:b:2"}
+    assert spark.session_settings == {
+        "spark.driver.memory": "6g",
+        "spark.jars.packages": "g:a:1,g:b:2",
+    }
 
 
 def test_the_command_line_stands_above_the_configuration_of_spark() -> None:
@@ -362,7 +479,10 @@ def test_what_is_no_setting_of_spark_is_refused(text: str) -> None:
     ("auth", "sentence"),
     [
         ({"method": "tokn"}, r"\[auth\] method is not known; did you mean 'token'\?"),
-        ({"method": "token", "token": "/run/secrets/token"}, r"\[auth\] token is a path; write file:PATH"),
+        (
+            {"method": "token", "token": "/run/secrets/token"},
+            r"\[auth\] token is a path; write file:PATH",
+        ),
     ],
 )
 def test_a_mistake_in_the_identity_is_told_by_its_key(auth: dict[str, str], sentence: str) -> None:
@@ -371,12 +491,24 @@ def test_a_mistake_in_the_identity_is_told_by_its_key(auth: dict[str, str], sent
 
 
 KNOWN: dict[str, list[dict[str, Any]]] = {
-    "auth": [{"method": "token"}, {"method": "basic"}, {"method": "oauth2"}, {"method": "oauth2", "private_key": "x"}],
+    "auth": [
+        {"method": "token"},
+        {"method": "basic"},
+        {"method": "oauth2"},
+        {"method": "oauth2", "private_key": "x"},
+    ],
     "metrics": [{}, {"token": "x"}],
     "storage": [{}, {"endpoint_url": "http://h:1"}],
     "iceberg": [{}],
 }
-WRONG_VALUES: list[Any] = ["hunter2", "a.hunter2.b", "http://hunter2", "x\nhunter2", ["hunter2"], {"type": "hunter2"}]
+WRONG_VALUES: list[Any] = [
+    "hunter2",
+    "a.hunter2.b",
+    "http://hunter2",
+    "x\nhunter2",
+    ["hunter2"],
+    {"type": "hunter2"},
+]
 
 
 @pytest.mark.parametrize(
@@ -422,7 +554,8 @@ def test_a_master_or_a_memory_that_spark_would_refuse_with_a_stack_trace_is_told
 
 
 @pytest.mark.parametrize(
-    "master", ["local", "local[2]", "local[*,4]", "local-cluster[2,1,1024]", "yarn", "k8s://https://h"]
+    "master",
+    ["local", "local[2]", "local[*,4]", "local-cluster[2,1,1024]", "yarn", "k8s://https://h"],
 )
 def test_masters_of_spark_are_accepted(master: str) -> None:
     assert parse_config(data(spark={"master": master, "memory": "1500M"})).spark.master == master

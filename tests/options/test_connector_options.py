@@ -13,15 +13,21 @@ NEEDED = {"service.url": "pulsar://localhost:6650", "topic": "t"}
 
 
 def parsed(**options: str) -> SourceOptions:
-    return parse_options(NEEDED | {name.replace("_", "."): value for name, value in options.items()})
+    return parse_options(
+        NEEDED | {name.replace("_", "."): value for name, value in options.items()}
+    )
 
 
-@pytest.mark.parametrize("name", ["predefinedSubscription", "PREDEFINEDSUBSCRIPTION", "subscription"])
+@pytest.mark.parametrize(
+    "name", ["predefinedSubscription", "PREDEFINEDSUBSCRIPTION", "subscription"]
+)
 def test_a_predefined_subscription_is_the_durable_cursor(name: str) -> None:
     assert parsed(**{name: "s"}).subscription == "s"
 
 
-@pytest.mark.parametrize("action", [("FAIL", "fail"), ("DISCARD", "reject"), ("consume", "pass"), ("reject", "reject")])
+@pytest.mark.parametrize(
+    "action", [("FAIL", "fail"), ("DISCARD", "reject"), ("consume", "pass"), ("reject", "reject")]
+)
 def test_their_words_for_what_no_key_opens(action: tuple[str, str]) -> None:
     options = parsed(pulsar_reader_cryptoFailureAction=action[0])
     assert options.client.crypto.failure_action == action[1]

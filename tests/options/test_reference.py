@@ -18,15 +18,23 @@ class Declared:
     """Some options."""
 
     name: str = option(TEXT, MISSING, "The name.", spark="theName", toml="section.name")
-    words: tuple[str, ...] = option(LIST, (), "Words.", spark="words", toml="section.words", same_as=("terms",))
-    timeout_ms: int = option(MILLISECONDS, 5000, "A timeout.", spark="timeoutMs", toml="section.timeout_s")
+    words: tuple[str, ...] = option(
+        LIST, (), "Words.", spark="words", toml="section.words", same_as=("terms",)
+    )
+    timeout_ms: int = option(
+        MILLISECONDS, 5000, "A timeout.", spark="timeoutMs", toml="section.timeout_s"
+    )
     count: int | None = option(COUNT, None, "A count.", spark="count")
     token: str = option(TEXT, "", "A secret.", spark="token", is_secret=True)
 
 
 def test_a_declaration_parses_options_of_spark_and_of_toml_to_the_same_values() -> None:
-    of_spark = from_spark(Declared, {"THENAME": "n", "terms": "a, b,", "timeoutms": "3000"}.items(), "source")
-    of_toml = from_toml(Declared, "section", {"section": {"name": "n", "words": ["a", "b"], "timeout_s": 3}})
+    of_spark = from_spark(
+        Declared, {"THENAME": "n", "terms": "a, b,", "timeoutms": "3000"}.items(), "source"
+    )
+    of_toml = from_toml(
+        Declared, "section", {"section": {"name": "n", "words": ["a", "b"], "timeout_s": 3}}
+    )
     assert of_spark == of_toml == Declared(name="n", words=("a", "b"), timeout_ms=3000)
 
 
@@ -59,7 +67,9 @@ def test_the_read_of_a_configuration_is_that_of_its_spark_options() -> None:
 
 
 def test_an_empty_text_is_an_option_that_is_not_given() -> None:
-    assert from_spark(Declared, {"theName": "n", "token": " ", "words": ""}.items(), "source") == Declared(name="n")
+    assert from_spark(
+        Declared, {"theName": "n", "token": " ", "words": ""}.items(), "source"
+    ) == Declared(name="n")
     with pytest.raises(UsageError, match="the option 'theName' is missing"):
         from_spark(Declared, {"theName": ""}.items(), "source")
     with pytest.raises(UsageError, match=r"\[section\] name is missing"):

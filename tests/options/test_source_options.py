@@ -23,19 +23,32 @@ def refusal(**options: Any) -> str:
 
 def test_the_least_that_is_needed() -> None:
     options = parse_options(MINIMUM)
-    assert (options.client.service_url, options.topics.names) == ("pulsar://h:1", ("persistent://public/default/t",))
-    assert (options.view, options.max_rows_per_trigger, options.subscription) == ("messages", None, None)
+    assert (options.client.service_url, options.topics.names) == (
+        "pulsar://h:1",
+        ("persistent://public/default/t",),
+    )
+    assert (options.view, options.max_rows_per_trigger, options.subscription) == (
+        "messages",
+        None,
+        None,
+    )
 
 
 def test_names_are_case_insensitive() -> None:
-    options = parse_options({"SERVICE.URL": "pulsar://h:1", "TOPICS": "a, b,a", "MAXROWSPERTRIGGER": "5"})
-    assert options.topics.names == ("persistent://public/default/a", "persistent://public/default/b")
+    options = parse_options(
+        {"SERVICE.URL": "pulsar://h:1", "TOPICS": "a, b,a", "MAXROWSPERTRIGGER": "5"}
+    )
+    assert options.topics.names == (
+        "persistent://public/default/a",
+        "persistent://public/default/b",
+    )
     assert options.max_rows_per_trigger == 5
 
 
 def test_an_unknown_option_names_the_nearest() -> None:
     assert (
-        refusal(startingOfset="latest") == "the source has no option 'startingOfset'; did you mean 'startingOffsets'?"
+        refusal(startingOfset="latest")
+        == "the source has no option 'startingOfset'; did you mean 'startingOffsets'?"
     )
 
 
@@ -58,8 +71,12 @@ def test_a_wrong_value_is_named_with_what_it_may_be(options: dict[str, str], exp
 
 
 def test_starts_differ_by_topic_partition() -> None:
-    options = parse_options({**MINIMUM, "startingOffsets": '{"t-partition-1": "3:4:5", "t-partition-0": "earliest"}'})
-    assert options.starting_of("persistent://public/default/t-partition-1", "latest") == MessageId(3, 4, 5)
+    options = parse_options(
+        {**MINIMUM, "startingOffsets": '{"t-partition-1": "3:4:5", "t-partition-0": "earliest"}'}
+    )
+    assert options.starting_of("persistent://public/default/t-partition-1", "latest") == MessageId(
+        3, 4, 5
+    )
     assert options.starting_of("persistent://public/default/t-partition-0", "latest") == "earliest"
     assert options.starting_of("persistent://public/default/t-partition-2", "latest") == "latest"
 
@@ -75,9 +92,9 @@ def test_starts_differ_by_topic_partition() -> None:
 def test_a_start_by_time_is_iso_with_a_zone_or_milliseconds(text: str, time_ms: int) -> None:
     assert parse_options({**MINIMUM, "startingTime": text}).starting == AtTime(time_ms)
     name = "persistent://public/default/t"
-    assert parse_options({**MINIMUM, "startingTime": json.dumps({"t": text})}).starting_by_topic == {
-        name: AtTime(time_ms)
-    }
+    assert parse_options(
+        {**MINIMUM, "startingTime": json.dumps({"t": text})}
+    ).starting_by_topic == {name: AtTime(time_ms)}
     if not text.isdigit():
         assert parse_options({**MINIMUM, "startingOffsets": text}).starting == AtTime(time_ms)
 
@@ -106,17 +123,29 @@ def test_a_bound_of_a_topic_is_that_of_its_partitions_unless_they_have_their_own
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"startingTime": "2026-05-01T09:00:00"}, "has no zone; write for example 2026-05-01T09:00:00Z"),
+        (
+            {"startingTime": "2026-05-01T09:00:00"},
+            "has no zone; write for example 2026-05-01T09:00:00Z",
+        ),
         ({"startingTime": "2026-05-01"}, "has no zone; write for example 2026-05-01T00:00:00Z"),
         ({"startingTime": "yesterday"}, "'yesterday' is no time"),
         ({"startingTime": "5", "startingOffsets": "latest"}, "exclude each other"),
         ({"endingTime": "5", "endingIndex": "5"}, "exclude each other"),
-        ({"endingOffsets": "after 1:2"}, "cannot be 'after 1:2'; write the id alone, or before and the id"),
-        ({"startingOffsets": "before 1:2"}, "cannot be 'before 1:2'; write the id alone, or after and the id"),
+        (
+            {"endingOffsets": "after 1:2"},
+            "cannot be 'after 1:2'; write the id alone, or before and the id",
+        ),
+        (
+            {"startingOffsets": "before 1:2"},
+            "cannot be 'before 1:2'; write the id alone, or after and the id",
+        ),
         ({"startingIndex": "-5"}, "'-5' is no message number"),
         ({"startingOffsets": "index x"}, "'x' is no message number"),
         *[
-            ({option: json.dumps({"tt": text})}, f"'{option}' names .*/tt, which is not read; the nearest .* is .*/t$")
+            (
+                {option: json.dumps({"tt": text})},
+                f"'{option}' names .*/tt, which is not read; the nearest .* is .*/t$",
+            )
             for option, text in [
                 ("startingOffsets", "earliest"),
                 ("startingTime", "5"),
@@ -127,7 +156,10 @@ def test_a_bound_of_a_topic_is_that_of_its_partitions_unless_they_have_their_own
             ]
         ],
         ({"startingOffsets": '{"version": "earliest"}'}, "names .*/version, which is not read"),
-        ({"startingOffsets": '{"t": "1:2", "persistent://public/default/t": "1:3"}'}, "names .*/t twice"),
+        (
+            {"startingOffsets": '{"t": "1:2", "persistent://public/default/t": "1:3"}'},
+            "names .*/t twice",
+        ),
         ({"endingOffsets": '{"t": "1:2", "t": "1:3"}'}, "names .*/t twice"),
     ],
 )
@@ -148,32 +180,49 @@ def test_the_earliest_and_latest_id_of_a_client_are_these_words(place: Position,
 
 def test_a_topic_may_have_the_name_of_a_field_of_an_offset() -> None:
     options = {**MINIMUM, "topic": "version", "startingOffsets": '{"version": "earliest"}'}
-    assert parse_options(options).starting_of("persistent://public/default/version", "latest") == "earliest"
+    assert (
+        parse_options(options).starting_of("persistent://public/default/version", "latest")
+        == "earliest"
+    )
 
 
 def test_a_bound_of_a_topic_holds_if_one_of_its_partitions_is_read() -> None:
     options = {**MINIMUM, "topic": "t-partition-3", "startingIndex": '{"t": 5}'}
-    assert parse_options(options).starting_of("persistent://public/default/t-partition-3", "latest") == AtIndex(5)
+    assert parse_options(options).starting_of(
+        "persistent://public/default/t-partition-3", "latest"
+    ) == AtIndex(5)
 
 
 def test_a_start_at_the_cursor_needs_one() -> None:
     assert "needs the option 'subscription'" in refusal(startingOffsets="cursor")
-    assert parse_options(MINIMUM | {"startingOffsets": "cursor", "subscription": "s"}).starting == "cursor"
+    assert (
+        parse_options(MINIMUM | {"startingOffsets": "cursor", "subscription": "s"}).starting
+        == "cursor"
+    )
     assert "which is where a read begins" in refusal(endingOffsets="cursor")
 
 
 def test_an_sni_proxy_is_one_address_for_a_service_with_tls() -> None:
-    secured = MINIMUM | {"service.url": "pulsar+ssl://h", "pulsar.client.proxyServiceUrl": "pulsar+ssl://proxy:4443"}
+    secured = MINIMUM | {
+        "service.url": "pulsar+ssl://h",
+        "pulsar.client.proxyServiceUrl": "pulsar+ssl://proxy:4443",
+    }
     assert parse_options(secured).client.tls.proxy_url == "pulsar+ssl://proxy:4443"
     assert "cannot be 'HTTP'; it is SNI" in refusal(**{"pulsar.client.proxyProtocol": "HTTP"})
     assert "is one address" in refusal(**{"pulsar.client.proxyServiceUrl": "pulsar://p"})
-    assert "needs a 'service.url' with pulsar+ssl" in refusal(**{"pulsar.client.proxyServiceUrl": "pulsar+ssl://p"})
+    assert "needs a 'service.url' with pulsar+ssl" in refusal(
+        **{"pulsar.client.proxyServiceUrl": "pulsar+ssl://p"}
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["\u00b23", "9" * 5000, "\u0661", "-1"], ids=["superscript", "without end", "another script", "below 0"]
+    "text",
+    ["\u00b23", "9" * 5000, "\u0661", "-1"],
+    ids=["superscript", "without end", "another script", "below 0"],
 )
-@pytest.mark.parametrize("name", ["maxRowsPerTrigger", "startingIndex", "startingTime", "maxTriggerDelay"])
+@pytest.mark.parametrize(
+    "name", ["maxRowsPerTrigger", "startingIndex", "startingTime", "maxTriggerDelay"]
+)
 def test_what_is_no_number_is_refused(name: str, text: str) -> None:
     assert name in refusal(**{name: f"{text}s" if name == "maxTriggerDelay" else text})
 

@@ -13,7 +13,13 @@ from deltalake import DeltaTable, write_deltalake
 from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, OwnershipError, ProcessLostError, TableAccessError
 from ledgerlake.operators.outcome_digest import OutcomeDigest, Tally, depends_on_surroundings
-from ledgerlake.operators.results import PartitionResult, TableResult, TaskResult, TopicSchemas, results_to_json
+from ledgerlake.operators.results import (
+    PartitionResult,
+    TableResult,
+    TaskResult,
+    TopicSchemas,
+    results_to_json,
+)
 from ledgerlake.operators.stage_rows import StateSummary
 from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.publish.outbox import Outbox
@@ -47,7 +53,9 @@ class Frame:
             SimpleNamespace(
                 result=results_to_json(
                     [
-                        PartitionResult(TaskResult(topic, -1, Position(1, 5), {}, []), StateSummary([]))
+                        PartitionResult(
+                            TaskResult(topic, -1, Position(1, 5), {}, []), StateSummary([])
+                        )
                         for topic in topics
                     ]
                 )
@@ -101,7 +109,8 @@ def test_due_messages_that_no_table_can_have_are_sent_after_a_restart_too(tmp_pa
     batch = BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
     written = TaskResult("t", -1, Position(1, 5), {}, [DataFile("reject.parquet", 4, 1, "{}")])
     DeltaSink(tables, outbox).commit(
-        batch, [PartitionResult(written, StateSummary([]), outbox=[DataFile("due.parquet", 4, 1, "{}")])]
+        batch,
+        [PartitionResult(written, StateSummary([]), outbox=[DataFile("due.parquet", 4, 1, "{}")])],
     )
     recorded = opened_tables(tmp_path).main.table.recorded(batch.query)
     assert recorded is not None
@@ -137,7 +146,9 @@ def test_the_topic_gets_what_the_table_has_whatever_other_runs_have(
         digest = OutcomeDigest(outbox=Tally.of(np.arange(count)), may_differ=True)
         written = TaskResult("t", -1, Position(1, 5), {}, [], digest=digest)
         files = [DataFile(f"{count}.parquet", 4, count, "{}")]
-        DeltaSink(tables, outbox).commit(batch, [PartitionResult(written, StateSummary([]), outbox=files)])
+        DeltaSink(tables, outbox).commit(
+            batch, [PartitionResult(written, StateSummary([]), outbox=files)]
+        )
         return outbox
 
     def killed(*_: Any) -> None:
@@ -151,10 +162,16 @@ def test_the_topic_gets_what_the_table_has_whatever_other_runs_have(
     for number in (len(dies_at) + 1, len(dies_at) + 2):
         outbox = run(number)
         assert [file.rows for ready in outbox.ready() for file in ready.files] == [sent]
-        assert opened_tables(tmp_path).main.table.outbox_messages(outbox.name) == outbox.messages_up_to(3) == sent
+        assert (
+            opened_tables(tmp_path).main.table.outbox_messages(outbox.name)
+            == outbox.messages_up_to(3)
+            == sent
+        )
 
 
-def result_of(rows: int, released: int, reasons: dict[str, int] | None = None, waited: int = 0) -> PartitionResult:
+def result_of(
+    rows: int, released: int, reasons: dict[str, int] | None = None, waited: int = 0
+) -> PartitionResult:
     digest = OutcomeDigest(
         rows=Tally.of(np.arange(rows)),
         released=Tally.of(np.arange(released)),
@@ -209,7 +226,9 @@ def test_a_repeat_without_rejects_is_compared_with_the_rejects_of_the_first_run(
     first = result_of(4, 2)
     outcomes = {first.topic_partition: first.written.digest.to_json()}
     # A kill came after the commit of rejects.
-    tables.rejects.commit(replace(batch, outcomes=outcomes), [DataFile("reject.parquet", 4, 1, "{}")], {})
+    tables.rejects.commit(
+        replace(batch, outcomes=outcomes), [DataFile("reject.parquet", 4, 1, "{}")], {}
+    )
     with pytest.raises(CheckpointError, match="2 released delayed messages, and now 3"):
         DeltaSink(opened_tables(tmp_path)).commit(batch, [result_of(4, 3)])
     assert DeltaTable(str(tmp_path / "messages")).version() == 0
@@ -223,14 +242,22 @@ def test_a_suspended_process_does_not_commit_rows_of_a_micro_batch_that_another_
         (tmp_path / name).write_bytes(b"rows")
     may_differ = OutcomeDigest(may_differ=True)
     row = TaskResult(
-        "t", -1, Position(1, 5), {"messages": TableResult([DataFile("row.parquet", 4, 1, "{}")], None)}, []
+        "t",
+        -1,
+        Position(1, 5),
+        {"messages": TableResult([DataFile("row.parquet", 4, 1, "{}")], None)},
+        [],
     )
-    reject = TaskResult("t", -1, Position(1, 5), {}, [DataFile("reject.parquet", 4, 1, "{}")], digest=may_differ)
+    reject = TaskResult(
+        "t", -1, Position(1, 5), {}, [DataFile("reject.parquet", 4, 1, "{}")], digest=may_differ
+    )
     table = tables.main.table
     commit = table.commit
 
     def woken_after_another_process(*arguments: Any) -> None:
-        DeltaSink(opened_tables(tmp_path)).commit(batch, [PartitionResult(reject, StateSummary([]))])
+        DeltaSink(opened_tables(tmp_path)).commit(
+            batch, [PartitionResult(reject, StateSummary([]))]
+        )
         commit(*arguments)
 
     monkeypatch.setattr(table, "commit", woken_after_another_process)
@@ -279,15 +306,23 @@ def test_a_repeat_is_compared_however_often_another_stream_has_committed_since(
     # The history is read for the times alone, which only commits of delta-spark have there.
     assert reads == ["history", "commit"]
     with pytest.raises(CheckpointError, match="of t it had 2 released"):
-        DeltaSink(opened_tables(tmp_path)).commit(batch, [result_of(3, 1, {"data_loss": 1}, waited=1)])
-    assert DeltaSink(opened_tables(tmp_path)).commit(batch, [result_of(3, 2, {"data_loss": 1}, waited=2)]).repeated
+        DeltaSink(opened_tables(tmp_path)).commit(
+            batch, [result_of(3, 1, {"data_loss": 1}, waited=1)]
+        )
+    assert (
+        DeltaSink(opened_tables(tmp_path))
+        .commit(batch, [result_of(3, 2, {"data_loss": 1}, waited=2)])
+        .repeated
+    )
     reads.clear()
     assert DeltaSink(opened_tables(tmp_path)).commit(batch, [result_of(4, 2, waited=2)]).repeated
     assert reads == ["history"]
     assert DeltaTable(str(tmp_path / "messages")).version() == version
 
 
-def test_a_repeat_whose_commit_the_log_has_no_more_goes_on_only_with_the_same_outcome(tmp_path: Path) -> None:
+def test_a_repeat_whose_commit_the_log_has_no_more_goes_on_only_with_the_same_outcome(
+    tmp_path: Path,
+) -> None:
     tables, batch = tables_in(tmp_path), BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
     DeltaSink(tables).commit(batch, [result_of(4, 2)])
     commits_of_another_stream(tables.main.table.path, 1)
@@ -296,7 +331,10 @@ def test_a_repeat_whose_commit_the_log_has_no_more_goes_on_only_with_the_same_ou
     for version in range(newest.version()):
         (tmp_path / "messages" / "_delta_log" / f"{version:020}.json").unlink()
     assert DeltaSink(opened_tables(tmp_path)).commit(batch, [result_of(4, 2)]).repeated
-    with pytest.raises(CheckpointError, match="another outcome: its log no longer has the commit that says in what;"):
+    with pytest.raises(
+        CheckpointError,
+        match="another outcome: its log no longer has the commit that says in what;",
+    ):
         DeltaSink(opened_tables(tmp_path)).commit(batch, [result_of(5, 2)])
 
 
@@ -309,7 +347,11 @@ def test_a_table_without_the_numbers_of_outcomes_is_searched_and_what_is_not_fou
     append = table._append
 
     def without_numbers(files: list[DataFile], numbers: dict[str, int], *more: Any) -> None:
-        append(files, {name: numbers[name] for name in numbers if not name.endswith((":outcomes", ":since"))}, *more)
+        append(
+            files,
+            {name: numbers[name] for name in numbers if not name.endswith((":outcomes", ":since"))},
+            *more,
+        )
 
     monkeypatch.setattr(table, "_append", without_numbers)
     DeltaSink(tables).commit(batch, [result_of(4, 2)])
@@ -318,4 +360,6 @@ def test_a_table_without_the_numbers_of_outcomes_is_searched_and_what_is_not_fou
     assert caplog.text == ""
     commits_of_another_stream(table.path)
     assert DeltaSink(opened_tables(tmp_path)).commit(batch, [result_of(4, 2)]).repeated
-    assert "batch 3 of the stream s is run again, and its outcome is compared with none" in caplog.text
+    assert (
+        "batch 3 of the stream s is run again, and its outcome is compared with none" in caplog.text
+    )

@@ -1,5 +1,5 @@
-"""A whole checkpoint with its tables, as ``tests/golden/make_pipeline.py`` wrote it, is understood as
-it was.
+"""A whole checkpoint with its tables, as ``tests/golden/make_pipeline.py`` wrote it, is understood
+as it was.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def config(tmp_path: Path) -> Config:
         {
             "source": {"service_url": "pulsar://127.0.0.1:1", "topics": [TOPIC]},
             "stream": {"name": "golden", "checkpoint": str(tmp_path / "checkpoint")},
-            "delta": {"path": str(tmp_path / "messages"), "rejects_path": str(tmp_path / "rejects")},
+            "delta": {
+                "path": str(tmp_path / "messages"),
+                "rejects_path": str(tmp_path / "rejects"),
+            },
             "deliver": {"topic": f"{TOPIC}-due"},
         }
     )
@@ -56,7 +59,11 @@ def test_the_files_of_a_checkpoint_say_what_they_said(config: Config) -> None:
     assert start is not None
     assert end is not None
     assert (start[TOPIC].position.entry_id, end[TOPIC].position.entry_id) == (-1, 11)
-    assert (checkpoint.log.last_planned(), checkpoint.log.last_committed(), checkpoint.log.state_version()) == (1, 1, 2)
+    assert (
+        checkpoint.log.last_planned(),
+        checkpoint.log.last_committed(),
+        checkpoint.log.state_version(),
+    ) == (1, 1, 2)
     wakeups = load_wakeup_times(Place(f"{checkpoint.folder}/ledgerlake/wakes"))
     assert wakeups is not None
     assert set(wakeups.times_ms) == {TOPIC}
@@ -88,7 +95,9 @@ def test_the_outbox_goes_on_from_its_count(config: Config) -> None:
 
 @pytest.mark.spark
 def test_what_waits_in_the_state_is_there_after_a_move(config: Config, spark: SparkSession) -> None:
-    with pytest.raises(SetupError, match=r"was moved from file:/.*/checkpoint, and the pipeline has not run since"):
+    with pytest.raises(
+        SetupError, match=r"was moved from file:/.*/checkpoint, and the pipeline has not run since"
+    ):
         incomplete_messages(spark, config)
     adopt_state(config.checkpoint_place)
     (large,) = incomplete_messages(spark, config)

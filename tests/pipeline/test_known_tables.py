@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_main_table_that_is_not_made_yet_is_none_and_one_that_was_removed_is_missed(tmp_path: Path) -> None:
+def test_a_main_table_that_is_not_made_yet_is_none_and_one_that_was_removed_is_missed(
+    tmp_path: Path,
+) -> None:
     config = parse_config(
         {
             "source": {"service_url": "pulsar://nowhere:1", "topics": ["a"]},
@@ -58,7 +60,9 @@ def test_verify_misses_each_table_that_was_there(mode: str, tmp_path: Path) -> N
         write_deltalake(str(tmp_path / name), schema.MESSAGES.empty_table())
     _Tables(config, no_cluster, {topic: PartitionOffset(BEFORE_ALL)})
     keeper = BatchEnds(Checkpoint(Place(config.stream.checkpoint)))
-    keeper.add(LastRun(0, 0), {}, {config.table_options[0].name: SeenBatch(str(tmp_path / "second"), 0)})
+    keeper.add(
+        LastRun(0, 0), {}, {config.table_options[0].name: SeenBatch(str(tmp_path / "second"), 0)}
+    )
     with pytest.raises(TableError, match=r"there is no table at .*second"):
         _Tables(config, no_cluster, {topic: PartitionOffset(BEFORE_ALL)})
 
@@ -81,5 +85,12 @@ def test_a_table_belongs_to_the_section_whose_path_names_it_most_closely(tmp_pat
         write_deltalake(str(lake / name), schema.MESSAGES.empty_table())
         seen[name] = SeenBatch(str(lake / name), 0)
     BatchEnds(Checkpoint(Place(config.stream.checkpoint))).add(LastRun(0, 0), {}, seen)
-    known = [(table.place.uri.rpartition("/")[2], table.keeps_latest) for table in known_tables(config)]
-    assert sorted(known) == [("ab", False), ("ab_latest", True), ("others", False), ("others_rejects", False)]
+    known = [
+        (table.place.uri.rpartition("/")[2], table.keeps_latest) for table in known_tables(config)
+    ]
+    assert sorted(known) == [
+        ("ab", False),
+        ("ab_latest", True),
+        ("others", False),
+        ("others_rejects", False),
+    ]

@@ -17,14 +17,21 @@ SCHEMA = "state/0/_stateSchema/default/0_60bb9b12"
 def write_metadata(checkpoint: Path, *places: str) -> Path:
     file = checkpoint / "state/0/_metadata/v2/0"
     file.parent.mkdir(parents=True)
-    store = {"storeName": "default", "stateSchemaFilePaths": [f"{place}/{SCHEMA}" for place in places]}
-    file.write_text("v2\n" + json.dumps({"operatorInfo": {"operatorId": 0}, "stateStoreInfo": [store]}))
+    store = {
+        "storeName": "default",
+        "stateSchemaFilePaths": [f"{place}/{SCHEMA}" for place in places],
+    }
+    file.write_text(
+        "v2\n" + json.dumps({"operatorInfo": {"operatorId": 0}, "stateStoreInfo": [store]})
+    )
     (file.parent / ".0.crc").write_text("of the old content")
     return file
 
 
 def names(file: Path) -> list[str]:
-    paths: list[str] = json.loads(file.read_text().splitlines()[1])["stateStoreInfo"][0]["stateSchemaFilePaths"]
+    paths: list[str] = json.loads(file.read_text().splitlines()[1])["stateStoreInfo"][0][
+        "stateSchemaFilePaths"
+    ]
     return paths
 
 
@@ -50,8 +57,12 @@ def test_a_checkpoint_without_state_was_never_moved(tmp_path: Path) -> None:
     assert former_place(Place(str(tmp_path))) is None
 
 
-@pytest.mark.parametrize("content", ["", "v2", "v2\n{}", "v2\n[]", 'v2\n{"stateStoreInfo": [{}]}', "v2\n{"])
+@pytest.mark.parametrize(
+    "content", ["", "v2", "v2\n{}", "v2\n[]", 'v2\n{"stateStoreInfo": [{}]}', "v2\n{"]
+)
 def test_damaged_metadata_is_named(tmp_path: Path, content: str) -> None:
     write_metadata(tmp_path).write_text(content)
-    with pytest.raises(CheckpointError, match=r"state/0/_metadata/v2/0 of the checkpoint .* is damaged"):
+    with pytest.raises(
+        CheckpointError, match=r"state/0/_metadata/v2/0 of the checkpoint .* is damaged"
+    ):
         adopt_state(Place(str(tmp_path)))

@@ -29,9 +29,15 @@ def begin(checkpoint: Path) -> Outbox:
 
 
 def start_of(
-    checkpoint: Path, *, is_there: bool = True, recorded: int | None = None, messages: int | None = None
+    checkpoint: Path,
+    *,
+    is_there: bool = True,
+    recorded: int | None = None,
+    messages: int | None = None,
 ) -> Start:
-    """A start whose main table has a micro-batch, and says how many messages the outbox had with it."""
+    """A start whose main table has a micro-batch, and says how many messages the outbox had with
+    it.
+    """
     config: Any = SimpleNamespace(source=None, stream=SimpleNamespace(name="s"))
     nothing: Any = None
     table = SimpleNamespace(
@@ -39,7 +45,9 @@ def start_of(
         outbox_messages=lambda _name: messages,
         recorded=lambda _query: None if recorded is None else Recorded(recorded, None),
     )
-    tables: Any = SimpleNamespace(main=SimpleNamespace(table=table), main_name="table", exists=lambda _name: is_there)
+    tables: Any = SimpleNamespace(
+        main=SimpleNamespace(table=table), main_name="table", exists=lambda _name: is_there
+    )
     return Start(config, nothing, Checkpoint(Place(str(checkpoint))), nothing, tables)
 
 
@@ -81,7 +89,9 @@ def commit_batches(checkpoint: Path, outbox: Outbox, last: int, sent: int) -> No
 
 
 @pytest.mark.parametrize("sent", [5, 3, -1])
-def test_a_table_that_is_the_main_one_again_knows_an_earlier_count_of_the_outbox(tmp_path: Path, sent: int) -> None:
+def test_a_table_that_is_the_main_one_again_knows_an_earlier_count_of_the_outbox(
+    tmp_path: Path, sent: int
+) -> None:
     outbox = begin(tmp_path)
     commit_batches(tmp_path, outbox, 5, sent)
     reopened = Outbox(outbox.folder)
@@ -90,10 +100,14 @@ def test_a_table_that_is_the_main_one_again_knows_an_earlier_count_of_the_outbox
 
 
 @pytest.mark.parametrize("last", [1, 4])
-def test_an_outbox_that_has_had_fewer_messages_than_the_table_says_is_an_older_copy(tmp_path: Path, last: int) -> None:
+def test_an_outbox_that_has_had_fewer_messages_than_the_table_says_is_an_older_copy(
+    tmp_path: Path, last: int
+) -> None:
     outbox = begin(tmp_path)
     commit_batches(tmp_path, outbox, last, sent=last)
-    with pytest.raises(CheckpointError, match=rf"has held {last + 1} messages, and the table at table says 6"):
+    with pytest.raises(
+        CheckpointError, match=rf"has held {last + 1} messages, and the table at table says 6"
+    ):
         start_of(tmp_path, recorded=5, messages=6).open_outbox(Outbox(outbox.folder))
 
 
@@ -102,7 +116,9 @@ def test_an_outbox_that_is_gone_is_refused_and_the_way_on_is_said(tmp_path: Path
     assert begin(tmp_path).name == outbox.name
     shutil.rmtree(outbox.folder.root)
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"is gone.* or remove (\S+) to go on without them") as refused:
+        with pytest.raises(
+            CheckpointError, match=r"is gone.* or remove (\S+) to go on without them"
+        ) as refused:
             begin(tmp_path)
     record = tmp_path / "ledgerlake/outbox.json"
     assert str(record) in refused.value.message
@@ -110,14 +126,21 @@ def test_an_outbox_that_is_gone_is_refused_and_the_way_on_is_said(tmp_path: Path
     assert begin(tmp_path).name != outbox.name
 
 
-def test_an_outbox_that_a_killed_start_did_not_record_is_taken_and_known_from_then_on(tmp_path: Path) -> None:
+def test_an_outbox_that_a_killed_start_did_not_record_is_taken_and_known_from_then_on(
+    tmp_path: Path,
+) -> None:
     name = begin(tmp_path).name
     (tmp_path / "ledgerlake/outbox.json").unlink()
     assert begin(tmp_path).name == name
-    assert json.loads((tmp_path / "ledgerlake/outbox.json").read_text()) == {"version": 1, "name": name}
+    assert json.loads((tmp_path / "ledgerlake/outbox.json").read_text()) == {
+        "version": 1,
+        "name": name,
+    }
 
 
-def test_an_outbox_that_has_sent_more_than_the_checkpoint_planned_is_refused(tmp_path: Path) -> None:
+def test_an_outbox_that_has_sent_more_than_the_checkpoint_planned_is_refused(
+    tmp_path: Path,
+) -> None:
     outbox = begin(tmp_path)
     (tmp_path / "ledgerlake/outbox/a.parquet").write_bytes(b"rows")
     outbox.add(BatchRecord("s", "q", 5, 1), {"t": [DataFile("a.parquet", 4, 2, "{}")]})
@@ -127,21 +150,30 @@ def test_an_outbox_that_has_sent_more_than_the_checkpoint_planned_is_refused(tmp
     (tmp_path / "offsets/5").write_text("v1\n{}\n{}")
     begin(tmp_path)
     (tmp_path / "offsets/5").rename(tmp_path / "offsets/4")
-    with pytest.raises(CheckpointError, match="has sent batch 5, which the checkpoint does not have"):
+    with pytest.raises(
+        CheckpointError, match="has sent batch 5, which the checkpoint does not have"
+    ):
         begin(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"version": 1}', '{"version": 1, "name": 7}', '{"version": 2, "name": "a"}']
+    "text",
+    ["", "{", "[]", '{"version": 1}', '{"version": 1, "name": 7}', '{"version": 2, "name": "a"}'],
 )
-def test_a_record_of_the_outbox_that_is_damaged_or_newer_is_one_sentence(tmp_path: Path, text: str) -> None:
+def test_a_record_of_the_outbox_that_is_damaged_or_newer_is_one_sentence(
+    tmp_path: Path, text: str
+) -> None:
     begin(tmp_path)
     (tmp_path / "ledgerlake/outbox.json").write_text(text)
-    with pytest.raises(OffsetError, match=r"damaged outbox's name|newer Ledgerlake \(outbox's name of version 2"):
+    with pytest.raises(
+        OffsetError, match=r"damaged outbox's name|newer Ledgerlake \(outbox's name of version 2"
+    ):
         begin(tmp_path)
 
 
-def test_a_look_at_an_outbox_refuses_what_a_start_refuses_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_look_at_an_outbox_refuses_what_a_start_refuses_and_changes_nothing(
+    tmp_path: Path,
+) -> None:
     outbox = begin(tmp_path)
     name = Checkpoint(Place(str(tmp_path))).outbox()
     before = sorted(tmp_path.rglob("*"))

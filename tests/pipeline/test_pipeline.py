@@ -71,7 +71,9 @@ def test_a_start_is_kept_beside_the_checkpoint(tmp_path: Path) -> None:
     assert Checkpoint(Place(str(tmp_path))).start() == START
 
 
-def test_the_choice_to_begin_anew_needs_a_checkpoint_that_is_gone_and_counts_until_then(tmp_path: Path) -> None:
+def test_the_choice_to_begin_anew_needs_a_checkpoint_that_is_gone_and_counts_until_then(
+    tmp_path: Path,
+) -> None:
     checkpoint = Checkpoint(Place(str(tmp_path)))
     checkpoint.check_gone()
     checkpoint.end_forgetting()
@@ -101,7 +103,9 @@ def test_topics_that_were_forgotten_are_kept_in_the_checkpoint(tmp_path: Path) -
         checkpoint.forgotten_topics()
 
 
-def test_a_cursor_that_this_run_does_not_hold_is_not_moved_for_an_earlier_one(tmp_path: Path) -> None:
+def test_a_cursor_that_this_run_does_not_hold_is_not_moved_for_an_earlier_one(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "ledgerlake").mkdir()
     (tmp_path / "ledgerlake" / "ends.json").write_text(
         json.dumps(
@@ -134,7 +138,9 @@ def test_a_topic_that_comes_while_a_micro_batch_runs_gets_a_cursor(
     with Peer(topics=[]) as peer:
         cluster = Cluster(ClientSettings(peer.url, give_up_after_s=2))
         keeper = CursorKeeper(cluster, "s", Checkpoint(Place(str(tmp_path))))
-        keeper.begin(TopicSelection(pattern="persistent://public/default/pe+r"), lambda _error: None)
+        keeper.begin(
+            TopicSelection(pattern="persistent://public/default/pe+r"), lambda _error: None
+        )
         assert peer.subscriptions == {}
         peer.topics = [TOPIC]
         wait_until(lambda: "s" in peer.subscriptions)
@@ -155,7 +161,9 @@ def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         Checkpoint(Place(str(tmp_path / "file" / "checkpoint"))).save_start(START)
 
 
-@pytest.mark.parametrize(("commits", "version"), [({}, 2), ({"0": "v1\n{}"}, 1), ({"9": "v1\n{}", "10": "v2\n{}"}, 2)])
+@pytest.mark.parametrize(
+    ("commits", "version"), [({}, 2), ({"0": "v1\n{}"}, 1), ({"9": "v1\n{}", "10": "v2\n{}"}, 2)]
+)
 def test_the_newest_commit_tells_the_version_of_the_states_files(
     tmp_path: Path, commits: dict[str, str], version: int
 ) -> None:
@@ -208,16 +216,23 @@ def test_what_the_tables_held_is_kept_with_the_ends(tmp_path: Path) -> None:
     checkpoint = Checkpoint(Place(str(tmp_path)))
     ends = BatchEnds(checkpoint)
     assert seen_tables(checkpoint) == {}
-    ends.add(LastRun(3, None), {}, {"messages": SeenBatch("lake/m", 3), "rejects": SeenBatch("lake/r", 3)})
+    ends.add(
+        LastRun(3, None),
+        {},
+        {"messages": SeenBatch("lake/m", 3), "rejects": SeenBatch("lake/r", 3)},
+    )
     ends.add(LastRun(4, None), {"t": Position(1, 2)}, {"messages": SeenBatch("lake/m", 4)})
     ends.add(LastRun(5, None), {}, {})
     tables = {"messages": SeenBatch("lake/m", 4), "rejects": SeenBatch("lake/r", 3)}
     assert seen_tables(checkpoint) == tables
 
 
-def test_golden_ends_are_read_and_written_and_those_of_a_newer_release_are_refused(tmp_path: Path) -> None:
+def test_golden_ends_are_read_and_written_and_those_of_a_newer_release_are_refused(
+    tmp_path: Path,
+) -> None:
     golden = (
-        '{"version": 1, "batches": {"17": {"t": [12, 345]}}, "tables": {"messages": {"path": "lake/m", "batch_id": 17}},'
+        '{"version": 1, "batches": {"17": {"t": [12, 345]}}, "tables": {"messages": {"path": '
+        '"lake/m", "batch_id": 17}},'
         ' "last_run": {"batch_id": 17, "wakes_batch": 15}}'
     )
     file = tmp_path / "ledgerlake" / "ends.json"
@@ -236,7 +251,11 @@ def test_golden_ends_are_read_and_written_and_those_of_a_newer_release_are_refus
 
 def test_a_start_is_handed_to_the_source_as_it_is() -> None:
     options = parse_options(
-        {"service.url": "pulsar://localhost", "topics": "a,b,c", "startingOffsets": as_option(START)}
+        {
+            "service.url": "pulsar://localhost",
+            "topics": "a,b,c",
+            "startingOffsets": as_option(START),
+        }
     )
     assert {name: options.starting_of(name, "latest") for name in START} == START
 
@@ -253,17 +272,25 @@ def test_progress_shows_lag_in_messages() -> None:
     }
     lags = {name: behind(taken.get(name), offset) for name, offset in latest.items()}
     line = progress_line(Progress("orders", Totals(1234, 5, 1), Details(), [99.6], taken, lags, 0))
-    assert line == "1,234 messages  100/s  broker time 01:00:00  lag t-p0:1,500 t-p1:0 t-p2:?  rejects 5"
+    assert (
+        line
+        == "1,234 messages  100/s  broker time 01:00:00  lag t-p0:1,500 t-p1:0 t-p2:?  rejects 5"
+    )
 
 
 def test_a_micro_batch_that_runs_for_long_is_told_of_with_what_it_reads() -> None:
-    span = {"start": {"ledger": 1, "entry": 4, "index": 9}, "end": {"ledger": 1, "entry": 800, "index": 2_009}}
+    span = {
+        "start": {"ledger": 1, "entry": 4, "index": 9},
+        "end": {"ledger": 1, "entry": 800, "index": 2_009},
+    }
     first = {"start": None, "end": {"ledger": 1, "entry": 8, "index": 99}}
     reading = Reading(BatchRecord("s", "q", 0, 1, {"a": span, "b": first}), 100.0)
     assert reading.messages == 2_100
     assert reading.text(102.0) == ""
     progress = Progress("orders", Totals(), Details(), [], {}, {}, 0, reading.text(112.4))
-    assert progress_line(progress).endswith("rejects 0  a micro-batch of 2,100 new messages has been running for 12 s")
+    assert progress_line(progress).endswith(
+        "rejects 0  a micro-batch of 2,100 new messages has been running for 12 s"
+    )
     unknown = {"start": None, "end": {"ledger": 1, "entry": 8}}
     of_unknown = Reading(BatchRecord("s", "q", 0, 1, {"a": span, "b": unknown}), 100.0)
     assert of_unknown.text(105.0) == "a micro-batch has been running for 5 s"
@@ -310,19 +337,31 @@ def test_a_verdict_is_clean_when_nothing_is_wrong() -> None:
 
 
 def test_our_error_is_found_inside_sparks() -> None:
-    text = "STREAM_FAILED: Traceback ...\n  File x\nledgerlake.errors.TopicNotFoundError: the broker says no\n\n\tat org.apache"
+    text = (
+        "STREAM_FAILED: Traceback ...\n  File x\nledgerlake.errors.TopicNotFoundError: the "
+        "broker says no\n\n\tat org.apache"
+    )
     cause = cause_of(RuntimeError(text))
     assert isinstance(cause, TopicNotFoundError)
     assert cause.message == "the broker says no"
-    assert cause_of(RuntimeError("Java heap space\nmore")).message == "the query failed: Java heap space"
+    assert (
+        cause_of(RuntimeError("Java heap space\nmore")).message
+        == "the query failed: Java heap space"
+    )
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [("AuthorizationError", 2), ("ServiceNotReady", 3)])
-def test_what_the_broker_says_in_a_task_decides_whether_a_start_again_may_help(code: str, exit_code: int) -> None:
+def test_what_the_broker_says_in_a_task_decides_whether_a_start_again_may_help(
+    code: str, exit_code: int
+) -> None:
     refusal = refused(
-        "let us connect at pulsar://127.0.0.1:6650", pb.ServerError.Value(code), "no: MetadataError: words"
+        "let us connect at pulsar://127.0.0.1:6650",
+        pb.ServerError.Value(code),
+        "no: MetadataError: words",
     )
-    text = f"STREAM_FAILED: Traceback ...\nledgerlake.errors.BrokerError: {refusal}\n\n\tat org.apache"
+    text = (
+        f"STREAM_FAILED: Traceback ...\nledgerlake.errors.BrokerError: {refusal}\n\n\tat org.apache"
+    )
     cause = cause_of(RuntimeError(text))
     assert isinstance(cause, BrokerError)
     assert (cause.code, cause.exit_code, cause.message) == (code, exit_code, refusal.message)
@@ -332,28 +371,41 @@ def test_an_error_of_python_in_a_task_is_told_by_its_own_sentence() -> None:
     text = (
         "An error occurred while calling o1.save.\n"
         ": org.apache.spark.SparkException: Job aborted\n"
-        "Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
+        "Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent call "
+        "last):\n"
         '  File "ordered_files.py", line 3, in write\n'
         "OSError: AWS Error ACCESS_DENIED during PutObject\n"
         "\n\tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:1)\n"
     )
-    assert cause_of(RuntimeError(text)).message == "the query failed: OSError: AWS Error ACCESS_DENIED during PutObject"
+    assert (
+        cause_of(RuntimeError(text)).message
+        == "the query failed: OSError: AWS Error ACCESS_DENIED during PutObject"
+    )
 
 
 def test_a_full_disk_is_told_with_what_to_do() -> None:
-    text = "Traceback (most recent call last):\n  File x\nOSError: [Errno 28] No space left on device: '/lake/part'"
+    text = (
+        "Traceback (most recent call last):\n  File x\nOSError: [Errno 28] No space left on "
+        "device: '/lake/part'"
+    )
     message = cause_of(RuntimeError(text)).message
     assert "[Errno 28] No space left on device" in message
     assert "make room on the disks" in message
 
 
 @pytest.mark.parametrize(
-    "closed", ["java.io.IOException: Broken pipe", "java.net.SocketException: Connection reset", "java.io.EOFException"]
+    "closed",
+    [
+        "java.io.IOException: Broken pipe",
+        "java.net.SocketException: Connection reset",
+        "java.io.EOFException",
+    ],
 )
 def test_a_planner_that_was_ended_from_outside_is_started_again(closed: str) -> None:
     error: Any = RuntimeError("[STREAM_FAILED] terminated with exception")
     error._stackTrace = (
-        f"{closed}\n\tat org.apache.spark.sql.execution.datasources.v2.python.PythonStreamingSourceRunner.latestOffset"
+        f"{closed}\n\tat "
+        "org.apache.spark.sql.execution.datasources.v2.python.PythonStreamingSourceRunner.latestOffset"
     )
     cause = cause_of(error)
     assert isinstance(cause, ProcessLostError)
@@ -363,22 +415,31 @@ def test_a_planner_that_was_ended_from_outside_is_started_again(closed: str) -> 
 @pytest.mark.parametrize(
     "error",
     [
-        Py4JNetworkError("An error occurred while trying to connect to the Java server (127.0.0.1:1)"),
+        Py4JNetworkError(
+            "An error occurred while trying to connect to the Java server (127.0.0.1:1)"
+        ),
         Py4JError("An error occurred while calling o56.awaitTermination"),
     ],
 )
-def test_after_a_java_process_that_was_ended_from_outside_a_start_may_help(error: Exception) -> None:
+def test_after_a_java_process_that_was_ended_from_outside_a_start_may_help(
+    error: Exception,
+) -> None:
     cause = cause_of(error)
     assert isinstance(cause, ProcessLostError)
     assert (cause.exit_code, "Java" in cause.message) == (3, True)
 
 
 def test_an_error_that_java_names_is_none_of_a_lost_process() -> None:
-    error = Py4JError("An error occurred while calling o56.foo. Trace:\npy4j.Py4JException: Method foo does not exist")
+    error = Py4JError(
+        "An error occurred while calling o56.foo. Trace:\npy4j.Py4JException: Method foo does not "
+        "exist"
+    )
     assert isinstance(cause_of(error), SetupError)
 
 
-def test_a_broker_that_is_not_there_is_found_out_before_anything_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_is_not_there_is_found_out_before_anything_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def no_pause(_seconds: float) -> None:
         raise AssertionError("it waits")
 
@@ -394,12 +455,19 @@ def test_a_broker_that_is_not_there_is_found_out_before_anything_waits(monkeypat
 
 @pytest.mark.parametrize(
     ("planned", "batch_id", "is_compared"),
-    [(range(90, 101), 60, False), (range(90, 101), 90, False), (range(90, 101), 91, True), (range(3), 0, True)],
+    [
+        (range(90, 101), 60, False),
+        (range(90, 101), 90, False),
+        (range(90, 101), 91, True),
+        (range(3), 0, True),
+    ],
 )
 def test_a_batch_is_compared_as_long_as_sparks_log_reaches_back_to_it(
     tmp_path: Path, planned: range, batch_id: int, is_compared: bool
 ) -> None:
-    pipeline, table = with_a_table(tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", batch_id, 111))
+    pipeline, table = with_a_table(
+        tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", batch_id, 111)
+    )
     assert pipeline._components.checkpoint.log.keeps(batch_id) == is_compared
     if not is_compared:
         return pipeline._components.start.compare_with_tables([table])
@@ -424,7 +492,8 @@ def test_a_start_is_refused_if_a_later_checkpoint_has_written_to_a_table_or_its_
     if not is_refused:
         return pipeline._components.start.compare_with_tables([table])
     with pytest.raises(
-        CheckpointError, match=r"has rows by a later checkpoint .* is an older copy; restore the newest"
+        CheckpointError,
+        match=r"has rows by a later checkpoint .* is an older copy; restore the newest",
     ):
         pipeline._components.start.compare_with_tables([table])
     return None
@@ -433,7 +502,9 @@ def test_a_start_is_refused_if_a_later_checkpoint_has_written_to_a_table_or_its_
 def test_a_hole_in_sparks_log_is_an_incomplete_copy(tmp_path: Path) -> None:
     planned = [*range(3), *range(90, 101)]
     pipeline, table = with_a_table(tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", 60, 111))
-    with pytest.raises(CheckpointError, match="lacks the offsets of batch 59; restore it from a complete copy"):
+    with pytest.raises(
+        CheckpointError, match="lacks the offsets of batch 59; restore it from a complete copy"
+    ):
         pipeline._components.start.compare_with_tables([table])
 
 
@@ -453,7 +524,9 @@ def test_a_table_holds_what_the_checkpoint_saw_in_it_or_is_a_new_one(
 ) -> None:
     pipeline, table = with_a_table(tmp_path, range(6), BatchRecord("s", "ledgerlake:s:q", 4, 111))
     pipeline._components.cursors.add(
-        LastRun(held_batch_id, None), {}, {"messages": SeenBatch(str(tmp_path / path), held_batch_id)}
+        LastRun(held_batch_id, None),
+        {},
+        {"messages": SeenBatch(str(tmp_path / path), held_batch_id)},
     )
     tables = [table] if is_there else []
     if message is None:
@@ -484,7 +557,9 @@ def with_tables_by_topic(folder: Path, url: str, pattern: str = "dev-.*") -> Pip
         (folder / "checkpoint" / name).mkdir(parents=True)
     positions = {PREFIX + name: {"ledger": 1, "entry": 5} for name in "ab"}
     (folder / "checkpoint/metadata").write_text('{"id": "q"}')
-    (folder / "checkpoint/offsets/0").write_text("v1\n{}\n" + json.dumps({"version": 1, "positions": positions}))
+    (folder / "checkpoint/offsets/0").write_text(
+        "v1\n{}\n" + json.dumps({"version": 1, "positions": positions})
+    )
     (folder / "checkpoint/commits/0").write_text("v1\n{}")
     checkpoint.save_stream("s", 7)
     checkpoint.save_start({PREFIX + name: PartitionOffset(Position(1, 0)) for name in "ab"})
@@ -506,13 +581,17 @@ def test_a_removed_table_of_a_topic_stops_the_stream_only_if_the_topic_is_still_
     with Peer(missing_topics={PREFIX + "b"} if state == "deleted" else set()) as peer:
         with_tables_by_topic(tmp_path, peer.url)
         shutil.rmtree(tmp_path / "lake/dev-b")
-        pipeline = with_tables_by_topic(tmp_path, peer.url, "dev-.*" if state == "there" else "dev-a")
+        pipeline = with_tables_by_topic(
+            tmp_path, peer.url, "dev-.*" if state == "there" else "dev-a"
+        )
         components = pipeline._components
         if state == "forgotten":
             components.checkpoint.save_forgotten_topics({PREFIX + "b"})
         existing = components.tables.check(None)
         if not is_gone:
-            with pytest.raises(CheckpointError, match=r"it was removed; restore it, .*CONFIG --topic \S*dev-b"):
+            with pytest.raises(
+                CheckpointError, match=r"it was removed; restore it, .*CONFIG --topic \S*dev-b"
+            ):
                 components.start.acquire([PREFIX + "a"], existing)
             components.cursors.close()
             components.cluster.close()
@@ -536,14 +615,22 @@ def test_a_removed_table_of_a_topic_stops_the_stream_only_if_the_topic_is_still_
         assert (tmp_path / "lake/dev-b/_delta_log").exists()
 
 
-def test_a_path_that_is_changed_back_is_refused_with_the_path_that_has_the_rows(tmp_path: Path) -> None:
+def test_a_path_that_is_changed_back_is_refused_with_the_path_that_has_the_rows(
+    tmp_path: Path,
+) -> None:
     pipeline, table = with_a_table(tmp_path, range(6), BatchRecord("s", "ledgerlake:s:q", 4, 111))
-    pipeline._components.cursors.add(LastRun(5, None), {}, {"messages": SeenBatch(str(tmp_path / "second"), 5)})
-    with pytest.raises(CheckpointError, match=r"lacks what came since; set the path to \S*second again"):
+    pipeline._components.cursors.add(
+        LastRun(5, None), {}, {"messages": SeenBatch(str(tmp_path / "second"), 5)}
+    )
+    with pytest.raises(
+        CheckpointError, match=r"lacks what came since; set the path to \S*second again"
+    ):
         pipeline._components.start.check_tables_are_newest([table])
 
 
-def with_a_table(folder: Path, planned: Iterable[int], record: BatchRecord) -> tuple[Pipeline, Table]:
+def with_a_table(
+    folder: Path, planned: Iterable[int], record: BatchRecord
+) -> tuple[Pipeline, Table]:
     """A pipeline with a checkpoint that has planned those batches, and a table that holds one."""
     data = {
         "source": {"service_url": "pulsar://h:1", "topics": ["t"]},
@@ -555,7 +642,9 @@ def with_a_table(folder: Path, planned: Iterable[int], record: BatchRecord) -> t
     Checkpoint(Place(str(folder / "checkpoint"))).save_stream("s", 7)
     for number in planned:
         offset = {"version": 1, "positions": {"t": {"ledger": 1, "entry": number}}}
-        (folder / "checkpoint" / "offsets" / str(number)).write_text("v1\n{}\n" + json.dumps(offset))
+        (folder / "checkpoint" / "offsets" / str(number)).write_text(
+            "v1\n{}\n" + json.dumps(offset)
+        )
     write_deltalake(str(folder / "messages"), schema.MESSAGES.empty_table())
     pipeline = Pipeline(None, parse_config(data))
     table = pipeline._components.tables.main.table
@@ -602,7 +691,9 @@ def test_a_new_topic_whose_subscription_another_process_holds_stops_nothing_unle
         cluster.close()
 
 
-def test_neither_a_failure_nor_a_kill_drops_an_end_that_waits_for_its_subscription(tmp_path: Path) -> None:
+def test_neither_a_failure_nor_a_kill_drops_an_end_that_waits_for_its_subscription(
+    tmp_path: Path,
+) -> None:
     def fail(_position: Position) -> None:
         raise BrokerError("the test says no")
 

@@ -106,7 +106,9 @@ OTHERS: dict[str, str] = {
 }
 
 # What an option needs beside it.
-_NEEDS: dict[str, dict[str, Any]] = {name: {"shape": "record"} for name in ("json_fields", "sql", "function")}
+_NEEDS: dict[str, dict[str, Any]] = {
+    name: {"shape": "record"} for name in ("json_fields", "sql", "function")
+}
 _NEEDS["starting"] = {"topic": "public/default/due"}
 
 
@@ -118,7 +120,11 @@ def with_option(folder: Path, name: str, value: Any = None) -> Config:
         "stream": {"name": "s", "checkpoint": str(folder)},
         "delta": {"path": str(folder.parent / "messages")},
     }
-    entries = data.setdefault(section, {}) if section != "tables" else {"path": str(folder.parent / "some")}
+    entries = (
+        data.setdefault(section, {})
+        if section != "tables"
+        else {"path": str(folder.parent / "some")}
+    )
     entries.update(_NEEDS.get(key, {}))
     entries.update({} if value is None else {key: value})
     if not entries:
@@ -128,7 +134,10 @@ def with_option(folder: Path, name: str, value: Any = None) -> Config:
 
 def test_each_option_decides_rows_or_has_a_reason_why_not() -> None:
     all_options = [
-        f"{option.section}.{option.key}" for kind in SECTION_CLASSES for _, option in declared(kind) if option.key
+        f"{option.section}.{option.key}"
+        for kind in SECTION_CLASSES
+        for _, option in declared(kind)
+        if option.key
     ]
     classified = [*DECISIVE, *(name for names in OTHERS.values() for name in names.split())]
     assert sorted(classified) == sorted(all_options)
@@ -200,22 +209,29 @@ def start_with(folder: Path, **delta: Any) -> None:
         Checkpoint(Place(str(folder / "checkpoint"))),
         tables,
     )
-    start.compare_settings([table for table in tables.by_name.values() if existing_table(table.path)])
+    start.compare_settings(
+        [table for table in tables.by_name.values() if existing_table(table.path)]
+    )
 
 
 @pytest.mark.parametrize("key", ["path", "rejects_path"])
-def test_a_batch_is_run_again_for_the_tables_that_have_it(tmp_path: Path, killed: Tables, key: str) -> None:
+def test_a_batch_is_run_again_for_the_tables_that_have_it(
+    tmp_path: Path, killed: Tables, key: str
+) -> None:
     former = killed.main.table if key == "path" else killed.rejects
     with pytest.raises(CheckpointError) as refused:
         start_with(tmp_path, **{key: str(tmp_path / "elsewhere")})
     assert refused.value.message == (
-        f"batch 4 of the stream orders was written to the table at {former.path}, which the configuration no longer names, "
+        f"batch 4 of the stream orders was written to the table at {former.path}, which the "
+        "configuration no longer names, "
         "and that batch is to be run again; set the path back, run once with --once, then change it"
     )
     start_with(tmp_path)
 
 
-def test_a_table_that_was_moved_with_the_batch_is_the_same_one(tmp_path: Path, killed: Tables) -> None:
+def test_a_table_that_was_moved_with_the_batch_is_the_same_one(
+    tmp_path: Path, killed: Tables
+) -> None:
     copied, moved = tmp_path / "copied", tmp_path / "moved"
     shutil.copytree(killed.main.table.path.root, copied)
     start_with(tmp_path, path=str(copied))
@@ -223,7 +239,9 @@ def test_a_table_that_was_moved_with_the_batch_is_the_same_one(tmp_path: Path, k
     start_with(tmp_path, path=str(moved))
 
 
-def test_a_table_that_was_removed_with_the_batch_has_it_no_more(tmp_path: Path, killed: Tables) -> None:
+def test_a_table_that_was_removed_with_the_batch_has_it_no_more(
+    tmp_path: Path, killed: Tables
+) -> None:
     shutil.rmtree(killed.main.table.path.root)
     start_with(tmp_path, path=str(tmp_path / "elsewhere"))
 
@@ -233,24 +251,34 @@ def test_a_place_may_change_when_every_batch_is_committed(tmp_path: Path, killed
     start_with(tmp_path, path=str(tmp_path / "elsewhere"))
 
 
-def test_tables_in_a_checkpoint_that_are_damaged_or_of_a_newer_release_are_refused(tmp_path: Path) -> None:
+def test_tables_in_a_checkpoint_that_are_damaged_or_of_a_newer_release_are_refused(
+    tmp_path: Path,
+) -> None:
     checkpoint = Checkpoint(Place(str(tmp_path)))
     assert checkpoint.tables() == {}
     checkpoint.save_tables({"messages": "/lake/orders"})
     assert checkpoint.tables() == {"messages": "/lake/orders"}
-    for text in ('{"version": 2, "tables": {}}', '{"version": 1}', '{"version": 1, "tables": {"a": 1}}', "x"):
+    for text in (
+        '{"version": 2, "tables": {}}',
+        '{"version": 1}',
+        '{"version": 1, "tables": {"a": 1}}',
+        "x",
+    ):
         (tmp_path / "ledgerlake" / "tables.json").write_text(text)
         with pytest.raises(OffsetError):
             checkpoint.tables()
 
 
-def test_a_batch_that_the_table_has_is_run_again_under_the_settings_that_it_was_written_with(tmp_path: Path) -> None:
+def test_a_batch_that_the_table_has_is_run_again_under_the_settings_that_it_was_written_with(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "checkpoint"
     checkpoint = checkpoint_of(folder, config(folder), planned=4, committed=3)
     with pytest.raises(CheckpointError) as refused:
         compare(checkpoint, config(folder, enabled=False), table_batch=4)
     assert refused.value.message == (
-        "[delay] enabled was true when batch 4 was written to the table at lake/messages, and that batch is to be run again; "
+        "[delay] enabled was true when batch 4 was written to the table at lake/messages, and that "
+        "batch is to be run again; "
         "set it back, run once with --once, then change it"
     )
     compare(checkpoint, config(folder), table_batch=4)
@@ -283,7 +311,9 @@ def test_where_messages_wait_stays_until_none_waits(
     folder = tmp_path / "checkpoint"
     checkpoint = checkpoint_of(folder, config(folder, **before), planned=4, committed=4)
     save_wakeups(checkpoint, 4, {"t": 1000})
-    with pytest.raises(CheckpointError, match="messages wait that need it; set it back until nothing waits") as refused:
+    with pytest.raises(
+        CheckpointError, match="messages wait that need it; set it back until nothing waits"
+    ) as refused:
         compare(checkpoint, config(folder, **now), table_batch=4)
     assert refused.value.message.startswith(named)
     save_wakeups(checkpoint, 5, {})
@@ -314,7 +344,11 @@ def test_another_spelling_of_the_place_where_messages_wait_is_no_change(
 
 @pytest.mark.parametrize(
     ("before", "now"),
-    [("state", "./state"), ("s3://lake/delayed", "s3://lake/later"), ("lake/delayed", "s3://lake/delayed")],
+    [
+        ("state", "./state"),
+        ("s3://lake/delayed", "s3://lake/later"),
+        ("lake/delayed", "s3://lake/delayed"),
+    ],
 )
 def test_another_place_is_one(tmp_path: Path, before: str, now: str) -> None:
     folder = tmp_path / "checkpoint"
@@ -324,9 +358,13 @@ def test_another_place_is_one(tmp_path: Path, before: str, now: str) -> None:
         compare(checkpoint, config(folder, storage=now), table_batch=4)
 
 
-def test_a_checkpoint_goes_on_after_it_was_moved_with_the_messages_that_wait_in_it(tmp_path: Path) -> None:
+def test_a_checkpoint_goes_on_after_it_was_moved_with_the_messages_that_wait_in_it(
+    tmp_path: Path,
+) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
-    checkpoint = checkpoint_of(old, config(old, storage=str(old / "delayed")), planned=4, committed=4)
+    checkpoint = checkpoint_of(
+        old, config(old, storage=str(old / "delayed")), planned=4, committed=4
+    )
     save_wakeups(checkpoint, 4, {"t": 1000})
     old.rename(new)
     moved = Checkpoint(Place(str(new)))
@@ -337,20 +375,29 @@ def test_a_checkpoint_goes_on_after_it_was_moved_with_the_messages_that_wait_in_
         compare(moved, config(new, storage=str(new / "others")), table_batch=4)
 
 
-def test_messages_may_be_kept_from_here_on_if_nothing_is_known_to_wait_by_position(tmp_path: Path) -> None:
+def test_messages_may_be_kept_from_here_on_if_nothing_is_known_to_wait_by_position(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "checkpoint"
     checkpoint = checkpoint_of(folder, config(folder), planned=4, committed=4)
     save_wakeups(checkpoint, 4, {"t": 1000})
     compare(checkpoint, config(folder, payloads="reread"), table_batch=4)
 
 
-def test_without_recorded_settings_none_is_compared_and_newer_ones_are_refused(tmp_path: Path) -> None:
+def test_without_recorded_settings_none_is_compared_and_newer_ones_are_refused(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "checkpoint"
     checkpoint = checkpoint_of(folder, config(folder), planned=4, committed=3)
     file = folder / "ledgerlake" / "settings.json"
     file.unlink()
     compare(checkpoint, config(folder, enabled=False), table_batch=4)
-    for text in ('{"version": 2, "settings": {}}', '{"version": 1}', '{"version": 1, "settings": {"a": []}}', "x"):
+    for text in (
+        '{"version": 2, "settings": {}}',
+        '{"version": 1}',
+        '{"version": 1, "settings": {"a": []}}',
+        "x",
+    ):
         file.write_text(text)
         with pytest.raises(OffsetError):
             checkpoint.settings()

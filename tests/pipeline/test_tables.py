@@ -17,7 +17,13 @@ from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.schema import MESSAGES
 from ledgerlake.errors import CheckpointError, OffsetError, SetupError, TableAccessError, TableError
-from ledgerlake.operators.results import BatchSettings, PartitionResult, TableResult, TaskResult, TopicSchemas
+from ledgerlake.operators.results import (
+    BatchSettings,
+    PartitionResult,
+    TableResult,
+    TaskResult,
+    TopicSchemas,
+)
 from ledgerlake.operators.stage_rows import StateSummary
 from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.pipeline.checkpoint import Checkpoint
@@ -95,7 +101,11 @@ def test_a_table_of_declared_fields_is_there_before_the_first_message_and_its_qu
     tmp_path: Path, registry: Registry
 ) -> None:
     table = {"path": "t", "shape": "record", "json_fields": {"page": "string", "ms": "int"}}
-    started(tmp_path, registry, [{**table, "sql": "select ms + 1 as later from messages where page = 'a'"}])
+    started(
+        tmp_path,
+        registry,
+        [{**table, "sql": "select ms + 1 as later from messages where page = 'a'"}],
+    )
     assert columns(tmp_path, "t") == {"later": "int32"}
     with pytest.raises(SetupError, match="nothing"):
         started(tmp_path, registry, [{**table, "path": "u", "sql": "select nothing from messages"}])
@@ -108,14 +118,23 @@ def test_another_type_of_a_declared_field_ends_the_start(
     table = {"path": "t", "shape": "record", **query}
     started(tmp_path, registry, [{**table, "json_fields": {"page": "string", "ms": "int"}}])
     with pytest.raises(SetupError, match=r"the column ms of .* json_fields is"):
-        started(tmp_path, registry, [{**table, "json_fields": {"page": "string", "ms": "timestamp-millis"}}])
-    started(tmp_path, registry, [{**table, "json_fields": {"page": "string", "ms": "int", "more": "double"}}])
+        started(
+            tmp_path,
+            registry,
+            [{**table, "json_fields": {"page": "string", "ms": "timestamp-millis"}}],
+        )
+    started(
+        tmp_path,
+        registry,
+        [{**table, "json_fields": {"page": "string", "ms": "int", "more": "double"}}],
+    )
 
 
 def test_what_a_query_sees_is_stored_with_a_version() -> None:
     record = pa.struct([("amount", pa.float64())])
     golden = (
-        "1 /////3gAAAAQAAAAAAAKAAwABgAFAAgACgAAAAABBAAMAAAACAAIAAAABAAIAAAABAAAAAEAAAAUAAAAEAAUAAgABgAHAAwAAAAQABAAAAAAAAEDEA"
+        "1 "
+        "/////3gAAAAQAAAAAAAKAAwABgAFAAgACgAAAAABBAAMAAAACAAIAAAABAAIAAAABAAAAAEAAAAUAAAAEAAUAAgABgAHAAwAAAAQABAAAAAAAAEDEA"
         "AAACAAAAAEAAAAAAAAAAYAAABhbW91bnQAAAAABgAIAAYABgAAAAAAAgA="
     )
     assert learned_from_text(golden, "t") == record
@@ -135,12 +154,19 @@ def test_a_partition_column_that_is_computed_otherwise_is_refused(
     inside = "pulsar." if shape == "record" else ""
 
     def start(*partition_by: str) -> None:
-        started(tmp_path, registry, [{"path": "t", "shape": shape, "partition_by": list(partition_by)}], TOPICS[:1])
+        started(
+            tmp_path,
+            registry,
+            [{"path": "t", "shape": shape, "partition_by": list(partition_by)}],
+            TOPICS[:1],
+        )
 
     start(f"date({inside}broker_timestamp) as day", f"{inside}partition as part")
     start(f"date({inside}broker_timestamp) as day", f"{inside}partition as part")
     with pytest.raises(
-        TableError, match=r"column day of .*t was computed by date\(.*broker.*\), and partition_by has date\(.*publish"
+        TableError,
+        match=r"column day of .*t was computed by date\(.*broker.*\), and partition_by has "
+        r"date\(.*publish",
     ):
         start(f"date({inside}publish_time) as day", f"{inside}partition as part")
 
@@ -151,15 +177,24 @@ def test_a_partition_column_of_the_rows_that_would_be_computed_from_now_on_is_re
     registry.versions[TOPICS[0]] = [{"size": "int"}]
 
     def start(partition_by: str) -> None:
-        started(tmp_path, registry, [{"path": "t", "shape": "record", "partition_by": [partition_by]}], TOPICS[:1])
+        started(
+            tmp_path,
+            registry,
+            [{"path": "t", "shape": "record", "partition_by": [partition_by]}],
+            TOPICS[:1],
+        )
 
     start("size")
     start("size")
-    with pytest.raises(TableError, match=r"column size of .*t was not computed, and partition_by has size [+] 1"):
+    with pytest.raises(
+        TableError, match=r"column size of .*t was not computed, and partition_by has size [+] 1"
+    ):
         start("size + 1 as size")
 
 
-def test_how_partition_columns_are_computed_is_stored_with_a_version(tmp_path: Path, registry: Registry) -> None:
+def test_how_partition_columns_are_computed_is_stored_with_a_version(
+    tmp_path: Path, registry: Registry
+) -> None:
     registry.versions[TOPICS[0]] = []
     table = [{"path": "t", "partition_by": ["date(broker_timestamp) as day", "topic"]}]
     started(tmp_path, registry, table)
@@ -191,15 +226,23 @@ def test_a_producers_schema_stops_no_stream_that_makes_tables_by_topic(
     registry.versions[TOPICS[0]] = versions
     tables = started(tmp_path, registry, [{"path": "lake/{topic}", "shape": "record", **table}])
     learn(tables)
-    (settings,) = (s for name, s in tables.settings(tables.messages).items() if name.endswith("lake/a"))
+    (settings,) = (
+        s for name, s in tables.settings(tables.messages).items() if name.endswith("lake/a")
+    )
     assert settings.obstacle
     assert not tables.exists(f"table:{tmp_path / 'lake/a'}")
 
 
-def test_a_table_by_a_fixed_path_says_at_the_start_what_does_not_fit(tmp_path: Path, registry: Registry) -> None:
+def test_a_table_by_a_fixed_path_says_at_the_start_what_does_not_fit(
+    tmp_path: Path, registry: Registry
+) -> None:
     registry.versions[TOPICS[0]] = [{"f0": "int"}]
     with pytest.raises(SetupError, match='"country" not found'):
-        started(tmp_path, registry, [{"path": "t", "shape": "record", "sql": "select country from messages"}])
+        started(
+            tmp_path,
+            registry,
+            [{"path": "t", "shape": "record", "sql": "select country from messages"}],
+        )
 
 
 @pytest.mark.parametrize("table", [{}, {"where": "x > 1"}, {"partition_by": ["x"]}, {"partition_by": ["x % 2 as day"]}, {"cluster_by": ["x"]}, {"sql": "select *, x + 1 as y from messages"}, {"mode": "latest"}])  # fmt: skip
@@ -225,17 +268,23 @@ def test_a_schema_stops_neither_a_run_nor_a_start_and_the_next_one_gets_its_colu
         registry.versions[TOPICS[0]].append({"x": "int", f"good{number}": "int"})
         learn(tables, TOPICS[:1])
     selects_all = "sql" not in table or "*" in table["sql"]
-    assert {"x", *(f"good{number}" for number in range(len(bad)) if selects_all)} <= set(columns(tmp_path, "t"))
+    assert {"x", *(f"good{number}" for number in range(len(bad)) if selects_all)} <= set(
+        columns(tmp_path, "t")
+    )
     assert not tables.settings(tables.messages)[f"table:{tmp_path / 't'}"].obstacle
 
 
-def test_an_option_that_fits_no_schema_ends_each_start_and_no_run(tmp_path: Path, registry: Registry) -> None:
+def test_an_option_that_fits_no_schema_ends_each_start_and_no_run(
+    tmp_path: Path, registry: Registry
+) -> None:
     registry.versions[TOPICS[0]] = [{"x": "int"}]
     started(tmp_path, registry, [{"path": "t", "shape": "record"}], TOPICS[:1])
     for option in ({"where": "nothing > 1"}, {"sql": "select nothing from messages"}):
         for path in ("t", "u"):
             with pytest.raises(SetupError, match="nothing"):
-                started(tmp_path, registry, [{"path": path, "shape": "record", **option}], TOPICS[:1])
+                started(
+                    tmp_path, registry, [{"path": path, "shape": "record", **option}], TOPICS[:1]
+                )
 
 
 def test_a_later_schema_that_does_not_fit_leaves_a_table_as_it_is(
@@ -265,7 +314,9 @@ def test_columns_of_all_versions_together_are_limited_and_a_version_beyond_is_a_
     monkeypatch.setattr(record_columns, "COLUMNS_MOST", 25)
     registry.versions[TOPICS[0]] = [{"f0": "int"}]
     tables = started(tmp_path, registry, [{"path": "t", "shape": "record", **query}], TOPICS[:1])
-    registry.versions[TOPICS[0]] += [{f"v{version}_{number}": "int" for number in range(10)} for version in range(6)]
+    registry.versions[TOPICS[0]] += [
+        {f"v{version}_{number}": "int" for number in range(10)} for version in range(6)
+    ]
     learn(tables, TOPICS[:1])
     kept = {"f0", *(f"v{version}_{number}" for version in range(2) for number in range(10))}
     assert set(columns(tmp_path, "t")) == kept
@@ -294,7 +345,8 @@ def test_the_versions_that_fit_among_many_are_one_change_of_the_table_and_none_a
     monkeypatch.setattr(RecordTable, "_change", counted)
     # Every other one has more columns than fit.
     registry.versions[TOPICS[0]] += [
-        {f"v{version}_{number}": "int" for number in range(100 if version % 2 else 2)} for version in range(20)
+        {f"v{version}_{number}": "int" for number in range(100 if version % 2 else 2)}
+        for version in range(20)
     ]
     learn(tables, TOPICS[:1])
     kept = {"f0", *(f"v{version}_{number}" for version in range(0, 20, 2) for number in range(2))}
@@ -307,7 +359,9 @@ def test_the_versions_that_fit_among_many_are_one_change_of_the_table_and_none_a
 
 
 @pytest.mark.parametrize("name", ["rejects", "messages", "checkpoint", "delayed"])
-def test_a_topic_whose_table_would_share_a_folder_has_none(tmp_path: Path, registry: Registry, name: str) -> None:
+def test_a_topic_whose_table_would_share_a_folder_has_none(
+    tmp_path: Path, registry: Registry, name: str
+) -> None:
     topics = [f"persistent://public/default/{name}", TOPICS[0]]
     registry.versions[topics[0]] = []
     storage = {"storage": str(tmp_path / "delayed")}
@@ -318,22 +372,42 @@ def test_a_topic_whose_table_would_share_a_folder_has_none(tmp_path: Path, regis
 
 
 NAMESPACES = ("public/eu", "public/us")
-PATTERNS = ("a-.*", "b-.*", "persistent://public/eu/.*", "persistent://public/us/.*", "persistent://public/us/a-.*")
-TEMPLATES = ("{topic}", "{namespace}/{topic}", "us/{topic}", "us/{namespace}", "fixed", "us/a-0", "{tenant}/{topic}")
+PATTERNS = (
+    "a-.*",
+    "b-.*",
+    "persistent://public/eu/.*",
+    "persistent://public/us/.*",
+    "persistent://public/us/a-.*",
+)
+TEMPLATES = (
+    "{topic}",
+    "{namespace}/{topic}",
+    "us/{topic}",
+    "us/{namespace}",
+    "fixed",
+    "us/a-0",
+    "{tenant}/{topic}",
+)
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_driver_and_tasks_agree_which_tables_a_topic_has(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     tables = [
-        {"path": f"{tmp_path}/lake/{path}"} | ({"topics_pattern": pattern} if (pattern := rng.choice(PATTERNS)) else {})
+        {"path": f"{tmp_path}/lake/{path}"}
+        | ({"topics_pattern": pattern} if (pattern := rng.choice(PATTERNS)) else {})
         for path in rng.sample(TEMPLATES, rng.randint(1, 4))
     ]
     pool = [
-        f"persistent://{namespace}/{name}-{number}" for namespace in NAMESPACES for name in "abc" for number in (0, 1)
+        f"persistent://{namespace}/{name}-{number}"
+        for namespace in NAMESPACES
+        for name in "abc"
+        for number in (0, 1)
     ]
     topics = rng.sample(pool, rng.randint(1, 6))
-    opened = opened_tables(tmp_path, tables, {"source": {"service_url": "pulsar://h:1", "topics_pattern": "p/d/.*"}})
+    opened = opened_tables(
+        tmp_path, tables, {"source": {"service_url": "pulsar://h:1", "topics_pattern": "p/d/.*"}}
+    )
     for some in (topics[:2], topics):
         opened.expect(some)
         opened.check(None)
@@ -343,8 +417,13 @@ def test_driver_and_tasks_agree_which_tables_a_topic_has(tmp_path: Path, seed: i
         ours = {table.options.name for table in opened.of_topic(topic)}
         taken |= ours
         settings = opened.settings(opened.of_topic(topic))
-        client, batch = ClientSettings("pulsar://h:1"), BatchSettings(0, settings, [], TopicSchemas())
-        writers = TableWriters(opened.for_tasks, TopicPartition(topic, -1), client, batch, "part-00000000-00000")
+        client, batch = (
+            ClientSettings("pulsar://h:1"),
+            BatchSettings(0, settings, [], TopicSchemas()),
+        )
+        writers = TableWriters(
+            opened.for_tasks, TopicPartition(topic, -1), client, batch, "part-00000000-00000"
+        )
         misfits = writers.write(one_message(topic))
         assert {writer.table.name for writer in writers.with_rows} == ours
         if not opened.obstacles:
@@ -354,16 +433,28 @@ def test_driver_and_tasks_agree_which_tables_a_topic_has(tmp_path: Path, seed: i
 
 
 def one_message(topic: str) -> pa.RecordBatch:
-    row = {"topic": topic, "partition": -1, "ledger_id": 1, "entry_id": 0, "batch_index": -1, "publish_time": 1}
-    return pa.RecordBatch.from_pylist([{**row, "value": b"1", "is_null": False, "late": False}], schema=MESSAGES)
+    row = {
+        "topic": topic,
+        "partition": -1,
+        "ledger_id": 1,
+        "entry_id": 0,
+        "batch_index": -1,
+        "publish_time": 1,
+    }
+    return pa.RecordBatch.from_pylist(
+        [{**row, "value": b"1", "is_null": False, "late": False}], schema=MESSAGES
+    )
 
 
 def test_a_topic_whose_folder_another_of_the_tables_has_is_named(tmp_path: Path) -> None:
-    tables = opened_tables(tmp_path, [{"path": f"{tmp_path}/{path}/{{topic}}"} for path in ("us", "{namespace}")])
+    tables = opened_tables(
+        tmp_path, [{"path": f"{tmp_path}/{path}/{{topic}}"} for path in ("us", "{namespace}")]
+    )
     tables.expect(["persistent://public/us/x"])
-    assert [f"{{namespace}}/{{topic}} is that of [[tables]] {tmp_path}/us" in text for text in tables.obstacles] == [
-        True
-    ]
+    assert [
+        f"{{namespace}}/{{topic}} is that of [[tables]] {tmp_path}/us" in text
+        for text in tables.obstacles
+    ] == [True]
 
 
 @pytest.mark.parametrize("shape", ["messages", "record"])
@@ -415,9 +506,15 @@ IN_THE_WAY = {
     "a file in place of the log": put_file_as_log,
     "a damaged log": lambda folder: put_log(folder, "no json"),
     "an empty commit": lambda folder: put_log(folder, ""),
-    "an unknown feature": lambda folder: put_log(folder, commit_of_another_program("newFeature", "long")),
-    "commits by a catalog": lambda folder: put_log(folder, commit_of_another_program("catalogManaged", "long")),
-    "an unknown type": lambda folder: put_log(folder, commit_of_another_program("timestampNtz", "geometry")),
+    "an unknown feature": lambda folder: put_log(
+        folder, commit_of_another_program("newFeature", "long")
+    ),
+    "commits by a catalog": lambda folder: put_log(
+        folder, commit_of_another_program("catalogManaged", "long")
+    ),
+    "an unknown type": lambda folder: put_log(
+        folder, commit_of_another_program("timestampNtz", "geometry")
+    ),
 }
 
 
@@ -433,13 +530,17 @@ def test_whatever_is_in_the_folder_of_a_topics_table_stops_no_other_topic(
         tables.expect(TOPICS)
         check(tables)
         assert "lake/b" in tables.settings([])[f"table:{tmp_path / 'lake/b'}"].obstacle
-        assert f"table:{tmp_path / 'lake/a'}" in [table.options.name for table in tables.of_topic(TOPICS[0])]
+        assert f"table:{tmp_path / 'lake/a'}" in [
+            table.options.name for table in tables.of_topic(TOPICS[0])
+        ]
     with pytest.raises((TableError, SetupError), match="lake/b"):
         opened_tables(tmp_path, [{"path": f"{tmp_path}/lake/b"}], writer=writer)
 
 
 @pytest.mark.parametrize("what", ["a file", "a damaged log", "an unknown feature"])
-def test_a_table_of_the_stream_that_cannot_be_opened_ends_the_start(tmp_path: Path, what: str) -> None:
+def test_a_table_of_the_stream_that_cannot_be_opened_ends_the_start(
+    tmp_path: Path, what: str
+) -> None:
     (tmp_path / "lake").mkdir()
     IN_THE_WAY[what](tmp_path / "lake/b")
     name = f"table:{tmp_path / 'lake/b'}"
@@ -451,7 +552,9 @@ def test_a_table_of_the_stream_that_cannot_be_opened_ends_the_start(tmp_path: Pa
         tables.check(None)
 
 
-def test_a_folder_above_all_tables_of_topics_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
+def test_a_folder_above_all_tables_of_topics_that_cannot_be_written_ends_the_start(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "lake").write_text("x")
     tables = opened_tables(tmp_path, [{"path": f"{tmp_path}/lake/{{topic}}"}])
     tables.expect(TOPICS)
@@ -525,12 +628,15 @@ def test_a_topic_that_comes_again_goes_on_in_its_table_unless_a_later_checkpoint
     write(later, 4, 0, first)
     write(later, 4, 1, second)
     with pytest.raises(
-        CheckpointError, match="b has rows of the stream orders by a later checkpoint, so this one is an"
+        CheckpointError,
+        match="b has rows of the stream orders by a later checkpoint, so this one is an",
     ):
         write(begun(), 3, 2, second)
 
 
-def test_a_topic_partition_that_joins_in_a_run_is_late_by_the_time_that_its_table_has_for_it(tmp_path: Path) -> None:
+def test_a_topic_partition_that_joins_in_a_run_is_late_by_the_time_that_its_table_has_for_it(
+    tmp_path: Path,
+) -> None:
     topic = "persistent://public/default/t"
 
     def begun(stream: str) -> Tables:
@@ -542,7 +648,10 @@ def test_a_topic_partition_that_joins_in_a_run_is_late_by_the_time_that_its_tabl
 
     def write(tables: Tables, stream: str, batch_id: int, time_us: int) -> dict[str, int]:
         """Return the times by which the rows of the micro-batch are late."""
-        span = {"start": {"ledger": 1, "entry": batch_id - 1}, "end": {"ledger": 1, "entry": batch_id}}
+        span = {
+            "start": {"ledger": 1, "entry": batch_id - 1},
+            "end": {"ledger": 1, "entry": batch_id},
+        }
         batch = BatchRecord(stream, f"ledgerlake:{stream}:id", batch_id, 1, {topic: span})
         tables.open_for(batch)
         times_us = dict(tables.main.reached_us)

@@ -60,16 +60,28 @@ def written(folder: Path, *sections: str, iceberg_table: str = "") -> Path:
 
 
 def iceberg_of(folder: Path) -> dict[str, str]:
-    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+    return {
+        "type": "sql",
+        "uri": f"sqlite:///{folder}/catalog.db",
+        "warehouse": f"file://{folder}/warehouse",
+    }
 
 
 def with_iceberg(folder: Path, *sections: str) -> Path:
     settings = ", ".join(f'{name} = "{value}"' for name, value in iceberg_of(folder).items())
-    return written(folder, "[iceberg]", f"settings = {{ {settings} }}", *sections, iceberg_table="shop.orders")
+    return written(
+        folder, "[iceberg]", f"settings = {{ {settings} }}", *sections, iceberg_table="shop.orders"
+    )
 
 
 def rows_in_iceberg(folder: Path, **scan: Any) -> int:
-    return load_catalog("default", **iceberg_of(folder)).load_table("shop.orders").scan(**scan).to_arrow().num_rows
+    return (
+        load_catalog("default", **iceberg_of(folder))
+        .load_table("shop.orders")
+        .scan(**scan)
+        .to_arrow()
+        .num_rows
+    )
 
 
 def by_upkeep(path: Path) -> list[Vacuumed]:
@@ -94,7 +106,9 @@ def removed(ways: list[Callable[[Path], list[Vacuumed]]], path: Path) -> list[in
     return [len(way(path)[0].files) for way in ways]
 
 
-def test_the_command_vacuum_keeps_what_the_configuration_keeps_unless_hours_are_given(tmp_path: Path) -> None:
+def test_the_command_vacuum_keeps_what_the_configuration_keeps_unless_hours_are_given(
+    tmp_path: Path,
+) -> None:
     path = written(tmp_path, "[upkeep]", 'retention = "30 days"')
     before = DeltaTable(str(tmp_path / "messages")).version()
     assert keep_up(load_config(path))[0].merged == 12
@@ -110,7 +124,9 @@ def test_a_file_stays_while_a_snapshot_of_the_iceberg_table_names_it(tmp_path: P
     path = with_iceberg(tmp_path)
     config = load_config(path)
     follow(config)
-    (snapshot,) = load_catalog("default", **iceberg_of(tmp_path)).load_table("shop.orders").snapshots()
+    (snapshot,) = (
+        load_catalog("default", **iceberg_of(tmp_path)).load_table("shop.orders").snapshots()
+    )
     rows = rows_in_iceberg(tmp_path)
     assert keep_up(config)[0].merged == 12
     # The catalog takes no commits for so long that the log has forgotten what was removed.
@@ -170,7 +186,9 @@ def test_a_catalog_that_never_answers_is_asked_once_and_keeps_no_thread_from_its
 
     monkeypatch.setattr(IcebergTable, "named_files", never)
     for _ in range(3):
-        with pytest.raises(TableError, match=r"the catalog of the Iceberg table .* does not answer"):
+        with pytest.raises(
+            TableError, match=r"the catalog of the Iceberg table .* does not answer"
+        ):
             unused.remove(config.messages_place)
     assert questions == ["shop.orders"]
     answer.set()

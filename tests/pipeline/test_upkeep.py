@@ -83,13 +83,19 @@ def test_the_report_has_the_size_of_each_table_and_what_was_done(
     running.wait()
     (merged,) = files_of(writer.table.path)
     messages, rejects = running.report.tables
-    assert (messages.table, messages.path, messages.merged_files) == ("messages", str(tmp_path / "messages"), 12)
+    assert (messages.table, messages.path, messages.merged_files) == (
+        "messages",
+        str(tmp_path / "messages"),
+        12,
+    )
     assert messages.size == TableSize(1, (tmp_path / "messages" / merged).stat().st_size)
     assert (rejects.table, rejects.size, rejects.merged_files) == ("rejects", TableSize(0, 0), 0)
     assert running.report.failed_attempts == 0
 
 
-def test_a_table_of_the_latest_messages_is_measured_and_not_merged(tmp_path: Path, writer: Writer) -> None:
+def test_a_table_of_the_latest_messages_is_measured_and_not_merged(
+    tmp_path: Path, writer: Writer
+) -> None:
     config = with_rejects(config_of(tmp_path))
     before = files_of(writer.table.path)
     running = Upkeep(replace(config, delta=replace(config.delta, mode="latest")))
@@ -104,7 +110,10 @@ def test_a_table_of_the_latest_messages_is_measured_and_not_merged(tmp_path: Pat
 
 
 def test_a_failure_is_logged_once_and_the_next_round_tries_again(
-    tmp_path: Path, writer: Writer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    writer: Writer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     attempts: list[float] = []
     config = with_rejects(config_of(tmp_path))
@@ -146,7 +155,11 @@ def test_a_vacuum_that_failed_is_tried_again_in_the_next_round(
     wait_until(lambda: running.report.last_round_ms is not None)
     running.end()
     running.wait()
-    assert [place.uri.rpartition("/")[2] for place in attempts] == ["messages", "messages_rejects", "messages"]
+    assert [place.uri.rpartition("/")[2] for place in attempts] == [
+        "messages",
+        "messages_rejects",
+        "messages",
+    ]
     assert running.report.failed_attempts == 1
 
 
@@ -162,7 +175,9 @@ def test_work_is_followed_by_a_rest_after_which_the_share_of_time_is_kept(
     assert rests_s == [pytest.approx(8.0)]
 
 
-def rounds_of(running: Upkeep, monkeypatch: pytest.MonkeyPatch, *works: Callable[[], object]) -> None:
+def rounds_of(
+    running: Upkeep, monkeypatch: pytest.MonkeyPatch, *works: Callable[[], object]
+) -> None:
     """Run one round behind each of some works."""
     left = [*works]
 
@@ -196,7 +211,18 @@ def test_pauses_of_a_table_get_longer_while_it_fails_and_other_tables_keep_their
     running = Upkeep(config)
     rounds_of(running, monkeypatch, *[count] * 36)
     assert [number for table, number in turns if table == "messages_rejects"] == [*range(1, 37)]
-    assert [number for table, number in turns if table == "messages"] == [1, 2, 4, 8, 16, 32, 33, 34, 35, 36]
+    assert [number for table, number in turns if table == "messages"] == [
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+        33,
+        34,
+        35,
+        36,
+    ]
 
 
 def test_a_table_that_was_removed_is_forgotten_and_holds_up_no_other_one(
@@ -204,11 +230,17 @@ def test_a_table_that_was_removed_is_forgotten_and_holds_up_no_other_one(
 ) -> None:
     config = parse_config(
         {
-            "source": {"service_url": "pulsar://nowhere:1", "topics_pattern": "persistent://public/default/.*"},
+            "source": {
+                "service_url": "pulsar://nowhere:1",
+                "topics_pattern": "persistent://public/default/.*",
+            },
             "stream": {"name": "orders", "checkpoint": str(tmp_path / "checkpoint")},
             "delta": {"rejects_path": str(tmp_path / "rejects")},
             "tables": [
-                {"path": str(tmp_path / "main"), "topics_pattern": "persistent://public/default/main"},
+                {
+                    "path": str(tmp_path / "main"),
+                    "topics_pattern": "persistent://public/default/main",
+                },
                 {"path": str(tmp_path / "by/{topic}")},
             ],
             "upkeep": {"interval": "100 ms"},
@@ -220,7 +252,12 @@ def test_a_table_that_was_removed_is_forgotten_and_holds_up_no_other_one(
         Writer(Place(str(path))).commit()
     seen = {table_name(str(path)): {"path": str(path), "batch_id": 0} for path in paths}
     (tmp_path / "checkpoint/ledgerlake").mkdir(parents=True)
-    ends = {"version": 1, "batches": {}, "tables": seen, "last_run": {"batch_id": 0, "wakes_batch": None}}
+    ends = {
+        "version": 1,
+        "batches": {},
+        "tables": seen,
+        "last_run": {"batch_id": 0, "wakes_batch": None},
+    }
     (tmp_path / "checkpoint/ledgerlake/ends.json").write_text(json.dumps(ends))
     running = Upkeep(config)
     sizes: list[int] = []
@@ -231,13 +268,19 @@ def test_a_table_that_was_removed_is_forgotten_and_holds_up_no_other_one(
 
     rounds_of(running, monkeypatch, lambda: None, remove)
     assert sizes == [3]
-    assert [table.path for table in running.report.tables] == [str(paths[0]), str(tmp_path / "rejects")]
+    assert [table.path for table in running.report.tables] == [
+        str(paths[0]),
+        str(tmp_path / "rejects"),
+    ]
     assert running.report.failed_attempts == 0
     assert running.report.last_round_ms is not None
 
 
 def test_an_obstacle_of_one_table_is_said_once(
-    tmp_path: Path, writer: Writer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    writer: Writer,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rounds: list[Compaction] = []
     merge = Compaction.run
@@ -255,12 +298,16 @@ def test_an_obstacle_of_one_table_is_said_once(
         wait_until(lambda: len(rounds) > 6)
         running.end()
         running.wait()
-    warnings = [record.getMessage() for record in caplog.records if "not merged" in record.getMessage()]
+    warnings = [
+        record.getMessage() for record in caplog.records if "not merged" in record.getMessage()
+    ]
     assert len(warnings) == 1
     assert "because it has checkConstraints" in warnings[0]
 
 
-def test_unused_files_stay_as_long_as_the_tables_own_property_says(tmp_path: Path, writer: Writer) -> None:
+def test_unused_files_stay_as_long_as_the_tables_own_property_says(
+    tmp_path: Path, writer: Writer
+) -> None:
     config = with_rejects(config_of(tmp_path))
     DeltaTable(writer.table.path.uri).alter.set_table_properties(
         {"delta.deletedFileRetentionDuration": "interval 365 days"}
@@ -277,7 +324,11 @@ def test_unused_files_stay_as_long_as_the_tables_own_property_says(tmp_path: Pat
 def test_by_hand_everything_is_merged_and_counted(tmp_path: Path, writer: Writer) -> None:
     config = with_rejects(config_of(tmp_path))
     messages, rejects = keep_up(config)
-    assert (messages.table, messages.merged, messages.obstacles) == (str(tmp_path / "messages"), 12, [])
+    assert (messages.table, messages.merged, messages.obstacles) == (
+        str(tmp_path / "messages"),
+        12,
+        [],
+    )
     assert rejects.merged == 0
     assert len(files_of(writer.table.path)) == 1
 
@@ -285,7 +336,9 @@ def test_by_hand_everything_is_merged_and_counted(tmp_path: Path, writer: Writer
 def test_a_new_table_keeps_its_log_as_long_as_its_unused_files(tmp_path: Path) -> None:
     config = with_rejects(config_of(tmp_path, retention="3 days"))
     properties = open_delta(config.rejects_place).metadata().configuration
-    retentions = {name: value for name, value in properties.items() if name.endswith("RetentionDuration")}
+    retentions = {
+        name: value for name, value in properties.items() if name.endswith("RetentionDuration")
+    }
     assert retentions == {
         "delta.logRetentionDuration": "interval 72 hours",
         "delta.deletedFileRetentionDuration": "interval 72 hours",
@@ -301,7 +354,9 @@ def test_a_new_table_keeps_its_log_as_long_as_its_unused_files(tmp_path: Path) -
         ({"interval": "2 days"}, r"\[upkeep\] interval is .* more than a day"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, Any], sentence: str) -> None:
+def test_settings_that_cannot_be_are_refused(
+    tmp_path: Path, settings: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(UsageError, match=sentence):
         config_of(tmp_path, **settings)
 

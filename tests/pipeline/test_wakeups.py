@@ -28,13 +28,17 @@ SPANS = [DueSpan(9000, 1000, 1)]
 
 
 def commit(folder: Path, batch_id: int, clock: dict[str, str] | None = None) -> None:
-    offset = json.dumps({"version": 1, "positions": {TOPIC: {"ledger": 4, "entry": 7, **(clock or {})}}})
+    offset = json.dumps(
+        {"version": 1, "positions": {TOPIC: {"ledger": 4, "entry": 7, **(clock or {})}}}
+    )
     for log, text in (("offsets", f"v2\n{{}}\n{offset}"), ("commits", "v2\n{}")):
         (folder / log).mkdir(parents=True, exist_ok=True)
         (folder / log / str(batch_id)).write_text(text)
 
 
-def run(checkpoint: Checkpoint, batch_id: int, wakeups: Wakeups, wakeup_times_ms: dict[str, int | None]) -> None:
+def run(
+    checkpoint: Checkpoint, batch_id: int, wakeups: Wakeups, wakeup_times_ms: dict[str, int | None]
+) -> None:
     """What a micro-batch leaves beside the checkpoint."""
     wakeups.update(batch_id, wakeup_times_ms, {name: SPANS for name in wakeup_times_ms})
     BatchEnds(checkpoint).add(LastRun(batch_id, wakeups.batch_id), {}, {})
@@ -68,18 +72,24 @@ def test_a_restart_knows_the_times(checkpoint: Checkpoint) -> None:
     assert wakeups.batch_id == 3
 
 
-def test_times_that_were_copied_before_the_commit_log_wake_everything(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_times_that_were_copied_before_the_commit_log_wake_everything(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     commit(tmp_path, 5)
     wakeups = started(checkpoint)
     assert times_ms(wakeups) == {TOPIC: 1}
 
 
-def test_a_time_that_wakes_everything_is_beyond_the_clock_of_the_last_micro_batch(tmp_path: Path) -> None:
+def test_a_time_that_wakes_everything_is_beyond_the_clock_of_the_last_micro_batch(
+    tmp_path: Path,
+) -> None:
     commit(tmp_path, 3, {"clock": "2096-10-02T07:06:40.000Z"})
     assert times_ms(started(Checkpoint(Place(str(tmp_path))))) == {TOPIC: 4_000_000_000_001}
 
 
-def test_a_note_is_read_although_a_file_of_a_later_micro_batch_was_left(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_a_note_is_read_although_a_file_of_a_later_micro_batch_was_left(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     save_wakeup_times(Place(f"{tmp_path}/ledgerlake/wakes"), 13, WakeupTimes({TOPIC: 7}))
     wakeups = started(checkpoint)
     wakeups.update(5, {TOPIC: 9000}, {TOPIC: SPANS})
@@ -118,7 +128,9 @@ def test_times_that_another_process_replaced_are_written_again_though_they_have_
 def test_times_without_counts_wake_everything_until_each_topic_partition_was_counted(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    save_wakeup_times(Place(f"{tmp_path}/ledgerlake/wakes"), 3, WakeupTimes({TOPIC: 9000, "other": 9000}))
+    save_wakeup_times(
+        Place(f"{tmp_path}/ledgerlake/wakes"), 3, WakeupTimes({TOPIC: 9000, "other": 9000})
+    )
     wakeups = started(checkpoint)
     assert times_ms(wakeups) == {TOPIC: 1}
     run(checkpoint, 5, wakeups, {TOPIC: 9000})
@@ -131,7 +143,9 @@ def test_counts_change_with_the_micro_batches_of_their_topic_partition_and_go_wi
 ) -> None:
     wakeups = started(checkpoint)
     wakeups.update(5, {"other": 7000}, {"other": []})
-    assert load_wakeup_times(wakeups.folder) == WakeupTimes({TOPIC: 9000, "other": 7000}, {TOPIC: SPANS, "other": []})
+    assert load_wakeup_times(wakeups.folder) == WakeupTimes(
+        {TOPIC: 9000, "other": 7000}, {TOPIC: SPANS, "other": []}
+    )
     fewer = [DueSpan(9500, 1000, 1)]
     wakeups.update(6, {TOPIC: 9000, "other": None}, {TOPIC: fewer, "other": []})
     assert load_wakeup_times(wakeups.folder) == WakeupTimes({TOPIC: 9000}, {TOPIC: fewer})
@@ -163,7 +177,9 @@ def test_a_restart_knows_what_many_micro_batches_with_few_changes_have_left(
     assert extending > 100
 
 
-def test_counts_whose_earlier_file_is_missing_wake_everything(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_counts_whose_earlier_file_is_missing_wake_everything(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
     wakeups = started(checkpoint)
     many = {f"t-{number}": SPANS for number in range(5)}
     run(checkpoint, 5, wakeups, dict.fromkeys(many, 9000))
@@ -176,8 +192,14 @@ def test_counts_whose_earlier_file_is_missing_wake_everything(checkpoint: Checkp
 
 def test_a_file_that_another_process_replaced_is_not_extended(checkpoint: Checkpoint) -> None:
     wakeups = started(checkpoint)
-    wakeups.update(5, {f"t-{number}": 9000 for number in range(9)}, {f"t-{number}": SPANS for number in range(9)})
+    wakeups.update(
+        5,
+        {f"t-{number}": 9000 for number in range(9)},
+        {f"t-{number}": SPANS for number in range(9)},
+    )
     known = wakeups.due_spans
     save_wakeup_times(wakeups.folder, 5, WakeupTimes({TOPIC: 5000}))
     wakeups.update(6, {TOPIC: 9000}, {TOPIC: []})
-    assert load_wakeup_times(wakeups.folder) == WakeupTimes({name: 9000 for name in known}, known | {TOPIC: []})
+    assert load_wakeup_times(wakeups.folder) == WakeupTimes(
+        {name: 9000 for name in known}, known | {TOPIC: []}
+    )

@@ -40,20 +40,28 @@ def filled(
     others: dict[int, bytes | None] | None = None,
     properties: dict[str, str] | None = None,
 ) -> Outbox:
-    """An outbox with one file of messages whose values are their numbers, but for the ``others``; None
-    is no value.
+    """An outbox with one file of messages whose values are their numbers, but for the ``others``;
+    None is no value.
     """
     outbox = Outbox(Place(str(folder)))
     outbox.begin(None, None)
-    columns: dict[str, pa.Array] = {field.name: pa.nulls(rows, field.type) for field in schema.MESSAGES}
-    columns["value"] = pa.array([(others or {}).get(number, b"%d" % number) for number in range(rows)], pa.binary())
+    columns: dict[str, pa.Array] = {
+        field.name: pa.nulls(rows, field.type) for field in schema.MESSAGES
+    }
+    columns["value"] = pa.array(
+        [(others or {}).get(number, b"%d" % number) for number in range(rows)], pa.binary()
+    )
     columns["message_id"] = pa.array([f"1:{number}" for number in range(rows)])
     columns["deliver_at"] = pa.array([1_000_000] * rows, schema.MESSAGES.field("deliver_at").type)
     columns["is_null"] = columns["value"].is_null()
     if event_ms is not None:
-        columns["event_time"] = pa.array([event_ms * 1000] * rows, pa.int64()).cast(schema.TIMESTAMP)
+        columns["event_time"] = pa.array([event_ms * 1000] * rows, pa.int64()).cast(
+            schema.TIMESTAMP
+        )
     if properties is not None:
-        columns["properties"] = pa.array([list(properties.items())] * rows, columns["properties"].type)
+        columns["properties"] = pa.array(
+            [list(properties.items())] * rows, columns["properties"].type
+        )
     pq.write_table(pa.table(columns, schema=schema.MESSAGES), folder / "part.parquet")
     outbox.add(BatchRecord("s", "q", 0, 1), {"t": [DataFile("part.parquet", 4, rows, "{}")]})
     outbox.commit(0)

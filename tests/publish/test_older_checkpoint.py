@@ -1,5 +1,5 @@
-"""The sink and a checkpoint that is an older copy: Spark plans a micro-batch anew whose messages the
-broker has. What the broker drops then was sent before, or the query ends.
+"""The sink and a checkpoint that is an older copy: Spark plans a micro-batch anew whose messages
+the broker has. What the broker drops then was sent before, or the query ends.
 """
 
 from __future__ import annotations
@@ -25,13 +25,19 @@ HISTORIES = 2000 if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else 60
 
 
 def run(
-    peer: Peer, batch_id: int, plan_number: int | None, values: list[bytes], stops_after: int | None = None
+    peer: Peer,
+    batch_id: int,
+    plan_number: int | None,
+    values: list[bytes],
+    stops_after: int | None = None,
 ) -> None:
     """A task of a micro-batch; one that is killed after some messages sends no more."""
     settings = TopicSettings(ClientSettings(peer.url, give_up_after_s=2), TOPIC, batch_messages=1)
     writer = TopicWriter(settings, "ledgerlake-query-0", batch_id, plan_number)
     try:
-        writer.write(pa.RecordBatch.from_pydict({"value": pa.array(values[:stops_after], pa.binary())}))
+        writer.write(
+            pa.RecordBatch.from_pydict({"value": pa.array(values[:stops_after], pa.binary())})
+        )
         writer.flush()
     finally:
         writer.close()
@@ -67,12 +73,16 @@ def test_a_micro_batch_is_on_the_topic_once_or_ends_the_query(seed: int) -> None
             assert stored(peer)[-len(rows) - 1 :] == [*rows, b"after"]
         else:
             others = [b"other %d" % number for number in range(rng.randint(1, 8))]
-            with pytest.raises(CheckpointError, match=rf"messages of micro-batch {batch_id}.*restore the newest copy"):
+            with pytest.raises(
+                CheckpointError,
+                match=rf"messages of micro-batch {batch_id}.*restore the newest copy",
+            ):
                 run(peer, batch_id, second, others)
 
 
 @pytest.mark.parametrize(
-    ("distance", "is_told_apart"), [(-1000, True), (-4, True), (-1, True), (1, False), (2, False), (4, True)]
+    ("distance", "is_told_apart"),
+    [(-1000, True), (-4, True), (-1, True), (1, False), (2, False), (4, True)],
 )
 def test_another_plan_is_told_apart_unless_it_begins_among_the_ids_of_the_first(
     distance: int, is_told_apart: bool
@@ -112,13 +122,16 @@ def test_chunks_of_an_interrupted_message_are_of_the_same_plan() -> None:
 
 
 @pytest.mark.parametrize("foreign_id", [2**62, (6 << 32) + 5])
-def test_an_id_of_another_program_drops_no_row_and_the_error_names_the_way_on(foreign_id: int) -> None:
+def test_an_id_of_another_program_drops_no_row_and_the_error_names_the_way_on(
+    foreign_id: int,
+) -> None:
     with Peer() as peer:
         run(peer, 5, 7, [b"a"])
         peer.stored.append((foreign_id, foreign_id))
         with pytest.raises(
             CheckpointError,
-            match=r"another program has used that name.*set the option 'pulsar\.producer\.producerName' to another name",
+            match=r"another program has used that name.*set the option "
+            r"'pulsar\.producer\.producerName' to another name",
         ):
             run(peer, 6, 7, [b"b"])
 
@@ -126,7 +139,9 @@ def test_an_id_of_another_program_drops_no_row_and_the_error_names_the_way_on(fo
 def test_an_id_of_another_program_that_comes_while_a_task_reconnects_drops_no_row() -> None:
     rows = pa.RecordBatch.from_pydict({"value": pa.array([b"a"], pa.binary())})
     with Peer() as peer:
-        settings = TopicSettings(ClientSettings(peer.url, give_up_after_s=2), TOPIC, batch_messages=1)
+        settings = TopicSettings(
+            ClientSettings(peer.url, give_up_after_s=2), TOPIC, batch_messages=1
+        )
         writer = TopicWriter(settings, "ledgerlake-query-0", 5)
 
         def write() -> None:
@@ -136,7 +151,9 @@ def test_an_id_of_another_program_that_comes_while_a_task_reconnects_drops_no_ro
         write()
         peer.stored.append((2**62, 2**62))
         peer.disconnect()
-        with pytest.raises(ProducerNameError, match="another producer has used the name ledgerlake-query-0"):
+        with pytest.raises(
+            ProducerNameError, match="another producer has used the name ledgerlake-query-0"
+        ):
             write()
         writer.close()
 

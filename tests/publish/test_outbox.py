@@ -45,21 +45,35 @@ def begun(folder: Path, committed: int | None = None) -> Outbox:
 
 
 def numbers(outbox: Outbox) -> list[tuple[str, int]]:
-    return [(file.name, file.first_sequence) for outbox_batch in outbox.ready() for file in outbox_batch.files]
+    return [
+        (file.name, file.first_sequence)
+        for outbox_batch in outbox.ready()
+        for file in outbox_batch.files
+    ]
 
 
 def test_messages_are_numbered_one_after_another_by_topic_partition(tmp_path: Path) -> None:
     outbox = begun(tmp_path)
-    files = [written(tmp_path, name, rows) for name, rows in (("a.parquet", 3), ("b.parquet", 2), ("c.parquet", 7))]
+    files = [
+        written(tmp_path, name, rows)
+        for name, rows in (("a.parquet", 3), ("b.parquet", 2), ("c.parquet", 7))
+    ]
     outbox.add(batch(4), {"t-0": files[:2], "t-1": files[2:]})
     outbox.commit(4)
     assert outbox.add(batch(6), {"t-0": [written(tmp_path, "d.parquet", 1)], "t-1": []}) == 13
     outbox.commit(6)
-    assert numbers(outbox) == [("a.parquet", 0), ("b.parquet", 3), ("c.parquet", 0), ("d.parquet", 5)]
+    assert numbers(outbox) == [
+        ("a.parquet", 0),
+        ("b.parquet", 3),
+        ("c.parquet", 0),
+        ("d.parquet", 5),
+    ]
     assert [outbox.messages_up_to(number) for number in (3, 5, 6)] == [0, 12, 13]
 
 
-def test_a_batch_that_is_run_again_gives_the_same_numbers_also_when_it_was_sent_meanwhile(tmp_path: Path) -> None:
+def test_a_batch_that_is_run_again_gives_the_same_numbers_also_when_it_was_sent_meanwhile(
+    tmp_path: Path,
+) -> None:
     outbox = begun(tmp_path)
     outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
     outbox.commit(1)
@@ -84,7 +98,9 @@ def test_a_batch_that_is_run_again_gives_the_same_numbers_also_when_it_was_sent_
 def test_a_run_that_has_more_than_one_that_never_committed_sends_all_of_it(tmp_path: Path) -> None:
     begun(tmp_path).add(batch(1, 7), {"t": [written(tmp_path, "part-00000001-a.parquet", 1)]})
     reopened = begun(tmp_path)
-    assert reopened.add(batch(1, 7, 8), {"t": [written(tmp_path, "part-00000001-b.parquet", 2)]}) == 2
+    assert (
+        reopened.add(batch(1, 7, 8), {"t": [written(tmp_path, "part-00000001-b.parquet", 2)]}) == 2
+    )
     reopened.commit(1)
     assert numbers(reopened) == [("part-00000001-b.parquet", 0)]
     assert numbers(begun(tmp_path, committed=1)) == [("part-00000001-b.parquet", 0)]
@@ -108,7 +124,9 @@ def test_a_run_that_has_nothing_sends_nothing_of_one_that_never_committed(tmp_pa
 
 
 @pytest.mark.parametrize("again", [(), (7,), (7, 8, 9)])
-def test_what_the_table_has_is_sent_whatever_a_repeat_has(tmp_path: Path, again: tuple[int, ...]) -> None:
+def test_what_the_table_has_is_sent_whatever_a_repeat_has(
+    tmp_path: Path, again: tuple[int, ...]
+) -> None:
     begun(tmp_path).add(batch(1, 7, 8), {"t": [written(tmp_path, "part-00000001-a.parquet", 2)]})
     reopened = begun(tmp_path, committed=1)
     assert reopened.messages_up_to(1) == 2, "the table counts them"
@@ -131,11 +149,15 @@ def test_a_repeat_of_a_run_that_had_nothing_sends_nothing(tmp_path: Path) -> Non
 def test_a_record_of_what_the_table_has_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
     outbox = begun(tmp_path, committed=1)
     outbox.add(batch(1, 7), {"t": [written(tmp_path, "a.parquet", 1)]})
-    with pytest.raises(CheckpointError, match=r"lacks the record of batch 1, which is in the table.*restore it"):
+    with pytest.raises(
+        CheckpointError, match=r"lacks the record of batch 1, which is in the table.*restore it"
+    ):
         outbox.commit(1, of(7, 8))
 
 
-def test_a_process_that_was_suspended_with_another_outcome_changes_nothing_of_its_successors(tmp_path: Path) -> None:
+def test_a_process_that_was_suspended_with_another_outcome_changes_nothing_of_its_successors(
+    tmp_path: Path,
+) -> None:
     suspended, successor = begun(tmp_path), begun(tmp_path)
     successor.add(batch(1, 7, 8), {"t": [written(tmp_path, "b.parquet", 2)]})
     suspended.add(batch(1, 7), {"t": [written(tmp_path, "a.parquet", 1)]})
@@ -146,7 +168,9 @@ def test_a_process_that_was_suspended_with_another_outcome_changes_nothing_of_it
     assert numbers(suspended) == numbers(begun(tmp_path, committed=1)) == [("b.parquet", 0)]
 
 
-def test_a_process_that_was_suspended_cannot_replace_what_its_successor_recorded(tmp_path: Path) -> None:
+def test_a_process_that_was_suspended_cannot_replace_what_its_successor_recorded(
+    tmp_path: Path,
+) -> None:
     suspended = begun(tmp_path)
     successor = begun(tmp_path)
     successor.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
@@ -187,7 +211,10 @@ def test_files_without_a_record_are_removed_if_the_table_has_their_batch(tmp_pat
     outbox = begun(tmp_path)
     outbox.add(batch(1), {"t": [written(tmp_path, "part-00000001-00000-000-a.zstd.parquet", 3)]})
     outbox.commit(1)
-    for name in ("part-00000001-00000-000-b.zstd.parquet", "part-00000002-00000-000-c.zstd.parquet"):
+    for name in (
+        "part-00000001-00000-000-b.zstd.parquet",
+        "part-00000002-00000-000-c.zstd.parquet",
+    ):
         written(tmp_path, name, 9)
     begun(tmp_path, committed=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -219,7 +246,9 @@ def test_a_process_that_is_suspended_while_it_opens_the_outbox_removes_nothing_o
     assert successors[0].is_present(outbox_batch, outbox_batch.files[0])
 
 
-def test_an_owner_that_gets_the_stream_back_sends_what_its_tasks_wrote_before(tmp_path: Path) -> None:
+def test_an_owner_that_gets_the_stream_back_sends_what_its_tasks_wrote_before(
+    tmp_path: Path,
+) -> None:
     older = begun(tmp_path, committed=1)
     file = written(tmp_path, "part-00000002-00000-000-a.zstd.parquet", 3)
     begun(tmp_path, committed=1)
@@ -235,7 +264,9 @@ def run(outbox: Outbox, number: int, file: DataFile) -> None:
 
 
 @pytest.mark.parametrize("sends", [True, False])
-def test_an_owner_that_gets_the_stream_back_goes_on_where_its_successor_ended(tmp_path: Path, sends: bool) -> None:
+def test_an_owner_that_gets_the_stream_back_goes_on_where_its_successor_ended(
+    tmp_path: Path, sends: bool
+) -> None:
     older, successor = begun(tmp_path), begun(tmp_path)
     for number in range(3):
         run(successor, number, written(tmp_path, f"{number}.parquet", 2))
@@ -300,7 +331,8 @@ def test_micro_batches_that_wait_cost_the_sending_of_each_nothing(
         assert outbox.is_present(outbox_batch, outbox_batch.files[0])
         outbox.begin_sending(outbox_batch, Sending(1))
         outbox.sent(outbox_batch)
-    # One list of the whole folder, and the small folders of the sendings, before and after each began.
+    # One list of the whole folder, and the small folders of the sendings, before and after each
+    # began.
     assert [made.count(what) for what in ("list", "read 1.json")] == [1 + 2 * 20, 20]
     assert len(made) == 1 + 3 * 20
 
@@ -311,7 +343,10 @@ def test_a_file_that_is_missing_does_not_count_as_sent(tmp_path: Path) -> None:
     outbox.commit(1)
     (tmp_path / "a.parquet").unlink()
     reopened = begun(tmp_path, committed=1)
-    with pytest.raises(CheckpointError, match=r"lacks a\.parquet, which holds 3 due messages of t that were not sent"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"lacks a\.parquet, which holds 3 due messages of t that were not sent",
+    ):
         reopened.is_present(reopened.ready()[0], reopened.ready()[0].files[0])
 
 
@@ -355,24 +390,31 @@ def test_a_record_that_is_written_after_its_batch_was_sent_and_removed_does_not_
     assert last.messages_up_to(2) == 5
 
 
-def test_an_outbox_that_is_gone_or_another_one_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
+def test_an_outbox_that_is_gone_or_another_one_is_refused_and_nothing_is_made(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "outbox"
     name = begun(folder).name
     reopened = Outbox(Place(str(folder)))
     reopened.begin(None, name)
     assert reopened.name == name
-    with pytest.raises(CheckpointError, match=r"outbox is another one, .* restore it .* or remove .*outbox\.json"):
+    with pytest.raises(
+        CheckpointError, match=r"outbox is another one, .* restore it .* or remove .*outbox\.json"
+    ):
         Outbox(Place(str(folder))).begin(None, "other")
     (folder / "outbox.json").unlink()
     folder.rmdir()
     with pytest.raises(
-        CheckpointError, match=r"outbox is gone, and messages may wait in the one that this checkpoint had"
+        CheckpointError,
+        match=r"outbox is gone, and messages may wait in the one that this checkpoint had",
     ):
         Outbox(Place(str(folder))).begin(None, name)
     assert not folder.exists()
 
 
-def test_a_batch_that_did_not_commit_is_numbered_again_behind_the_one_that_was_sent(tmp_path: Path) -> None:
+def test_a_batch_that_did_not_commit_is_numbered_again_behind_the_one_that_was_sent(
+    tmp_path: Path,
+) -> None:
     outbox = begun(tmp_path)
     outbox.add(batch(5), {"t": [written(tmp_path, "five.parquet", 3)]})
     outbox.commit(5)
@@ -387,13 +429,18 @@ def test_a_batch_that_did_not_commit_is_numbered_again_behind_the_one_that_was_s
     assert numbers(reopened) == [("again.parquet", 3)]
 
 
-def test_what_a_micro_batch_that_waits_costs_does_not_grow_with_the_topic_partitions(tmp_path: Path) -> None:
+def test_what_a_micro_batch_that_waits_costs_does_not_grow_with_the_topic_partitions(
+    tmp_path: Path,
+) -> None:
     sizes = []
     for count in (1, 100):
         folder = tmp_path / str(count)
         folder.mkdir()
         outbox = begun(folder)
-        outbox.add(batch(0), {f"t-{number}": [written(folder, f"{number}.parquet", 3)] for number in range(count)})
+        outbox.add(
+            batch(0),
+            {f"t-{number}": [written(folder, f"{number}.parquet", 3)] for number in range(count)},
+        )
         outbox.commit(0)
         outbox.add(batch(1), {"t-0": [written(folder, "one.parquet", 1)]})
         outbox.commit(1)
@@ -422,7 +469,9 @@ def test_numbers_go_on_after_micro_batches_without_the_topic_partition_were_sent
     assert begun(tmp_path, committed=3).messages_up_to(3) == 11
 
 
-def test_the_golden_record_of_what_was_sent_is_read_and_a_newer_one_is_refused(tmp_path: Path) -> None:
+def test_the_golden_record_of_what_was_sent_is_read_and_a_newer_one_is_refused(
+    tmp_path: Path,
+) -> None:
     golden = '{"version": 1, "next_sequences": {"t": 17}}'
     path = tmp_path / "0000000008.sent"
     path.write_text(golden)
@@ -431,7 +480,10 @@ def test_the_golden_record_of_what_was_sent_is_read_and_a_newer_one_is_refused(t
     outbox.add(batch(9), {"t": [written(tmp_path, "f", 2)]})
     outbox.commit(9)
     outbox.sent(outbox.ready()[0])
-    assert json.loads((tmp_path / "0000000009.sent").read_text()) == {"version": 1, "next_sequences": {"t": 19}}
+    assert json.loads((tmp_path / "0000000009.sent").read_text()) == {
+        "version": 1,
+        "next_sequences": {"t": 19},
+    }
     (tmp_path / "0000000009.sent").write_text('{"version": 2}')
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
         begun(tmp_path, committed=9)
@@ -440,7 +492,8 @@ def test_the_golden_record_of_what_was_sent_is_read_and_a_newer_one_is_refused(t
 def test_golden_records_are_read_and_written(tmp_path: Path) -> None:
     own = '{"version": 1, "name": "abcd"}'
     record = (
-        '{"version": 1, "batch_id": 8, "files": [{"name": "f", "topic_partition": "t", "first_sequence": 15, "rows": 2}],'
+        '{"version": 1, "batch_id": 8, "files": [{"name": "f", "topic_partition": "t", '
+        '"first_sequence": 15, "rows": 2}],'
         ' "next_sequences": {"t": 17}}'
     )
     sending = '{"version": 1, "partitions": 3, "ends": {"due": {"ledger_id": 7, "entry_id": -1}}}'
@@ -473,7 +526,10 @@ def test_how_the_sending_of_a_batch_began_stands_until_it_is_sent(tmp_path: Path
         False,
     )
     reopened = begun(tmp_path, committed=1)
-    assert reopened.begin_sending(outbox_batch, Sending(5)) == (Sending(2, {"due": Position(7, 4)}), True)
+    assert reopened.begin_sending(outbox_batch, Sending(5)) == (
+        Sending(2, {"due": Position(7, 4)}),
+        True,
+    )
     reopened.sent(outbox_batch)
     assert list(tmp_path.glob("*.begun*")) == []
 
@@ -489,22 +545,32 @@ def test_a_process_that_was_suspended_cannot_change_how_its_successor_began(
     def suspended_here(batch_id: int) -> Sending | None:
         monkeypatch.setattr(suspended, "_begun", look)
         assert look(batch_id) is None
-        assert begun(tmp_path, committed=1).begin_sending(outbox_batch, Sending(12)) == (Sending(12), False)
+        assert begun(tmp_path, committed=1).begin_sending(outbox_batch, Sending(12)) == (
+            Sending(12),
+            False,
+        )
         return None
 
     monkeypatch.setattr(suspended, "_begun", suspended_here)
     assert suspended.begin_sending(outbox_batch, Sending(9)) == (Sending(12), True)
-    assert begun(tmp_path, committed=1).begin_sending(outbox_batch, Sending(20)) == (Sending(12), True)
+    assert begun(tmp_path, committed=1).begin_sending(outbox_batch, Sending(20)) == (
+        Sending(12),
+        True,
+    )
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"version": 1}', '{"version": 1, "partitions": 0, "ends": {}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"version": 1}', '{"version": 1, "partitions": 0, "ends": {}}']
+)
 def test_a_damaged_record_of_a_sending_is_one_sentence(tmp_path: Path, text: str) -> None:
     outbox = begun(tmp_path)
     run(outbox, 1, written(tmp_path, "a.parquet", 3))
     folder = tmp_path / "0000000001.begun"
     folder.mkdir()
     (folder / "1.json").write_text(text)
-    with pytest.raises(OffsetError, match=r"the checkpoint holds damaged outbox record of a sending.*restore"):
+    with pytest.raises(
+        OffsetError, match=r"the checkpoint holds damaged outbox record of a sending.*restore"
+    ):
         begun(tmp_path, committed=1)
 
 
@@ -514,12 +580,16 @@ def test_a_newer_record_of_a_sending_is_refused_at_the_start(tmp_path: Path) -> 
     folder = tmp_path / "0000000001.begun"
     folder.mkdir()
     (folder / "2.json").write_text(json.dumps({"version": 2, "partitions": 2}))
-    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(outbox record of a sending of version 2.*upgrade"):
+    with pytest.raises(
+        OffsetError, match=r"newer Ledgerlake \(outbox record of a sending of version 2.*upgrade"
+    ):
         begun(tmp_path, committed=1)
 
 
 @pytest.mark.parametrize("name", ["outbox.json", "0000000001.json"])
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"version": 1, "name": 7, "batch_id": "x"}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"version": 1}', '{"version": 1, "name": 7, "batch_id": "x"}']
+)
 def test_a_damaged_outbox_is_one_sentence(tmp_path: Path, name: str, text: str) -> None:
     outbox = begun(tmp_path)
     run(outbox, 1, written(tmp_path, "a.parquet", 3))
@@ -535,7 +605,8 @@ def test_a_newer_outbox_is_refused_with_advice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "hashed"), [("", 0), ("hello", 99162322), ("polygenelubricants", 0), ("é€", 31 * 233 + 8364)]
+    ("text", "hashed"),
+    [("", 0), ("hello", 99162322), ("polygenelubricants", 0), ("é€", 31 * 233 + 8364)],
 )
 def test_keys_are_hashed_as_by_java(text: str, hashed: int) -> None:
     assert java_hash(text) == hashed
@@ -544,7 +615,10 @@ def test_keys_are_hashed_as_by_java(text: str, hashed: int) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"version": 2, "names": []}', r"newer Ledgerlake \(outbox record of producers of version 2.*upgrade"),
+        (
+            '{"version": 2, "names": []}',
+            r"newer Ledgerlake \(outbox record of producers of version 2.*upgrade",
+        ),
         ('{"version": 1, "names": [{"target": 5}]}', "damaged outbox record of producers.*restore"),
         ("{", "damaged outbox record of producers.*restore"),
     ],

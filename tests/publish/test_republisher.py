@@ -77,7 +77,9 @@ class Producer:
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
-    def send(self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]) -> None:
+    def send(
+        self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]
+    ) -> None:
         if content in self._broker.too_large:
             on_receipt(Receipt("MessageTooBig"))
             return
@@ -150,7 +152,9 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
 def send(outbox: Outbox, timeout_s: float = 20.0) -> list[LedgerlakeError]:
     """Send everything; what ended the query."""
     ended: list[LedgerlakeError] = []
-    due_publisher = Republisher(outbox, ClientSettings("pulsar://broker"), "due", "s", lambda: True, ended.append)
+    due_publisher = Republisher(
+        outbox, ClientSettings("pulsar://broker"), "due", "s", lambda: True, ended.append
+    )
     due_publisher.start()
     try:
         due_publisher.drain(timeout_s)
@@ -198,7 +202,8 @@ def test_a_message_that_is_too_large_is_replaced_by_an_empty_one_and_is_named(
         "ledgerlake.too_large": "true",
     }
     assert [record.message for record in caplog.records] == [
-        f"the message 1:{large} of t is larger than due takes; it is replaced there by an empty message with the "
+        f"the message 1:{large} of t is larger than due takes; it is replaced there by an empty "
+        "message with the "
         "property ledgerlake.too_large, and the table, or rejects, has the full message"
     ]
 
@@ -208,11 +213,19 @@ def test_rows_that_are_no_messages_hold_up_none_after_them(
 ) -> None:
     outbox = filled(tmp_path, 10, event_ms=1)
     table = pq.read_table(tmp_path / "part.parquet")
-    never, early = pa.scalar(None, table.schema.field("deliver_at").type), pa.scalar(-1000, pa.int64())
-    for column, row, value in (("deliver_at", 3, never), ("event_time", 5, early.cast(table["event_time"].type))):
+    never, early = (
+        pa.scalar(None, table.schema.field("deliver_at").type),
+        pa.scalar(-1000, pa.int64()),
+    )
+    for column, row, value in (
+        ("deliver_at", 3, never),
+        ("event_time", 5, early.cast(table["event_time"].type)),
+    ):
         is_row = pa.array([number == row for number in range(10)])
         index = table.schema.get_field_index(column)
-        table = table.set_column(index, table.schema.field(column), pc.if_else(is_row, value, table[column]))
+        table = table.set_column(
+            index, table.schema.field(column), pc.if_else(is_row, value, table[column])
+        )
     pq.write_table(table, tmp_path / "part.parquet")
     with caplog.at_level(logging.WARNING):
         assert send(outbox) == []
@@ -220,13 +233,21 @@ def test_rows_that_are_no_messages_hold_up_none_after_them(
     assert "ledgerlake.deliver_at" not in broker.stored[3][1]
     assert broker.stored[5][1]["ledgerlake.unusable"] == "true"
     assert [record.message for record in caplog.records] == [
-        "the message 1:5 of t is none that a topic can have; it is replaced there by an empty message with the property "
+        "the message 1:5 of t is none that a topic can have; it is replaced there by an empty "
+        "message with the property "
         "ledgerlake.unusable, and the table, or rejects, has the full message"
     ]
 
 
-def test_a_copy_promises_no_marker_and_has_the_pipelines_word_on_its_origin(tmp_path: Path, broker: Broker) -> None:
-    own = {"ledgerlake.chunks": "1", "ledgerlake.topic": "forged", "ledgerlake.null": "true", "mine": "kept"}
+def test_a_copy_promises_no_marker_and_has_the_pipelines_word_on_its_origin(
+    tmp_path: Path, broker: Broker
+) -> None:
+    own = {
+        "ledgerlake.chunks": "1",
+        "ledgerlake.topic": "forged",
+        "ledgerlake.null": "true",
+        "mine": "kept",
+    }
     assert send(filled(tmp_path, 1, properties=own)) == []
     ((_, properties),) = broker.stored
     assert properties == {
@@ -237,35 +258,56 @@ def test_a_copy_promises_no_marker_and_has_the_pipelines_word_on_its_origin(tmp_
     }
 
 
-def test_a_message_that_a_policy_of_the_topic_refuses_is_replaced_and_those_after_it_come(tmp_path: Path) -> None:
+def test_a_message_that_a_policy_of_the_topic_refuses_is_replaced_and_those_after_it_come(
+    tmp_path: Path,
+) -> None:
     ended: list[LedgerlakeError] = []
     outbox = filled(tmp_path, 50, others={20: b"L" * 5000})
     with Peer(largest_stored_bytes=2000) as peer:
         due_publisher = Republisher(
-            outbox, ClientSettings(peer.url, give_up_after_s=2), TOPIC, "s", lambda: True, ended.append
+            outbox,
+            ClientSettings(peer.url, give_up_after_s=2),
+            TOPIC,
+            "s",
+            lambda: True,
+            ended.append,
         )
         due_publisher.start()
         due_publisher.drain(20.0)
         due_publisher.stop()
         assert [first for first, _ in peer.stored] == list(range(50))
-    entries_by_sequence = {entry.metadata.sequence_id: entry for entry in map(parse_entry, peer.received)}
+    entries_by_sequence = {
+        entry.metadata.sequence_id: entry for entry in map(parse_entry, peer.received)
+    }
     assert [bytes(entries_by_sequence[number].payload) for number in range(50)] == [
         b"" if number == 20 else b"%d" % number for number in range(50)
     ]
-    assert "ledgerlake.too_large" in {entry.key for entry in entries_by_sequence[20].metadata.properties}
+    assert "ledgerlake.too_large" in {
+        entry.key for entry in entries_by_sequence[20].metadata.properties
+    }
 
 
-def test_a_message_without_a_value_has_none_on_the_topic_and_an_empty_one_stays_a_value(tmp_path: Path) -> None:
+def test_a_message_without_a_value_has_none_on_the_topic_and_an_empty_one_stays_a_value(
+    tmp_path: Path,
+) -> None:
     outbox = filled(tmp_path, 3, others={1: None, 2: b""})
     with Peer() as peer:
-        due_publisher = Republisher(outbox, ClientSettings(peer.url), TOPIC, "s", lambda: True, lambda _error: None)
+        due_publisher = Republisher(
+            outbox, ClientSettings(peer.url), TOPIC, "s", lambda: True, lambda _error: None
+        )
         due_publisher.start()
         due_publisher.drain(20.0)
         due_publisher.stop()
-        assert [parse_entry(raw).metadata.null_value for raw in peer.received] == [False, True, False]
+        assert [parse_entry(raw).metadata.null_value for raw in peer.received] == [
+            False,
+            True,
+            False,
+        ]
 
 
-def test_a_sender_that_waits_for_a_broker_can_be_stopped(tmp_path: Path, broker: Broker, monkeypatch: Any) -> None:
+def test_a_sender_that_waits_for_a_broker_can_be_stopped(
+    tmp_path: Path, broker: Broker, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(Producer, "_work", lambda _self: None)
     outbox = filled(tmp_path, 10)
     with pytest.raises(TransportError, match=r"could not be sent in 0\.2 s and wait in"):
@@ -289,7 +331,9 @@ def test_an_outbox_that_is_damaged_ends_the_query_with_its_sentence(
     else:
         (tmp_path / "part.parquet").write_bytes(b"PAR1 and no more")
     ended: list[LedgerlakeError] = []
-    due_publisher = Republisher(outbox, ClientSettings("pulsar://broker"), "due", "s", lambda: True, ended.append)
+    due_publisher = Republisher(
+        outbox, ClientSettings("pulsar://broker"), "due", "s", lambda: True, ended.append
+    )
     due_publisher.start()
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"part\.parquet.*not sent; restore it from a"):
@@ -316,7 +360,9 @@ def test_a_file_of_the_outbox_is_sent_with_one_row_group_in_memory(tmp_path: Pat
 def test_who_waits_until_everything_is_sent_may_look_around_meanwhile(tmp_path: Path) -> None:
     outbox = filled(tmp_path, 20)
     with Peer(store_pause_s=0.1) as peer:
-        due_publisher = Republisher(outbox, ClientSettings(peer.url), TOPIC, "s", lambda: True, lambda _error: None)
+        due_publisher = Republisher(
+            outbox, ClientSettings(peer.url), TOPIC, "s", lambda: True, lambda _error: None
+        )
         due_publisher.start()
         looks = 0
         while not due_publisher.drain(20.0, 0.1):
@@ -329,7 +375,9 @@ def test_who_waits_until_everything_is_sent_may_look_around_meanwhile(tmp_path: 
 def test_a_topic_that_stores_slowly_is_waited_for_as_long_as_it_stores(tmp_path: Path) -> None:
     outbox = filled(tmp_path, 20)
     with Peer(store_pause_s=0.1) as peer:
-        due_publisher = Republisher(outbox, ClientSettings(peer.url), TOPIC, "s", lambda: True, lambda _error: None)
+        due_publisher = Republisher(
+            outbox, ClientSettings(peer.url), TOPIC, "s", lambda: True, lambda _error: None
+        )
         due_publisher.start()
         assert due_publisher.drain(1.0)
         due_publisher.stop()
@@ -347,8 +395,12 @@ def test_a_topic_that_takes_few_producers_gets_the_messages_of_all_topic_partiti
         files: dict[str, list[DataFile]] = {}
         for number, source in enumerate([*sources, *sources]):
             name = f"part-{batch_id}-{number}.parquet"
-            columns: dict[str, pa.Array] = {field.name: pa.nulls(3, field.type) for field in schema.MESSAGES}
-            columns["value"] = pa.array([b"%d %d %d" % (batch_id, number, row) for row in range(3)], pa.binary())
+            columns: dict[str, pa.Array] = {
+                field.name: pa.nulls(3, field.type) for field in schema.MESSAGES
+            }
+            columns["value"] = pa.array(
+                [b"%d %d %d" % (batch_id, number, row) for row in range(3)], pa.binary()
+            )
             columns["is_null"] = columns["value"].is_null()
             columns["message_id"] = pa.array(["1:1"] * 3)
             pq.write_table(pa.table(columns, schema=schema.MESSAGES), tmp_path / name)

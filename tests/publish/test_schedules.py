@@ -42,12 +42,18 @@ def sent(peer: Peer) -> list[tuple[bytes, int, dict[str, str]]]:
 def test_a_schedule_is_a_delayed_message_with_its_id_and_a_cancel_names_it() -> None:
     noon = datetime(2026, 5, 2, 12, tzinfo=timezone.utc)
     with Peer() as peer, Schedules(peer.url, TOPIC) as schedules:
-        schedules.put("a", b"one", at=1_777_000_000_000, key="k", properties={"x": "y"}, expires=noon)
+        schedules.put(
+            "a", b"one", at=1_777_000_000_000, key="k", properties={"x": "y"}, expires=noon
+        )
         schedules.put("a", b"two", at=noon)
         schedules.put("a", b"now")
         schedules.cancel("a")
         assert sent(peer) == [
-            (b"one", 1_777_000_000_000, {"x": "y", "ledgerlake.schedule": "a", "ledgerlake.expires": "1777723200000"}),
+            (
+                b"one",
+                1_777_000_000_000,
+                {"x": "y", "ledgerlake.schedule": "a", "ledgerlake.expires": "1777723200000"},
+            ),
             (b"two", 1_777_723_200_000, {"ledgerlake.schedule": "a"}),
             (b"now", 0, {"ledgerlake.schedule": "a"}),
             (b"", 0, {"ledgerlake.cancel": "schedule=a"}),
@@ -89,8 +95,16 @@ def test_a_refused_message_leaves_no_producer_at_the_broker() -> None:
         ("a", {"expires": MAX_TIME_MS + 1}, "expires must be"),
         ("a", {"expires": 1_777_723_200_000.5}, "expires must be"),
         ("a", {"cron": "* * * * *", "until": 1_777_723_200}, "until must be"),
-        ("a", {"at": 1_777_723_200_001, "expires": 1_777_723_200_000}, "it expires before it is due"),
-        ("a", {"properties": {"ledgerlake.schedule": "b"}}, "an argument of its own sets the property"),
+        (
+            "a",
+            {"at": 1_777_723_200_001, "expires": 1_777_723_200_000},
+            "it expires before it is due",
+        ),
+        (
+            "a",
+            {"properties": {"ledgerlake.schedule": "b"}},
+            "an argument of its own sets the property",
+        ),
         ("a", {"properties": {"ledgerlake.occurrence": "1"}}, "the pipeline sets the property"),
     ],
 )
@@ -112,11 +126,15 @@ def test_text_that_is_no_unicode_is_refused_in_words() -> None:
         with pytest.raises(UsageError, match="no Unicode text"):
             schedules.cancel("\ud800")
         assert peer.received == []
-        said = ledgerlake("schedule", TOPIC, "--service-url", peer.url, "--id", "a", "--in", "1 hour", "\udce9")
+        said = ledgerlake(
+            "schedule", TOPIC, "--service-url", peer.url, "--id", "a", "--in", "1 hour", "\udce9"
+        )
     assert (said.returncode, "VALUE is not UTF-8 text" in said.stderr) == (2, True)
 
 
-def test_new_partitions_of_the_topic_are_noticed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_partitions_of_the_topic_are_noticed_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[str] = []
 
     def look_up(_: Cluster, topic: str, creates: bool = False) -> list[str]:
@@ -173,7 +191,14 @@ def test_the_command_schedules_by_time_or_by_span() -> None:
     with Peer() as peer:
         where = (TOPIC, "--service-url", peer.url, "--id", "a")
         said = ledgerlake(
-            "schedule", *where, "--at", "2026-05-02T12:00:00Z", "--expires", "1777723200001", "x", "--json"
+            "schedule",
+            *where,
+            "--at",
+            "2026-05-02T12:00:00Z",
+            "--expires",
+            "1777723200001",
+            "x",
+            "--json",
         )
         assert said.returncode == 0, said.stderr
         assert json.loads(said.stdout)["due"] == "2026-05-02T12:00:00.000Z"
@@ -186,7 +211,12 @@ def test_the_command_schedules_by_time_or_by_span() -> None:
         assert [value for value, *_ in sent(peer)] == [b"x", b"y"]
         assert ledgerlake("schedule", *where, "--in", "soon", "z").returncode == 2
         assert ledgerlake("schedule", *where, "--at", "1777723200", "z").returncode == 2
-        assert ledgerlake("schedule", *where, "--in", "1 hour", "--expires", "1777723200000", "z").returncode == 2
+        assert (
+            ledgerlake(
+                "schedule", *where, "--in", "1 hour", "--expires", "1777723200000", "z"
+            ).returncode
+            == 2
+        )
         assert len(peer.received) == 2
 
 
@@ -195,7 +225,12 @@ def test_a_schedule_that_repeats_has_its_rule_and_a_start_and_is_paused_by_its_i
         before_ms = int(time.time() * 1000)
         schedules.put("a", b"one", cron="0 9 * * MON", timezone="Europe/Berlin", catch_up="last")
         schedules.put(
-            "a", b"two", every=timedelta(hours=1), at=1_800_000_000_000, count=3, jitter=timedelta(seconds=90)
+            "a",
+            b"two",
+            every=timedelta(hours=1),
+            at=1_800_000_000_000,
+            count=3,
+            jitter=timedelta(seconds=90),
         )
         schedules.pause("a")
         schedules.resume("a")
@@ -237,7 +272,9 @@ def test_a_schedule_that_repeats_has_its_rule_and_a_start_and_is_paused_by_its_i
         ({"every": "PT1H", "until": 1_700_000_000_000, "at": 1_699_000_000_000}, "no occurrence"),
     ],
 )
-def test_a_rule_that_cannot_be_used_is_refused_before_it_is_sent(arguments: dict[str, Any], why: str) -> None:
+def test_a_rule_that_cannot_be_used_is_refused_before_it_is_sent(
+    arguments: dict[str, Any], why: str
+) -> None:
     with Peer() as peer, Schedules(peer.url, TOPIC) as schedules:
         with pytest.raises(UsageError, match=why):
             schedules.put("a", b"", **arguments)
@@ -254,34 +291,52 @@ class PartitionedPeer(Peer):
 
     def _answer(self, connection: Any, consumers: Any, event: Any) -> None:
         if isinstance(event, pb.CommandPartitionedTopicMetadata):
-            answer: dict[str, Any] = {"request_id": event.request_id, "partitions": 3, "response": 0}
+            answer: dict[str, Any] = {
+                "request_id": event.request_id,
+                "partitions": 3,
+                "response": 0,
+            }
             connection.send(_encode("PARTITIONED_METADATA_RESPONSE", **answer))
             return
         if isinstance(event, pb.CommandProducer):
             self._topics_of[id(connection), event.producer_id] = event.topic
             event.producer_name = event.producer_name or "named"
         if isinstance(event, pb.CommandSend):
-            properties = {pair.key: pair.value for pair in parse_entry(connection.payload).metadata.properties}
+            properties = {
+                pair.key: pair.value for pair in parse_entry(connection.payload).metadata.properties
+            }
             partition = self._topics_of[id(connection), event.producer_id].rpartition("-")[2]
             self.routes[properties.get("ledgerlake.schedule", "other")].append(partition)
         super()._answer(connection, consumers, event)
 
 
-def test_the_documents_python_client_sends_an_id_where_put_sends_it_and_a_cancel_goes_everywhere() -> None:
+def test_the_documents_python_client_sends_an_id_where_put_sends_it_and_a_cancel_goes_everywhere() -> (
+    None
+):
     page = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
-    (example,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "import pulsar" in code]
+    (example,) = [
+        code
+        for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        if "import pulsar" in code
+    ]
     names = ["visit-17", *(f"call-{number}" for number in range(20)), "rendez-vous-é", "\U0001f600"]
     partitioned = PartitionedPeer()
     with partitioned as peer, Schedules(peer.url, TOPIC) as schedules:
-        example = example.replace("pulsar://localhost:6650", peer.url).replace('"reminders"', f'"{TOPIC}"')
+        example = example.replace("pulsar://localhost:6650", peer.url).replace(
+            '"reminders"', f'"{TOPIC}"'
+        )
         found: dict[str, Any] = {"due_ms": 2**40}
         exec(example, found)
         for name in names[1:]:
-            found["producer"].send(b"", partition_key=name, properties={"ledgerlake.schedule": name})
+            found["producer"].send(
+                b"", partition_key=name, properties={"ledgerlake.schedule": name}
+            )
         found["client"].close()
         for name in names:
             schedules.put(name, b"")
-        assert {name: len(set(routes)) for name, routes in partitioned.routes.items()} == dict.fromkeys(names, 1)
+        assert {
+            name: len(set(routes)) for name, routes in partitioned.routes.items()
+        } == dict.fromkeys(names, 1)
         assert {len(routes) for routes in partitioned.routes.values()} == {2}
         assert len(schedules.cancel("a")) == 3
         assert partitioned.routes["other"] == ["0", "1", "2"]
@@ -305,10 +360,14 @@ def test_a_cancel_goes_to_all_topics_of_a_configuration_or_to_one() -> None:
 
 
 @pytest.mark.parametrize("rule", [{"cron": "0 9 * * MON"}, {"every": "PT1H"}])
-def test_a_message_that_repeats_and_needs_chunks_is_refused_before_it_is_sent(rule: dict[str, str]) -> None:
+def test_a_message_that_repeats_and_needs_chunks_is_refused_before_it_is_sent(
+    rule: dict[str, str],
+) -> None:
     with Peer(max_message_bytes=100_000) as peer, Schedules(peer.url, TOPIC) as schedules:
         schedules.put("a", bytes(90_000), **rule)  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match=r"repeats.*not sent in chunks.* 300,000 bytes, and 99,\d{3} fit"):
+        with pytest.raises(
+            UsageError, match=r"repeats.*not sent in chunks.* 300,000 bytes, and 99,\d{3} fit"
+        ):
             schedules.put("a", bytes(300_000), **rule)  # type: ignore[arg-type]
         assert [len(value) for value, _, _ in sent(peer)] == [90_000]
         schedules.put("a", bytes(300_000), at=1_777_000_000_000)
@@ -355,8 +414,13 @@ def test_the_commands_repeat_pause_and_resume() -> None:
         rule = ("--cron", "0 9 * * *", "--timezone", "Asia/Tokyo", "--from", "2026-05-02T12:00:00Z", "--until", "2027-01-01T00:00:00Z")  # fmt: skip
         said = ledgerlake("schedule", *where, "--id", "a", *rule, "x")
         assert said.returncode == 0, said.stderr
-        assert said.stdout.startswith("schedule a repeats from 2026-05-02T12:00:00.000Z on, stored in ")
-        for command, holds in (("pause", "if there is one\n"), ("resume", "until ledgerlake resume --all\n")):
+        assert said.stdout.startswith(
+            "schedule a repeats from 2026-05-02T12:00:00.000Z on, stored in "
+        )
+        for command, holds in (
+            ("pause", "if there is one\n"),
+            ("resume", "until ledgerlake resume --all\n"),
+        ):
             said = ledgerlake(command, *where, "--id", "a")
             assert said.stdout.startswith(f"{command} of schedule a stored as ")
             assert said.stdout.endswith(holds)
@@ -367,14 +431,21 @@ def test_the_commands_repeat_pause_and_resume() -> None:
             None,
             None,
         ]
-        refused = ledgerlake("schedule", *where, "--id", "a", "--in", "1 hour", "--from", "2026-05-02T12:00:00Z", "x")
+        refused = ledgerlake(
+            "schedule", *where, "--id", "a", "--in", "1 hour", "--from", "2026-05-02T12:00:00Z", "x"
+        )
         assert refused.returncode == 2
         assert "--at" in refused.stderr
 
 
 def test_a_message_that_is_moved_keeps_what_was_stored_of_it() -> None:
     metadata = pb.MessageMetadata(
-        producer_name="p", sequence_id=7, publish_time=5, deliver_at_time=9, compression=pb.LZ4, uncompressed_size=40
+        producer_name="p",
+        sequence_id=7,
+        publish_time=5,
+        deliver_at_time=9,
+        compression=pb.LZ4,
+        uncompressed_size=40,
     )
     metadata.properties.add(key="ledgerlake.schedule", value="a")
     metadata.schema_version, metadata.partition_key = b"\0\1", "k"
@@ -385,22 +456,33 @@ def test_a_message_that_is_moved_keeps_what_was_stored_of_it() -> None:
     assert bytes(entry.payload) == b"compressed"
     changed = {"producer_name": "q", "sequence_id": 2, "deliver_at_time": 1_800_000_000_000}
     assert {name: getattr(entry.metadata, name) for name in changed} == changed
-    for name in ("compression", "uncompressed_size", "schema_version", "partition_key", "properties"):
+    for name in (
+        "compression",
+        "uncompressed_size",
+        "schema_version",
+        "partition_key",
+        "properties",
+    ):
         assert getattr(entry.metadata, name) == getattr(metadata, name)
-    # A broker would take it for a part of an open transaction, or for what another cluster has sent.
+    # A broker would take it for a part of an open transaction, or for what another cluster has
+    # sent.
     own = {"txnid_least_bits", "txnid_most_bits", "replicated_from", "replicate_to"}
     assert not own & {field.name for field, _ in entry.metadata.ListFields()}
 
 
 def test_a_message_is_not_moved_behind_its_expiry() -> None:
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=7, publish_time=5, deliver_at_time=9)
+    metadata = pb.MessageMetadata(
+        producer_name="p", sequence_id=7, publish_time=5, deliver_at_time=9
+    )
     metadata.properties.add(key="ledgerlake.expires", value="100")
     with pytest.raises(UsageError, match="expires before"):
         moved(encode_entry(metadata, b""), 101, 2, "q")
 
 
 def test_a_message_is_not_moved_behind_its_last_occurrence() -> None:
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, deliver_at_time=50)
+    metadata = pb.MessageMetadata(
+        producer_name="p", sequence_id=1, publish_time=1, deliver_at_time=50
+    )
     names = {"schedule": "a", "every": "PT1H", "until": "4000000000000"}
     for name, value in names.items():
         metadata.properties.add(key=f"ledgerlake.{name}", value=value)

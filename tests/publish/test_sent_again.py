@@ -75,7 +75,10 @@ class Broker:
                     message.value,
                     producer_name=message.producer,
                     sequence_id=message.sequence,
-                    properties=[pb.KeyValue(key=key, value=value) for key, value in message.properties.items()],
+                    properties=[
+                        pb.KeyValue(key=key, value=value)
+                        for key, value in message.properties.items()
+                    ],
                 ),
                 first=len(self.stored),
             )
@@ -92,7 +95,9 @@ class Producer:
         self._key = target, name
         self.last_sequence_id = broker.last.get(self._key, -1)
 
-    def send(self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]) -> None:
+    def send(
+        self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]
+    ) -> None:
         broker, position = self._broker, BEFORE_ALL
         if broker.takes == 0:
             on_receipt(Receipt("TransportError"))
@@ -147,7 +152,9 @@ def readable(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peer]:
 def add(outbox: Outbox, batch_id: int, values: list[bytes]) -> None:
     """A micro-batch of messages with keys of their own is committed."""
     count = len(values)
-    columns: dict[str, pa.Array] = {field.name: pa.nulls(count, field.type) for field in schema.MESSAGES}
+    columns: dict[str, pa.Array] = {
+        field.name: pa.nulls(count, field.type) for field in schema.MESSAGES
+    }
     columns["value"] = pa.array(values, pa.binary())
     columns["key"] = pa.array([f"key {number}" for number in range(count)])
     columns["message_id"] = pa.array([f"1:{number}" for number in range(count)])
@@ -167,7 +174,9 @@ def opened(folder: Path) -> Outbox:
 
 @contextmanager
 def publisher(outbox: Outbox, url: str = "pulsar://broker") -> Iterator[Republisher]:
-    due_publisher = Republisher(outbox, ClientSettings(url), TOPIC, "s", lambda: True, lambda _error: None)
+    due_publisher = Republisher(
+        outbox, ClientSettings(url), TOPIC, "s", lambda: True, lambda _error: None
+    )
     due_publisher.start()
     try:
         yield due_publisher
@@ -217,7 +226,9 @@ def test_micro_batches_behind_it_are_routed_among_the_partitions_that_there_are_
     assert {message.target[-1] for message in broker.stored if message.value in later} == {"0", "1"}
 
 
-def test_a_topic_that_was_made_again_with_fewer_partitions_gets_what_is_left(tmp_path: Path, broker: Broker) -> None:
+def test_a_topic_that_was_made_again_with_fewer_partitions_gets_what_is_left(
+    tmp_path: Path, broker: Broker
+) -> None:
     broker.partitions = 3
     outbox = opened(tmp_path)
     add(outbox, 1, VALUES)
@@ -351,7 +362,11 @@ def test_a_number_of_somebody_else_who_can_be_read_hides_and_doubles_no_message(
 
     broker.meanwhile = use_the_name
     send(outbox, url=readable.url)
-    assert [message.value for message in broker.stored] == [*VALUES[:5], b"of somebody else", *VALUES[5:]]
+    assert [message.value for message in broker.stored] == [
+        *VALUES[:5],
+        b"of somebody else",
+        *VALUES[5:],
+    ]
 
 
 @pytest.mark.parametrize("when", ["at the first start", "at the second start"])
@@ -370,7 +385,11 @@ def test_a_topic_that_may_not_be_read_holds_up_nothing_and_is_named(
     with caplog.at_level(logging.WARNING):
         send(opened(tmp_path), url=readable.url)
     assert set(broker.values) == set(VALUES)
-    warnings = [record.message for record in caplog.records if "and the topic does not tell" in record.message]
+    warnings = [
+        record.message
+        for record in caplog.records
+        if "and the topic does not tell" in record.message
+    ]
     assert len(warnings) == 1
     assert warnings[0].endswith("; some may be there twice")
 
@@ -393,9 +412,13 @@ def test_a_number_that_somebody_else_used_under_the_producers_name_hides_no_mess
             send(outbox)
     later = [b"%d of %d" % (n, batch_id) for batch_id in (2, 3) for n in range(5)]
     assert [message.value for message in broker.stored] == VALUES[:5] + later
-    assert [record.message for record in caplog.records if "another producer has used" in record.message] == [
-        f"another producer has used the name {key[1]} on {key[0]}, with the sequence id {number}; messages of t are sent there "
-        "under another name from now on, and none is lost: either the checkpoint was restored from a copy, and what was sent "
+    assert [
+        record.message for record in caplog.records if "another producer has used" in record.message
+    ] == [
+        f"another producer has used the name {key[1]} on {key[0]}, with the sequence id {number}; "
+        "messages of t are sent there "
+        "under another name from now on, and none is lost: either the checkpoint was restored from "
+        "a copy, and what was sent "
         "since the copy comes again; or look at who may write to that topic"
     ]
 

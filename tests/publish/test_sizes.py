@@ -17,7 +17,13 @@ from ledgerlake.errors import CheckpointError, LedgerlakeError, TransportError, 
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.large_messages import LargeMessageProducer
 from ledgerlake.publish.topic_writer import TopicSettings, TopicWriter, _Target
-from ledgerlake.wire.chunks import CHUNK_BYTES, attempt_suffix, chunk_limit_bytes, encode_chunks, fits_into_one_entry
+from ledgerlake.wire.chunks import (
+    CHUNK_BYTES,
+    attempt_suffix,
+    chunk_limit_bytes,
+    encode_chunks,
+    fits_into_one_entry,
+)
 from ledgerlake.wire.entry import parse_entry
 from ledgerlake.wire.message_id import ChunkMessageId, MessageId
 from tests.peer import TOPIC, Peer
@@ -27,7 +33,9 @@ VALUE = random.Random(1).randbytes(3 * MEBIBYTE)
 
 
 def chunks_of(peer: Peer) -> list[pb.MessageMetadata]:
-    """The metadata of entries that are chunks of one message, once they are seen to be ``VALUE``."""
+    """The metadata of entries that are chunks of one message, once they are seen to be
+    ``VALUE``.
+    """
     entries = [parse_entry(raw) for raw in peer.received]
     chunks = [entry for entry in entries if entry.metadata.num_chunks_from_msg > 1]
     assert b"".join(bytes(chunk.payload) for chunk in chunks) == VALUE
@@ -40,7 +48,9 @@ def write(peer: Peer, batch_id: int = 0, **columns: list[object]) -> None:
     client = ClientSettings(peer.url, give_up_after_s=2)
     writer = TopicWriter(TopicSettings(client, TOPIC), "w", batch_id)
     try:
-        writer.write(pa.RecordBatch.from_pydict({name: pa.array(values) for name, values in columns.items()}))
+        writer.write(
+            pa.RecordBatch.from_pydict({name: pa.array(values) for name, values in columns.items()})
+        )
         writer.flush()
     finally:
         writer.close()
@@ -76,7 +86,9 @@ def test_a_row_that_is_sent_again_to_a_broker_with_another_limit_is_stored_once(
 
 def test_a_row_whose_chunks_broke_off_is_sent_whole_to_a_broker_with_another_limit() -> None:
     with Peer(max_message_bytes=MEBIBYTE) as peer:
-        producer = NumberedProducer(Cluster(ClientSettings(peer.url, give_up_after_s=2)), TOPIC, "w")
+        producer = NumberedProducer(
+            Cluster(ClientSettings(peer.url, give_up_after_s=2)), TOPIC, "w"
+        )
         metadata = pb.MessageMetadata(producer_name="w", sequence_id=1, publish_time=1)
         for entry in list(encode_chunks(metadata, VALUE, MEBIBYTE - 1000))[:2]:
             producer.send(NumberedEntry(entry, 1, 1, is_chunk=True))
@@ -98,7 +110,9 @@ def test_a_row_is_whole_on_a_topic_that_was_loaded_again_amid_its_chunks(receive
 
 
 @pytest.mark.parametrize("limits", [(600_000, 200_000), (200_000, 600_000)])
-def test_a_micro_batch_that_is_run_again_with_other_batches_is_stored_once(limits: tuple[int, int]) -> None:
+def test_a_micro_batch_that_is_run_again_with_other_batches_is_stored_once(
+    limits: tuple[int, int],
+) -> None:
     values = [b"s" * 300] * 1000 + [b"L" * 900] * 1000
     with Peer(max_message_bytes=MEBIBYTE, drop_after_sends=2) as peer:
         settings = ClientSettings(peer.url, give_up_after_s=0)
@@ -139,7 +153,9 @@ def test_spellings_of_one_topic_have_one_producer() -> None:
         assert sum(last - first + 1 for first, last in peer.stored) == 3
 
 
-def test_a_producer_of_large_messages_goes_on_after_the_numbers_of_an_earlier_one_of_its_name() -> None:
+def test_a_producer_of_large_messages_goes_on_after_the_numbers_of_an_earlier_one_of_its_name() -> (
+    None
+):
     with Peer() as peer:
         cluster = Cluster(ClientSettings(peer.url, give_up_after_s=2))
         ids = []
@@ -152,7 +168,9 @@ def test_a_producer_of_large_messages_goes_on_after_the_numbers_of_an_earlier_on
 
 
 @pytest.mark.parametrize("received", [2, 3, 4, 5])
-def test_chunks_of_one_uuid_stand_on_a_topic_once_after_a_connection_that_breaks(received: int) -> None:
+def test_chunks_of_one_uuid_stand_on_a_topic_once_after_a_connection_that_breaks(
+    received: int,
+) -> None:
     """A client that has seen a chunk of a uuid twice may skip the message."""
     with Peer(max_message_bytes=MEBIBYTE, drop_after_received=received) as peer:
         write(peer, value=[b"before", VALUE, b"after"])
@@ -166,7 +184,9 @@ def test_chunks_of_one_uuid_stand_on_a_topic_once_after_a_connection_that_breaks
 
 
 @pytest.mark.parametrize("max_message_bytes", [20_000, MEBIBYTE, 5 * MEBIBYTE])
-def test_a_large_message_is_published_in_chunks_that_the_broker_takes(max_message_bytes: int) -> None:
+def test_a_large_message_is_published_in_chunks_that_the_broker_takes(
+    max_message_bytes: int,
+) -> None:
     with Peer(max_message_bytes=max_message_bytes) as peer:
         cluster = Cluster(ClientSettings(peer.url, give_up_after_s=2))
         producer = LargeMessageProducer(cluster, TOPIC, name="p")
@@ -184,7 +204,8 @@ def test_metadata_that_the_broker_does_not_take_are_named() -> None:
     with Peer(max_message_bytes=20_000) as peer, pytest.raises(UsageError) as raised:
         write(peer, value=[b"v"], key=["k" * 20_000], deliver_at=[now])
     assert re.fullmatch(
-        r"the key and the properties of a message take 20,\d+ bytes, which each of its chunks repeats, and the broker takes entries of 20,000; .*",
+        r"the key and the properties of a message take 20,\d+ bytes, which each of its chunks "
+        r"repeats, and the broker takes entries of 20,000; .*",
         raised.value.message,
     )
 
@@ -193,7 +214,8 @@ def test_a_batch_that_the_broker_does_not_take_is_named() -> None:
     with Peer(max_message_bytes=20_000) as peer, pytest.raises(UsageError) as raised:
         write(peer, value=[b"v" * 1000] * 30)
     assert re.fullmatch(
-        r"a batch of 30,\d+ bytes for .* is more than the broker takes \(20,000\); set '.*batchingMaxBytes' lower",
+        r"a batch of 30,\d+ bytes for .* is more than the broker takes \(20,000\); set "
+        r"'.*batchingMaxBytes' lower",
         raised.value.message,
     )
 
@@ -228,12 +250,17 @@ def test_a_micro_batch_that_is_older_than_what_the_broker_has_is_refused_and_not
     with Peer() as peer:
         write(peer, batch_id=5, value=[b"a"])
         with pytest.raises(
-            CheckpointError, match="sequence id of micro-batch 5 by the producer w, and this is micro-batch 3"
+            CheckpointError,
+            match="sequence id of micro-batch 5 by the producer w, and this is micro-batch 3",
         ):
             write(peer, batch_id=3, value=[b"b"])
         write(peer, batch_id=5, value=[b"a"])
         write(peer, batch_id=6, value=[b"c"])
-        assert [bytes(parse_entry(entry).payload)[-1:] for entry in peer.received] == [b"a", b"a", b"c"]
+        assert [bytes(parse_entry(entry).payload)[-1:] for entry in peer.received] == [
+            b"a",
+            b"a",
+            b"c",
+        ]
 
 
 def test_a_broker_that_is_away_for_a_moment_ends_no_task(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,11 @@
-"""The producers of due messages: in order, each answered once, and no chunk twice under one uuid."""
+"""The producers of due messages: in order, each answered once, and no chunk twice under one
+uuid.
+"""
 
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,9 +45,11 @@ class Sending:
     def __call__(self, *contents: bytes, first: int = 0, wait_s: float = 20, **fields: str) -> None:
         for number, content in enumerate(contents, first):
             metadata = pb.MessageMetadata(sequence_id=number, **fields)  # type: ignore[arg-type]
-            self._producer.send(metadata, content, lambda receipt, number=number: self._answer(number, receipt))  # type: ignore[misc]
+            self._producer.send(metadata, content, partial(self._answer, number))
         with self._answered:
-            assert self._answered.wait_for(lambda: len(self.receipts) == first + len(contents), wait_s)
+            assert self._answered.wait_for(
+                lambda: len(self.receipts) == first + len(contents), wait_s
+            )
 
     def _answer(self, number: int, receipt: Receipt) -> None:
         with self._answered:
@@ -76,7 +81,9 @@ def test_messages_of_all_sizes_are_stored_in_order_and_answered(peer: Peer) -> N
 
 
 @pytest.mark.parametrize("received", [1, 2, 3, 5, 6])
-def test_after_a_disconnect_no_chunk_stands_there_twice_under_one_uuid(peer: Peer, received: int) -> None:
+def test_after_a_disconnect_no_chunk_stands_there_twice_under_one_uuid(
+    peer: Peer, received: int
+) -> None:
     peer.drop_after_received = received
     sending = Sending(peer)
     sending(b"first", LARGE, b"last")
@@ -88,7 +95,9 @@ def test_after_a_disconnect_no_chunk_stands_there_twice_under_one_uuid(peer: Pee
     assert max(map(len, attempts)) > 3
 
 
-def test_a_large_message_before_the_last_number_that_the_broker_knows_is_not_sent_again(peer: Peer) -> None:
+def test_a_large_message_before_the_last_number_that_the_broker_knows_is_not_sent_again(
+    peer: Peer,
+) -> None:
     peer.stored = [(0, 0), (1, 1), (2, 2)]
     sending = Sending(peer, earlier_number=2)
     sending(b"first", LARGE, b"last")
@@ -111,7 +120,9 @@ def test_a_large_message_that_the_broker_has_only_begun_to_store_is_sent_again(p
     assert [sequence_id for sequence_id, _ in peer.stored] == [0, 1]
 
 
-def test_metadata_that_the_broker_does_not_take_are_answered_at_once_and_hold_up_nothing(peer: Peer) -> None:
+def test_metadata_that_the_broker_does_not_take_are_answered_at_once_and_hold_up_nothing(
+    peer: Peer,
+) -> None:
     sending = Sending(peer)
     sending(b"too large", partition_key="k" * 2 * KIBIBYTE)
     assert sending.names == ["MessageTooBig"]
@@ -140,7 +151,9 @@ def test_after_the_first_message_that_fails_none_is_sent(peer: Peer) -> None:
     assert peer.stored == []
 
 
-def test_an_error_that_nobody_thought_of_is_an_answer_too(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_nobody_thought_of_is_an_answer_too(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sending = Sending(peer)
     monkeypatch.setattr(NumberedProducer, "send", lambda *_: 1 / 0)
     sending(b"a", b"b")
@@ -163,7 +176,9 @@ def test_a_client_of_a_broker_that_stores_slowly_can_be_closed(peer: Peer) -> No
     producer = client.open_producer(target, "p", -1)
     answered = threading.Semaphore(0)
     for number in range(100):
-        producer.send(pb.MessageMetadata(sequence_id=number), b"small", lambda _receipt: answered.release())
+        producer.send(
+            pb.MessageMetadata(sequence_id=number), b"small", lambda _receipt: answered.release()
+        )
     wait_until(lambda: bool(peer.stored))
     client.close()
     assert all(answered.acquire(timeout=5) for _ in range(100))

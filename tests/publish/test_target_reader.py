@@ -27,17 +27,25 @@ def sent(number: int, producer: str = OURS, **fields: int) -> bytes:
 
 
 def reader_of(peer: Peer) -> TargetReader:
-    return TargetReader(ClientSettings(peer.url, connect_timeout_s=2, request_timeout_s=2), threading.Event())
+    return TargetReader(
+        ClientSettings(peer.url, connect_timeout_s=2, request_timeout_s=2), threading.Event()
+    )
 
 
-def last_numbers(peer: Peer, after: Position | None = BEFORE_ALL, following: int = 100) -> dict[str, int]:
+def last_numbers(
+    peer: Peer, after: Position | None = BEFORE_ALL, following: int = 100
+) -> dict[str, int]:
     return reader_of(peer).last_numbers(TOPIC, after, {OURS: following, f"{OURS}-2": following})
 
 
 def test_each_producer_has_its_last_number_whoever_else_sends() -> None:
     with Peer() as peer:
         peer.add(
-            sent(3), sent(99, "another"), sent(1, f"{OURS}-2"), sent(5), single(b"", producer_name=OURS, sequence_id=7)
+            sent(3),
+            sent(99, "another"),
+            sent(1, f"{OURS}-2"),
+            sent(5),
+            single(b"", producer_name=OURS, sequence_id=7),
         )
         peer.add(b"no entry", first=6)
         assert last_numbers(peer) == {OURS: 5, f"{OURS}-2": 1}
@@ -82,22 +90,32 @@ def test_a_search_is_bounded_and_says_what_may_happen(
         peer.add(sent(5), first=2)
         assert last_numbers(peer) == {OURS: 4}
     assert [record.message for record in caplog.records] == [
-        f"due messages may have been sent to {TOPIC} before, the broker does not say up to where, and the topic does not tell "
+        f"due messages may have been sent to {TOPIC} before, the broker does not say up to where, "
+        "and the topic does not tell "
         "(only 2 entries of it are read); some may be there twice"
     ]
 
 
-def test_a_topic_that_may_not_be_read_has_no_known_end_and_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    with Peer(refuse_subscribe=[pb.AuthorizationError] * 2) as peer, caplog.at_level(logging.WARNING):
+def test_a_topic_that_may_not_be_read_has_no_known_end_and_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with (
+        Peer(refuse_subscribe=[pb.AuthorizationError] * 2) as peer,
+        caplog.at_level(logging.WARNING),
+    ):
         assert reader_of(peer).ends([TOPIC]) == {TOPIC: None}
         assert last_numbers(peer) == {}
-    assert [record.message.rpartition(", ")[2].rpartition("; ")[2] for record in caplog.records] == [
+    assert [
+        record.message.rpartition(", ")[2].rpartition("; ")[2] for record in caplog.records
+    ] == [
         "some due messages will be there twice: allow this role to consume that topic",
         "some may be there twice",
     ]
 
 
-def test_a_broker_that_goes_away_is_asked_again_by_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_goes_away_is_asked_again_by_the_sender(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(target_reader, "_GIVE_UP_S", 0.1)
     with Peer() as peer:
         url = peer.url

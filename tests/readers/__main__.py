@@ -1,5 +1,5 @@
-"""``python -m tests.readers --tables 2000 --seed 1``: judge so many tables by all readers, and some of
-them by Spark too.
+"""``python -m tests.readers --tables 2000 --seed 1``: judge so many tables by all readers, and some
+of them by Spark too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ def _spark_judge() -> Callable[[Recipe, Place], list[str]]:
     from ledgerlake.runtime.session import start_session
     from tests.readers.spark import Spark
 
-    options = {"spark.sql.session.timeZone": "UTC", "spark.databricks.delta.snapshotPartitions": "1"}
+    options = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.databricks.delta.snapshotPartitions": "1",
+    }
     session = start_session("readers", "local[1]", options)
 
     def judged(recipe: Recipe, place: Place) -> list[str]:

@@ -72,7 +72,9 @@ def _short(value: Any) -> str:
     return f"{value[:5]!r}...{value[-2:]!r} of {len(value)}" if is_long else repr(value)
 
 
-def _conditions(recipe: Recipe, rows: Sequence[Row], count: int, rng: random.Random) -> list[Condition]:
+def _conditions(
+    recipe: Recipe, rows: Sequence[Row], count: int, rng: random.Random
+) -> list[Condition]:
     kinds = _OF_MESSAGES | (columns_of(recipe) if recipe.shape == "record" else {})
     columns = [name for name, kind in kinds.items() if kind in ARROW]
     made = []
@@ -82,6 +84,8 @@ def _conditions(recipe: Recipe, rows: Sequence[Row], count: int, rng: random.Ran
         operator = rng.choice(["is null", "=", "<", ">=", "in"]) if values else "is null"
         if operator in ("<", ">=") and kinds[column] == "boolean":
             operator = "="
-        chosen = () if operator == "is null" else tuple(rng.choices(values, k=1 + (operator == "in")))
+        chosen = (
+            () if operator == "is null" else tuple(rng.choices(values, k=1 + (operator == "in")))
+        )
         made.append(Condition(column, kinds[column], operator, chosen))
     return made

@@ -49,7 +49,9 @@ class _Registry:
         self._recipe = recipe
         self.known = recipe.batches[0][0]
 
-    def schemas(self, asked: Sequence[tuple[str, bytes | None]]) -> list[tuple[bytes, ValueSchema] | None]:
+    def schemas(
+        self, asked: Sequence[tuple[str, bytes | None]]
+    ) -> list[tuple[bytes, ValueSchema] | None]:
         return [self._answer(*each) for each in asked]
 
     def schema(self, topic: str, version: bytes) -> ValueSchema | None:
@@ -147,7 +149,9 @@ def _encoded(recipe: Recipe, message: Message) -> bytes:
 
 
 def _definition(fields: Fields, *, is_plain: bool = False) -> dict[str, Any]:
-    """Return Avro's schema; ``is_plain`` leaves out logical types, so that any number is written."""
+    """Return Avro's schema; ``is_plain`` leaves out logical types, so that any number is
+    written.
+    """
     return {
         "type": "record",
         "name": "R",
@@ -160,7 +164,11 @@ def _definition(fields: Fields, *, is_plain: bool = False) -> dict[str, Any]:
 
 def _type(kind: str, name: str, is_plain: bool) -> Any:
     if kind == "nested":
-        at = {"name": "at", "type": ["null", _type("timestamp-micros", name, is_plain)], "default": None}
+        at = {
+            "name": "at",
+            "type": ["null", _type("timestamp-micros", name, is_plain)],
+            "default": None,
+        }
         return {"type": "record", "name": f"N_{name}", "fields": [at]}
     if kind == "days":
         return {"type": "array", "items": _type("date", name, is_plain)}

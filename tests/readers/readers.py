@@ -116,7 +116,9 @@ class _Sql(Reader):
         literals = ", ".join(self.literal(value, condition.kind) for value in condition.values)
         right = f"({literals})" if condition.operator == "in" else literals
         where = f"{self.path(condition.column)} {condition.operator} {right}"
-        return sorted(self.run(f"select {self._named(NUMBER)} from t where {where}")[NUMBER].to_pylist())
+        return sorted(
+            self.run(f"select {self._named(NUMBER)} from t where {where}")[NUMBER].to_pylist()
+        )
 
     def path(self, name: str) -> str:
         return f"{self.outer}.{name}" if self.is_inside(name) else name
@@ -183,11 +185,15 @@ class Polars(Reader):
         if condition.operator == "is null":
             chosen = field.is_null()
         elif condition.operator == "in":
-            chosen = field.is_in(pl.Series(condition.values, dtype=POLARS[condition.kind]).implode())
+            chosen = field.is_in(
+                pl.Series(condition.values, dtype=POLARS[condition.kind]).implode()
+            )
         else:
             chosen = _OPERATORS[condition.operator](field, values[0])
         # Polars 2.1 fails at a filter by a field of a struct with statistics.
-        frame = self.frame.select([self._field(name).alias(name) for name in dict.fromkeys((NUMBER, condition.column))])
+        frame = self.frame.select(
+            [self._field(name).alias(name) for name in dict.fromkeys((NUMBER, condition.column))]
+        )
         found = frame.filter(chosen).select(NUMBER).collect()
         return sorted(found[NUMBER].to_list())
 
@@ -237,7 +243,10 @@ def plain(table: pa.Table) -> list[Row]:
     rows = table.to_pylist()
     for row in rows:
         if row.get("properties") is not None:
-            pairs = [tuple(pair.values()) if isinstance(pair, dict) else pair for pair in row["properties"]]
+            pairs = [
+                tuple(pair.values()) if isinstance(pair, dict) else pair
+                for pair in row["properties"]
+            ]
             # A key that is there twice would be seen by one reader and not by the other.
             row["properties"] = dict(pairs) if len(dict(pairs)) == len(pairs) else pairs
     return sorted(rows, key=lambda row: row[NUMBER])

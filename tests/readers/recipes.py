@@ -36,7 +36,17 @@ _LAST = "\U0010ffff"
 _TEXTS = ["", "a", "b", "é", "it's\n", "null", *("z" * n for n in (255, 256, 257, 300, 1100, 5000))]
 _TEXTS += [_LAST * 256, _LAST * 257 + "a", "z" * 300 + "a"]
 _NUMBERS = [0, 1, -1, 2**31 - 1, -(2**31)]
-_TIMES_US = [0, -1, 1_700_000_000_123_456, FIRST_US, LAST_US, FIRST_US - 1, LAST_US + 1, 2**62, -(2**62)]
+_TIMES_US = [
+    0,
+    -1,
+    1_700_000_000_123_456,
+    FIRST_US,
+    LAST_US,
+    FIRST_US - 1,
+    LAST_US + 1,
+    2**62,
+    -(2**62),
+]
 _TIMES_MS = [0, -1, 1_700_000_000_123, FIRST_US // 1000, LAST_US // 1000, LAST_US // 1000 + 1]
 _TIMES_MS += [1_700_000_000_123_000, -(10**15)]
 _DAYS = [0, -1, 20_000, FIRST_DAY, LAST_DAY, FIRST_DAY - 1, LAST_DAY + 1, 2**31 - 1]
@@ -58,7 +68,9 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
 # What rows of either shape have.
 _EVENT_TIMES_MS = [0, 1, 1_700_000_000_123, 253_402_214_399_999, 253_402_214_400_000, 2**62]
 _KEYS = ["", "k", "l", "x" * 300, "x" * 5000, "it's", _LAST * 300]
-_PROPERTIES = st.lists(st.tuples(st.sampled_from("pq"), st.sampled_from(["", "1", "2"])), max_size=3)
+_PROPERTIES = st.lists(
+    st.tuples(st.sampled_from("pq"), st.sampled_from(["", "1", "2"])), max_size=3
+)
 
 Fields = dict[str, str]
 
@@ -107,8 +119,12 @@ def recipes(draw: st.DrawFn) -> Recipe:
     known = 1
     for _ in range(9 if is_merged else draw(st.integers(1, 3))):
         known = draw(st.integers(known, len(versions)))
-        batches.append((known, draw(st.lists(_messages(versions[:known], options), min_size=1, max_size=3))))
-    return Recipe(shape, draw(st.booleans()), options, versions, batches, is_merged, draw(st.booleans()))
+        batches.append(
+            (known, draw(st.lists(_messages(versions[:known], options), min_size=1, max_size=3)))
+        )
+    return Recipe(
+        shape, draw(st.booleans()), options, versions, batches, is_merged, draw(st.booleans())
+    )
 
 
 @st.composite
@@ -116,8 +132,12 @@ def _options(draw: st.DrawFn, shape: str, first: Fields) -> dict[str, Any]:
     kind = draw(st.sampled_from(["plain", "plain", "partitions", "clusters", "latest"]))
     if kind == "latest":
         return {"mode": "latest"}
-    columns = ["key"] if shape == "messages" else [name for name in first if first[name] in _PARTITIONS]
-    clusters = ["key"] if shape == "messages" else [name for name in first if first[name] in _CLUSTERS]
+    columns = (
+        ["key"] if shape == "messages" else [name for name in first if first[name] in _PARTITIONS]
+    )
+    clusters = (
+        ["key"] if shape == "messages" else [name for name in first if first[name] in _CLUSTERS]
+    )
     if kind == "partitions" and columns:
         return {"partition_by": [draw(st.sampled_from(columns))]}
     if kind == "clusters" and clusters:
@@ -130,7 +150,9 @@ _CLUSTERS = {"int", "long", "string", "date", "timestamp-micros"}
 
 
 def _may_partition(text: str) -> bool:
-    """Return whether a table can be partitioned by a text; messages with a longer one are rejects."""
+    """Return whether a table can be partitioned by a text; messages with a longer one are
+    rejects.
+    """
     return len(text.encode()) <= 1000
 
 
@@ -144,9 +166,18 @@ def _values(kind: str, is_partition: bool) -> st.SearchStrategy[Any]:
 def _messages(draw: st.DrawFn, versions: list[Fields], options: dict[str, Any]) -> Message:
     number = draw(st.integers(0, len(versions) - 1))
     partitions = options.get("partition_by", [])
-    value = {name: draw(st.none() | _values(kind, name in partitions)) for name, kind in versions[number].items()}
+    value = {
+        name: draw(st.none() | _values(kind, name in partitions))
+        for name, kind in versions[number].items()
+    }
     keys = st.sampled_from([key for key in _KEYS if "key" not in partitions or _may_partition(key)])
     # A table with the latest messages rejects those without a key.
     key = draw(keys) if "mode" in options else draw(st.none() | keys)
     is_null = draw(st.integers(0, 9)) == 0
-    return Message(number, None if is_null else value, key, draw(_PROPERTIES), draw(st.sampled_from(_EVENT_TIMES_MS)))
+    return Message(
+        number,
+        None if is_null else value,
+        key,
+        draw(_PROPERTIES),
+        draw(st.sampled_from(_EVENT_TIMES_MS)),
+    )

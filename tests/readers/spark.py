@@ -27,7 +27,9 @@ class Spark(Reader):
         self.frame = session.read.format("delta").load(place.root)
 
     def rows(self, columns: list[str]) -> list[Row]:
-        return plain(self.frame.select(*(self._field(name).alias(name) for name in columns)).toArrow())
+        return plain(
+            self.frame.select(*(self._field(name).alias(name) for name in columns)).toArrow()
+        )
 
     def numbers(self, condition: Condition) -> list[int]:
         field = self._field(condition.column)

@@ -80,7 +80,9 @@ NESTED: dict[str, Callable[[pa.DataType], pa.DataType]] = {
     "a": pa.list_,
     "m": lambda kind: pa.map_(pa.string(), kind),
 }
-NESTINGS = ["".join(chosen) for depth in (1, 2, 3) for chosen in itertools.product(NESTED, repeat=depth)]
+NESTINGS = [
+    "".join(chosen) for depth in (1, 2, 3) for chosen in itertools.product(NESTED, repeat=depth)
+]
 
 
 def nested_type(nesting: str, kind: pa.DataType) -> pa.DataType:
@@ -99,17 +101,28 @@ def without_maps(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: without_maps(part) for name, part in value.items()}
     if isinstance(value, list):
-        pairs = [tuple(part.values()) if isinstance(part, dict) and "key" in part else part for part in value]
+        pairs = [
+            tuple(part.values()) if isinstance(part, dict) and "key" in part else part
+            for part in value
+        ]
         are_pairs = any(isinstance(part, tuple) for part in pairs)
-        return {key: without_maps(part) for key, part in pairs} if are_pairs else [*map(without_maps, value)]
+        return (
+            {key: without_maps(part) for key, part in pairs}
+            if are_pairs
+            else [*map(without_maps, value)]
+        )
     return value
 
 
-def test_a_nested_record_grows_unless_it_is_in_a_map_which_a_reader_could_not_read(tmp_path: Path) -> None:
+def test_a_nested_record_grows_unless_it_is_in_a_map_which_a_reader_could_not_read(
+    tmp_path: Path,
+) -> None:
     table = RecordTable(Place(str(tmp_path)))
     versions = [pa.struct([("x", pa.int32())]), pa.struct([("x", pa.int32()), ("y", pa.int32())])]
     for number, version in enumerate(versions):
-        table.add_columns(pa.struct([(nesting, nested_type(nesting, version)) for nesting in NESTINGS]))
+        table.add_columns(
+            pa.struct([(nesting, nested_type(nesting, version)) for nesting in NESTINGS])
+        )
         if number == 0:
             table.create()
         record = {nesting: nested_value(nesting, {"x": number}) for nesting in NESTINGS}
@@ -120,29 +133,41 @@ def test_a_nested_record_grows_unless_it_is_in_a_map_which_a_reader_could_not_re
         assert not table.contains(batch)
         table.commit(batch, writer.finish(), {})
     types = {field.name: field.type for field in table.record}
-    assert types == {nesting: nested_type(nesting, versions["m" not in nesting]) for nesting in NESTINGS}
+    assert types == {
+        nesting: nested_type(nesting, versions["m" not in nesting]) for nesting in NESTINGS
+    }
     expected = [
         {
-            nesting: without_maps(nested_value(nesting, {"x": number} if "m" in nesting else {"x": number, "y": None}))
+            nesting: without_maps(
+                nested_value(nesting, {"x": number} if "m" in nesting else {"x": number, "y": None})
+            )
             for nesting in NESTINGS
         }
         for number in range(2)
     ]
     for reader in READERS:
         rows = reader(table.path, "pulsar").rows([NUMBER, *NESTINGS])
-        assert [{nesting: without_maps(row[nesting]) for nesting in NESTINGS} for row in rows] == expected
+        assert [
+            {nesting: without_maps(row[nesting]) for nesting in NESTINGS} for row in rows
+        ] == expected
 
 
 # Polars 2.1 cannot open a folder with some of them.
 OF_A_PATH = string.ascii_letters + string.digits + " !\"#$%&'()*+,-.:;<=>?@_`}~{é日"
 
 
-def test_a_table_is_the_same_folder_for_all_libraries_with_any_path_that_is_taken(tmp_path: Path) -> None:
+def test_a_table_is_the_same_folder_for_all_libraries_with_any_path_that_is_taken(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / OF_A_PATH
     messages = [Message(0, {"a": number}, "k", [], 1) for number in range(2)]
-    recipe = Recipe("record", True, {}, [{"a": "int"}], [(1, messages)] * 9, is_merged=True, has_checkpoint=True)
+    recipe = Recipe(
+        "record", True, {}, [{"a": "int"}], [(1, messages)] * 9, is_merged=True, has_checkpoint=True
+    )
     place = write(recipe, folder)
-    assert not compare(recipe, [reader(place, "pulsar") for reader in (PyArrow, DuckDb, DeltaRs)], conditions=8)
+    assert not compare(
+        recipe, [reader(place, "pulsar") for reader in (PyArrow, DuckDb, DeltaRs)], conditions=8
+    )
     assert list(tmp_path.iterdir()) == [folder]
 
 

@@ -1,5 +1,5 @@
-"""Spark sees the rows of random tables as plain Python has them, and a table that Spark makes has the
-statistics of ours.
+"""Spark sees the rows of random tables as plain Python has them, and a table that Spark makes has
+the statistics of ours.
 """
 
 from __future__ import annotations

@@ -50,7 +50,9 @@ def config(folder: Path, *tables: dict[str, Any], **delta: Any) -> Config:
     return settings
 
 
-def reject(settings: Config, *numbers: int, reason: str = "no_table", topic: str = TOPIC, **message: Any) -> None:
+def reject(
+    settings: Config, *numbers: int, reason: str = "no_table", topic: str = TOPIC, **message: Any
+) -> None:
     """Put messages with these entry ids and values into the table of rejects."""
     common = {
         "topic": topic,
@@ -60,12 +62,17 @@ def reject(settings: Config, *numbers: int, reason: str = "no_table", topic: str
         "is_null": False,
         "publish_time": 1000,
     }
-    rows = [{**common, "entry_id": number, "value": b"%d" % number, "key": "a", **message} for number in numbers]
+    rows = [
+        {**common, "entry_id": number, "value": b"%d" % number, "key": "a", **message}
+        for number in numbers
+    ]
     entries = single_entries(pa.RecordBatch.from_pylist(rows, schema=schema.MESSAGES))
     reject_entries(settings, dict(zip(numbers, entries, strict=True)), reason, topic)
 
 
-def reject_entries(settings: Config, entries: dict[int, bytes], reason: str, topic: str = TOPIC) -> None:
+def reject_entries(
+    settings: Config, entries: dict[int, bytes], reason: str, topic: str = TOPIC
+) -> None:
     """Put stored entries, by their entry ids, into the table of rejects."""
     table = Table(settings.rejects_place, schema.REJECTS)
     if existing_table(settings.rejects_place) is None:
@@ -73,10 +80,19 @@ def reject_entries(settings: Config, entries: dict[int, bytes], reason: str, top
         table.create()
     place = {"topic": topic, "partition": -1, "ledger_id": 1}
     rejected = [
-        place | {"entry_id": number, "message_id": f"1:{number}", "reason": reason, "detail": "d", "entry": entry}
+        place
+        | {
+            "entry_id": number,
+            "message_id": f"1:{number}",
+            "reason": reason,
+            "detail": "d",
+            "entry": entry,
+        }
         for number, entry in entries.items()
     ]
-    writer = BufferedWriter(data_folder(settings.rejects_place, schema.REJECTS, "part-00000007-00000"))
+    writer = BufferedWriter(
+        data_folder(settings.rejects_place, schema.REJECTS, "part-00000007-00000")
+    )
     writer.write(pa.Table.from_pylist(rejected, schema=schema.REJECTS))
     table._append(writer.finish(), {"test": len(entries)}, None, "test")
 
@@ -143,7 +159,9 @@ def test_entries_are_decoded_together_up_to_a_size_and_those_of_one_place_always
     claimed = encode_entry(metadata(compression=pb.ZSTD, uncompressed_size=1_000_000), b"x")
     entries = [*((number, claimed) for number in (5, 1, 2, 3, 1, 1)), (4, b"no entry")]
     rejects = [{"ledger_id": 1, "entry_id": number, "entry": entry} for number, entry in entries]
-    parts = [[reject["entry_id"] for reject in part] for part in replay_messages.by_plain_size(rejects)]
+    parts = [
+        [reject["entry_id"] for reject in part] for part in replay_messages.by_plain_size(rejects)
+    ]
     assert parts == [[1, 1, 1], [2, 3], [4, 5]]
 
 
@@ -164,7 +182,8 @@ def test_a_second_replay_that_ends_before_the_first_commits_doubles_nothing(
     with monkeypatch.context() as changed:
         changed.setattr(Parts, "add", second)
         with pytest.raises(
-            TableError, match="another replay of the stream orders has committed meanwhile; replay again"
+            TableError,
+            match="another replay of the stream orders has committed meanwhile; replay again",
         ):
             replay(settings)
     assert replay(settings).replayed == {}
@@ -204,7 +223,10 @@ def test_an_interrupted_replay_is_not_finished_into_another_table(
     settings = config(tmp_path, path=str(tmp_path / "t"))
     reject(settings, 1)
     interrupted(monkeypatch, settings)
-    with pytest.raises(CheckpointError, match=r"for the table at .*t, which the configuration does not name any more"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"for the table at .*t, which the configuration does not name any more",
+    ):
         replay(config(tmp_path, path=str(tmp_path / "other")))
     replay(settings)
     assert values(tmp_path, "t") == [b"1"]
@@ -224,13 +246,17 @@ def test_a_record_of_a_newer_release_is_refused(tmp_path: Path) -> None:
 
 
 GOLDEN = (
-    '{"version": 1, "number": 5, "topics": ["persistent://public/default/orders"], "tables": {"messages": {"path": "PATH", "before": null, '
-    '"files": [{"name": "gone.parquet", "size_bytes": 1, "rows": 1, "stats": "{}", "first": [1, 1, 1, -1], "last": [1, 1, 1, -1], '
+    '{"version": 1, "number": 5, "topics": ["persistent://public/default/orders"], "tables": '
+    '{"messages": {"path": "PATH", "before": null, '
+    '"files": [{"name": "gone.parquet", "size_bytes": 1, "rows": 1, "stats": "{}", "first": [1, 1, '
+    '1, -1], "last": [1, 1, 1, -1], '
     '"partition_values": {}}]}}}'
 )
 
 
-def test_a_golden_record_is_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_golden_record_is_read_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = config(tmp_path, path=str(tmp_path / "t"))
     reject(settings, 1)
     record = tmp_path / "checkpoint" / "ledgerlake" / "replay.json"
@@ -300,7 +326,9 @@ def test_a_delayed_message_that_has_expired_stays(tmp_path: Path) -> None:
     for number, expires_ms in ((1, 1_700_000_000_001), (2, 4_000_000_000_000)):
         properties = [("ledgerlake.schedule", "a"), ("ledgerlake.expires", str(expires_ms))]
         reject(settings, number, reason="undecryptable", deliver_at=due_us, properties=properties)
-    reject(settings, 3, reason="undecryptable", properties=[("ledgerlake.expires", "1700000000001")])
+    reject(
+        settings, 3, reason="undecryptable", properties=[("ledgerlake.expires", "1700000000001")]
+    )
     result = replay(settings)
     assert (result.replayed, result.left) == ({"undecryptable": 2}, {"undecryptable": 1})
     assert values(tmp_path, "t") == [b"2", b"3"]
@@ -310,7 +338,9 @@ def test_a_large_delayed_message_that_has_expired_stays_with_its_chunks(tmp_path
     settings = config(tmp_path, {"path": "t"})
     for first, expires_ms in ((10, 1_700_000_000_001), (20, 4_000_000_000_000)):
         expires = [pb.KeyValue(key="ledgerlake.expires", value=str(expires_ms))]
-        chunks = chunk_entries(b"%d" % first, 2, f"p-{first}", deliver_at_time=1_700_000_000_000, properties=expires)
+        chunks = chunk_entries(
+            b"%d" % first, 2, f"p-{first}", deliver_at_time=1_700_000_000_000, properties=expires
+        )
         reject_entries(settings, dict(enumerate(chunks, first)), "undecryptable")
     result = replay(settings)
     assert (result.replayed, result.left) == ({"undecryptable": 2}, {"undecryptable": 2})
@@ -318,25 +348,39 @@ def test_a_large_delayed_message_that_has_expired_stays_with_its_chunks(tmp_path
 
 
 @pytest.mark.parametrize("reason", REPLAYABLE)
-def test_a_delayed_message_that_may_have_been_rejected_before_it_was_due_stays(tmp_path: Path, reason: str) -> None:
+def test_a_delayed_message_that_may_have_been_rejected_before_it_was_due_stays(
+    tmp_path: Path, reason: str
+) -> None:
     """It did not wait, so no cancel and no replacement of it is known."""
     settings = config(tmp_path, {"path": "t"})
     due_ms = 1_700_000_000_000
     scheduled = [pb.KeyValue(key="ledgerlake.schedule", value="a")]
-    is_withheld = reason in ("too_large", "payload_processor", "chunk_orphan", "chunk_expired", "chunk_evicted")
+    is_withheld = reason in (
+        "too_large",
+        "payload_processor",
+        "chunk_orphan",
+        "chunk_expired",
+        "chunk_evicted",
+    )
     reject_entries(settings, dict(enumerate(chunk_entries(b"large at once", 2, "p-1"), 10)), reason)
     large = chunk_entries(b"large delayed", 2, "p-2", deliver_at_time=due_ms, properties=scheduled)
     reject_entries(settings, dict(enumerate(large, 20)), reason)
-    reject_entries(settings, {1: single(b"at once"), 2: single(b"delayed", deliver_at_time=due_ms)}, reason)
+    reject_entries(
+        settings, {1: single(b"at once"), 2: single(b"delayed", deliver_at_time=due_ms)}, reason
+    )
     result = replay(settings)
-    assert (result.replayed, result.left) == (({reason: 3}, {reason: 3}) if is_withheld else ({reason: 6}, {}))
+    assert (result.replayed, result.left) == (
+        ({reason: 3}, {reason: 3}) if is_withheld else ({reason: 6}, {})
+    )
     if is_withheld:
         assert "before it was due" in result.why[reason]
     late = [] if is_withheld else [b"delayed", b"large delayed"]
     assert values(tmp_path, "t") == sorted([b"at once", b"large at once", *late])
 
 
-def test_chunks_that_were_rejected_when_and_before_they_were_due_make_no_delayed_message(tmp_path: Path) -> None:
+def test_chunks_that_were_rejected_when_and_before_they_were_due_make_no_delayed_message(
+    tmp_path: Path,
+) -> None:
     settings = config(tmp_path, {"path": "t"})
     first, second = chunk_entries(b"large", 2, deliver_at_time=1_700_000_000_000)
     reject_entries(settings, {1: first}, "encrypted")
@@ -353,11 +397,16 @@ def test_chunks_that_came_after_their_message_was_given_up_are_replayed_with_the
     reject_entries(settings, {1: first, 2: second}, "chunk_expired")
     reject_entries(settings, {9: third, 20: chunk_entries(b"cut", 2, "p-2")[1]}, "chunk_orphan")
     result = replay(settings, reasons)
-    assert (result.replayed, result.left) == ({"chunk_expired": 2, "chunk_orphan": 1}, {"chunk_orphan": 1})
+    assert (result.replayed, result.left) == (
+        {"chunk_expired": 2, "chunk_orphan": 1},
+        {"chunk_orphan": 1},
+    )
     assert values(tmp_path, "t") == [b"whole"]
 
 
-def test_large_messages_whose_uuid_came_again_are_told_apart_by_their_publish_time(tmp_path: Path) -> None:
+def test_large_messages_whose_uuid_came_again_are_told_apart_by_their_publish_time(
+    tmp_path: Path,
+) -> None:
     settings = config(tmp_path, {"path": "t"})
     monday, tuesday, friday = (
         chunk_entries(value, 2, publish_time=time_ms)
@@ -390,10 +439,19 @@ def test_rejects_of_topics_that_are_not_read_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lacks", ["topic", "partition", "message_id"])
-def test_rows_of_no_message_that_somebody_has_added_are_passed_over(tmp_path: Path, lacks: str) -> None:
+def test_rows_of_no_message_that_somebody_has_added_are_passed_over(
+    tmp_path: Path, lacks: str
+) -> None:
     settings = config(tmp_path, {"path": "t"})
     reject(settings, 1)
-    own = {"topic": TOPIC, "partition": -1, "ledger_id": 1, "entry_id": 7, "message_id": "1:7", "entry": b"x"}
+    own = {
+        "topic": TOPIC,
+        "partition": -1,
+        "ledger_id": 1,
+        "entry_id": 7,
+        "message_id": "1:7",
+        "entry": b"x",
+    }
     row = pa.Table.from_pylist([own | {"reason": "no_table", lacks: None}], schema=schema.REJECTS)
     write_deltalake(str(tmp_path / "rejects"), row, mode="append")
     assert replay(settings).replayed == {"no_table": 1}
@@ -409,8 +467,12 @@ def test_a_message_that_no_table_gets_anew_stays_a_reject(tmp_path: Path) -> Non
     assert values(tmp_path, "all") == [b"1"]
 
 
-def test_a_message_that_fits_one_table_and_not_another_is_in_the_one_alone_or_with_others(tmp_path: Path) -> None:
-    settings = config(tmp_path, {"path": "a"}, {"path": "b", "where": "cast(decode(value) as int) < 2"})
+def test_a_message_that_fits_one_table_and_not_another_is_in_the_one_alone_or_with_others(
+    tmp_path: Path,
+) -> None:
+    settings = config(
+        tmp_path, {"path": "a"}, {"path": "b", "where": "cast(decode(value) as int) < 2"}
+    )
     reject(settings, 1)
     reject(settings, 2, value=b"x")
     result = replay(settings)
@@ -420,14 +482,18 @@ def test_a_message_that_fits_one_table_and_not_another_is_in_the_one_alone_or_wi
     assert sorted(reasons) == ["no_table", "no_table", "replayed", "replayed", "transform_failed"]
 
 
-def test_a_message_that_is_rejected_again_for_the_same_reason_is_replayed_again(tmp_path: Path) -> None:
+def test_a_message_that_is_rejected_again_for_the_same_reason_is_replayed_again(
+    tmp_path: Path,
+) -> None:
     strict = {"where": "cast(decode(value) as int) > 0"}
     lenient = {"where": "try_cast(decode(value) as int) is null"}
     settings = config(tmp_path, {"path": "a", **strict}, {"path": "b", **strict})
     reject(settings, 1, reason="transform_failed", value=b"x")
     half = config(tmp_path, {"path": "a", **lenient}, {"path": "b", **strict})
     assert replay(half).replayed == {"transform_failed": 1}
-    assert [(count.reason, count.rejects) for count in count_rejects(half)] == [("transform_failed", 1)]
+    assert [(count.reason, count.rejects) for count in count_rejects(half)] == [
+        ("transform_failed", 1)
+    ]
     assert replay(half).left == {"transform_failed": 1}
     whole = config(tmp_path, {"path": "a", **lenient}, {"path": "b", **lenient})
     assert replay(whole).replayed == {"transform_failed": 1}
@@ -451,7 +517,9 @@ def no_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_schemas")
-def test_a_message_that_the_query_leaves_out_stays_a_reject_until_a_table_gets_a_row_of_it(tmp_path: Path) -> None:
+def test_a_message_that_the_query_leaves_out_stays_a_reject_until_a_table_gets_a_row_of_it(
+    tmp_path: Path,
+) -> None:
     narrow = config(tmp_path, LARGE_AMOUNTS)
     reject(narrow, 1, reason="transform_failed", value=b'{"amount": 5}')
     reject(narrow, 2, reason="transform_failed", value=b'{"amount": 50}')
@@ -462,13 +530,18 @@ def test_a_message_that_the_query_leaves_out_stays_a_reject_until_a_table_gets_a
     assert (left.rejects, left.message_id) == (1, "1:1")
     wide = config(tmp_path, LARGE_AMOUNTS | {"sql": "select amount from messages"})
     assert replay(wide).replayed == {"transform_failed": 1}
-    assert sorted(DeltaTable(str(tmp_path / "t")).to_pyarrow_table()["amount"].to_pylist()) == [5, 50]
+    assert sorted(DeltaTable(str(tmp_path / "t")).to_pyarrow_table()["amount"].to_pylist()) == [
+        5,
+        50,
+    ]
 
 
 @pytest.mark.usefixtures("no_schemas")
 def test_of_a_batch_what_the_query_leaves_out_becomes_a_reject_of_its_own(tmp_path: Path) -> None:
     settings = config(tmp_path, LARGE_AMOUNTS)
-    payload = encode_batch([(pb.SingleMessageMetadata(), b'{"amount": %d}' % amount) for amount in (5, 50)])
+    payload = encode_batch(
+        [(pb.SingleMessageMetadata(), b'{"amount": %d}' % amount) for amount in (5, 50)]
+    )
     entry = encode_entry(metadata(num_messages_in_batch=2, uncompressed_size=len(payload)), payload)
     reject_entries(settings, {1: entry}, "bad_compression")
     assert replay(settings).replayed == {"bad_compression": 1}
@@ -479,7 +552,9 @@ def test_of_a_batch_what_the_query_leaves_out_becomes_a_reject_of_its_own(tmp_pa
 @pytest.mark.usefixtures("no_schemas")
 def test_a_replay_refuses_what_a_start_refuses_and_changes_no_table(tmp_path: Path) -> None:
     table = {"path": "t", "shape": "record"}
-    first = config(tmp_path, {**table, "json_fields": {"ms": "int"}, "sql": "select ms from messages"})
+    first = config(
+        tmp_path, {**table, "json_fields": {"ms": "int"}, "sql": "select ms from messages"}
+    )
     reject(first, 1, reason="schema_mismatch", value=b'{"ms": 5}')
     assert replay(first).replayed == {"schema_mismatch": 1}
     reject(first, 2, reason="schema_mismatch", value=b'{"ms": 29000000000}')
@@ -492,9 +567,13 @@ def test_a_replay_refuses_what_a_start_refuses_and_changes_no_table(tmp_path: Pa
 def test_the_chunks_of_a_large_message_are_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_rejects, "_PART_ROWS", 4)
 
-    def found(entry_id: int, large: str = "", chunk: tuple[int, int] = (0, 0), size_bytes: int = 1) -> FoundReject:
+    def found(
+        entry_id: int, large: str = "", chunk: tuple[int, int] = (0, 0), size_bytes: int = 1
+    ) -> FoundReject:
         message = ("p", large, 1) if large else None
-        return FoundReject(TOPIC, -1, (1, entry_id, -1), "f", 0, entry_id, size_bytes, message, *chunk)
+        return FoundReject(
+            TOPIC, -1, (1, entry_id, -1), "f", 0, entry_id, size_bytes, message, *chunk
+        )
 
     of_u = [found(3, "u", (0, 3)), found(5, "u", (1, 3)), found(7, "u", (2, 3))]
     rejects = [found(0), found(1), found(2), *of_u, found(4), found(6, "v", (1, 3))]
@@ -503,7 +582,11 @@ def test_the_chunks_of_a_large_message_are_in_one_part(monkeypatch: pytest.Monke
     monkeypatch.setattr(replay_rejects, "_PART_BYTES", 10)
     of_u = [found(1, "u", (0, 2), 20), found(2, "u", (1, 2), 20)]
     large = [found(0, size_bytes=9), *of_u, found(3, size_bytes=5)]
-    assert [[reject.place[1] for reject in part] for part in replay_rejects._parts(large, 100)] == [[0], [1, 2], [3]]
+    assert [[reject.place[1] for reject in part] for part in replay_rejects._parts(large, 100)] == [
+        [0],
+        [1, 2],
+        [3],
+    ]
 
 
 def test_what_is_kept_of_a_reject_until_its_part_is_read_is_small(tmp_path: Path) -> None:
@@ -531,7 +614,11 @@ def test_of_chunks_in_rejects_only_the_entries_of_whole_messages_within_the_limi
     first, second = chunk_entries(b"whole", 2)
     orphan = chunk_entries(b"x" * 30, 3, "p-2")[1]
     too_large = chunk_entries(b"y" * 1100, 2, "p-3")
-    reject_entries(settings, dict(enumerate([second, *[orphan] * 9, *too_large, first, *[second] * 9])), "chunk_orphan")
+    reject_entries(
+        settings,
+        dict(enumerate([second, *[orphan] * 9, *too_large, first, *[second] * 9])),
+        "chunk_orphan",
+    )
     rejects = RejectsToReplay(settings.rejects_place, ["chunk_orphan"], lambda *_: True, 500)
     parts = [[row["entry"] for row in part] for part in rejects.parts()]
     assert [entry for part in parts for entry in part if entry is not None] == [second, first]
@@ -546,20 +633,29 @@ def test_entries_in_a_format_of_the_users_are_read_by_its_function_and_their_mes
 ) -> None:
     plain = config(tmp_path, {"path": "t"})
     settings = replace(
-        plain, source=replace(plain.source, message_payload_processor="tests.source.test_payload_processor:lines")
+        plain,
+        source=replace(
+            plain.source, message_payload_processor="tests.source.test_payload_processor:lines"
+        ),
     )
     entries = {1: single(b"lines:a=1 b=2"), 2: single(b"lines:"), 3: single(b"lines:bad=x")}
     reject_entries(settings, entries, "payload_processor")
     reject(settings, 4, value=b"lines:c=3")
     replayed = replay(settings)
-    assert (replayed.replayed, replayed.left) == ({"payload_processor": 1, "no_table": 1}, {"payload_processor": 2})
+    assert (replayed.replayed, replayed.left) == (
+        {"payload_processor": 1, "no_table": 1},
+        {"payload_processor": 2},
+    )
     assert values(tmp_path, "t") == [b"1", b"2", b"lines:c=3"]
 
 
 def test_an_expired_message_in_a_format_of_the_users_stays(tmp_path: Path) -> None:
     plain = config(tmp_path, {"path": "t"})
     settings = replace(
-        plain, source=replace(plain.source, message_payload_processor="tests.source.test_payload_processor:lines")
+        plain,
+        source=replace(
+            plain.source, message_payload_processor="tests.source.test_payload_processor:lines"
+        ),
     )
     expires = [pb.KeyValue(key="ledgerlake.expires", value="1700000000001")]
     entry = single(b"lines:a=1", deliver_at_time=1_700_000_000_000, properties=expires)
@@ -577,9 +673,13 @@ def test_what_only_a_table_with_the_latest_messages_takes_is_left(tmp_path: Path
     assert values(tmp_path, "others") == []
 
 
-def test_of_a_batch_what_only_a_table_with_the_latest_messages_takes_stays_a_reject(tmp_path: Path) -> None:
+def test_of_a_batch_what_only_a_table_with_the_latest_messages_takes_stays_a_reject(
+    tmp_path: Path,
+) -> None:
     settings = config(
-        tmp_path, {"path": "t", "where": "key = 'a'"}, {"path": "latest", "where": "key = 'b'", "mode": "latest"}
+        tmp_path,
+        {"path": "t", "where": "key = 'a'"},
+        {"path": "latest", "where": "key = 'b'", "mode": "latest"},
     )
     singles = [(pb.SingleMessageMetadata(partition_key=key), key.encode()) for key in "ab"]
     payload = encode_batch(singles)
@@ -595,7 +695,12 @@ def test_of_a_batch_what_only_a_table_with_the_latest_messages_takes_stays_a_rej
 
 @pytest.mark.usefixtures("no_schemas")
 def test_a_table_that_is_not_made_yet_holds_up_no_replay_into_others(tmp_path: Path) -> None:
-    waits = {"path": "waits", "shape": "record", "partition_by": ["country"], "topics_pattern": ".*other"}
+    waits = {
+        "path": "waits",
+        "shape": "record",
+        "partition_by": ["country"],
+        "topics_pattern": ".*other",
+    }
     settings = config(tmp_path, waits, path=str(tmp_path / "others"))
     reject(settings, 1)
     assert replay(settings).replayed == {"no_table": 1}

@@ -38,22 +38,31 @@ def test_a_bundle_has_our_modules_and_the_packages_that_they_need(tmp_path: Path
     assert {"ledgerlake", "lz4", "protobuf", "crc32c"} <= set(written.packages)
     assert not {"pyspark", "pulsar-client", "pytest"} & set(written.packages)
     with tarfile.open(written.path) as archive:
-        assert [one.name for one in archive if one.name.startswith("ledgerlake/") and one.mode & 0o022] == []
+        assert [
+            one.name for one in archive if one.name.startswith("ledgerlake/") and one.mode & 0o022
+        ] == []
         archive.extractall(tmp_path / "bundle", filter="data")
     modules = "ledgerlake.wire.framing, ledgerlake.cli, lz4.block, crc32c, google.protobuf"
     program = (
-        f"import sys; sys.path.insert(0, {str(tmp_path / 'bundle')!r}); import {modules}; print(ledgerlake.__file__)"
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'bundle')!r}); import {modules}; "
+        "print(ledgerlake.__file__)"
     )
     # Without this environment's own packages.
-    result = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=False)
-    assert result.stdout.strip() == str(tmp_path / "bundle" / "ledgerlake" / "__init__.py"), result.stderr
+    result = subprocess.run(
+        [sys.executable, "-S", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert result.stdout.strip() == str(tmp_path / "bundle" / "ledgerlake" / "__init__.py"), (
+        result.stderr
+    )
     assert not [file for file in tmp_path.iterdir() if file.name.endswith(".new")]
     compiled = kernels_of(tmp_path / "bundle")
     assert compiled
     program = "from ledgerlake.decode.warm_up import warm_up; warm_up()"
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     subprocess.run(
-        [sys.executable, "-c", program], env=environment | {"PYTHONPATH": str(tmp_path / "bundle")}, check=True
+        [sys.executable, "-c", program],
+        env=environment | {"PYTHONPATH": str(tmp_path / "bundle")},
+        check=True,
     )
     assert kernels_of(tmp_path / "bundle") == compiled, "a kernel was compiled again"
 
@@ -91,7 +100,9 @@ def test_executors_unpack_the_bundle_and_search_it_first(tmp_path: Path) -> None
 
 def test_a_setting_of_the_users_stands_behind_the_bundle(tmp_path: Path) -> None:
     settings = {"spark.archives": "models.zip", "spark.executorEnv.PYTHONPATH": "own"}
-    spark = parse_config(pipeline(tmp_path, master="yarn", bundle="b.tar.gz", settings=settings)).spark
+    spark = parse_config(
+        pipeline(tmp_path, master="yarn", bundle="b.tar.gz", settings=settings)
+    ).spark
     assert spark.session_settings["spark.archives"] == "b.tar.gz#ledgerlake_bundle,models.zip"
     assert spark.session_settings["spark.executorEnv.PYTHONPATH"] == "ledgerlake_bundle:own"
 

@@ -103,7 +103,9 @@ def test_a_session_that_ends_gives_up_what_is_not_finished(tmp_path: Path) -> No
     assert left(tmp_path) == []
 
 
-def test_a_session_that_ends_early_makes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_ends_early_makes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_DELAY_S", 600.0)
     archive = archive_in(tmp_path, _MAKES)
     archive.start()
@@ -111,7 +113,9 @@ def test_a_session_that_ends_early_makes_none(tmp_path: Path, monkeypatch: pytes
     assert left(tmp_path) == []
 
 
-def test_none_is_made_in_the_background_if_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_is_made_in_the_background_if_memory_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_free_bytes", lambda: module._NEEDED_BYTES - 1)
     archive = archive_in(tmp_path, _MAKES)
     archive.start()
@@ -121,8 +125,12 @@ def test_none_is_made_in_the_background_if_memory_is_short(tmp_path: Path, monke
     assert archive.make().exists()
 
 
-@pytest.mark.parametrize(("limit", "is_less"), [("max", False), (str(2**60), False), ("1000000", True)])
-def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, is_less: bool) -> None:
+@pytest.mark.parametrize(
+    ("limit", "is_less"), [("max", False), (str(2**60), False), ("1000000", True)]
+)
+def test_a_containers_limit_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, is_less: bool
+) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(module, "_CGROUP", tmp_path)
     (tmp_path / "memory.max").write_text(f"{limit}\n")
@@ -164,7 +172,13 @@ def test_an_archive_that_is_there_stays(tmp_path: Path) -> None:
 def test_what_no_start_has_used_for_a_month_is_removed(tmp_path: Path) -> None:
     archive = archive_in(tmp_path, _MAKES)
     folder = tmp_path / "classes"
-    for name, days in (("used.jsa", 31), ("old.jsa", 31), ("young.jsa", 29), ("b.1.list", 2), ("c.3.list", 0)):
+    for name, days in (
+        ("used.jsa", 31),
+        ("old.jsa", 31),
+        ("young.jsa", 29),
+        ("b.1.list", 2),
+        ("c.3.list", 0),
+    ):
         (folder / name).touch()
         os.utime(folder / name, (time.time() - days * _DAY_S,) * 2)
     (folder / "killed.in-work").mkdir()

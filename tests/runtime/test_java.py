@@ -49,12 +49,19 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def test_only_jars_with_the_expected_checksums_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_jars_with_the_expected_checksums_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LEDGERLAKE_CACHE", str(tmp_path))
-    downloads = serve(monkeypatch, {"lake.jar": b"lake", "pond.jar": b"pond", "other.jar": b"other"})
+    downloads = serve(
+        monkeypatch, {"lake.jar": b"lake", "pond.jar": b"pond", "other.jar": b"other"}
+    )
     expected = {"lake.jar": sha256(b"lake"), "pond.jar": sha256(b"pond")}
     for _ in range(2):
-        assert [jar.name for jar in java.fetch_jars("org", "lake", "1", expected)] == ["lake.jar", "pond.jar"]
+        assert [jar.name for jar in java.fetch_jars("org", "lake", "1", expected)] == [
+            "lake.jar",
+            "pond.jar",
+        ]
     assert len(downloads) == 1
 
 
@@ -77,7 +84,9 @@ def test_a_jar_that_is_not_the_expected_one_is_never_used(
     assert list((tmp_path / "jars" / "lake-1").glob("*.jar")) == []
 
 
-def test_a_jar_that_was_replaced_later_is_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jar_that_was_replaced_later_is_never_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LEDGERLAKE_CACHE", str(tmp_path))
     downloads = serve(monkeypatch, {"lake.jar": b"lake"})
     expected = {"lake.jar": sha256(b"lake")}
@@ -96,14 +105,18 @@ def test_an_archive_that_is_not_the_expected_one_is_never_used_and_is_removed(
 ) -> None:
     monkeypatch.setenv("LEDGERLAKE_CACHE", str(tmp_path))
     serve(monkeypatch, {"lake-1-bin.tar.gz": b"evil"})
-    with pytest.raises(SetupError, match=r"lake-1-bin.tar.gz does not have the expected checksum .* find out why"):
+    with pytest.raises(
+        SetupError, match=r"lake-1-bin.tar.gz does not have the expected checksum .* find out why"
+    ):
         java.fetch_file("org", "lake", "1", "bin", "tar.gz", hashlib.sha512(b"lake").hexdigest())
     serve(monkeypatch, {"lake-1-bin.tar.gz": b"lake"})
     path = java.fetch_file("org", "lake", "1", "bin", "tar.gz", hashlib.sha512(b"lake").hexdigest())
     assert path.read_bytes() == b"lake"
 
 
-def test_a_jar_that_was_added_later_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jar_that_was_added_later_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LEDGERLAKE_CACHE", str(tmp_path))
     serve(monkeypatch, {"lake.jar": b"lake"})
     expected = {"lake.jar": sha256(b"lake")}

@@ -1,4 +1,6 @@
-"""The Python that Spark starts with a local master: forks of a process that has imported everything."""
+"""The Python that Spark starts with a local master: forks of a process that has imported
+everything.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Driver:
 
     def __init__(self) -> None:
         command = [sys.executable, "-c", _DRIVER]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
         self.python = self.process.stdout.readline().strip()
         (self.server,) = psutil.Process(self.process.pid).children()
@@ -50,7 +54,9 @@ class Driver:
     def start(self, **options: Any) -> tuple[subprocess.Popen[str], str]:
         """Start the module that was asked for; what Spark started, and the first line."""
         command = [self.python, "-m", "asked_for"]
-        client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
+        client = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
+        )
         assert client.stdout is not None
         return client, client.stdout.readline()
 
@@ -69,7 +75,10 @@ def driver() -> Iterator[Driver]:
 def module(tmp_path: Path) -> Module:
     def write(code: str) -> dict[str, Any]:
         (tmp_path / "asked_for.py").write_text(code)
-        return {"env": {**os.environ, "PYTHONPATH": str(tmp_path), "asked.for": "yes"}, "cwd": str(tmp_path)}
+        return {
+            "env": {**os.environ, "PYTHONPATH": str(tmp_path), "asked.for": "yes"},
+            "cwd": str(tmp_path),
+        }
 
     return write
 
@@ -101,12 +110,19 @@ def test_an_error_of_a_process_is_on_its_standard_error(driver: Driver, module: 
 
 
 def test_a_process_that_a_signal_ended_is_no_success(driver: Driver, module: Module) -> None:
-    assert driver.run("-m", "asked_for", **module("import os\nos.kill(os.getpid(), 9)")).returncode != 0
+    assert (
+        driver.run("-m", "asked_for", **module("import os\nos.kill(os.getpid(), 9)")).returncode
+        != 0
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_process_ends_with_what_spark_started(driver: Driver, module: Module, number: int) -> None:
-    client, pid = driver.start(**module("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)"))
+def test_a_process_ends_with_what_spark_started(
+    driver: Driver, module: Module, number: int
+) -> None:
+    client, pid = driver.start(
+        **module("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)")
+    )
     forked = psutil.Process(int(pid))
     assert forked.parent() == driver.server
     client.send_signal(number)
@@ -127,7 +143,9 @@ def test_clients_that_leave_do_not_hold_up_the_others(driver: Driver, module: Mo
 
 
 def test_a_client_and_its_process_may_end_at_once(driver: Driver, module: Module) -> None:
-    client, pid = driver.start(**module("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)"))
+    client, pid = driver.start(
+        **module("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)")
+    )
     files = driver.server.num_fds()
     with socket.socket(socket.AF_UNIX) as slow, open(os.devnull) as stream:
         slow.connect(str(Path(driver.python).with_name("socket")))
@@ -141,11 +159,15 @@ def test_a_client_and_its_process_may_end_at_once(driver: Driver, module: Module
     assert is_forked(driver, module)
 
 
-def test_in_a_folder_that_was_removed_python_itself_is_started(driver: Driver, module: Module, tmp_path: Path) -> None:
+def test_in_a_folder_that_was_removed_python_itself_is_started(
+    driver: Driver, module: Module, tmp_path: Path
+) -> None:
     options = module("print('here')")
     (tmp_path / "gone").mkdir()
     command = f"cd gone; rmdir ../gone; exec {driver.python} -m asked_for"
-    ended = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, **options)
+    ended = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, check=False, **options
+    )
     assert (ended.stdout, ended.stderr) == ("here\n", "")
 
 
@@ -169,7 +191,9 @@ def test_if_the_server_was_killed_python_itself_is_started(module: Module) -> No
     driver.end()
 
 
-def test_after_a_driver_was_killed_processes_go_on_until_spark_ends_them_and_nothing_stays(module: Module) -> None:
+def test_after_a_driver_was_killed_processes_go_on_until_spark_ends_them_and_nothing_stays(
+    module: Module,
+) -> None:
     driver = Driver()
     client, line = driver.start(**module("print('up', flush=True)\nprint(input())"))
     assert line == "up\n"
@@ -181,7 +205,9 @@ def test_after_a_driver_was_killed_processes_go_on_until_spark_ends_them_and_not
     assert not Path(driver.python).parent.exists()
 
 
-def test_without_a_place_for_a_socket_python_itself_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_place_for_a_socket_python_itself_is_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     folder = tmp_path / ("long" * 30)
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
@@ -189,7 +215,9 @@ def test_without_a_place_for_a_socket_python_itself_is_started(monkeypatch: pyte
     assert list(folder.iterdir()) == []
 
 
-def test_variables_of_the_users_may_be_for_a_python_that_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_the_users_may_be_for_a_python_that_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/before")
     with python_of("local[2]", {"spark.executorEnv.PYTHONHASHSEED": "7"}):
         assert os.environ["PYSPARK_PYTHON"] == os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
@@ -205,7 +233,9 @@ def test_executors_on_other_machines_have_their_own_python(monkeypatch: pytest.M
     assert "PYSPARK_PYTHON" not in os.environ
 
 
-def test_with_a_home_of_spark_of_the_users_python_itself_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_home_of_spark_of_the_users_python_itself_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
     assert of_driver.local_python.__wrapped__() == sys.executable
 
@@ -259,8 +289,12 @@ def test_workers_search_the_working_folder_if_the_driver_does(
         assert os.environ.get("PYTHONSAFEPATH") == is_safe
 
 
-def test_a_process_that_may_search_the_working_folder_finds_modules_there(driver: Driver, tmp_path: Path) -> None:
+def test_a_process_that_may_search_the_working_folder_finds_modules_there(
+    driver: Driver, tmp_path: Path
+) -> None:
     (tmp_path / "of_the_user.py").write_text("print('found')\n")
     for safe, expected in ({}, "found\n"), ({"PYTHONSAFEPATH": "1"}, ""):
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"} | safe
+        environment = {
+            name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"
+        } | safe
         assert driver.run("-m", "of_the_user", cwd=tmp_path, env=environment).stdout == expected

@@ -37,7 +37,9 @@ def _is_glibc() -> bool:
 
 @pytest.mark.skipif(not _is_glibc(), reason="told to glibc's allocator alone")
 def test_blocks_of_chunks_are_kept_until_they_are_given_back_though_some_are_still_used() -> None:
-    ran = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True
+    )
     kept_mib, left_mib = map(int, ran.stdout.split())
     assert kept_mib >= 90
     assert left_mib <= 15

@@ -22,13 +22,20 @@ def test_the_working_folder_is_searched_last(tmp_path: Path) -> None:
         "except SetupError as error:\n"
         "    print(error)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
     assert "zipfile:function cannot be imported" in ended.stdout
 
 
 @pytest.mark.parametrize(
     ("function", "is_searched"),
-    [("json:loads", False), ("nowhere:function", False), ("own:function", True), ("packed.own:function", True)],
+    [
+        ("json:loads", False),
+        ("nowhere:function", False),
+        ("own:function", True),
+        ("packed.own:function", True),
+    ],
 )
 def test_the_working_folder_is_searched_only_if_a_function_is_in_it(
     tmp_path: Path, function: str, is_searched: bool
@@ -40,7 +47,8 @@ def test_the_working_folder_is_searched_only_if_a_function_is_in_it(
     for name in ("planted", "json"):
         (tmp_path / f"{name}.py").write_text("def loads(): ...\n")
     program = (
-        f"import os, sys; sys.path.remove(''); os.chdir({str(tmp_path)!r}); sys.modules.pop('json', None)\n"
+        f"import os, sys; sys.path.remove(''); os.chdir({str(tmp_path)!r}); "
+        "sys.modules.pop('json', None)\n"
         "from ledgerlake.errors import SetupError\n"
         "from ledgerlake.runtime.plugins import load\n"
         "try:\n"
@@ -53,5 +61,7 @@ def test_the_working_folder_is_searched_only_if_a_function_is_in_it(
         "except ImportError:\n"
         "    print('not found')\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
     assert ended.stdout.strip() == ("found" if is_searched else "not found")

@@ -77,15 +77,22 @@ def test_nobody_else_connects_to_what_runs_code(umask: int, rights: int) -> None
     # The path of a socket is short, and pytest's folders are not.
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(rights)
-        environment = {"PYTHON_WORKER_FACTORY_SOCK_DIR": folder, "PYTHON_UNIX_DOMAIN_ENABLED": "true"}
+        environment = {
+            "PYTHON_WORKER_FACTORY_SOCK_DIR": folder,
+            "PYTHON_UNIX_DOMAIN_ENABLED": "true",
+        }
         command = [sys.executable, "-c", _DAEMON]
-        ended = subprocess.run(command, env=os.environ | environment, check=True, capture_output=True, text=True)
+        ended = subprocess.run(
+            command, env=os.environ | environment, check=True, capture_output=True, text=True
+        )
     socket_rights, restored = (int(number, 8) for number in ended.stdout.split())
     assert rights == 0o700 or not socket_rights & OTHERS
     assert restored == umask
 
 
-def test_nobody_else_writes_to_the_cache(umask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_else_writes_to_the_cache(
+    umask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LEDGERLAKE_CACHE", str(tmp_path / "cache"))
     with locked(cache_folder() / "jars"):
         (tmp_path / "cache" / "jars" / "a.jar").write_bytes(b"")
@@ -101,7 +108,9 @@ def test_a_folder_that_others_may_write_to_is_refused_as_a_cache_and_stays_as_it
 ) -> None:
     monkeypatch.setenv("LEDGERLAKE_CACHE", str(tmp_path))
     tmp_path.chmod(rights)
-    with pytest.raises(SetupError, match=r"take their right \(chmod go-w\), or set LEDGERLAKE_CACHE"):
+    with pytest.raises(
+        SetupError, match=r"take their right \(chmod go-w\), or set LEDGERLAKE_CACHE"
+    ):
         cache_folder()
     assert mode(tmp_path) == rights
 
@@ -116,7 +125,9 @@ def test_a_cache_of_another_user_is_refused(
     folder.chmod(rights)
     os.chown(folder, owner, owner)
     monkeypatch.setenv("LEDGERLAKE_CACHE", str(folder))
-    with pytest.raises(SetupError, match=r"other users of this machine can write to .*, and code is loaded from it"):
+    with pytest.raises(
+        SetupError, match=r"other users of this machine can write to .*, and code is loaded from it"
+    ):
         cache_folder()
     with pytest.raises(SetupError):
         make_trusted_folder(folder)

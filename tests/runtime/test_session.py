@@ -44,14 +44,18 @@ def test_a_query_with_a_local_checkpoint_renames_its_files_without_subprocesses(
 
 
 @pytest.mark.spark
-def test_a_local_checkpoint_has_hadoops_checksums_alone(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_local_checkpoint_has_hadoops_checksums_alone(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     with settings_of(spark, Place(str(tmp_path)), None):
         assert spark.conf.get(CHECKSUMS) == "false"
     assert spark.conf.get(CHECKSUMS, None) is None
 
 
 @pytest.mark.spark
-def test_spark_generates_no_code_for_the_few_rows_of_a_query(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_generates_no_code_for_the_few_rows_of_a_query(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     spark = spark.newSession()
     for name in (WHOLE_STAGE, CODE):
         spark.conf.unset(name)
@@ -61,7 +65,9 @@ def test_spark_generates_no_code_for_the_few_rows_of_a_query(spark: SparkSession
 
 
 @pytest.mark.spark
-def test_spark_does_not_compare_the_rows_of_repeated_tasks(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_does_not_compare_the_rows_of_repeated_tasks(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     before = spark.conf.get(COMPARED)
     with settings_of(spark, Place(str(tmp_path)), None):
         assert spark.conf.get(COMPARED) == "false"
@@ -70,9 +76,12 @@ def test_spark_does_not_compare_the_rows_of_repeated_tasks(spark: SparkSession, 
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    ("name", "value"), [(FILE_MANAGER, "org.example.Own"), (CHECKSUMS, "true"), (WHOLE_STAGE, "true")]
+    ("name", "value"),
+    [(FILE_MANAGER, "org.example.Own"), (CHECKSUMS, "true"), (WHOLE_STAGE, "true")],
 )
-def test_a_choice_of_the_users_stands(spark: SparkSession, tmp_path: Path, name: str, value: str) -> None:
+def test_a_choice_of_the_users_stands(
+    spark: SparkSession, tmp_path: Path, name: str, value: str
+) -> None:
     spark.conf.set(name, value)
     try:
         with settings_of(spark, Place(str(tmp_path)), None):
@@ -96,7 +105,8 @@ def test_what_workers_are_forked_from_has_imported_their_modules_and_started_no_
     program = (
         "import sys, threading, ledgerlake.workers.worker_daemon as worker_daemon\n"
         "worker_daemon.warm_up()\n"
-        "assert {'pyarrow', 'pandas', 'numba', 'ledgerlake.operators.outcome_files'} <= set(sys.modules)\n"
+        "assert {'pyarrow', 'pandas', 'numba', 'ledgerlake.operators.outcome_files'} <= "
+        "set(sys.modules)\n"
         "assert threading.active_count() == 1"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -112,7 +122,9 @@ def test_what_workers_are_forked_from_has_imported_their_modules_and_started_no_
         ("operators.stateful", "cryptography"),
     ],
 )
-def test_the_processes_that_a_query_starts_first_do_without_large_libraries(module: str, absent: str) -> None:
+def test_the_processes_that_a_query_starts_first_do_without_large_libraries(
+    module: str, absent: str
+) -> None:
     program = f"import sys, ledgerlake.{module}\nassert {absent!r} not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -123,14 +135,18 @@ def test_workers_import_the_installed_pyspark_and_walk_over_none_of_what_they_we
 ) -> None:
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
-            yield pa.RecordBatch.from_pydict({"file": [pyspark.__file__], "frozen": [gc.get_freeze_count()]})
+            yield pa.RecordBatch.from_pydict(
+                {"file": [pyspark.__file__], "frozen": [gc.get_freeze_count()]}
+            )
 
     row = spark.range(1).mapInArrow(look, "file string, frozen bigint").first()
     assert row.file == pyspark.__file__
     assert row.frozen > 100_000
 
 
-def test_the_home_of_a_new_jvm_has_all_of_spark_but_the_zip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_home_of_a_new_jvm_has_all_of_spark_but_the_zip(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("SPARK_HOME", raising=False)
     monkeypatch.setenv("LEDGERLAKE_CACHE", str(tmp_path))
     for _ in range(2):
@@ -151,7 +167,9 @@ def test_a_home_of_the_users_stands(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_executors_of_a_cluster_are_not_told_that_the_driver_is_on_their_own_machine() -> None:
     assert session_settings("local[2]", {}, [], "")["spark.driver.host"] == "127.0.0.1"
     assert "spark.driver.host" not in session_settings("spark://h:7077", {}, [], "")
-    assert session_settings("local[2]", {"spark.driver.host": "h"}, [], "")["spark.driver.host"] == "h"
+    assert (
+        session_settings("local[2]", {"spark.driver.host": "h"}, [], "")["spark.driver.host"] == "h"
+    )
 
 
 def test_jars_extensions_and_java_options_of_the_users_stand_behind_those_that_are_needed() -> None:
@@ -180,7 +198,11 @@ def test_jars_extensions_and_java_options_of_the_users_stand_behind_those_that_a
     ],
 )
 def test_a_start_warns_of_a_secret_among_the_arguments_of_a_jvm(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, value: str, is_visible: bool
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    value: str,
+    is_visible: bool,
 ) -> None:
     # The start ends before it has a JVM.
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
@@ -211,16 +233,22 @@ def test_what_the_jvm_warns_of_is_not_in_the_output_of_a_command() -> None:
     # Large pages are set up on few machines, and on all others the JVM warns.
     program = (
         "from ledgerlake.runtime import session\n"
-        "session.start_session('test', settings={'spark.driver.extraJavaOptions': '-XX:+UseLargePages'}).stop()"
+        "session.start_session('test', settings={'spark.driver.extraJavaOptions': "
+        "'-XX:+UseLargePages'}).stop()"
     )
-    assert subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE).stdout == b""
+    assert (
+        subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE).stdout
+        == b""
+    )
 
 
 @pytest.mark.spark
 def test_what_comes_with_every_start_is_not_on_the_screen_unless_all_is_asked_for() -> None:
     program = "from ledgerlake.runtime import session\nsession.start_session('test'{}).stop()"
     said = [
-        subprocess.run([sys.executable, "-c", program.format(more)], check=True, capture_output=True, text=True).stderr
+        subprocess.run(
+            [sys.executable, "-c", program.format(more)], check=True, capture_output=True, text=True
+        ).stderr
         for more in ("", ", says_all=True")
     ]
     assert said[0] == ""
@@ -231,10 +259,17 @@ def test_what_comes_with_every_start_is_not_on_the_screen_unless_all_is_asked_fo
 def test_why_a_jvm_does_not_start_is_on_the_screen() -> None:
     program = (
         "from ledgerlake.runtime import session\n"
-        "session.start_session('test', settings={'spark.driver.extraJavaOptions': '-javaagent:nowhere.jar'})"
+        "session.start_session('test', settings={'spark.driver.extraJavaOptions': "
+        "'-javaagent:nowhere.jar'})"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    (error,) = (line for line in ended.stderr.splitlines() if "Spark did not start with master local" in line)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    (error,) = (
+        line
+        for line in ended.stderr.splitlines()
+        if "Spark did not start with master local" in line
+    )
     assert "the JVM ended at once with exit code 1 and said last: " in error
     assert "nowhere.jar" in error
 

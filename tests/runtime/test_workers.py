@@ -11,7 +11,9 @@ import pytest
 from ledgerlake.runtime.workers import quieten
 
 
-def test_a_closed_pipe_leaves_no_traceback_and_another_error_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_closed_pipe_leaves_no_traceback_and_another_error_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     daemon = SimpleNamespace()
     quieten(daemon)
     for error in (BrokenPipeError("gone"), ConnectionResetError("gone"), ValueError("wrong")):
@@ -45,7 +47,8 @@ def test_the_process_that_describes_the_stateful_operator_is_quiet_once_it_loads
         "import sys\n"
         "from importlib.machinery import ModuleSpec\n"
         "main = sys.modules['__main__']\n"
-        "main.__spec__ = ModuleSpec('pyspark.sql.streaming.transform_with_state_driver_worker', None)\n"
+        "main.__spec__ = ModuleSpec('pyspark.sql.streaming.transform_with_state_driver_worker', "
+        "None)\n"
         "import ledgerlake.operators.stateful\n"
         "print('a step of it')\n"
     )

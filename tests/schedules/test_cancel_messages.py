@@ -47,7 +47,9 @@ def cancels_of(targets: list[str], codec: int = pb.NONE) -> bytes:
         slot.properties.add(key="ledgerlake.cancel", value=f"key={target}")
         slots.append((slot, b""))
     plain = encode_batch(slots)
-    entry_metadata = metadata(num_messages_in_batch=len(slots), uncompressed_size=len(plain), compression=codec)
+    entry_metadata = metadata(
+        num_messages_in_batch=len(slots), uncompressed_size=len(plain), compression=codec
+    )
     return encode_entry(entry_metadata, compress(codec, plain))
 
 
@@ -58,16 +60,30 @@ def messages(*entries: bytes) -> pa.RecordBatch:
 
 def test_cancels_stand_among_other_messages_with_and_without_properties() -> None:
     fields: list[dict[str, Any]] = [
-        {"properties": [pb.KeyValue(key="a", value="1"), pb.KeyValue(key="ledgerlake.cancel", value="key=x")]}
+        {
+            "properties": [
+                pb.KeyValue(key="a", value="1"),
+                pb.KeyValue(key="ledgerlake.cancel", value="key=x"),
+            ]
+        }
     ]
-    rows = messages(single(b"1"), single(b"2", **fields[0]), single(b"3", properties=[pb.KeyValue(key="b", value="")]))
-    assert [(cancel.position.entry_id, cancel.target) for cancel in find_cancels(rows)] == [(1, "x")]
+    rows = messages(
+        single(b"1"),
+        single(b"2", **fields[0]),
+        single(b"3", properties=[pb.KeyValue(key="b", value="")]),
+    )
+    assert [(cancel.position.entry_id, cancel.target) for cancel in find_cancels(rows)] == [
+        (1, "x")
+    ]
     assert [cancel.position.entry_id for cancel in find_cancels(rows.slice(1, 2))] == [1]
     assert list(find_cancels(rows.slice(2))) == []
 
 
 def test_a_cancel_without_a_known_time_is_of_1970() -> None:
-    entry = metadata(publish_time=MAX_TIME_MS + 1, properties=[pb.KeyValue(key="ledgerlake.cancel", value="key=x")])
+    entry = metadata(
+        publish_time=MAX_TIME_MS + 1,
+        properties=[pb.KeyValue(key="ledgerlake.cancel", value="key=x")],
+    )
     assert [cancel.time_ms for cancel in find_cancels(messages(encode_entry(entry, b"")))] == [0]
 
 
@@ -82,14 +98,18 @@ def test_the_same_cancel_many_times_in_an_entry_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "most"), [("MAX_TASK_CANCELS", 3), ("MAX_TASK_CANCEL_BYTES", 3)], ids=["by number", "by bytes"]
+    ("limit", "most"),
+    [("MAX_TASK_CANCELS", 3), ("MAX_TASK_CANCEL_BYTES", 3)],
+    ids=["by number", "by bytes"],
 )
 def test_beyond_the_limit_the_entry_of_a_cancel_is_named_once(
     limit: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cancel_messages, limit, most)
     cancels = TaskCancels()
-    accepted, refused = cancels.take(messages(cancels_of(list("ab")), cancels_of(list("cdef")), cancels_of(list("gh"))))
+    accepted, refused = cancels.take(
+        messages(cancels_of(list("ab")), cancels_of(list("cdef")), cancels_of(list("gh")))
+    )
     assert [cancel.target for cancel in accepted] == ["a", "b", "c"]
     assert [position.entry_id for position in refused] == [1, 2]
     assert cancels.take(messages(single(b"nothing"), single(b"again"), cancels_of(["z"])))[1] == []
@@ -99,10 +119,14 @@ def test_a_task_passes_a_bounded_number_on_and_the_others_are_rejects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cancel_messages, "MAX_TASK_CANCELS", 10)
-    entries = [cancels_of([f"{number}-{slot}" for slot in range(4)], pb.ZSTD) for number in range(5)]
+    entries = [
+        cancels_of([f"{number}-{slot}" for slot in range(4)], pb.ZSTD) for number in range(5)
+    ]
     monkeypatch.setattr(
         "ledgerlake.operators.outcomes.read_again",
-        lambda _client, _topic, positions, _gone: iter([entries[position.entry_id] for position in positions]),
+        lambda _client, _topic, positions, _gone: iter(
+            [entries[position.entry_id] for position in positions]
+        ),
     )
     options = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
     for folder in "mr":

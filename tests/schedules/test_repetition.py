@@ -1,5 +1,5 @@
-"""Repetition: what the properties may say, and when occurrences are. ``tests/model`` compares them with
-a walk through the minutes.
+"""Repetition: what the properties may say, and when occurrences are. ``tests/model`` compares them
+with a walk through the minutes.
 """
 
 from __future__ import annotations
@@ -41,18 +41,25 @@ def ms(text: str) -> int:
 
 
 def first(properties: dict[str, Any], start_ms: int, count: int = 10) -> list[Occurrence]:
-    repetition = parse_repetition({f"ledgerlake.{name}": value for name, value in properties.items()})
+    repetition = parse_repetition(
+        {f"ledgerlake.{name}": value for name, value in properties.items()}
+    )
     assert repetition is not None
     return list(islice(occurrences(repetition, "visit-17", start_ms), count))
 
 
 def shown(time_ms: int, zone: str) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, timezone.utc).astimezone(load_zone(zone)).isoformat()
+    return (
+        datetime.fromtimestamp(time_ms / 1000, timezone.utc).astimezone(load_zone(zone)).isoformat()
+    )
 
 
 @pytest.mark.parametrize("cron", ["0 0 */28 * MON#3", "0 0 */31 * 1L"])
 def test_a_rule_looks_at_the_days_of_each_kind_of_month_once_though_none_matches(cron: str) -> None:
-    with counted_calls(CronSim, "match_day") as days, pytest.raises(CorruptEntryError, match="do not exist"):
+    with (
+        counted_calls(CronSim, "match_day") as days,
+        pytest.raises(CorruptEntryError, match="do not exist"),
+    ):
         parse_repetition({"ledgerlake.cron": cron})
     # A month has one of four lengths, and begins on one of seven days of the week.
     assert len(days) <= (28 + 29 + 30 + 31) * 7
@@ -153,13 +160,17 @@ EVERY = [
 
 
 @pytest.mark.parametrize(("cron", "zone", "start", "expected"), CRON)
-def test_a_cron_expression_names_local_times(cron: str, zone: str, start: str, expected: list[str]) -> None:
+def test_a_cron_expression_names_local_times(
+    cron: str, zone: str, start: str, expected: list[str]
+) -> None:
     found = first({"cron": cron, "timezone": zone}, ms(start), len(expected))
     assert [shown(occurrence.nominal_ms, zone) for occurrence in found] == expected
 
 
 @pytest.mark.parametrize(("every", "zone", "start", "expected"), EVERY)
-def test_an_interval_is_counted_from_its_start(every: str, zone: str, start: str, expected: list[str]) -> None:
+def test_an_interval_is_counted_from_its_start(
+    every: str, zone: str, start: str, expected: list[str]
+) -> None:
     found = first({"every": every, "timezone": zone}, ms(start), len(expected))
     assert [shown(occurrence.nominal_ms, zone) for occurrence in found] == expected
 
@@ -174,8 +185,12 @@ def test_an_interval_is_counted_from_its_start(every: str, zone: str, start: str
     ],
 )
 @pytest.mark.parametrize("start", ["2026-03-28T12:00:00+01:00", "2026-10-24T12:00:00+02:00"])
-def test_occurrences_that_follow_one_are_those_of_the_whole_list(properties: dict[str, str], start: str) -> None:
-    repetition = parse_repetition({f"ledgerlake.{name}": value for name, value in properties.items()})
+def test_occurrences_that_follow_one_are_those_of_the_whole_list(
+    properties: dict[str, str], start: str
+) -> None:
+    repetition = parse_repetition(
+        {f"ledgerlake.{name}": value for name, value in properties.items()}
+    )
     assert repetition is not None
     found = list(islice(occurrences(repetition, "a", ms(start)), 20))
     for before, after in pairwise(found):
@@ -222,7 +237,9 @@ def test_count_and_until_end_a_repetition(properties: dict[str, str], days: list
         ("besuch-ü", "PT1M", [11_954, 47_919, 26_302]),
     ],
 )
-def test_jitter_is_the_same_in_every_process_and_release(schedule_id: str, jitter: str, expected: list[int]) -> None:
+def test_jitter_is_the_same_in_every_process_and_release(
+    schedule_id: str, jitter: str, expected: list[int]
+) -> None:
     repetition = parse_repetition({"ledgerlake.every": "P1D", "ledgerlake.jitter": jitter})
     assert repetition is not None
     found = islice(occurrences(repetition, schedule_id, NEW_YEAR_MS), 3)
@@ -258,7 +275,9 @@ def test_a_message_without_the_properties_is_not_repeated() -> None:
         ({"cron": "* 2 * 3 7L", "timezone": BERLIN}, 0),
     ],
 )
-def test_a_repetition_ends_if_nothing_comes_before_the_year_9001(properties: dict[str, str], count: int) -> None:
+def test_a_repetition_ends_if_nothing_comes_before_the_year_9001(
+    properties: dict[str, str], count: int
+) -> None:
     assert len(first(properties, NEW_YEAR_MS)) == count
 
 
@@ -356,7 +375,13 @@ _texts = st.one_of(
     st.lists(st.sampled_from(_WORDS), min_size=2, max_size=3).map("/".join),
 )
 _values = st.one_of(
-    _texts, _texts, st.none(), st.binary(max_size=5), st.integers(), st.floats(), st.just("x" * 100_000)
+    _texts,
+    _texts,
+    st.none(),
+    st.binary(max_size=5),
+    st.integers(),
+    st.floats(),
+    st.just("x" * 100_000),
 )
 _good = {"ledgerlake.cron": "0 9 * * *", "ledgerlake.every": "P1D"}
 
@@ -374,9 +399,15 @@ def test_no_value_does_anything_but_be_read_or_refused(
         if repetition is None:
             return
         before = start_ms - 1
-        for number, occurrence in enumerate(islice(occurrences(repetition, "\ud800", start_ms), 3), 1):
+        for number, occurrence in enumerate(
+            islice(occurrences(repetition, "\ud800", start_ms), 3), 1
+        ):
             assert occurrence.number == number
-            assert before < occurrence.nominal_ms <= min(repetition.until_ms or MAX_TIME_MS, MAX_TIME_MS)
+            assert (
+                before
+                < occurrence.nominal_ms
+                <= min(repetition.until_ms or MAX_TIME_MS, MAX_TIME_MS)
+            )
             assert 0 <= occurrence.due_ms - occurrence.nominal_ms <= repetition.jitter_ms
             before = occurrence.nominal_ms
 
@@ -407,15 +438,24 @@ def test_a_rule_is_kept_and_a_text_as_long_as_a_message_is_not() -> None:
         ({"cron": "0 0 29 2 *"}, 1),
     ],
 )
-def test_a_message_counts_as_if_it_always_came_as_often_as_it_may(properties: dict[str, str], a_day: int) -> None:
+def test_a_message_counts_as_if_it_always_came_as_often_as_it_may(
+    properties: dict[str, str], a_day: int
+) -> None:
     rule = parse_repetition({f"ledgerlake.{name}": value for name, value in properties.items()})
     assert rule is not None
     assert rate_of(rule, 1_000) == RepetitionRate(a_day, 1_000 * a_day)
 
 
-@given(st.lists(st.integers(0, 59), min_size=1, max_size=5, unique=True), st.sampled_from(["*", "3", "7,9"]))
-def test_no_occurrences_are_nearer_than_a_cron_expression_counts(seconds: list[int], minute: str) -> None:
-    rule = parse_repetition({"ledgerlake.cron": f"{','.join(map(str, sorted(seconds)))} {minute} * * * *"})
+@given(
+    st.lists(st.integers(0, 59), min_size=1, max_size=5, unique=True),
+    st.sampled_from(["*", "3", "7,9"]),
+)
+def test_no_occurrences_are_nearer_than_a_cron_expression_counts(
+    seconds: list[int], minute: str
+) -> None:
+    rule = parse_repetition(
+        {"ledgerlake.cron": f"{','.join(map(str, sorted(seconds)))} {minute} * * * *"}
+    )
     assert rule is not None
     times_ms = [each.nominal_ms for each in islice(occurrences(rule, "a", NEW_YEAR_MS), 20)]
     shortest_ms = min(later - earlier for earlier, later in pairwise(times_ms))

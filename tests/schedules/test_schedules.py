@@ -16,7 +16,13 @@ import pytest
 from ledgerlake.errors import OffsetError
 from ledgerlake.reasons import CANCELLED, REPETITION_REFUSED, REPLACED, SCHEDULE_REFUSED, Reason
 from ledgerlake.schedules.cancels import cancels_from_json, cancels_to_json, parse_cancel
-from ledgerlake.schedules.repetition import Occurrence, Repetition, RepetitionLimit, RepetitionRate, parse_repetition
+from ledgerlake.schedules.repetition import (
+    Occurrence,
+    Repetition,
+    RepetitionLimit,
+    RepetitionRate,
+    parse_repetition,
+)
 from ledgerlake.schedules.schedules import (
     REPEATING,
     SCHEDULED,
@@ -78,7 +84,9 @@ def schedules(store: Store) -> Schedules:
     return Schedules(store, MarkedPositions())
 
 
-def test_the_last_message_of_an_id_waits_and_the_others_are_replaced(store: Store, schedules: Schedules) -> None:
+def test_the_last_message_of_an_id_waits_and_the_others_are_replaced(
+    store: Store, schedules: Schedules
+) -> None:
     schedules.put("a", waiting(1, 0, 100))
     schedules.put("b", waiting(2, 0, 100))
     schedules.put("a", waiting(3, 10, 50))
@@ -88,7 +96,9 @@ def test_the_last_message_of_an_id_waits_and_the_others_are_replaced(store: Stor
     assert not schedules.marked
 
 
-def test_a_message_that_was_due_when_the_next_one_was_stored_is_delivered(schedules: Schedules) -> None:
+def test_a_message_that_was_due_when_the_next_one_was_stored_is_delivered(
+    schedules: Schedules,
+) -> None:
     schedules.put("a", waiting(1, 0, 100))
     schedules.put("a", waiting(2, 100, 200))
     schedules.end("a", Position(7, 3), 199, CANCELLED)
@@ -108,7 +118,9 @@ def test_a_message_that_is_due_already_replaces_others_and_does_not_wait_under_i
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_the_times_of_what_waits_under_an_id_rise_whatever_the_clocks_of_senders_say(seed: int) -> None:
+def test_the_times_of_what_waits_under_an_id_rise_whatever_the_clocks_of_senders_say(
+    seed: int,
+) -> None:
     """Only then does an event find what it hits without a look at each message."""
     rng = random.Random(seed)
     schedules = Schedules(store := Store(), MarkedPositions())
@@ -118,7 +130,9 @@ def test_the_times_of_what_waits_under_an_id_rise_whatever_the_clocks_of_senders
             schedules.end("a", Position(7, entry_id), time_ms, CANCELLED)
         else:
             deliver_ms = rng.choice([time_ms, time_ms + rng.randrange(5), rng.randrange(1000)])
-            repeats = Repeating(deliver_ms) if deliver_ms >= time_ms and rng.random() < 0.2 else None
+            repeats = (
+                Repeating(deliver_ms) if deliver_ms >= time_ms and rng.random() < 0.2 else None
+            )
             schedules.put("a", WaitingMessage(Position(7, entry_id), time_ms, deliver_ms, repeats))
         waits = store.messages.get("a", [])
         assert all(message.time_ms <= message.deliver_ms for message in waits)
@@ -137,10 +151,18 @@ def test_a_message_for_which_its_id_has_no_room_changes_nothing_of_the_id(
     assert store.messages["a"] == waits
     schedules.put("a", waiting(5, 299, 400))
     assert store.messages["a"] == [waits[0], waiting(5, 299, 400)]
-    assert release(schedules, 2, 3, 4, 1, 5) == [REPLACED, SCHEDULE_REFUSED, REPETITION_REFUSED, None, None]
+    assert release(schedules, 2, 3, 4, 1, 5) == [
+        REPLACED,
+        SCHEDULE_REFUSED,
+        REPETITION_REFUSED,
+        None,
+        None,
+    ]
 
 
-def test_a_message_that_comes_after_one_that_stands_behind_it_is_replaced_by_it(schedules: Schedules) -> None:
+def test_a_message_that_comes_after_one_that_stands_behind_it_is_replaced_by_it(
+    schedules: Schedules,
+) -> None:
     schedules.put("a", waiting(5, 50, 200))
     schedules.put("a", waiting(3, 30, 300))
     assert release(schedules, 5, 3) == [None, REPLACED]
@@ -197,7 +219,12 @@ def test_marks_are_found_among_positions_of_many_ledgers() -> None:
     marked.mark(Position(2, 2**32 - 1), REPLACED)
     ledger_ids, entry_ids = np.array([1, 2, 2, 5]), np.array([5, 5, 2**32 - 1, 1])
     assert marked.are_marked(ledger_ids, entry_ids).tolist() == [True, False, True, False]
-    assert marked.are_marked(ledger_ids, entry_ids, [REPLACED]).tolist() == [False, False, True, False]
+    assert marked.are_marked(ledger_ids, entry_ids, [REPLACED]).tolist() == [
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_the_marks_of_neighbours_are_small_in_state() -> None:
@@ -209,12 +236,16 @@ def test_the_marks_of_neighbours_are_small_in_state() -> None:
 
 def test_what_waits_under_an_id_is_readable_by_later_releases_and_newer_ones_are_refused() -> None:
     golden = (
-        '{"version": 1, "messages": [{"position": {"ledger_id": 7, "entry_id": 4}, "time_ms": 20, "deliver_ms": 500,'
-        ' "repeating": {"start_ms": 30, "occurrence": {"number": 3, "nominal_ms": 499, "due_ms": 500}, "ends_ms": 800,'
+        '{"version": 1, "messages": [{"position": {"ledger_id": 7, "entry_id": 4}, "time_ms": 20, '
+        '"deliver_ms": 500,'
+        ' "repeating": {"start_ms": 30, "occurrence": {"number": 3, "nominal_ms": 499, "due_ms": '
+        '500}, "ends_ms": 800,'
         ' "ends_by": "replaced", "pauses": {"since_ms": 70, "ended_ms": [40, 60]},'
         ' "rate": {"occurrences": 24, "size_bytes": 2400}}}]}'
     )
-    repeating = Repeating(30, Occurrence(3, 499, 500), 800, REPLACED, Pauses(70, [40, 60]), RepetitionRate(24, 2400))
+    repeating = Repeating(
+        30, Occurrence(3, 499, 500), 800, REPLACED, Pauses(70, [40, 60]), RepetitionRate(24, 2400)
+    )
     assert waiting_from_json(golden) == [replace(waiting(4, 20, 500), repeating=repeating)]
     assert json.loads(waiting_to_json(waiting_from_json(golden))) == json.loads(golden)
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
@@ -223,7 +254,8 @@ def test_what_waits_under_an_id_is_readable_by_later_releases_and_newer_ones_are
 
 def test_marks_in_state_are_readable_by_later_releases() -> None:
     golden = (
-        '{"version": 1, "cancels": [], "marked": {"replaced": {"7": "OjAAAAEAAAAAAAEAEAAAAAQACQA="}},'
+        '{"version": 1, "cancels": [], "marked": {"replaced": {"7": '
+        '"OjAAAAEAAAAAAAEAEAAAAAQACQA="}},'
         ' "pauses": {"since_ms": 70, "ended_ms": [40, 60]}}'
     )
     cancels, marked, pauses = cancels_from_json(golden)
@@ -240,7 +272,9 @@ def test_marks_in_state_are_readable_by_later_releases() -> None:
 def test_the_rate_is_that_of_the_messages_that_repeat_whatever_happens_to_them() -> None:
     """Messages of a few ids are put, replaced, cancelled and delivered in a random order."""
     rng = random.Random(1)
-    schedules = Schedules(store := Store(), MarkedPositions(), limit=RepetitionLimit(occurrences_per_s=3))
+    schedules = Schedules(
+        store := Store(), MarkedPositions(), limit=RepetitionLimit(occurrences_per_s=3)
+    )
     refused = 0
     for number in range(1, 2_000):
         schedule_id, time_ms = rng.choice("abcdef"), 1_000 * number
@@ -254,30 +288,49 @@ def test_the_rate_is_that_of_the_messages_that_repeat_whatever_happens_to_them()
             schedules.end(schedule_id, Position(7, number), time_ms, CANCELLED)
         for name, waiting in list(store.messages.items()):
             for message in waiting:
-                if message.repeating is not None and schedules.repeats(message.position) and rng.random() < 0.5:
-                    schedules.advance(name, message.position, every_second(count="4"), time_ms + 500)
-        of_all = [message.repeating.rate for waits in store.messages.values() for message in waits if message.repeating]
+                if (
+                    message.repeating is not None
+                    and schedules.repeats(message.position)
+                    and rng.random() < 0.5
+                ):
+                    schedules.advance(
+                        name, message.position, every_second(count="4"), time_ms + 500
+                    )
+        of_all = [
+            message.repeating.rate
+            for waits in store.messages.values()
+            for message in waits
+            if message.repeating
+        ]
         assert store.rate == sum(of_all, RepetitionRate())
         assert store.rate.occurrences <= 3 * 86_400
     assert refused > 100
 
 
 def every_second(**more: str) -> Repetition:
-    properties = {"ledgerlake.every": "PT1S"} | {f"ledgerlake.{name}": value for name, value in more.items()}
+    properties = {"ledgerlake.every": "PT1S"} | {
+        f"ledgerlake.{name}": value for name, value in more.items()
+    }
     rule = parse_repetition(properties)
     assert rule is not None
     return rule
 
 
 def repeating(schedules: Schedules, entry_id: int = 1, start_ms: int = 5_000) -> Position:
-    """Put a message that repeats from a time on, and let it start; the first occurrence is due then."""
+    """Put a message that repeats from a time on, and let it start; the first occurrence is due
+    then.
+    """
     message = WaitingMessage(Position(7, entry_id), start_ms, start_ms, Repeating(start_ms))
     schedules.put("a", message)
-    assert schedules.advance("a", message.position, every_second(), start_ms) == Step(None, start_ms)
+    assert schedules.advance("a", message.position, every_second(), start_ms) == Step(
+        None, start_ms
+    )
     return message.position
 
 
-def numbers(schedules: Schedules, position: Position, rule: Repetition, cutoff_ms: int) -> list[int]:
+def numbers(
+    schedules: Schedules, position: Position, rule: Repetition, cutoff_ms: int
+) -> list[int]:
     """The occurrences that are delivered until the message is due after a time, or has ended."""
     delivered: list[int] = []
     while schedules.repeats(position):
@@ -291,10 +344,17 @@ def numbers(schedules: Schedules, position: Position, rule: Repetition, cutoff_m
 def test_a_message_that_repeats_waits_for_one_occurrence_after_the_other() -> None:
     schedules = Schedules(store := Store(), MarkedPositions())
     position = repeating(schedules)
-    assert schedules.advance("a", position, every_second(), 5_000) == Step(Occurrence(1, 5_000, 5_000), 6_000)
-    assert schedules.advance("a", position, every_second(), 6_000) == Step(Occurrence(2, 6_000, 6_000), 7_000)
+    assert schedules.advance("a", position, every_second(), 5_000) == Step(
+        Occurrence(1, 5_000, 5_000), 6_000
+    )
+    assert schedules.advance("a", position, every_second(), 6_000) == Step(
+        Occurrence(2, 6_000, 6_000), 7_000
+    )
     (waits,) = store.messages["a"]
-    assert (waits.deliver_ms, waits.repeating and waits.repeating.occurrence) == (7_000, Occurrence(3, 7_000, 7_000))
+    assert (waits.deliver_ms, waits.repeating and waits.repeating.occurrence) == (
+        7_000,
+        Occurrence(3, 7_000, 7_000),
+    )
 
 
 def test_after_its_last_occurrence_nothing_is_left_of_it() -> None:
@@ -365,7 +425,9 @@ def test_a_pause_that_has_ended_is_kept_while_an_occurrence_waits_that_was_due_i
     schedules.pause("a", Position(7, 5), 5_500)
     schedules.resume("a", Position(7, 6), 7_000)
     schedules.pause("a", Position(7, 7), 8_500)
-    assert schedules.advance("a", position, every_second(), 10_000) == Step(Occurrence(1, 5_000, 5_000), 6_000)
+    assert schedules.advance("a", position, every_second(), 10_000) == Step(
+        Occurrence(1, 5_000, 5_000), 6_000
+    )
     (left,) = store.messages["a"]
     assert left.repeating is not None
     assert left.repeating.pauses == Pauses(8_500, [5_500, 7_000])
@@ -416,7 +478,8 @@ def test_pauses_that_follow_each_other_are_one_and_a_clock_that_goes_back_makes_
 
 
 @pytest.mark.parametrize(
-    ("policy", "soon", "late"), [("all", [1, 2, 3], [1, 2, 3]), ("last", [3], [3]), ("none", [3], [])]
+    ("policy", "soon", "late"),
+    [("all", [1, 2, 3], [1, 2, 3]), ("last", [3], [3]), ("none", [3], [])],
 )
 def test_what_was_missed_for_more_than_a_minute_is_delivered_by_the_policy(
     policy: str, soon: list[int], late: list[int]
@@ -428,17 +491,28 @@ def test_what_was_missed_for_more_than_a_minute_is_delivered_by_the_policy(
         assert numbers(schedules, position, rule, cutoff_ms) == delivered
 
 
-def test_missed_and_paused_occurrences_are_passed_together_up_to_the_one_that_is_delivered() -> None:
+def test_missed_and_paused_occurrences_are_passed_together_up_to_the_one_that_is_delivered() -> (
+    None
+):
     paused = Pauses()
     paused.begin(6_000)
     paused.end(9_000)
     schedules = Schedules(store := Store(), MarkedPositions(), paused)
     position = repeating(schedules)
-    assert schedules.advance("a", position, every_second(), 10_000, 9) == Step(Occurrence(1, 5_000, 5_000), 6_000)
-    assert schedules.advance("a", position, every_second(), 10_000, 9) == Step(Occurrence(2, 6_000, 6_000), 7_000)
-    assert schedules.advance("a", position, every_second(), 10_000, 9) == Step(None, 10_000, passed=2)
+    assert schedules.advance("a", position, every_second(), 10_000, 9) == Step(
+        Occurrence(1, 5_000, 5_000), 6_000
+    )
+    assert schedules.advance("a", position, every_second(), 10_000, 9) == Step(
+        Occurrence(2, 6_000, 6_000), 7_000
+    )
+    assert schedules.advance("a", position, every_second(), 10_000, 9) == Step(
+        None, 10_000, passed=2
+    )
     (waits,) = store.messages["a"]
-    assert (waits.deliver_ms, waits.repeating and waits.repeating.occurrence) == (10_000, Occurrence(6, 10_000, 10_000))
+    assert (waits.deliver_ms, waits.repeating and waits.repeating.occurrence) == (
+        10_000,
+        Occurrence(6, 10_000, 10_000),
+    )
 
 
 @pytest.mark.parametrize(
@@ -464,7 +538,9 @@ def test_a_message_that_ends_is_passed_no_further() -> None:
     schedules = Schedules(store := Store(), MarkedPositions())
     position = repeating(schedules)
     schedules.end("a", Position(7, 9), 8_500, REPLACED)
-    assert schedules.advance("a", position, every_second(catchup="none"), 10**6, 100) == Step(None, 9_000, passed=3)
+    assert schedules.advance("a", position, every_second(catchup="none"), 10**6, 100) == Step(
+        None, 9_000, passed=3
+    )
     assert release(schedules, position.entry_id) == [REPLACED]
     assert (store.messages, bool(schedules.marked)) == ({}, False)
 
@@ -491,11 +567,14 @@ def test_a_message_whose_rule_can_no_longer_be_used_is_forgotten() -> None:
     assert (store.messages, bool(schedules.marked)) == ({}, False)
 
 
-@pytest.mark.parametrize("marks", ['{"lost": {}}', '{"replaced": {"7": "!"}}', '{"replaced": {"x": ""}}', "[]"])
+@pytest.mark.parametrize(
+    "marks", ['{"lost": {}}', '{"replaced": {"7": "!"}}', '{"replaced": {"x": ""}}', "[]"]
+)
 def test_damaged_marks_are_refused_in_a_sentence(marks: str) -> None:
     with pytest.raises(OffsetError, match="damaged cancels"):
         cancels_from_json(
-            f'{{"version": 1, "cancels": [], "marked": {marks}, "pauses": {{"since_ms": null, "ended_ms": []}}}}'
+            f'{{"version": 1, "cancels": [], "marked": {marks}, "pauses": {{"since_ms": null, '
+            f'"ended_ms": []}}}}'
         )
 
 

@@ -3,9 +3,11 @@ default cluster keeps them.
 
 ledgers      roll after a few entries and whenever a topic is loaded anew; ids are the cluster's
 trimming     a ledger that lies wholly behind every durable cursor goes at once (retention 0)
-cursors      durable and exclusive; one that has read a whole ledger stands before the first entry of the next
+cursors      durable and exclusive; one that has read a whole ledger stands before the first entry
+             of the next
 unload       ends the consumers of a topic, rolls its ledger, and lets another broker serve it
-restart      cuts all connections of a broker; its cursors may fall back to where they were stored last
+restart      cuts all connections of a broker; its cursors may fall back to where they were stored
+             last
 """
 
 from __future__ import annotations
@@ -94,7 +96,11 @@ class Topic:
                 ledger.ledger_id == position.ledger_id and position.entry_id > 0
             ):
                 most = len(ledger.entries) - 1
-                entry_id = min(position.entry_id - 1, most) if ledger.ledger_id == position.ledger_id else most
+                entry_id = (
+                    min(position.entry_id - 1, most)
+                    if ledger.ledger_id == position.ledger_id
+                    else most
+                )
                 return Position(ledger.ledger_id, entry_id)
         return self.first
 
@@ -147,7 +153,9 @@ class Cluster:
     PIP-70; ``has_index``: with it, entries have an index too, and not a time alone.
     """
 
-    def __init__(self, world: World, brokers: int, entries_per_ledger: int, has_metadata: bool) -> None:
+    def __init__(
+        self, world: World, brokers: int, entries_per_ledger: int, has_metadata: bool
+    ) -> None:
         self.world = world
         self.entries_per_ledger = entries_per_ledger
         self.has_metadata = has_metadata
@@ -216,7 +224,10 @@ class Cluster:
             self.trimmed += 1
             gone = topic.ledgers.pop(0)
             self.on_trim(topic, gone)
-            self.world.say(f"{_short(topic.name)}: ledger {gone.ledger_id} ({len(gone.entries)} entries) is trimmed")
+            self.world.say(
+                f"{_short(topic.name)}: ledger {gone.ledger_id} ({len(gone.entries)} entries) is "
+                "trimmed"
+            )
 
     def mark_delete(self, topic: Topic, name: str, position: Position) -> None:
         cursor = topic.cursors[name]
@@ -240,7 +251,10 @@ class Cluster:
         self._end(consumer)
         body = pb.CommandCloseConsumer(consumer_id=consumer.consumer_id, request_id=0)
         self._answer(
-            consumer.link, commands.encode(pb.BaseCommand(type=pb.BaseCommand.CLOSE_CONSUMER, close_consumer=body))
+            consumer.link,
+            commands.encode(
+                pb.BaseCommand(type=pb.BaseCommand.CLOSE_CONSUMER, close_consumer=body)
+            ),
         )
 
     def delete(self, topic: Topic) -> None:
@@ -271,7 +285,8 @@ class Cluster:
         if not found or found[0].down_until_s > self.world.now_s:
             self.world.sleep(0.01)
             raise TransportError(
-                f"no broker listens at {url} (Connection refused); start it or correct the service url"
+                f"no broker listens at {url} (Connection refused); start it or correct the service "
+                "url"
             )
         link = Link(found[0], process)
         found[0].links.append(link)
@@ -298,7 +313,9 @@ class Cluster:
         if verdict == "cut":
             self.cut(link)
         if link.is_cut:
-            raise TransportError(f"the connection to {link.broker.url} broke while sending (Broken pipe)")
+            raise TransportError(
+                f"the connection to {link.broker.url} broke while sending (Broken pipe)"
+            )
         link.silent = verdict in ("unanswered", "half")
         kept = len(link.inbox)
         link.server.receive_data(data)
@@ -333,9 +350,13 @@ class Cluster:
             handler(link, event)
 
     def _on_connect(self, link: Link, event: pb.CommandConnect) -> None:
-        self._answer(link, commands.connected("simulated", 5 * 1024 * 1024, min(event.protocol_version, 21)))
+        self._answer(
+            link, commands.connected("simulated", 5 * 1024 * 1024, min(event.protocol_version, 21))
+        )
 
-    def _on_partitionedtopicmetadata(self, link: Link, event: pb.CommandPartitionedTopicMetadata) -> None:
+    def _on_partitionedtopicmetadata(
+        self, link: Link, event: pb.CommandPartitionedTopicMetadata
+    ) -> None:
         known = event.topic in self.partitioned or event.topic in self.topics
         fields: dict[str, Any] = {"partitions": self.partitioned.get(event.topic, 0), "response": 0}
         if not known:
@@ -343,21 +364,41 @@ class Cluster:
         self._encode(link, "PARTITIONED_METADATA_RESPONSE", request_id=event.request_id, **fields)
 
     def _on_gettopicsofnamespace(self, link: Link, event: pb.CommandGetTopicsOfNamespace) -> None:
-        names = [topic for topic in self.topics if topic.startswith(f"persistent://{event.namespace}/")]
-        self._encode(link, "GET_TOPICS_OF_NAMESPACE_RESPONSE", request_id=event.request_id, topics=names)
+        names = [
+            topic for topic in self.topics if topic.startswith(f"persistent://{event.namespace}/")
+        ]
+        self._encode(
+            link, "GET_TOPICS_OF_NAMESPACE_RESPONSE", request_id=event.request_id, topics=names
+        )
 
     def _on_lookuptopic(self, link: Link, event: pb.CommandLookupTopic) -> None:
         topic = self.topics.get(event.topic)
         outcome = pb.CommandLookupTopicResponse
         fields: dict[str, Any]
         if topic is None:
-            fields = {"response": outcome.Failed, "error": pb.TopicNotFound, "message": "Topic not found"}
+            fields = {
+                "response": outcome.Failed,
+                "error": pb.TopicNotFound,
+                "message": "Topic not found",
+            }
         elif topic.owner.down_until_s > self.world.now_s:
-            fields = {"response": outcome.Failed, "error": pb.ServiceNotReady, "message": "not ready"}
+            fields = {
+                "response": outcome.Failed,
+                "error": pb.ServiceNotReady,
+                "message": "not ready",
+            }
         elif not event.authoritative and topic.owner is not link.broker:
-            fields = {"response": outcome.Redirect, "broker_service_url": topic.owner.url, "authoritative": True}
+            fields = {
+                "response": outcome.Redirect,
+                "broker_service_url": topic.owner.url,
+                "authoritative": True,
+            }
         else:
-            fields = {"response": outcome.Connect, "broker_service_url": topic.owner.url, "authoritative": True}
+            fields = {
+                "response": outcome.Connect,
+                "broker_service_url": topic.owner.url,
+                "authoritative": True,
+            }
         self._encode(link, "LOOKUP_RESPONSE", request_id=event.request_id, **fields)
 
     def _on_subscribe(self, link: Link, event: pb.CommandSubscribe) -> None:
@@ -365,12 +406,19 @@ class Cluster:
         if topic is None:
             return self._error(link, event.request_id, pb.TopicNotFound, "Topic does not exist")
         if topic.owner is not link.broker or topic.closed_until_s > self.world.now_s:
-            return self._error(link, event.request_id, pb.ServiceNotReady, "Namespace bundle is being unloaded")
+            return self._error(
+                link, event.request_id, pb.ServiceNotReady, "Namespace bundle is being unloaded"
+            )
         cursor = None
         if event.durable:
             cursor = topic.cursors.get(event.subscription)
             if cursor is not None and cursor.holder is not None:
-                return self._error(link, event.request_id, pb.ConsumerBusy, "Exclusive consumer is already connected")
+                return self._error(
+                    link,
+                    event.request_id,
+                    pb.ConsumerBusy,
+                    "Exclusive consumer is already connected",
+                )
             if cursor is None:
                 earliest = event.initial_position == pb.CommandSubscribe.Earliest
                 mark = topic.first if earliest or topic.last == BEFORE_ALL else topic.last
@@ -383,7 +431,13 @@ class Cluster:
             return self._error(link, event.request_id, pb.NotAllowedError, words)
         else:
             start = from_wire(event.start_message_id).position
-            read = topic.first if start == BEFORE_ALL else topic.last if start == AFTER_ALL else topic.before(start)
+            read = (
+                topic.first
+                if start == BEFORE_ALL
+                else topic.last
+                if start == AFTER_ALL
+                else topic.before(start)
+            )
         consumer = Consumer(link, event.consumer_id, topic, read, self.clock_ms, cursor)
         if cursor is not None:
             cursor.holder = consumer
@@ -402,8 +456,12 @@ class Cluster:
         consumer = link.consumers.get(event.consumer_id)
         if consumer is None:
             return self._error(link, event.request_id, pb.MetadataError, "Consumer not found")
-        since = datetime.fromtimestamp(consumer.connected_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
-        self._encode(link, "CONSUMER_STATS_RESPONSE", request_id=event.request_id, connected_since=since)
+        since = datetime.fromtimestamp(consumer.connected_ms / 1000, timezone.utc).isoformat(
+            timespec="milliseconds"
+        )
+        self._encode(
+            link, "CONSUMER_STATS_RESPONSE", request_id=event.request_id, connected_since=since
+        )
         return None
 
     def _on_getlastmessageid(self, link: Link, event: pb.CommandGetLastMessageId) -> None:
@@ -427,7 +485,13 @@ class Cluster:
             topic = consumer.topic
             name = next(one for one, cursor in topic.cursors.items() if cursor is consumer.cursor)
             self.mark_delete(topic, name, from_wire(event.message_id[0]).position)
-        self._encode(link, "ACK_RESPONSE", request_id=event.request_id, consumer_id=event.consumer_id, **fields)
+        self._encode(
+            link,
+            "ACK_RESPONSE",
+            request_id=event.request_id,
+            consumer_id=event.consumer_id,
+            **fields,
+        )
 
     def _on_unsubscribe(self, link: Link, event: pb.CommandUnsubscribe) -> None:
         consumer = link.consumers.get(event.consumer_id)
@@ -456,13 +520,20 @@ class Cluster:
             consumer.cursor.holder = None
 
     def _deliver(self, consumer: Consumer) -> None:
-        if consumer.permits <= 0 or consumer.cursor is not None or consumer.topic.last <= consumer.read:
+        if (
+            consumer.permits <= 0
+            or consumer.cursor is not None
+            or consumer.topic.last <= consumer.read
+        ):
             return
         for position, entry in consumer.topic.after(consumer.read):
             if consumer.permits <= 0:
                 break
             self._answer(
-                consumer.link, commands.message(consumer.consumer_id, position.ledger_id, position.entry_id, entry)
+                consumer.link,
+                commands.message(
+                    consumer.consumer_id, position.ledger_id, position.entry_id, entry
+                ),
             )
             consumer.read = position
             consumer.permits -= message_count(memoryview(entry))

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Disk:
-    """Files by path. Spark's state is kept as an object beside them, since nothing else reads it."""
+    """Files by path. Spark's state is kept as an object beside them, since nothing else
+    reads it.
+    """
 
     world: World
     files: dict[str, Any] = field(default_factory=dict)
@@ -98,12 +100,16 @@ class _Handler(fs.FileSystemHandler):
         data = self._disk.files.get(path)
         if data is not None:
             return fs.FileInfo(path, fs.FileType.File, size=len(data))
-        is_folder = path in self._disk.folders or any(file.startswith(path + "/") for file in self._disk.files)
+        is_folder = path in self._disk.folders or any(
+            file.startswith(path + "/") for file in self._disk.files
+        )
         return fs.FileInfo(path, fs.FileType.Directory if is_folder else fs.FileType.NotFound)
 
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
         start = selector.base_dir.rstrip("/") + "/"
-        below = [path for path in [*self._disk.files, *self._disk.folders] if path.startswith(start)]
+        below = [
+            path for path in [*self._disk.files, *self._disk.folders] if path.startswith(start)
+        ]
         if not below and selector.base_dir.rstrip("/") not in self._disk.folders:
             if selector.allow_not_found:
                 return []
@@ -122,7 +128,9 @@ class _Handler(fs.FileSystemHandler):
         for one in self._disk.below(path.rstrip("/")):
             del self._disk.files[one]
         self._disk.folders -= {
-            folder for folder in self._disk.folders if (folder + "/").startswith(path.rstrip("/") + "/")
+            folder
+            for folder in self._disk.folders
+            if (folder + "/").startswith(path.rstrip("/") + "/")
         }
 
     def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:

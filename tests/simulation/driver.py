@@ -124,7 +124,9 @@ class Edges:
         self.replace(
             delta_table,
             "create_table",
-            lambda path, schema, properties, *_: MemoryTable.lake.create(path.uri, schema, properties),
+            lambda path, schema, properties, *_: MemoryTable.lake.create(
+                path.uri, schema, properties
+            ),
         )
         self.replace(
             delta_table,
@@ -139,7 +141,9 @@ class Edges:
         self.replace(
             delta_table,
             "batch_at",
-            lambda path, version: batch_of_commit(MemoryTable.lake.tables[path.uri].commits[version].metadata),
+            lambda path, version: batch_of_commit(
+                MemoryTable.lake.tables[path.uri].commits[version].metadata
+            ),
         )
         self.replace(
             delta_table,
@@ -150,8 +154,15 @@ class Edges:
         self.replace(session, "_keep_alive", lambda _session: None)
         self.replace(pieces, "prefetched", lambda source, _most: source)
         self.replace(cluster, "os", SimpleNamespace(getpid=lambda: self.world.current.context.pid))
-        self.replace(pyspark.TaskContext, "get", lambda: self.world.current.process.root.session.sparkContext)  # type: ignore[attr-defined]
-        self.replace(outcome_files, "data_frame", lambda _columns, *rows: Rows([tuple(row) for row in rows]))
+
+        def context() -> Any:
+            root: Any = self.world.current.process.root
+            return root.session.sparkContext
+
+        self.replace(pyspark.TaskContext, "get", context)
+        self.replace(
+            outcome_files, "data_frame", lambda _columns, *rows: Rows([tuple(row) for row in rows])
+        )
         # So that stops leave more messages and occurrences than a micro-batch delivers.
         self.replace(repeating, "MOST_OVERDUE", 1)
         self.replace(repeating, "MOST_PASSED", 1)
@@ -167,9 +178,20 @@ class Edges:
         new_file = FileWriter._new_file
         self.replace(FileWriter, "_new_file", lambda writer, _codec: new_file(writer, "none"))
         self.replace(republisher, "TargetClient", lambda _settings: _Client(self.due))
-        modules = [vars(module) for name, module in sys.modules.items() if name.startswith("ledgerlake.")]
-        variables = [(name, value) for names in modules for name, value in names.items() if _is_variable(name)]
-        self._kept = [(value, copy.copy(value)) for _, value in variables if isinstance(value, (dict, list, set))]
+        modules = [
+            vars(module) for name, module in sys.modules.items() if name.startswith("ledgerlake.")
+        ]
+        variables = [
+            (name, value)
+            for names in modules
+            for name, value in names.items()
+            if _is_variable(name)
+        ]
+        self._kept = [
+            (value, copy.copy(value))
+            for _, value in variables
+            if isinstance(value, (dict, list, set))
+        ]
         self._level = logging.getLogger("ledgerlake").level
         logging.getLogger("ledgerlake").setLevel(logging.CRITICAL)
         return self
@@ -282,7 +304,9 @@ class _Threading(_Replaced):
     def Event(self) -> Event:
         return Event(self._edges.world)
 
-    def Thread(self, target: Callable[..., None], name: str = "", daemon: bool = True, args: Any = ()) -> _Thread:
+    def Thread(
+        self, target: Callable[..., None], name: str = "", daemon: bool = True, args: Any = ()
+    ) -> _Thread:
         return _Thread(self._edges.world, lambda: target(*args), name)
 
     def current_thread(self) -> Any:
@@ -361,10 +385,15 @@ def _mistake(error: BaseException | None) -> str:
     """An error that no fault of the world explains, with where it came from; empty if it is another
     one.
     """
-    if not isinstance(error, (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)):
+    if not isinstance(
+        error, (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+    ):
         return ""
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({place.filename.rpartition('/')[2]}, line {place.lineno})"
+    return (
+        f"{type(error).__name__}: {error} ({place.filename.rpartition('/')[2]}, line "
+        f"{place.lineno})"
+    )
 
 
 class DueTopic:
@@ -412,7 +441,10 @@ class _Producer:
 
 
 def config(
-    topics: list[str], pattern: str | None = None, starting: str = "earliest", **sections: dict[str, Any]
+    topics: list[str],
+    pattern: str | None = None,
+    starting: str = "earliest",
+    **sections: dict[str, Any],
 ) -> Config:
     """The pipeline's configuration."""
     source: dict[str, Any] = {"service_url": "pulsar://broker-0:6650", "starting": starting}
@@ -429,7 +461,14 @@ class Application:
     """What ``ledgerlake run`` does, as one process; ``ended`` says how."""
 
     def __init__(
-        self, world: World, name: str, settings: Config, disk: Disk, lake: Lake, once: bool = False, cores: int = 2
+        self,
+        world: World,
+        name: str,
+        settings: Config,
+        disk: Disk,
+        lake: Lake,
+        once: bool = False,
+        cores: int = 2,
     ) -> None:
         self.world = world
         self.exits: Callable[[], None] = lambda: None

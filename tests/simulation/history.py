@@ -212,12 +212,20 @@ def _between_tables(rng: random.Random, duration_s: float) -> list[Step]:
     """Kills and failures between the commits of a pipeline with many tables."""
     steps = []
     for _ in range(rng.randint(1, 3)):
-        label = f"{rng.choice(['commit', 'committed'])} {rng.choice(['even', 'odd', 'copy', 'messages', 'rejects'])}"
+        label = (
+            f"{rng.choice(['commit', 'committed'])} "
+            f"{rng.choice(['even', 'odd', 'copy', 'messages', 'rejects'])}"
+        )
         do = rng.choice(["kill", "kill", "verdict"])
-        args: dict[str, Any] = {"back_s": round(rng.uniform(0.1, 2.0), 2), "noticed_s": rng.choice([0.0, 2.0])}
+        args: dict[str, Any] = {
+            "back_s": round(rng.uniform(0.1, 2.0), 2),
+            "noticed_s": rng.choice([0.0, 2.0]),
+        }
         if do == "verdict":
             args = {"says": "fail"}
-        steps.append(Step(round(rng.uniform(0.5, duration_s), 3), do, args, label, rng.randint(1, 3)))
+        steps.append(
+            Step(round(rng.uniform(0.5, duration_s), 3), do, args, label, rng.randint(1, 3))
+        )
     return steps
 
 
@@ -232,16 +240,24 @@ def _schedules(rng: random.Random, duration_s: float) -> list[Step]:
 
 
 def _keys(rng: random.Random, duration_s: float) -> list[Step]:
-    """Delayed messages that are encrypted, and keys that come and go between two runs of a micro-batch."""
+    """Delayed messages that are encrypted, and keys that come and go between two runs of a
+    micro-batch.
+    """
     steps = []
     for _ in range(rng.randint(4, 10)):
         args = {"kind": "encrypted", "count": rng.randint(1, 2), "partition": rng.randrange(6)}
         steps.append(Step(round(rng.uniform(0.0, duration_s), 3), "produce", args))
     for _ in range(rng.randint(2, 4)):
         label = rng.choice(_OUTBOX_AT)
-        args = {"back_s": round(rng.uniform(0.1, 2.0), 2), "noticed_s": rng.choice([0.0, 0.2, 2.0]), "for_s": 4.0}
+        args = {
+            "back_s": round(rng.uniform(0.1, 2.0), 2),
+            "noticed_s": rng.choice([0.0, 0.2, 2.0]),
+            "for_s": 4.0,
+        }
         args["do"] = rng.choice(["kill", "kill", "suspend"])
-        steps.append(Step(round(rng.uniform(0.5, duration_s), 3), "keys", args, label, rng.randint(1, 2)))
+        steps.append(
+            Step(round(rng.uniform(0.5, duration_s), 3), "keys", args, label, rng.randint(1, 2))
+        )
     return steps
 
 
@@ -266,14 +282,20 @@ def _disturbance(rng: random.Random, duration_s: float) -> list[Step]:
         args = {"for_s": round(rng.uniform(0.5, 9.0), 2), "noticed_s": rng.choice([0.2, 1.0, 5.0])}
         return [Step(at_s, "suspend", args, rng.choice(["", *_KILL_AT]), rng.randint(1, 2))]
     if what == "second":
-        older = [] if rng.random() < 0.5 else [Step(at_s + back_s, "kill_older", {"noticed_s": rng.choice([0.0, 2.0])})]
+        older = (
+            []
+            if rng.random() < 0.5
+            else [Step(at_s + back_s, "kill_older", {"noticed_s": rng.choice([0.0, 2.0])})]
+        )
         return [Step(at_s, "second", {}, rng.choice(["", "", *_KILL_AT])), *older]
     if what == "stop":
         label = rng.choice(["", "batch ", "committed messages", "ran ", "task read"])
         return [Step(at_s, "stop", {"back_s": back_s}, label)]
     if what in ("unload", "roll"):
         label = rng.choice(["", "", "batch ", "task read", "committed messages", "send SUBSCRIBE"])
-        return [Step(at_s, what, {"partition": partition, "away_s": rng.choice([0.0, 0.1, 1.0])}, label)]
+        return [
+            Step(at_s, what, {"partition": partition, "away_s": rng.choice([0.0, 0.1, 1.0])}, label)
+        ]
     if what == "topic":
         # Many come while the pipeline starts.
         began_s = rng.choice([0.0, 0.0, at_s])
@@ -281,21 +303,48 @@ def _disturbance(rng: random.Random, duration_s: float) -> list[Step]:
         args = {"count": rng.randint(0, 3)}
         return [Step(began_s, "topic", args, label, rng.randint(1, 3))]
     if what == "restart":
-        args = {"broker": rng.randrange(2), "away_s": rng.choice([0.1, 2.0]), "loses_marks": rng.random() < 0.5}
+        args = {
+            "broker": rng.randrange(2),
+            "away_s": rng.choice([0.1, 2.0]),
+            "loses_marks": rng.random() < 0.5,
+        }
         return [Step(at_s, "restart", args, rng.choice(["", "task read", "batch "]))]
     if what == "frame":
         how = rng.choice(["cut", "unanswered", "half", "twice", "slow"])
-        return [Step(at_s, "verdict", {"says": how}, f"send {rng.choice(_FRAMES)}", rng.randint(1, 3))]
+        return [
+            Step(at_s, "verdict", {"says": how}, f"send {rng.choice(_FRAMES)}", rng.randint(1, 3))
+        ]
     if what == "task":
         if rng.random() < 0.5:
-            return [Step(at_s, "verdict", {"says": "speculate"}, rng.choice(["task read", "task state"]))]
-        label = rng.choice(["send FLOW", "task done read", "task done state", "written /sim/messages"])
+            return [
+                Step(
+                    at_s, "verdict", {"says": "speculate"}, rng.choice(["task read", "task state"])
+                )
+            ]
+        label = rng.choice(
+            ["send FLOW", "task done read", "task done state", "written /sim/messages"]
+        )
         return [Step(at_s, "lose_task", {}, label)]
     if what == "commit":
-        label = rng.choice(["commit messages", "committed messages", "commit rejects", "committed rejects", "publish"])
+        label = rng.choice(
+            [
+                "commit messages",
+                "committed messages",
+                "commit rejects",
+                "committed rejects",
+                "publish",
+            ]
+        )
         return [Step(at_s, "verdict", {"says": "fail"}, label, rng.randint(1, 2))]
     if what == "full":
-        return [Step(at_s, "full", {"for_s": round(rng.uniform(0.5, 3.0), 2)}, rng.choice(["", "batch ", "ran "]))]
+        return [
+            Step(
+                at_s,
+                "full",
+                {"for_s": round(rng.uniform(0.5, 3.0), 2)},
+                rng.choice(["", "batch ", "ran "]),
+            )
+        ]
     if what == "clock":
         return [Step(at_s, "clock", {"by_s": rng.choice([-3.0, -0.5, 0.5, 4.0])})]
     if what == "lose":
@@ -315,13 +364,17 @@ class History:
     def __init__(self, script: Script, edges: Edges, traces: bool = False) -> None:
         self.script = script
         self.world = World(random.Random(script.seed * 7919 + 1), traces_accesses=traces)
-        self.brokers = Cluster(self.world, script.brokers, script.entries_per_ledger, script.has_metadata)
+        self.brokers = Cluster(
+            self.world, script.brokers, script.entries_per_ledger, script.has_metadata
+        )
         self.brokers.has_index = script.has_index
         self.disk = Disk(self.world)
         self.lake = Lake(self.world)
         # Where the broker's clock is set back, the pipeline's own still says what is due on an idle
         # topic.
-        self.oracle = Oracle(self.disk, lambda: self.brokers.clock_ms + max(0, -self.brokers.skew_ms))
+        self.oracle = Oracle(
+            self.disk, lambda: self.brokers.clock_ms + max(0, -self.brokers.skew_ms)
+        )
         self.lake.on_commit = self.oracle.committed
         self.brokers.on_mark_delete = self._cursor_moved
         self.brokers.on_trim = self._trimmed
@@ -344,7 +397,9 @@ class History:
         self.settings = config([TOPIC], pattern, starting=script.starting, **sections)
         # With other options, and what earlier runs had.
         self._choices = [
-            config([TOPIC], pattern, starting=script.starting, **sections | _changed(sections, change))
+            config(
+                [TOPIC], pattern, starting=script.starting, **sections | _changed(sections, change)
+            )
             for change in (_OPTIONS if script.changes_options else [])
         ]
         self._earlier: list[Config] = []
@@ -407,8 +462,16 @@ class History:
             unpublished = {payload for payload, _ in self.oracle.unpublished}
             missing = self.oracle.unsettled or unpublished or self.oracle.differs_from_copy
             some = ", ".join(map(str, map(self.oracle.sent.__getitem__, sorted(missing)[:3])))
-            where = "" if self.oracle.unsettled else " to the topic" if unpublished else " to all tables"
-            self.oracle.complain(f"nothing missing: {len(missing)} messages never came{where}, among them {some}")
+            where = (
+                ""
+                if self.oracle.unsettled
+                else " to the topic"
+                if unpublished
+                else " to all tables"
+            )
+            self.oracle.complain(
+                f"nothing missing: {len(missing)} messages never came{where}, among them {some}"
+            )
             return
         self.world.sleep(3.0)
         self.resume_s = 1e9
@@ -425,7 +488,9 @@ class History:
     def _stop_all(self) -> None:
         for app in self.apps:
             app.ask_to_stop()
-        self.world.pause(self.world.now_s + 120.0, lambda: not any(app.is_running for app in self.apps))
+        self.world.pause(
+            self.world.now_s + 120.0, lambda: not any(app.is_running for app in self.apps)
+        )
 
     def _check_end(self, app: Application) -> None:
         if app.is_running:
@@ -440,7 +505,8 @@ class History:
             for name, cursor in topic.cursors.items():
                 if cursor.mark_delete < topic.last:
                     self.oracle.complain(
-                        f"after a clean end the backlog of {name} is not empty: {cursor.mark_delete} of {topic.last}"
+                        f"after a clean end the backlog of {name} is not empty: "
+                        f"{cursor.mark_delete} of {topic.last}"
                     )
 
     def _is_over(self) -> bool:
@@ -448,7 +514,9 @@ class History:
 
     def _is_done(self) -> bool:
         oracle = self.oracle
-        return not (oracle.unsettled or oracle.unpublished or oracle.differs_from_copy or self._sending)
+        return not (
+            oracle.unsettled or oracle.unpublished or oracle.differs_from_copy or self._sending
+        )
 
     def _calm_down(self) -> None:
         self.world.say("from here on nothing disturbs")
@@ -516,17 +584,23 @@ class History:
         elif app.ended_s > self.calm_s + _GRACE_S:
             self._refusals += 1
             if not self.was_restored:
-                self.oracle.complain(f"lost is said: undisturbed, {app.process.name} ended with {app.ended}")
+                self.oracle.complain(
+                    f"lost is said: undisturbed, {app.process.name} ended with {app.ended}"
+                )
             elif self._refusals >= 2:
                 self.refused = app.ended
                 if self.oracle.commits != self._commits_at_start:
-                    self.oracle.complain(f"lost is said: {app.process.name} was refused and has changed a table")
+                    self.oracle.complain(
+                        f"lost is said: {app.process.name} was refused and has changed a table"
+                    )
                 self._check_refused()
 
     def _check_refused(self) -> None:
         lost = self.oracle.lost(self._is_stored)
         if lost:
-            self.oracle.complain(f"nothing unpinned: refused, and {len(lost)} messages are gone, such as {lost[0]}")
+            self.oracle.complain(
+                f"nothing unpinned: refused, and {len(lost)} messages are gone, such as {lost[0]}"
+            )
 
     def _is_stored(self, name: str, position: Position) -> bool:
         return self.brokers.topics[name].ledgers[0].ledger_id <= position.ledger_id
@@ -542,7 +616,9 @@ class History:
 
     def _do(self, step: Step) -> str | None:
         self.world.say(f"> {step.do} {step.args}")
-        verdict: str | None = getattr(self, "_add_topic" if step.do == "topic" else f"_{step.do}")(step.args)
+        verdict: str | None = getattr(self, "_add_topic" if step.do == "topic" else f"_{step.do}")(
+            step.args
+        )
         return verdict
 
     def _running(self) -> Application | None:
@@ -689,7 +765,13 @@ class History:
             folder = f"{CHECKPOINT}/{part}"
 
             def copy(folder: str = folder) -> None:
-                copied.update({path: data for path, data in self.disk.files.items() if path.startswith(folder)})
+                copied.update(
+                    {
+                        path: data
+                        for path, data in self.disk.files.items()
+                        if path.startswith(folder)
+                    }
+                )
                 done.append(folder)
 
             if args["takes_s"]:
@@ -718,7 +800,9 @@ class History:
     def _send_reminder(self, topic: Topic) -> None:
         """A delayed message that is due in a minute."""
         payload, deliver_ms = self._payload(), self.brokers.clock_ms + 60_000
-        position = self._store(topic, self._metadata(deliver_at_time=deliver_ms, partition_key="a"), payload)
+        position = self._store(
+            topic, self._metadata(deliver_at_time=deliver_ms, partition_key="a"), payload
+        )
         self._confirm(topic, payload, position, deliver_ms=deliver_ms, key="a")
 
     def _forget(self, _args: dict[str, Any]) -> None:
@@ -767,10 +851,16 @@ class History:
 
     def _metadata(self, **fields: Any) -> pb.MessageMetadata:
         publish_ms = self.brokers.clock_ms - self.world.rng.choice([0, 0, 3, 250])
-        own: dict[str, Any] = {"producer_name": "p", "sequence_id": self._numbers, "publish_time": publish_ms}
+        own: dict[str, Any] = {
+            "producer_name": "p",
+            "sequence_id": self._numbers,
+            "publish_time": publish_ms,
+        }
         return pb.MessageMetadata(**own | fields)
 
-    def _store(self, topic: Topic, metadata: pb.MessageMetadata, payload: bytes, count: int = 1) -> Position:
+    def _store(
+        self, topic: Topic, metadata: pb.MessageMetadata, payload: bytes, count: int = 1
+    ) -> Position:
         return self.brokers.append(topic, encode_entry(metadata, payload), count)
 
     def _confirm(self, topic: Topic, payload: bytes, *positions: Position, **more: Any) -> None:
@@ -782,9 +872,13 @@ class History:
 
     def _send_batch(self, topic: Topic) -> None:
         payloads = [self._payload() for _ in range(self.world.rng.randint(1, 4))]
-        plain = encode_batch([(pb.SingleMessageMetadata(payload_size=0), payload) for payload in payloads])
+        plain = encode_batch(
+            [(pb.SingleMessageMetadata(payload_size=0), payload) for payload in payloads]
+        )
         codec = self.world.rng.choice([pb.NONE, pb.LZ4, pb.ZSTD])
-        metadata = self._metadata(compression=codec, uncompressed_size=len(plain), num_messages_in_batch=len(payloads))
+        metadata = self._metadata(
+            compression=codec, uncompressed_size=len(plain), num_messages_in_batch=len(payloads)
+        )
         position = self._store(topic, metadata, compress(codec, plain), len(payloads))
         for payload in payloads:
             self._confirm(topic, payload, position)
@@ -792,12 +886,19 @@ class History:
     def _send_delayed(self, topic: Topic) -> None:
         payload, key = self._payload(), self.world.rng.choice(["a", "b", "c"])
         deliver_ms = self.brokers.clock_ms + self.world.rng.choice([1, 500, 2000, 5000, 9000])
-        position = self._store(topic, self._metadata(deliver_at_time=deliver_ms, partition_key=key), payload)
+        position = self._store(
+            topic, self._metadata(deliver_at_time=deliver_ms, partition_key=key), payload
+        )
         self._confirm(topic, payload, position, deliver_ms=deliver_ms, key=key)
 
     def _send_encrypted(self, topic: Topic) -> None:
-        payload, deliver_ms = self._payload(), self.brokers.clock_ms + self.world.rng.choice([1, 500, 2000])
-        metadata = self._metadata(deliver_at_time=deliver_ms, encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")])
+        payload, deliver_ms = (
+            self._payload(),
+            self.brokers.clock_ms + self.world.rng.choice([1, 500, 2000]),
+        )
+        metadata = self._metadata(
+            deliver_at_time=deliver_ms, encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")]
+        )
         position = self._store(topic, metadata, payload)
         self._confirm(topic, payload, position, deliver_ms=deliver_ms, is_encrypted=True)
 
@@ -826,19 +927,27 @@ class History:
 
     def _send_cancel(self, topic: Topic) -> None:
         payload, key = self._payload(), self.world.rng.choice(["a", "b", "c"])
-        metadata = self._metadata(properties=[pb.KeyValue(key="ledgerlake.cancel", value=f"key={key}")])
+        metadata = self._metadata(
+            properties=[pb.KeyValue(key="ledgerlake.cancel", value=f"key={key}")]
+        )
         time_ms = self._stored_ms(metadata)
         position = self._store(topic, metadata, payload)
         self._hit(topic, position, time_ms, "cancelled", key=key)
         self._confirm(topic, payload, position)
 
-    def _hit(self, topic: Topic, position: Position, time_ms: int, reason: str, **target: str) -> None:
-        """What waits under a key, or an id, is cancelled or replaced by a message that stands there."""
-        # What is due by our own clock may go before a cancel that is still unread, if the broker's clock
-        # was set back.
+    def _hit(
+        self, topic: Topic, position: Position, time_ms: int, reason: str, **target: str
+    ) -> None:
+        """What waits under a key, or an id, is cancelled or replaced by a message that stands
+        there.
+        """
+        # What is due by our own clock may go before a cancel that is still unread, if the broker's
+        # clock was set back.
         stored_ms = max(time_ms, self.brokers.clock_ms)
         own_ms = max(stored_ms + max(0, -self.brokers.skew_ms), self.oracle.latest_ms)
-        for one in self.oracle.waiting_before(topic.name, position, time_ms - _CLOCKS_AGREE_MS, **target):
+        for one in self.oracle.waiting_before(
+            topic.name, position, time_ms - _CLOCKS_AGREE_MS, **target
+        ):
             if one.repeats:
                 if "schedule" in target:
                     self._end_repetition(one, time_ms, own_ms, reason)
@@ -857,7 +966,9 @@ class History:
             for number in later:
                 del one.may[number]
         one.is_ended = True
-        one.must -= {number for number, due_ms in one.may.items() if due_ms > time_ms - _CLOCKS_AGREE_MS} | later
+        one.must -= {
+            number for number, due_ms in one.may.items() if due_ms > time_ms - _CLOCKS_AGREE_MS
+        } | later
         one.may_be_cancelled.add(reason)
         self.oracle.settle(one)
 
@@ -884,20 +995,32 @@ class History:
         properties = {"schedule": name, "every": f"PT{seconds}S", "count": str(count)}
         metadata = self._metadata(
             deliver_at_time=deliver_ms,
-            properties=[pb.KeyValue(key=f"ledgerlake.{key}", value=value) for key, value in properties.items()],
+            properties=[
+                pb.KeyValue(key=f"ledgerlake.{key}", value=value)
+                for key, value in properties.items()
+            ],
         )
         time_ms = self._stored_ms(metadata)
         position = self._store(topic, metadata, payload)
         self._hit(topic, position, time_ms, "replaced", schedule=name)
         may = {number + 1: deliver_ms + number * seconds * 1000 for number in range(count)}
         self._confirm(
-            topic, payload, position, deliver_ms=deliver_ms, schedule=name, repeats=True, must=set(may), may=may
+            topic,
+            payload,
+            position,
+            deliver_ms=deliver_ms,
+            schedule=name,
+            repeats=True,
+            must=set(may),
+            may=may,
         )
 
     def _send_end(self, topic: Topic) -> None:
         """The cancel of a schedule."""
         payload, name = self._payload(), self.world.rng.choice(["a", "b", "c"])
-        metadata = self._metadata(properties=[pb.KeyValue(key="ledgerlake.cancel", value=f"schedule={name}")])
+        metadata = self._metadata(
+            properties=[pb.KeyValue(key="ledgerlake.cancel", value=f"schedule={name}")]
+        )
         time_ms = self._stored_ms(metadata)
         position = self._store(topic, metadata, payload)
         self._hit(topic, position, time_ms, "cancelled", schedule=name)

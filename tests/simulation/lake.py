@@ -93,19 +93,32 @@ class MemoryTable:
         return self._stored.schema
 
     def metadata(self) -> Any:
-        return SimpleNamespace(id=self._path, configuration=self._stored.properties, partition_columns=[])
+        return SimpleNamespace(
+            id=self._path, configuration=self._stored.properties, partition_columns=[]
+        )
 
     def protocol(self) -> Any:
         return SimpleNamespace(writer_features=[], min_writer_version=2)
 
     def history(self, limit: int) -> list[dict[str, Any]]:
-        commits = [{"version": number, **one.metadata} for number, one in enumerate(self._stored.commits)]
+        commits = [
+            {"version": number, **one.metadata} for number, one in enumerate(self._stored.commits)
+        ]
         return commits[: self._version + 1][::-1][:limit]
 
     def get_add_actions(self) -> pa.Table:
-        files = [(name, commit) for commit in self._stored.commits[: self._version + 1] for name in commit.files]
+        files = [
+            (name, commit)
+            for commit in self._stored.commits[: self._version + 1]
+            for name in commit.files
+        ]
         times_ms = [int(commit.time_s * 1000) for _, commit in files]
-        return pa.table({"path": [name for name, _ in files], "modification_time": pa.array(times_ms, pa.int64())})
+        return pa.table(
+            {
+                "path": [name for name, _ in files],
+                "modification_time": pa.array(times_ms, pa.int64()),
+            }
+        )
 
     def transaction_version(self, app_id: str) -> int | None:
         for commit in reversed(self._stored.commits[: self._version + 1]):
@@ -123,11 +136,15 @@ class MemoryTable:
         if verdict == "fail":
             raise CommitFailedError("the store said no")
         if any(
-            not transactions.keys().isdisjoint(commit.transactions) for commit in stored.commits[self._version + 1 :]
+            not transactions.keys().isdisjoint(commit.transactions)
+            for commit in stored.commits[self._version + 1 :]
         ):
             raise CommitFailedError("a concurrent transaction has the same app id")
         commit = Commit(
-            tuple(action.path for action in actions), transactions, world.now_s, commit_properties.custom_metadata or {}
+            tuple(action.path for action in actions),
+            transactions,
+            world.now_s,
+            commit_properties.custom_metadata or {},
         )
         stored.commits.append(commit)
         self._version = len(stored.commits) - 1

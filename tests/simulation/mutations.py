@@ -66,7 +66,9 @@ def _latest_without_question(edges: Edges) -> None:
     def start(self: Any, bound: Any, ends: Any) -> Any:
         if bound != "latest":
             return first_start(self, bound, ends)
-        return {name: resolve_start(self._cluster, name, bound) for name in self._cursors.positions()}
+        return {
+            name: resolve_start(self._cluster, name, bound) for name in self._cursors.positions()
+        }
 
     def only_others(self: Any, names: Any, bound: Any, tables: Any) -> None:
         if bound != "latest":
@@ -96,7 +98,10 @@ def _new_topics_at_latest(edges: Edges) -> None:
 
     def initial(self: Any) -> Any:
         starts = self._options.starting_by_topic
-        return {name: resolve_start(self._cluster, name, starts.get(name, "latest")) for name in self._topics.names}
+        return {
+            name: resolve_start(self._cluster, name, starts.get(name, "latest"))
+            for name in self._topics.names
+        }
 
     edges.replace(Planner, "initial", initial)
 
@@ -122,7 +127,9 @@ def _forgotten_acknowledgements(edges: Edges) -> None:
 def _wakes_in_one_file(edges: Edges) -> None:
     """The wake-up times are in one file, which the last writer replaces."""
 
-    def save(folder: Place, _batch_id: int, written: wakeup_files.WakeupTimes, _extends: int | None) -> bytes:
+    def save(
+        folder: Place, _batch_id: int, written: wakeup_files.WakeupTimes, _extends: int | None
+    ) -> bytes:
         return wakeup_files.save_wakeup_times(folder, 0, written)
 
     edges.replace(wakeups, "save_wakeup_times", save)
@@ -152,7 +159,9 @@ def _replaced_is_delivered(edges: Edges) -> None:
     """A message with an id does not replace the one that waits."""
     hit = Schedules._hit
 
-    def without_replacing(self: Schedules, schedule_id: str, position: Any, time_ms: int, reason: Reason) -> Any:
+    def without_replacing(
+        self: Schedules, schedule_id: str, position: Any, time_ms: int, reason: Reason
+    ) -> Any:
         if reason == REPLACED:
             return self._store.load(schedule_id)
         return hit(self, schedule_id, position, time_ms, reason)
@@ -178,18 +187,24 @@ def _repeats_after_a_cancel(edges: Edges) -> None:
 
 def _rest_waits_for_a_message(edges: Edges) -> None:
     """No micro-batch is planned for messages that the last one has left."""
-    edges.replace(PartitionResult, "wakeup_time_ms", property(lambda result: result.summary.next_due_ms))
+    edges.replace(
+        PartitionResult, "wakeup_time_ms", property(lambda result: result.summary.next_due_ms)
+    )
 
 
 def _released_to_the_end_of_a_row(edges: Edges) -> None:
-    """A release ends with what the index hands over together, which depends on how it was stored."""
+    """A release ends with what the index hands over together, which depends on how it was
+    stored.
+    """
 
     def take_due(self: Any, cutoff_ms: int, most_messages: int = sys.maxsize) -> Any:
         due = [bucket for bucket in self._buckets if bucket.waiting and bucket.next_ms <= cutoff_ms]
         heads: dict[int, Any] = {}
         fresh = self._take_fresh(cutoff_ms)
         count = 0
-        for batch in shared_queue([iter(fresh), *(self._take_from(one, cutoff_ms, heads) for one in due)]):
+        for batch in shared_queue(
+            [iter(fresh), *(self._take_from(one, cutoff_ms, heads) for one in due)]
+        ):
             yield batch
             count += batch.num_rows
             if count >= most_messages:
@@ -209,7 +224,10 @@ def _cut_for_the_cores_of_this_process(edges: Edges) -> None:
 
     def cut_now(self: Planner, spans: list[Any]) -> list[Any]:
         parts = parts_of_long(spans, self.entry_bytes(spans), self._options.task_slots)
-        return [replace(one, parts=count) for one, count in zip(with_pins(self, spans), parts, strict=True)]
+        return [
+            replace(one, parts=count)
+            for one, count in zip(with_pins(self, spans), parts, strict=True)
+        ]
 
     edges.replace(Planner, "with_pins", cut_now)
 
@@ -230,7 +248,9 @@ def _clock_ahead_of_what_is_read(edges: Edges) -> None:
 
 
 def _first_run_of_a_batch_is_sent(edges: Edges) -> None:
-    """The first record of what a micro-batch has for the topic stands, whichever run the table has."""
+    """The first record of what a micro-batch has for the topic stands, whichever run the
+    table has.
+    """
     add, same = Outbox.add, "0" * 16
     edges.replace(outbox, "_outcome_name", lambda _outcomes: same)
 

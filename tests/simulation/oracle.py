@@ -1,18 +1,22 @@
 """What must hold, judged by what producers had confirmed and what stands in the table; it knows
 nothing of the product.
 
-once              no message twice in the table, by payload and by (topic partition, message id); of one that repeats,
-                  no occurrence twice; on the topic of due messages, what was sent after a copy of the checkpoint
-                  was made may come once more if that copy is restored
-nothing missing   what was confirmed is in the table at the end; what was cancelled or replaced in time is in ``rejects``
-                  if one table gets all messages and others get parts, they have the same
-in order          within a topic partition every commit holds a later stretch than the one before, except for what is
-                  marked late
+once              no message twice in the table, by payload and by (topic partition, message id); of
+                  one that repeats, no occurrence twice; on the topic of due messages, what was sent
+                  after a copy of the checkpoint was made may come once more if that copy is
+                  restored
+nothing missing   what was confirmed is in the table at the end; what was cancelled or replaced in
+                  time is in ``rejects`` if one table gets all messages and others get parts, they
+                  have the same
+in order          within a topic partition every commit holds a later stretch than the one before,
+                  except for what is marked late
 never early       no message in the table before its time, by the broker's clock
-nothing unpinned  a cursor has not passed what is neither in a table nor in state that Spark has committed
-lost is said      a run ends with an error only if a checkpoint was lost or restored from a copy, or while a fault
-                  lasts, or if an option was changed that has to be set back once; the error is one of ours and says what to do, and a run that was refused
-                  has changed nothing
+nothing unpinned  a cursor has not passed what is neither in a table nor in state that Spark has
+                  committed
+lost is said      a run ends with an error only if a checkpoint was lost or restored from a copy, or
+                  while a fault lasts, or if an option was changed that has to be set back once; the
+                  error is one of ours and says what to do, and a run that was refused has changed
+                  nothing
 files             every file of the tables is there
 """
 
@@ -35,7 +39,15 @@ if TYPE_CHECKING:
     from tests.simulation.disk import Disk
     from tests.simulation.lake import Commit, StoredTable
 
-_COLUMNS = ["topic", "partition", "message_id", "ledger_id", "entry_id", "batch_index", "properties"]
+_COLUMNS = [
+    "topic",
+    "partition",
+    "message_id",
+    "ledger_id",
+    "entry_id",
+    "batch_index",
+    "properties",
+]
 # Effective time, ledger, entry, batch index.
 Key = tuple[int, int, int, int]
 
@@ -76,7 +88,9 @@ class Sent:
     is_excused: bool = False
 
     def __str__(self) -> str:
-        return f"{self.payload[:24].decode()} at {self.topic.rpartition('/')[2]} {self.positions[-1]}"
+        return (
+            f"{self.payload[:24].decode()} at {self.topic.rpartition('/')[2]} {self.positions[-1]}"
+        )
 
 
 @dataclass(eq=False)
@@ -123,8 +137,12 @@ class Oracle:
             one.is_excused = True
             self.unsettled.discard(one.payload)
 
-    def waiting_before(self, topic: str, position: Position, time_ms: int, **target: str) -> list[Sent]:
-        """What a cancel by key, or a message with the id of a schedule, that is stored there hits."""
+    def waiting_before(
+        self, topic: str, position: Position, time_ms: int, **target: str
+    ) -> list[Sent]:
+        """What a cancel by key, or a message with the id of a schedule, that is stored
+        there hits.
+        """
         return [
             one
             for one in self.sent.values()
@@ -164,7 +182,8 @@ class Oracle:
             for (_, last), (first, _) in pairwise(sorted(stretches)):
                 if first < last:
                     self.complain(
-                        f"in order: a file of {topic} begins at {first}, before {last}, where another one ends"
+                        f"in order: a file of {topic} begins at {first}, before {last}, where "
+                        "another one ends"
                     )
         self._files.clear()
 
@@ -180,13 +199,19 @@ class Oracle:
         self._copied.add(delivery)
 
     def _take_messages(self, data: bytes, path: str) -> None:
-        table = pq.ParquetFile(io.BytesIO(data)).read([*_COLUMNS, *_TIMES, "late", "value"], use_threads=False)
+        table = pq.ParquetFile(io.BytesIO(data)).read(
+            [*_COLUMNS, *_TIMES, "late", "value"], use_threads=False
+        )
         for name in _TIMES:
             place = table.schema.get_field_index(name)
             table = table.set_column(place, name, table.column(place).cast("int64"))
         stretches: dict[str, tuple[Key, Key]] = {}
         for row in table.to_pylist():
-            topic = row["topic"] if row["partition"] < 0 else f"{row['topic']}-partition-{row['partition']}"
+            topic = (
+                row["topic"]
+                if row["partition"] < 0
+                else f"{row['topic']}-partition-{row['partition']}"
+            )
             if path == COPY:
                 self._take_copy(row)
             else:
@@ -194,13 +219,23 @@ class Oracle:
             time_us = row["broker_timestamp"] or row["publish_time"] or 0
             if row["delivered_at"] is not None:
                 time_us = max(time_us, row["deliver_at"])
-            key = (time_us, row["ledger_id"], row["entry_id"], -1 if row["batch_index"] is None else row["batch_index"])
+            key = (
+                time_us,
+                row["ledger_id"],
+                row["entry_id"],
+                -1 if row["batch_index"] is None else row["batch_index"],
+            )
             first, before = stretches.get(topic, (key, key))
             if key < before:
-                self.complain(f"in order: {row['message_id']} of {topic} stands behind {before} in its file")
+                self.complain(
+                    f"in order: {row['message_id']} of {topic} stands behind {before} in its file"
+                )
             stretches[topic] = first, key
             if not row["late"] and time_us < self._reached.get((path, topic), time_us):
-                self.complain(f"in order: {row['message_id']} of {topic} is earlier than a commit before and not late")
+                self.complain(
+                    f"in order: {row['message_id']} of {topic} is earlier than a commit before and "
+                    "not late"
+                )
             self._stretch[topic] = max(time_us, self._stretch.get(topic, time_us))
         for topic, stretch in stretches.items():
             self._files.setdefault(topic, []).append(stretch)
@@ -224,7 +259,9 @@ class Oracle:
         if one.is_cancelled:
             self.complain(f"nothing early: {one} was cancelled or replaced and is in the table")
         if one.repeats and occurrence not in one.may:
-            self.complain(f"once: the occurrence {occurrence} of {one} must not be, it has {one.may}")
+            self.complain(
+                f"once: the occurrence {occurrence} of {one} must not be, it has {one.may}"
+            )
         due_ms = one.may.get(occurrence, one.deliver_ms)
         if occurrence and row["deliver_at"] != due_ms * 1000:
             self.complain(f"in order: {one}, due at {due_ms}, says {row['deliver_at']}")
@@ -245,7 +282,11 @@ class Oracle:
         columns = ["topic", "partition", "ledger_id", "entry_id", "reason"]
         table = pq.ParquetFile(io.BytesIO(data)).read(columns, use_threads=False)
         for row in table.to_pylist():
-            topic = row["topic"] if row["partition"] < 0 else f"{row['topic']}-partition-{row['partition']}"
+            topic = (
+                row["topic"]
+                if row["partition"] < 0
+                else f"{row['topic']}-partition-{row['partition']}"
+            )
             position = Position(row["ledger_id"], row["entry_id"])
             for one in self._by_position.get((topic, position), ()):
                 if row["reason"] in one.may_be_cancelled:
@@ -287,14 +328,16 @@ class Oracle:
         self._forgotten = self._published - self._published_at_copy
 
     def settle(self, one: Sent) -> None:
-        """Nothing is owed of a message any more if it is in rejects, or has been delivered: of one that
-        repeats, all occurrences that must be, and the reject if it has to be one.
+        """Nothing is owed of a message any more if it is in rejects, or has been delivered: of one
+        that repeats, all occurrences that must be, and the reject if it has to be one.
         """
         is_done = one.is_rejected or (not one.is_cut and (one.repeats or bool(one.delivered)))
         if is_done and one.must <= one.delivered:
             self.unsettled.discard(one.payload)
 
-    def passed(self, topic: str, before: Position, to: Position, committed_to: Position | None) -> None:
+    def passed(
+        self, topic: str, before: Position, to: Position, committed_to: Position | None
+    ) -> None:
         """A cursor has moved; ``committed_to`` is how far the batches reach that Spark has
         recorded.
         """
@@ -307,7 +350,8 @@ class Oracle:
                     one.is_held = committed_to is not None and position <= committed_to
                     if not one.is_held:
                         self.complain(
-                            f"nothing unpinned: the cursor passed {one}, which is in no table and no committed state"
+                            f"nothing unpinned: the cursor passed {one}, which is in no table and "
+                            "no committed state"
                         )
 
     def lost(self, still_there: Callable[[str, Position], bool]) -> list[Sent]:
@@ -317,7 +361,8 @@ class Oracle:
         return [
             one
             for one in map(self.sent.__getitem__, sorted(self.unsettled))
-            if not one.is_held and not all(still_there(one.topic, position) for position in one.positions)
+            if not one.is_held
+            and not all(still_there(one.topic, position) for position in one.positions)
         ]
 
 

@@ -1,8 +1,10 @@
 """A small Spark: sessions, a plan of three stages, and the micro-batch driver with its logs in
 Spark's order.
 
-    offsets/N       written before batch N is planned; put if absent, so that of two drivers one fails
-    tasks           read, shuffle, state; one that fails is tried again, one may run twice and one of the results is taken
+    offsets/N       written before batch N is planned; put if absent, so that of two drivers one
+                    fails
+    tasks           read, shuffle, state; one that fails is tried again, one may run twice and one
+                    of the results is taken
     state N+1       written by the tasks of batch N, which began from state N
     foreachBatch    the pipeline's own function
     commits/N       written behind it; put if absent
@@ -71,7 +73,9 @@ class Session:
         self.disk = disk
         self.lake = lake
         self.planner = world.process(f"{process.name}'s planner", process)
-        self.workers = [world.process(f"{process.name}'s worker {number}", process) for number in range(2)]
+        self.workers = [
+            world.process(f"{process.name}'s worker {number}", process) for number in range(2)
+        ]
         self.conf = _Conf()
         self.sources: dict[str, Any] = {}
         self.dataSource = SimpleNamespace(register=self._register)
@@ -199,7 +203,11 @@ class Query:
     """A running query: its thread is the JVM's stream thread."""
 
     def __init__(
-        self, frame: Frame, checkpoint: str, body: Callable[[Any, int], None], interval_s: float | None
+        self,
+        frame: Frame,
+        checkpoint: str,
+        body: Callable[[Any, int], None],
+        interval_s: float | None,
     ) -> None:
         self._session = frame.sparkSession
         self._world = self._session.world
@@ -223,7 +231,9 @@ class Query:
         self._state_id = ""
         # Settings are a query's own from its start. In version 2 each run of a batch writes state
         # of its own name.
-        self._has_state_ids = self._session.conf.get("spark.sql.streaming.stateStore.checkpointFormatVersion") == "2"
+        self._has_state_ids = (
+            self._session.conf.get("spark.sql.streaming.stateStore.checkpointFormatVersion") == "2"
+        )
         self.id = self._query_id()
         self.runId = "run"
         self.name = "query"
@@ -264,7 +274,9 @@ class Query:
     # The stream thread
 
     def begin(self) -> None:
-        self._world.spawn(self._session.process, f"{self._session.process.name}'s stream", self._run)
+        self._world.spawn(
+            self._session.process, f"{self._session.process.name}'s stream", self._run
+        )
 
     def _run(self) -> None:
         try:
@@ -317,8 +329,14 @@ class Query:
     def _plan(self) -> bool:
         self._world.access("plan")
         with self._session.inside(self._session.planner):
-            start = self._planner.initialOffset() if self._start is None else json.loads(self._start)
-            limit = self._planner.getDefaultReadLimit() if self._interval_s is not None else ReadAllAvailable()
+            start = (
+                self._planner.initialOffset() if self._start is None else json.loads(self._start)
+            )
+            limit = (
+                self._planner.getDefaultReadLimit()
+                if self._interval_s is not None
+                else ReadAllAvailable()
+            )
             found = self._planner.latestOffset(start, limit)
         end = json.dumps(found)
         self._check_stopped()
@@ -336,7 +354,9 @@ class Query:
     def _run_batch(self) -> None:
         self._check_stopped()
         with self._session.inside(self._session.planner):
-            start = self._planner.initialOffset() if self._start is None else json.loads(self._start)
+            start = (
+                self._planner.initialOffset() if self._start is None else json.loads(self._start)
+            )
             spans = self._planner.partitions(start, json.loads(self._end or ""))
         self._world.say(f"{self._session.process.name}: batch {self.batch_id} of {_spans(spans)}")
         self._session.sparkContext.setLocalProperty("sql.streaming.queryId", self.id)
@@ -351,7 +371,11 @@ class Query:
         self._world.access(f"ran {self.batch_id}")
         self._check_stopped()
         version = 2 if self._state_id else 1
-        self._put("commits", self.batch_id, f"v{version}\n" + json.dumps({"stateUniqueIds": self._state_id}))
+        self._put(
+            "commits",
+            self.batch_id,
+            f"v{version}\n" + json.dumps({"stateUniqueIds": self._state_id}),
+        )
         self.batches += 1
         self.batch_id, self._start, self._planned = self.batch_id + 1, self._end, False
 
@@ -374,7 +398,10 @@ class Query:
 
     def _last(self, log: str) -> int | None:
         start = f"{self._checkpoint}/{log}/"
-        return max((int(file[len(start) :]) for file in self._disk.files if file.startswith(start)), default=None)
+        return max(
+            (int(file[len(start) :]) for file in self._disk.files if file.startswith(start)),
+            default=None,
+        )
 
     def _offset(self, batch_id: int) -> str:
         data = self._disk.files.get(f"{self._checkpoint}/offsets/{batch_id}")
@@ -385,10 +412,14 @@ class Query:
     def _put(self, log: str, batch_id: int, text: str) -> None:
         path = f"{self._checkpoint}/{log}/{batch_id}"
         if path in self._disk.files:
-            raise RuntimeError(f"Multiple streaming queries are concurrently using {self._checkpoint}/{log}")
+            raise RuntimeError(
+                f"Multiple streaming queries are concurrently using {self._checkpoint}/{log}"
+            )
         self._world.access(f"write {path}")
         if path in self._disk.files:
-            raise RuntimeError(f"Multiple streaming queries are concurrently using {self._checkpoint}/{log}")
+            raise RuntimeError(
+                f"Multiple streaming queries are concurrently using {self._checkpoint}/{log}"
+            )
         if self._disk.is_full:
             raise OSError(28, "No space left on device")
         self._disk.files[path] = text.encode()
@@ -409,16 +440,24 @@ class Query:
 
     def collect(self, spans: list[Any]) -> list[Any]:
         self._cut_otherwise()
-        rows = [row for span in spans for row in self._task("read", partial(self._read, span), self._mixed)]
+        rows = [
+            row
+            for span in spans
+            for row in self._task("read", partial(self._read, span), self._mixed)
+        ]
         groups: dict[tuple[str, int], list[pa.RecordBatch]] = {}
         for row in rows:
-            groups.setdefault((row["topic"][0].as_py(), row["partition"][0].as_py()), []).append(row)
+            groups.setdefault((row["topic"][0].as_py(), row["partition"][0].as_py()), []).append(
+                row
+            )
         before = self._state(self.batch_id)
         after = dict(before)
         results: list[Any] = []
         for key in sorted(groups):
             group = self._world.rng.sample(groups[key], len(groups[key]))
-            partition_results, after[key] = self._task("state", partial(self._keyed, key, group, before))
+            partition_results, after[key] = self._task(
+                "state", partial(self._keyed, key, group, before)
+            )
             results += partition_results
         self._state_id = f"{self._world.names.getrandbits(64):016x}" if self._has_state_ids else ""
         path = self._state_path(self.batch_id + 1, self._state_id)
@@ -438,14 +477,22 @@ class Query:
         values: State = {}
         for number in range(1, version + 1):
             commit = self._disk.files.get(f"{self._checkpoint}/commits/{number - 1}")
-            state_id = json.loads(commit.decode().splitlines()[-1]).get("stateUniqueIds", "") if commit else ""
+            state_id = (
+                json.loads(commit.decode().splitlines()[-1]).get("stateUniqueIds", "")
+                if commit
+                else ""
+            )
             found = self._disk.files.get(self._state_path(number, state_id))
             if found is None:
-                raise RuntimeError(f"Error reading delta file of state, version {number}: it does not exist")
+                raise RuntimeError(
+                    f"Error reading delta file of state, version {number}: it does not exist"
+                )
             _apply(values, found.values)
         return values
 
-    def _keyed(self, key: tuple[str, int], rows: list[pa.RecordBatch], before: State) -> tuple[list[Any], Any]:
+    def _keyed(
+        self, key: tuple[str, int], rows: list[pa.RecordBatch], before: State
+    ) -> tuple[list[Any], Any]:
         stage = Stage(None, None)  # type: ignore[arg-type]
         for name, (kind, values) in before.get(key, {}).items():
             state = kind()
@@ -455,18 +502,28 @@ class Query:
         processor.init(stage)
         columns = pa.Table.from_batches(rows).to_pydict().values()
         frames = iter([Rows(list(zip(*columns, strict=True)))])
-        found = [row for frame in processor.handleInputRows(key, frames, None) for row in frame.rows]
+        found = [
+            row for frame in processor.handleInputRows(key, frames, None) for row in frame.rows
+        ]
         results = [SimpleNamespace(result=result) for (result,) in found]
-        return results, {name: (type(state), dict(state.values)) for name, state in stage.states.items()}
+        return results, {
+            name: (type(state), dict(state.values)) for name, state in stage.states.items()
+        }
 
-    def _mixed(self, first: list[pa.RecordBatch], second: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """The rows of two runs of a task, as after the loss of an executor: each task of the stateful
-        stage has those of one run.
+    def _mixed(
+        self, first: list[pa.RecordBatch], second: list[pa.RecordBatch]
+    ) -> list[pa.RecordBatch]:
+        """The rows of two runs of a task, as after the loss of an executor: each task of the
+        stateful stage has those of one run.
         """
         runs = [self._world.rng.choice([first, second]) for _ in range(STATE_PARTITIONS)]
-        return [row for number, run in enumerate(runs) for row in run if _state_partition(row) == number]
+        return [
+            row for number, run in enumerate(runs) for row in run if _state_partition(row) == number
+        ]
 
-    def _task(self, name: str, work: Callable[[], Any], of_two: Callable[[Any, Any], Any] | None = None) -> Any:
+    def _task(
+        self, name: str, work: Callable[[], Any], of_two: Callable[[Any, Any], Any] | None = None
+    ) -> Any:
         """One task: tried again where its worker dies; sometimes run twice."""
         for attempt in range(TASK_TRIES):
             number = self._world.rng.randrange(len(self._session.workers))
@@ -478,7 +535,11 @@ class Query:
                     if verdict == "speculate":
                         self._world.say(f"{worker.name} runs a task twice")
                         again = work()
-                        found = of_two(found, again) if of_two else self._world.rng.choice([found, again])
+                        found = (
+                            of_two(found, again)
+                            if of_two
+                            else self._world.rng.choice([found, again])
+                        )
                     self._world.access(f"task done {name}")
                 return found
             except TaskLostError:
@@ -556,11 +617,15 @@ class _Batch:
 
 def _spans(partitions: list[Any]) -> str:
     spans = [span for partition in partitions for span in partition.spans]
-    return ", ".join(f"{span.topic_partition.rpartition('/')[2]} {span.after}..{span.end}" for span in spans)
+    return ", ".join(
+        f"{span.topic_partition.rpartition('/')[2]} {span.after}..{span.end}" for span in spans
+    )
 
 
 def _as_text(error: BaseException) -> str:
     """An error as it comes out of Spark: the tracebacks of Python processes as text."""
     if isinstance(error, LedgerlakeError):
-        return f"Traceback (most recent call last):\nledgerlake.errors.{type(error).__name__}: {error}"
+        return (
+            f"Traceback (most recent call last):\nledgerlake.errors.{type(error).__name__}: {error}"
+        )
     return f"{type(error).__name__}: {error}\n" + "".join(traceback.format_exception(error))

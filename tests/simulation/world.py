@@ -185,7 +185,11 @@ class World:
             able = [thread for thread in self.threads if self._is_able(thread)]
             if able:
                 return able[0] if len(able) == 1 else self.rng.choice(able)
-            times_s = [thread.until_s for thread in self.threads if not thread.done and not thread.context.is_suspended]
+            times_s = [
+                thread.until_s
+                for thread in self.threads
+                if not thread.done and not thread.context.is_suspended
+            ]
             if self._events:
                 times_s.append(self._events[0][0])
             next_s = min(times_s)
@@ -245,7 +249,9 @@ class World:
             return
         self.now_s = until_s
         me = self.current
-        if self.rng.random() < 0.3 and any(thread is not me and self._is_able(thread) for thread in self.threads):
+        if self.rng.random() < 0.3 and any(
+            thread is not me and self._is_able(thread) for thread in self.threads
+        ):
             self.pause(until_s)
 
     def say(self, words: str) -> None:

@@ -18,7 +18,13 @@ from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source import batch_reader, bounds
 from ledgerlake.source import topic_end as last_entry
-from ledgerlake.source.bounds import EndBound, latest_offset, matching_partitions, resolve_end, resolve_start
+from ledgerlake.source.bounds import (
+    EndBound,
+    latest_offset,
+    matching_partitions,
+    resolve_end,
+    resolve_start,
+)
 from ledgerlake.source.planner import Planner
 from ledgerlake.source.planning import entry_range
 from ledgerlake.source.views import read_messages
@@ -83,7 +89,11 @@ def test_a_start(peer: Peer, bound: Bound, start: PartitionOffset) -> None:
 @pytest.mark.parametrize(
     ("bound", "advice"),
     [
-        (AtIndex(11), "no message with the number 11 to start at: the next one that comes has 10; correct starting"),
+        (
+            AtIndex(11),
+            "no message with the number 11 to start at: the next one that comes has 10; correct "
+            "starting",
+        ),
         (
             # The broker's clock goes on while it is asked.
             AtTime(BROKER_TIME_MS + 600_000),
@@ -107,7 +117,9 @@ def test_of_an_empty_topic_a_stream_starts_at_the_first_number_only() -> None:
     with Peer(first_ledger_id=7) as peer:
         cluster = cluster_of(peer)
         assert where(resolve_start(cluster, TOPIC, AtIndex(0))) == at(7, -1)
-        with pytest.raises(UsageError, match="the number 1 to start at: the next one that comes has 0"):
+        with pytest.raises(
+            UsageError, match="the number 1 to start at: the next one that comes has 0"
+        ):
             resolve_start(cluster, TOPIC, AtIndex(1))
         cluster.close()
 
@@ -124,7 +136,9 @@ def test_the_next_number_is_known_behind_an_entry_that_nobody_can_read(peer: Pee
 def test_a_read_that_ends_now_takes_nothing_that_comes_before_its_start(
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def then_one_more_comes(cluster: Cluster, topic_partition: str, bound: Bound, **more: Any) -> PartitionOffset:
+    def then_one_more_comes(
+        cluster: Cluster, topic_partition: str, bound: Bound, **more: Any
+    ) -> PartitionOffset:
         offset = resolve_start(cluster, topic_partition, bound, **more)
         peer.add(batch([b"10"], index=10), ledger_id=9, first=2)
         return offset
@@ -177,8 +191,10 @@ def test_an_id_of_a_partition_bounds_no_other(peer: Peer, bound: Bound) -> None:
             resolve(cluster, f"{ORDERS}-partition-0", bound)
         refusals.append(caught.value.message)
     assert refusals == 3 * [
-        f"the message id {bound if isinstance(bound, ChunkMessageId) else '7:1'} is of partition 3, not of "
-        f'{ORDERS}-partition-0; give it by topic partition, as JSON such as {{"{ORDERS}-partition-3": "..."}}'
+        f"the message id {bound if isinstance(bound, ChunkMessageId) else '7:1'} is of partition "
+        "3, not of "
+        f"{ORDERS}-partition-0; give it by topic partition, as JSON such as "
+        f'{{"{ORDERS}-partition-3": "..."}}'
     ]
 
 
@@ -195,13 +211,17 @@ def test_an_id_of_a_partition_bounds_no_other(peer: Peer, bound: Bound) -> None:
 )
 def test_a_start_behind_the_end_of_the_topic_is_refused(peer: Peer, bound: Bound) -> None:
     cluster = cluster_of(peer)
-    with pytest.raises(UsageError, match=r"has no entry .* to start at: its last one is 9:1; correct starting"):
+    with pytest.raises(
+        UsageError, match=r"has no entry .* to start at: its last one is 9:1; correct starting"
+    ):
         resolve_start(cluster, TOPIC, bound)
     cluster.close()
 
 
 def bare() -> bytes:
-    """Return an entry to which the broker adds nothing, as to one that a producer says has no message."""
+    """Return an entry to which the broker adds nothing, as to one that a producer says has no
+    message.
+    """
     return encode_entry(metadata(), b"bare")
 
 
@@ -233,8 +253,12 @@ def test_a_topic_in_which_no_entry_has_an_index_cannot_end_at_one() -> None:
             resolve_end(cluster_of(peer), TOPIC, AtIndex(0))
 
 
-@pytest.mark.parametrize("bound", [MessageId(9, 2), After(MessageId(9, 1)), AtIndex(10), AtTime(BROKER_TIME_MS + 10)])
-def test_a_start_at_the_end_of_the_topic_knows_what_was_stored_before_it(peer: Peer, bound: Bound) -> None:
+@pytest.mark.parametrize(
+    "bound", [MessageId(9, 2), After(MessageId(9, 1)), AtIndex(10), AtTime(BROKER_TIME_MS + 10)]
+)
+def test_a_start_at_the_end_of_the_topic_knows_what_was_stored_before_it(
+    peer: Peer, bound: Bound
+) -> None:
     peer.clock_ms = lambda: BROKER_TIME_MS + 5000
     start = resolve_start(cluster_of(peer), TOPIC, bound)
     assert start == resolve_start(cluster_of(peer), TOPIC, "latest")
@@ -243,48 +267,78 @@ def test_a_start_at_the_end_of_the_topic_knows_what_was_stored_before_it(peer: P
     peer.add(batch([b"10"], index=10), ledger_id=11)
     span = entry_range(TOPIC, start, latest_offset(cluster_of(peer), TOPIC))
     options = parse_options({"service.url": peer.url, "topic": TOPIC})
-    assert [row["value"] for part in read_messages(options, span) for row in part.to_pylist()] == [b"10"]
+    assert [row["value"] for part in read_messages(options, span) for row in part.to_pylist()] == [
+        b"10"
+    ]
 
 
-@pytest.mark.parametrize("bound", [MessageId(7, 1, 1), After(MessageId(7, 1, 0)), MessageId(9, 1, 3)])
-def test_a_start_within_a_batch_knows_the_number_of_the_message_before_it(peer: Peer, bound: Bound) -> None:
+@pytest.mark.parametrize(
+    "bound", [MessageId(7, 1, 1), After(MessageId(7, 1, 0)), MessageId(9, 1, 3)]
+)
+def test_a_start_within_a_batch_knows_the_number_of_the_message_before_it(
+    peer: Peer, bound: Bound
+) -> None:
     start = resolve_start(cluster_of(peer), TOPIC, bound)
     assert start.index == {7: 3, 9: 8}[start.position.ledger_id]
 
 
-@pytest.mark.parametrize("bound", [MessageId(7, 1, 2), After(MessageId(7, 1, 3)), MessageId(9, 0, 1)])
-def test_a_start_at_a_message_that_its_entry_does_not_have_is_refused(peer: Peer, bound: Bound) -> None:
+@pytest.mark.parametrize(
+    "bound", [MessageId(7, 1, 2), After(MessageId(7, 1, 3)), MessageId(9, 0, 1)]
+)
+def test_a_start_at_a_message_that_its_entry_does_not_have_is_refused(
+    peer: Peer, bound: Bound
+) -> None:
     cluster = cluster_of(peer)
-    for name, is_bounded in [(TOPIC, False), (f"{ORDERS}-partition-1", False), (f"{ORDERS}-partition-1", True)]:
-        with pytest.raises(UsageError, match=r"has no message \d in the entry (\d:\d) to start at.*write \1$"):
+    for name, is_bounded in [
+        (TOPIC, False),
+        (f"{ORDERS}-partition-1", False),
+        (f"{ORDERS}-partition-1", True),
+    ]:
+        with pytest.raises(
+            UsageError, match=r"has no message \d in the entry (\d:\d) to start at.*write \1$"
+        ):
             resolve_start(cluster, name, bound, is_bounded=is_bounded)
 
 
 @pytest.mark.parametrize("bound", [MessageId(50, 0), After(MessageId(9, 7))])
-def test_an_id_without_a_partition_is_no_start_of_a_partition_that_has_not_reached_it(peer: Peer, bound: Bound) -> None:
+def test_an_id_without_a_partition_is_no_start_of_a_partition_that_has_not_reached_it(
+    peer: Peer, bound: Bound
+) -> None:
     name = f"{ORDERS}-partition-1"
-    with pytest.raises(UsageError, match=r"its last one is 9:1; .* by topic partition, as JSON such as"):
+    with pytest.raises(
+        UsageError, match=r"its last one is 9:1; .* by topic partition, as JSON such as"
+    ):
         resolve_start(cluster_of(peer), name, bound)
     start = resolve_start(cluster_of(peer), name, bound, is_bounded=True)
     assert start.is_beyond(latest_offset(cluster_of(peer), name))
 
 
-@pytest.mark.parametrize(("partitions", "there"), [({}, "it has no partitions"), ({TOPIC: 2}, "its last one is 1")])
+@pytest.mark.parametrize(
+    ("partitions", "there"), [({}, "it has no partitions"), ({TOPIC: 2}, "its last one is 1")]
+)
 @pytest.mark.parametrize("edge", ["starting", "ending"])
 def test_a_bound_of_a_partition_that_the_topic_does_not_have_is_refused(
     peer: Peer, partitions: dict[str, int], there: str, edge: str
 ) -> None:
     peer.partitions = partitions
-    written = {"service.url": peer.url, "topic": TOPIC, f"{edge}Offsets": '{"peer-partition-2": "7:0"}'}
+    written = {
+        "service.url": peer.url,
+        "topic": TOPIC,
+        f"{edge}Offsets": '{"peer-partition-2": "7:0"}',
+    }
     options = parse_options(written)
     with closing(Planner(options)) as planner:
         for begin in (batch_reader.LedgerlakeBatchReader(options).partitions, planner.initial):
-            with pytest.raises(UsageError, match=f"/peer has no partition 2 to start or to end at: {there}"):
+            with pytest.raises(
+                UsageError, match=f"/peer has no partition 2 to start or to end at: {there}"
+            ):
                 begin()
 
 
 def test_an_id_of_a_partition_is_none_of_a_topic_without_partitions(peer: Peer) -> None:
-    with pytest.raises(UsageError, match=r"7:1 is of partition 3, not of .*/peer, which has no partitions"):
+    with pytest.raises(
+        UsageError, match=r"7:1 is of partition 3, not of .*/peer, which has no partitions"
+    ):
         resolve_start(cluster_of(peer), TOPIC, OF_PARTITION_3)
 
 
@@ -312,11 +366,17 @@ def test_an_id_of_a_partition_is_looked_for_in_that_one() -> None:
 
 
 def test_ids_by_topic_partition_bound_each_its_own(peer: Peer) -> None:
-    serialised = {f"orders-partition-{number}": list(to_bytes(MessageId(7, 1), number)) for number in range(2)}
-    options = parse_options({"service.url": peer.url, "topic": "orders", "startingOffsets": json.dumps(serialised)})
+    serialised = {
+        f"orders-partition-{number}": list(to_bytes(MessageId(7, 1), number)) for number in range(2)
+    }
+    options = parse_options(
+        {"service.url": peer.url, "topic": "orders", "startingOffsets": json.dumps(serialised)}
+    )
     for number in range(2):
         name = f"{ORDERS}-partition-{number}"
-        assert where(resolve_start(cluster_of(peer), name, options.starting_of(name, "latest"))) == at(7, 0)
+        assert where(
+            resolve_start(cluster_of(peer), name, options.starting_of(name, "latest"))
+        ) == at(7, 0)
 
 
 @pytest.mark.parametrize("bound", [AtIndex(9), AtIndex(99), AtTime(BROKER_TIME_MS + 99), "latest"])
@@ -329,13 +389,24 @@ def test_every_range_of_numbers_is_read_to_the_message(peer: Peer) -> None:
     cluster = cluster_of(peer)
     for first in range(10):
         for last in range(first, 10):
-            start, end = resolve_start(cluster, TOPIC, AtIndex(first)), resolve_end(cluster, TOPIC, AtIndex(last))
-            rows = [row for part in read_messages(options, entry_range(TOPIC, start, end)) for row in part.to_pylist()]
+            start, end = (
+                resolve_start(cluster, TOPIC, AtIndex(first)),
+                resolve_end(cluster, TOPIC, AtIndex(last)),
+            )
+            rows = [
+                row
+                for part in read_messages(options, entry_range(TOPIC, start, end))
+                for row in part.to_pylist()
+            ]
             assert [row["broker_index"] for row in rows] == list(range(first, last + 1))
-            assert [row["value"] for row in rows] == [str(number).encode() for number in range(first, last + 1)]
+            assert [row["value"] for row in rows] == [
+                str(number).encode() for number in range(first, last + 1)
+            ]
 
 
-def test_the_number_of_the_last_message_taken_is_known_where_a_number_was_asked_for(peer: Peer) -> None:
+def test_the_number_of_the_last_message_taken_is_known_where_a_number_was_asked_for(
+    peer: Peer,
+) -> None:
     cluster = cluster_of(peer)
     for number in range(1, 10):
         assert resolve_start(cluster, TOPIC, AtIndex(number)).index == number - 1
@@ -366,14 +437,29 @@ def without_stamp(payload: bytes) -> bytes:
         ({"startingIndex": "2"}, 1),
     ],
 )
-def test_no_start_skips_an_entry_whose_stamp_cannot_be_read(start: dict[str, str], rows: int) -> None:
+def test_no_start_skips_an_entry_whose_stamp_cannot_be_read(
+    start: dict[str, str], rows: int
+) -> None:
     with Peer() as peer:
         peer.add(*[without_stamp(b"%d" % number) for number in range(2)])
-        peer.add(batch([b"2"], index=0), without_stamp(b"3"), batch([b"4"], index=1), without_stamp(b"5"), first=2)
-        reader = batch_reader.LedgerlakeBatchReader(
-            parse_options({"service.url": peer.url, "topic": TOPIC, "retryTimeoutMs": "2000"} | start)
+        peer.add(
+            batch([b"2"], index=0),
+            without_stamp(b"3"),
+            batch([b"4"], index=1),
+            without_stamp(b"5"),
+            first=2,
         )
-        read = [row for part in reader.partitions() for rows in reader.read(part) for row in rows.to_pylist()]
+        reader = batch_reader.LedgerlakeBatchReader(
+            parse_options(
+                {"service.url": peer.url, "topic": TOPIC, "retryTimeoutMs": "2000"} | start
+            )
+        )
+        read = [
+            row
+            for part in reader.partitions()
+            for rows in reader.read(part)
+            for row in rows.to_pylist()
+        ]
         assert [row["entry_id"] for row in read] == list(range(6))[-rows:]
 
 
@@ -385,22 +471,35 @@ def test_a_topic_of_entries_without_a_stamp_is_read_from_its_first_entry(bound: 
 
 
 @pytest.mark.parametrize(
-    "bounds_", [{"startingIndex": "1000", "endingIndex": "2001"}, {"startingIndex": "500", "endingIndex": "999"}]
+    "bounds_",
+    [
+        {"startingIndex": "1000", "endingIndex": "2001"},
+        {"startingIndex": "500", "endingIndex": "999"},
+    ],
 )
 def test_numbers_that_the_topic_has_lost_are_a_loss_as_ids_are(bounds_: dict[str, str]) -> None:
     with Peer() as peer:
-        peer.add(*[batch([b"%d" % number], index=number) for number in range(2000, 2003)], ledger_id=20)
+        peer.add(
+            *[batch([b"%d" % number], index=number) for number in range(2000, 2003)], ledger_id=20
+        )
         options = {"service.url": peer.url, "topic": TOPIC} | bounds_
 
         def rows(**more: str) -> list[Any]:
             reader = batch_reader.LedgerlakeBatchReader(parse_options(options | more))
-            return [row for part in reader.partitions() for rows in reader.read(part) for row in rows.to_pylist()]
+            return [
+                row
+                for part in reader.partitions()
+                for rows in reader.read(part)
+                for row in rows.to_pylist()
+            ]
 
         with pytest.raises(DataLossError, match="messages after 19:-1 and before 20:0 are lost"):
             rows()
         loss, *left = rows(failOnDataLoss="false")
         assert loss["reject_reason"] == "data_loss"
-        assert [row["broker_index"] for row in left] == ([2000, 2001] if "1000" in bounds_.values() else [])
+        assert [row["broker_index"] for row in left] == (
+            [2000, 2001] if "1000" in bounds_.values() else []
+        )
 
 
 def test_the_first_number_of_a_topic_that_begins_with_markers_is_no_loss() -> None:
@@ -409,13 +508,20 @@ def test_the_first_number_of_a_topic_that_begins_with_markers_is_no_loss() -> No
         reader = batch_reader.LedgerlakeBatchReader(
             parse_options({"service.url": peer.url, "topic": TOPIC, "startingIndex": "0"})
         )
-        read = [row for part in reader.partitions() for rows in reader.read(part) for row in rows.to_pylist()]
+        read = [
+            row
+            for part in reader.partitions()
+            for rows in reader.read(part)
+            for row in rows.to_pylist()
+        ]
         assert [row["value"] for row in read] == [b"2", b"3"]
 
 
 def test_a_topic_without_numbers_says_what_to_do_about_it() -> None:
     with Peer() as peer:
-        peer.add(encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=5), b"v"))
+        peer.add(
+            encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=5), b"v")
+        )
         with pytest.raises(SetupError, match="have no index; set brokerEntryMetadataInterceptors"):
             resolve_start(cluster_of(peer), TOPIC, AtIndex(5))
 
@@ -445,7 +551,9 @@ def test_a_stream_goes_up_to_its_end_once_the_topic_has_it_and_no_further(
 
 def test_an_end_that_is_not_there_yet_is_searched_for_only_after_the_topic_has_moved() -> None:
     def entry(publish_ms: int) -> bytes:
-        return encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=publish_ms), b"v")
+        return encode_entry(
+            pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=publish_ms), b"v"
+        )
 
     with Peer() as peer:
         peer.add(*(entry(publish_ms) for publish_ms in range(10)))
@@ -465,7 +573,9 @@ def test_after_the_last_message_of_a_topic_from_which_all_are_removed_is_a_start
         cluster = cluster_of(peer)
         assert resolve_start(cluster, TOPIC, After(MessageId(10, 99))).position == Position(10, 99)
         with pytest.raises(
-            UsageError, match=r"has no entry 21:0 to start at: it has no message, and its first ledger is 20; correct"
+            UsageError,
+            match=r"has no entry 21:0 to start at: it has no message, and its first ledger is 20; "
+            r"correct",
         ):
             resolve_start(cluster, TOPIC, After(MessageId(21, 0)))
         cluster.close()

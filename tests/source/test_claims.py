@@ -1,4 +1,6 @@
-"""Entries whose claims of messages mislead the broker's count: none is lost, and none stops a read."""
+"""Entries whose claims of messages mislead the broker's count: none is lost, and none stops
+a read.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 
 
 def options_for(peer: Peer, **more: str) -> SourceOptions:
-    return parse_options({"service.url": peer.url, "topic": TOPIC, "retryTimeoutMs": "3000", **more})
+    return parse_options(
+        {"service.url": peer.url, "topic": TOPIC, "retryTimeoutMs": "3000", **more}
+    )
 
 
 def claims(count: int) -> bytes:
@@ -38,7 +42,11 @@ def claims(count: int) -> bytes:
 
 def values(peer: Peer, after: Position, end: Position, **more: str) -> list[Any]:
     """The values of a range, of a reject its entry's id."""
-    rows = [row for part in read_messages(options_for(peer, **more), span(after, end)) for row in part.to_pylist()]
+    rows = [
+        row
+        for part in read_messages(options_for(peer, **more), span(after, end))
+        for row in part.to_pylist()
+    ]
     return [row["value"] if row["reject_reason"] is None else row["entry_id"] for row in rows]
 
 
@@ -60,7 +68,9 @@ def test_what_message_expiry_acknowledges_while_a_range_is_read_comes_to_new_con
     with Peer() as peer:
         peer.add(*[single(b"message")] * 4)
         peer.expires = True
-        assert values(peer, BEFORE_ALL, peer.entries[-1][0], pollTimeoutMs="20000") == [b"message"] * 4
+        assert (
+            values(peer, BEFORE_ALL, peer.entries[-1][0], pollTimeoutMs="20000") == [b"message"] * 4
+        )
 
 
 @pytest.mark.parametrize("follows", [False, True])
@@ -101,7 +111,9 @@ def test_a_broker_that_skips_for_long_before_it_sends_a_hidden_message_is_waited
         peer.add(single(b"last"), ledger_id=9)
         monkeypatch.setattr(EntryReader, "next", slow)
         with contextlib.suppress(DeadlineError) if answers_s is None else contextlib.nullcontext():
-            assert values(peer, Position(7, -1), Position(9, 0), retryTimeoutMs="500")[0] == b"honest"
+            assert (
+                values(peer, Position(7, -1), Position(9, 0), retryTimeoutMs="500")[0] == b"honest"
+            )
 
 
 def test_the_first_ledger_of_a_topic_that_a_claim_hides_is_read() -> None:
@@ -125,7 +137,12 @@ def test_messages_that_are_cancelled_within_a_range_or_before_a_change_of_ledger
 
 def test_hidden_messages_are_read_only_as_they_are_taken() -> None:
     with Peer(adds_up_claims=True) as peer:
-        peer.add(single(b"first"), *map(single, [b"honest"] * 50), *(claims(-1) for _ in range(50)), single(b"last"))
+        peer.add(
+            single(b"first"),
+            *map(single, [b"honest"] * 50),
+            *(claims(-1) for _ in range(50)),
+            single(b"last"),
+        )
         reader = EntryReader(Cluster(ClientSettings(peer.url)), TOPIC, Position(7, 0))
         taken = []
         for number in range(1, 102):
@@ -163,13 +180,17 @@ def test_an_entry_that_a_broker_names_and_never_sends_is_a_reject_only_if_losses
         rows = [row for part in read_messages(options, where) for row in part.to_pylist()]
         assert [(row["message_id"], row["reject_reason"]) for row in rows] == [("0:0", DATA_LOSS)]
         with pytest.raises(DeadlineError, match="the broker names them and does not send them"):
-            list(read_messages(options_for(peer, pollTimeoutMs="1000", failOnDataLoss="true"), where))
+            list(
+                read_messages(options_for(peer, pollTimeoutMs="1000", failOnDataLoss="true"), where)
+            )
 
 
 def test_the_beginning_of_a_topic_whose_last_entry_is_unreadable_takes_one_entry() -> None:
     with Peer(unreadable_last=True) as peer:
         peer.add(*[single(b"x")] * 300)
-        assert resolve_start(Cluster(ClientSettings(peer.url)), TOPIC, "earliest").position == Position(7, -1)
+        assert resolve_start(
+            Cluster(ClientSettings(peer.url)), TOPIC, "earliest"
+        ).position == Position(7, -1)
         assert peer._sent <= 2
 
 

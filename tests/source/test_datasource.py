@@ -17,7 +17,9 @@ from tests.entries import single
 from tests.peer import TOPIC, Peer
 
 
-def test_a_streaming_read_on_an_older_spark_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_streaming_read_on_an_older_spark_is_refused_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delitem(sys.modules, "ledgerlake.source.stream_reader", raising=False)
     # As if Spark had no such module.
     monkeypatch.setitem(sys.modules, "pyspark.sql.streaming.datasource", None)
@@ -47,7 +49,9 @@ def test_the_connectors_columns_leave_out_what_no_key_opens_only_if_the_user_say
         assert "the first one is 7:1: encrypted" in caplog.text
 
 
-def test_the_connectors_columns_go_on_after_a_loss_that_the_user_allows(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_connectors_columns_go_on_after_a_loss_that_the_user_allows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with Peer() as peer:
         peer.add(single(b"10", 10), ledger_id=9)
         given = {"service.url": peer.url, "topic": TOPIC, "view": "compat", "schema": "bytes"}

@@ -1,4 +1,6 @@
-"""Loss and holes told apart: the rule for itself, and in reads of a topic that changed meanwhile."""
+"""Loss and holes told apart: the rule for itself, and in reads of a topic that changed
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,21 @@ from tests.waiting import wait_until
     [
         pytest.param(LastRead(BEFORE_ALL), 5, 12, "none", id="nothing was taken yet"),
         pytest.param(
-            LastRead(Position(10, 50), 99), 200, 10, "none", id="the ledger is still there, so a gap is a hole"
+            LastRead(Position(10, 50), 99),
+            200,
+            10,
+            "none",
+            id="the ledger is still there, so a gap is a hole",
         ),
         pytest.param(LastRead(Position(10, 50)), None, 10, "none", id="the same without an index"),
-        pytest.param(LastRead(Position(10, 50), 99), 100, 12, "none", id="the ledger went, the numbers go on"),
+        pytest.param(
+            LastRead(Position(10, 50), 99), 100, 12, "none", id="the ledger went, the numbers go on"
+        ),
         pytest.param(LastRead(Position(10, 50), 99), 101, 12, 1, id="one message is missing"),
         pytest.param(LastRead(Position(10, 50), 99), 99, 12, "new", id="the numbers begin again"),
-        pytest.param(LastRead(Position(10, 50), 99), None, 12, None, id="what follows has no number"),
+        pytest.param(
+            LastRead(Position(10, 50), 99), None, 12, None, id="what follows has no number"
+        ),
         pytest.param(LastRead(Position(10, 50)), 100, 12, None, id="what was taken has no number"),
     ],
 )
@@ -49,14 +59,28 @@ def test_only_a_ledger_that_is_gone_and_a_number_that_is_missing_are_loss(
 ) -> None:
     end, begin = Position(13, 9), Position(first_ledger, -1)
     loss = find_loss(
-        last_read, Position(13, 0), first_index, begin, after=last_read.position, end=end, pinned_from=None
+        last_read,
+        Position(13, 0),
+        first_index,
+        begin,
+        after=last_read.position,
+        end=end,
+        pinned_from=None,
     )
     if messages == "none":
         assert loss is None
         return
     assert loss is not None
-    assert (loss.after, loss.before, loss.first) == (last_read.position, Position(13, 0), Position(10, 51))
-    assert (loss.is_new_topic, loss.messages) == (True, None) if messages == "new" else (False, messages)
+    assert (loss.after, loss.before, loss.first) == (
+        last_read.position,
+        Position(13, 0),
+        Position(10, 51),
+    )
+    assert (
+        (loss.is_new_topic, loss.messages) == (True, None)
+        if messages == "new"
+        else (False, messages)
+    )
 
 
 @pytest.mark.parametrize(("first_index", "is_loss"), [(100, False), (102, False), (103, True)])
@@ -66,21 +90,41 @@ def test_entries_that_no_reader_gets_explain_numbers_at_the_beginning_of_a_ledge
     """Markers of transactions, and entries that the broker cannot read."""
     last_read, begin = LastRead(Position(10, 50), 99), Position(12, -1)
     loss = find_loss(
-        last_read, Position(12, 2), first_index, begin, after=last_read.position, end=THERE, pinned_from=None
+        last_read,
+        Position(12, 2),
+        first_index,
+        begin,
+        after=last_read.position,
+        end=THERE,
+        pinned_from=None,
     )
     assert (loss is not None) is is_loss
 
 
-def test_an_index_that_counts_more_than_an_entry_holds_looks_like_loss_behind_a_ledger_that_is_gone() -> None:
+def test_an_index_that_counts_more_than_an_entry_holds_looks_like_loss_behind_a_ledger_that_is_gone() -> (
+    None
+):
     last_read, counted = LastRead(Position(10, 50), 99), 100
     after, begin = last_read.position, Position(12, -1)
     one_message = find_loss(
-        last_read, Position(12, 0), 99 + counted, begin, after=after, end=Position(13, 9), pinned_from=BEFORE_ALL
+        last_read,
+        Position(12, 0),
+        99 + counted,
+        begin,
+        after=after,
+        end=Position(13, 9),
+        pinned_from=BEFORE_ALL,
     )
     assert one_message is not None
     assert one_message.messages == counted - 1
     same_ledger = find_loss(
-        last_read, Position(10, 51), 99 + counted, Position(10, -1), after=after, end=THERE, pinned_from=BEFORE_ALL
+        last_read,
+        Position(10, 51),
+        99 + counted,
+        Position(10, -1),
+        after=after,
+        end=THERE,
+        pinned_from=BEFORE_ALL,
     )
     assert same_ledger is None
 
@@ -93,7 +137,9 @@ GONE, THERE = Position(11, 3), Position(13, 3)
     [
         pytest.param(None, THERE, True, id="nothing pins it"),
         pytest.param(BEFORE_ALL, THERE, False, id="a cursor has kept everything unread"),
-        pytest.param(Position(10, 50), THERE, False, id="a cursor was moved up to where the read goes on"),
+        pytest.param(
+            Position(10, 50), THERE, False, id="a cursor was moved up to where the read goes on"
+        ),
         pytest.param(Position(12, 7), THERE, True, id="a cursor was moved over what is unread"),
         pytest.param(BEFORE_ALL, GONE, True, id="an entry that was known is gone"),
     ],
@@ -104,51 +150,117 @@ def test_without_an_index_a_durable_cursor_says_whether_something_is_lost(
 ) -> None:
     last_read, begin = LastRead(Position(10, 50), index), Position(12, -1)
     following = Position(12, 0)
-    loss = find_loss(last_read, following, None, begin, after=last_read.position, end=end, pinned_from=pinned_from)
-    assert (loss == Loss(last_read.position, Position(12, 0), None, False)) if is_loss else (loss is None)
+    loss = find_loss(
+        last_read,
+        following,
+        None,
+        begin,
+        after=last_read.position,
+        end=end,
+        pinned_from=pinned_from,
+    )
+    assert (
+        (loss == Loss(last_read.position, Position(12, 0), None, False))
+        if is_loss
+        else (loss is None)
+    )
 
 
 def test_an_index_judges_before_a_cursor() -> None:
     last_read, begin = LastRead(Position(10, 50), 99), Position(12, -1)
     loss = find_loss(
-        last_read, Position(12, 0), 105, begin, after=last_read.position, end=THERE, pinned_from=BEFORE_ALL
+        last_read,
+        Position(12, 0),
+        105,
+        begin,
+        after=last_read.position,
+        end=THERE,
+        pinned_from=BEFORE_ALL,
     )
     assert loss is not None
 
 
-def test_a_cursor_passes_no_ledger_of_which_a_range_has_read_something_before_that_range_is_committed() -> None:
+def test_a_cursor_passes_no_ledger_of_which_a_range_has_read_something_before_that_range_is_committed() -> (
+    None
+):
     last_read, begin, after = LastRead(Position(10, 50)), Position(12, -1), Position(9, 50)
     assert (
-        find_loss(last_read, Position(12, 0), None, begin, after=after, end=THERE, pinned_from=BEFORE_ALL) is not None
+        find_loss(
+            last_read, Position(12, 0), None, begin, after=after, end=THERE, pinned_from=BEFORE_ALL
+        )
+        is not None
     )
 
 
 @pytest.mark.parametrize(
     ("index", "pinned_from", "first_index", "end", "messages"),
     [
-        pytest.param(None, BEFORE_ALL, 5, THERE, "none", id="pinned: the empty ledger went when the topic was loaded"),
+        pytest.param(
+            None,
+            BEFORE_ALL,
+            5,
+            THERE,
+            "none",
+            id="pinned: the empty ledger went when the topic was loaded",
+        ),
         pytest.param(None, BEFORE_ALL, None, THERE, "none", id="pinned: the same without an index"),
         pytest.param(None, Position(12, 7), 5, THERE, None, id="pinned: the cursor was moved"),
         pytest.param(None, BEFORE_ALL, 5, GONE, None, id="pinned: an entry that was known is gone"),
-        pytest.param(NO_INDEX_YET, BEFORE_ALL, 5, THERE, 5, id="pinned: the first messages are missing"),
-        pytest.param(NO_INDEX_YET, None, 0, THERE, "none", id="no cursor: the topic's very first message follows"),
+        pytest.param(
+            NO_INDEX_YET, BEFORE_ALL, 5, THERE, 5, id="pinned: the first messages are missing"
+        ),
+        pytest.param(
+            NO_INDEX_YET,
+            None,
+            0,
+            THERE,
+            "none",
+            id="no cursor: the topic's very first message follows",
+        ),
         pytest.param(NO_INDEX_YET, None, 5, THERE, 5, id="no cursor: messages went before"),
-        pytest.param(NO_INDEX_YET, None, None, THERE, "none", id="no cursor, no index: nothing was known to be there"),
-        pytest.param(NO_INDEX_YET, None, None, GONE, None, id="no cursor, no index: an entry that was known is gone"),
-        pytest.param(None, None, 5, THERE, None, id="no cursor: an entry was there, without an index"),
+        pytest.param(
+            NO_INDEX_YET,
+            None,
+            None,
+            THERE,
+            "none",
+            id="no cursor, no index: nothing was known to be there",
+        ),
+        pytest.param(
+            NO_INDEX_YET,
+            None,
+            None,
+            GONE,
+            None,
+            id="no cursor, no index: an entry that was known is gone",
+        ),
+        pytest.param(
+            None, None, 5, THERE, None, id="no cursor: an entry was there, without an index"
+        ),
     ],
 )
 def test_of_a_topic_of_which_nothing_was_read_index_and_cursor_tell_what_was_lost(
-    index: int | None, pinned_from: Position | None, first_index: int | None, end: Position, messages: int | str | None
+    index: int | None,
+    pinned_from: Position | None,
+    first_index: int | None,
+    end: Position,
+    messages: int | str | None,
 ) -> None:
     after, following, begin = Position(10, -1), Position(12, 0), Position(12, -1)
     last_read = LastRead(after, index)
-    loss = find_loss(last_read, following, first_index, begin, after=after, end=end, pinned_from=pinned_from)
+    loss = find_loss(
+        last_read, following, first_index, begin, after=after, end=end, pinned_from=pinned_from
+    )
     if messages == "none":
         assert loss is None
         return
     assert loss is not None
-    assert (loss.after, loss.before, loss.messages, loss.is_new_topic) == (after, following, messages, False)
+    assert (loss.after, loss.before, loss.messages, loss.is_new_topic) == (
+        after,
+        following,
+        messages,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,14 +280,21 @@ def test_a_cursor_beyond_what_was_taken_was_moved_by_somebody_unless_a_ledger_be
 
 
 def options_for(peer: Peer, **more: str) -> SourceOptions:
-    return parse_options({"service.url": peer.url, "topic": TOPIC, "retryTimeoutMs": "3000", **more})
+    return parse_options(
+        {"service.url": peer.url, "topic": TOPIC, "retryTimeoutMs": "3000", **more}
+    )
 
 
 @pytest.mark.parametrize(
     ("first_index", "is_lost"),
-    [pytest.param(0, False, id="the topic's first message"), pytest.param(16, True, id="16 went before it")],
+    [
+        pytest.param(0, False, id="the topic's first message"),
+        pytest.param(16, True, id="16 went before it"),
+    ],
 )
-def test_what_went_before_the_first_read_of_a_topic_that_was_empty_is_named(first_index: int, is_lost: bool) -> None:
+def test_what_went_before_the_first_read_of_a_topic_that_was_empty_is_named(
+    first_index: int, is_lost: bool
+) -> None:
     with Peer(first_ledger_id=4) as peer:
         reader = LedgerlakeStreamReader(options_for(peer, startingOffsets="earliest"))
         start = reader.initialOffset()
@@ -184,7 +303,9 @@ def test_what_went_before_the_first_read_of_a_topic_that_was_empty_is_named(firs
         (partition,) = reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
         reader.stop()
         if is_lost:
-            with pytest.raises(DataLossError, match="at most 16 messages after 4:-1 and before 9:0 are lost"):
+            with pytest.raises(
+                DataLossError, match="at most 16 messages after 4:-1 and before 9:0 are lost"
+            ):
                 list(reader.read(partition))
         else:
             assert sum(part.num_rows for part in reader.read(partition)) == 1
@@ -202,7 +323,8 @@ def test_a_range_that_the_topic_no_longer_has_whole_ends_the_read_and_is_named()
     with Peer() as peer:
         span = trimmed(peer)
         with pytest.raises(
-            DataLossError, match=r"at most 8 messages after 7:0 and before 9:0 are lost.*failOnDataLoss"
+            DataLossError,
+            match=r"at most 8 messages after 7:0 and before 9:0 are lost.*failOnDataLoss",
         ):
             list(read_messages(options_for(peer), span))
 
@@ -221,7 +343,10 @@ def test_or_it_is_a_reject_and_the_read_goes_on() -> None:
             (7, 1, DATA_LOSS),
             (9, 0, None),
         ]
-        assert [bundle["kind"][0].as_py() for bundle in read_bundles(options, span)] == ["reject", "entries"]
+        assert [bundle["kind"][0].as_py() for bundle in read_bundles(options, span)] == [
+            "reject",
+            "entries",
+        ]
 
 
 def test_a_range_of_which_nothing_is_left_is_lost_too() -> None:
@@ -244,7 +369,9 @@ def test_a_range_from_the_beginning_of_a_topic_of_which_nothing_is_left_is_lost_
     with Peer() as peer:
         peer.add(batch([b"later"], index=0), ledger_id=9)
         span = EntryRange(TOPIC, BEFORE_ALL, Position(8, 3))
-        with pytest.raises(DataLossError, match="messages after the topic's beginning and before 8:4 are lost"):
+        with pytest.raises(
+            DataLossError, match="messages after the topic's beginning and before 8:4 are lost"
+        ):
             list(read_messages(options_for(peer), span))
         skipping = options_for(peer, failOnDataLoss="false")
         rows = [row for part in read_messages(skipping, span) for row in part.to_pylist()]
@@ -255,7 +382,8 @@ def test_a_range_from_the_beginning_of_a_topic_that_was_deleted_is_lost_too() ->
     with Peer(is_deleted=True) as peer:
         span = EntryRange(TOPIC, BEFORE_ALL, Position(8, 3))
         with pytest.raises(
-            DataLossError, match=r"the topic's beginning and before 8:4 are lost: the topic was deleted"
+            DataLossError,
+            match=r"the topic's beginning and before 8:4 are lost: the topic was deleted",
         ):
             list(read_messages(options_for(peer), span))
 
@@ -285,7 +413,9 @@ def test_a_range_that_ends_with_a_hole_in_a_ledger_that_is_there_is_whole() -> N
         assert [row["value"] for row in rows] == [b"a"]
 
 
-def test_what_is_removed_while_the_end_of_a_range_is_looked_at_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_removed_while_the_end_of_a_range_is_looked_at_is_no_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with Peer() as peer:
         peer.add(batch([b"a"], index=0), batch([b"b"], index=1), ledger_id=7)
         peer.add(batch([b"later"], index=2), ledger_id=9)
@@ -298,7 +428,9 @@ def test_what_is_removed_while_the_end_of_a_range_is_looked_at_is_no_loss(monkey
 
         monkeypatch.setattr("ledgerlake.source.loss_watch.entry_from", ask_and_remove)
         span = EntryRange(TOPIC, Position(7, 1), Position(9, -1), after_index=1)
-        assert [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()] == []
+        assert [
+            row for part in read_messages(options_for(peer), span) for row in part.to_pylist()
+        ] == []
 
 
 def test_a_topic_that_was_created_again_is_named_so() -> None:
@@ -314,7 +446,11 @@ def test_an_index_that_falls_is_no_other_topic_while_the_ledger_that_was_read_is
         peer.add(*(single(b"a", index) for index in range(10)), ledger_id=3)
         peer.add(single(b"b", 4), ledger_id=60)
         span = EntryRange(TOPIC, Position(3, 9), Position(60, 0), after_index=9)
-        assert [row["value"] for part in read_messages(options_for(peer), span) for row in part.to_pylist()] == [b"b"]
+        assert [
+            row["value"]
+            for part in read_messages(options_for(peer), span)
+            for row in part.to_pylist()
+        ] == [b"b"]
 
 
 @pytest.mark.parametrize("last_index", [2, 3, 4])
@@ -327,9 +463,13 @@ def test_a_topic_whose_first_batch_begins_with_number_0_is_another_one(last_inde
 
 
 @pytest.mark.parametrize("claimed", [2, 1000])
-def test_an_entry_that_claims_more_messages_than_the_broker_counted_makes_no_other_topic(claimed: int) -> None:
+def test_an_entry_that_claims_more_messages_than_the_broker_counted_makes_no_other_topic(
+    claimed: int,
+) -> None:
     with Peer() as peer:
-        peer.add(single(b"4", 4, num_messages_in_batch=claimed), batch([b"5"], index=5), ledger_id=9)
+        peer.add(
+            single(b"4", 4, num_messages_in_batch=claimed), batch([b"5"], index=5), ledger_id=9
+        )
         span = EntryRange(TOPIC, Position(7, 3), Position(9, 1), after_index=3)
         rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
         assert [row["value"] for row in rows if row["reject_reason"] is None] == [b"5"]
@@ -369,31 +509,46 @@ def test_ledgers_that_went_after_all_of_them_was_read_are_no_loss() -> None:
 
 
 def bare_entry(payload: bytes) -> bytes:
-    return encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1), payload)
+    return encode_entry(
+        pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1), payload
+    )
 
 
 def test_a_pinned_topic_without_an_index_goes_on_behind_a_ledger_that_was_trimmed() -> None:
     with Peer() as peer:
         peer.add(bare_entry(b"a"), bare_entry(b"b"), ledger_id=9)
         span = EntryRange(TOPIC, Position(7, 3), Position(9, 1))
-        with pytest.raises(DataLossError, match="an unknown number of messages after 7:3 and before 9:0"):
+        with pytest.raises(
+            DataLossError, match="an unknown number of messages after 7:3 and before 9:0"
+        ):
             list(read_messages(options_for(peer), span))
         pinned = replace(span, pinned_from=BEFORE_ALL)
-        rows = [row for part in read_messages(options_for(peer), pinned) for row in part.to_pylist()]
+        rows = [
+            row for part in read_messages(options_for(peer), pinned) for row in part.to_pylist()
+        ]
         assert [row["value"] for row in rows] == [b"a", b"b"]
 
 
-def test_a_task_is_told_that_a_cursor_was_moved_after_its_range_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_is_told_that_a_cursor_was_moved_after_its_range_was_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with Peer() as peer:
         peer.add(bare_entry(b"a"), bare_entry(b"b"), ledger_id=9)
         span = EntryRange(TOPIC, Position(7, 3), Position(9, 1), pinned_from=BEFORE_ALL)
         jobs = _Properties()
         monkeypatch.setattr(pyspark.TaskContext, "get", lambda: jobs)
         pass_moved_cursors(jobs, {TOPIC: Position(9, 0)})
-        with pytest.raises(DataLossError, match="an unknown number of messages after 7:3 and before 9:0"):
+        with pytest.raises(
+            DataLossError, match="an unknown number of messages after 7:3 and before 9:0"
+        ):
             list(read_messages(options_for(peer), span))
         pass_moved_cursors(jobs, {})
-        assert len([row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]) == 2
+        assert (
+            len(
+                [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
+            )
+            == 2
+        )
 
 
 class _Properties(dict[str, str]):
@@ -407,7 +562,9 @@ def test_a_pinned_topic_without_an_index_that_lost_an_entry_that_was_planned_say
     with Peer() as peer:
         peer.add(bare_entry(b"later"), ledger_id=9)
         span = EntryRange(TOPIC, Position(7, 3), Position(8, 3), pinned_from=BEFORE_ALL)
-        with pytest.raises(DataLossError, match="an unknown number of messages after 7:3 and before 9:0"):
+        with pytest.raises(
+            DataLossError, match="an unknown number of messages after 7:3 and before 9:0"
+        ):
             list(read_messages(options_for(peer), span))
 
 
@@ -415,7 +572,9 @@ def test_what_compaction_left_has_no_losses() -> None:
     with Peer() as peer:
         span = trimmed(peer)
         rows = [
-            row for part in read_messages(options_for(peer, readCompacted="true"), span) for row in part.to_pylist()
+            row
+            for part in read_messages(options_for(peer, readCompacted="true"), span)
+            for row in part.to_pylist()
         ]
         assert [row["value"] for row in rows] == [b"10", b"11"]
 
@@ -431,19 +590,26 @@ def lookups(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_range_of_a_topic_that_another_one_has_replaced_since_is_lost() -> None:
     with Peer() as peer:
         peer.add(batch([b"another"], index=0), ledger_id=3)
-        span = EntryRange(TOPIC, Position(500, 10), Position(500, 99), after_index=40, is_end_stored=True)
+        span = EntryRange(
+            TOPIC, Position(500, 10), Position(500, 99), after_index=40, is_end_stored=True
+        )
         with pytest.raises(
             DataLossError,
-            match=r"after 500:10 and before 500:100 are lost: the topic ends before them, at 3:0: it is another",
+            match=r"after 500:10 and before 500:100 are lost: the topic ends before them, at 3:0: "
+            r"it is another",
         ):
             list(read_messages(options_for(peer), span))
         skipping = options_for(peer, failOnDataLoss="false")
         rows = [row for part in read_messages(skipping, span) for row in part.to_pylist()]
-        assert [(row["message_id"], row["reject_reason"]) for row in rows] == [("500:11", DATA_LOSS)]
+        assert [(row["message_id"], row["reject_reason"]) for row in rows] == [
+            ("500:11", DATA_LOSS)
+        ]
 
 
 class StaleBroker:
-    """A broker that does not know for a while that it has lost the topic, of which it has two entries."""
+    """A broker that does not know for a while that it has lost the topic, of which it has two
+    entries.
+    """
 
     def __init__(self, peer: Peer, monkeypatch: pytest.MonkeyPatch, lookups: int) -> None:
         peer.add(*(batch([b"%d" % number], index=number) for number in range(6)), ledger_id=7)
@@ -476,7 +642,9 @@ def test_a_range_is_read_on_after_a_broker_that_has_lost_the_topic(
 
 
 @pytest.mark.usefixtures("lookups")
-def test_a_topic_may_be_lost_by_one_broker_after_another_while_a_range_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_may_be_lost_by_one_broker_after_another_while_a_range_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with Peer() as peer:
         StaleBroker(peer, monkeypatch, lookups=2)
         values: list[bytes] = []
@@ -488,10 +656,16 @@ def test_a_topic_may_be_lost_by_one_broker_after_another_while_a_range_is_read(m
 
 
 @pytest.mark.usefixtures("lookups")
-def test_entries_are_read_again_from_the_broker_that_has_the_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_are_read_again_from_the_broker_that_has_the_topic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with Peer() as peer:
         StaleBroker(peer, monkeypatch, lookups=2)
-        entries = list(read_again(options_for(peer).client, TOPIC, [Position(7, 1), Position(7, 3), Position(7, 9)]))
+        entries = list(
+            read_again(
+                options_for(peer).client, TOPIC, [Position(7, 1), Position(7, 3), Position(7, 9)]
+            )
+        )
         assert entries == [peer.entries[1][1], peer.entries[3][1], None]
 
 
@@ -501,7 +675,10 @@ def test_a_topic_that_ends_early_for_long_has_lost_its_end(monkeypatch: pytest.M
         StaleBroker(peer, monkeypatch, lookups=10_000)
         options = options_for(peer, failOnDataLoss="false")
         rows = [row for part in read_messages(options, ONE_TO_FIVE) for row in part.to_pylist()]
-        assert [(row["message_id"], row["reject_reason"]) for row in rows] == [("7:1:0", None), ("7:2", DATA_LOSS)]
+        assert [(row["message_id"], row["reject_reason"]) for row in rows] == [
+            ("7:1:0", None),
+            ("7:2", DATA_LOSS),
+        ]
 
 
 @pytest.mark.usefixtures("lookups")
@@ -515,10 +692,14 @@ def test_brokers_that_do_not_agree_on_the_end_of_a_topic_are_named_and_nothing_i
             list(read_messages(options_for(peer), ONE_TO_FIVE))
 
 
-def test_a_change_of_ledger_without_an_index_is_planned_although_the_broker_cannot_read_the_last_entry() -> None:
+def test_a_change_of_ledger_without_an_index_is_planned_although_the_broker_cannot_read_the_last_entry() -> (
+    None
+):
     with Peer() as peer:
         peer.add(bare_entry(b"a"), ledger_id=7)
-        reader = LedgerlakeStreamReader(options_for(peer, startingOffsets="earliest", subscription="s"))
+        reader = LedgerlakeStreamReader(
+            options_for(peer, startingOffsets="earliest", subscription="s")
+        )
         start = reader.initialOffset()
         end = reader.latestOffset(start, ReadAllAvailable())
         assert len(reader.partitions(start, end)) == 1

@@ -64,7 +64,9 @@ def test_the_reader_that_read_an_end_reads_the_next_ones_if_they_are_near(
     assert ends(latest) == end_at(0, 0)
     opened = peer.requests.count("CommandSubscribe")
     for number in range(1, 4):
-        peer.add(*[single(b"x", index=3 * number + more) for more in range(3)], first=3 * number - 2)
+        peer.add(
+            *[single(b"x", index=3 * number + more) for more in range(3)], first=3 * number - 2
+        )
         assert ends(latest) == end_at(3 * number, 3 * number + 2)
     assert ends(latest) == end_at(9, 11)
     assert peer.requests.count("CommandSubscribe") == opened
@@ -83,7 +85,9 @@ def test_batches_take_more_permits_than_entries_and_the_reader_gets_all_of_them(
 
 
 @pytest.mark.parametrize("last", [6, 10])
-def test_holes_leave_permits_that_the_next_ends_use(peer: Peer, latest: list[LatestOffset], last: int) -> None:
+def test_holes_leave_permits_that_the_next_ends_use(
+    peer: Peer, latest: list[LatestOffset], last: int
+) -> None:
     """As with a message in each transaction: its marker takes a number and no permit."""
     few = latest[:3]
     assert ends(few) == end_at(0, 0)
@@ -96,7 +100,9 @@ def test_holes_leave_permits_that_the_next_ends_use(peer: Peer, latest: list[Lat
     assert peer.requests.count("CommandSubscribe") == opened
 
 
-def test_a_reader_gets_no_entry_that_was_not_asked_for(peer: Peer, latest: list[LatestOffset]) -> None:
+def test_a_reader_gets_no_entry_that_was_not_asked_for(
+    peer: Peer, latest: list[LatestOffset]
+) -> None:
     assert ends(latest) == end_at(0, 0)
     peer.add(single(b"a", index=1), single(b"b", index=2), first=1)
     assert ends(latest) == end_at(2, 2)
@@ -136,7 +142,9 @@ def test_the_last_entries_are_not_kept_and_few_large_ones_come_at_once(
         nonlocal granted, most_kept
         entry = next_entry(*arguments)
         granted -= 1
-        most_kept = max(most_kept, sum(isinstance(known, EntryReceived) for known in gc.get_objects()))
+        most_kept = max(
+            most_kept, sum(isinstance(known, EntryReceived) for known in gc.get_objects())
+        )
         return entry
 
     def grant_to(session: Session, consumer: Consumer, permits: int) -> None:
@@ -157,7 +165,9 @@ def test_the_last_entries_are_not_kept_and_few_large_ones_come_at_once(
     assert most_kept <= most_granted + 2
 
 
-def test_the_first_entry_of_a_new_ledger_is_read_by_a_new_reader(peer: Peer, latest: list[LatestOffset]) -> None:
+def test_the_first_entry_of_a_new_ledger_is_read_by_a_new_reader(
+    peer: Peer, latest: list[LatestOffset]
+) -> None:
     assert ends(latest) == end_at(0, 0)
     peer.add(single(b"x", index=1), ledger_id=9)
     assert ends(latest) == {PartitionOffset(Position(9, 0), None, BROKER_TIME_MS + 1, 1)}
@@ -176,7 +186,9 @@ def test_an_end_that_does_not_come_in_time_is_read_in_the_other_way_and_the_next
     assert ends(few) == end_at(2, 2)
 
 
-def test_an_end_is_read_over_a_connection_that_breaks_meanwhile(peer: Peer, latest: list[LatestOffset]) -> None:
+def test_an_end_is_read_over_a_connection_that_breaks_meanwhile(
+    peer: Peer, latest: list[LatestOffset]
+) -> None:
     assert ends(latest) == end_at(0, 0)
     peer.add(single(b"x", index=1), first=1)
     peer.drop_after = 130
@@ -203,7 +215,9 @@ def test_the_reader_of_a_limited_stream_keeps_little_of_a_backlog_of_large_entri
         cluster.close()
 
 
-@pytest.mark.parametrize(("limit", "text"), [("maxBytesPerTrigger", "41000000"), ("maxRowsPerTrigger", "400")])
+@pytest.mark.parametrize(
+    ("limit", "text"), [("maxBytesPerTrigger", "41000000"), ("maxRowsPerTrigger", "400")]
+)
 def test_what_limited_streams_keep_of_large_entries_does_not_grow_with_the_topics(
     peer: Peer, limit: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,12 +225,17 @@ def test_what_limited_streams_keep_of_large_entries_does_not_grow_with_the_topic
     peer.add(*[single(b"x" * 100_000, index=1 + number) for number in range(40)], first=1)
     names = ",".join(NAMES[:40])
     planning = planner.Planner(
-        parse_options({"service.url": peer.url, "topics": names, "startingOffsets": "earliest", limit: text})
+        parse_options(
+            {"service.url": peer.url, "topics": names, "startingOffsets": "earliest", limit: text}
+        )
     )
     start = planning.initial()
     for number in range(1, 4):
         start = planning.plan_end(start, limited=True)
-        assert {offset.position.entry_id for offset in start.values()} <= {10 * number, 10 * number - 1}
+        assert {offset.position.entry_id for offset in start.values()} <= {
+            10 * number,
+            10 * number - 1,
+        }
         for _ in range(3):
             # Others use the connection until the next batch.
             latest_offset(planning._cluster, TOPIC)

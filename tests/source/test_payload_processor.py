@@ -33,7 +33,11 @@ def lines(entry: EntryPayload) -> list[PayloadMessage] | None:
         key, _, value = line.partition("=")
         if key == "bad":
             raise ValueError("this line is bad")
-        messages.append(PayloadMessage(value.encode() if value else None, key, {"entry": str(entry.entry_id)}, 17))
+        messages.append(
+            PayloadMessage(
+                value.encode() if value else None, key, {"entry": str(entry.entry_id)}, 17
+            )
+        )
     return messages
 
 
@@ -50,11 +54,18 @@ def options_for(peer: Peer) -> SourceOptions:
 
 def test_a_function_of_the_users_finds_the_messages_of_its_format() -> None:
     with Peer() as peer:
-        peer.add(batch([b"own"]), single(b"lines:a=1 b=2 c"), single(b"lines:"), chunk_entries(b"x" * 9, 2)[0])
+        peer.add(
+            batch([b"own"]),
+            single(b"lines:a=1 b=2 c"),
+            single(b"lines:"),
+            chunk_entries(b"x" * 9, 2)[0],
+        )
         span = EntryRange(TOPIC, BEFORE_ALL, peer.entries[-1][0])
         rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
         message_rows = [
-            (row["message_id"], row["key"], row["value"], row["is_null"]) for row in rows if row["chunk_id"] is None
+            (row["message_id"], row["key"], row["value"], row["is_null"])
+            for row in rows
+            if row["chunk_id"] is None
         ]
         assert message_rows == [
             ("7:0:0", None, b"own", False),
@@ -77,7 +88,9 @@ def test_an_entry_that_the_function_cannot_read_is_a_reject_with_its_words() -> 
             (peer.entries[1][1], "payload_processor"),
             (b"b", None),
         ]
-        entries = [row for part in read_entries(options_for(peer), span) for row in part.to_pylist()]
+        entries = [
+            row for part in read_entries(options_for(peer), span) for row in part.to_pylist()
+        ]
         assert [row["reject_reason"] for row in entries] == [None, "payload_processor", None]
         assert [bundle["kind"][0].as_py() for bundle in read_bundles(options_for(peer), span)] == [
             "entries",
@@ -86,12 +99,20 @@ def test_an_entry_that_the_function_cannot_read_is_a_reject_with_its_words() -> 
         ]
 
 
-def test_what_the_sender_says_of_schedules_holds_for_the_messages_that_the_function_returns() -> None:
+def test_what_the_sender_says_of_schedules_holds_for_the_messages_that_the_function_returns() -> (
+    None
+):
     said = {"ledgerlake.schedule": "a", "ledgerlake.every": "PT1H"}
     copied = {"ledgerlake.cancel": "key=b", "ledgerlake.occurrence": "1"}
     with Peer() as peer:
         peer.add(
-            single(b"lines:k=1", deliver_at_time=50, properties=pairs(said), partition_key="own", event_time=3),
+            single(
+                b"lines:k=1",
+                deliver_at_time=50,
+                properties=pairs(said),
+                partition_key="own",
+                event_time=3,
+            ),
             single(b"lines:k=1 l=2", 1, properties=pairs(copied)),
         )
         span = EntryRange(TOPIC, BEFORE_ALL, peer.entries[-1][0])
@@ -101,7 +122,9 @@ def test_what_the_sender_says_of_schedules_holds_for_the_messages_that_the_funct
         (event,) = schedules.in_order(lambda _: 0)
         assert isinstance(event, Scheduled)
         assert (event.schedule_id, event.rate is not None) == ("a", True)
-        found = [(row["message_id"], row["key"], row["value"], dict(row["properties"])) for row in rows]
+        found = [
+            (row["message_id"], row["key"], row["value"], dict(row["properties"])) for row in rows
+        ]
         assert found == [
             ("7:0", "k", b"1", {"entry": "0", **said}),
             ("7:1:0", "k", b"1", {"entry": "1", **copied}),
@@ -114,7 +137,9 @@ def pairs(properties: dict[str, str]) -> list[pb.KeyValue]:
     return [pb.KeyValue(key=name, value=value) for name, value in properties.items()]
 
 
-def pieces_and_rows(options: SourceOptions, span: EntryRange) -> tuple[list[memoryview], list[dict[str, Any]]]:
+def pieces_and_rows(
+    options: SourceOptions, span: EntryRange
+) -> tuple[list[memoryview], list[dict[str, Any]]]:
     """What a task reads: the frames of each piece, and the messages."""
     pieces = [memoryview(part["frames"][0].as_buffer()) for part in read_bundles(options, span)]
     return pieces, [row for part in read_messages(options, span) for row in part.to_pylist()]
@@ -143,4 +168,7 @@ def test_a_function_that_returns_or_says_what_cannot_be_written_makes_a_reject()
         options = replace(options_for(peer), message_payload_processor=f"{__name__}:odd")
         rows = [row for part in read_messages(options, span) for row in part.to_pylist()]
         assert [row["reject_reason"] for row in rows] == ["payload_processor"] * 4
-        assert sum(bundle["kind"][0].as_py() == "reject" for bundle in read_bundles(options, span)) == 4
+        assert (
+            sum(bundle["kind"][0].as_py() == "reject" for bundle in read_bundles(options, span))
+            == 4
+        )

@@ -38,13 +38,17 @@ if TYPE_CHECKING:
     from ledgerlake.stored.offsets import Offset
 
 NOW_MS = 1_700_000_100_000
-BARE = encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=NOW_MS + 10**9), b"v")
+BARE = encode_entry(
+    pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=NOW_MS + 10**9), b"v"
+)
 
 
 class Planning:
     """A planner over a peer, with the clock in the test's hand."""
 
-    def __init__(self, peer: Peer, wakes: str, monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
+    def __init__(
+        self, peer: Peer, wakes: str, monkeypatch: pytest.MonkeyPatch, **more: str
+    ) -> None:
         self.clock_ms = NOW_MS
         self.peer = peer
         self._wakes = Place(wakes)
@@ -52,7 +56,12 @@ class Planning:
         self.arriving: list[bytes] = []
         monkeypatch.setattr(planner, "_clock_ms", lambda: self.clock_ms)
         monkeypatch.setattr(planner, "time", SimpleNamespace(sleep=self._sleep))
-        options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", "wakes": wakes} | more
+        options = {
+            "service.url": peer.url,
+            "topic": TOPIC,
+            "startingOffsets": "earliest",
+            "wakes": wakes,
+        } | more
         self.reader = LedgerlakeStreamReader(parse_options(options))
         _readers.append(self.reader)
         self.offset: dict[str, Any] = self.reader.initialOffset()
@@ -69,7 +78,9 @@ class Planning:
 
     def save_wakeup(self, batch_id: int, time_ms: int | None) -> None:
         """Write when the topic needs a batch, as a pipeline does."""
-        save_wakeup_times(self._wakes, batch_id, WakeupTimes({} if time_ms is None else {TOPIC: time_ms}))
+        save_wakeup_times(
+            self._wakes, batch_id, WakeupTimes({} if time_ms is None else {TOPIC: time_ms})
+        )
 
 
 def begun(peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **more: str) -> Planning:
@@ -122,7 +133,9 @@ def test_while_entries_come_the_broker_tells_the_time(
     peer.add(single(b"b"), first=1)
     planning.arriving = [single(b"c"), single(b"d", index=100_000)]
     assert planning.plan() is None
-    assert from_json(planning.offset)[TOPIC].position == peer.entries[3][0], "the first entry that is late enough"
+    assert from_json(planning.offset)[TOPIC].position == peer.entries[3][0], (
+        "the first entry that is late enough"
+    )
 
 
 def test_a_topic_to_which_nothing_comes_when_a_message_is_due_is_idle(
@@ -147,11 +160,17 @@ def test_a_message_whose_time_the_broker_has_not_reached_cuts_the_trigger_short_
     assert planning.offset != before, "the entries are read"
     before, begun_ms = planning.offset, planning.clock_ms
     assert planning.plan() is None
-    assert (planning.offset, planning.clock_ms) == (before, begun_ms + 1000), "the next batch waits for the trigger"
+    assert (planning.offset, planning.clock_ms) == (before, begun_ms + 1000), (
+        "the next batch waits for the trigger"
+    )
 
 
 @pytest.mark.parametrize(
-    "last", [encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2**62), b""), b"x"]
+    "last",
+    [
+        encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2**62), b""),
+        b"x",
+    ],
 )
 def test_a_last_entry_without_any_time_takes_no_clock_from_a_batch(
     last: bytes, peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -165,7 +184,10 @@ def test_a_claim_of_more_messages_than_an_entry_can_have_ends_no_batch_with_a_li
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(30):
-        peer.add(batch([b"a"], index=number, num_messages_in_batch=1_000_000 if number % 3 else 1), first=number)
+        peer.add(
+            batch([b"a"], index=number, num_messages_in_batch=1_000_000 if number % 3 else 1),
+            first=number,
+        )
     planning = Planning(peer, str(tmp_path / "wakes"), monkeypatch, maxRowsPerTrigger="10000")
     planning.plan()
     assert from_json(planning.offset)[TOPIC].position == peer.entries[-1][0]
@@ -225,7 +247,9 @@ def test_a_limited_batch_carries_the_clock_of_an_end_that_it_reaches(
     assert clocks_ms[3] == NOW_MS, "the clock stays until the next end is reached"
 
 
-def test_a_run_that_ends_without_a_time_by_the_broker_ends(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_ends_without_a_time_by_the_broker_ends(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     peer.add(BARE)
     planning = Planning(peer, "always", monkeypatch)
     planning.reader.prepareForTriggerAvailableNow()
@@ -234,7 +258,9 @@ def test_a_run_that_ends_without_a_time_by_the_broker_ends(peer: Peer, monkeypat
     assert planning.plan() is None
 
 
-def test_a_stream_without_state_has_no_clock_in_its_offsets(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_without_state_has_no_clock_in_its_offsets(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     peer.add(BARE)
     options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"}
     reader = LedgerlakeStreamReader(parse_options(options))
@@ -242,7 +268,9 @@ def test_a_stream_without_state_has_no_clock_in_its_offsets(peer: Peer, monkeypa
     reader.stop()
 
 
-def test_the_last_batch_of_a_run_that_ends_carries_the_clock(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_batch_of_a_run_that_ends_carries_the_clock(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     peer.add(single(b"a"))
     planning = Planning(peer, "always", monkeypatch)
     planning.reader.prepareForTriggerAvailableNow()
@@ -251,7 +279,9 @@ def test_the_last_batch_of_a_run_that_ends_carries_the_clock(peer: Peer, monkeyp
     assert planning.plan() is None
 
 
-def test_a_stream_for_any_sink_has_a_batch_every_second(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_for_any_sink_has_a_batch_every_second(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     peer.add(single(b"a"))
     planning = Planning(peer, "always", monkeypatch)
     planning.plan()
@@ -263,7 +293,12 @@ def test_a_stream_for_any_sink_has_a_batch_every_second(peer: Peer, monkeypatch:
 
 
 def pattern_reader(peer: Peer, **more: str) -> LedgerlakeStreamReader:
-    options = {"service.url": peer.url, "topicsPattern": "pe+r", "startingOffsets": "earliest", **more}
+    options = {
+        "service.url": peer.url,
+        "topicsPattern": "pe+r",
+        "startingOffsets": "earliest",
+        **more,
+    }
     return LedgerlakeStreamReader(parse_options(options))
 
 
@@ -271,7 +306,9 @@ def planned(reader: LedgerlakeStreamReader, start: dict[str, Any]) -> dict[str, 
     return from_json(reader.latestOffset(start, ReadAllAvailable()))
 
 
-def test_a_batch_that_another_one_follows_at_once_only_notes_where_a_new_topic_begins(peer: Peer) -> None:
+def test_a_batch_that_another_one_follows_at_once_only_notes_where_a_new_topic_begins(
+    peer: Peer,
+) -> None:
     peer.add(single(b"a", index=0), single(b"b", index=1))
     reader = pattern_reader(peer, trigger="1 hour")
     _readers.append(reader)
@@ -291,11 +328,15 @@ def test_others_read_it_at_once(peer: Peer, options: dict[str, str]) -> None:
     peer.add(single(b"a", index=0), single(b"b", index=1))
     reader = pattern_reader(peer, **options)
     _readers.append(reader)
-    (partition,) = reader.partitions(to_json({}), reader.latestOffset(to_json({}), ReadAllAvailable()))
+    (partition,) = reader.partitions(
+        to_json({}), reader.latestOffset(to_json({}), ReadAllAvailable())
+    )
     assert (partition.span.after, partition.span.end) == (BEFORE_ALL, Position(7, 1))
 
 
-def test_a_deleted_topic_that_was_read_is_forgotten_and_is_new_when_it_comes_back(peer: Peer) -> None:
+def test_a_deleted_topic_that_was_read_is_forgotten_and_is_new_when_it_comes_back(
+    peer: Peer,
+) -> None:
     peer.add(single(b"a"), single(b"b"))
     reader = pattern_reader(peer)
     start = reader.initialOffset()
@@ -321,10 +362,15 @@ def test_a_deleted_topic_that_was_read_is_forgotten_and_is_new_when_it_comes_bac
     ("start", "options", "index"),
     [
         pytest.param({}, {}, -1, id="new, no cursor"),
-        pytest.param({TOPIC: PartitionOffset(BEFORE_ALL)}, {}, -1, id="without a position, no cursor"),
+        pytest.param(
+            {TOPIC: PartitionOffset(BEFORE_ALL)}, {}, -1, id="without a position, no cursor"
+        ),
         pytest.param({}, {"pinnedBy": "s"}, None, id="new since the last run, pinned"),
         pytest.param(
-            {TOPIC: PartitionOffset(BEFORE_ALL)}, {"subscription": "s"}, None, id="without a position, pinned"
+            {TOPIC: PartitionOffset(BEFORE_ALL)},
+            {"subscription": "s"},
+            None,
+            id="without a position, pinned",
         ),
     ],
 )
@@ -422,7 +468,10 @@ def test_a_topic_that_is_deleted_hides_no_new_partitions_of_the_others(
         time.sleep(0.3)
         start = reader.latestOffset(start, ReadAllAvailable())
     assert {f"{names[0]}-partition-0", f"{names[0]}-partition-1"} < set(from_json(start))
-    assert len([record for record in caplog.records if "is not there any more" in record.getMessage()]) == 1
+    assert (
+        len([record for record in caplog.records if "is not there any more" in record.getMessage()])
+        == 1
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"pinnedBy": "s"}, {"subscription": "s"}])
@@ -456,7 +505,11 @@ def test_a_new_topic_that_the_broker_refuses_ends_no_other_and_is_read_once_it_m
         time.sleep(0.3)
         start = reader.latestOffset(start, ReadAllAvailable())
     assert set(from_json(start)) == {TOPIC}
-    (warning,) = [record.getMessage() for record in caplog.records if "cannot be read yet" in record.getMessage()]
+    (warning,) = [
+        record.getMessage()
+        for record in caplog.records
+        if "cannot be read yet" in record.getMessage()
+    ]
     assert new in warning
     assert words in warning
     peer.refuse_topics = {}
@@ -490,7 +543,9 @@ def test_a_topic_that_is_deleted_after_it_was_read_is_not_planned_again_by_a_run
     monkeypatch.setattr(topic_list, "_REFRESH_S", 0.0)
     peer.add(single(b"a"))
     path = str(tmp_path / "wakes")
-    reader = pattern_reader(peer, wakes=path, pinnedBy="s", **({} if limit is None else {"maxRowsPerTrigger": "1"}))
+    reader = pattern_reader(
+        peer, wakes=path, pinnedBy="s", **({} if limit is None else {"maxRowsPerTrigger": "1"})
+    )
     _readers.append(reader)
     reader.prepareForTriggerAvailableNow()
     noted = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
@@ -502,7 +557,11 @@ def test_a_topic_that_is_deleted_after_it_was_read_is_not_planned_again_by_a_run
     peer.disconnect()
     time.sleep(1.1)
     reader.reportLatestOffset()
-    unread = {TOPIC: PartitionOffset(BEFORE_ALL, clock_ms=from_json(read)[TOPIC].clock_ms)} if waits else {}
+    unread = (
+        {TOPIC: PartitionOffset(BEFORE_ALL, clock_ms=from_json(read)[TOPIC].clock_ms)}
+        if waits
+        else {}
+    )
     start = read
     for _ in range(3):
         start = reader.latestOffset(start, ReadAllAvailable())
@@ -520,7 +579,9 @@ def other_topic(peer: Peer, **more: str) -> tuple[LedgerlakeStreamReader, dict[s
     3:0.
     """
     reader = LedgerlakeStreamReader(
-        parse_options({"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", **more})
+        parse_options(
+            {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", **more}
+        )
     )
     _readers.append(reader)
     peer.entries.clear()
@@ -537,7 +598,8 @@ def other_topic(peer: Peer, **more: str) -> tuple[LedgerlakeStreamReader, dict[s
 def test_a_topic_that_ends_before_what_was_read_is_another_one_and_an_error(peer: Peer) -> None:
     reader, start = other_topic(peer)
     with pytest.raises(
-        DataLossError, match=r"read up to 7:1, .* ends before that, at 3:0: .* another topic.*failOnDataLoss"
+        DataLossError,
+        match=r"read up to 7:1, .* ends before that, at 3:0: .* another topic.*failOnDataLoss",
     ):
         reader.latestOffset(start, ReadAllAvailable())
     reader.stop()
@@ -578,7 +640,9 @@ def test_a_run_with_a_fixed_end_reads_another_topic_up_to_that_end(
     noted = once.latestOffset(anew, ReadAllAvailable())
     end = once.latestOffset(noted, ReadAllAvailable())
     spans = [partition.span for partition in once.partitions(noted, end)]
-    assert [(span.after, span.end) for span in spans] == [(Position(3, -1), Position(3, 0))] * len(names)
+    assert [(span.after, span.end) for span in spans] == [(Position(3, -1), Position(3, 0))] * len(
+        names
+    )
     assert once.latestOffset(end, ReadAllAvailable()) == end
 
 
@@ -593,20 +657,28 @@ def test_a_broker_that_says_of_a_topic_what_it_may_say_has_the_same_topic(
         peer.entries.clear()
     if says == "it once":
         monkeypatch.setattr(time, "sleep", lambda _: setattr(peer, "last_position", Position(7, 1)))
-    assert from_json(reader.latestOffset(start, ReadAllAvailable()))[TOPIC].position >= Position(7, 1)
+    assert from_json(reader.latestOffset(start, ReadAllAvailable()))[TOPIC].position >= Position(
+        7, 1
+    )
 
 
 @pytest.mark.usefixtures("lookups")
-def test_a_topic_that_ends_in_the_ledger_that_was_read_and_before_that_entry_is_another_one(peer: Peer) -> None:
+def test_a_topic_that_ends_in_the_ledger_that_was_read_and_before_that_entry_is_another_one(
+    peer: Peer,
+) -> None:
     reader, start = other_topic(peer)
     peer.entries.clear()
     peer.add(single(b"c"))
-    with pytest.raises(DataLossError, match=r"read up to 7:1, and the topic ends before that, at 7:0"):
+    with pytest.raises(
+        DataLossError, match=r"read up to 7:1, and the topic ends before that, at 7:0"
+    ):
         reader.latestOffset(start, ReadAllAvailable())
 
 
 def bare(publish_ms: int) -> bytes:
-    return encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=publish_ms), b"v")
+    return encode_entry(
+        pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=publish_ms), b"v"
+    )
 
 
 @pytest.mark.parametrize(
@@ -614,12 +686,31 @@ def bare(publish_ms: int) -> bytes:
     [
         pytest.param((1_700_000_000_009, 9), single(b"a", 9), True, id="it has both"),
         pytest.param((1_700_000_000_009, 9), single(b"a", 8), False, id="it has neither"),
-        pytest.param((1_700_000_000_001, 9), single(b"a", 9), False, id="it has the index and another time"),
+        pytest.param(
+            (1_700_000_000_001, 9), single(b"a", 9), False, id="it has the index and another time"
+        ),
         pytest.param((NOW_MS, None), bare(NOW_MS), True, id="the time is the producer's"),
-        pytest.param((NOW_MS, None), bare(NOW_MS + 1), False, id="the producer's time is another one"),
-        pytest.param((1_700_000_000_500, None), single(b"a", 9), True, id="the broker sends its own time since"),
-        pytest.param((1_700_000_000_009, None), single(b"a", 9), True, id="the broker adds its time and no index"),
-        pytest.param((1_700_000_000_009, 9), bare(NOW_MS), True, id="the broker does not send its time any more"),
+        pytest.param(
+            (NOW_MS, None), bare(NOW_MS + 1), False, id="the producer's time is another one"
+        ),
+        pytest.param(
+            (1_700_000_000_500, None),
+            single(b"a", 9),
+            True,
+            id="the broker sends its own time since",
+        ),
+        pytest.param(
+            (1_700_000_000_009, None),
+            single(b"a", 9),
+            True,
+            id="the broker adds its time and no index",
+        ),
+        pytest.param(
+            (1_700_000_000_009, 9),
+            bare(NOW_MS),
+            True,
+            id="the broker does not send its time any more",
+        ),
         pytest.param((None, None), single(b"a", 9), True, id="there was no entry at the position"),
         pytest.param((1_700_000_000_009, 9), b"no entry", True, id="it cannot be read"),
     ],
@@ -632,10 +723,13 @@ def test_a_topic_whose_entry_has_another_time_or_index_than_the_one_that_was_rea
     reader = LedgerlakeStreamReader(parse_options({"service.url": peer.url, "topic": TOPIC}))
     _readers.append(reader)
     if is_same:
-        assert from_json(reader.latestOffset(start, ReadAllAvailable()))[TOPIC].position == Position(7, 1)
+        assert from_json(reader.latestOffset(start, ReadAllAvailable()))[
+            TOPIC
+        ].position == Position(7, 1)
     else:
         with pytest.raises(
-            DataLossError, match=r"read up to 7:0, and the topic has another entry there.*another topic"
+            DataLossError,
+            match=r"read up to 7:0, and the topic has another entry there.*another topic",
         ):
             reader.latestOffset(start, ReadAllAvailable())
 
@@ -673,16 +767,22 @@ def test_a_topic_that_is_replaced_while_the_stream_runs_is_noticed_and_an_unchan
     peer.add(*(single(b"new", index) for index in range(10, 14)))
     peer.disconnect()
     time.sleep(1.0)
-    with pytest.raises(DataLossError, match=r"read up to 7:1, and the topic has another entry there"):
+    with pytest.raises(
+        DataLossError, match=r"read up to 7:1, and the topic has another entry there"
+    ):
         reader.latestOffset(offset, ReadAllAvailable())
 
 
-def test_the_entries_that_were_read_are_looked_at_together_and_one_that_is_gone_says_nothing(peer: Peer) -> None:
+def test_the_entries_that_were_read_are_looked_at_together_and_one_that_is_gone_says_nothing(
+    peer: Peer,
+) -> None:
     names = [f"{TOPIC}-{number}" for number in range(20)]
     peer.add(single(b"a", 0), single(b"b", 1))
     start = {name: PartitionOffset(Position(7, 1), None, 1_700_000_000_001, 1) for name in names}
     start[names[3]] = PartitionOffset(Position(5, 9), None, 1_700_000_000_000, 0)
-    reader = LedgerlakeStreamReader(parse_options({"service.url": peer.url, "topics": ",".join(names)}))
+    reader = LedgerlakeStreamReader(
+        parse_options({"service.url": peer.url, "topics": ",".join(names)})
+    )
     _readers.append(reader)
     end = from_json(reader.latestOffset(to_json(start), ReadAllAvailable()))
     assert {offset.position for offset in end.values()} == {Position(7, 1)}
@@ -708,7 +808,9 @@ def test_a_partition_that_was_read_to_its_end_and_deleted_and_made_again_is_read
     peer.is_deleted = False
     peer.add(single(b"new", 0), ledger_id=ledger_id)
     deadline_s = time.monotonic() + 5.0
-    while (anew := reader.latestOffset(offset, ReadAllAvailable())) == offset and time.monotonic() < deadline_s:
+    while (
+        anew := reader.latestOffset(offset, ReadAllAvailable())
+    ) == offset and time.monotonic() < deadline_s:
         time.sleep(0.1)
     end = reader.latestOffset(anew, ReadAllAvailable())
     (partition,) = reader.partitions(anew, end)
@@ -718,7 +820,9 @@ def test_a_partition_that_was_read_to_its_end_and_deleted_and_made_again_is_read
 def test_a_start_that_the_topic_has_not_reached_yet_is_no_other_topic(peer: Peer) -> None:
     peer.add(single(b"a"), ledger_id=3)
     offset = json.dumps(to_json({TOPIC: PartitionOffset(Position(3, 5))}))
-    reader = LedgerlakeStreamReader(parse_options({"service.url": peer.url, "topic": TOPIC, "startingOffsets": offset}))
+    reader = LedgerlakeStreamReader(
+        parse_options({"service.url": peer.url, "topic": TOPIC, "startingOffsets": offset})
+    )
     _readers.append(reader)
     start = reader.initialOffset()
     assert reader.latestOffset(start, ReadAllAvailable()) == start
@@ -751,7 +855,9 @@ def test_a_batch_of_too_few_messages_waits_until_enough_have_come_or_the_delay_i
     clock = [NOW_MS]
     monkeypatch.setattr(planner, "_clock_ms", lambda: clock[0])
     options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"}
-    reader = LedgerlakeStreamReader(parse_options(options | {"minRowsPerTrigger": "3", "maxTriggerDelay": "30 s"}))
+    reader = LedgerlakeStreamReader(
+        parse_options(options | {"minRowsPerTrigger": "3", "maxTriggerDelay": "30 s"})
+    )
     _readers.append(reader)
     offset = reader.initialOffset()
 
@@ -806,7 +912,12 @@ def test_of_a_backlog_that_grows_only_what_came_is_read_to_count_it(peer: Peer) 
             sent.clear()
             assert counts.total({}, {TOPIC: PartitionOffset(Position(7, count))}) == count
             assert set(sent) == {Position(7, count)}
-        assert counts.total({TOPIC: PartitionOffset(Position(7, 4))}, {TOPIC: PartitionOffset(Position(7, 5))}) == 1
+        assert (
+            counts.total(
+                {TOPIC: PartitionOffset(Position(7, 4))}, {TOPIC: PartitionOffset(Position(7, 5))}
+            )
+            == 1
+        )
     finally:
         cluster.close()
 
@@ -820,7 +931,9 @@ def test_what_a_deleted_topic_had_is_not_waited_for(peer: Peer) -> None:
         cluster.close()
 
 
-def test_what_is_due_does_not_wait_for_more(peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_due_does_not_wait_for_more(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     peer.add(single(b"a"))
     path = str(tmp_path / "wakes")
     planning = Planning(peer, path, monkeypatch, minRowsPerTrigger="100")
@@ -836,7 +949,9 @@ def test_what_is_due_does_not_wait_for_more(peer: Peer, tmp_path: Path, monkeypa
     assert from_json(planning.offset)[TOPIC].position > from_json(before)[TOPIC].position
 
 
-def test_what_is_due_does_not_wait_for_the_trigger(peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_due_does_not_wait_for_the_trigger(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planning = begun(peer, tmp_path, monkeypatch, trigger="10 s")
     assert planning.clock_ms == NOW_MS, "the first batch is planned at once"
     planning.save_wakeup(1, NOW_MS + 2500)
@@ -853,7 +968,13 @@ def test_the_clock_of_the_broker_decides_what_is_due_and_not_that_of_the_machine
     peer.clock_ms = broker_ms
     peer.add(single(b"a"))
     path = str(tmp_path / "wakes")
-    options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", "wakes": path, "trigger": "10 s"}
+    options = {
+        "service.url": peer.url,
+        "topic": TOPIC,
+        "startingOffsets": "earliest",
+        "wakes": path,
+        "trigger": "10 s",
+    }
     reader = LedgerlakeStreamReader(parse_options(options))
     _readers.append(reader)
     offset = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
@@ -957,7 +1078,9 @@ def test_a_run_with_a_fixed_end_waits_for_no_trigger(
     assert planning.clock_ms == NOW_MS
 
 
-def pin_of(peer: Peer, start: Position, index: int | None = None, **options: str) -> Position | None:
+def pin_of(
+    peer: Peer, start: Position, index: int | None = None, **options: str
+) -> Position | None:
     """From where on a cursor is planned to have kept everything, of a range behind ``start``."""
     base_options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"}
     reader = LedgerlakeStreamReader(parse_options(base_options | options))
@@ -992,19 +1115,28 @@ def test_a_range_behind_an_index_says_it_too_since_what_follows_may_have_none(pe
 def test_a_cursor_that_is_moved_while_a_stream_runs_is_noticed_where_a_range_goes_into_another_ledger(
     peer: Peer,
 ) -> None:
-    options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", "subscription": "s"}
+    options = {
+        "service.url": peer.url,
+        "topic": TOPIC,
+        "startingOffsets": "earliest",
+        "subscription": "s",
+    }
     reader = LedgerlakeStreamReader(parse_options(options))
     _readers.append(reader)
 
     def pin(start: Position, end: Position) -> Position | None:
-        (partition,) = reader.partitions(*(to_json({TOPIC: PartitionOffset(position)}) for position in (start, end)))
+        (partition,) = reader.partitions(
+            *(to_json({TOPIC: PartitionOffset(position)}) for position in (start, end))
+        )
         span: EntryRange = partition.span
         return span.pinned_from
 
     peer.acknowledged = Position(7, 3)
     assert pin(Position(7, 3), Position(8, 1)) == BEFORE_ALL
     peer.acknowledged = Position(9, 4)
-    assert pin(Position(8, 1), Position(8, 5)) == BEFORE_ALL, "in one ledger nothing can be lost, and nobody is asked"
+    assert pin(Position(8, 1), Position(8, 5)) == BEFORE_ALL, (
+        "in one ledger nothing can be lost, and nobody is asked"
+    )
     assert pin(Position(8, 5), Position(9, 6)) == Position(9, 4)
 
 
@@ -1014,8 +1146,15 @@ def test_what_a_deleted_topic_is_known_to_have_had_is_not_forgotten_while_its_ba
     monkeypatch.setattr(topic_list, "_REFRESH_S", 0.0)
     clock = [NOW_MS]
     monkeypatch.setattr(planner, "_clock_ms", lambda: clock[0])
-    options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", "failOnDataLoss": "false"}
-    reader = LedgerlakeStreamReader(parse_options(options | {"minRowsPerTrigger": "3", "maxTriggerDelay": "30 s"}))
+    options = {
+        "service.url": peer.url,
+        "topic": TOPIC,
+        "startingOffsets": "earliest",
+        "failOnDataLoss": "false",
+    }
+    reader = LedgerlakeStreamReader(
+        parse_options(options | {"minRowsPerTrigger": "3", "maxTriggerDelay": "30 s"})
+    )
     _readers.append(reader)
     peer.add(single(b"a"))
     start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())

@@ -28,13 +28,26 @@ def at(ledger_id: int, entry_id: int, batch_index: int | None = None) -> Partiti
     [
         pytest.param({"a": at(1, 2)}, {"a": at(1, 2)}, [], id="nothing new"),
         pytest.param(
-            {"a": at(1, 2)}, {"a": at(1, 3)}, [EntryRange("a", Position(1, 2), Position(1, 3))], id="one entry"
+            {"a": at(1, 2)},
+            {"a": at(1, 3)},
+            [EntryRange("a", Position(1, 2), Position(1, 3))],
+            id="one entry",
         ),
         pytest.param(
-            {"a": at(1, 9)}, {"a": at(2, 0)}, [EntryRange("a", Position(1, 9), Position(2, 0))], id="next ledger"
+            {"a": at(1, 9)},
+            {"a": at(2, 0)},
+            [EntryRange("a", Position(1, 9), Position(2, 0))],
+            id="next ledger",
         ),
-        pytest.param({}, {"a": at(1, 0)}, [EntryRange("a", BEFORE_ALL, Position(1, 0))], id="new topic partition"),
-        pytest.param({"a": at(1, 2), "b": at(5, 5)}, {"a": at(1, 2)}, [], id="topic partition gone"),
+        pytest.param(
+            {},
+            {"a": at(1, 0)},
+            [EntryRange("a", BEFORE_ALL, Position(1, 0))],
+            id="new topic partition",
+        ),
+        pytest.param(
+            {"a": at(1, 2), "b": at(5, 5)}, {"a": at(1, 2)}, [], id="topic partition gone"
+        ),
         pytest.param({"a": at(1, 2)}, {"a": at(1, 1)}, [], id="end before start"),
         pytest.param(
             {"a": at(1, 2, 7)},
@@ -45,17 +58,26 @@ def at(ledger_id: int, entry_id: int, batch_index: int | None = None) -> Partiti
         pytest.param(
             {"b": at(1, 0), "a": at(1, 0)},
             {"b": at(1, 1), "a": at(1, 1)},
-            [EntryRange("a", Position(1, 0), Position(1, 1)), EntryRange("b", Position(1, 0), Position(1, 1))],
+            [
+                EntryRange("a", Position(1, 0), Position(1, 1)),
+                EntryRange("b", Position(1, 0), Position(1, 1)),
+            ],
             id="by name",
         ),
     ],
 )
-def test_ranges(start: dict[str, PartitionOffset], end: dict[str, PartitionOffset], expected: list[EntryRange]) -> None:
+def test_ranges(
+    start: dict[str, PartitionOffset], end: dict[str, PartitionOffset], expected: list[EntryRange]
+) -> None:
     assert ranges(start, end) == expected
 
 
-@pytest.mark.parametrize(("budget", "parts", "expected"), [(None, 3, None), (10, 3, 3), (2, 3, 1), (10, 0, 10)])
-def test_a_budget_is_shared_evenly_and_never_to_nothing(budget: int | None, parts: int, expected: int | None) -> None:
+@pytest.mark.parametrize(
+    ("budget", "parts", "expected"), [(None, 3, None), (10, 3, 3), (2, 3, 1), (10, 0, 10)]
+)
+def test_a_budget_is_shared_evenly_and_never_to_nothing(
+    budget: int | None, parts: int, expected: int | None
+) -> None:
     assert share(budget, parts) == expected
 
 
@@ -70,7 +92,10 @@ def pieces(span: EntryRange, parts: int) -> list[tuple[Position, Position, int |
 def test_a_range_within_a_ledger_is_cut_into_equal_parts() -> None:
     span = EntryRange("a", Position(1, 9), Position(1, 19), 3)
     assert pieces(span, 1) == [(Position(1, 9), Position(1, 19), 3)]
-    assert pieces(span, 2) == [(Position(1, 9), Position(1, 14), 3), (Position(1, 14), Position(1, 19), None)]
+    assert pieces(span, 2) == [
+        (Position(1, 9), Position(1, 14), 3),
+        (Position(1, 14), Position(1, 19), None),
+    ]
 
 
 def test_a_range_over_ledgers_is_cut_where_the_last_one_begins_and_in_it() -> None:
@@ -82,7 +107,9 @@ def test_a_range_over_ledgers_is_cut_where_the_last_one_begins_and_in_it() -> No
     ]
 
 
-@pytest.mark.parametrize("after", [BEFORE_ALL, Position(1, 0), Position(2, -1), Position(2, 3), Position(2, 5)])
+@pytest.mark.parametrize(
+    "after", [BEFORE_ALL, Position(1, 0), Position(2, -1), Position(2, 3), Position(2, 5)]
+)
 @pytest.mark.parametrize("wanted", [1, 2, 3, 8])
 def test_however_a_range_is_cut_its_parts_follow_each_other(after: Position, wanted: int) -> None:
     parts = cut([EntryRange("a", after, Position(2, 5), clock_ms=7)], [wanted])
@@ -102,7 +129,9 @@ def test_enough_topic_partitions_are_not_cut() -> None:
 LONG = Position(1, 100_000)
 
 
-def ends_of_parts(spans: list[EntryRange], tasks: int, entry_bytes: int | None = 10_000) -> list[Position]:
+def ends_of_parts(
+    spans: list[EntryRange], tasks: int, entry_bytes: int | None = 10_000
+) -> list[Position]:
     parts = parts_of_long(spans, [entry_bytes] * len(spans), tasks)
     return [part.end for part in cut(spans, parts)]
 
@@ -110,15 +139,27 @@ def ends_of_parts(spans: list[EntryRange], tasks: int, entry_bytes: int | None =
 @pytest.mark.parametrize(
     ("after", "tasks", "entry_bytes", "expected"),
     [
-        pytest.param(Position(1, -1), 2, 10_000, [(1, 49_999), (1, 100_000)], id="a part for each task"),
+        pytest.param(
+            Position(1, -1), 2, 10_000, [(1, 49_999), (1, 100_000)], id="a part for each task"
+        ),
         pytest.param(Position(1, 99_000), 2, 10_000, [(1, 100_000)], id="not if it is short"),
-        pytest.param(Position(1, 93_000), 8, 10_000, [(1, 96_500), (1, 100_000)], id="no part is short"),
+        pytest.param(
+            Position(1, 93_000), 8, 10_000, [(1, 96_500), (1, 100_000)], id="no part is short"
+        ),
         pytest.param(Position(1, -1), 1, 10_000, [(1, 100_000)], id="one task"),
         pytest.param(Position(1, -1), 2, None, [(1, 100_000)], id="of unknown size"),
-        pytest.param(Position(1, -1), 2, 2**20, [(1, 49_999), (1, 100_000)], id="entries of a mebibyte"),
-        pytest.param(Position(1, -1), 2, 2**20 + 1, [(1, 100_000)], id="not if its entries are larger"),
         pytest.param(
-            BEFORE_ALL, 2, 10_000, [(1, -1), (1, 49_999), (1, 100_000)], id="earlier ledgers are one part more"
+            Position(1, -1), 2, 2**20, [(1, 49_999), (1, 100_000)], id="entries of a mebibyte"
+        ),
+        pytest.param(
+            Position(1, -1), 2, 2**20 + 1, [(1, 100_000)], id="not if its entries are larger"
+        ),
+        pytest.param(
+            BEFORE_ALL,
+            2,
+            10_000,
+            [(1, -1), (1, 49_999), (1, 100_000)],
+            id="earlier ledgers are one part more",
         ),
         pytest.param(LONG, 2, 10_000, [(1, 100_000)], id="no entries"),
     ],
@@ -166,7 +207,9 @@ def groups_of(sizes_bytes: list[int | None], min_groups: int = 1) -> list[int]:
     """How many ranges each group has."""
     spans = spans_of(*(f"{number:03}" for number in range(len(sizes_bytes))))
     entries = 10
-    entry_bytes = [None if size_bytes is None else size_bytes // entries for size_bytes in sizes_bytes]
+    entry_bytes = [
+        None if size_bytes is None else size_bytes // entries for size_bytes in sizes_bytes
+    ]
     groups = group(spans, entry_bytes, min_groups)
     assert sorted((span for together in groups for span in together), key=str) == spans
     return [len(together) for together in groups]
@@ -182,13 +225,17 @@ MIB = 1024 * 1024
         pytest.param([1000] * 10, 1, [10], id="small ones share a task"),
         pytest.param([0] * 40, 1, [16, 16, 8], id="no task reads too many"),
         pytest.param([3 * MIB, 3 * MIB, MIB, 1], 1, [1, 2, 1], id="nor too much"),
-        pytest.param([100 * MIB, 1, None, None, 1, 1], 1, [1, 3, 1, 1], id="large or unknown ones are alone"),
+        pytest.param(
+            [100 * MIB, 1, None, None, 1, 1], 1, [1, 3, 1, 1], id="large or unknown ones are alone"
+        ),
         pytest.param([1000] * 10, 4, [2, 2, 2, 2, 2], id="as many tasks as the user wants"),
         pytest.param([0] * 3, 8, [1, 1, 1], id="as many as there can be"),
         pytest.param([0] * 3, 0, [3], id="no number wanted"),
     ],
 )
-def test_ranges_are_grouped_by_their_bytes(sizes_bytes: list[int | None], min_groups: int, expected: list[int]) -> None:
+def test_ranges_are_grouped_by_their_bytes(
+    sizes_bytes: list[int | None], min_groups: int, expected: list[int]
+) -> None:
     assert groups_of(sizes_bytes, min_groups) == expected
 
 

@@ -1,4 +1,6 @@
-"""The source's own pieces against a peer: views, partial batches, the planner, the latest offset."""
+"""The source's own pieces against a peer: views, partial batches, the planner, the latest
+offset.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ from tests.waiting import wait_until
 
 
 def options_for(peer: Peer, **more: str) -> Any:
-    return parse_options({"service.url": peer.url, "topic": TOPIC, "retryTimeoutMs": "2000", **more})
+    return parse_options(
+        {"service.url": peer.url, "topic": TOPIC, "retryTimeoutMs": "2000", **more}
+    )
 
 
 def everything(peer: Peer) -> EntryRange:
@@ -46,10 +50,14 @@ def everything(peer: Peer) -> EntryRange:
 
 def test_small_entries_share_a_bundle_and_large_ones_stand_alone() -> None:
     with Peer() as peer:
-        peer.add(*[single(b"x" * 300_000) for _ in range(7)], single(b"x" * 2_000_000), single(b"small"))
+        peer.add(
+            *[single(b"x" * 300_000) for _ in range(7)], single(b"x" * 2_000_000), single(b"small")
+        )
         bundles = list(read_bundles(options_for(peer), everything(peer)))
         assert len(bundles) == 4 - 1
-        assert all(bundle.schema.equals(schema.BUNDLES) and bundle.num_rows == 1 for bundle in bundles)
+        assert all(
+            bundle.schema.equals(schema.BUNDLES) and bundle.num_rows == 1 for bundle in bundles
+        )
         assert {bundle["end_entry_id"][0].as_py() for bundle in bundles} == {8}
 
 
@@ -78,14 +86,25 @@ def test_entries_are_read_again_by_position_and_what_is_gone_is_nothing() -> Non
 
 def test_of_a_topic_that_is_deleted_nothing_is_read_again() -> None:
     with Peer(is_deleted=True) as peer:
-        assert list(read_again(options_for(peer).client, TOPIC, [Position(7, 0), Position(7, 4)])) == [None, None]
+        assert list(
+            read_again(options_for(peer).client, TOPIC, [Position(7, 0), Position(7, 4)])
+        ) == [None, None]
 
 
 def test_chunks_and_markers_travel_alone_and_plain_entries_stay_together() -> None:
     with Peer() as peer:
         chunks = chunk_entries(b"x" * 100, 2)
         marker = encode_marker(metadata(), 2, [Position(1, 1), Position(1, 2)])
-        peer.add(single(b"a"), batch([b"b"]), chunks[0], single(b"c"), chunks[1], marker, b"garbage", single(b"d"))
+        peer.add(
+            single(b"a"),
+            batch([b"b"]),
+            chunks[0],
+            single(b"c"),
+            chunks[1],
+            marker,
+            b"garbage",
+            single(b"d"),
+        )
         bundles = list(read_bundles(options_for(peer), everything(peer)))
         assert [bundle["kind"][0].as_py() for bundle in bundles] == [
             "entries",
@@ -102,7 +121,11 @@ def test_chunks_and_markers_travel_alone_and_plain_entries_stay_together() -> No
 def test_messages_and_rejects_are_rows_of_one_view() -> None:
     with Peer() as peer:
         peer.add(batch([b"a", b"b"]), b"garbage", single(b"c"))
-        rows = [row for part in read_messages(options_for(peer), everything(peer)) for row in part.to_pylist()]
+        rows = [
+            row
+            for part in read_messages(options_for(peer), everything(peer))
+            for row in part.to_pylist()
+        ]
         assert sorted((row["entry_id"], row["value"], row["reject_reason"]) for row in rows) == [
             (0, b"a", None),
             (0, b"b", None),
@@ -121,7 +144,11 @@ def test_a_start_inside_a_batch_leaves_out_what_was_taken() -> None:
 
 @pytest.mark.parametrize(
     ("after", "until", "expected"),
-    [(None, 1, [b"0", b"1", b"2", b"3", b"4"]), (1, 0, [b"2", b"3"]), (None, 9, [b"0", b"1", b"2", b"3", b"4", b"5"])],
+    [
+        (None, 1, [b"0", b"1", b"2", b"3", b"4"]),
+        (1, 0, [b"2", b"3"]),
+        (None, 9, [b"0", b"1", b"2", b"3", b"4", b"5"]),
+    ],
 )
 def test_an_end_inside_a_batch_leaves_out_what_is_behind_it(
     after: int | None, until: int, expected: list[bytes]
@@ -145,8 +172,16 @@ def test_entries_have_their_bytes_and_both_kinds_of_metadata() -> None:
     with Peer() as peer:
         entry = batch([b"a", b"b"], 1, index=5)
         peer.add(entry, b"garbage")
-        first, second = [row for part in read_entries(options_for(peer), everything(peer)) for row in part.to_pylist()]
-        assert (first["broker_index"], first["num_messages_in_batch"], first["compression"]) == (5, 2, "LZ4")
+        first, second = [
+            row
+            for part in read_entries(options_for(peer), everything(peer))
+            for row in part.to_pylist()
+        ]
+        assert (first["broker_index"], first["num_messages_in_batch"], first["compression"]) == (
+            5,
+            2,
+            "LZ4",
+        )
         assert (first["entry"], first["reject_reason"]) == (entry, None)
         assert (second["entry"], second["reject_reason"]) == (b"garbage", "malformed_entry")
 
@@ -176,7 +211,9 @@ def test_starts_and_ends_become_positions() -> None:
 
 
 @pytest.mark.parametrize("bound", ["earliest", "latest", AtTime(5)])
-def test_an_empty_topic_starts_where_its_first_ledger_does_and_ends_before_everything(bound: Bound) -> None:
+def test_an_empty_topic_starts_where_its_first_ledger_does_and_ends_before_everything(
+    bound: Bound,
+) -> None:
     with Peer(first_ledger_id=4) as peer:
         cluster = cluster_of(peer)
         begin = Position(4, -1)
@@ -188,7 +225,9 @@ def test_an_empty_topic_starts_where_its_first_ledger_does_and_ends_before_every
 def test_a_start_at_the_beginning_has_the_index_before_the_first_message() -> None:
     with Peer() as peer:
         peer.add(batch([b"a", b"b"], index=21))
-        assert resolve_start(cluster_of(peer), TOPIC, "earliest") == PartitionOffset(Position(7, -1), index=19)
+        assert resolve_start(cluster_of(peer), TOPIC, "earliest") == PartitionOffset(
+            Position(7, -1), index=19
+        )
 
 
 def test_the_latest_offset_has_time_and_index_and_is_rarely_asked_for() -> None:
@@ -216,7 +255,9 @@ def test_where_the_broker_cannot_read_the_last_entry_the_end_is_what_a_reader_ge
         peer.add(single(b"c", index=10), first=1)
         wait_until(lambda: end().position == Position(7, 1))
         assert end().position == Position(7, 1)
-        wait_until(lambda: resolve_start(cluster_of(peer), TOPIC, "latest").position == Position(7, 1))
+        wait_until(
+            lambda: resolve_start(cluster_of(peer), TOPIC, "latest").position == Position(7, 1)
+        )
         assert first_available(cluster_of(peer), TOPIC) == Position(7, -1)
 
 
@@ -248,7 +289,9 @@ def test_a_range_is_not_taken_for_complete_because_the_broker_cannot_tell() -> N
         pytest.param(None, 1, [0, 1, 2, 3, 4, 5, 6, 7, 8], id="bytes"),
     ],
 )
-def test_the_limit_planner_stops_where_the_budget_does(rows: int | None, size: int | None, stops: list[int]) -> None:
+def test_the_limit_planner_stops_where_the_budget_does(
+    rows: int | None, size: int | None, stops: list[int]
+) -> None:
     with Peer() as peer:
         peer.add(*[batch([b"a", b"b", b"c"]) for _ in range(9)])
         planner, end = LimitPlanner(cluster_of(peer), TOPIC), PartitionOffset(Position(7, 8))
@@ -284,13 +327,17 @@ def test_a_reader_travels_without_its_connections() -> None:
 
 
 def test_values_of_many_columns_are_decoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    fields = [{"name": f"f{number}", "type": ["null", "int"], "default": None} for number in range(48)]
+    fields = [
+        {"name": f"f{number}", "type": ["null", "int"], "default": None} for number in range(48)
+    ]
     definition = json.dumps({"type": "record", "name": "R", "fields": fields})
     with Peer() as peer:
         peer.add(batch([b"{}"] * 7))
         value_schema = ValueSchema(pb.Schema.Json, definition.encode())
         options = replace(options_for(peer), value_schema=value_schema)
         # Two values and a half.
-        monkeypatch.setattr(weights, "MAX_VALUES_BYTES", 5 * weights.fixed_bytes(column_type(value_schema)) // 2)
+        monkeypatch.setattr(
+            weights, "MAX_VALUES_BYTES", 5 * weights.fixed_bytes(column_type(value_schema)) // 2
+        )
         parts = list(read_messages(options, EntryRange(TOPIC, BEFORE_ALL, Position(7, 0))))
     assert [part.num_rows for part in parts] == [2, 2, 2, 1]

@@ -29,9 +29,14 @@ if TYPE_CHECKING:
 
 def compacted_batch(slot_signs: str, codec: int = pb.NONE) -> bytes:
     """A batch as compaction leaves it: ``x`` for a message, ``-`` for a slot without one."""
-    slots = [(pb.SingleMessageMetadata(compacted_out=sign == "-"), b"" if sign == "-" else b"v") for sign in slot_signs]
+    slots = [
+        (pb.SingleMessageMetadata(compacted_out=sign == "-"), b"" if sign == "-" else b"v")
+        for sign in slot_signs
+    ]
     plain = encode_batch(slots)
-    entry_metadata = metadata(compression=codec, uncompressed_size=len(plain), num_messages_in_batch=len(slot_signs))
+    entry_metadata = metadata(
+        compression=codec, uncompressed_size=len(plain), num_messages_in_batch=len(slot_signs)
+    )
     return encode_entry(entry_metadata, compress(codec, plain), broker())
 
 
@@ -56,7 +61,9 @@ def topic(peer: Peer, last: bytes) -> None:
     peer.compacted = [peer.entries[0], (peer.entries[2][0], last)]
 
 
-def test_on_a_topic_whose_entries_do_not_end_the_broker_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_topic_whose_entries_do_not_end_the_broker_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with Peer(unreadable_last=True) as peer:
         peer.add(single(b"a"), single(b"b"))
         read: list[None] = []
@@ -72,7 +79,9 @@ def test_on_a_topic_whose_entries_do_not_end_the_broker_is_asked_again(monkeypat
         monkeypatch.setattr(last_entry, "_QUIET_AT_END_S", 0.0)
         cluster = Cluster(ReadSettings(peer.url, give_up_after_s=2))
         try:
-            assert last_entry.last_message(EntryReader(cluster, TOPIC, AFTER_ALL)) == MessageId(7, 1)
+            assert last_entry.last_message(EntryReader(cluster, TOPIC, AFTER_ALL)) == MessageId(
+                7, 1
+            )
         finally:
             cluster.close()
         assert len(read) == 5
@@ -126,8 +135,12 @@ def test_an_entry_that_our_key_opens_is_looked_into(tmp_path: Path) -> None:
     with Peer() as peer:
         peer.last_entry = encrypted(compacted_batch("-x--", pb.LZ4), "ours")
         topic(peer, peer.last_entry)
-        assert found_by(peer, crypto=CryptoSettings(key_folder(tmp_path, "ours"))) == MessageId(7, 2, 1)
-        assert found_by(peer, crypto=CryptoSettings(key_folder(tmp_path / "none"))) == MessageId(7, 2, 3)
+        assert found_by(peer, crypto=CryptoSettings(key_folder(tmp_path, "ours"))) == MessageId(
+            7, 2, 1
+        )
+        assert found_by(peer, crypto=CryptoSettings(key_folder(tmp_path / "none"))) == MessageId(
+            7, 2, 3
+        )
 
 
 def second_slot(last: LastEntry) -> MessageId:
@@ -151,13 +164,17 @@ def test_a_converter_that_raises_fails_the_call_with_its_own_words() -> None:
     with Peer() as peer:
         peer.last_entry = compacted_batch("-x--")
         topic(peer, peer.last_entry)
-        with pytest.raises(SetupError, match=r"refuse failed on the last entry .*: this is no format of mine"):
+        with pytest.raises(
+            SetupError, match=r"refuse failed on the last entry .*: this is no format of mine"
+        ):
             found_by(peer, converter=f"{__name__}:refuse")
         with pytest.raises(SetupError, match="nowhere:at_all cannot be imported"):
             found_by(peer, converter="nowhere:at_all")
 
 
-@pytest.mark.parametrize("garbage", [b"\x00", b"\xff" * 50, compacted_batch("----"), compacted_batch("x")[:-3]])
+@pytest.mark.parametrize(
+    "garbage", [b"\x00", b"\xff" * 50, compacted_batch("----"), compacted_batch("x")[:-3]]
+)
 def test_behind_garbage_the_end_is_looked_for(garbage: bytes) -> None:
     with Peer() as peer:
         topic(peer, compacted_batch("-x--"))
@@ -171,7 +188,9 @@ def test_where_the_broker_cannot_tell_the_end_is_looked_for() -> None:
         assert found_by(peer) == MessageId(7, 2, 1)
 
 
-def test_the_end_is_found_also_where_the_last_entries_were_compacted_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_is_found_also_where_the_last_entries_were_compacted_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(last_entry, "_QUIET_S", 0.2)
     with Peer(cannot_tell_last=True) as peer:
         peer.add(*(single(b"v") for _ in range(100)))
@@ -179,7 +198,9 @@ def test_the_end_is_found_also_where_the_last_entries_were_compacted_away(monkey
         assert found_by(peer) == MessageId(7, 57)
 
 
-def test_of_a_topic_where_nothing_was_kept_there_is_no_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_topic_where_nothing_was_kept_there_is_no_last_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(last_entry, "_QUIET_S", 0.05)
     with Peer(cannot_tell_last=True, compacted=[]) as peer:
         peer.add(single(b"v"), single(b"v"))

@@ -1,4 +1,6 @@
-"""When a pipeline plans its next micro-batch: at the times of its trigger, and when messages are due."""
+"""When a pipeline plans its next micro-batch: at the times of its trigger, and when messages are
+due.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,12 @@ def test_plain_messages_wait_for_the_next_multiple_of_the_interval(
     assert times.pause_ms(clock_ms, None) == pause_ms
 
 
-@pytest.mark.parametrize(("due_ms", "pause_ms"), [(5000, 0), (5499, 0), (5500, 1), (5600, 101), (9000, 500)])
-def test_a_message_that_is_due_does_not_wait_for_it(times: TriggerTimes, due_ms: int, pause_ms: int) -> None:
+@pytest.mark.parametrize(
+    ("due_ms", "pause_ms"), [(5000, 0), (5499, 0), (5500, 1), (5600, 101), (9000, 500)]
+)
+def test_a_message_that_is_due_does_not_wait_for_it(
+    times: TriggerTimes, due_ms: int, pause_ms: int
+) -> None:
     assert times.pause_ms(5500, due_ms) == pause_ms
 
 

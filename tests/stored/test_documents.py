@@ -1,5 +1,5 @@
-"""Each JSON object in a checkpoint is refused if a newer release wrote it, or if it is not exactly what
-this release writes.
+"""Each JSON object in a checkpoint is refused if a newer release wrote it, or if it is not exactly
+what this release writes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What a checkpoint holds is checked field by field: damage is one sentence that says what to do."""
+"""What a checkpoint holds is checked field by field: damage is one sentence that says what
+to do.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,13 @@ from ledgerlake.operators.stage_rows import (
 )
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
 from ledgerlake.schedules.cancels import Cancel, cancels_from_json, cancels_to_json
-from ledgerlake.schedules.schedules import Pauses, Repeating, WaitingMessage, waiting_from_json, waiting_to_json
+from ledgerlake.schedules.schedules import (
+    Pauses,
+    Repeating,
+    WaitingMessage,
+    waiting_from_json,
+    waiting_to_json,
+)
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.wire.message_id import Position
 
@@ -41,12 +49,22 @@ KEY = ChunkedMessageKey("p", "p-1")
 WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     "delayed index": (
         record_from_json,
-        record_to_json(Record([Bucket(1, *PLACES, 2, 5, 10, 20, True, None)], 7, PLACES[1], {"table": PLACES[0]}, [3])),
+        record_to_json(
+            Record(
+                [Bucket(1, *PLACES, 2, 5, 10, 20, True, None)],
+                7,
+                PLACES[1],
+                {"table": PLACES[0]},
+                [3],
+            )
+        ),
     ),
     "cancels": (cancels_from_json, cancels_to_json([Cancel("key", "k", PLACES[0], 5)])),
     "schedules": (
         waiting_from_json,
-        waiting_to_json([WaitingMessage(PLACES[1], 20, 500, Repeating(30, pauses=Pauses(70, [40])))]),
+        waiting_to_json(
+            [WaitingMessage(PLACES[1], 20, 500, Repeating(30, pauses=Pauses(70, [40])))]
+        ),
     ),
     "open set": (
         incomplete_from_json,
@@ -58,13 +76,23 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     ),
     "part of a delayed entry": (
         separately_stored_from_json,
-        separately_stored_to_json(SeparatelyStored(PLACES[:1], True, BatchRange(1, 2), is_delivered=True)),
+        separately_stored_to_json(
+            SeparatelyStored(PLACES[:1], True, BatchRange(1, 2), is_delivered=True)
+        ),
     ),
-    "report": (report_from_json, report_to_json(TaskReport(PLACES[0], 5, {}, [MessageStarted(KEY)]))),
-    "summary": (summary_from_json, summary_to_json(StateSummary([{}], PLACES[0], 5, due_spans=[DueSpan(5, 1000, 1)]))),
+    "report": (
+        report_from_json,
+        report_to_json(TaskReport(PLACES[0], 5, {}, [MessageStarted(KEY)])),
+    ),
+    "summary": (
+        summary_from_json,
+        summary_to_json(StateSummary([{}], PLACES[0], 5, due_spans=[DueSpan(5, 1000, 1)])),
+    ),
     "offset": (
         lambda text: from_json(json.loads(text)),
-        json.dumps(to_json({"t": PartitionOffset(PLACES[0], 1, 1_700_000_000_000, 3, 1_700_000_000_000)})),
+        json.dumps(
+            to_json({"t": PartitionOffset(PLACES[0], 1, 1_700_000_000_000, 3, 1_700_000_000_000)})
+        ),
     ),
 }
 
@@ -97,14 +125,24 @@ def test_a_value_of_another_type_is_damage(name: str, wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in WRITTEN if name != "offset"])
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, '{"version": 1}', '{"version": "1"}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "[" * 100_000, '{"version": 1}', '{"version": "1"}']
+)
 def test_what_is_no_record_is_damage(name: str, text: str) -> None:
     with pytest.raises(OffsetError, match=r"damaged .*(restore the checkpoint|report it)"):
         WRITTEN[name][0](text)
 
 
 @pytest.mark.parametrize(
-    "name", ["delayed index", "cancels", "open set", "delayed large message", "part of a delayed entry", "offset"]
+    "name",
+    [
+        "delayed index",
+        "cancels",
+        "open set",
+        "delayed large message",
+        "part of a delayed entry",
+        "offset",
+    ],
 )
 def test_a_newer_version_is_refused_with_advice(name: str) -> None:
     read, text = WRITTEN[name]

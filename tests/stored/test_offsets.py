@@ -58,7 +58,9 @@ def test_a_foreign_or_damaged_offset_is_refused(data: Any) -> None:
         from_json(data)
 
 
-@pytest.mark.parametrize("time_ms", [-1, 253_402_300_800_000, 1_760_000_000_000_000, 2**63 - 1, 2**64])
+@pytest.mark.parametrize(
+    "time_ms", [-1, 253_402_300_800_000, 1_760_000_000_000_000, 2**63 - 1, 2**64]
+)
 def test_a_time_that_cannot_be_written_is_left_out(time_ms: int) -> None:
     offset = {"t": PartitionOffset(Position(1, 2), time_ms=time_ms, index=3)}
     assert to_json(offset)["positions"] == {"t": {"ledger": 1, "entry": 2, "index": 3}}

@@ -45,7 +45,9 @@ WAITS = {"retry_timeout": "90s", "max_retries": "1000", "backoff_config.max_back
         (f"abfss://{AZURE}/a/b", f"abfss://{AZURE}/a/b", "lake/a/b", f"abfss://{AZURE}/a/b"),
     ],
 )
-def test_a_place_has_a_name_in_each_library(text: str, uri: str, root: str, hadoop_uri: str) -> None:
+def test_a_place_has_a_name_in_each_library(
+    text: str, uri: str, root: str, hadoop_uri: str
+) -> None:
     place = parse_place(text, "path")
     assert (place.uri, place.root, place.hadoop_uri) == (uri, root, hadoop_uri)
 
@@ -65,7 +67,10 @@ def test_a_place_has_a_name_in_each_library(text: str, uri: str, root: str, hado
         ("gs:///orders", "write gs://BUCKET/PATH"),
         ("abfss://lake/orders", "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"),
         ("abfss://lake@shop/orders", "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"),
-        ("abfss://lake@shop.dfs.core.chinacloudapi.cn/a", "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"),
+        (
+            "abfss://lake@shop.dfs.core.chinacloudapi.cn/a",
+            "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH",
+        ),
         *(
             (f"s3://lake/{path}", "below the bucket write")
             for path in ("my%20orders", "a b", "a?b", "a#b", "a/../b", "a//b")
@@ -79,7 +84,9 @@ def test_what_is_no_place_is_refused_in_one_sentence(text: str, expected: str) -
     assert expected in raised.value.message
 
 
-@pytest.mark.parametrize("text", ["s3://AKIA:hush@lake/orders", "s3://lake/orders?key=hush", "wasb://a:hush@host/b"])
+@pytest.mark.parametrize(
+    "text", ["s3://AKIA:hush@lake/orders", "s3://lake/orders?key=hush", "wasb://a:hush@host/b"]
+)
 def test_what_may_be_a_secret_is_not_in_the_error(text: str) -> None:
     with pytest.raises(UsageError) as raised:
         parse_place(text, "path")
@@ -124,7 +131,8 @@ def test_a_store_that_refuses_connections_is_found_at_once(monkeypatch: pytest.M
         place = Place("s3://lake/a", StorageSettings(endpoint))
         place.check_answers()
     with pytest.raises(
-        SetupError, match=rf"^{endpoint} cannot be reached; check the network, and \[storage\] endpoint"
+        SetupError,
+        match=rf"^{endpoint} cannot be reached; check the network, and \[storage\] endpoint",
     ):
         place.check_answers()
     for elsewhere in (Place("s3://lake/a"), Place("gs://lake/a"), Place("lake/a")):
@@ -157,14 +165,18 @@ def test_a_store_that_refuses_connections_for_ten_seconds_is_waited_for() -> Non
         DeltaTable("s3://lake/a", storage_options=place.delta_options())
 
 
-def test_an_azure_key_is_the_places_own_or_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_azure_key_is_the_places_own_or_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
     assert Place(f"abfss://{AZURE}/a").delta_options() == {
         "azure_storage_account_name": "shop",
         "azure_storage_account_key": "a2V5",
         **WAITS,
     }
-    place = Place(f"abfss://{AZURE}/a", StorageSettings("http://127.0.0.1:1/", account_key="env:OWN"))
+    place = Place(
+        f"abfss://{AZURE}/a", StorageSettings("http://127.0.0.1:1/", account_key="env:OWN")
+    )
     monkeypatch.setenv("OWN", "b3du")
     assert place.delta_options() == {
         "azure_storage_account_name": "shop",
@@ -176,7 +188,9 @@ def test_an_azure_key_is_the_places_own_or_that_of_the_environment(monkeypatch: 
     assert isinstance(place.filesystem(), fs.AzureFileSystem)
 
 
-def test_spark_reaches_a_bucket_by_settings_of_that_bucket_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_reaches_a_bucket_by_settings_of_that_bucket_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     own = StorageSettings("http://minio:9000", "eu-1", "env:LAKE_KEY", "s")
@@ -196,11 +210,16 @@ def test_spark_reaches_a_bucket_by_settings_of_that_bucket_alone(monkeypatch: py
 def test_google_has_its_own_search_for_credentials() -> None:
     assert Place("gs://lake/a").delta_options() == WAITS
     emulator = Place("gs://lake/a", StorageSettings("http://127.0.0.1:1"))
-    assert json.loads((emulator.delta_options() or {})["google_service_account_key"])["disable_oauth"] is True
+    assert (
+        json.loads((emulator.delta_options() or {})["google_service_account_key"])["disable_oauth"]
+        is True
+    )
     assert isinstance(emulator.filesystem(), fs.GcsFileSystem)
 
 
-def test_a_session_token_of_the_environment_is_not_sent_with_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_token_of_the_environment_is_not_sent_with_other_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "hush")
     settings = StorageSettings("http://h:1", "eu-1", "id", "secret")
     with pytest.raises(SetupError, match="AWS_SESSION_TOKEN does not belong to the keys of"):
@@ -215,8 +234,13 @@ def test_the_region_of_a_profile_counts(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "lake")
     # The AWS library of a process reads profiles once.
-    program = "from ledgerlake.stored.places import Place; print(Place('s3://lake/a').delta_options()['aws_region'])"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = (
+        "from ledgerlake.stored.places import Place; "
+        "print(Place('s3://lake/a').delta_options()['aws_region'])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "eu-north-1"
 
 
@@ -224,7 +248,10 @@ def test_the_region_of_a_profile_counts(monkeypatch: pytest.MonkeyPatch, tmp_pat
     ("settings", "expected"),
     [
         (StorageSettings("minio:9000"), "endpoint_url is no address of a store"),
-        (StorageSettings(access_key_id="id"), "needs access_key_id and secret_access_key, or neither"),
+        (
+            StorageSettings(access_key_id="id"),
+            "needs access_key_id and secret_access_key, or neither",
+        ),
         (StorageSettings(account_key="key"), "account_key is for abfss://, and no path"),
     ],
 )
@@ -262,20 +289,24 @@ def test_no_repr_shows_a_secret() -> None:
     ("text", "reason"),
     [
         (
-            "Generic GCS error\n  \x1b[31m\u21b3\x1b[0m Error performing GET\n   \x1b[31m\u21b3\x1b[0m timed out\n",
+            "Generic GCS error\n  \x1b[31m\u21b3\x1b[0m Error performing GET\n   "
+            "\x1b[31m\u21b3\x1b[0m timed out\n",
             "Generic GCS error: timed out",
         ),
         (
-            "Kernel error\n \u21b3 Error performing GET - HTTP error\n \u21b3 error sending request\n \u21b3 refused",
+            "Kernel error\n \u21b3 Error performing GET - HTTP error\n \u21b3 error sending "
+            "request\n \u21b3 refused",
             "Google Cloud Storage cannot be reached",
         ),
         (
-            "Generic S3 error\n \u21b3 Error performing GET\n \u21b3 500 Oops\n \u21b3 <?xml?>\n<Error>\n</Error>\n\n",
+            "Generic S3 error\n \u21b3 Error performing GET\n \u21b3 500 Oops\n \u21b3 "
+            "<?xml?>\n<Error>\n</Error>\n\n",
             "Generic S3 error: 500 Oops",
         ),
         (
             "Generic S3 error\n \u21b3 404 Not Found\n \u21b3 <html>\n<head>\n</head></html>\n\n",
-            "Google Cloud Storage answers, but not as an object store; check [storage] endpoint_url",
+            "Google Cloud Storage answers, but not as an object store; check [storage] "
+            "endpoint_url",
         ),
         ("one line\nand a trace", "one line"),
         ("Kernel error -> one line", "one line"),
@@ -285,7 +316,8 @@ def test_no_repr_shows_a_secret() -> None:
         ),
         (
             "google::cloud::Status(PERMISSION_DENIED: no)",
-            "Google Cloud Storage refuses the credentials for the bucket lake; check the variable GOOGLE",
+            "Google Cloud Storage refuses the credentials for the bucket lake; check the variable "
+            "GOOGLE",
         ),
         ("", "OSError"),
     ],

@@ -24,7 +24,9 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
     "in a form": quote_plus,
     "in a form of two": lambda secret: urlencode({"a": secret}),
     "in a query that was quoted again": lambda secret: quote(quote(secret, safe=""), safe=""),
-    "in small letters": lambda secret: re.sub("%..", lambda found: found[0].lower(), quote(secret, safe="")),
+    "in small letters": lambda secret: re.sub(
+        "%..", lambda found: found[0].lower(), quote(secret, safe="")
+    ),
     "as Python shows it": repr,
     "as Python shows it twice": lambda secret: repr({"a": repr(secret)}),
     "as Python shows bytes": lambda secret: repr(secret.encode()),
@@ -35,7 +37,9 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
     "as HTML twice": lambda secret: html.escape(html.escape(secret)),
     "as base64": lambda secret: base64.b64encode(secret.encode()).decode(),
     "as base64 of URLs": lambda secret: base64.urlsafe_b64encode(secret.encode()).decode(),
-    "as base64 in a query": lambda secret: quote(base64.b64encode(secret.encode()).decode(), safe=""),
+    "as base64 in a query": lambda secret: quote(
+        base64.b64encode(secret.encode()).decode(), safe=""
+    ),
 }
 SIGNS = "aB3xnu059+/=%&#;<>'\"\\\\ \t\n:@?.-_\u00e4\u0085\u00a0\u20ac\U0001f511\x01"
 
@@ -52,7 +56,9 @@ def test_a_secret_is_blanked_in_each_spelling(spelling: Callable[[str], str]) ->
         repeated = spelling(secret)
         # Quotes, brackets and the padding of base64 are around it.
         shown = blanked(f"before {repeated} after", [secret])
-        assert re.fullmatch(r"before [\[{'\"b&quotax;:= \\]*\.\.\.[\]}'\"&quot;=%3D\\]* after", shown), (secret, shown)
+        assert re.fullmatch(
+            r"before [\[{'\"b&quotax;:= \\]*\.\.\.[\]}'\"&quot;=%3D\\]* after", shown
+        ), (secret, shown)
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)

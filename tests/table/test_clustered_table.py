@@ -78,7 +78,10 @@ def test_other_columns_may_be_named_later(tmp_path: Path) -> None:
     opened(tmp_path)
     table = opened(tmp_path, "topic", "key")
     commit(table, 0)
-    assert clustering_columns(table.path, DeltaTable(str(tmp_path / "t")).version()) == ["topic", "key"]
+    assert clustering_columns(table.path, DeltaTable(str(tmp_path / "t")).version()) == [
+        "topic",
+        "key",
+    ]
 
 
 def test_a_table_that_was_not_clustered_becomes_so(tmp_path: Path) -> None:
@@ -87,7 +90,9 @@ def test_a_table_that_was_not_clustered_becomes_so(tmp_path: Path) -> None:
     assert entries(tmp_path) == list(range(len(KEYS)))
 
 
-def test_a_commit_that_another_writer_overtakes_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_another_writer_overtakes_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = opened(tmp_path)
     create_file = Place.create_file
     others: list[Place] = []
@@ -104,7 +109,9 @@ def test_a_commit_that_another_writer_overtakes_is_made_again(tmp_path: Path, mo
     assert entries(tmp_path) == list(range(2 * len(KEYS)))
 
 
-def test_an_answer_that_is_lost_is_no_second_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_lost_is_no_second_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = opened(tmp_path)
     create_file = Place.create_file
 
@@ -162,7 +169,9 @@ def test_upkeep_divides_the_rows_by_the_columns_and_keeps_their_order_in_each_fi
 
 def test_columns_and_properties_come_by_commits_of_our_own(tmp_path: Path) -> None:
     table = ClusteredRecordTable(Place(str(tmp_path / "t")), ("customer",))
-    table.add_columns(pa.struct([("customer", pa.string()), ("at", pa.struct([("city", pa.string())]))]))
+    table.add_columns(
+        pa.struct([("customer", pa.string()), ("at", pa.struct([("city", pa.string())]))])
+    )
     begun(table)
     more = pa.struct([("at", pa.struct([("zip", pa.string())])), ("amount", pa.int64())])
     table.add_columns(more, learned=more)
@@ -173,7 +182,10 @@ def test_columns_and_properties_come_by_commits_of_our_own(tmp_path: Path) -> No
     assert "ledgerlake.record" in delta.metadata().configuration
     assert delta.metadata().configuration["delta.checkpointInterval"] == "5"
     assert table.schema.equals(rows_schema(pa.struct([field for field in table.record])))
-    log = [json.loads(line) for line in (tmp_path / "t/_delta_log/00000000000000000002.json").read_text().splitlines()]
+    log = [
+        json.loads(line)
+        for line in (tmp_path / "t/_delta_log/00000000000000000002.json").read_text().splitlines()
+    ]
     metadata: Any = next(action["metaData"] for action in log if "metaData" in action)
     assert metadata["format"] == {"provider": "parquet", "options": {}}
 
@@ -216,9 +228,13 @@ def test_a_commit_that_only_adds_says_so(tmp_path: Path) -> None:
     assert DeltaTable(str(tmp_path / "t")).history(1)[0]["isBlindAppend"] is True
 
 
-def test_a_column_that_the_table_lacks_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_column_that_the_table_lacks_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
     opened(tmp_path)
-    with pytest.raises(TableError, match=r"cluster_by names nope, by which the table at .* cannot be clustered"):
+    with pytest.raises(
+        TableError, match=r"cluster_by names nope, by which the table at .* cannot be clustered"
+    ):
         opened(tmp_path, "nope")
 
 

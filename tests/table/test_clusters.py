@@ -25,7 +25,10 @@ def test_each_part_has_rows_and_the_parts_of_a_column_do_not_overlap(seed: int) 
     # Parts are in the order of their values, and null comes first.
     highest = -2
     for part in range(parts_of(split)):
-        values = [-1 if value is None else value for value in rows["a"].filter(pa.array(numbers == part)).to_pylist()]
+        values = [
+            -1 if value is None else value
+            for value in rows["a"].filter(pa.array(numbers == part)).to_pylist()
+        ]
         assert min(values) > highest
         highest = max(values)
 

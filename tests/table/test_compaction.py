@@ -54,7 +54,9 @@ class Writer:
         self.batches += 1
         times_ms = times_ms or list(range(number * ROWS, (number + 1) * ROWS))
         for partition in range(PARTITIONS):
-            folder = data_folder(self.table.path, schema.MESSAGES, f"part-{number:08}-{partition:05}")
+            folder = data_folder(
+                self.table.path, schema.MESSAGES, f"part-{number:08}-{partition:05}"
+            )
             writer = OrderedWriter(folder, reached_us)
             writer.write(rows(times_ms, number * ROWS, partition=partition, ledger_id=partition))
             files += writer.finish()
@@ -68,7 +70,9 @@ class Writer:
     def merge_once(self) -> int:
         """Carry out the first group of the first plan alone."""
         rests: list[None] = []
-        return self.compaction(rest=lambda: rests.append(None), is_stopped=lambda: len(rests) > 1).run()
+        return self.compaction(
+            rest=lambda: rests.append(None), is_stopped=lambda: len(rests) > 1
+        ).run()
 
 
 @pytest.fixture
@@ -81,14 +85,17 @@ def files_of(path: Place) -> list[str]:
 
 
 def content(path: Place) -> list[dict[str, Any]]:
-    table = open_delta(path).to_pyarrow_table(columns=["partition", "entry_id", "broker_timestamp", "late", "value"])
+    table = open_delta(path).to_pyarrow_table(
+        columns=["partition", "entry_id", "broker_timestamp", "late", "value"]
+    )
     return table.sort_by([("partition", "ascending"), ("entry_id", "ascending")]).to_pylist()
 
 
 def rows_out_of_order(path: Place) -> int:
     table = TableRows(path, SparkConfig())
     return sum(
-        out_of_order(rows_by_file(table, f"t-partition-{partition}", AFTER_ALL)) for partition in range(PARTITIONS)
+        out_of_order(rows_by_file(table, f"t-partition-{partition}", AFTER_ALL))
+        for partition in range(PARTITIONS)
     )
 
 
@@ -102,7 +109,9 @@ def test_small_files_become_one_with_the_same_rows_in_order(writer: Writer) -> N
     assert rows_out_of_order(writer.table.path) == 0
 
 
-def test_the_pipeline_commits_on_after_a_compaction_and_the_next_one_takes_what_came(writer: Writer) -> None:
+def test_the_pipeline_commits_on_after_a_compaction_and_the_next_one_takes_what_came(
+    writer: Writer,
+) -> None:
     for _ in range(4):
         writer.commit()
     compaction = writer.compaction()
@@ -152,22 +161,32 @@ def test_readers_of_changes_see_no_change(writer: Writer) -> None:
     log = f"{writer.table.path}/_delta_log/{open_delta(writer.table.path).version():020}.json"
     with open(log) as commit:
         actions = [json.loads(line) for line in commit]
-    assert [action["commitInfo"]["operation"] for action in actions if "commitInfo" in action] == ["OPTIMIZE"]
-    changes = [next(iter(action.values())) for action in actions if "add" in action or "remove" in action]
+    assert [action["commitInfo"]["operation"] for action in actions if "commitInfo" in action] == [
+        "OPTIMIZE"
+    ]
+    changes = [
+        next(iter(action.values())) for action in actions if "add" in action or "remove" in action
+    ]
     assert len(changes) == 4 * PARTITIONS + 1
     assert not any(change["dataChange"] for change in changes)
 
 
-def test_rows_that_a_user_deleted_meanwhile_stay_deleted(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_a_user_deleted_meanwhile_stay_deleted(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(4):
         writer.commit()
-    before_the_commit(monkeypatch, lambda _: DeltaTable(writer.table.path.uri).delete("entry_id < 10"))
+    before_the_commit(
+        monkeypatch, lambda _: DeltaTable(writer.table.path.uri).delete("entry_id < 10")
+    )
     assert writer.merge_once() == 0
     assert min(row["entry_id"] for row in content(writer.table.path)) == 10
     assert not [name for name in os.listdir(str(writer.table.path)) if "compacted" in name]
 
 
-def test_files_before_a_users_deletion_stay_and_those_after_it_are_merged_in_order(writer: Writer) -> None:
+def test_files_before_a_users_deletion_stay_and_those_after_it_are_merged_in_order(
+    writer: Writer,
+) -> None:
     for _ in range(6):
         writer.commit()
     DeltaTable(writer.table.path.uri).delete("entry_id = 45 and partition = 1")
@@ -179,8 +198,12 @@ def test_files_before_a_users_deletion_stay_and_those_after_it_are_merged_in_ord
     assert rows_out_of_order(writer.table.path) == 0
 
 
-def before_the_commit(monkeypatch: pytest.MonkeyPatch, act: Callable[[Sequence[DataFile]], object]) -> None:
-    """Have somebody act after files were merged, and before the commit; ``act`` gets the merged ones."""
+def before_the_commit(
+    monkeypatch: pytest.MonkeyPatch, act: Callable[[Sequence[DataFile]], object]
+) -> None:
+    """Have somebody act after files were merged, and before the commit; ``act`` gets the merged
+    ones.
+    """
     replace = replacement.replace_files
 
     def after_act(path: Place, version: int, old: Any, new: Any, needed: Any) -> int | None:
@@ -206,16 +229,23 @@ def test_micro_batches_that_are_committed_meanwhile_do_not_stop_a_compaction(
     assert rows_out_of_order(writer.table.path) == 0
 
 
-def test_a_table_whose_columns_another_writer_changes_is_left(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_whose_columns_another_writer_changes_is_left(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(4):
         writer.commit()
     properties = {"delta.appendOnly": "true"}
-    before_the_commit(monkeypatch, lambda _: DeltaTable(writer.table.path.uri).alter.set_table_properties(properties))
+    before_the_commit(
+        monkeypatch,
+        lambda _: DeltaTable(writer.table.path.uri).alter.set_table_properties(properties),
+    )
     assert writer.merge_once() == 0
     assert len(files_of(writer.table.path)) == 4 * PARTITIONS
 
 
-def test_a_commit_whose_answer_was_lost_is_known_again(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_whose_answer_was_lost_is_known_again(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(4):
         writer.commit()
     create = Place.create_file
@@ -302,7 +332,11 @@ def test_the_log_gets_its_checkpoints_though_merges_take_their_versions(writer: 
         for _ in range(3):
             writer.commit()
         kept.run()
-    checkpoints = [name for name in os.listdir(f"{writer.table.path}/_delta_log") if ".checkpoint.parquet" in name]
+    checkpoints = [
+        name
+        for name in os.listdir(f"{writer.table.path}/_delta_log")
+        if ".checkpoint.parquet" in name
+    ]
     assert len(checkpoints) >= open_delta(writer.table.path).version() // 10 - 1
     assert len(content(writer.table.path)) == 54 * PARTITIONS * ROWS
 
@@ -325,7 +359,9 @@ def test_an_interval_of_checkpoints_that_cannot_be_is_that_of_a_table_without_on
     assert writer.compaction().run() == 4 * PARTITIONS
 
 
-def test_nothing_is_read_of_a_table_that_has_not_changed(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_of_a_table_that_has_not_changed(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer.commit()
     kept = writer.compaction()
     kept.run()
@@ -376,7 +412,9 @@ def test_a_turn_ends_though_another_writer_comes_first_at_each_commit(
     assert len(files_of(writer.table.path)) == 4 * PARTITIONS
 
 
-def test_a_table_whose_log_was_cleaned_beyond_the_last_look_is_looked_at_again(writer: Writer) -> None:
+def test_a_table_whose_log_was_cleaned_beyond_the_last_look_is_looked_at_again(
+    writer: Writer,
+) -> None:
     writer.commit()
     compaction = Compaction(writer.table.path, writer.table.schema)
     assert compaction.run() == 0
@@ -418,7 +456,9 @@ def test_files_that_cannot_be_joined_are_left_and_the_others_are_merged(
     assert kept.run() == 4 * PARTITIONS
 
 
-def test_a_commit_of_many_files_is_not_merged_in_one_go(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_of_many_files_is_not_merged_in_one_go(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(file_groups, "_MOST_FILES", (PARTITIONS - 1,) * 3)
     for _ in range(4):
         writer.commit()
@@ -450,7 +490,9 @@ def test_a_version_is_not_free_if_the_log_before_it_was_removed(writer: Writer) 
         replacement.replace_files(path, version, [], [], set())
 
 
-def test_a_disk_that_is_full_keeps_no_part_of_a_file(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_keeps_no_part_of_a_file(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(4):
         writer.commit()
 
@@ -468,10 +510,14 @@ def test_only_files_directly_in_the_table_with_the_names_of_data_files_are_merge
     assert is_data_file("part-00000-babbf7a3-d020-4d26-92cd-84a60540f20c-c000.snappy.parquet")
     assert is_data_file("part-compacted-000-babbf7a3-d020-4d26-92cd-84a60540f20c.zstd.parquet")
     assert not is_data_file("other.parquet")
-    assert not is_data_file("day=1/part-00000-babbf7a3-d020-4d26-92cd-84a60540f20c-c000.snappy.parquet")
+    assert not is_data_file(
+        "day=1/part-00000-babbf7a3-d020-4d26-92cd-84a60540f20c-c000.snappy.parquet"
+    )
 
 
-def test_a_table_with_features_that_plain_files_cannot_honour_is_left_with_the_reason(writer: Writer) -> None:
+def test_a_table_with_features_that_plain_files_cannot_honour_is_left_with_the_reason(
+    writer: Writer,
+) -> None:
     for _ in range(4):
         writer.commit()
     DeltaTable(writer.table.path.uri).alter.add_constraint({"has_entry": "entry_id >= 0"})
@@ -485,7 +531,9 @@ def small_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_groups, "_LEVELS", ((0, 0), (2**40, 2**40)))
 
 
-def test_larger_files_are_merged_row_group_by_row_group(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_larger_files_are_merged_row_group_by_row_group(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(5):
         writer.commit()
     before = content(writer.table.path)
@@ -500,7 +548,9 @@ def test_a_large_file_whose_row_groups_are_not_in_order_is_left_and_its_neighbou
 ) -> None:
     for _ in range(4):
         writer.commit()
-    foreign = pa.Table.from_batches([rows([1000, 1001], 500, partition=7), rows([3, 4], 600, partition=7)])
+    foreign = pa.Table.from_batches(
+        [rows([1000, 1001], 500, partition=7), rows([3, 4], 600, partition=7)]
+    )
     name = "part-00000-babbf7a3-d020-4d26-92cd-84a60540f20c-c000.snappy.parquet"
     pq.write_table(foreign, f"{writer.table.path}/{name}", row_group_size=2)
     add(writer.table.path, name, foreign)
@@ -520,7 +570,9 @@ def add(path: Place, name: str, content: pa.Table) -> None:
     table = DeltaTable(path.uri)
     stats = {"numRecords": content.num_rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
     newest_ms = max(pa.table(table.get_add_actions())["modification_time"].to_pylist())
-    action = AddAction(name, os.path.getsize(f"{path}/{name}"), {}, newest_ms + 1, True, json.dumps(stats))
+    action = AddAction(
+        name, os.path.getsize(f"{path}/{name}"), {}, newest_ms + 1, True, json.dumps(stats)
+    )
     table.create_write_transaction([action], "append", table.schema())
 
 
@@ -543,7 +595,9 @@ def test_rejects_stay_in_the_order_of_their_files(tmp_path: Path) -> None:
         assert not table.contains(batch)
         table.commit(batch, writer.finish(), {})
     assert Compaction(table.path, schema.REJECTS).run() == 9
-    assert open_delta(table.path).to_pyarrow_table()["entry_id"].to_pylist() == list(range(9, 0, -1))
+    assert open_delta(table.path).to_pyarrow_table()["entry_id"].to_pylist() == list(
+        range(9, 0, -1)
+    )
 
 
 def test_rows_that_compress_well_are_not_merged_beyond_the_memory_they_take(

@@ -33,13 +33,21 @@ SCHEMA = pa.schema([("number", pa.int64())])
 COMMITS = 230
 
 
-def test_expired_entries_of_the_log_are_removed_though_not_looked_for_at_each_commit(tmp_path: Path) -> None:
+def test_expired_entries_of_the_log_are_removed_though_not_looked_for_at_each_commit(
+    tmp_path: Path,
+) -> None:
     path = str(tmp_path / "table")
-    DeltaTable.create(path, SCHEMA, configuration={"delta.logRetentionDuration": "interval 0 seconds"})
+    DeltaTable.create(
+        path, SCHEMA, configuration={"delta.logRetentionDuration": "interval 0 seconds"}
+    )
     table = Table(Place(path), SCHEMA)
     most = 0
     for number in range(COMMITS):
-        put(table, BatchRecord("stream", "query", number, number), data_file(table, f"part-{number}.parquet"))
+        put(
+            table,
+            BatchRecord("stream", "query", number, number),
+            data_file(table, f"part-{number}.parquet"),
+        )
         most = max(most, len(os.listdir(f"{path}/_delta_log")))
 
     assert most < 150
@@ -49,7 +57,9 @@ def test_expired_entries_of_the_log_are_removed_though_not_looked_for_at_each_co
     assert reopened_table.transaction_version("query") == COMMITS - 1
 
 
-def test_a_topic_partition_is_written_by_one_stream_unless_another_takes_it_over(tmp_path: Path) -> None:
+def test_a_topic_partition_is_written_by_one_stream_unless_another_takes_it_over(
+    tmp_path: Path,
+) -> None:
     table = new_table(tmp_path / "table")
     table.begin_stream("orders", ["t", "u"])
     put(table, batch(0), data_file(table, "a"))
@@ -57,8 +67,10 @@ def test_a_topic_partition_is_written_by_one_stream_unless_another_takes_it_over
     with pytest.raises(CheckpointError) as refused:
         table.begin_stream("payments", ["v", "u"])
     assert refused.value.message == (
-        f"the stream orders writes the messages of u to the table at {table.path}, and the stream payments would write them a "
-        "second time; set [stream] name and checkpoint back, or give the stream tables of its own; if it is to take the topic "
+        f"the stream orders writes the messages of u to the table at {table.path}, and the stream "
+        "payments would write them a "
+        "second time; set [stream] name and checkpoint back, or give the stream tables of its own; "
+        "if it is to take the topic "
         "over, and what it reads may come twice, set [delta] fail_on_second_stream to false"
     )
     assert DeltaTable(table.path.uri).version() == version
@@ -71,7 +83,9 @@ def test_a_topic_partition_is_written_by_one_stream_unless_another_takes_it_over
         table.check_writers("orders", ["t", "u"])
 
 
-def test_a_stream_that_runs_writes_no_topic_partition_that_another_one_has_taken_over(tmp_path: Path) -> None:
+def test_a_stream_that_runs_writes_no_topic_partition_that_another_one_has_taken_over(
+    tmp_path: Path,
+) -> None:
     table = new_table(tmp_path / "table")
     table.begin_stream("orders", ["t", "u"])
     put(table, batch(0), data_file(table, "a"))
@@ -79,11 +93,15 @@ def test_a_stream_that_runs_writes_no_topic_partition_that_another_one_has_taken
     with pytest.raises(OwnershipError) as refused:
         table.contains(batch(1))
     assert refused.value.message == (
-        f"another stream has taken over the messages of t in the table at {table.path}, so the stream orders writes them no "
-        "more; end this stream, give it tables of its own, or, to take the topic back, start it with [delta] "
+        f"another stream has taken over the messages of t in the table at {table.path}, so the "
+        "stream orders writes them no "
+        "more; end this stream, give it tables of its own, or, to take the topic back, start it "
+        "with [delta] "
         "fail_on_second_stream = false"
     )
-    of_other_topic = replace(batch(1), ranges={"u": batch(1).ranges["t"], "t": {"start": None, "end": None}})
+    of_other_topic = replace(
+        batch(1), ranges={"u": batch(1).ranges["t"], "t": {"start": None, "end": None}}
+    )
     put(table, of_other_topic, data_file(table, "b"))
     table.begin_stream("orders", ["t"], takes_over=True)
     put(table, batch(2), data_file(table, "c"))
@@ -92,7 +110,10 @@ def test_a_stream_that_runs_writes_no_topic_partition_that_another_one_has_taken
 def of_delta_spark(table: Table, **configuration: str) -> SparkTable:
     """The same table with delta-spark as its writer."""
     if configuration:
-        rewritten(Path(table.path.uri), lambda actions: actions["metaData"]["configuration"].update(configuration))
+        rewritten(
+            Path(table.path.uri),
+            lambda actions: actions["metaData"]["configuration"].update(configuration),
+        )
     return SparkTable(table.path, SCHEMA, table.path / "staging")
 
 
@@ -122,15 +143,22 @@ def test_a_commit_with_times_of_its_own_is_later_than_the_one_before(tmp_path: P
     plain = new_table(tmp_path / "table")
     by_spark = of_delta_spark(plain, **{"delta.enableInCommitTimestamps": "true"})
     far_ms = 4_000_000_000_000
-    rewritten(tmp_path / "table", lambda actions: actions.update(commitInfo={"inCommitTimestamp": far_ms}))
+    rewritten(
+        tmp_path / "table", lambda actions: actions.update(commitInfo={"inCommitTimestamp": far_ms})
+    )
     by_spark.begin_stream("orders", ["t"])
     by_spark.begin_stream("orders", ["u"])
     log = sorted((tmp_path / "table/_delta_log").glob("*.json"))[-2:]
     first = [json.loads(file.read_text().splitlines()[0]) for file in log]
-    assert [action["commitInfo"]["inCommitTimestamp"] for action in first] == [far_ms + 1, far_ms + 2]
+    assert [action["commitInfo"]["inCommitTimestamp"] for action in first] == [
+        far_ms + 1,
+        far_ms + 2,
+    ]
 
 
-def test_of_two_streams_that_begin_at_once_by_delta_spark_one_gets_a_topic_partition(tmp_path: Path) -> None:
+def test_of_two_streams_that_begin_at_once_by_delta_spark_one_gets_a_topic_partition(
+    tmp_path: Path,
+) -> None:
     table = new_table(tmp_path / "table")
     second = of_delta_spark(table)
     append = SparkTable._append
@@ -148,7 +176,9 @@ def test_of_two_streams_that_begin_at_once_by_delta_spark_one_gets_a_topic_parti
 def test_a_table_whose_commits_a_catalog_orders_is_refused(tmp_path: Path) -> None:
     table = new_table(tmp_path / "table")
     rewritten(tmp_path / "table", feature("coordinatedCommits-preview"))
-    with pytest.raises(TableError, match="has coordinatedCommits-preview, so that only its catalog may commit"):
+    with pytest.raises(
+        TableError, match="has coordinatedCommits-preview, so that only its catalog may commit"
+    ):
         of_delta_spark(table).examine()
 
 
@@ -174,7 +204,9 @@ def test_what_delta_spark_has_committed_is_known_to_the_other_writer(tmp_path: P
 
 
 @pytest.mark.parametrize("writer", ["auto", "arrow", "spark"])
-def test_a_partitioned_table_needs_its_partition_by_from_the_start_on(tmp_path: Path, writer: str) -> None:
+def test_a_partitioned_table_needs_its_partition_by_from_the_start_on(
+    tmp_path: Path, writer: str
+) -> None:
     path, staging = Place(str(tmp_path / "table")), Place(str(tmp_path / "staging"))
     rows = SCHEMA.append(pa.field("twice", pa.int64()))
     path.make()
@@ -182,7 +214,8 @@ def test_a_partitioned_table_needs_its_partition_by_from_the_start_on(tmp_path: 
     with pytest.raises(TableError) as refused:
         open_table(path, SCHEMA, writer, staging).examine()
     assert refused.value.message == (
-        f"the table at {path} is partitioned by twice, computed by number * 2, and partition_by is not set; set it back, or "
+        f"the table at {path} is partitioned by twice, computed by number * 2, and partition_by is "
+        "not set; set it back, or "
         "use another path"
     )
 
@@ -193,10 +226,14 @@ def test_a_column_that_nobody_fills_is_refused_by_the_start(
 ) -> None:
     path = tmp_path / "table"
     DeltaTable.create(
-        str(path), SCHEMA.append(pa.field("day", pa.string(), nullable=nullable)), partition_by=partition_by or None
+        str(path),
+        SCHEMA.append(pa.field("day", pa.string(), nullable=nullable)),
+        partition_by=partition_by or None,
     )
     table = open_table(Place(str(path)), SCHEMA, "auto", Place(str(tmp_path / "staging")))
-    with pytest.raises(TableError, match="column day, which no message has and Spark cannot compute"):
+    with pytest.raises(
+        TableError, match="column day, which no message has and Spark cannot compute"
+    ):
         table.examine()
 
     def computed(actions: dict[str, Any]) -> None:
@@ -208,7 +245,9 @@ def test_a_column_that_nobody_fills_is_refused_by_the_start(
     assert open_table(Place(str(path)), SCHEMA, "auto", Place(str(tmp_path / "staging"))).examine()
 
 
-def test_a_topic_partition_that_comes_into_another_table_is_the_other_streams_here(tmp_path: Path) -> None:
+def test_a_topic_partition_that_comes_into_another_table_is_the_other_streams_here(
+    tmp_path: Path,
+) -> None:
     table = new_table(tmp_path / "table")
     table.begin_stream("orders", ["u"])
     Table(table.path, SCHEMA).begin_stream("payments", ["t"])
@@ -305,7 +344,9 @@ def test_a_refreshed_table_is_read_again_only_after_a_commit_of_another(
 
 
 @pytest.mark.parametrize("missing", [[0], [0, 1]])
-def test_a_refreshed_table_whose_commits_are_removed_is_read_again(tmp_path: Path, missing: list[int]) -> None:
+def test_a_refreshed_table_whose_commits_are_removed_is_read_again(
+    tmp_path: Path, missing: list[int]
+) -> None:
     table, other = new_table(tmp_path / "table"), Table(Place(str(tmp_path / "table")), SCHEMA)
     table.refresh()
     put(other, batch(1), data_file(table, "b"))
@@ -347,10 +388,16 @@ def test_a_store_that_lost_our_commit_and_took_anothers_is_noticed(tmp_path: Pat
     commit = tmp_path / "table" / "_delta_log" / f"{newest:020}.json"
     actions = [json.loads(line) for line in commit.read_text().splitlines()]
     for action in actions:
-        if action.get("txn", {}).get("appId", "").startswith(("ledgerlake.checkpoint:", "ledgerlake.attempt:")):
+        if (
+            action.get("txn", {})
+            .get("appId", "")
+            .startswith(("ledgerlake.checkpoint:", "ledgerlake.attempt:"))
+        ):
             action["txn"]["version"] = 5
         if "commitInfo" in action:
-            action["commitInfo"]["ledgerlake"] = replace(batch(2), query="ledgerlake:orders:other").to_json()
+            action["commitInfo"]["ledgerlake"] = replace(
+                batch(2), query="ledgerlake:orders:other"
+            ).to_json()
     commit.write_text("\n".join(map(json.dumps, actions)))
     with pytest.raises(OwnershipError, match="another checkpoint of the stream orders"):
         table.contains(batch(3))
@@ -377,7 +424,9 @@ def batch(number: int, digest: int = 7) -> BatchRecord:
     return BatchRecord("orders", "ledgerlake:orders:id", number, digest, ranges, checkpoint=1)
 
 
-def test_a_batch_that_the_table_holds_is_known_by_its_number_and_its_offsets(tmp_path: Path) -> None:
+def test_a_batch_that_the_table_holds_is_known_by_its_number_and_its_offsets(
+    tmp_path: Path,
+) -> None:
     table = new_table(tmp_path / "table")
     assert table.recorded("ledgerlake:orders:id") is None
     assert table.last_batch_of("orders") is None
@@ -394,10 +443,14 @@ def test_a_batch_that_the_table_holds_is_known_by_its_number_and_its_offsets(tmp
 
 
 @pytest.mark.parametrize("other", [batch(4, digest=8), batch(3)])
-def test_another_batch_of_the_same_number_or_an_earlier_one_is_refused(tmp_path: Path, other: BatchRecord) -> None:
+def test_another_batch_of_the_same_number_or_an_earlier_one_is_refused(
+    tmp_path: Path, other: BatchRecord
+) -> None:
     table = new_table(tmp_path / "table")
     put(table, batch(4), data_file(table, "a"))
-    with pytest.raises(CheckpointError, match=r"which has batch 4: another process .* or restore the newest"):
+    with pytest.raises(
+        CheckpointError, match=r"which has batch 4: another process .* or restore the newest"
+    ):
         table.contains(other)
 
 
@@ -452,7 +505,9 @@ def test_a_process_beside_which_a_later_checkpoint_has_committed_is_refused(tmp_
     put(table, batch(4), data_file(table, "a"))
     later = replace(batch(1), query="ledgerlake:orders:other", checkpoint=2)
     put(beside, later, data_file(beside, "b"))
-    with pytest.raises(OwnershipError, match="another checkpoint of the stream orders has written to the table"):
+    with pytest.raises(
+        OwnershipError, match="another checkpoint of the stream orders has written to the table"
+    ):
         table.contains(batch(5))
     assert beside.contains(later)
 
@@ -537,7 +592,9 @@ def test_a_commit_of_another_stream_does_not_stand_in_the_way(tmp_path: Path) ->
     other = Table(Place(str(tmp_path / "table")), SCHEMA)
     assert not other.contains(BatchRecord("payments", "ledgerlake:payments:id", 4, 1))
     put(table, batch(4), data_file(table, "a"))
-    other.commit(BatchRecord("payments", "ledgerlake:payments:id", 4, 1), [data_file(other, "b")], {})
+    other.commit(
+        BatchRecord("payments", "ledgerlake:payments:id", 4, 1), [data_file(other, "b")], {}
+    )
     assert len(DeltaTable(str(tmp_path / "table")).file_uris()) == 2
 
 
@@ -550,9 +607,13 @@ def test_the_history_shows_each_batch_with_its_ranges(tmp_path: Path) -> None:
 
 
 def test_a_table_that_forgets_its_batches_is_refused(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "table", **{"delta.setTransactionRetentionDuration": "interval 1 hours"})
+    table = new_table(
+        tmp_path / "table", **{"delta.setTransactionRetentionDuration": "interval 1 hours"}
+    )
     with pytest.raises(
-        TableError, match=r"setTransactionRetentionDuration.* forgets its batches; remove it.* UNSET TBLPROPERTIES"
+        TableError,
+        match=r"setTransactionRetentionDuration.* forgets its batches; remove it.* UNSET "
+        r"TBLPROPERTIES",
     ):
         table.check(None)
 
@@ -564,19 +625,27 @@ def test_a_table_that_forgets_its_batches_is_refused(tmp_path: Path) -> None:
         ({"ledger": 3, "entry": 1}, {"ledger": 4, "entry": 1}, True),
         ({"ledger": 3, "entry": 1, "batch": 0}, {"ledger": 3, "entry": 1}, True),
         (None, {"ledger": 3, "entry": 1}, True),
-        ({"ledger": 3, "entry": 1}, {"ledger": 3, "entry": 1, "clock": "2026-05-01T08:00:00Z"}, False),
+        (
+            {"ledger": 3, "entry": 1},
+            {"ledger": 3, "entry": 1, "clock": "2026-05-01T08:00:00Z"},
+            False,
+        ),
     ],
 )
 def test_a_clock_alone_reads_nothing(start: object, end: object, reads: bool) -> None:
     assert BatchRecord("s", "q", 1, 1, {"t": {"start": start, "end": end}}).reads == reads
 
 
-def test_a_file_that_a_vacuum_removed_while_the_process_was_suspended_is_not_committed(tmp_path: Path) -> None:
+def test_a_file_that_a_vacuum_removed_while_the_process_was_suspended_is_not_committed(
+    tmp_path: Path,
+) -> None:
     table = new_table(tmp_path / "table")
     files = [data_file(table, "a"), data_file(table, "b")]
     assert not table.contains(batch(4))
     (tmp_path / "table" / "b").unlink()
-    with pytest.raises(TableError, match=r"batch 4 was not committed .*: b, which its tasks wrote, is gone"):
+    with pytest.raises(
+        TableError, match=r"batch 4 was not committed .*: b, which its tasks wrote, is gone"
+    ):
         table.commit(batch(4), files, {})
     assert DeltaTable(str(tmp_path / "table")).version() == 0
 
@@ -590,7 +659,9 @@ def retype(table: DeltaTable) -> None:
     deltalake.write_deltalake(table, empty, mode="overwrite", schema_mode="overwrite")
 
 
-@pytest.mark.parametrize(("change", "why"), [(narrow, "which this writer cannot honour"), (retype, "another schema")])
+@pytest.mark.parametrize(
+    ("change", "why"), [(narrow, "which this writer cannot honour"), (retype, "another schema")]
+)
 def test_a_table_that_somebody_changed_so_that_the_files_do_not_fit_is_not_written(
     tmp_path: Path, change: Callable[[DeltaTable], None], why: str
 ) -> None:
@@ -603,7 +674,9 @@ def test_a_table_that_somebody_changed_so_that_the_files_do_not_fit_is_not_writt
 
 
 @pytest.mark.parametrize("change", [narrow, retype])
-def test_nor_if_it_was_changed_after_the_last_look(tmp_path: Path, change: Callable[[DeltaTable], None]) -> None:
+def test_nor_if_it_was_changed_after_the_last_look(
+    tmp_path: Path, change: Callable[[DeltaTable], None]
+) -> None:
     table = new_table(tmp_path / "table")
     put(table, batch(4), data_file(table, "a"))
     assert not table.contains(batch(5))
@@ -630,7 +703,11 @@ def feature(*names: str) -> Callable[[dict[str, Any]], None]:
     """Add features to a table, as ALTER TABLE does."""
 
     def add(actions: dict[str, Any]) -> None:
-        actions["protocol"] = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["appendOnly", *names]}
+        actions["protocol"] = {
+            "minReaderVersion": 1,
+            "minWriterVersion": 7,
+            "writerFeatures": ["appendOnly", *names],
+        }
 
     return add
 
@@ -641,7 +718,9 @@ def legacy_writer(actions: dict[str, Any]) -> None:
 
 def invariant(actions: dict[str, Any]) -> None:
     fields = json.loads(actions["metaData"]["schemaString"])
-    fields["fields"][0]["metadata"] = {"delta.invariants": json.dumps({"expression": {"expression": "number > 0"}})}
+    fields["fields"][0]["metadata"] = {
+        "delta.invariants": json.dumps({"expression": {"expression": "number > 0"}})
+    }
     actions["metaData"]["schemaString"] = json.dumps(fields)
 
 
@@ -689,15 +768,21 @@ def test_a_table_with_a_feature_that_appended_files_cannot_honour_is_for_delta_s
     [
         (pa.field("properties", pa.map_(pa.string(), pa.string()), nullable=False), "properties"),
         (
-            pa.field("properties", pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False))),
+            pa.field(
+                "properties", pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False))
+            ),
             "properties.value",
         ),
     ],
 )
-def test_a_column_that_must_not_be_null_is_named_as_the_reason(tmp_path: Path, properties: pa.Field, name: str) -> None:
+def test_a_column_that_must_not_be_null_is_named_as_the_reason(
+    tmp_path: Path, properties: pa.Field, name: str
+) -> None:
     schema = pa.schema([pa.field("properties", pa.map_(pa.string(), pa.string()))])
     DeltaTable.create(str(tmp_path / "table"), pa.schema([properties]))
-    with pytest.raises(TableError, match=f"has NOT NULL on {name}, which this writer cannot honour"):
+    with pytest.raises(
+        TableError, match=f"has NOT NULL on {name}, which this writer cannot honour"
+    ):
         Table(Place(str(tmp_path / "table")), schema).check(None)
     # A column of ours that is never null may be so in the table too.
     assert Table(Place(str(tmp_path / "table")), pa.schema([properties])).check(None)
@@ -751,7 +836,9 @@ def test_a_log_that_is_gone_is_said_in_one_sentence(tmp_path: Path) -> None:
     table = new_table(tmp_path / "table")
     put(table, batch(4), data_file(table, "a"))
     shutil.rmtree(tmp_path / "table")
-    with pytest.raises(TableError, match=f"the log of the table at {tmp_path}/table cannot be read"):
+    with pytest.raises(
+        TableError, match=f"the log of the table at {tmp_path}/table cannot be read"
+    ):
         table.last_writer("orders")
 
 

@@ -13,7 +13,9 @@ from ledgerlake.table.file_groups import TableFile, groups_to_merge
 KIB, MIB = 1024, 1024 * 1024
 
 
-def file(number: int, size_bytes: int = 10 * KIB, topics: str = "t", modified_ms: int | None = None) -> TableFile:
+def file(
+    number: int, size_bytes: int = 10 * KIB, topics: str = "t", modified_ms: int | None = None
+) -> TableFile:
     """A file whose topics are from the first letter of ``topics`` to the last."""
     when_ms = number if modified_ms is None else modified_ms
     return TableFile(f"{number:04}", size_bytes, 100, when_ms, (topics[0], topics[-1], 0, 0))
@@ -39,7 +41,10 @@ def test_a_large_file_of_the_same_topic_lies_between_two_groups() -> None:
 
 
 def test_a_large_file_of_another_topic_does_not_separate_files() -> None:
-    files = [file(number, 100 * MIB, "z") if number == 4 else file(number, topics="ab") for number in range(9)]
+    files = [
+        file(number, 100 * MIB, "z") if number == 4 else file(number, topics="ab")
+        for number in range(9)
+    ]
     assert names(groups_to_merge(files)) == [[0, 1, 2, 3, 5, 6, 7, 8]]
 
 
@@ -49,7 +54,9 @@ def test_a_file_whose_topics_are_not_known_separates_files() -> None:
     assert groups_to_merge(files) == []
 
 
-def test_a_small_file_beside_a_large_one_of_its_commit_and_topic_is_left_because_their_order_is_not_known() -> None:
+def test_a_small_file_beside_a_large_one_of_its_commit_and_topic_is_left_because_their_order_is_not_known() -> (
+    None
+):
     files = [file(number) for number in range(9)]
     commit = [file(9, 100 * MIB, modified_ms=9), file(10, modified_ms=9)]
     later = [file(number, modified_ms=number) for number in range(11, 20)]
@@ -58,7 +65,11 @@ def test_a_small_file_beside_a_large_one_of_its_commit_and_topic_is_left_because
 
 def test_files_of_one_commit_stay_together_where_a_group_is_full() -> None:
     files = [file(number, 900 * KIB, modified_ms=number // 10) for number in range(30)]
-    assert names(groups_to_merge(files)) == [list(range(10)), list(range(10, 20)), list(range(20, 30))]
+    assert names(groups_to_merge(files)) == [
+        list(range(10)),
+        list(range(10, 20)),
+        list(range(20, 30)),
+    ]
 
 
 def test_a_commit_with_more_than_a_group_may_have_stays_as_it_is() -> None:
@@ -93,7 +104,9 @@ def test_small_files_come_first_and_their_results_are_merged_later() -> None:
     ids=["of a large message", "of many rows", "that cannot be replaced"],
 )
 def test_a_file_stays_as_it_is(large: TableFile) -> None:
-    files = [file(number) for number in range(4)] + [large] + [file(number) for number in range(5, 9)]
+    files = (
+        [file(number) for number in range(4)] + [large] + [file(number) for number in range(5, 9)]
+    )
     assert groups_to_merge(files) == []
 
 
@@ -110,7 +123,9 @@ class Lake:
         for _ in range(self.rng.randint(1, 4)):
             topics = self.rng.sample("abcdef", self.rng.randint(1, 3))
             if any(
-                set(topics) & set(self.rows[name]) for name in self.rows if self.files[name].modified_ms == modified_ms
+                set(topics) & set(self.rows[name])
+                for name in self.rows
+                if self.files[name].modified_ms == modified_ms
             ):
                 continue
             size_bytes = self.rng.choice([KIB, KIB, KIB, 300 * KIB, 3 * MIB, 20 * MIB, 80 * MIB])
@@ -133,7 +148,11 @@ class Lake:
                 for topic, numbers in self.rows.pop(old.name).items():
                     rows[topic] += numbers
             size_bytes = sum(old.size_bytes for old in group)
-            self.add(max(old.modified_ms for old in group), size_bytes, {t: sorted(rows[t]) for t in rows})
+            self.add(
+                max(old.modified_ms for old in group),
+                size_bytes,
+                {t: sorted(rows[t]) for t in rows},
+            )
         return bool(groups)
 
 
@@ -166,14 +185,18 @@ def test_a_steady_stream_of_small_files_leaves_few_and_writes_each_row_a_few_tim
                     rewritten_bytes += size_bytes
                     name = f"{number}-{len(files)}-{size_bytes}"
                     rows = sum(old.rows for old in group)
-                    files[name] = TableFile(name, size_bytes, rows, group[-1].modified_ms, ("t", "t", 0, 0))
+                    files[name] = TableFile(
+                        name, size_bytes, rows, group[-1].modified_ms, ("t", "t", 0, 0)
+                    )
             most = max(most, len(files))
     assert most < 60
     assert rewritten_bytes < 4 * 20_000 * 50 * KIB
 
 
 @pytest.mark.parametrize("commits_per_look", [1, 6, 60])
-def test_a_row_is_written_again_a_few_times_however_often_upkeep_looks(commits_per_look: int) -> None:
+def test_a_row_is_written_again_a_few_times_however_often_upkeep_looks(
+    commits_per_look: int,
+) -> None:
     files: list[TableFile] = []
     written_bytes = 0
     for number in range(6000):
@@ -183,11 +206,16 @@ def test_a_row_is_written_again_a_few_times_however_often_upkeep_looks(commits_p
         while groups := groups_to_merge(files):
             for group in groups:
                 merged = {member.name for member in group}
-                size_bytes, rows = sum(member.size_bytes for member in group), sum(member.rows for member in group)
+                size_bytes, rows = (
+                    sum(member.size_bytes for member in group),
+                    sum(member.rows for member in group),
+                )
                 written_bytes += size_bytes
                 files = [member for member in files if member.name not in merged]
                 last_ms = max(member.modified_ms for member in group)
-                files.append(TableFile(f"m{number}-{last_ms}", size_bytes, rows, last_ms, ("t", "t", 0, 0)))
+                files.append(
+                    TableFile(f"m{number}-{last_ms}", size_bytes, rows, last_ms, ("t", "t", 0, 0))
+                )
     assert written_bytes < 8 * 6000 * 20 * KIB
     assert len(files) < 100
 

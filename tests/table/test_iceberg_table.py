@@ -46,11 +46,17 @@ DAY_MS = 24 * 60 * 60 * 1000
 
 
 def settings(folder: Path) -> dict[str, str]:
-    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+    return {
+        "type": "sql",
+        "uri": f"sqlite:///{folder}/catalog.db",
+        "warehouse": f"file://{folder}/warehouse",
+    }
 
 
 def follower(folder: Path, retention_ms: int = DAY_MS, place: Place | None = None) -> IcebergTable:
-    return IcebergTable(place or Place(str(folder / "messages")), NAME, "default", settings(folder), retention_ms)
+    return IcebergTable(
+        place or Place(str(folder / "messages")), NAME, "default", settings(folder), retention_ms
+    )
 
 
 def iceberg(folder: Path) -> OpenedIceberg:
@@ -94,7 +100,9 @@ def test_it_has_the_rows_of_the_delta_table_over_merges_deletions_and_lost_answe
             follower(tmp_path).follow()
         commit(table, *arguments, **named)
         if 0.3 < fate < 0.5:
-            raise chance.choice([Interrupted(), CommitStateUnknownException("the answer was lost"), OSError("lost")])
+            raise chance.choice(
+                [Interrupted(), CommitStateUnknownException("the answer was lost"), OSError("lost")]
+            )
 
     for _ in range(25):
         step = chance.random()
@@ -139,7 +147,12 @@ def test_a_column_that_the_delta_table_gets_comes_with_its_first_rows(tmp_path: 
     table = follower(tmp_path, place=place)
     table.follow()
     more = pa.array([{"a": 2, "tags": ["y"], "by_name": [("k", "w")], "b": "new"}])
-    write_deltalake(place.uri, pa.table({"id": [2], "record": more, "note": ["n"]}), mode="append", schema_mode="merge")
+    write_deltalake(
+        place.uri,
+        pa.table({"id": [2], "record": more, "note": ["n"]}),
+        mode="append",
+        schema_mode="merge",
+    )
     table.follow()
     read = iceberg(tmp_path).scan().to_arrow().sort_by("id").to_pylist()
     assert [row["note"] for row in read] == [None, "n"]
@@ -215,7 +228,9 @@ def test_deletion_vectors_are_refused_in_words(tmp_path: Path) -> None:
     assert not (tmp_path / "catalog.db").exists()
 
 
-def test_no_error_shows_a_secret_of_the_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_error_shows_a_secret_of_the_catalog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Writer(Place(str(tmp_path / "messages"))).commit()
     monkeypatch.setenv("CATALOG_URI", "nosuchdialect://user:swordfish@host/db")
     properties = {**settings(tmp_path), "uri": "env:CATALOG_URI"}
@@ -225,7 +240,9 @@ def test_no_error_shows_a_secret_of_the_catalog(tmp_path: Path, monkeypatch: pyt
     assert "swordfish" not in str(raised.value) + repr(table.__dict__)
 
 
-def test_a_process_that_is_behind_takes_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_behind_takes_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = Writer(Place(str(tmp_path / "messages")))
     writer.commit()
     behind = follower(tmp_path)
@@ -258,9 +275,14 @@ def test_a_delta_table_that_was_restored_from_a_copy_is_followed_back(tmp_path: 
     assert there == expected
 
 
-def committed(table: Table, *parts: pa.Table, partition: dict[str, str | None] | None = None) -> None:
+def committed(
+    table: Table, *parts: pa.Table, partition: dict[str, str | None] | None = None
+) -> None:
     """Commit a file with a row group for each part."""
-    folder = replace(data_folder(table.path, table.schema, "part-00000000-00000"), partition_values=partition or {})
+    folder = replace(
+        data_folder(table.path, table.schema, "part-00000000-00000"),
+        partition_values=partition or {},
+    )
     writer = BufferedWriter(folder)
     for part in parts:
         writer.write(part)
@@ -274,7 +296,9 @@ def test_a_row_beside_a_text_that_is_too_long_for_bounds_is_found(tmp_path: Path
     writer = Writer(Place(str(tmp_path / "messages")))
     batches = [rows_of_messages([1], 1, key="a"), rows_of_messages([2], 2, key="z" * 5000)]
     last = rows_of_messages([3], 3, key="m")
-    committed(writer.table, pa.Table.from_batches(batches[:1]), pa.Table.from_batches([batches[1], last]))
+    committed(
+        writer.table, pa.Table.from_batches(batches[:1]), pa.Table.from_batches([batches[1], last])
+    )
     follower(tmp_path).follow()
     assert read(tmp_path, row_filter="key = 'm'")["entry_id"].to_pylist() == [3]
 
@@ -288,9 +312,12 @@ def test_any_texts_are_followed_and_found_by_their_bounds(tmp_path: Path, seed: 
     keys: list[str] = []
     for number in range(30):
         of_file = [
-            "".join(chance.choice(signs) * chance.choice([0, 1, 15, 16, 17]) for _ in range(3)) for _ in range(2)
+            "".join(chance.choice(signs) * chance.choice([0, 1, 15, 16, 17]) for _ in range(3))
+            for _ in range(2)
         ]
-        parquet = BufferedWriter(data_folder(writer.table.path, schema.MESSAGES, f"part-00000000-{number:05}"))
+        parquet = BufferedWriter(
+            data_folder(writer.table.path, schema.MESSAGES, f"part-00000000-{number:05}")
+        )
         for key in of_file:
             parquet.write(pa.Table.from_batches([rows_of_messages([1], len(keys), key=key)]))
             keys.append(key)
@@ -305,7 +332,9 @@ def test_any_texts_are_followed_and_found_by_their_bounds(tmp_path: Path, seed: 
 
 
 @pytest.mark.parametrize(("kind", "number"), [(pa.date32(), 99_999_999), (TIMESTAMP, 2**63 - 1)])
-def test_a_time_that_python_does_not_have_holds_nothing_up(kind: pa.DataType, number: int, tmp_path: Path) -> None:
+def test_a_time_that_python_does_not_have_holds_nothing_up(
+    kind: pa.DataType, number: int, tmp_path: Path
+) -> None:
     record = pa.struct([("at", kind)])
     table = RecordTable(Place(str(tmp_path / "messages")))
     table.add_columns(record)
@@ -313,13 +342,18 @@ def test_a_time_that_python_does_not_have_holds_nothing_up(kind: pa.DataType, nu
     table.create()
     batch = rows_of_messages([1, 2], 1)
     at = pa.array([1, number], pa.int32() if kind == pa.date32() else pa.int64()).cast(kind)
-    columns = [*(batch[field.name] for field in PULSAR_FIELDS), pa.StructArray.from_arrays([at], fields=list(record))]
+    columns = [
+        *(batch[field.name] for field in PULSAR_FIELDS),
+        pa.StructArray.from_arrays([at], fields=list(record)),
+    ]
     committed(table, pa.Table.from_arrays(columns, schema=rows_schema(record)))
     assert follower(tmp_path).follow() == 1
     assert iceberg(tmp_path).scan().count() == 2
 
 
-def test_a_partitioned_table_is_followed_until_another_writers_file_lacks_the_column(tmp_path: Path) -> None:
+def test_a_partitioned_table_is_followed_until_another_writers_file_lacks_the_column(
+    tmp_path: Path,
+) -> None:
     columns = pa.schema([*schema.MESSAGES, pa.field("day", pa.string())])
     table = Table(Place(str(tmp_path / "messages")), columns, {"day": "day"})
     table.path.make()
@@ -349,7 +383,9 @@ def test_a_partitioned_table_is_followed_until_another_writers_file_lacks_the_co
         {"type": "rest", "uri": "http://[user:swordfish"},
     ],
 )
-def test_no_error_shows_a_secret_that_stands_in_the_settings(properties: dict[str, str], tmp_path: Path) -> None:
+def test_no_error_shows_a_secret_that_stands_in_the_settings(
+    properties: dict[str, str], tmp_path: Path
+) -> None:
     Writer(Place(str(tmp_path / "messages"))).commit()
     table = IcebergTable(Place(str(tmp_path / "messages")), NAME, "default", properties, DAY_MS)
     with pytest.raises(TableError) as raised:
@@ -384,13 +420,21 @@ class _Echo(http.server.BaseHTTPRequestHandler):
         {"header.X-Api-Key": "sword'\"fish"},
     ],
 )
-def test_no_error_shows_a_secret_that_a_catalog_repeats(properties: dict[str, str], tmp_path: Path) -> None:
+def test_no_error_shows_a_secret_that_a_catalog_repeats(
+    properties: dict[str, str], tmp_path: Path
+) -> None:
     Writer(Place(str(tmp_path / "messages"))).commit()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Echo) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         given = {name: value.replace("URL", url) for name, value in properties.items()}
-        table = IcebergTable(Place(str(tmp_path / "messages")), NAME, "c", {"type": "rest", "uri": url} | given, DAY_MS)
+        table = IcebergTable(
+            Place(str(tmp_path / "messages")),
+            NAME,
+            "c",
+            {"type": "rest", "uri": url} | given,
+            DAY_MS,
+        )
         with pytest.raises(TableError) as raised:
             table.follow()
         server.shutdown()
@@ -398,7 +442,9 @@ def test_no_error_shows_a_secret_that_a_catalog_repeats(properties: dict[str, st
     assert "..." in str(raised.value)
 
 
-def test_keys_that_were_renewed_open_both_tables_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_were_renewed_open_both_tables_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = Writer(Place(str(tmp_path / "messages")))
     writer.commit()
     table = follower(tmp_path)

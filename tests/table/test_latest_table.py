@@ -68,7 +68,9 @@ class Written:
     def files(self, *parts: list[dict[str, Any]]) -> list[DataFile]:
         files: list[DataFile] = []
         for part in parts:
-            writer = BufferedWriter(data_folder(self.path, schema.MESSAGES, f"part-{self.batches:08}-{self.stream}"))
+            writer = BufferedWriter(
+                data_folder(self.path, schema.MESSAGES, f"part-{self.batches:08}-{self.stream}")
+            )
             writer.write(rows_of(part))
             files += writer.finish()
         return files
@@ -82,7 +84,11 @@ class Written:
 
     def values(self) -> dict[str, bytes]:
         """What delta-rs reads."""
-        found = QueryBuilder().register("t", DeltaTable(self.path.uri)).execute("select key, value from t")
+        found = (
+            QueryBuilder()
+            .register("t", DeltaTable(self.path.uri))
+            .execute("select key, value from t")
+        )
         rows = pa.table(found).to_pylist()
         assert len({row["key"] for row in rows}) == len(rows)
         return {row["key"]: row["value"] for row in rows}
@@ -94,7 +100,9 @@ def written(tmp_path: Path) -> Written:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_table_is_what_a_dict_is(seed: int, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_what_a_dict_is(
+    seed: int, written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(latest_table, "_MOST_SMALL_FILES", rng.choice([2, 5, 100]))
     monkeypatch.setattr(latest_table, "_MOST_REWRITTEN_ROWS", rng.choice([1, 10, 10_000]))
@@ -161,7 +169,9 @@ def test_a_commit_that_another_writer_overtakes_is_made_again(
     assert written.values() == {"b": b"2"}
 
 
-def test_the_same_micro_batch_by_two_processes_lands_once(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_micro_batch_by_two_processes_lands_once(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = LatestTable(written.path, schema.MESSAGES)
     other.check(None)
     record = BatchRecord("stream", "query of stream", 0, 0)
@@ -173,7 +183,9 @@ def test_the_same_micro_batch_by_two_processes_lands_once(written: Written, monk
     assert written.values() == {"a": b"1"}
 
 
-def test_a_lost_answer_is_no_second_commit(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_answer_is_no_second_commit(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
     create_file = Place.create_file
     lost: list[bool] = []
 
@@ -192,7 +204,9 @@ def test_a_lost_answer_is_no_second_commit(written: Written, monkeypatch: pytest
     assert written.values() == {"a": b"2"}
 
 
-def test_on_a_topic_partition_the_position_counts_and_a_delayed_message_from_its_delivery_on() -> None:
+def test_on_a_topic_partition_the_position_counts_and_a_delayed_message_from_its_delivery_on() -> (
+    None
+):
     plain = [message(1, "a", b"", publish_time=9_000), message(2, "a", b"", publish_time=4_000)]
     assert np.argsort(ranks(rows_of(plain))).tolist() == [0, 1]
     delayed = message(0, "a", b"", publish_time=0, deliver_at=10_000, delivered_at=11_000)
@@ -200,13 +214,19 @@ def test_on_a_topic_partition_the_position_counts_and_a_delayed_message_from_its
     later = message(3, "a", b"", publish_time=20_000)
     # Without the broker's times nobody knows which was first.
     assert np.argsort(ranks(rows_of([*plain, delayed, later]))).tolist() == [0, 1, 3, 2]
-    stored = [message(number, "a", b"", broker_timestamp=time_us) for number, time_us in ((1, 5_000), (2, 12_000))]
+    stored = [
+        message(number, "a", b"", broker_timestamp=time_us)
+        for number, time_us in ((1, 5_000), (2, 12_000))
+    ]
     assert np.argsort(ranks(rows_of([*stored, delayed]))).tolist() == [0, 2, 1]
 
 
 def test_the_index_keeps_no_names_of_files_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ledgerlake.table.latest_index._MOST_NAMES", 3)
-    index, hashes = LatestIndex(), key_hashes(pa.table({"key": ["a", "b"], "key_bytes": pa.nulls(2, pa.binary())}))
+    index, hashes = (
+        LatestIndex(),
+        key_hashes(pa.table({"key": ["a", "b"], "key_bytes": pa.nulls(2, pa.binary())})),
+    )
     for number in range(20):
         rows = FileRows(f"f{number}", hashes, np.zeros(2, dtype=bool), np.arange(2))
         touched = index.add([rows])
@@ -234,7 +254,10 @@ def test_vectors_that_no_version_within_the_retention_names_are_removed(written:
     _delete_earlier(written, 10_800_000)
     assert vacuum(written.path, 2, overrules_table=True).files == [first]
     assert vectors() == {second}
-    assert written.values() == {f"k{number}": b"1" for number in range(100)} | {"k1": b"2", "k2": b"3"}
+    assert written.values() == {f"k{number}": b"1" for number in range(100)} | {
+        "k1": b"2",
+        "k2": b"3",
+    }
 
 
 def test_a_text_and_the_same_bytes_are_two_keys(written: Written) -> None:
@@ -244,7 +267,9 @@ def test_a_text_and_the_same_bytes_are_two_keys(written: Written) -> None:
     assert written.values() == {"a": b"3", None: b"2"}
 
 
-def test_a_second_row_of_a_key_by_another_writer_is_hidden_by_the_next_commit(written: Written) -> None:
+def test_a_second_row_of_a_key_by_another_writer_is_hidden_by_the_next_commit(
+    written: Written,
+) -> None:
     written.batch([message(1, "a", b"1"), message(2, "b", b"2")])
     write_deltalake(written.path.uri, rows_of([message(9, "a", b"other")]), mode="append")
     written.batch([message(3, "b", b"3")])
@@ -279,7 +304,9 @@ def test_of_the_commits_of_a_second_stream_only_their_rows_are_read(
     written.batch([message(n, "a0", b"2")])
     keys_read.clear()
     for number in range(5):
-        second.batch([message(n + number, f"b{number}", b"2"), message(n + 10 + number, "b0", b"2")])
+        second.batch(
+            [message(n + number, f"b{number}", b"2"), message(n + 10 + number, "b0", b"2")]
+        )
         written.batch([message(n + 1 + number, f"a{number}", b"3")])
     assert 15 <= sum(keys_read) <= 20
     assert len(written.values()) == 2 * n
@@ -298,7 +325,9 @@ def test_two_streams_and_other_writers_leave_what_a_dict_has(
         stream = rng.choice(streams)
         keys = rng.sample(range(15), rng.randint(0, 8))
         found = {f"k{key}": None if rng.random() < 0.2 else b"%d" % entry_id for key in keys}
-        stream.batch([message(entry_id * 100 + number, *item) for number, item in enumerate(found.items())])
+        stream.batch(
+            [message(entry_id * 100 + number, *item) for number, item in enumerate(found.items())]
+        )
         expected = {key: value for key, value in (expected | found).items() if value is not None}
         chance = rng.random()
         if chance < 0.1:
@@ -309,13 +338,17 @@ def test_two_streams_and_other_writers_leave_what_a_dict_has(
             DeltaTable(written.path.uri).delete(f"key = '{key}'")
         elif chance < 0.25:
             expected["k1"] = b"foreign"
-            write_deltalake(written.path.uri, rows_of([message(1, "k1", b"foreign")]), mode="append")
+            write_deltalake(
+                written.path.uri, rows_of([message(1, "k1", b"foreign")]), mode="append"
+            )
             # Both streams hide the earlier row by their next commits.
             continue
         assert stream.values() == expected
 
 
-def test_rows_that_another_writer_brings_back_are_known_again(written: Written, keys_read: list[int]) -> None:
+def test_rows_that_another_writer_brings_back_are_known_again(
+    written: Written, keys_read: list[int]
+) -> None:
     written.batch([message(1, "a", b"1"), message(2, "b", b"1")])
     version = DeltaTable(written.path.uri).version()
     written.batch([message(3, "a", b"2")])
@@ -328,9 +361,13 @@ def test_rows_that_another_writer_brings_back_are_known_again(written: Written, 
 
 
 @pytest.mark.parametrize("properties", [{}, {"ledgerlake.mode": "latest"}])
-def test_a_table_that_was_not_made_for_it_is_refused(tmp_path: Path, properties: dict[str, str]) -> None:
+def test_a_table_that_was_not_made_for_it_is_refused(
+    tmp_path: Path, properties: dict[str, str]
+) -> None:
     path = Place(str(tmp_path / "plain"))
-    DeltaTable.create(path.uri, schema.MESSAGES, configuration=properties, raise_if_key_not_exists=False)
+    DeltaTable.create(
+        path.uri, schema.MESSAGES, configuration=properties, raise_if_key_not_exists=False
+    )
     with pytest.raises(TableError, match=r'not made with mode = "latest"|no deletion vectors'):
         LatestTable(path, schema.MESSAGES).check(None)
 
@@ -370,7 +407,9 @@ def test_an_answer_that_is_lost_and_a_log_that_cannot_be_read_lose_nothing(
     assert written.values() == {"a": b"2", "b": b"3", "c": b"2"}
 
 
-def test_the_log_is_read_without_its_hint_and_with_files_of_others_without_statistics(written: Written) -> None:
+def test_the_log_is_read_without_its_hint_and_with_files_of_others_without_statistics(
+    written: Written,
+) -> None:
     for number in range(105):
         written.batch([message(number, f"k{number % 3}", b"%d" % number)])
     log = Path(written.path.uri) / "_delta_log"
@@ -410,7 +449,11 @@ def test_a_checkpoint_that_forgets_removals_takes_no_vector_from_a_version_withi
     make_older(Path(written.path.uri), 10)
     DeltaTable(written.path.uri).create_checkpoint()
     assert vacuum(written.path, 30 * 24).files == []
-    found = QueryBuilder().register("t", DeltaTable(written.path.uri, version=version)).execute("select key from t")
+    found = (
+        QueryBuilder()
+        .register("t", DeltaTable(written.path.uri, version=version))
+        .execute("select key from t")
+    )
     assert len(pa.table(found.read_all())) == 100
     assert [name for name in vacuum(written.path, 168).files if name.endswith(".bin")] != []
 
@@ -433,7 +476,9 @@ def test_files_of_which_a_version_within_the_retention_needs_rows_stay(written: 
     assert pa.table(found).to_pylist() == [{"n": 10}]
 
 
-def test_large_rows_are_not_written_again_by_each_commit(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_rows_are_not_written_again_by_each_commit(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(latest_table, "_SMALL_BYTES", 20_000)
     for number in range(60):
         written.batch([message(number, f"k{number}", os.urandom(30_000))])

@@ -47,7 +47,10 @@ def test_a_table_demands_only_the_features_that_it_needs(tmp_path: Path) -> None
     assert reader_features(of_records) == ["deletionVectors"]
     of_records.add_columns(LOCAL)
     assert reader_features(of_records) == ["deletionVectors", "timestampNtz"]
-    for name, kind in (("plain", RecordTable), ("clustered", lambda path: ClusteredRecordTable(path, ["id"]))):
+    for name, kind in (
+        ("plain", RecordTable),
+        ("clustered", lambda path: ClusteredRecordTable(path, ["id"])),
+    ):
         table = made(kind(Place(str(tmp_path / name))))
         table.begin()
         table.add_columns(pa.struct([("more", pa.string())]))
@@ -60,10 +63,19 @@ def test_a_table_demands_only_the_features_that_it_needs(tmp_path: Path) -> None
 
 
 def any_type(generator: random.Random, depth: int = 0) -> pa.DataType:
-    plain = [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.int32(), pa.string(), pa.decimal128(38, 5), pa.date32()]
+    plain = [
+        pa.timestamp("us"),
+        pa.timestamp("us", "UTC"),
+        pa.int32(),
+        pa.string(),
+        pa.decimal128(38, 5),
+        pa.date32(),
+    ]
     shape = generator.choice(["plain", "struct", "list", "map"]) if depth < 4 else "plain"
     if shape == "struct":
-        return pa.struct([(name, any_type(generator, depth + 1)) for name in "ab"[: generator.randint(1, 2)]])
+        return pa.struct(
+            [(name, any_type(generator, depth + 1)) for name in "ab"[: generator.randint(1, 2)]]
+        )
     if shape == "list":
         return pa.list_(any_type(generator, depth + 1))
     if shape == "map":
@@ -77,7 +89,10 @@ def test_a_table_of_any_types_is_opened_and_read(
     tmp_path: Path, kind: type[RecordTable | LatestRecordTable], seed: int
 ) -> None:
     generator = random.Random(seed)
-    first, later = (pa.struct([(f"{name}{number}", any_type(generator)) for number in range(2)]) for name in "ab")
+    first, later = (
+        pa.struct([(f"{name}{number}", any_type(generator)) for number in range(2)])
+        for name in "ab"
+    )
     table = made(kind(Place(str(tmp_path / "table"))), first)
     for number in range(2):
         opened = existing_table(table.path)
@@ -96,12 +111,16 @@ def test_a_table_of_any_types_is_opened_and_read(
         record = BatchRecord("stream", "query", number, number)
         assert not table.contains(record)
         table.commit(record, writer.finish(), {})
-        read = pa.table(QueryBuilder().register("t", DeltaTable(table.path.uri)).execute("select * from t"))
+        read = pa.table(
+            QueryBuilder().register("t", DeltaTable(table.path.uri)).execute("select * from t")
+        )
         assert read.num_rows == number + 1
         table.add_columns(later)
 
 
-def test_columns_that_no_reader_could_read_are_refused_before_they_are_in_the_log(tmp_path: Path) -> None:
+def test_columns_that_no_reader_could_read_are_refused_before_they_are_in_the_log(
+    tmp_path: Path,
+) -> None:
     deep: pa.DataType = pa.int32()
     for _ in range(60):
         deep = pa.struct([("a", deep)])
@@ -113,7 +132,10 @@ def test_columns_that_no_reader_could_read_are_refused_before_they_are_in_the_lo
     assert DeltaTable(table.path.uri).version() == version
     table.add_columns(pa.struct([("more", pa.string())]))
     assert [field.name for field in table.record] == ["id", "more"]
-    for new in (RecordTable(Place(str(tmp_path / "new"))), LatestRecordTable(Place(str(tmp_path / "new")))):
+    for new in (
+        RecordTable(Place(str(tmp_path / "new"))),
+        LatestRecordTable(Place(str(tmp_path / "new"))),
+    ):
         with pytest.raises(SetupError, match="a Delta table cannot have the columns"):
             new.add_columns(record)
         assert new.record.num_fields == 0

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 def writer_in(folder: Path, reached_us: int | None = None) -> OrderedWriter:
-    return OrderedWriter(ParquetFolder(fs.LocalFileSystem(), str(folder), schema.MESSAGES, "part"), reached_us)
+    return OrderedWriter(
+        ParquetFolder(fs.LocalFileSystem(), str(folder), schema.MESSAGES, "part"), reached_us
+    )
 
 
 def write_in_groups(writer: OrderedWriter, times: list[int]) -> None:
@@ -37,7 +39,9 @@ def write_in_groups(writer: OrderedWriter, times: list[int]) -> None:
 
 
 def read(folder: Path, files: list[DataFile]) -> pa.Table:
-    return pa.concat_tables([pq.read_table(folder / file.name, partitioning=None) for file in files])
+    return pa.concat_tables(
+        [pq.read_table(folder / file.name, partitioning=None) for file in files]
+    )
 
 
 def entries_of(folder: Path, files: list[DataFile]) -> list[int]:
@@ -54,13 +58,17 @@ def test_rows_in_order_pass_into_one_file(tmp_path: Path) -> None:
     assert files[0].size_bytes == (tmp_path / files[0].name).stat().st_size
 
 
-def test_rows_out_of_order_in_one_group_are_sorted_and_ties_keep_their_position(tmp_path: Path) -> None:
+def test_rows_out_of_order_in_one_group_are_sorted_and_ties_keep_their_position(
+    tmp_path: Path,
+) -> None:
     writer = writer_in(tmp_path)
     writer.write(rows([5, 1, 5, 3, 1]))
     assert entries_of(tmp_path, writer.finish()) == [1, 4, 3, 0, 2]
 
 
-def test_groups_out_of_order_are_merged_and_the_runs_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_out_of_order_are_merged_and_the_runs_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ordered_files, "ROW_GROUP_BYTES", 1)
     rng = random.Random(7)
     times = [rng.randrange(100) for _ in range(300)]
@@ -114,13 +122,17 @@ def test_many_runs_over_one_span_of_time_are_merged_with_a_bounded_number_of_ope
     writer = writer_in(tmp_path)
     write_in_groups(writer, times)
     files = writer.finish()
-    assert entries_of(tmp_path, files) == sorted(range(1400), key=lambda number: (times[number], number))
+    assert entries_of(tmp_path, files) == sorted(
+        range(1400), key=lambda number: (times[number], number)
+    )
     # 70 runs become 9, those become 2, and those are merged.
     assert (len(open_files), max(open_files)) == (70 + 9 + 2, 8)
     assert {file.name for file in files} == {path.name for path in tmp_path.iterdir()}
 
 
-def test_row_groups_of_merged_files_have_a_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_groups_of_merged_files_have_a_bounded_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = writer_in(tmp_path), writer_in(tmp_path)
     first.write(rows([1, *range(3, 103)]))
     second.write(rows([2, *range(203, 303)], first_entry=200))
@@ -143,19 +155,29 @@ def test_messages_without_broker_time_are_ordered_by_publish_time(tmp_path: Path
     assert entries_of(tmp_path, writer.finish()) == [1, 0]
 
 
-def test_a_message_without_a_time_stands_first_and_is_late_where_the_table_has_rows(tmp_path: Path) -> None:
+def test_a_message_without_a_time_stands_first_and_is_late_where_the_table_has_rows(
+    tmp_path: Path,
+) -> None:
     batch = rows([7, 3, 5]).set_column(6, "broker_timestamp", pa.nulls(3, schema.TIMESTAMP))
     times = pa.array([7_000, None, 5_000], schema.TIMESTAMP)
     batch = batch.set_column(batch.schema.get_field_index("publish_time"), "publish_time", times)
     assert ordered_files.effective_times(batch).tolist() == [7_000, 0, 5_000]
-    assert [column.tolist() for column in sort_keys(batch)[:3]] == [[7_000, 0, 5_000], [1, 1, 1], [0, 1, 2]]
+    assert [column.tolist() for column in sort_keys(batch)[:3]] == [
+        [7_000, 0, 5_000],
+        [1, 1, 1],
+        [0, 1, 2],
+    ]
     for reached_us, late in ((None, [False, False, False]), (1, [True, False, False])):
         writer = writer_in(tmp_path, reached_us)
         writer.write(batch)
         files = writer.finish()
         assert entries_of(tmp_path, files) == [1, 2, 0]
         assert read(tmp_path, files)["late"].to_pylist() == late
-        assert (files[0].first, files[0].last, writer.max_effective_us) == ((0, 1, 1, -1), (7_000, 1, 0, -1), 7_000)
+        assert (files[0].first, files[0].last, writer.max_effective_us) == (
+            (0, 1, 1, -1),
+            (7_000, 1, 0, -1),
+            7_000,
+        )
 
 
 def test_a_batch_of_messages_without_a_time_moves_no_watermark(tmp_path: Path) -> None:
@@ -181,7 +203,9 @@ def test_a_file_with_a_time_that_python_cannot_hold_has_no_bounds(
     assert stats == {"numRecords": 6}
 
 
-def test_delayed_messages_are_ordered_by_when_they_were_due_or_stored_if_that_is_later(tmp_path: Path) -> None:
+def test_delayed_messages_are_ordered_by_when_they_were_due_or_stored_if_that_is_later(
+    tmp_path: Path,
+) -> None:
     writer = writer_in(tmp_path)
     writer.write(rows([3000, 5000], first_entry=0))
     writer.write(rows([1000], first_entry=2, deliver_at=4_000_000, delivered_at=9_000_000))
@@ -197,7 +221,9 @@ def test_what_is_earlier_than_the_table_had_reached_is_marked_late(tmp_path: Pat
     assert read(tmp_path, files)["late"].to_pylist() == [True, True, False, False]
 
 
-def test_files_are_cut_at_their_size_and_stay_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_cut_at_their_size_and_stay_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ordered_files, "ROW_GROUP_BYTES", 1)
     monkeypatch.setattr(ordered_files, "FILE_BYTES", 1)
     writer = writer_in(tmp_path)
@@ -254,7 +280,9 @@ def test_files_of_several_writers_that_follow_each_other_stay_as_they_are(tmp_pa
     assert entries_of(tmp_path, merged) == [0, 1, 4, 6, 7]
 
 
-def test_files_of_several_writers_that_overlap_are_merged_and_the_others_left(tmp_path: Path) -> None:
+def test_files_of_several_writers_that_overlap_are_merged_and_the_others_left(
+    tmp_path: Path,
+) -> None:
     first, second = writer_in(tmp_path), writer_in(tmp_path)
     first.write(rows([1, 2, 9]))
     first.roll_file()
@@ -278,7 +306,9 @@ def test_positions_that_step_back_within_the_same_time_are_put_in_order(tmp_path
     assert entries_of(tmp_path, writer.finish()) == [2, 5, 6]
 
 
-@pytest.mark.parametrize(("value", "packed"), [(b"x" * 1000, True), (random.Random(1).randbytes(1000), False)])
+@pytest.mark.parametrize(
+    ("value", "packed"), [(b"x" * 1000, True), (random.Random(1).randbytes(1000), False)]
+)
 def test_a_value_as_large_as_a_row_group_has_a_file_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: bytes, packed: bool
 ) -> None:
@@ -294,15 +324,21 @@ def test_a_value_as_large_as_a_row_group_has_a_file_of_its_own(
 
 
 def test_tables_without_rows_are_no_file(tmp_path: Path) -> None:
-    writer = BufferedWriter(ParquetFolder(fs.LocalFileSystem(), str(tmp_path), schema.MESSAGES, "part"))
+    writer = BufferedWriter(
+        ParquetFolder(fs.LocalFileSystem(), str(tmp_path), schema.MESSAGES, "part")
+    )
     writer.write(schema.MESSAGES.empty_table())
     assert writer.finish() == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_many_small_tables_become_one_while_they_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_small_tables_become_one_while_they_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ordered_files, "_MAX_BUFFERED_TABLES", 10)
-    writer = BufferedWriter(ParquetFolder(fs.LocalFileSystem(), str(tmp_path), schema.MESSAGES, "part"))
+    writer = BufferedWriter(
+        ParquetFolder(fs.LocalFileSystem(), str(tmp_path), schema.MESSAGES, "part")
+    )
     for number in range(105):
         writer.write(pa.Table.from_batches([rows([number], first_entry=number)]))
         assert len(writer._buffer) < 10

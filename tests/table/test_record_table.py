@@ -63,7 +63,9 @@ def commit(table: Table, number: int, files: list[DataFile]) -> None:
     table.commit(record, files, {})
 
 
-def test_columns_that_another_writer_adds_between_read_and_commit_do_not_stop_a_micro_batch(place: Place) -> None:
+def test_columns_that_another_writer_adds_between_read_and_commit_do_not_stop_a_micro_batch(
+    place: Place,
+) -> None:
     table = created(place)
     commit(table, 0, write(table, 0))
     files = write(table, 1)
@@ -153,14 +155,20 @@ def test_floating_numbers_have_no_bounds_and_long_texts_have_short_ones(
     (file,) = writer.finish()
     stats = json.loads(file.stats)
     assert stats["maxValues"]["id"] == 1
-    assert (stats["minValues"]["pulsar"]["entry_id"], stats["maxValues"]["pulsar"]["entry_id"]) == (0, 3)
-    assert (stats["minValues"]["text"], stats["maxValues"]["text"]) == ("a", "z" * 256 + "\U0010ffff")
+    assert (stats["minValues"]["pulsar"]["entry_id"], stats["maxValues"]["pulsar"]["entry_id"]) == (
+        0,
+        3,
+    )
+    assert (stats["minValues"]["text"], stats["maxValues"]["text"]) == (
+        "a",
+        "z" * 256 + "\U0010ffff",
+    )
     assert "number" not in stats["minValues"] | stats["maxValues"] | stats["nullCount"]
 
 
 def test_readers_that_take_missing_bounds_for_none_find_all_rows(place: Place) -> None:
-    """The PyArrow dataset of delta-rs skips files without the bounds of a column, unless the table says
-    that it has none.
+    """The PyArrow dataset of delta-rs skips files without the bounds of a column, unless the table
+    says that it has none.
     """
     table = created(place, pa.struct([("id", pa.int64()), ("number", pa.float64())]))
     writer = OrderedWriter(data_folder(place, table.schema, "part-00000000-00000"), None)
@@ -171,15 +179,23 @@ def test_readers_that_take_missing_bounds_for_none_find_all_rows(place: Place) -
     table.begin()
     table.commit(BatchRecord("stream", "query", 0, 0), writer.finish(), {})
     read = DeltaTable(place.uri).to_pyarrow_dataset()
-    for condition in (pc.field("number") == 1.5, pc.field("id") == 7, pc.field("pulsar", "late") == pa.scalar(False)):
+    for condition in (
+        pc.field("number") == 1.5,
+        pc.field("id") == 7,
+        pc.field("pulsar", "late") == pa.scalar(False),
+    ):
         assert read.to_table(filter=condition).num_rows == 2
-    table.add_columns(pa.struct([("id", pa.int64()), ("number", pa.float64()), ("city", pa.string())]))
+    table.add_columns(
+        pa.struct([("id", pa.int64()), ("number", pa.float64()), ("city", pa.string())])
+    )
     read = DeltaTable(place.uri).to_pyarrow_dataset()
     assert read.to_table(filter=pc.field("city").is_null()).num_rows == 2
 
 
 @pytest.mark.parametrize("merges", [False, True])
-def test_the_log_has_statistics_of_the_columns_alone_that_the_table_names(place: Place, *, merges: bool) -> None:
+def test_the_log_has_statistics_of_the_columns_alone_that_the_table_names(
+    place: Place, *, merges: bool
+) -> None:
     table = created(place)
     named = DeltaTable(place.uri).metadata().configuration[STATISTICS_PROPERTY].split(",")
     table.add_columns(pa.struct([("id", pa.int64()), ("city", pa.string())]))
@@ -187,7 +203,11 @@ def test_the_log_has_statistics_of_the_columns_alone_that_the_table_names(place:
         commit(table, number, write(table, number))
     if merges:
         assert Compaction(place, None).run() == 8
-    for add in (action["add"] for action in read_commit(place, DeltaTable(place.uri).version()) if "add" in action):
+    for add in (
+        action["add"]
+        for action in read_commit(place, DeltaTable(place.uri).version())
+        if "add" in action
+    ):
         stats = json.loads(add["stats"])
         for part in ("minValues", "maxValues", "nullCount"):
             pulsar = stats[part].pop("pulsar")
@@ -225,24 +245,40 @@ def test_a_text_of_the_last_characters_has_a_short_bound_after_it_or_its_file_ha
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_statistics_of_any_rows_are_bounds_of_a_size_that_the_columns_decide(place: Place, seed: int) -> None:
+def test_the_statistics_of_any_rows_are_bounds_of_a_size_that_the_columns_decide(
+    place: Place, seed: int
+) -> None:
     generator = random.Random(seed)
     signs = ["\U0010ffff", "\ud7ff", "\ue000", "\uffff", "\0", '"', "\\", "a", "\x7f", "\u2028"]
 
     def text() -> str | None:
-        beginning = generator.choice(signs) * generator.choice([0, 1, 15, 16, 255, 256, 257, 1024, 100_000])
-        return generator.choice([None, beginning, beginning + "".join(generator.choices(signs, k=20))])
+        beginning = generator.choice(signs) * generator.choice(
+            [0, 1, 15, 16, 255, 256, 257, 1024, 100_000]
+        )
+        return generator.choice(
+            [None, beginning, beginning + "".join(generator.choices(signs, k=20))]
+        )
 
-    record = pa.struct([("id", pa.int64()), *((f"text_{number}", pa.string()) for number in range(3))])
+    record = pa.struct(
+        [("id", pa.int64()), *((f"text_{number}", pa.string()) for number in range(3))]
+    )
     table = created(place, record)
     writer = OrderedWriter(data_folder(place, table.schema, "part-00000000-00000"), None)
     keys: list[str | None] = []
     records: list[dict[str, Any]] = []
     for number in range(generator.randint(1, 4)):
         keys.append(text())
-        records.append({name: generator.choice([None, -(2**63)]) if name == "id" else text() for name in record.names})
+        records.append(
+            {
+                name: generator.choice([None, -(2**63)]) if name == "id" else text()
+                for name in record.names
+            }
+        )
         messages = rows([number], first_entry=number, key=keys[-1])
-        columns = [*(messages[field.name] for field in PULSAR_FIELDS), pa.array([records[-1]], table.record)]
+        columns = [
+            *(messages[field.name] for field in PULSAR_FIELDS),
+            pa.array([records[-1]], table.record),
+        ]
         writer.write(pa.RecordBatch.from_arrays(columns, schema=table.schema))
     (file,) = writer.finish()
     paths = ordered_files.bounded_paths(table.schema)
@@ -265,11 +301,15 @@ def test_the_statistics_of_any_rows_are_bounds_of_a_size_that_the_columns_decide
     for name in record.names[1:]:
         for row in records:
             expected = sum(other[name] == row[name] for other in records)
-            condition = pc.field(name).is_null() if row[name] is None else pc.field(name) == row[name]
+            condition = (
+                pc.field(name).is_null() if row[name] is None else pc.field(name) == row[name]
+            )
             assert read.to_table(filter=condition).num_rows == expected
 
 
-def test_a_file_with_very_many_columns_has_its_number_of_rows_alone_in_the_log(place: Place) -> None:
+def test_a_file_with_very_many_columns_has_its_number_of_rows_alone_in_the_log(
+    place: Place,
+) -> None:
     record = pa.struct([(f"{number:0100}", pa.string()) for number in range(2500)])
     table = created(place, record)
     (file,) = write(table, 0)
@@ -278,7 +318,9 @@ def test_a_file_with_very_many_columns_has_its_number_of_rows_alone_in_the_log(p
     assert DeltaTable(place.uri).to_pyarrow_dataset().count_rows() == 1
 
 
-def test_a_property_that_a_user_sets_meanwhile_does_not_stop_a_table_of_messages(place: Place) -> None:
+def test_a_property_that_a_user_sets_meanwhile_does_not_stop_a_table_of_messages(
+    place: Place,
+) -> None:
     table = Table(place, schema.MESSAGES)
     table.create()
     record = BatchRecord("stream", "query", 0, 0)
@@ -288,7 +330,9 @@ def test_a_property_that_a_user_sets_meanwhile_does_not_stop_a_table_of_messages
     assert table.recorded("query").batch_id == 0  # type: ignore[union-attr]
 
 
-def test_a_column_that_a_user_adds_meanwhile_to_a_table_of_messages_is_an_error_that_names_it(place: Place) -> None:
+def test_a_column_that_a_user_adds_meanwhile_to_a_table_of_messages_is_an_error_that_names_it(
+    place: Place,
+) -> None:
     table = Table(place, schema.MESSAGES)
     table.create()
     record = BatchRecord("stream", "query", 0, 0)
@@ -312,12 +356,17 @@ def test_a_column_whose_type_another_writer_changed_is_refused(place: Place) -> 
 def test_rows_are_found_by_a_key_with_any_character(place: Place, key: str) -> None:
     """delta-rs reads an escaped pair of surrogates in the log as another character."""
     for number, table in enumerate(
-        [Table(place / "plain", schema.MESSAGES), ClusteredTable(place / "by", schema.MESSAGES, ["key"])]
+        [
+            Table(place / "plain", schema.MESSAGES),
+            ClusteredTable(place / "by", schema.MESSAGES, ["key"]),
+        ]
     ):
         table.path.make()
         table.create()
         table.begin()
-        writer = OrderedWriter(data_folder(table.path, schema.MESSAGES, f"part-{number:08}-00000"), None)
+        writer = OrderedWriter(
+            data_folder(table.path, schema.MESSAGES, f"part-{number:08}-00000"), None
+        )
         writer.write(rows([1], key=key))
         commit(table, 0, writer.finish())
         read = DeltaTable(table.path.uri).to_pyarrow_dataset()

@@ -29,8 +29,16 @@ SPAN = {"start": None, "end": {"ledger": 3, "entry": 9}}
 BATCH = BatchRecord("orders", "ledgerlake:orders:id", 4, 7, {TOPIC: SPAN})
 
 
-def rejected(entry_id: int, reason: str = "chunk_orphan", detail: str = "", **other: Any) -> dict[str, Any]:
-    row = {"topic": TOPIC, "partition": -1, "message_id": f"3:{entry_id}", "ledger_id": 3, "entry_id": entry_id}
+def rejected(
+    entry_id: int, reason: str = "chunk_orphan", detail: str = "", **other: Any
+) -> dict[str, Any]:
+    row = {
+        "topic": TOPIC,
+        "partition": -1,
+        "message_id": f"3:{entry_id}",
+        "ledger_id": 3,
+        "entry_id": entry_id,
+    }
     return row | {"reason": reason, "detail": detail, "entry": b"bytes"} | other
 
 
@@ -49,7 +57,10 @@ def written(table: Table, rows: list[dict[str, Any]]) -> list[DataFile]:
 
 
 def run(
-    tables: dict[str, Table], rejects: list[dict[str, Any]], messages: int = 0, batch: BatchRecord = BATCH
+    tables: dict[str, Table],
+    rejects: list[dict[str, Any]],
+    messages: int = 0,
+    batch: BatchRecord = BATCH,
 ) -> BatchResult:
     """One run of a micro-batch by a process of its own, from the tasks' files on."""
     here = opened_tables(Path(tables["messages"].path.uri).parent)
@@ -58,11 +69,15 @@ def run(
         for number in range(messages)
     ]
     files = TableResult(written(here.main.table, rows))
-    result = TaskResult(TOPIC, -1, Position(3, 9), {"messages": files}, written(here.rejects, rejects))
+    result = TaskResult(
+        TOPIC, -1, Position(3, 9), {"messages": files}, written(here.rejects, rejects)
+    )
     return DeltaSink(here).commit(batch, [PartitionResult(result, StateSummary([]))])
 
 
-def killed_behind_rejects(tables: dict[str, Table], rejects: list[dict[str, Any]], batch: BatchRecord = BATCH) -> None:
+def killed_behind_rejects(
+    tables: dict[str, Table], rejects: list[dict[str, Any]], batch: BatchRecord = BATCH
+) -> None:
     """A run that ends between the two commits."""
     table = Table(tables["rejects"].path, schema.REJECTS)
     assert not table.contains(batch)
@@ -110,22 +125,34 @@ def test_a_repeat_that_judges_the_same_changes_nothing(tables: dict[str, Table])
     assert DeltaTable(tables["rejects"].path.uri).version() == version
 
 
-def test_a_loss_that_has_grown_is_another_row_and_a_word_of_detail_is_not(tables: dict[str, Table]) -> None:
-    killed_behind_rejects(tables, [rejected(1, "data_loss", "after 3:0"), rejected(2, detail="one way")])
-    run(tables, [rejected(1, "data_loss", "after 3:0 and more"), rejected(2, detail="another way")], messages=1)
+def test_a_loss_that_has_grown_is_another_row_and_a_word_of_detail_is_not(
+    tables: dict[str, Table],
+) -> None:
+    killed_behind_rejects(
+        tables, [rejected(1, "data_loss", "after 3:0"), rejected(2, detail="one way")]
+    )
+    run(
+        tables,
+        [rejected(1, "data_loss", "after 3:0 and more"), rejected(2, detail="another way")],
+        messages=1,
+    )
     assert [row[2] for row in stored_rows(tables)] == ["after 3:0", "after 3:0 and more", "one way"]
 
 
 def test_messages_of_one_batch_entry_are_told_apart(tables: dict[str, Table]) -> None:
     killed_behind_rejects(tables, [rejected(1, message_id="3:1:-1:0")])
-    run(tables, [rejected(1, message_id="3:1:-1:0"), rejected(1, message_id="3:1:-1:1")], messages=1)
+    run(
+        tables, [rejected(1, message_id="3:1:-1:0"), rejected(1, message_id="3:1:-1:1")], messages=1
+    )
     assert len(stored_rows(tables)) == 2
 
 
 def test_rows_of_other_batches_and_streams_do_not_count(tables: dict[str, Table]) -> None:
     killed_behind_rejects(tables, [rejected(5)], BatchRecord("orders", BATCH.query, 3, 6))
     killed_behind_rejects(tables, [rejected(1)])
-    killed_behind_rejects(tables, [rejected(5)], BatchRecord("payments", "ledgerlake:payments:id", 4, 7))
+    killed_behind_rejects(
+        tables, [rejected(5)], BatchRecord("payments", "ledgerlake:payments:id", 4, 7)
+    )
     run(tables, [rejected(1), rejected(5)], messages=1)
     assert [row[0] for row in stored_rows(tables)] == [1, 5, 5, 5]
 
@@ -137,7 +164,9 @@ def test_rows_that_a_user_has_deleted_meanwhile_do_not_come_again(tables: dict[s
     assert [row[0] for row in stored_rows(tables)] == [2, 5]
 
 
-def test_files_that_an_optimize_joined_meanwhile_are_compared_all_the_same(tables: dict[str, Table]) -> None:
+def test_files_that_an_optimize_joined_meanwhile_are_compared_all_the_same(
+    tables: dict[str, Table],
+) -> None:
     killed_behind_rejects(tables, [rejected(8)], BatchRecord("orders", BATCH.query, 3, 6))
     killed_behind_rejects(tables, [rejected(1)])
     DeltaTable(tables["rejects"].path.uri).optimize.compact()
@@ -145,7 +174,9 @@ def test_files_that_an_optimize_joined_meanwhile_are_compared_all_the_same(table
     assert [row[0] for row in stored_rows(tables)] == [1, 5, 8]
 
 
-def test_a_batch_that_messages_has_is_done_whatever_the_repeat_rejects(tables: dict[str, Table]) -> None:
+def test_a_batch_that_messages_has_is_done_whatever_the_repeat_rejects(
+    tables: dict[str, Table],
+) -> None:
     run(tables, [], messages=3)
     result = run(tables, [rejected(1, "undecryptable")], messages=2)
     assert (stored_rows(tables), result.repeated) == ([], True)
@@ -208,28 +239,40 @@ def test_a_kill_between_the_commits_refuses_no_start_though_another_stream_goes_
     assert len(stored_rows(tables, "messages")) == 2
 
 
-def test_a_loss_whose_commit_the_log_has_no_more_is_not_added_again(tables: dict[str, Table]) -> None:
+def test_a_loss_whose_commit_the_log_has_no_more_is_not_added_again(
+    tables: dict[str, Table],
+) -> None:
     loss = [rejected(1, "data_loss", "after 3:0")]
     run(tables, loss, messages=1)
     commits_of_another_stream(tables["rejects"].path, 1)
     without_commits(tables["rejects"].path)
     version = DeltaTable(tables["rejects"].path.uri).version()
-    with pytest.raises(CheckpointError, match=r"cannot be compared .*its log does not have the commit any more"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot be compared .*its log does not have the commit any more"
+    ):
         run(tables, loss, messages=1)
     assert DeltaTable(tables["rejects"].path.uri).version() == version
 
 
-def test_an_addition_says_whose_it_is_and_the_batch_stays_the_last_one(tables: dict[str, Table]) -> None:
+def test_an_addition_says_whose_it_is_and_the_batch_stays_the_last_one(
+    tables: dict[str, Table],
+) -> None:
     killed_behind_rejects(tables, [rejected(1)])
     run(tables, [rejected(1), rejected(5)], messages=1)
     table = DeltaTable(tables["rejects"].path.uri)
     known = json.loads(table.history(1)[0]["ledgerlake"])
-    assert (known["query"], known["batch"], known["ranges"]) == ("ledgerlake:orders:id:more:1", 4, {TOPIC: SPAN})
+    assert (known["query"], known["batch"], known["ranges"]) == (
+        "ledgerlake:orders:id:more:1",
+        4,
+        {TOPIC: SPAN},
+    )
     assert table.transaction_version("ledgerlake:orders:id:more:1") == 4
     assert Table(tables["rejects"].path, schema.REJECTS).contains(BATCH)
 
 
-def test_the_files_of_a_repeat_that_are_not_needed_are_removed(tables: dict[str, Table], tmp_path: Path) -> None:
+def test_the_files_of_a_repeat_that_are_not_needed_are_removed(
+    tables: dict[str, Table], tmp_path: Path
+) -> None:
     killed_behind_rejects(tables, [rejected(1)])
     run(tables, [rejected(1), rejected(5)], messages=1)
     files = list((tmp_path / "rejects").glob("part-*.parquet"))
@@ -250,7 +293,8 @@ def test_a_commit_that_cannot_be_read_back_is_refused_and_the_way_on_is_said(
         table._append(written(table, [rejected(1)]), {BATCH.query: 4}, None, "")
     version = DeltaTable(tables["rejects"].path.uri).version()
     with pytest.raises(
-        CheckpointError, match=r"cannot be compared .*restore .* or choose a new \[delta\] rejects_path"
+        CheckpointError,
+        match=r"cannot be compared .*restore .* or choose a new \[delta\] rejects_path",
     ):
         run(tables, [rejected(1), rejected(5)], messages=1)
     assert DeltaTable(tables["rejects"].path.uri).version() == version

@@ -43,7 +43,18 @@ def test_an_interval_is_read_as_delta_reads_it(text: str, hours: float) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "interval", "30", "days", "1 month", "1 year 3 days", "-1 days", "1.5 days", "30days", "interval30 days"],
+    [
+        "",
+        "interval",
+        "30",
+        "days",
+        "1 month",
+        "1 year 3 days",
+        "-1 days",
+        "1.5 days",
+        "30days",
+        "interval30 days",
+    ],
 )
 def test_what_is_no_interval_of_a_retention_is_not_guessed(text: str) -> None:
     assert interval_hours(text) is None
@@ -54,7 +65,9 @@ def test_an_interval_with_anything_else_in_it_is_not_guessed(text: str) -> None:
     assert interval_hours(text) is None
 
 
-@pytest.mark.parametrize("text", ["9" * 5000 + " days", "1 day " * 5000 + "x"], ids=["digits", "parts"])
+@pytest.mark.parametrize(
+    "text", ["9" * 5000 + " days", "1 day " * 5000 + "x"], ids=["digits", "parts"]
+)
 def test_a_long_text_is_no_interval(text: str) -> None:
     assert interval_hours(text) is None
 
@@ -81,7 +94,11 @@ def aged_log(writer: Writer, tmp_path: Path, properties: dict[str, str]) -> None
 )
 @pytest.mark.parametrize("is_merge", [False, True])
 def test_a_log_is_cleaned_only_as_its_table_says(
-    is_merge: bool, properties: dict[str, str], is_cleaned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    is_merge: bool,
+    properties: dict[str, str],
+    is_cleaned: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     writer = Writer(Place(str(tmp_path / "messages")))
     aged_log(writer, tmp_path, {"delta.checkpointInterval": "1", **properties})
@@ -93,6 +110,8 @@ def test_a_log_is_cleaned_only_as_its_table_says(
             writer.table._cleaned_in = None
             writer.commit()
     assert os.path.exists(tmp_path / "messages/_delta_log" / f"{0:020}.json") == (not is_cleaned)
-    warnings = [record.getMessage() for record in caplog.records if "is not cleaned" in record.getMessage()]
+    warnings = [
+        record.getMessage() for record in caplog.records if "is not cleaned" in record.getMessage()
+    ]
     unknown = properties.get(LOG, "interval").startswith("interval") is False
     assert len(warnings) == unknown

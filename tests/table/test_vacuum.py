@@ -69,14 +69,20 @@ def test_a_file_of_a_task_in_work_is_never_old_enough(config: Config) -> None:
 
 def test_a_missing_table_is_one_sentence(config: Config, tmp_path: Path) -> None:
     os.rename(tmp_path / "messages_rejects", tmp_path / "elsewhere")
-    with pytest.raises(TableError, match=r"there is no table at .*messages_rejects; run the pipeline first"):
+    with pytest.raises(
+        TableError, match=r"there is no table at .*messages_rejects; run the pipeline first"
+    ):
         vacuum(config.rejects_place, WEEK)
 
 
 def test_what_lies_in_the_tables_folder_and_is_no_data_file_of_it_stays(config: Config) -> None:
     messages = Path(config.delta.path)
     names = ["notes.txt", "export.parquet", "part-1.parquet", "day=1/" + OLD, f"rejects/{OLD}"]
-    names += ["rejects/_delta_log/00000000000000000000.json", "checkpoint/metadata", "checkpoint/offsets/7"]
+    names += [
+        "rejects/_delta_log/00000000000000000000.json",
+        "checkpoint/metadata",
+        "checkpoint/offsets/7",
+    ]
     for name in names:
         path = messages / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,13 +92,18 @@ def test_what_lies_in_the_tables_folder_and_is_no_data_file_of_it_stays(config: 
     assert [name for name in names if not (messages / name).exists()] == []
 
 
-def test_files_that_tasks_write_and_those_that_an_optimize_leaves_are_known_by_their_names(config: Config) -> None:
+def test_files_that_tasks_write_and_those_that_an_optimize_leaves_are_known_by_their_names(
+    config: Config,
+) -> None:
     path = config.delta.path
     write_deltalake(path, pa.table({"n": [4]}), mode="append")
     DeltaTable(path).optimize.compact()
     in_use = {Path(uri).name for uri in DeltaTable(path).file_uris()}
     folder = ParquetFolder(
-        LocalFileSystem(), path, pa.schema([("n", pa.int64())]), file_prefix(SOURCE.partition, BatchSettings(7, {}))
+        LocalFileSystem(),
+        path,
+        pa.schema([("n", pa.int64())]),
+        file_prefix(SOURCE.partition, BatchSettings(7, {})),
     )
     writer = FileWriter(folder)
     writer.write(pa.table({"n": [1]}))
@@ -137,7 +148,9 @@ def readable(folder: Path, version: int) -> list[int]:
 
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])
-@pytest.mark.parametrize("text", ["interval 30 days", "30 days", "INTERVAL 30 DAYS", "2 weeks 15 days 24 hours"])
+@pytest.mark.parametrize(
+    "text", ["interval 30 days", "30 days", "INTERVAL 30 DAYS", "2 weeks 15 days 24 hours"]
+)
 def test_unused_files_stay_for_the_tables_own_retention_in_all_words_that_delta_takes(
     text: str, has_checkpoint: bool, folder: Path
 ) -> None:
@@ -154,7 +167,9 @@ def test_unused_files_stay_for_the_tables_own_retention_in_all_words_that_delta_
 
 
 @pytest.mark.parametrize("has_checkpoint", [False, True])
-def test_a_retention_that_is_longer_than_the_tables_own_holds(has_checkpoint: bool, folder: Path) -> None:
+def test_a_retention_that_is_longer_than_the_tables_own_holds(
+    has_checkpoint: bool, folder: Path
+) -> None:
     before = merged(folder, {KEPT: "interval 1 day"})
     make_older(folder, 10)
     if has_checkpoint:
@@ -187,7 +202,9 @@ def test_a_file_of_the_oldest_version_that_the_log_still_has_stays(folder: Path)
 def test_nothing_goes_while_the_tables_retention_is_not_known(text: str, folder: Path) -> None:
     merged(folder, {KEPT: text})
     make_older(folder, 400)
-    with pytest.raises(TableError, match=f"its property {KEPT} = '{text}' is not known; write for example"):
+    with pytest.raises(
+        TableError, match=f"its property {KEPT} = '{text}' is not known; write for example"
+    ):
         removed(folder)
     assert removed(folder, overrules_table=True) == 2
 

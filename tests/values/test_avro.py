@@ -54,7 +54,10 @@ def random_node(rng: random.Random, depth: int, names: list[str]) -> Any:
 def random_record(rng: random.Random, depth: int, names: list[str]) -> dict[str, Any]:
     names.append(f"N{len(names)}")
     name = names[-1]
-    fields = [{"name": f"f{number}", "type": random_node(rng, depth, names)} for number in range(rng.randint(1, 5))]
+    fields = [
+        {"name": f"f{number}", "type": random_node(rng, depth, names)}
+        for number in range(rng.randint(1, 5))
+    ]
     return {"type": "record", "name": name, "fields": fields}
 
 
@@ -68,7 +71,9 @@ def random_value(rng: random.Random, node: Any) -> Any:
     return {
         "boolean": lambda: rng.random() < 0.5,
         "int": lambda: rng.choice([0, -1, 2**31 - 1, -(2**31), rng.randint(-1000, 1000)]),
-        "long": lambda: rng.choice([0, -1, 2**62, rng.randint(-(2**45), 2**45), rng.randint(-(2**63), 2**63 - 1)]),
+        "long": lambda: rng.choice(
+            [0, -1, 2**62, rng.randint(-(2**45), 2**45), rng.randint(-(2**63), 2**63 - 1)]
+        ),
         "float": lambda: rng.choice([0.0, -0.5, float("inf"), 1.25e20]),
         "double": lambda: rng.choice([0.1, -1e300, float("-inf"), rng.random()]),
         "string": lambda: rng.choice(["", "x", "näme", "long" * rng.randint(0, 50)]),
@@ -96,11 +101,15 @@ def schema_of(definition: Any) -> ValueSchema:
 
 def by_fastavro(schema: ValueSchema, definition: Any) -> Any:
     physical = records._Types(schema).of(definition)
-    return records._by_fastavro(physical, records._for_spark(physical), records._compiled(schema), None)
+    return records._by_fastavro(
+        physical, records._for_spark(physical), records._compiled(schema), None
+    )
 
 
 def are_same(one: pa.Array, other: pa.Array) -> bool:
-    """Whether two arrays are equal; times may be out of Python's range, and floating numbers none."""
+    """Whether two arrays are equal; times may be out of Python's range, and floating
+    numbers none.
+    """
     if pa.types.is_struct(one.type):
         parts = zip(one.flatten(), other.flatten(), strict=True)
         return one.is_valid().equals(other.is_valid()) and all(are_same(*part) for part in parts)
@@ -172,7 +181,10 @@ def test_schemas_with_other_parts_are_left_to_fastavro(node: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ([{"name": "f", "type": {"type": "fixed", "name": "F", "size": -5}}], "a fixed type of the size -5"),
+        (
+            [{"name": "f", "type": {"type": "fixed", "name": "F", "size": -5}}],
+            "a fixed type of the size -5",
+        ),
         (
             [
                 {"name": "f", "type": {"type": "enum", "name": "x.E", "symbols": ["a"]}},
@@ -180,12 +192,18 @@ def test_schemas_with_other_parts_are_left_to_fastavro(node: Any) -> None:
             ],
             "two types of the name x.E",
         ),
-        ([{"name": "f", "type": {"type": "enum", "name": "E", "symbols": ["a" * 1001]}}], "a symbol of more than 1000"),
+        (
+            [{"name": "f", "type": {"type": "enum", "name": "E", "symbols": ["a" * 1001]}}],
+            "a symbol of more than 1000",
+        ),
         (
             [{"name": "f", "type": {"type": "enum", "name": "x.long", "symbols": ["a"]}}],
             "the name long, which is Avro's",
         ),
-        ([{"name": "f", "type": {"type": "fixed", "name": "map", "size": 4}}], "the name map, which is Avro's"),
+        (
+            [{"name": "f", "type": {"type": "fixed", "name": "map", "size": 4}}],
+            "the name map, which is Avro's",
+        ),
     ],
 )
 def test_schemas_that_would_be_misread_are_refused(fields: list[Any], sentence: str) -> None:
@@ -198,9 +216,9 @@ def test_a_type_may_be_named_with_its_namespace_and_referred_to_without() -> Non
     color = {"type": "enum", "name": "com.acme.Color", "symbols": ["RED", "BLUE"]}
     fields = [{"name": "a", "type": color}, {"name": "b", "type": "Color"}]
     schema = schema_of({"type": "record", "name": "R", "namespace": "com.acme", "fields": fields})
-    assert decoder(schema, schema)(Encoded(pa.array([b"\x00\x02"], pa.binary()))).values.to_pylist() == [
-        {"a": "RED", "b": "BLUE"}
-    ]
+    assert decoder(schema, schema)(
+        Encoded(pa.array([b"\x00\x02"], pa.binary()))
+    ).values.to_pylist() == [{"a": "RED", "b": "BLUE"}]
 
 
 def an_order(shop: str, *, has_tags: bool) -> dict[str, Any]:
@@ -209,22 +227,33 @@ def an_order(shop: str, *, has_tags: bool) -> dict[str, Any]:
         {"type": "enum", "name": "Status", "namespace": f"{shop}.{owner}", "symbols": symbols}
         for owner, symbols in (("Order", ["OPEN", "PAID"]), ("Customer", ["NEW"]))
     ]
-    customer = [{"name": "status", "type": statuses[1]}, {"name": "before", "type": f"{shop}.Customer.Status"}]
+    customer = [
+        {"name": "status", "type": statuses[1]},
+        {"name": "before", "type": f"{shop}.Customer.Status"},
+    ]
     fields = [
         {"name": "status", "type": statuses[0]},
         {"name": "customer", "type": {"type": "record", "name": "Customer", "fields": customer}},
         {"name": "before", "type": ["null", {"type": f"{shop}.Order.Status"}]},
         {"name": "other", "type": "Customer"},
     ]
-    tags = [{"name": "tags", "type": {"type": "array", "items": f"{shop}.Order.Status"}}] if has_tags else []
+    tags = (
+        [{"name": "tags", "type": {"type": "array", "items": f"{shop}.Order.Status"}}]
+        if has_tags
+        else []
+    )
     return {"type": "record", "name": "Order", "namespace": shop, "fields": fields + tags}
 
 
 @pytest.mark.parametrize("reader", ["com.shop", "org.shop"])
 @pytest.mark.parametrize("has_tags", [False, True], ids=["by the loop", "by fastavro"])
-def test_types_of_one_short_name_are_told_apart_by_their_namespaces(has_tags: bool, reader: str) -> None:
+def test_types_of_one_short_name_are_told_apart_by_their_namespaces(
+    has_tags: bool, reader: str
+) -> None:
     ours, theirs = (schema_of(an_order(shop, has_tags=has_tags)) for shop in (reader, "com.shop"))
-    payload = b"\x02" + b"\x00\x00" + b"\x02\x00" + b"\x00\x00" + (b"\x02\x02\x00" if has_tags else b"")
+    payload = (
+        b"\x02" + b"\x00\x00" + b"\x02\x00" + b"\x00\x00" + (b"\x02\x02\x00" if has_tags else b"")
+    )
     decoded = decoder(theirs, ours)(Encoded(pa.array([payload], pa.binary())))
     expected = {
         "status": "PAID",
@@ -232,13 +261,21 @@ def test_types_of_one_short_name_are_told_apart_by_their_namespaces(has_tags: bo
         "before": "OPEN",
         "other": {"status": "NEW", "before": "NEW"},
     }
-    assert (decoded.values.to_pylist(), decoded.bad) == ([expected | ({"tags": ["PAID"]} if has_tags else {})], {})
+    assert (decoded.values.to_pylist(), decoded.bad) == (
+        [expected | ({"tags": ["PAID"]} if has_tags else {})],
+        {},
+    )
     assert is_regular(theirs) != has_tags
 
 
 def test_a_name_without_a_namespace_stands_for_no_later_type_in_one() -> None:
-    states = [{"type": "enum", "name": name, "symbols": [symbol]} for name, symbol in (("E", "a"), ("x.E", "b"))]
-    fields = [{"name": f"f{number}", "type": node} for number, node in enumerate([*states, "E", "x.E"])]
+    states = [
+        {"type": "enum", "name": name, "symbols": [symbol]}
+        for name, symbol in (("E", "a"), ("x.E", "b"))
+    ]
+    fields = [
+        {"name": f"f{number}", "type": node} for number, node in enumerate([*states, "E", "x.E"])
+    ]
     schema = schema_of({"type": "record", "name": "R", "fields": fields})
     decoded = decoder(schema, schema)(Encoded(pa.array([b"\0\0\0\0"], pa.binary())))
     assert decoded.values.to_pylist() == [{"f0": "a", "f1": "b", "f2": "a", "f3": "b"}]
@@ -294,8 +331,14 @@ def around(node: Any, encoded: bytes, place: str) -> tuple[Any, bytes]:
     schemas = {
         "a field": (node, encoded),
         "an item": ({"type": "array", "items": node}, a_number(1) + encoded + b"\0"),
-        "a block": ({"type": "array", "items": node}, a_number(-1) + a_number(len(encoded)) + encoded + b"\0"),
-        "a map": ({"type": "map", "values": node}, a_number(1) + a_number(1) + b"k" + encoded + b"\0"),
+        "a block": (
+            {"type": "array", "items": node},
+            a_number(-1) + a_number(len(encoded)) + encoded + b"\0",
+        ),
+        "a map": (
+            {"type": "map", "values": node},
+            a_number(1) + a_number(1) + b"k" + encoded + b"\0",
+        ),
     }
     kind, payload = schemas[place]
     fields = [{"name": "f", "type": kind}, {"name": "last", "type": "int"}]
@@ -305,10 +348,14 @@ def around(node: Any, encoded: bytes, place: str) -> tuple[Any, bytes]:
 @pytest.mark.parametrize("is_dropped", [False, True], ids=["read", "dropped"])
 @pytest.mark.parametrize("place", ["a field", "an item", "a block", "a map"])
 @pytest.mark.parametrize("name", MISFITS)
-def test_bytes_that_do_not_fit_their_schema_are_bad_wherever_they_are(name: str, place: str, is_dropped: bool) -> None:
+def test_bytes_that_do_not_fit_their_schema_are_bad_wherever_they_are(
+    name: str, place: str, is_dropped: bool
+) -> None:
     definition, payload = around(*MISFITS[name], place)
     reader = {**definition, "fields": definition["fields"][1:]} if is_dropped else definition
-    decoded = decoder(schema_of(definition), schema_of(reader))(Encoded(pa.array([payload, None], pa.binary())))
+    decoded = decoder(schema_of(definition), schema_of(reader))(
+        Encoded(pa.array([payload, None], pa.binary()))
+    )
     assert decoded.values.to_pylist() == [None, None]
     assert decoded.bad == {0: "its bytes do not fit the schema that it was written with"}
 
@@ -321,5 +368,7 @@ def test_the_last_values_that_fit_are_read(name: str, place: str) -> None:
     schema = schema_of(definition)
     decoded = decoder(schema, schema)(Encoded(pa.array([payload], pa.binary())))
     assert decoded.bad == {}
-    value = {"an item": [expected], "a block": [expected], "a map": [("k", expected)]}.get(place, expected)
+    value = {"an item": [expected], "a block": [expected], "a map": [("k", expected)]}.get(
+        place, expected
+    )
     assert decoded.values.to_pylist() == [{"f": value, "last": 1}]

@@ -135,7 +135,9 @@ def with_field(**options: Any) -> descriptor_pb2.FileDescriptorProto:
     ],
     ids=["repeated", "required", "too large for a long", "a closed enumeration", "a large number"],
 )
-def test_messages_with_other_fields_are_left_to_the_library(file: descriptor_pb2.FileDescriptorProto) -> None:
+def test_messages_with_other_fields_are_left_to_the_library(
+    file: descriptor_pb2.FileDescriptorProto,
+) -> None:
     kind = message_class(file)
     assert protobuf_reader(kind.DESCRIPTOR, protobufs.message_type(schema_of(file))) is None
 
@@ -148,7 +150,9 @@ def closed_enumerations() -> descriptor_pb2.FileDescriptorProto:
     entry.options.map_entry = True
     entry.field.add(name="key", number=1, type=_T.TYPE_INT32, label=1)
     entry.field.add(name="value", number=2, type=_T.TYPE_ENUM, label=1, type_name=".r.Color")
-    message.field.add(name="by_id", number=3, label=3, type=_T.TYPE_MESSAGE, type_name=".r.M.ByIdEntry")
+    message.field.add(
+        name="by_id", number=3, label=3, type=_T.TYPE_MESSAGE, type_name=".r.M.ByIdEntry"
+    )
     return file
 
 
@@ -160,7 +164,10 @@ def closed_enumerations() -> descriptor_pb2.FileDescriptorProto:
         (b"\x08\x07", {"f": "7", "many": [], "by_id": []}),
         (b"\x08\xfd\xff\xff\xff\xff\xff\xff\xff\xff\x01", {"f": "-3", "many": [], "by_id": []}),
         (b"\x0d\x07\x00\x00\x00", {"f": None, "many": [], "by_id": []}),
-        (b"\x10\x00\x10\x00\x1a\x04\x08\x05\x10\x00", {"f": None, "many": ["RED", "RED"], "by_id": [("5", "RED")]}),
+        (
+            b"\x10\x00\x10\x00\x1a\x04\x08\x05\x10\x00",
+            {"f": None, "many": ["RED", "RED"], "by_id": [("5", "RED")]},
+        ),
         (b"\x08\x00\x08\x07", None),
         (b"\x08\x07\x08\x00", None),
         (b"\x08\x07\x08\x08", None),
@@ -168,7 +175,9 @@ def closed_enumerations() -> descriptor_pb2.FileDescriptorProto:
         (b"\x1a\x04\x08\x05\x10\x07", None),
     ],
 )
-def test_a_number_that_a_closed_enumeration_lacks_is_never_left_out(payload: bytes, expected: object) -> None:
+def test_a_number_that_a_closed_enumeration_lacks_is_never_left_out(
+    payload: bytes, expected: object
+) -> None:
     schema = schema_of(closed_enumerations())
     decoded = decoder(schema, schema)(Encoded(pa.array([payload], pa.binary())))
     assert decoded.values.to_pylist() == [expected]

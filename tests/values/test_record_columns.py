@@ -33,11 +33,17 @@ if TYPE_CHECKING:
 
 
 def avro(*fields: tuple[str, Any], kind: int = pb.Schema.Json) -> ValueSchema:
-    definition = {"type": "record", "name": "R", "fields": [{"name": name, "type": of} for name, of in fields]}
+    definition = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": name, "type": of} for name, of in fields],
+    }
     return ValueSchema(kind, json.dumps(definition).encode())
 
 
-def fit(values: list[Any], kind: pa.DataType, column: pa.DataType) -> tuple[list[Any], dict[int, str]]:
+def fit(
+    values: list[Any], kind: pa.DataType, column: pa.DataType
+) -> tuple[list[Any], dict[int, str]]:
     records = pa.array([{"x": value} for value in values], pa.struct([("x", kind)]))
     fitted = as_records(DecodedValues(records), pa.struct([("x", column)]))
     fitted.values.validate(full=True)
@@ -55,7 +61,10 @@ def test_a_schema_has_a_column_for_each_field_and_other_kinds_have_one() -> None
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ([("Pulsar", "long")], "has a field Pulsar, and the table keeps what is Pulsar's in a column of that name"),
+        (
+            [("Pulsar", "long")],
+            "has a field Pulsar, and the table keeps what is Pulsar's in a column of that name",
+        ),
         ([("id", "long"), ("ID", "long")], "has two fields 'ID' that differ in case at most"),
         (
             [
@@ -76,7 +85,11 @@ def test_a_schema_has_a_column_for_each_field_and_other_kinds_have_one() -> None
                     "l",
                     {
                         "type": "array",
-                        "items": {"type": "record", "name": "I", "fields": [{"name": "a b", "type": "int"}]},
+                        "items": {
+                            "type": "record",
+                            "name": "I",
+                            "fields": [{"name": "a b", "type": "int"}],
+                        },
                     },
                 )
             ],
@@ -85,12 +98,17 @@ def test_a_schema_has_a_column_for_each_field_and_other_kinds_have_one() -> None
         ([("n\0a", "int"), ("n\0b", "int")], r"has a field 'n\\x00a', whose name"),
         ([("a\x1b[2J", "int")], r"has a field 'a\\x1b\[2J', whose name"),
         ([("n" * 256, "int")], "has a field 'n{40}'..., whose name has more than 255 bytes"),
-        ([("_change_type", "int")], "has a field '_change_type', which is a column of Delta's own to Spark"),
+        (
+            [("_change_type", "int")],
+            "has a field '_change_type', which is a column of Delta's own to Spark",
+        ),
         ([("__delta_internal_is_row_deleted", "int")], "which is a column of Delta's own"),
         ([("pulsar.partition", "int")], "has a field 'pulsar.partition', whose name"),
     ],
 )
-def test_fields_that_cannot_be_columns_are_refused(fields: list[tuple[str, Any]], sentence: str) -> None:
+def test_fields_that_cannot_be_columns_are_refused(
+    fields: list[tuple[str, Any]], sentence: str
+) -> None:
     with pytest.raises(SetupError, match=sentence):
         record_of(avro(*fields))
 
@@ -103,10 +121,14 @@ def nested(levels: str, kind: int) -> ValueSchema:
             "l": {"type": "array", "items": of},
             "m": {"type": "map", "values": of},
             "r": {"type": "record", "name": f"R{number}", "fields": [{"name": "a", "type": of}]},
-            "n": ["null", {"type": "record", "name": f"R{number}", "fields": [{"name": "a", "type": of}]}],
+            "n": [
+                "null",
+                {"type": "record", "name": f"R{number}", "fields": [{"name": "a", "type": of}]},
+            ],
         }[letter]
     return ValueSchema(
-        kind, json.dumps({"type": "record", "name": "R", "fields": [{"name": "x", "type": of}]}).encode()
+        kind,
+        json.dumps({"type": "record", "name": "R", "fields": [{"name": "x", "type": of}]}).encode(),
     )
 
 
@@ -117,9 +139,14 @@ def nested_messages(count: int) -> ValueSchema:
         message = file.message_type.add(name=f"M{number}")
         message.field.add(name="x", number=1, type=5, label=1)
         if number + 1 < count:
-            message.field.add(name="a", number=2, type=11, label=1 + 2 * (number % 2), type_name=f".M{number + 1}")
+            message.field.add(
+                name="a", number=2, type=11, label=1 + 2 * (number % 2), type_name=f".M{number + 1}"
+            )
     files = descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
-    definition = {"fileDescriptorSet": base64.b64encode(files).decode(), "rootMessageTypeName": "M0"}
+    definition = {
+        "fileDescriptorSet": base64.b64encode(files).decode(),
+        "rootMessageTypeName": "M0",
+    }
     return ValueSchema(pb.Schema.ProtobufNative, json.dumps(definition).encode())
 
 
@@ -158,11 +185,35 @@ def test_a_schema_is_refused_or_read_by_all_readers_however_deep_it_is(
 ) -> None:
     taken: set[int] = set()
     refused: dict[int, str] = {}
-    for depth in (1, 8, 14, 15, 16, 20, 28, 29, 30, 31, 32, 33, 41, 42, 43, 50, 99, 300, 1000, 5000):
+    for depth in (
+        1,
+        8,
+        14,
+        15,
+        16,
+        20,
+        28,
+        29,
+        30,
+        31,
+        32,
+        33,
+        41,
+        42,
+        43,
+        50,
+        99,
+        300,
+        1000,
+        5000,
+    ):
         schemas = [nested_messages(depth)]
         for letters in ("r", "n", "l", "m", "lr", "nm", "lnm"):
             levels = (letters * depth)[:depth]
-            schemas += [nested(levels, kind) for kind in ((pb.Schema.Avro, pb.Schema.Json) if depth < 300 else ())]
+            schemas += [
+                nested(levels, kind)
+                for kind in ((pb.Schema.Avro, pb.Schema.Json) if depth < 300 else ())
+            ]
         for number, schema_of in enumerate(map(wrap, schemas)):
             try:
                 record = record_of(schema_of)
@@ -177,15 +228,22 @@ def test_a_schema_is_refused_or_read_by_all_readers_however_deep_it_is(
 
 def test_a_record_without_fields_is_left_out_at_every_depth() -> None:
     empty = {"type": "record", "name": "E", "fields": []}
-    schema_of = avro(("id", "long"), ("gone", empty), ("l", {"type": "array", "items": "E"}), kind=pb.Schema.Json)
+    schema_of = avro(
+        ("id", "long"), ("gone", empty), ("l", {"type": "array", "items": "E"}), kind=pb.Schema.Json
+    )
     assert record_of(schema_of) == pa.struct([("id", pa.int64())])
     rows, misfits = record_rows(
-        messages((b"1", b'{"id": 1, "gone": {}}')), lambda _: schema_of, NO_SCHEMA, record_of(schema_of)
+        messages((b"1", b'{"id": 1, "gone": {}}')),
+        lambda _: schema_of,
+        NO_SCHEMA,
+        record_of(schema_of),
     )
     assert (rows["record"].to_pylist(), misfits) == ([{"id": 1}], [])
 
 
-@pytest.mark.parametrize("value", ["1700000000000", '"2026-05-01"', "[1, [2]]", "null", '{"time": 1}'])
+@pytest.mark.parametrize(
+    "value", ["1700000000000", '"2026-05-01"', "[1, [2]]", "null", '{"time": 1}']
+)
 @pytest.mark.parametrize("place", ["%s", "[%s]", '{"k": %s}', '{"in": %s}'])
 def test_what_has_no_column_may_be_anything_in_json(place: str, value: str) -> None:
     empty = {"type": "record", "name": "Date", "namespace": "java.util", "fields": []}
@@ -204,7 +262,11 @@ def test_what_has_no_column_may_be_anything_in_json(place: str, value: str) -> N
 
 def test_a_union_keeps_known_types_and_adds_what_is_new_at_every_depth() -> None:
     known = pa.struct(
-        [("id", pa.int32()), ("in", pa.struct([("a", pa.int32())])), ("l", pa.list_(pa.struct([("p", pa.int32())])))]
+        [
+            ("id", pa.int32()),
+            ("in", pa.struct([("a", pa.int32())])),
+            ("l", pa.list_(pa.struct([("p", pa.int32())]))),
+        ]
     )
     more = pa.struct(
         [
@@ -226,12 +288,30 @@ def test_a_union_keeps_known_types_and_adds_what_is_new_at_every_depth() -> None
 @pytest.mark.parametrize(
     ("values", "kind", "column", "fitted", "misfits"),
     [
-        ([1, None, 2**40], pa.int64(), pa.int32(), [1, None, None], {2: "x 1099511627776 is no int32"}),
+        (
+            [1, None, 2**40],
+            pa.int64(),
+            pa.int32(),
+            [1, None, None],
+            {2: "x 1099511627776 is no int32"},
+        ),
         ([1, 2], pa.int32(), pa.int64(), [1, 2], {}),
-        ([1, 2**53 + 1], pa.int64(), pa.float64(), [1.0, None], {1: "x 9007199254740993 is no double"}),
+        (
+            [1, 2**53 + 1],
+            pa.int64(),
+            pa.float64(),
+            [1.0, None],
+            {1: "x 9007199254740993 is no double"},
+        ),
         ([1.0, 1.5, None], pa.float64(), pa.int32(), [1, None, None], {1: "x 1.5 is no int32"}),
         ([0.5, 0.1], pa.float64(), pa.float32(), [0.5, None], {1: "x 0.1 is no float"}),
-        (["a", None], pa.string(), pa.int32(), [None, None], {0: "x is string, and its column is int32"}),
+        (
+            ["a", None],
+            pa.string(),
+            pa.int32(),
+            [None, None],
+            {0: "x is string, and its column is int32"},
+        ),
         (
             [Decimal("1.50"), Decimal("1000.25")],
             pa.decimal128(6, 2),
@@ -242,7 +322,11 @@ def test_a_union_keeps_known_types_and_adds_what_is_new_at_every_depth() -> None
     ],
 )
 def test_a_number_fits_if_it_stays_the_same(
-    values: list[Any], kind: pa.DataType, column: pa.DataType, fitted: list[Any], misfits: dict[int, str]
+    values: list[Any],
+    kind: pa.DataType,
+    column: pa.DataType,
+    fitted: list[Any],
+    misfits: dict[int, str],
 ) -> None:
     assert fit(values, kind, column) == (fitted, misfits)
 
@@ -257,13 +341,19 @@ def test_a_number_that_is_none_fits_floating_columns_only() -> None:
 def test_parts_of_lists_and_maps_that_do_not_fit_make_their_row_a_misfit() -> None:
     lists = fit([[1, 2], None, [], [2**40]], pa.list_(pa.int64()), pa.list_(pa.int32()))
     assert lists == ([[1, 2], None, [], None], {3: "x[] 1099511627776 is no int32"})
-    maps = fit([[("k", 1)], [("k", 2**40)], None], pa.map_(pa.string(), pa.int64()), pa.map_(pa.string(), pa.int32()))
+    maps = fit(
+        [[("k", 1)], [("k", 2**40)], None],
+        pa.map_(pa.string(), pa.int64()),
+        pa.map_(pa.string(), pa.int32()),
+    )
     assert maps == ([[("k", 1)], None, None], {1: "x[] 1099511627776 is no int32"})
 
 
 def test_slices_fit_as_whole_arrays_do() -> None:
     kind = pa.struct([("l", pa.list_(pa.int64())), ("m", pa.map_(pa.string(), pa.int64()))])
-    column = pa.struct([("l", pa.list_(pa.int32())), ("m", pa.map_(pa.string(), pa.int32())), ("n", pa.string())])
+    column = pa.struct(
+        [("l", pa.list_(pa.int32())), ("m", pa.map_(pa.string(), pa.int32())), ("n", pa.string())]
+    )
     rows = [{"l": [n, n + 1], "m": [("k", n)]} if n % 3 else None for n in range(20)]
     whole = as_records(DecodedValues(pa.array(rows, kind)), column).values.to_pylist()
     part = as_records(DecodedValues(pa.array(rows, kind).slice(7, 9)), column).values
@@ -272,7 +362,10 @@ def test_slices_fit_as_whole_arrays_do() -> None:
 
 
 def test_a_field_without_a_column_is_a_misfit_and_not_dropped() -> None:
-    records = pa.array([{"x": 1, "y": None}, {"x": 2, "y": "new"}], pa.struct([("x", pa.int32()), ("y", pa.string())]))
+    records = pa.array(
+        [{"x": 1, "y": None}, {"x": 2, "y": "new"}],
+        pa.struct([("x", pa.int32()), ("y", pa.string())]),
+    )
     fitted = as_records(DecodedValues(records), pa.struct([("x", pa.int32())]))
     assert fitted.values.to_pylist() == [{"x": 1}, None]
     assert fitted.bad == {1: "the table has no column for y"}
@@ -303,7 +396,10 @@ def messages(*values: tuple[bytes | None, bytes | None], **columns: Any) -> pa.R
 
 
 def test_versions_that_alternate_fill_their_own_fields() -> None:
-    versions = {b"1": avro(("id", "long"), ("a", "string")), b"2": avro(("id", "long"), ("b", "double"))}
+    versions = {
+        b"1": avro(("id", "long"), ("a", "string")),
+        b"2": avro(("id", "long"), ("b", "double")),
+    }
     record = united(record_of(versions[b"1"]), record_of(versions[b"2"]))
     batch = messages(
         (b"1", b'{"id": 1, "a": "x"}'),
@@ -326,7 +422,13 @@ def test_versions_that_alternate_fill_their_own_fields() -> None:
 
 def test_messages_that_do_not_fit_are_told_apart_with_the_reason() -> None:
     versions = {b"1": avro(("id", "int"))}
-    batch = messages((b"1", b'{"id": 1}'), (b"1", b'{"id": "x"}'), (b"9", b"{}"), (b"1", b"no json"), (b"9", None))
+    batch = messages(
+        (b"1", b'{"id": 1}'),
+        (b"1", b'{"id": "x"}'),
+        (b"9", b"{}"),
+        (b"1", b"no json"),
+        (b"9", None),
+    )
     rows, misfits = record_rows(batch, versions.get, NO_SCHEMA, record_of(versions[b"1"]))
     assert rows["entry_id"].to_pylist() == [0, 4]
     assert [(misfit.row, misfit.reason) for misfit in misfits] == [
@@ -350,20 +452,30 @@ def test_messages_that_do_not_fit_are_told_apart_with_the_reason() -> None:
     ],
 )
 def test_a_json_value_that_does_not_fit_names_the_field(value: str, detail: str) -> None:
-    item = {"type": "record", "name": "Item", "fields": [{"name": "price", "type": ["null", "double"]}]}
+    item = {
+        "type": "record",
+        "name": "Item",
+        "fields": [{"name": "price", "type": ["null", "double"]}],
+    }
     tags = {"type": "array", "items": "string"}
     of_order = avro(("id", ["null", "int"]), ("item", ["null", item]), ("tags", ["null", tags]))
-    _, (misfit,) = record_rows(messages((None, value.encode())), lambda _: None, of_order, record_of(of_order))
+    _, (misfit,) = record_rows(
+        messages((None, value.encode())), lambda _: None, of_order, record_of(of_order)
+    )
     assert misfit.detail == detail
 
 
 def test_a_batch_without_messages_has_no_rows() -> None:
-    rows, misfits = record_rows(messages(), lambda _: None, NO_SCHEMA, record_of(avro(("id", "int"))))
+    rows, misfits = record_rows(
+        messages(), lambda _: None, NO_SCHEMA, record_of(avro(("id", "int")))
+    )
     assert (rows.num_rows, misfits) == (0, [])
 
 
 def test_a_time_that_no_column_can_hold_is_a_misfit_and_not_the_end() -> None:
-    of_millis = avro(("at", {"type": "long", "logicalType": "timestamp-millis"}), kind=pb.Schema.Avro)
+    of_millis = avro(
+        ("at", {"type": "long", "logicalType": "timestamp-millis"}), kind=pb.Schema.Avro
+    )
     nanoseconds = b"\x80\x80\xa0\xc9\x9b\xcb\xed\x85\x31"
     batch = messages((b"1", b"\x02"), (b"1", nanoseconds), (b"1", b"\x04"))
     rows, misfits = record_rows(batch, lambda _: of_millis, NO_SCHEMA, record_of(of_millis))
@@ -371,7 +483,9 @@ def test_a_time_that_no_column_can_hold_is_a_misfit_and_not_the_end() -> None:
     assert [(misfit.row, misfit.reason) for misfit in misfits] == [(1, "schema_mismatch")]
 
 
-def test_a_decoder_that_fails_for_all_together_costs_the_bad_ones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_that_fails_for_all_together_costs_the_bad_ones_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     whole = avro(("id", "int"))
 
     def failing(writer: ValueSchema, reader: ValueSchema) -> Any:
@@ -394,7 +508,9 @@ def test_a_decoder_that_fails_for_all_together_costs_the_bad_ones_alone(monkeypa
 def test_messages_of_a_version_that_the_table_refuses_are_misfits_as_a_whole() -> None:
     refused = avro(("id", "int"), ("ID", "int"))
     record = record_of(avro(("id", "int")))
-    rows, misfits = record_rows(messages((b"1", b'{"id": 1, "ID": 2}')), lambda _: refused, NO_SCHEMA, record)
+    rows, misfits = record_rows(
+        messages((b"1", b'{"id": 1, "ID": 2}')), lambda _: refused, NO_SCHEMA, record
+    )
     assert rows.num_rows == 0
     assert "differ in case" in misfits[0].detail
 
@@ -414,7 +530,11 @@ def test_a_message_of_a_batch_becomes_an_entry_with_all_that_it_had() -> None:
     assert (entry.broker.broker_timestamp, entry.broker.index) == (9000, 41)  # type: ignore[union-attr]
     metadata = entry.metadata
     assert (metadata.partition_key, metadata.event_time, metadata.publish_time) == ("k", 7000, 5000)
-    assert (metadata.schema_version, metadata.ordering_key, metadata.producer_name) == (b"1", b"o", "p")
+    assert (metadata.schema_version, metadata.ordering_key, metadata.producer_name) == (
+        b"1",
+        b"o",
+        "p",
+    )
     assert [(each.key, each.value) for each in metadata.properties] == [("a", "1"), ("a", "2")]
 
 

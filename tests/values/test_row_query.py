@@ -27,7 +27,13 @@ MESSAGES = pa.schema(
         ("value", pa.binary()),
         (
             "pulsar",
-            pa.struct([("key", pa.string()), ("at_time", TIMES), ("properties", pa.map_(pa.string(), pa.string()))]),
+            pa.struct(
+                [
+                    ("key", pa.string()),
+                    ("at_time", TIMES),
+                    ("properties", pa.map_(pa.string(), pa.string())),
+                ]
+            ),
         ),
     ]
 )
@@ -60,7 +66,10 @@ def answer(text: str, *ids: int) -> tuple[list[dict[str, Any]], list[int]]:
 
 def test_a_query_selects_computes_and_filters_in_the_order_of_the_batch() -> None:
     text = "select id * 2 as twice, upper(name) as name from messages where id <> 3"
-    assert answer(text, 5, 3, 1) == ([{"twice": 10, "name": "N5"}, {"twice": 2, "name": "N1"}], [0, 2])
+    assert answer(text, 5, 3, 1) == (
+        [{"twice": 10, "name": "N5"}, {"twice": 2, "name": "N1"}],
+        [0, 2],
+    )
     assert answer(text, 3) == ([], [])
 
 
@@ -73,13 +82,19 @@ def test_a_star_has_all_columns_and_nothing_of_ours() -> None:
         pa.decimal128(10, 2),
         pa.list_(pa.string()),
     ]
-    others = RowQuery("select * exclude (value, pulsar), * replace (id + 1 as id) from messages", "sql")
+    others = RowQuery(
+        "select * exclude (value, pulsar), * replace (id + 1 as id) from messages", "sql"
+    )
     with pytest.raises(SetupError, match="sql has two columns id"):
         others.columns(MESSAGES)
 
 
 def test_times_are_utc_and_nested_values_can_be_reached() -> None:
-    text = "select date(pulsar.at_time) as day, pulsar.properties['p'] as p, decode(value)->>'$.n' as n, tags[1] as tag from messages"
+    text = (
+        "select date(pulsar.at_time) as day, pulsar.properties['p'] as p, "
+        "decode(value)->>'$.n' "
+        "as n, tags[1] as tag from messages"
+    )
     assert answer(text, 1) == ([{"day": date(2026, 1, 2), "p": "q", "n": "1", "tag": "x"}], [0])
 
 
@@ -109,9 +124,18 @@ def test_times_are_utc_and_nested_values_can_be_reached() -> None:
         ("select id from messages group by all", "group by"),
         ("select #1 as a from messages", "a column by its number"),
         ("select __ledgerlake_row as a from messages", "has __ledgerlake_row"),
-        ("select list_aggregate(tags, 'reservoir_quantile', 0.5) as a from messages", "reservoir_quantile"),
-        ("select json_contains(decode(value), '1') as a from messages", "the function json_contains"),
-        ("select damerau_levenshtein(name, name) as a from messages", "the function damerau_levenshtein"),
+        (
+            "select list_aggregate(tags, 'reservoir_quantile', 0.5) as a from messages",
+            "reservoir_quantile",
+        ),
+        (
+            "select json_contains(decode(value), '1') as a from messages",
+            "the function json_contains",
+        ),
+        (
+            "select damerau_levenshtein(name, name) as a from messages",
+            "the function damerau_levenshtein",
+        ),
         ("select decode(value)::json::variant::varchar as a from messages", "the type variant"),
         ("select try_cast(tags as variant[]) as a from messages", "the type variant"),
         ("select " + " || ".join(["name"] * 900) + " as a from messages", "nested too deeply"),
@@ -130,11 +154,18 @@ def test_what_does_not_depend_on_one_row_alone_is_refused(text: str, what: str) 
     ("text", "what"),
     [
         ("select id,\n  nmae\nfrom messages", '"nmae" not found.*"name".*line 2'),
-        ("select id + name as n from messages where id > tags", "does not fit the messages: Binder Error"),
-        ("select id + 1 from messages", r"a column without a name that a table can have; write \(id \+ 1\) as NAME"),
+        (
+            "select id + name as n from messages where id > tags",
+            "does not fit the messages: Binder Error",
+        ),
+        (
+            "select id + 1 from messages",
+            r"a column without a name that a table can have; write \(id \+ 1\) as NAME",
+        ),
         (
             "select interval 1 day as i from messages",
-            "the column i of sql is INTERVAL, and no table has the values of INTERVAL as they are; cast them by ::varchar",
+            "the column i of sql is INTERVAL, and no table has the values of INTERVAL as they are; "
+            "cast them by ::varchar",
         ),
         (
             "select cast(id as uinteger) as u from messages",
@@ -149,14 +180,20 @@ def test_a_query_that_does_not_fit_names_column_and_line(text: str, what: str) -
 
 def test_messages_of_which_a_value_cannot_be_computed_have_no_row_and_a_reason() -> None:
     query = RowQuery(
-        "select id, cast(decode(value)->>'$.n' as int) / nullif(id, 2) as n from messages where id <> 4", "sql"
+        "select id, cast(decode(value)->>'$.n' as int) / nullif(id, 2) as n from messages where id "
+        "<> 4",
+        "sql",
     )
     rows = batch(1, 2, 3, 4, 5).to_pylist()
     rows[2]["value"], rows[3]["value"] = b'{"n": "three"}', b'{"n": "four"}'
     found = query.of(pa.RecordBatch.from_pylist(rows, schema=MESSAGES))
     # The fourth message is left out by the condition.
     assert found.rows.tolist() == [0, 1, 4]
-    assert found.values.to_pylist() == [{"id": 1, "n": 1.0}, {"id": 2, "n": None}, {"id": 5, "n": 1.0}]
+    assert found.values.to_pylist() == [
+        {"id": 1, "n": 1.0},
+        {"id": 2, "n": None},
+        {"id": 5, "n": 1.0},
+    ]
     assert list(found.bad) == [2]
     assert "Could not convert string 'three'" in found.bad[2]
 
@@ -190,10 +227,17 @@ def test_a_batch_in_which_each_message_fails_is_not_halved_down_to_each_of_them(
 
 
 # Each value ends within what DuckDB quotes of it, or is no text.
-_BROKEN = [*('{"n": "' + "x" * shift + letter * 50 for letter in "é東😀" for shift in range(4)), "é", "\\xé", "0é"]
+_BROKEN = [
+    *('{"n": "' + "x" * shift + letter * 50 for letter in "é東😀" for shift in range(4)),
+    "é",
+    "\\xé",
+    "0é",
+]
 
 
-@pytest.mark.parametrize("broken", [*(text.encode() for text in _BROKEN), b"\xff", b'{"n": "\xe6\x9d', b"\0\x80"])
+@pytest.mark.parametrize(
+    "broken", [*(text.encode() for text in _BROKEN), b"\xff", b'{"n": "\xe6\x9d', b"\0\x80"]
+)
 @pytest.mark.parametrize(
     "text",
     [
@@ -204,7 +248,9 @@ _BROKEN = [*('{"n": "' + "x" * shift + letter * 50 for letter in "é東😀" for
         "select id from messages where decode(value)->>'$.n' = '1'",
     ],
 )
-def test_a_broken_value_in_any_encoding_does_not_touch_the_messages_beside_it(text: str, broken: bytes) -> None:
+def test_a_broken_value_in_any_encoding_does_not_touch_the_messages_beside_it(
+    text: str, broken: bytes
+) -> None:
     query = RowQuery(text, "sql")
     for good in (b'{"n": 1}', b"01", b"2026-01-01"):
         rows = batch(1, 2, 3).to_pylist()
@@ -253,7 +299,9 @@ def test_a_condition_gives_the_messages_for_which_it_holds() -> None:
 
 def test_a_field_may_be_called_as_the_row_number_or_as_a_function_of_the_session() -> None:
     fields = pa.schema([("__ledgerlake_row", pa.int64()), ("user", pa.string())])
-    rows = pa.RecordBatch.from_pylist([{"__ledgerlake_row": 0, "user": name} for name in "abc"], schema=fields)
+    rows = pa.RecordBatch.from_pylist(
+        [{"__ledgerlake_row": 0, "user": name} for name in "abc"], schema=fields
+    )
     found = RowQuery("select * from messages where user <> 'b'", "sql").of(rows)
     assert found.rows.tolist() == [0, 2]
     assert found.values.to_pylist() == [{"__ledgerlake_row": 0, "user": name} for name in "ac"]
@@ -268,7 +316,9 @@ def test_a_whole_row_has_nothing_of_ours() -> None:
 
 
 def test_what_fails_for_any_message_is_found_without_one() -> None:
-    with pytest.raises(SetupError, match=r"fails for any message: .*Could not convert string 'abc'"):
+    with pytest.raises(
+        SetupError, match=r"fails for any message: .*Could not convert string 'abc'"
+    ):
         RowQuery("select cast('abc' as int) as n from messages", "sql").columns(MESSAGES)
 
 
@@ -285,7 +335,12 @@ def test_a_value_of_any_depth_does_not_end_the_process() -> None:
 TEXTS = ["", "a\0b", "\U0010ffff" * 300, "\u00df"]
 DATES = ["5877642-06-25 (BC)", "0001-01-01", "5881580-07-10", "infinity"]
 TIMES_OF_DAY = ["00:00:00", "23:59:59.999999", "24:00:00"]
-MOMENTS = ["290309-12-22 (BC) 00:00:00", "1970-01-01 00:00:00.000001", "294247-01-10 04:00:54.775806", "-infinity"]
+MOMENTS = [
+    "290309-12-22 (BC) 00:00:00",
+    "1970-01-01 00:00:00.000001",
+    "294247-01-10 04:00:54.775806",
+    "-infinity",
+]
 RECENT = ["1677-09-22 00:00:00", "2262-04-11 23:47:16.854775806"]
 REALS = ["nan", "-inf", "-0.0", "1e-45"]
 TYPES: dict[str, tuple[bool, list[str]]] = {
@@ -310,7 +365,10 @@ TYPES: dict[str, tuple[bool, list[str]]] = {
     "JSON": (True, ['{"a":1.0}', "null"]),
     "BLOB": (True, ["", "\\xFF\\x00"]),
     "BIT": (False, ["0", "101", "1" * 70]),
-    "UUID": (True, ["ffffffff-ffff-ffff-ffff-ffffffffffff", "00000000-0000-0000-0000-000000000000"]),
+    "UUID": (
+        True,
+        ["ffffffff-ffff-ffff-ffff-ffffffffffff", "00000000-0000-0000-0000-000000000000"],
+    ),
     "DATE": (True, DATES),
     "TIME": (False, TIMES_OF_DAY),
     "TIME_NS": (False, TIMES_OF_DAY),
@@ -335,17 +393,34 @@ TYPES: dict[str, tuple[bool, list[str]]] = {
     "INTEGER[2]": (False, ["[1, 2]"]),
 }
 
-# What no cast makes of a text: ``row`` makes tuples, ``variant`` is refused, types are no values of rows.
-NOT_CAST = {"NULL", "TUPLE", "VARIANT", "TYPE", "LIST", "ARRAY", "STRUCT", "MAP", "UNION", "ENUM", "DECIMAL"}
+# What no cast makes of a text: ``row`` makes tuples, ``variant`` is refused, types are no values of
+# rows.
+NOT_CAST = {
+    "NULL",
+    "TUPLE",
+    "VARIANT",
+    "TYPE",
+    "LIST",
+    "ARRAY",
+    "STRUCT",
+    "MAP",
+    "UNION",
+    "ENUM",
+    "DECIMAL",
+}
 
 
 def test_all_types_of_duckdb_are_tried() -> None:
-    found = duckdb.execute("select distinct logical_type from duckdb_types() where database_name = 'system'").fetchall()
+    found = duckdb.execute(
+        "select distinct logical_type from duckdb_types() where database_name = 'system'"
+    ).fetchall()
     assert {name for (name,) in found} <= {*TYPES, *NOT_CAST}
 
 
 def named(texts: list[str]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"name": text} for text in texts], schema=pa.schema([("name", pa.string())]))
+    return pa.RecordBatch.from_pylist(
+        [{"name": text} for text in texts], schema=pa.schema([("name", pa.string())])
+    )
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -359,17 +434,23 @@ def test_a_value_of_any_type_is_the_same_in_the_table_or_its_query_is_refused(ki
         for form in ("name::{}", "[name::{}]", "{{'a': name::{}}}", "map {{'a': name::{}}}"):
             query = RowQuery(f"select {form.format(kind)} as n from messages", "sql")
             if not is_had:
-                with pytest.raises(SetupError, match=r"the column n of sql is .*no table has .* cast them by ::"):
+                with pytest.raises(
+                    SetupError, match=r"the column n of sql is .*no table has .* cast them by ::"
+                ):
                     query.of(named(texts))
                 continue
             found = query.of(named(texts))
             assert not found.bad
             connection.register("answer", pa.table({"n": found.values.field("n")}))
-            expected = connection.execute(f"select ({form.format(shown)})::varchar from messages").fetchall()
+            expected = connection.execute(
+                f"select ({form.format(shown)})::varchar from messages"
+            ).fetchall()
             assert connection.execute("select n::varchar from answer").fetchall() == expected
 
 
-@pytest.mark.parametrize("kind", [kind for kind, (is_had, _) in TYPES.items() if not is_had and kind[-1] not in ")]"])
+@pytest.mark.parametrize(
+    "kind", [kind for kind, (is_had, _) in TYPES.items() if not is_had and kind[-1] not in ")]"]
+)
 def test_the_cast_that_a_refusal_names_gives_the_same_value_or_a_reject(kind: str) -> None:
     texts = TYPES[kind][1]
     with pytest.raises(SetupError) as refused:

@@ -41,7 +41,9 @@ def read(
     writer: ValueSchema | None = None,
     keys: list[Any] | None = None,
 ) -> tuple[list[Any], dict[int, str]]:
-    encoded = Encoded(pa.array(payloads, pa.binary()), None if keys is None else pa.array(keys, pa.binary()))
+    encoded = Encoded(
+        pa.array(payloads, pa.binary()), None if keys is None else pa.array(keys, pa.binary())
+    )
     decoded = decoder(writer or schema, schema)(encoded)
     assert decoded.values.type == column_type(schema)
     assert len(decoded.values) == len(payloads)
@@ -49,7 +51,10 @@ def read(
 
 
 def avro(*fields: dict[str, Any], name: str = "R") -> ValueSchema:
-    return ValueSchema(SchemaType.Avro, json.dumps({"type": "record", "name": name, "fields": list(fields)}).encode())
+    return ValueSchema(
+        SchemaType.Avro,
+        json.dumps({"type": "record", "name": name, "fields": list(fields)}).encode(),
+    )
 
 
 def as_json(schema: ValueSchema) -> ValueSchema:
@@ -85,8 +90,16 @@ def field(name: str, kind: Any, **more: Any) -> dict[str, Any]:
         (SchemaType.Double, struct.pack(">d", -0.1), -0.1),
         (SchemaType.Date, struct.pack(">q", 86_400_000), datetime(1970, 1, 2, tzinfo=UTC)),
         (SchemaType.Time, struct.pack(">q", 1), datetime(1970, 1, 1, microsecond=1000, tzinfo=UTC)),
-        (SchemaType.Timestamp, struct.pack(">q", -1), datetime(1969, 12, 31, 23, 59, 59, 999000, tzinfo=UTC)),
-        (SchemaType.Instant, struct.pack(">qi", 1, 5000), datetime(1970, 1, 1, 0, 0, 1, 5, tzinfo=UTC)),
+        (
+            SchemaType.Timestamp,
+            struct.pack(">q", -1),
+            datetime(1969, 12, 31, 23, 59, 59, 999000, tzinfo=UTC),
+        ),
+        (
+            SchemaType.Instant,
+            struct.pack(">qi", 1, 5000),
+            datetime(1970, 1, 1, 0, 0, 1, 5, tzinfo=UTC),
+        ),
         (SchemaType.LocalDate, struct.pack(">q", -1), date(1969, 12, 31)),
         (SchemaType.LocalTime, struct.pack(">q", 123_456_789), 123_456_789),
         (SchemaType.LocalDateTime, struct.pack(">qq", 1, 60 * 10**9), datetime(1970, 1, 2, 0, 1)),
@@ -110,7 +123,15 @@ def test_every_primitive_is_read_and_null_stays_null(kind: int, payload: bytes, 
         (SchemaType.Instant, struct.pack(">qi", 2**62, 0)),
         (SchemaType.LocalDate, struct.pack(">q", 2**40)),
         (SchemaType.LocalDateTime, struct.pack(">qq", -(2**62), 0)),
-        *[(kind, LEAST) for kind in (SchemaType.Date, SchemaType.Time, SchemaType.Timestamp, SchemaType.LocalDate)],
+        *[
+            (kind, LEAST)
+            for kind in (
+                SchemaType.Date,
+                SchemaType.Time,
+                SchemaType.Timestamp,
+                SchemaType.LocalDate,
+            )
+        ],
         (SchemaType.Instant, LEAST + bytes(4)),
         (SchemaType.LocalDateTime, LEAST + bytes(8)),
         (SchemaType.Instant, struct.pack(">qi", 0, 10**9)),
@@ -142,7 +163,13 @@ def test_avro_records_with_every_type_become_structs() -> None:
         field("s", ["null", "string"], default=None),
         field("raw", "bytes"),
         field("color", {"type": "enum", "name": "Color", "symbols": ["RED", "BLUE"]}),
-        field("list", {"type": "array", "items": {"type": "record", "name": "Inner", "fields": [field("x", "int")]}}),
+        field(
+            "list",
+            {
+                "type": "array",
+                "items": {"type": "record", "name": "Inner", "fields": [field("x", "int")]},
+            },
+        ),
         field("again", "Inner"),
         field("map", {"type": "map", "values": "long"}),
         field("at", {"type": "long", "logicalType": "timestamp-millis"}),
@@ -161,7 +188,9 @@ def test_avro_records_with_every_type_become_structs() -> None:
         "local": datetime(2026, 5, 1, 9), "day": date(2026, 5, 1), "price": Decimal("12.34"),
         "id": "5f3b", "wide": 2**40, "mac": b"ab",
     }  # fmt: skip
-    payload = written(ValueSchema(SchemaType.Avro, schema.definition.replace(b'"uuid"', b'"none"')), value)
+    payload = written(
+        ValueSchema(SchemaType.Avro, schema.definition.replace(b'"uuid"', b'"none"')), value
+    )
     values, bad = read(schema, [payload, None])
     assert bad == {}
     assert values == [{**value, "map": [("a", 1)]}, None]
@@ -186,7 +215,8 @@ def test_decimals_are_read_to_their_last_digit_however_they_are_padded() -> None
 def test_a_decimal_of_too_many_digits_is_bad_whatever_its_size() -> None:
     small = avro(field("d", {**DECIMAL, "precision": 4}))
     payloads = [
-        written(avro(field("d", "bytes")), {"d": data}) for data in (b"\x27\x0f", b"\x27\x10", b"\x7f" * 4_000_000)
+        written(avro(field("d", "bytes")), {"d": data})
+        for data in (b"\x27\x0f", b"\x27\x10", b"\x7f" * 4_000_000)
     ]
     values, bad = read(small, payloads)
     assert values == [{"d": Decimal("9.999")}, None, None]
@@ -197,9 +227,14 @@ def test_a_decimal_of_too_many_digits_is_bad_whatever_its_size() -> None:
 def test_avro_evolves_by_its_own_rules() -> None:
     old = avro(field("a", "int"), field("gone", "string"))
     new = avro(
-        field("a", "long"), field("added", "string", default="none"), field("maybe", ["null", "int"], default=None)
+        field("a", "long"),
+        field("added", "string", default="none"),
+        field("maybe", ["null", "int"], default=None),
     )
-    assert read(new, [written(old, {"a": 1, "gone": "x"})], old) == ([{"a": 1, "added": "none", "maybe": None}], {})
+    assert read(new, [written(old, {"a": 1, "gone": "x"})], old) == (
+        [{"a": 1, "added": "none", "maybe": None}],
+        {},
+    )
     assert read(old, [written(old, {"a": 1, "gone": "x"})]) == ([{"a": 1, "gone": "x"}], {})
 
 
@@ -226,7 +261,9 @@ def test_a_schema_that_is_refused_is_judged_once(monkeypatch: pytest.MonkeyPatch
     assert judged == [schema]
 
 
-def test_fields_that_share_an_enumeration_look_at_its_symbols_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fields_that_share_an_enumeration_look_at_its_symbols_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sized, size = [], avro_weights._size
 
     def measure(value: Any) -> int:
@@ -255,9 +292,13 @@ def test_a_schema_cannot_give_the_library_that_reads_it_hints_of_its_own() -> No
             {"name": "b", "type": "I"},
         ],
     }
-    hints = {"__fastavro_parsed": True, "__named_schemas": {"I": {"type": "array", "items": "null"}}}
+    hints = {
+        "__fastavro_parsed": True,
+        "__named_schemas": {"I": {"type": "array", "items": "null"}},
+    }
     plain, hinted = (
-        ValueSchema(SchemaType.Avro, json.dumps(content).encode()) for content in (definition, definition | hints)
+        ValueSchema(SchemaType.Avro, json.dumps(content).encode())
+        for content in (definition, definition | hints)
     )
     payload = written(plain, {"a": {"x": 1}, "m": {}, "b": {"x": 5_000_000}})
     assert read(hinted, [payload]) == read(plain, [payload])
@@ -269,7 +310,10 @@ def test_a_schema_cannot_give_the_library_that_reads_it_hints_of_its_own() -> No
         (b"{", "not JSON"),
         (b'{"type": "object"}', "'object'"),
         (b'["int", "string"]', "union of 2 types"),
-        (b'{"type":"record","name":"N","fields":[{"name":"n","type":["null","N"]}]}', "holds itself"),
+        (
+            b'{"type":"record","name":"N","fields":[{"name":"n","type":["null","N"]}]}',
+            "holds itself",
+        ),
         (b'{"type":"array","items":{"type":"record","name":"E","fields":[]}}', "without bytes"),
         (b'{"type":"array","items":{"type":"fixed","name":"F","size":0}}', "without bytes"),
         (
@@ -291,7 +335,11 @@ def test_a_schema_cannot_give_the_library_that_reads_it_hints_of_its_own() -> No
             (
                 b'{"type":"%s","%s":{"type":"record","name":"A","fields":[{"name":"b","type":"boolean"},{"name":"f0","type":'
                 b'{"type":"fixed","name":"F","size":0}}%s]}}'
-                % (kind, items, b"".join(b',{"name":"f%d","type":["F"]}' % number for number in range(1, 9))),
+                % (
+                    kind,
+                    items,
+                    b"".join(b',{"name":"f%d","type":["F"]}' % number for number in range(1, 9)),
+                ),
                 "items with 9 parts without bytes, more than 8",
             )
             for kind, items in ((b"array", b"items"), (b"map", b"values"))
@@ -309,7 +357,8 @@ def test_what_no_column_can_hold_is_refused_with_the_reason(definition: bytes, w
 def test_an_array_of_records_with_any_bytes_has_a_column() -> None:
     empty = b'{"name":"e","type":{"type":"record","name":"E","fields":[]}}'
     definition = (
-        b'{"type":"array","items":{"type":"record","name":"A","fields":[%s,{"name":"i","type":"int"}]}}' % empty
+        b'{"type":"array","items":{"type":"record","name":"A","fields":[%s,{"name":"i","type":"int"}]}}'
+        % empty
     )
     assert pa.types.is_list(column_type(ValueSchema(SchemaType.Avro, definition)))
 
@@ -328,7 +377,13 @@ JSON = as_json(
 def test_json_is_read_by_name_however_it_is_laid_out() -> None:
     values, bad = read(
         JSON,
-        [b'{"a":1,"s":"x","d":2,"l":[1,2],"in":{"b":true},"more":[{}]}', None, b'\n{\n "s": null }\n', b"{}", b"null"],
+        [
+            b'{"a":1,"s":"x","d":2,"l":[1,2],"in":{"b":true},"more":[{}]}',
+            None,
+            b'\n{\n "s": null }\n',
+            b"{}",
+            b"null",
+        ],
     )
     nothing = dict.fromkeys(("a", "s", "d", "l", "in"))
     assert bad == {}
@@ -370,19 +425,34 @@ def test_times_maps_enums_and_bytes_in_json() -> None:
             field("raw", "bytes"),
         )
     )
-    values, bad = read(schema, [b'{"at":1000,"m":{"k":1},"e":"X","raw":"/w=="}', b'{"at":"x"}', b'{"e":7}'])
+    values, bad = read(
+        schema, [b'{"at":1000,"m":{"k":1},"e":"X","raw":"/w=="}', b'{"at":"x"}', b'{"e":7}']
+    )
     assert list(bad) == [1]
-    assert values[0] == {"at": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), "m": [("k", 1)], "e": "X", "raw": "/w=="}
+    assert values[0] == {
+        "at": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC),
+        "m": [("k", 1)],
+        "e": "X",
+        "raw": "/w==",
+    }
     assert values[2]["e"] == "7"
 
 
-_SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5)
+_SCALARS = (
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5)
+)
 _VALUES = st.recursive(
-    _SCALARS, lambda part: st.lists(part, max_size=3) | st.dictionaries(st.sampled_from("asdlinb"), part)
+    _SCALARS,
+    lambda part: st.lists(part, max_size=3) | st.dictionaries(st.sampled_from("asdlinb"), part),
 )
 
 
-@given(st.lists(st.dictionaries(st.sampled_from(["a", "s", "d", "l", "in", "z"]), _VALUES) | _VALUES, max_size=6))
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from(["a", "s", "d", "l", "in", "z"]), _VALUES) | _VALUES,
+        max_size=6,
+    )
+)
 def test_a_batch_of_json_reads_as_its_values_do_one_by_one(rows: list[Any]) -> None:
     payloads = [json.dumps(row).encode() for row in rows]
     together = read(JSON, list(payloads))
@@ -391,27 +461,45 @@ def test_a_batch_of_json_reads_as_its_values_do_one_by_one(rows: list[Any]) -> N
     assert set(together[1]) == {row for row, (_, bad) in enumerate(alone) if 1 in bad}
 
 
-_NUMBERS = st.from_regex(r"-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,4})?", fullmatch=True)
+_NUMBERS = st.from_regex(
+    r"-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,4})?", fullmatch=True
+)
 
 
 @given(st.lists(_NUMBERS, min_size=1, max_size=5))
 def test_a_number_of_json_in_a_column_of_texts_keeps_its_digits(numbers: list[str]) -> None:
     parts = [{"type": "array", "items": "string"}, {"type": "map", "values": "string"}]
     schema = as_json(avro(field("a", "string"), field("l", parts[0]), field("m", parts[1])))
-    payloads: list[bytes | None] = [f'{{"a":{one},"l":[{one},"x"],"m":{{"k":{one}}}}}'.encode() for one in numbers]
+    payloads: list[bytes | None] = [
+        f'{{"a":{one},"l":[{one},"x"],"m":{{"k":{one}}}}}'.encode() for one in numbers
+    ]
     values, bad = read(schema, payloads)
-    assert (values, bad) == ([{"a": one, "l": [one, "x"], "m": [("k", one)]} for one in numbers], {})
+    assert (values, bad) == (
+        [{"a": one, "l": [one, "x"], "m": [("k", one)]} for one in numbers],
+        {},
+    )
 
 
 def test_plain_json_takes_the_way_of_whole_batches() -> None:
     physical = column_type(JSON)
-    assert records._parse_together(pa.array([b'{"a":1}', None, b'{"a":2}'], pa.binary()), physical) is not None
+    assert (
+        records._parse_together(pa.array([b'{"a":1}', None, b'{"a":2}'], pa.binary()), physical)
+        is not None
+    )
     assert records._parse_together(pa.array([b'{"a":1}', b"{}{}"], pa.binary()), physical) is None
 
 
-def key_value(key: ValueSchema, value: ValueSchema, encoding: str, names: tuple[str, str]) -> ValueSchema:
-    definition = b"".join(struct.pack(">i", len(part.definition)) + part.definition for part in (key, value))
-    properties = {"key.schema.type": names[0], "value.schema.type": names[1], "kv.encoding.type": encoding}
+def key_value(
+    key: ValueSchema, value: ValueSchema, encoding: str, names: tuple[str, str]
+) -> ValueSchema:
+    definition = b"".join(
+        struct.pack(">i", len(part.definition)) + part.definition for part in (key, value)
+    )
+    properties = {
+        "key.schema.type": names[0],
+        "value.schema.type": names[1],
+        "kv.encoding.type": encoding,
+    }
     return ValueSchema(SchemaType.KeyAndValue, definition, tuple(sorted(properties.items())))
 
 
@@ -421,14 +509,23 @@ def test_key_and_value_in_one_payload() -> None:
     encoded = written(value, {"a": 5})
     both = struct.pack(">i", 1) + b"k" + struct.pack(">i", len(encoded)) + encoded
     no_value = struct.pack(">i", 1) + b"k" + struct.pack(">i", -1)
-    values, bad = read(schema, [both, None, no_value, both[:-1], both + b"x", b"", struct.pack(">i", 2**31 - 1)])
+    values, bad = read(
+        schema, [both, None, no_value, both[:-1], both + b"x", b"", struct.pack(">i", 2**31 - 1)]
+    )
     assert values[:3] == [{"key": "k", "value": {"a": 5}}, None, {"key": "k", "value": None}]
     assert sorted(bad) == [3, 4, 5, 6]
 
 
 def test_a_separate_key_is_the_messages_own() -> None:
-    schema = key_value(ValueSchema(SchemaType.Int32), ValueSchema(SchemaType.Bool), "SEPARATED", ("INT32", "BOOLEAN"))
-    values, bad = read(schema, [b"\1", b"\0", b"\1", b"xx"], keys=[b"\0\0\0\7", b"x", None, b"\0\0\0\7"])
+    schema = key_value(
+        ValueSchema(SchemaType.Int32),
+        ValueSchema(SchemaType.Bool),
+        "SEPARATED",
+        ("INT32", "BOOLEAN"),
+    )
+    values, bad = read(
+        schema, [b"\1", b"\0", b"\1", b"xx"], keys=[b"\0\0\0\7", b"x", None, b"\0\0\0\7"]
+    )
     assert values == [{"key": 7, "value": True}, None, {"key": None, "value": True}, None]
     assert sorted(bad) == [1, 3]
 
@@ -438,7 +535,12 @@ def test_a_damaged_key_value_schema_is_refused() -> None:
         column_type(ValueSchema(SchemaType.KeyAndValue, b"\0\0\0\5x"))
     with pytest.raises(SetupError, match="unknown kind 'COLOR'"):
         column_type(
-            key_value(ValueSchema(SchemaType.String), ValueSchema(SchemaType.String), "INLINE", ("COLOR", "STRING"))
+            key_value(
+                ValueSchema(SchemaType.String),
+                ValueSchema(SchemaType.String),
+                "INLINE",
+                ("COLOR", "STRING"),
+            )
         )
 
 
@@ -448,7 +550,10 @@ def test_kinds_do_not_mix() -> None:
 
 
 def test_whatever_was_written_can_be_read_as_bytes() -> None:
-    assert read(ValueSchema(), [b"\0\0\0\1", None], writer=ValueSchema(SchemaType.Int32)) == ([b"\0\0\0\1", None], {})
+    assert read(ValueSchema(), [b"\0\0\0\1", None], writer=ValueSchema(SchemaType.Int32)) == (
+        [b"\0\0\0\1", None],
+        {},
+    )
 
 
 def test_protobuf_is_read_by_its_descriptor() -> None:
@@ -495,10 +600,14 @@ def test_a_long_time_is_not_cut() -> None:
     "definition",
     [
         pytest.param('{"type": "record", "fields": [[]]}', id="a field that is a list"),
-        pytest.param('{"type": "record", "fields": [{"type": "int"}]}', id="a field without a name"),
+        pytest.param(
+            '{"type": "record", "fields": [{"type": "int"}]}', id="a field without a name"
+        ),
         pytest.param('{"type": "record", "fields": 5}', id="a number of fields"),
         pytest.param("1.5", id="a number"),
-        pytest.param('{"type": "enum", "name": "e", "symbols": [{}]}', id="a symbol that is an object"),
+        pytest.param(
+            '{"type": "enum", "name": "e", "symbols": [{}]}', id="a symbol that is an object"
+        ),
         pytest.param("[" * 100_000, id="nested without end"),
     ],
 )
@@ -513,14 +622,26 @@ def test_a_schema_that_is_none_is_one_sentence(kind: int, definition: str) -> No
 
 def test_a_part_of_a_key_value_schema_with_damaged_properties_is_one_sentence() -> None:
     definition = (0).to_bytes(4, "big") * 2
-    properties = {"key.schema.type": "STRING", "value.schema.type": "STRING", "key.schema.properties": "{"}
+    properties = {
+        "key.schema.type": "STRING",
+        "value.schema.type": "STRING",
+        "key.schema.properties": "{",
+    }
     with pytest.raises(SetupError, match="damaged"):
-        column_type(ValueSchema(SchemaType.KeyAndValue, definition, tuple(sorted(properties.items()))))
+        column_type(
+            ValueSchema(SchemaType.KeyAndValue, definition, tuple(sorted(properties.items())))
+        )
 
 
 def doubled(levels: int) -> str:
-    """A record of two records of two records of two, which is that many columns and few characters."""
-    node: dict[str, Any] = {"type": "record", "name": "r0", "fields": [{"name": "a", "type": "int"}]}
+    """A record of two records of two records of two, which is that many columns and few
+    characters.
+    """
+    node: dict[str, Any] = {
+        "type": "record",
+        "name": "r0",
+        "fields": [{"name": "a", "type": "int"}],
+    }
     for level in range(1, levels):
         fields = [{"name": "a", "type": node}, {"name": "b", "type": f"r{level - 1}"}]
         node = {"type": "record", "name": f"r{level}", "fields": fields}
@@ -539,9 +660,13 @@ def test_a_protobuf_schema_of_more_columns_than_can_be_is_refused() -> None:
     for level in range(40):
         message = file.message_type.add(name=f"M{level}")
         for number in (1, 2):
-            kind: dict[str, Any] = {"type": 5} if level == 0 else {"type": 11, "type_name": f".w.M{level - 1}"}
+            kind: dict[str, Any] = (
+                {"type": 5} if level == 0 else {"type": 11, "type_name": f".w.M{level - 1}"}
+            )
             message.field.add(name=f"f{number}", number=number, label=1, **kind)
-    packed = base64.b64encode(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()).decode()
+    packed = base64.b64encode(
+        descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
+    ).decode()
     for root, fits in (("w.M5", True), ("w.M39", False)):
         definition = json.dumps({"fileDescriptorSet": packed, "rootMessageTypeName": root}).encode()
         if fits:
@@ -554,10 +679,14 @@ def test_a_protobuf_schema_of_more_columns_than_can_be_is_refused() -> None:
 _JSON_NUMBERS = st.one_of(
     st.integers(-(10**40), 10**40).map(str),
     st.floats(allow_nan=False, allow_infinity=False).map(repr),
-    st.sampled_from(["1e39", "1e400", "-1e400", "3.4028235677973366e38", "1.00000017881393432617187499"]),
+    st.sampled_from(
+        ["1e39", "1e400", "-1e400", "3.4028235677973366e38", "1.00000017881393432617187499"]
+    ),
 )
 _JSON_VALUES = st.builds(
-    lambda before, number, other, after: f'{before}{{"f": {number}, "d": {other}, "s": "x"}}{after}'.encode(),
+    lambda before, number, other, after: (
+        f'{before}{{"f": {number}, "d": {other}, "s": "x"}}{after}'.encode()
+    ),
     st.sampled_from(["", " ", "\n\t", "\u00a0", "\u2028", "\v"]),
     _JSON_NUMBERS,
     _JSON_NUMBERS,
@@ -596,7 +725,9 @@ _JSON_PIECES = [*_JSON_WORDS, '"Inf"', r'"\"-NaN', r'"\ud800"', "01", "1.", *'"\
 @given(
     st.sampled_from([*_JSON_WORDS, "1", "null"]),
     st.sampled_from(["0", "0", "[", "{"]).flatmap(
-        lambda first: st.lists(st.sampled_from(_JSON_PIECES), max_size=5).map(lambda more: "".join([first, *more]))
+        lambda first: st.lists(st.sampled_from(_JSON_PIECES), max_size=5).map(
+            lambda more: "".join([first, *more])
+        )
     ),
     st.sampled_from(_JSON_WORDS),
 )
@@ -604,7 +735,10 @@ def test_whatever_stands_where_the_schema_has_no_field_is_read_alike_alone_and_b
     number: str, more: str, word: str
 ) -> None:
     schema = as_json(avro(field("d", "double"), field("i", "int"), field("s", "string")))
-    for payload in (f'{{"d": {number}, "more": {more}}}', f'{{"more": [{word}, "Inf -NaN"], "{number}": {word}}}'):
+    for payload in (
+        f'{{"d": {number}, "more": {more}}}',
+        f'{{"more": [{word}, "Inf -NaN"], "{number}": {word}}}',
+    ):
         alone, bad_alone = read(schema, [payload.encode()])
         beside, bad_beside = read(schema, [payload.encode(), b"[]"])
         assert (str(alone[0]), 0 in bad_alone) == (str(beside[0]), 0 in bad_beside)
@@ -615,16 +749,26 @@ def test_words_for_numbers_that_are_none_are_read_outside_of_texts_alone() -> No
     payload = rb'{"s": "\"Inf -NaN\\", "d": -Inf, "more": -NaN, "Inf": [Inf,Infinity]}'
     assert read(schema, [payload]) == ([{"d": -math.inf, "s": '"Inf -NaN\\'}], {})
     values, bad = read(
-        schema, [b'{"d": Infin}', b'{"d": --NaN}', b'{"d": 1Inf}', b'{"s": "' + b'\\"' * 100_000 + b" Inf"]
+        schema,
+        [b'{"d": Infin}', b'{"d": --NaN}', b'{"d": 1Inf}', b'{"s": "' + b'\\"' * 100_000 + b" Inf"],
     )
     assert (values, len(bad)) == ([None] * 4, 4)
 
 
-@pytest.mark.parametrize(("levels", "is_read"), [(400, True), (499, True), (500, False), (100_000, False)])
+@pytest.mark.parametrize(
+    ("levels", "is_read"), [(400, True), (499, True), (500, False), (100_000, False)]
+)
 @pytest.mark.parametrize("is_closed", [True, False])
-def test_the_depth_of_json_counts_alike_alone_and_beside_others(levels: int, is_read: bool, is_closed: bool) -> None:
+def test_the_depth_of_json_counts_alike_alone_and_beside_others(
+    levels: int, is_read: bool, is_closed: bool
+) -> None:
     schema = as_json(avro(field("a", "int")))
-    payload = b'{"a": 1, "text": "[[[\\"[[[", "other": ' + b"[" * levels + b"]" * (levels if is_closed else 0) + b"}"
+    payload = (
+        b'{"a": 1, "text": "[[[\\"[[[", "other": '
+        + b"[" * levels
+        + b"]" * (levels if is_closed else 0)
+        + b"}"
+    )
     alone, bad_alone = read(schema, [payload, None])
     beside, bad_beside = read(schema, [payload, b"[]"])
     expected = {"a": 1} if is_read and is_closed else None
@@ -650,7 +794,9 @@ _INNER = {"type": "record", "name": "In", "fields": [{"name": "x", "type": "int"
         ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B", "B"),
     ],
 )
-def test_a_new_field_of_any_type_has_its_default_in_older_values(of_field: Any, default: Any, expected: Any) -> None:
+def test_a_new_field_of_any_type_has_its_default_in_older_values(
+    of_field: Any, default: Any, expected: Any
+) -> None:
     old = avro(field("a", "int"))
     new = avro(field("a", "int"), {"name": "b", "type": of_field, "default": default})
     assert read(new, [written(old, {"a": 1})], old) == ([{"a": 1, "b": expected}], {})
@@ -663,12 +809,18 @@ def of_times(logical: str, place: str, *more: dict[str, Any]) -> ValueSchema:
         "field": ["null", kind],
         "array": {"type": "array", "items": kind},
         "map": {"type": "map", "values": kind},
-        "record": {"type": "record", "name": f"of.{logical[0]}.In", "fields": [{"name": "x", "type": kind}]},
+        "record": {
+            "type": "record",
+            "name": f"of.{logical[0]}.In",
+            "fields": [{"name": "x", "type": kind}],
+        },
     }
     return avro(field("t", kinds[place]), *more)
 
 
-@pytest.mark.parametrize("more", [[], [field("n", ["null", "int"], default=None)]], ids=["one shape", "more fields"])
+@pytest.mark.parametrize(
+    "more", [[], [field("n", ["null", "int"], default=None)]], ids=["one shape", "more fields"]
+)
 @pytest.mark.parametrize("place", ["field", "array", "map", "record"])
 @pytest.mark.parametrize("as_kind", [lambda schema: schema, as_json], ids=["Avro", "JSON"])
 @pytest.mark.parametrize(
@@ -689,19 +841,32 @@ def test_a_time_is_read_in_the_unit_that_wrote_it_or_does_not_fit(
     writer, reader = as_kind(of_times(theirs, place)), as_kind(of_times(ours, place, *more))
     number = 1_700_000_000_123_456 if theirs.endswith("micros") else 1_700_000_000_123
     number = number if theirs.endswith(("timestamp-millis", "timestamp-micros")) else 19_000
-    inside = {"field": number, "array": [number], "map": {"k": number}, "record": {"x": number}}[place]
+    inside = {"field": number, "array": [number], "map": {"k": number}, "record": {"x": number}}[
+        place
+    ]
     is_json = writer.kind == SchemaType.Json
     payload = json.dumps({"t": inside}).encode() if is_json else written(writer, {"t": inside})
     rows, bad = read(reader, [payload, None], writer)
     assert (list(bad), rows[1]) == ([] if fits else [0], None)
     if fits:
-        moment = datetime(2023, 11, 14, 22, 13, 20, 123_456 if theirs.endswith("micros") else 123_000, tzinfo=UTC)
+        moment = datetime(
+            2023, 11, 14, 22, 13, 20, 123_456 if theirs.endswith("micros") else 123_000, tzinfo=UTC
+        )
         moment = moment.replace(tzinfo=None) if theirs.startswith("local") else moment
-        expected = {"field": moment, "array": [moment], "map": [("k", moment)], "record": {"x": moment}}[place]
+        expected = {
+            "field": moment,
+            "array": [moment],
+            "map": [("k", moment)],
+            "record": {"x": moment},
+        }[place]
         assert rows[0]["t"] == expected
 
 
-_NO_DEFAULTS = {"type": "record", "name": "In", "fields": [{"name": "x", "type": "int", "default": None}]}
+_NO_DEFAULTS = {
+    "type": "record",
+    "name": "In",
+    "fields": [{"name": "x", "type": "int", "default": None}],
+}
 _LETTERS = {"type": "enum", "name": "E", "symbols": ["A", "B"], "default": "Z"}
 
 
@@ -726,15 +891,24 @@ def test_a_default_that_is_no_value_of_its_type_counts_as_none(
     old = avro(field("a", "int"))
     new = avro(field("a", "int"), {"name": "b", "type": of_field, "default": default})
     assert read(new, [b"\x02" + encoded]) == ([{"a": 1, "b": value}], {})
-    assert read(new, [b"\x02"], old) == ([None], {0: "SchemaResolutionError: No default value for field b in R"})
+    assert read(new, [b"\x02"], old) == (
+        [None],
+        {0: "SchemaResolutionError: No default value for field b in R"},
+    )
 
 
 def test_a_schema_whose_defaults_stand_for_more_than_they_say_is_refused() -> None:
-    kind: dict[str, Any] = {"type": "record", "name": "R0", "fields": [{"name": "a", "type": "int", "default": 0}]}
+    kind: dict[str, Any] = {
+        "type": "record",
+        "name": "R0",
+        "fields": [{"name": "a", "type": "int", "default": 0}],
+    }
     for level in range(1, 9):
         of_field = {"name": "a", "type": {"type": "array", "items": kind}, "default": [{}] * 10}
         kind = {"type": "record", "name": f"R{level}", "fields": [of_field]}
     schema = ValueSchema(SchemaType.Avro, json.dumps(kind).encode())
     for read_schema in (column_type, lambda one: decoder(one, one)):
-        with pytest.raises(SetupError, match="the defaults of a schema stand for more than 8388608 bytes"):
+        with pytest.raises(
+            SetupError, match="the defaults of a schema stand for more than 8388608 bytes"
+        ):
             read_schema(schema)

@@ -27,13 +27,17 @@ OLD, NEW, GARBAGE, ABSENT = b"\0" * 8, b"\0" * 7 + b"\1", b"\0" * 7 + b"\2", b"\
 
 def record(*names: str) -> ValueSchema:
     fields = [{"name": name, "type": ["null", "int"], "default": None} for name in names]
-    return ValueSchema(pb.Schema.Json, json.dumps({"type": "record", "name": "R", "fields": fields}).encode())
+    return ValueSchema(
+        pb.Schema.Json, json.dumps({"type": "record", "name": "R", "fields": fields}).encode()
+    )
 
 
 VERSIONS = {OLD: record("a"), NEW: record("a", "b"), GARBAGE: ValueSchema(pb.Schema.String)}
 
 
-def typed(*entries: bytes, keep_bytes: bool = False, reader: ValueSchema = VERSIONS[NEW]) -> list[dict[str, Any]]:
+def typed(
+    *entries: bytes, keep_bytes: bool = False, reader: ValueSchema = VERSIONS[NEW]
+) -> list[dict[str, Any]]:
     (decoded,) = decode_bundle(bundle(entries), SOURCE, chunks_as_rejects=False)
     rows = type_values(decoded.messages, reader, VERSIONS.get, keep_bytes=keep_bytes)
     assert rows.schema == typed_columns(schema.VIEW, reader)
@@ -64,7 +68,14 @@ def test_what_has_no_typed_value_keeps_its_bytes_and_says_why() -> None:
         single(b"text", schema_version=GARBAGE),
         single(b"{}", schema_version=ABSENT),
         single(b"", null_value=True, schema_version=NEW),
-        single(b"part", uuid="u", chunk_id=0, num_chunks_from_msg=2, total_chunk_msg_size=8, schema_version=NEW),
+        single(
+            b"part",
+            uuid="u",
+            chunk_id=0,
+            num_chunks_from_msg=2,
+            total_chunk_msg_size=8,
+            schema_version=NEW,
+        ),
     )
     assert [(row["reject_reason"], row["value_bytes"]) for row in rows] == [
         (None, None),
@@ -79,19 +90,27 @@ def test_what_has_no_typed_value_keeps_its_bytes_and_says_why() -> None:
 
 def test_a_time_that_python_does_not_have_is_no_typed_value() -> None:
     fields = [{"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}]
-    reader = ValueSchema(pb.Schema.Json, json.dumps({"type": "record", "name": "R", "fields": fields}).encode())
+    reader = ValueSchema(
+        pb.Schema.Json, json.dumps({"type": "record", "name": "R", "fields": fields}).encode()
+    )
     rows = typed(single(b'{"at":0}'), single(b'{"at":1700000000000000}'), reader=reader)
     assert [row["value"] for row in rows] == [{"at": datetime(1970, 1, 1, tzinfo=UTC)}, None]
     assert [row["reject_reason"] for row in rows] == [None, "undecodable_value"]
 
 
-def test_a_value_on_which_a_library_fails_as_nobody_foresaw_is_rejected_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_on_which_a_library_fails_as_nobody_foresaw_is_rejected_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def read(encoded: Encoded) -> DecodedValues:
         if b"odd" in encoded.payloads.to_pylist():
             raise SystemError("a library failed")
-        return DecodedValues(pa.array([{"a": 1, "b": 2}] * len(encoded.payloads), column_type(VERSIONS[NEW])))
+        return DecodedValues(
+            pa.array([{"a": 1, "b": 2}] * len(encoded.payloads), column_type(VERSIONS[NEW]))
+        )
 
-    monkeypatch.setattr("ledgerlake.values.typed.decoder", lambda *_schemas: Decoder(read, Weigher(0)))
+    monkeypatch.setattr(
+        "ledgerlake.values.typed.decoder", lambda *_schemas: Decoder(read, Weigher(0))
+    )
     rows = typed(*(single(value) for value in (b"x", b"y", b"odd", b"z")))
     assert [row["reject_reason"] for row in rows] == [None, None, "undecodable_value", None]
     assert [row["value"] is None for row in rows] == [False, False, True, False]
@@ -103,5 +122,7 @@ def test_bytes_are_kept_on_demand() -> None:
 
 
 def test_rows_of_an_empty_batch() -> None:
-    empty = pa.RecordBatch.from_pylist([], schema=next(decode_bundle(bundle([single(b"x")]), SOURCE)).messages.schema)
+    empty = pa.RecordBatch.from_pylist(
+        [], schema=next(decode_bundle(bundle([single(b"x")]), SOURCE)).messages.schema
+    )
     assert type_values(empty, VERSIONS[NEW], VERSIONS.get, keep_bytes=True).num_rows == 0

@@ -26,7 +26,9 @@ def hashes(records: NDArray[np.void]) -> NDArray[np.uint64]:
 def random_records(count: int, distinct: int = 0) -> NDArray[np.void]:
     rng = np.random.default_rng(7)
     records = np.zeros(count, dtype=RECORD)
-    records["hash"] = rng.integers(0, 2**64, distinct or count, dtype=np.uint64)[np.arange(count) % (distinct or count)]
+    records["hash"] = rng.integers(0, 2**64, distinct or count, dtype=np.uint64)[
+        np.arange(count) % (distinct or count)
+    ]
     records["number"] = np.arange(count)
     return records
 
@@ -49,7 +51,9 @@ def test_all_records_of_a_hash_are_in_one_part_in_the_order_in_which_they_came(b
     records = random_records(3000, distinct=40)
     parts = parts_of(records, batch)
     assert len(parts) > 5
-    assert sorted(number for part in parts for number in part["number"].tolist()) == list(range(3000))
+    assert sorted(number for part in parts for number in part["number"].tolist()) == list(
+        range(3000)
+    )
     assert sum(len(set(part["hash"].tolist())) for part in parts) == 40
     for part in parts:
         for value in set(part["hash"].tolist()):
@@ -96,12 +100,17 @@ def test_a_full_disk_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
         return open("/dev/full", "w+b", buffering=0)
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full_disk)
-    with pytest.raises(SetupError, match=r"cannot be used \(No space left on device\); make room there, or .* TMPDIR$"):
+    with pytest.raises(
+        SetupError,
+        match=r"cannot be used \(No space left on device\); make room there, or .* TMPDIR$",
+    ):
         with HashedParts(RECORD, hashes) as parts:
             parts.add(random_records(100), 100)
 
 
-def test_a_missing_temporary_folder_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_temporary_folder_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(SetupError, match="missing cannot be used"):
         parts_of(random_records(100), 10)

@@ -45,11 +45,15 @@ def chunk(kind: Kind) -> np.ndarray:
     return chunk_record(kind, 0, np.array([FIRST[:2]]), is_waiting=False)
 
 
-def row(*keys: Key, table: int = 0, group: int = 0, partition: int = 0, due_us: int = 0) -> np.ndarray:
+def row(
+    *keys: Key, table: int = 0, group: int = 0, partition: int = 0, due_us: int = 0
+) -> np.ndarray:
     return row_records(table, group, partition, np.array(keys), np.full(len(keys), due_us))
 
 
-def compared(*records: np.ndarray, groups: tuple[int, ...] = (1,)) -> tuple[int, list[list[int]], list[list[int]]]:
+def compared(
+    *records: np.ndarray, groups: tuple[int, ...] = (1,)
+) -> tuple[int, list[list[int]], list[list[int]]]:
     """Duplicates, and the absent and the waiting messages by group and topic partition."""
     result = compare(np.concatenate(records), np.array(groups))
     return result.duplicate, result.absent.tolist(), result.waiting.tolist()
@@ -58,7 +62,11 @@ def compared(*records: np.ndarray, groups: tuple[int, ...] = (1,)) -> tuple[int,
 def test_a_message_is_there_if_a_row_has_its_whole_key() -> None:
     assert compared(message(FIRST), message(SECOND), row(SECOND), row(FIRST)) == (0, [[0]], [[0]])
     other_index = (*FIRST[:3], 99)
-    assert compared(message(FIRST), message(SECOND), row(SECOND), row(other_index)) == (0, [[1]], [[0]])
+    assert compared(message(FIRST), message(SECOND), row(SECOND), row(other_index)) == (
+        0,
+        [[1]],
+        [[0]],
+    )
 
 
 def test_an_index_that_the_broker_shows_only_now_or_no_more_is_not_compared() -> None:
@@ -85,7 +93,11 @@ def test_a_chunk_of_no_message_is_never_there() -> None:
 
 
 def test_rows_of_another_topic_partition_do_not_count() -> None:
-    assert compared(message(FIRST), row(FIRST, partition=1), groups=(1, 1)) == (0, [[1, 0]], [[0, 0]])
+    assert compared(message(FIRST), row(FIRST, partition=1), groups=(1, 1)) == (
+        0,
+        [[1, 0]],
+        [[0, 0]],
+    )
 
 
 def test_a_message_has_to_be_in_one_table_of_each_group() -> None:
@@ -115,7 +127,11 @@ def test_messages_in_a_row_are_one_record_and_count_each(keys: list[Key]) -> Non
 
 @pytest.mark.parametrize("keys", [BATCH, WITHOUT_INDEX], ids=["with an index", "without an index"])
 def test_rows_of_a_part_of_a_batch_are_found(keys: list[Key]) -> None:
-    assert compared(message(*keys), row(*keys[1:3]), row(keys[4]), row(keys[2])) == (1, [[2]], [[0]])
+    assert compared(message(*keys), row(*keys[1:3]), row(keys[4]), row(keys[2])) == (
+        1,
+        [[2]],
+        [[0]],
+    )
     assert compared(message(*keys[:2]), message(*keys[2:]), row(*keys)) == (0, [[0]], [[0]])
 
 
@@ -155,7 +171,11 @@ class World:
         for partition in range(self.rng.randint(1, 3)):
             tables = self.rng.sample(range(4), self.rng.randint(0, 3))
             whole = self.rng.random() < 0.5
-            groups = {table: number for number, table in enumerate(tables)} if whole else dict.fromkeys(tables, 0)
+            groups = (
+                {table: number for number, table in enumerate(tables)}
+                if whole
+                else dict.fromkeys(tables, 0)
+            )
             if whole and self.rng.random() < 0.5:
                 groups[9] = -1
             self.groups.append(groups)
@@ -167,10 +187,20 @@ class World:
                 chunks = [self.entry() for _ in range(self.rng.randint(1, 3))]
                 self.large.append((partition, chunks, self.rng.random() < 0.3))
             for table in groups:
-                kept = [key for of, key, _ in self.messages if of == partition and self.rng.random() < 0.8]
+                kept = [
+                    key
+                    for of, key, _ in self.messages
+                    if of == partition and self.rng.random() < 0.8
+                ]
                 strange = [key for _ in range(self.rng.randint(0, 2)) for key in self.batch()]
-                times = [self.rng.choice((0, 5)) if self.rng.random() < 0.1 else 0 for _ in (*kept, *strange)]
-                rows = [(partition, table, key, due_us) for key, due_us in zip((*kept, *strange), times, strict=True)]
+                times = [
+                    self.rng.choice((0, 5)) if self.rng.random() < 0.1 else 0
+                    for _ in (*kept, *strange)
+                ]
+                rows = [
+                    (partition, table, key, due_us)
+                    for key, due_us in zip((*kept, *strange), times, strict=True)
+                ]
                 if self.rng.random() < 0.3:
                     self.rng.shuffle(rows)
                 self.rows += rows
@@ -189,7 +219,9 @@ class World:
 
     @property
     def group_counts(self) -> list[int]:
-        return [max((group + 1 for group in groups.values()), default=0) or 1 for groups in self.groups]
+        return [
+            max((group + 1 for group in groups.values()), default=0) or 1 for groups in self.groups
+        ]
 
 
 def streamed(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple[int, int]]]:
@@ -200,21 +232,29 @@ def streamed(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple
     waiting: Counter[tuple[int, int]] = Counter()
     with HashedParts(RECORD, entry_hashes) as records:
         for partition, rejects in enumerate(world.rejects):
-            expected = ExpectedMessages(partition, EntrySet(np.array([*rejects]).reshape(-1, 2)), records)
+            expected = ExpectedMessages(
+                partition, EntrySet(np.array([*rejects]).reshape(-1, 2)), records
+            )
             of_partition = [(key, waits) for of, key, waits in world.messages if of == partition]
             for begin in range(0, len(of_partition), 4):
                 keys, waits = zip(*of_partition[begin : begin + 4], strict=True)
                 expected.add(np.array(keys), np.array(waits))
             for of, chunks, is_waiting in world.large:
                 if of == partition:
-                    expected.add_large([Position(*chunk) for chunk in chunks], is_waiting=is_waiting)
+                    expected.add_large(
+                        [Position(*chunk) for chunk in chunks], is_waiting=is_waiting
+                    )
         for (partition, table), of_table in groupby(world.rows, key=itemgetter(0, 1)):
             group = world.groups[partition][table]
             rows = [*of_table]
             while rows:
                 size = world.rng.randint(1, 9)
-                keys, times = zip(*((key, due_us) for _, _, key, due_us in rows[:size]), strict=True)
-                records.add(row_records(table, group, partition, np.array(keys), np.array(times)), len(keys))
+                keys, times = zip(
+                    *((key, due_us) for _, _, key, due_us in rows[:size]), strict=True
+                )
+                records.add(
+                    row_records(table, group, partition, np.array(keys), np.array(times)), len(keys)
+                )
                 rows = rows[size:]
         for part in records.parts():
             result = compare(part, counts)
@@ -228,7 +268,11 @@ def streamed(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple
 def naive(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple[int, int]]]:
     """The same, by the rules as they are said."""
     known = [(of, key) for of, key, _ in world.messages if key[:2] not in world.rejects[of]]
-    without_index = {(of, key[:2]) for of, key in [*known, *((of, key) for of, _, key, _ in world.rows)] if key[3] < 0}
+    without_index = {
+        (of, key[:2])
+        for of, key in [*known, *((of, key) for of, _, key, _ in world.rows)]
+        if key[3] < 0
+    }
 
     def plain(of: int, key: Key) -> Key:
         return (*key[:3], -1) if (of, key[:2]) in without_index else key
@@ -240,7 +284,9 @@ def naive(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple[in
         rejects = world.rejects[partition]
         for group in range(count):
             rows = {
-                key for of, table, key, _ in all_rows if of == partition and world.groups[partition][table] == group
+                key
+                for of, table, key, _ in all_rows
+                if of == partition and world.groups[partition][table] == group
             }
             entries = {key[:2] for key in rows}
             for of, key, waits in world.messages:
@@ -254,7 +300,9 @@ def naive(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple[in
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 20))
-def test_parts_of_a_few_records_add_up_to_what_dictionaries_say(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_few_records_add_up_to_what_dictionaries_say(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed in range(first, first + 20):
         world = World(random.Random(seed))
         world.fill()

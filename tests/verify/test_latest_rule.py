@@ -16,7 +16,14 @@ SPANS = {0: Span((1, 10), (1, 99)), 1: Span((2, 0), (2, 99))}
 
 def message(key: str, entry: int, **fields: Any) -> Any:
     """A message at an entry of the first topic partition, stored at the time of that number."""
-    values = {"key": key.encode(), "ledger_id": 1, "entry_id": entry, "batch_index": -1, "time_us": entry, **fields}
+    values = {
+        "key": key.encode(),
+        "ledger_id": 1,
+        "entry_id": entry,
+        "batch_index": -1,
+        "time_us": entry,
+        **fields,
+    }
     made = np.zeros(1, dtype=MESSAGE)
     for name, value in values.items():
         made[name] = value
@@ -103,7 +110,9 @@ def test_a_delayed_message_that_left_with_a_later_micro_batch_than_a_plain_one_t
 
 
 def test_of_two_delayed_messages_the_one_that_is_due_later_counts() -> None:
-    late, soon = (message("a", entry, time_us=due, was_delayed=True) for entry, due in ((10, 60), (11, 50)))
+    late, soon = (
+        message("a", entry, time_us=due, was_delayed=True) for entry, due in ((10, 60), (11, 50))
+    )
     assert found([late, soon], [message("a", 10)]) == ["right"]
     assert found([late, soon], [message("a", 11)]) == ["outdated"]
 
@@ -132,7 +141,9 @@ def test_a_message_that_may_not_count_leaves_its_key_undecided_until_a_later_one
     assert found([message("a", 10), unsure, message("a", 12)], [message("a", 10)]) == ["outdated"]
 
 
-def test_many_messages_of_few_keys_are_compared_as_plain_python_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_messages_of_few_keys_are_compared_as_plain_python_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(latest_rule, "_LEAST_MESSAGES", 7)
     random = np.random.default_rng(3)
     expected: dict[int, Any] = {}
@@ -150,6 +161,13 @@ def test_many_messages_of_few_keys_are_compared_as_plain_python_does(monkeypatch
 
 def test_of_a_key_with_a_message_that_repeats_nothing_is_known() -> None:
     repeats = message("a", 10, was_delayed=True, is_uncertain=True, time_us=REPEATS_US)
-    for sent in ([repeats], [repeats, message("a", 20)], [repeats, message("a", 20, was_delayed=True)]):
+    for sent in (
+        [repeats],
+        [repeats, message("a", 20)],
+        [repeats, message("a", 20, was_delayed=True)],
+    ):
         for rows in ([], [message("a", 10, time_us=30)], [message("a", 20)]):
-            assert found([*sent, message("b", 11)], [*rows, message("b", 11)]) == ["right", "undecided"]
+            assert found([*sent, message("b", 11)], [*rows, message("b", 11)]) == [
+                "right",
+                "undecided",
+            ]

@@ -17,7 +17,14 @@ from ledgerlake.errors import TableError
 from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.stored.places import Place
 from ledgerlake.verify import table_rows
-from ledgerlake.verify.table_rows import RowOrder, TableFile, TableRows, by_topic_partition, rows_before, up_to
+from ledgerlake.verify.table_rows import (
+    RowOrder,
+    TableFile,
+    TableRows,
+    by_topic_partition,
+    rows_before,
+    up_to,
+)
 from ledgerlake.wire.message_id import Position
 from tests.table.rows import rows
 
@@ -66,13 +73,17 @@ def test_a_file_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
     table = written(tmp_path, rows([1, 2]))
     (file,) = tmp_path.glob("*.parquet")
     file.unlink()
-    with pytest.raises(TableError, match=f"^the table at {tmp_path} cannot be read: [^\n]*{file.name}"):
+    with pytest.raises(
+        TableError, match=f"^the table at {tmp_path} cannot be read: [^\n]*{file.name}"
+    ):
         list(table.batches())
 
 
 def test_rows_are_divided_by_topic_partition_in_their_order() -> None:
     rng = random.Random(5)
-    sources = [rng.choice([("t", 0), ("t", 1), ("u", -1), (None, 0), ("t", None)]) for _ in range(200)]
+    sources = [
+        rng.choice([("t", 0), ("t", 1), ("u", -1), (None, 0), ("t", None)]) for _ in range(200)
+    ]
     mixed = [
         {"topic": topic, "partition": partition, "entry_id": number}
         for number, (topic, partition) in enumerate(sources)
@@ -88,14 +99,19 @@ def test_rows_up_to_an_entry_are_those_of_earlier_ledgers_too() -> None:
     places = [(1, 9), (2, 3), (2, 4), (3, 0), (None, 1)]
     made = [{"ledger_id": ledger_id, "entry_id": entry_id} for ledger_id, entry_id in places]
     left = up_to(pa.Table.from_pylist(made, schema=schema.MESSAGES), Position(2, 3))
-    assert [tuple(row) for row in zip(left["ledger_id"].to_pylist(), left["entry_id"].to_pylist(), strict=True)] == [
+    assert [
+        tuple(row)
+        for row in zip(left["ledger_id"].to_pylist(), left["entry_id"].to_pylist(), strict=True)
+    ] == [
         (1, 9),
         (2, 3),
     ]
 
 
 @pytest.mark.spark
-def test_spark_gives_the_rows_of_each_file_in_their_order(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_gives_the_rows_of_each_file_in_their_order(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     written(tmp_path, rows([*range(60)]), rows([*range(90, 0, -1)], first_entry=100))
     mode = "set tblproperties ('delta.columnMapping.mode' = 'name')"
     spark.sql(f"alter table delta.`{tmp_path}` {mode}")
@@ -105,7 +121,11 @@ def test_spark_gives_the_rows_of_each_file_in_their_order(spark: SparkSession, t
     batches: dict[TableFile, list[int]] = {}
     sizes = []
     with changed(
-        spark, {"spark.sql.execution.arrow.maxRecordsPerBatch": "7", "spark.sql.files.maxPartitionBytes": "1kb"}
+        spark,
+        {
+            "spark.sql.execution.arrow.maxRecordsPerBatch": "7",
+            "spark.sql.files.maxPartitionBytes": "1kb",
+        },
     ):
         for file, batch in table.batches():
             batches.setdefault(file, []).extend(batch["entry_id"].to_pylist())
@@ -147,7 +167,10 @@ def table_of(file: Sequence[Row]) -> pa.Table:
 
 def naive(files: list[list[Row]]) -> int:
     """The rule as it is said, on lists."""
-    on_time = [[(time_us, entry_id) for time_us, entry_id, is_late in file if not is_late] for file in files]
+    on_time = [
+        [(time_us, entry_id) for time_us, entry_id, is_late in file if not is_late]
+        for file in files
+    ]
     count = 0
     reached = (-1, -1)
     for file in sorted((file for file in on_time if file), key=lambda file: file[0]):
@@ -167,7 +190,8 @@ def test_order_by_batches_is_that_of_whole_files() -> None:
             lane = rng.randrange(2)
             start = rng.randrange(30)
             file = [
-                (start + rng.randrange(10), rng.randrange(50), rng.random() < 0.2) for _ in range(rng.randrange(12))
+                (start + rng.randrange(10), rng.randrange(50), rng.random() < 0.2)
+                for _ in range(rng.randrange(12))
             ]
             if rng.random() < 0.7:
                 file.sort()
@@ -181,7 +205,8 @@ def test_order_by_batches_is_that_of_whole_files() -> None:
                 reached = overlaps.get((lane, number), {}).get(lane)
                 if reached is not None:
                     count += sum(
-                        rows_before(table_of(file[begin : begin + 3]), reached) for begin in range(0, len(file), 3)
+                        rows_before(table_of(file[begin : begin + 3]), reached)
+                        for begin in range(0, len(file), 3)
                     )
         expected = sum(map(naive, lanes))
         assert count == expected

@@ -33,7 +33,9 @@ def read(
     rejects: np.ndarray = NO_ENTRIES,
     messages: np.ndarray = NO_MESSAGES,
 ) -> tuple[TopicContent, list[tuple[int, int, int]]]:
-    """What is read of a topic with these entries: content, and kind, entry and batch index of each record."""
+    """What is read of a topic with these entries: content, and kind, entry and batch index of each
+    record.
+    """
     pieces = [Piece(kind, frames) for kind, frames, _ in split_bundle(bundle(entries))]
     monkeypatch.setattr(topic_content, "read_pieces", lambda *_: pieces)
     options = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
@@ -55,29 +57,42 @@ def test_messages_and_complete_large_messages_are_expected_without_those_in_reje
         *chunk_entries(b"open", 3, "q-1")[:2],
     ]
     content, records = read(monkeypatch, entries, np.array([[7, 4]]))
-    assert records == [(Kind.MESSAGE, 0, -1), (Kind.MESSAGE, 1, 0), (Kind.MESSAGE, 1, 1), (Kind.LARGE, 3, 0)]
+    assert records == [
+        (Kind.MESSAGE, 0, -1),
+        (Kind.MESSAGE, 1, 0),
+        (Kind.MESSAGE, 1, 1),
+        (Kind.LARGE, 3, 0),
+    ]
     assert (content.first, content.incomplete_chunks, content.bad_entries) == (Position(7, 0), 2, 0)
 
 
-def test_entries_that_are_no_messages_have_to_be_in_rejects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_that_are_no_messages_have_to_be_in_rejects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     damaged = single(b"a")[:-1] + b"b"
     content, records = read(monkeypatch, [damaged, damaged], np.array([[7, 1]]))
     assert (content.bad_entries, records) == (1, [])
 
 
-def test_a_chunk_of_no_message_is_expected_in_rejects_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_of_no_message_is_expected_in_rejects_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     orphans = [chunk_entries(b"large", 2, f"p-{number}")[1] for number in range(3)]
     _, records = read(monkeypatch, orphans, np.array([[7, 1]]))
     assert records == [(Kind.CHUNK, 0, 0), (Kind.CHUNK, 2, 0)]
 
 
-def test_there_may_be_more_large_messages_than_a_task_can_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_may_be_more_large_messages_than_a_task_can_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(in_task, "MAX_TASK_EVENT_BYTES", 2000)
     entries = [entry for number in range(9) for entry in chunk_entries(b"large", 2, f"p-{number}")]
     _, records = read(monkeypatch, entries)
     assert records == [(Kind.LARGE, 2 * number + 1, 0) for number in range(9)]
 
 
-def test_a_message_of_a_batch_in_rejects_accounts_for_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_of_a_batch_in_rejects_accounts_for_itself_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     _, records = read(monkeypatch, [batch([b"a", b"b", b"c"])], messages=np.array([[7, 0, 1]]))
     assert records == [(Kind.MESSAGE, 0, 0), (Kind.MESSAGE, 0, 2)]

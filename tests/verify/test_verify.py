@@ -65,9 +65,13 @@ def pieces(*_: Any) -> Iterator[Piece]:
 def topic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two topic partitions with the same entries, read to their ends."""
 
-    end = PartitionOffset(Position(7, MESSAGES - 1), None, BROKER_TIME_MS + MESSAGES - 1, MESSAGES - 1)
+    end = PartitionOffset(
+        Position(7, MESSAGES - 1), None, BROKER_TIME_MS + MESSAGES - 1, MESSAGES - 1
+    )
     monkeypatch.setattr(verify_module, "Cluster", NoCluster)
-    monkeypatch.setattr(verify_module, "_committed_range", lambda _: ({}, dict.fromkeys(NAMES, end)))
+    monkeypatch.setattr(
+        verify_module, "_committed_range", lambda _: ({}, dict.fromkeys(NAMES, end))
+    )
     monkeypatch.setattr(topic_content, "read_pieces", pieces)
 
 
@@ -87,7 +91,11 @@ def configured(folder: Path, **delta: Any) -> Config:
         {
             "source": {"service_url": "pulsar://nowhere:1", "topics": ["t"]},
             "stream": {"name": "orders", "checkpoint": str(folder / "checkpoint")},
-            "delta": {"path": str(folder / "messages"), "rejects_path": str(folder / "rejects"), **delta},
+            "delta": {
+                "path": str(folder / "messages"),
+                "rejects_path": str(folder / "rejects"),
+                **delta,
+            },
         }
     )
 
@@ -95,7 +103,9 @@ def configured(folder: Path, **delta: Any) -> Config:
 def messages(name: str) -> pa.Table:
     decoded = decode_bundle(b"".join(FRAMES), TopicPartition(*split_partition(name)))
     rows = pa.Table.from_batches([part.messages for part in decoded]).select(schema.MESSAGES.names)
-    return rows.set_column(rows.schema.get_field_index("late"), "late", pa.repeat(False, rows.num_rows))
+    return rows.set_column(
+        rows.schema.get_field_index("late"), "late", pa.repeat(False, rows.num_rows)
+    )
 
 
 def write(folder: Path, *files: pa.Table) -> None:
@@ -140,7 +150,9 @@ def test_what_is_missing_twice_and_in_another_order_is_counted(tmp_path: Path) -
     assert verify(config) == Verdict(messages=120, missing=1, duplicate=1, out_of_order=20)
 
 
-def test_a_replay_beside_it_makes_no_message_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_beside_it_makes_no_message_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = configured(tmp_path)
     first = messages(NAMES[0])
     write(tmp_path, pa.concat_tables([first.slice(1), messages(NAMES[1])]))
@@ -148,7 +160,9 @@ def test_a_replay_beside_it_makes_no_message_missing(tmp_path: Path, monkeypatch
     rejects = str(config.rejects_place)
 
     def mark(**row: str) -> None:
-        write_deltalake(rejects, pa.Table.from_pylist([reject | row], schema=schema.REJECTS), mode="append")
+        write_deltalake(
+            rejects, pa.Table.from_pylist([reject | row], schema=schema.REJECTS), mode="append"
+        )
 
     mark(reason="no_table", detail="d")
     open_rows = table_rows.TableRows.__init__
@@ -172,14 +186,16 @@ def test_the_latest_message_of_each_key_is_found(tmp_path: Path) -> None:
     table = LatestTable(Place(str(tmp_path / "messages")), schema.MESSAGES)
     table.check(None)
     table.create()
-    # The last message of a key is among the last twenty, and of the second topic partition it may be
-    # the latest too.
+    # The last message of a key is among the last twenty, and of the second topic partition it may
+    # be the latest too.
     latest = messages(NAMES[0]).slice(40)
     write(tmp_path, latest.slice(0, 15), latest.slice(16))
     assert verify(config) == Verdict(messages=19, missing=1)
     write(tmp_path, latest.slice(15, 1), latest.slice(0, 2))
     assert verify(config) == Verdict(messages=22, duplicate=2)
-    unknown = latest.slice(3, 1).set_column(latest.schema.get_field_index("key"), "key", pa.array(["unknown"]))
+    unknown = latest.slice(3, 1).set_column(
+        latest.schema.get_field_index("key"), "key", pa.array(["unknown"])
+    )
     write(tmp_path, unknown)
     assert verify(config) == Verdict(messages=23, duplicate=2, outdated=1)
 
@@ -188,8 +204,12 @@ def test_a_table_with_the_latest_messages_of_one_topic_is_compared_with_that_top
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = [f"persistent://public/default/{name}" for name in "ab"]
-    end = PartitionOffset(Position(7, MESSAGES - 1), None, BROKER_TIME_MS + MESSAGES - 1, MESSAGES - 1)
-    monkeypatch.setattr(verify_module, "_committed_range", lambda _: ({}, dict.fromkeys(topics, end)))
+    end = PartitionOffset(
+        Position(7, MESSAGES - 1), None, BROKER_TIME_MS + MESSAGES - 1, MESSAGES - 1
+    )
+    monkeypatch.setattr(
+        verify_module, "_committed_range", lambda _: ({}, dict.fromkeys(topics, end))
+    )
     configured(tmp_path)
     config = parse_config(
         {
@@ -209,7 +229,9 @@ def test_a_table_with_the_latest_messages_of_one_topic_is_compared_with_that_top
 
 
 @pytest.mark.parametrize("shape", ["messages", "record"])
-def test_a_verification_needs_no_right_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
+def test_a_verification_needs_no_right_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
     config = configured(tmp_path, mode="latest", shape=shape)
     place = Place(str(tmp_path / "messages"))
     table = LatestTable(place, schema.MESSAGES) if shape == "messages" else LatestRecordTable(place)
@@ -254,11 +276,20 @@ def test_what_was_replayed_has_to_be_in_the_table(tmp_path: Path) -> None:
     config = configured(tmp_path)
     first, second = map(messages, NAMES)
     write(tmp_path, first.slice(5), second)
-    rejects = [reject(0, "no_table"), reject(1, "no_table"), reject(1, "replayed"), reject(2, "no_table", ":0")]
+    rejects = [
+        reject(0, "no_table"),
+        reject(1, "no_table"),
+        reject(1, "replayed"),
+        reject(2, "no_table", ":0"),
+    ]
     # One that another table did not take either.
     rejects += [reject(3, "no_table"), reject(3, "replayed"), reject(3, "schema_mismatch")]
     rejects += [reject(4, "no_table"), reject(4, "replayed"), reject(4, "no_table")]
-    write_deltalake(str(tmp_path / "rejects"), pa.Table.from_pylist(rejects, schema=schema.REJECTS), mode="append")
+    write_deltalake(
+        str(tmp_path / "rejects"),
+        pa.Table.from_pylist(rejects, schema=schema.REJECTS),
+        mode="append",
+    )
     # Entry 2 is no batch, so nothing is known of it.
     assert verify(config) == Verdict(messages=115, missing=2, rejects=4)
     # The command for rejects counts as many.

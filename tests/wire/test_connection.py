@@ -45,7 +45,12 @@ def test_an_entry_arrives_with_its_position_and_untouched_bytes() -> None:
     client.receive_data(server.data_to_send())
     event = client.next_event()
     assert isinstance(event, EntryReceived)
-    assert (event.consumer_id, event.ledger_id, event.entry_id, bytes(event.entry)) == (3, 7, 8, b"the entry")
+    assert (event.consumer_id, event.ledger_id, event.entry_id, bytes(event.entry)) == (
+        3,
+        7,
+        8,
+        b"the entry",
+    )
 
 
 def test_ping_is_answered_and_is_no_event() -> None:
@@ -113,7 +118,9 @@ def test_a_list_of_topics_may_be_larger_than_a_message(max_message_bytes: int) -
     event = client.next_event()
     assert isinstance(event, pb.CommandGetTopicsOfNamespaceResponse)
     client.receive_data(topics_frame(limits.MAX_COMMAND_BYTES + 1)[:8])
-    with pytest.raises(FrameTooLargeError, match="a frame of 33554433 bytes, over the limit of 33554432") as raised:
+    with pytest.raises(
+        FrameTooLargeError, match="a frame of 33554433 bytes, over the limit of 33554432"
+    ) as raised:
         client.next_event()
     assert raised.value.is_command
 
@@ -144,14 +151,20 @@ def test_a_frame_with_a_payload_is_never_larger_than_the_announced_size() -> Non
 
 def test_a_command_without_its_body_is_malformed() -> None:
     client, _ = connected_pair()
-    client.receive_data(encode_frame(pb.BaseCommand(type=pb.BaseCommand.SUCCESS).SerializePartialToString()))
+    client.receive_data(
+        encode_frame(pb.BaseCommand(type=pb.BaseCommand.SUCCESS).SerializePartialToString())
+    )
     with pytest.raises(MalformedFrameError, match="lacks its success"):
         client.next_event()
 
 
 def test_a_message_without_a_usable_id_is_malformed() -> None:
     client, _ = connected_pair()
-    client.receive_data(encode_frame(pb.BaseCommand(type=pb.BaseCommand.MESSAGE).SerializePartialToString(), b"entry"))
+    client.receive_data(
+        encode_frame(
+            pb.BaseCommand(type=pb.BaseCommand.MESSAGE).SerializePartialToString(), b"entry"
+        )
+    )
     with pytest.raises(MalformedFrameError, match="message id"):
         client.next_event()
 
@@ -173,7 +186,8 @@ def test_no_bytes_raise_anything_but_a_protocol_error(pieces: list[bytes], role:
     "command",
     [
         pytest.param(
-            pb.BaseCommand(type=pb.BaseCommand.ERROR, error={"request_id": 1, "message": "why"}), id="a field"
+            pb.BaseCommand(type=pb.BaseCommand.ERROR, error={"request_id": 1, "message": "why"}),
+            id="a field",
         ),
         pytest.param(
             pb.BaseCommand(
@@ -185,7 +199,10 @@ def test_no_bytes_raise_anything_but_a_protocol_error(pieces: list[bytes], role:
         pytest.param(
             pb.BaseCommand(
                 type=pb.BaseCommand.GET_SCHEMA_RESPONSE,
-                get_schema_response={"request_id": 1, "schema": {"name": "why", "schema_data": b"", "type": 0}},
+                get_schema_response={
+                    "request_id": 1,
+                    "schema": {"name": "why", "schema_data": b"", "type": 0},
+                },
             ),
             id="one inside another message",
         ),

@@ -8,14 +8,20 @@ from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_batch, encode_entry, message_count, parse_entry, read_stamp
 
-JAVA_ENTRY = bytes.fromhex("0e01c850836c0000001b0a017010071880d095ffbc31d20103702d37d80103e0010be8010161626364")
+JAVA_ENTRY = bytes.fromhex(
+    "0e01c850836c0000001b0a017010071880d095ffbc31d20103702d37d80103e0010be8010161626364"
+)
 BROKER_INDEX_4 = bytes.fromhex("0e02000000021004")
 
 
 def test_an_entry_of_the_java_client_comes_apart() -> None:
     entry = parse_entry(JAVA_ENTRY)
     metadata = entry.metadata
-    assert (metadata.producer_name, metadata.sequence_id, metadata.publish_time) == ("p", 7, 1700000000000)
+    assert (metadata.producer_name, metadata.sequence_id, metadata.publish_time) == (
+        "p",
+        7,
+        1700000000000,
+    )
     assert (metadata.uuid, metadata.chunk_id, metadata.num_chunks_from_msg) == ("p-7", 1, 3)
     assert (bytes(entry.payload), entry.broker) == (b"abcd", None)
 
@@ -33,7 +39,9 @@ def test_our_encoding_is_the_java_clients() -> None:
 
 
 @pytest.mark.parametrize("position", range(6, len(JAVA_ENTRY)))
-def test_a_flipped_bit_behind_the_checksum_is_noticed_also_with_broker_metadata(position: int) -> None:
+def test_a_flipped_bit_behind_the_checksum_is_noticed_also_with_broker_metadata(
+    position: int,
+) -> None:
     damaged = bytearray(JAVA_ENTRY)
     damaged[position] ^= 0x10
     for raw in (bytes(damaged), BROKER_INDEX_4 + bytes(damaged)):
@@ -58,7 +66,9 @@ def test_metadata_that_lacks_a_required_field_is_malformed() -> None:
 
 
 def test_a_batch_costs_as_many_permits_as_it_claims_and_garbage_one() -> None:
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, num_messages_in_batch=5)
+    metadata = pb.MessageMetadata(
+        producer_name="p", sequence_id=1, publish_time=1, num_messages_in_batch=5
+    )
     assert message_count(memoryview(encode_entry(metadata, b""))) == 5
     assert message_count(memoryview(JAVA_ENTRY)) == 1
     assert message_count(memoryview(b"garbage")) == 1
@@ -68,7 +78,9 @@ def test_the_batch_of_the_java_client_is_what_we_encode() -> None:
     first = pb.SingleMessageMetadata(
         partition_key="k0", compacted_out=True, partition_key_b64_encoded=False, payload_size=0
     )
-    batch = encode_batch([(first, b""), (pb.SingleMessageMetadata(partition_key="k0", payload_size=0), b"v1")])
+    batch = encode_batch(
+        [(first, b""), (pb.SingleMessageMetadata(partition_key="k0", payload_size=0), b"v1")]
+    )
     assert batch.endswith(bytes.fromhex("0000000612026b3018027631"))
 
 

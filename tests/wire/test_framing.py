@@ -108,7 +108,14 @@ def test_a_large_frame_that_arrives_in_parts_is_received_in_place() -> None:
 
 @pytest.mark.parametrize("step", [1, 4, 7, 8, 1000, 299_999, 300_050, 700_000])
 def test_large_and_small_frames_are_found_however_they_arrive(step: int) -> None:
-    frames = [encode_frame(b"a"), LARGE, encode_frame(b"b", b"payload"), LARGE, LARGE, encode_frame(b"c")]
+    frames = [
+        encode_frame(b"a"),
+        LARGE,
+        encode_frame(b"b", b"payload"),
+        LARGE,
+        LARGE,
+        encode_frame(b"c"),
+    ]
     data = b"".join(frames)
     buffer, read_frames = FrameBuffer(), []
     edge = 20 if step < 100 else len(data)
@@ -118,5 +125,12 @@ def test_large_and_small_frames_are_found_however_they_arrive(step: int) -> None
         while (frame := buffer.next()) is not None:
             read_frames.append((bytes(frame.raw), frame.command, len(frame.payload)))
     assert [raw for raw, _, _ in read_frames] == frames
-    assert [command for _, command, _ in read_frames] == [b"a", b"command", b"b", b"command", b"command", b"c"]
+    assert [command for _, command, _ in read_frames] == [
+        b"a",
+        b"command",
+        b"b",
+        b"command",
+        b"command",
+        b"c",
+    ]
     assert len(buffer) == 0

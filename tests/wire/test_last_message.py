@@ -14,15 +14,20 @@ from ledgerlake.wire.message_id import MessageId
 
 
 def entry(slot_signs: str, listed: list[int] | None = None, *, readable: bool = True) -> LastEntry:
-    """A batch with a slot for each sign of ``slot_signs``: ``x`` for a message, ``-`` for one that was
-    compacted away.
+    """A batch with a slot for each sign of ``slot_signs``: ``x`` for a message, ``-`` for one that
+    was compacted away.
     """
     metadata = pb.MessageMetadata(
         producer_name="p", sequence_id=1, publish_time=1, num_messages_in_batch=len(slot_signs)
     )
     metadata.compacted_batch_indexes.extend(listed or [])
-    slots = [(pb.SingleMessageMetadata(compacted_out=sign == "-"), b"" if sign == "-" else b"v") for sign in slot_signs]
-    return LastEntry(3, 7, -1, metadata.SerializeToString(), encode_batch(slots) if readable else None)
+    slots = [
+        (pb.SingleMessageMetadata(compacted_out=sign == "-"), b"" if sign == "-" else b"v")
+        for sign in slot_signs
+    ]
+    return LastEntry(
+        3, 7, -1, metadata.SerializeToString(), encode_batch(slots) if readable else None
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,7 +50,9 @@ def test_the_last_kept_slot_is_the_last_message(last: LastEntry, batch_index: in
 
 def test_a_single_message_is_its_entry() -> None:
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
-    assert last_message_id(LastEntry(3, 7, 2, metadata.SerializeToString(), b"v")) == MessageId(3, 7)
+    assert last_message_id(LastEntry(3, 7, 2, metadata.SerializeToString(), b"v")) == MessageId(
+        3, 7
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +60,9 @@ def test_a_single_message_is_its_entry() -> None:
     [
         pytest.param(entry("--"), id="nothing was kept"),
         pytest.param(LastEntry(3, 7, -1, b"\xff\xff", b""), id="metadata that does not parse"),
-        pytest.param(LastEntry(3, 7, -1, entry("xx").metadata, b"\x00\x00\x00\xff"), id="a batch cut short"),
+        pytest.param(
+            LastEntry(3, 7, -1, entry("xx").metadata, b"\x00\x00\x00\xff"), id="a batch cut short"
+        ),
     ],
 )
 def test_what_holds_no_last_message_is_an_error(last: LastEntry) -> None:
@@ -63,7 +72,9 @@ def test_what_holds_no_last_message_is_an_error(last: LastEntry) -> None:
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_a_batch_of_no_messages_has_no_last_one(count: int) -> None:
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, num_messages_in_batch=count)
+    metadata = pb.MessageMetadata(
+        producer_name="p", sequence_id=1, publish_time=1, num_messages_in_batch=count
+    )
     with pytest.raises(CorruptEntryError, match="claims a batch"):
         last_message_id(LastEntry(3, 7, -1, metadata.SerializeToString(), None))
 

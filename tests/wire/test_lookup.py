@@ -22,13 +22,21 @@ def test_connect_names_the_owner() -> None:
 
 def test_connect_through_the_service_address_keeps_the_owners_name() -> None:
     answer = Answer(
-        request_id=1, response=Answer.Connect, broker_service_url="pulsar://b:6650", proxy_through_service_url=True
+        request_id=1,
+        response=Answer.Connect,
+        broker_service_url="pulsar://b:6650",
+        proxy_through_service_url=True,
     )
     assert step("t", answer, 0) == Owner("pulsar://b:6650", through_proxy=True)
 
 
 def test_redirect_asks_the_other_broker_and_passes_authority_on() -> None:
-    answer = Answer(request_id=1, response=Answer.Redirect, broker_service_url="pulsar://c:6650", authoritative=True)
+    answer = Answer(
+        request_id=1,
+        response=Answer.Redirect,
+        broker_service_url="pulsar://c:6650",
+        authoritative=True,
+    )
     assert step("t", answer, 2) == AskAgain("pulsar://c:6650", False, True, 3)
 
 
@@ -45,11 +53,25 @@ def test_an_answer_without_address_is_the_brokers_mistake() -> None:
 
 @pytest.mark.parametrize(
     ("code", "retryable"),
-    [(pb.ServiceNotReady, True), (pb.TooManyRequests, True), (pb.AuthorizationError, False), (pb.TopicNotFound, False)],
+    [
+        (pb.ServiceNotReady, True),
+        (pb.TooManyRequests, True),
+        (pb.AuthorizationError, False),
+        (pb.TopicNotFound, False),
+    ],
 )
 def test_a_refusal_says_whether_to_try_again(code: pb.ServerError, retryable: bool) -> None:
     with pytest.raises(BrokerError) as caught:
-        step("t", Answer(request_id=1, response=Answer.Failed, error=code, message="no\n\tat java.lang.Thread"), 0)
+        step(
+            "t",
+            Answer(
+                request_id=1,
+                response=Answer.Failed,
+                error=code,
+                message="no\n\tat java.lang.Thread",
+            ),
+            0,
+        )
     assert is_retryable(caught.value) is retryable
     assert "java" not in caught.value.message
 
@@ -57,7 +79,11 @@ def test_a_refusal_says_whether_to_try_again(code: pb.ServerError, retryable: bo
 def test_a_broker_that_cannot_check_permissions_now_is_asked_again() -> None:
     text = "Exception occurred while trying to authorize lookup"
     with pytest.raises(BrokerError, match="it cannot check permissions now") as caught:
-        step("t", Answer(request_id=1, response=Answer.Failed, error=pb.AuthorizationError, message=text), 0)
+        step(
+            "t",
+            Answer(request_id=1, response=Answer.Failed, error=pb.AuthorizationError, message=text),
+            0,
+        )
     assert is_retryable(caught.value)
     assert "needs the permission" not in caught.value.message
 
@@ -73,7 +99,11 @@ LETTERS = st.sampled_from([*"pulsar+ssl:/bz.-_[]@,?#%0169 ", "\x1b", "\n", "\u20
 @given(
     url=st.text(LETTERS, max_size=30)
     | st.builds(
-        "".join, st.tuples(st.sampled_from(["pulsar://", "pulsar+ssl://", "http://"]), st.text(LETTERS, max_size=12))
+        "".join,
+        st.tuples(
+            st.sampled_from(["pulsar://", "pulsar+ssl://", "http://"]),
+            st.text(LETTERS, max_size=12),
+        ),
     ),
     use_tls=st.booleans(),
     redirects=st.booleans(),
@@ -82,7 +112,9 @@ def test_an_answer_leads_to_a_broker_with_the_scheme_of_the_service_url_or_is_re
     url: str, use_tls: bool, redirects: bool
 ) -> None:
     response = Answer.Redirect if redirects else Answer.Connect
-    answer = Answer(request_id=1, response=response, broker_service_url=url, broker_service_url_tls=url)
+    answer = Answer(
+        request_id=1, response=response, broker_service_url=url, broker_service_url_tls=url
+    )
     outcome, refusal = None, ""
     try:
         outcome = step("t", answer, 0, use_tls)
@@ -118,7 +150,13 @@ def test_a_malformed_address_is_the_brokers_mistake(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["pulsar+ssl://[::1]:6651", "pulsar+ssl://b-0.b.svc:6651/", "pulsar+ssl://b", "pulsar+ssl://b_0.c."]
+    "url",
+    [
+        "pulsar+ssl://[::1]:6651",
+        "pulsar+ssl://b-0.b.svc:6651/",
+        "pulsar+ssl://b",
+        "pulsar+ssl://b_0.c.",
+    ],
 )
 def test_an_address_of_each_form_is_taken(url: str) -> None:
     answer = Answer(request_id=1, response=Answer.Connect, broker_service_url_tls=url)

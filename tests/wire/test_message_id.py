@@ -33,9 +33,13 @@ FIRST, LAST = MessageId(1, 2), MessageId(4, 5)
         pytest.param("08011002180320043000", MessageId(1, 2, 4), id="batch"),
         pytest.param("08011002180320043005", MessageId(1, 2, 4), id="batch with size"),
         pytest.param(
-            "08041005180630003a080801100218033000", ChunkMessageId(MessageId(1, 2), MessageId(4, 5)), id="chunk"
+            "08041005180630003a080801100218033000",
+            ChunkMessageId(MessageId(1, 2), MessageId(4, 5)),
+            id="chunk",
         ),
-        pytest.param("08ffffffffffffffffff0110ffffffffffffffffff013000", MessageId(-1, -1), id="earliest"),
+        pytest.param(
+            "08ffffffffffffffffff0110ffffffffffffffffff013000", MessageId(-1, -1), id="earliest"
+        ),
     ],
 )
 def test_ids_serialised_by_the_java_client_are_read(serialised: str, expected: MessageId) -> None:
@@ -69,11 +73,14 @@ def test_a_negative_batch_index_of_a_plain_id_means_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "serialised", ["0801100218033000", "08011002180320043000", "08041005180630003a080801100218063000"]
+    "serialised",
+    ["0801100218033000", "08011002180320043000", "08041005180630003a080801100218063000"],
 )
 def test_an_id_keeps_its_partition(serialised: str) -> None:
     message_id = from_bytes(bytes.fromhex(serialised))
-    assert partition_of(message_id) == pb.MessageIdData.FromString(bytes.fromhex(serialised)).partition
+    assert (
+        partition_of(message_id) == pb.MessageIdData.FromString(bytes.fromhex(serialised)).partition
+    )
     assert to_bytes(message_id).hex() == serialised
 
 
@@ -87,7 +94,9 @@ def test_text_goes_there_and_back(text: str) -> None:
     assert str(parse_message_id(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "7", "7:x", "7:8:9:10", "-1:3", "zz", "0a", ";", "1:2;", "1:2;3:4;5:6"])
+@pytest.mark.parametrize(
+    "text", ["", "7", "7:x", "7:8:9:10", "-1:3", "zz", "0a", ";", "1:2;", "1:2;3:4;5:6"]
+)
 def test_what_is_no_id_is_refused_with_the_forms_that_are(text: str) -> None:
     with pytest.raises(UsageError, match="write ledger:entry"):
         parse_message_id(text)

@@ -31,7 +31,9 @@ def test_an_expiry_is_milliseconds_or_a_time_with_a_zone(text: str, expires_ms: 
     assert parse_schedule({"ledgerlake.expires": text}) == ScheduleProperties(None, expires_ms)
 
 
-@pytest.mark.parametrize("time_ms", [1, 9_999_999_999_001, 100_000_000_000_003, 253_402_214_399_999])
+@pytest.mark.parametrize(
+    "time_ms", [1, 9_999_999_999_001, 100_000_000_000_003, 253_402_214_399_999]
+)
 def test_the_time_of_an_occurrence_is_written_to_the_millisecond(time_ms: int) -> None:
     written = occurrence_properties(1, time_ms)["ledgerlake.occurrence_time"]
     assert parse_schedule({"ledgerlake.expires": written}) == ScheduleProperties(None, time_ms)
@@ -39,7 +41,18 @@ def test_the_time_of_an_occurrence_is_written_to_the_millisecond(time_ms: int) -
 
 @pytest.mark.parametrize(
     "text",
-    ["", "0", "-5", "soon", "1e12", "٣", "9" * 30, "253402214400000", "2026-01-01T00:00:00", "2026-13-01T00:00:00Z"],
+    [
+        "",
+        "0",
+        "-5",
+        "soon",
+        "1e12",
+        "٣",
+        "9" * 30,
+        "253402214400000",
+        "2026-01-01T00:00:00",
+        "2026-13-01T00:00:00Z",
+    ],
 )
 def test_any_other_expiry_is_refused(text: str) -> None:
     with pytest.raises(CorruptEntryError, match="neither milliseconds since 1970 nor") as refused:
@@ -49,10 +62,15 @@ def test_any_other_expiry_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("schedule_id", ["a", "ü" * 200, " ", "a=b"])
 def test_an_id_is_any_text_of_1_to_200_characters(schedule_id: str) -> None:
-    assert parse_schedule({"ledgerlake.schedule": schedule_id, "other": "x"}).schedule_id == schedule_id
+    assert (
+        parse_schedule({"ledgerlake.schedule": schedule_id, "other": "x"}).schedule_id
+        == schedule_id
+    )
 
 
-@pytest.mark.parametrize(("schedule_id", "why"), [("", "0 char"), ("a" * 201, "201 char"), (b"\xff", "not UTF-8")])
+@pytest.mark.parametrize(
+    ("schedule_id", "why"), [("", "0 char"), ("a" * 201, "201 char"), (b"\xff", "not UTF-8")]
+)
 def test_any_other_id_is_refused(schedule_id: object, why: str) -> None:
     with pytest.raises(CorruptEntryError, match=why) as refused:
         parse_schedule({"ledgerlake.schedule": schedule_id})
@@ -69,8 +87,13 @@ def test_a_message_without_the_properties_has_no_schedule_and_a_batch_has_none_o
 
 
 def test_a_marker_names_the_schedule_of_its_message() -> None:
-    properties = [pb.KeyValue(key="ledgerlake.schedule", value="a"), pb.KeyValue(key="b", value="c")]
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, properties=properties)
+    properties = [
+        pb.KeyValue(key="ledgerlake.schedule", value="a"),
+        pb.KeyValue(key="b", value="c"),
+    ]
+    metadata = pb.MessageMetadata(
+        producer_name="p", sequence_id=1, publish_time=1, properties=properties
+    )
     marker = encode_marker(metadata, 2, [Position(1, 0), Position(1, 1)])
     assert parse_marker(marker).schedule_id == "a"
 
@@ -83,7 +106,9 @@ def test_a_marker_names_the_schedule_of_its_message() -> None:
         ({"ledgerlake.pause": "schedule=a=b"}, PauseRequest("a=b", resumes=False)),
     ],
 )
-def test_a_pause_is_of_one_schedule_or_of_all(properties: dict[str, object], pause: PauseRequest) -> None:
+def test_a_pause_is_of_one_schedule_or_of_all(
+    properties: dict[str, object], pause: PauseRequest
+) -> None:
     assert parse_schedule(properties).pause == pause
 
 

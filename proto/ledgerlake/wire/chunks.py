@@ -34,7 +34,13 @@ from typing import TYPE_CHECKING
 from ledgerlake.errors import CorruptEntryError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.reasons import MALFORMED_MARKER, Reason
-from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, encode_entry, parse_entry, text_of
+from ledgerlake.wire.entry import (
+    broker_time_ms,
+    delivery_time_ms,
+    encode_entry,
+    parse_entry,
+    text_of,
+)
 from ledgerlake.wire.limits import MAX_CHUNK_NAME_BYTES, MAX_CHUNKS
 from ledgerlake.wire.message_id import MessageId, Position, parse_message_id
 from ledgerlake.wire.schedules import SCHEDULE_PROPERTY, schedule_id_of_large
@@ -66,18 +72,19 @@ class Marker:
 
 
 def fits_into_one_entry(metadata: pb.MessageMetadata, size: int, max_entry_bytes: int) -> bool:
-    """Return whether a message needs no chunks for sure, without encoding it: whether it takes at most
-    half of an entry, even if its metadata were twice as large.
+    """Return whether a message needs no chunks for sure, without encoding it: whether it takes at
+    most half of an entry, even if its metadata were twice as large.
     """
-    # Chunk fields repeat the producer's name, and their numbers and the suffix take less than 128 bytes.
+    # Chunk fields repeat the producer's name, and their numbers and the suffix take less than 128
+    # bytes.
     return 2 * metadata.ByteSize() + 128 + size <= max_entry_bytes // 2
 
 
 def payload_limit_bytes(
     metadata: pb.MessageMetadata, size: int, max_entry_bytes: int, most_bytes: int = CHUNK_BYTES
 ) -> int:
-    """Return how many bytes of a payload an entry gets: as ``chunk_limit_bytes``, and ``most_bytes`` at
-    most.
+    """Return how many bytes of a payload an entry gets: as ``chunk_limit_bytes``, and
+    ``most_bytes`` at most.
     """
     return min(most_bytes, chunk_limit_bytes(metadata, size, max_entry_bytes))
 
@@ -93,19 +100,24 @@ def chunk_limit_bytes(metadata: pb.MessageMetadata, size: int, max_entry_bytes: 
         max_entry_bytes: the largest entry that the broker accepts.
 
     Raises:
-        UsageError: the metadata takes more than half of an entry, so that each chunk would be mostly
-            metadata.
+        UsageError: the metadata takes more than half of an entry, so that each chunk would be
+            mostly metadata.
     """
     if fits_into_one_entry(metadata, size, max_entry_bytes):
         return max_entry_bytes // 2
     most = max(min(size, 2**31 - 1), 2)
     # The last chunk has another sequence id than those before it.
-    both = (_chunk_metadata(metadata, chunk_id, most, size, attempt_suffix()) for chunk_id in (most - 2, most))
+    both = (
+        _chunk_metadata(metadata, chunk_id, most, size, attempt_suffix())
+        for chunk_id in (most - 2, most)
+    )
     metadata_bytes = max(len(encode_entry(chunk, b"")) for chunk in both)
     if metadata_bytes + min(size, max_entry_bytes // 2) > max_entry_bytes:
         raise UsageError(
-            f"the key and the properties of a message take {metadata_bytes:,} bytes, which each of its chunks repeats, and the "
-            f"broker takes entries of {max_entry_bytes:,}; make them smaller, or raise maxMessageSize in the broker's configuration"
+            f"the key and the properties of a message take {metadata_bytes:,} bytes, which each of "
+            "its chunks repeats, and the "
+            f"broker takes entries of {max_entry_bytes:,}; make them smaller, or raise "
+            "maxMessageSize in the broker's configuration"
         )
     return max_entry_bytes - metadata_bytes
 
@@ -115,7 +127,9 @@ def attempt_suffix() -> str:
     return f"-{secrets.token_hex(4)}"
 
 
-def encode_chunks(metadata: pb.MessageMetadata, packed: bytes, chunk_bytes: int, suffix: str = "") -> Iterator[bytes]:
+def encode_chunks(
+    metadata: pb.MessageMetadata, packed: bytes, chunk_bytes: int, suffix: str = ""
+) -> Iterator[bytes]:
     """Yield the entries of a large message, one after another.
 
     Args:
@@ -156,11 +170,16 @@ def encode_marker(chunks: pb.MessageMetadata, sequence_id: int, positions: list[
         publish_time=chunks.publish_time,
         uuid=f"{chunks.producer_name}-{chunks.sequence_id}",
         num_chunks_from_msg=1,
-        properties=[promise(), *(entry for entry in chunks.properties if entry.key == SCHEDULE_PROPERTY)],
+        properties=[
+            promise(),
+            *(entry for entry in chunks.properties if entry.key == SCHEDULE_PROPERTY),
+        ],
     )
     if chunks.HasField("deliver_at_time"):
         metadata.deliver_at_time = chunks.deliver_at_time
-    return encode_entry(metadata, json.dumps({"chunks": [str(position) for position in positions]}).encode())
+    return encode_entry(
+        metadata, json.dumps({"chunks": [str(position) for position in positions]}).encode()
+    )
 
 
 def promise() -> pb.KeyValue:
@@ -181,7 +200,9 @@ def chunk_names(metadata: pb.MessageMetadata, reason: Reason) -> tuple[str, str]
     """
     names = text_of(metadata, "producer_name"), text_of(metadata, "uuid")
     if max(len(name.encode()) for name in names) > MAX_CHUNK_NAME_BYTES:
-        raise CorruptEntryError(f"its producer name or uuid is longer than {MAX_CHUNK_NAME_BYTES} bytes", reason=reason)
+        raise CorruptEntryError(
+            f"its producer name or uuid is longer than {MAX_CHUNK_NAME_BYTES} bytes", reason=reason
+        )
     return names
 
 
@@ -196,19 +217,29 @@ def parse_marker(raw: bytes | memoryview) -> Marker:
     metadata = entry.metadata
     versions = [entry.value for entry in metadata.properties if entry.key == MARKER_PROPERTY]
     if versions != [MARKER_VERSION]:
-        raise CorruptEntryError(f"a marker of version {versions}, known is {MARKER_VERSION}", reason=MALFORMED_MARKER)
+        raise CorruptEntryError(
+            f"a marker of version {versions}, known is {MARKER_VERSION}", reason=MALFORMED_MARKER
+        )
     try:
         listed = json.loads(bytes(entry.payload))["chunks"]
         if len(listed) > MAX_CHUNKS:
-            raise CorruptEntryError(f"a marker lists more than {MAX_CHUNKS} chunks", reason=MALFORMED_MARKER)
+            raise CorruptEntryError(
+                f"a marker lists more than {MAX_CHUNKS} chunks", reason=MALFORMED_MARKER
+            )
         positions = tuple(_position(text) for text in listed)
     except (ValueError, KeyError, TypeError, RecursionError, UsageError):
-        raise CorruptEntryError("the list of chunks does not parse", reason=MALFORMED_MARKER) from None
+        raise CorruptEntryError(
+            "the list of chunks does not parse", reason=MALFORMED_MARKER
+        ) from None
     if len(set(positions)) != len(positions) or len(positions) < 2:
-        raise CorruptEntryError("a marker lists two chunks at least, each once", reason=MALFORMED_MARKER)
+        raise CorruptEntryError(
+            "a marker lists two chunks at least, each once", reason=MALFORMED_MARKER
+        )
     producer_name, uuid = chunk_names(metadata, MALFORMED_MARKER)
     schedule_id = schedule_id_of_large(metadata)
-    return Marker(producer_name, uuid, positions, broker_time_ms(entry), delivery_time_ms(entry), schedule_id)
+    return Marker(
+        producer_name, uuid, positions, broker_time_ms(entry), delivery_time_ms(entry), schedule_id
+    )
 
 
 def _position(text: object) -> Position:

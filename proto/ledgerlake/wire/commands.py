@@ -63,7 +63,8 @@ def connected(
         protocol_version=protocol_version,
         max_message_size=max_message_size,
         feature_flags=pb.FeatureFlags(
-            supports_topic_watchers=watches_topics, supports_get_partitioned_metadata_without_auto_creation=True
+            supports_topic_watchers=watches_topics,
+            supports_get_partitioned_metadata_without_auto_creation=True,
         ),
     )
     return encode(pb.BaseCommand(type=_Type.CONNECTED, connected=body))
@@ -107,15 +108,25 @@ def auth_response(client_version: str, auth_method: str, auth_data: bytes | None
     return encode(pb.BaseCommand(type=_Type.AUTH_RESPONSE, auth_response=body))
 
 
-def lookup(topic: str, request_id: int, authoritative: bool = False, listener_name: str | None = None) -> bytes:
+def lookup(
+    topic: str, request_id: int, authoritative: bool = False, listener_name: str | None = None
+) -> bytes:
     body = pb.CommandLookupTopic(
-        topic=topic, request_id=request_id, authoritative=authoritative, advertised_listener_name=listener_name
+        topic=topic,
+        request_id=request_id,
+        authoritative=authoritative,
+        advertised_listener_name=listener_name,
     )
     return encode(pb.BaseCommand(type=_Type.LOOKUP, lookup_topic=body))
 
 
 def subscribe_reader(
-    topic: str, subscription: str, consumer_id: int, request_id: int, start: pb.MessageIdData, read_compacted: bool
+    topic: str,
+    subscription: str,
+    consumer_id: int,
+    request_id: int,
+    start: pb.MessageIdData,
+    read_compacted: bool,
 ) -> bytes:
     """Return SUBSCRIBE for a non-durable exclusive subscription. The broker delivers the entries
     after the one before ``start``.
@@ -134,7 +145,9 @@ def subscribe_reader(
     return encode(pb.BaseCommand(type=_Type.SUBSCRIBE, subscribe=body))
 
 
-def subscribe_durable(topic: str, subscription: str, consumer_id: int, request_id: int, from_earliest: bool) -> bytes:
+def subscribe_durable(
+    topic: str, subscription: str, consumer_id: int, request_id: int, from_earliest: bool
+) -> bytes:
     """Return SUBSCRIBE for a durable exclusive subscription. A new one begins at the topic's first
     message or after its last.
     """
@@ -157,9 +170,14 @@ def flow(consumer_id: int, message_permits: int) -> bytes:
     return encode(pb.BaseCommand(type=_Type.FLOW, flow=body))
 
 
-def acknowledge_cumulative(consumer_id: int, request_id: int, message_id: pb.MessageIdData) -> bytes:
+def acknowledge_cumulative(
+    consumer_id: int, request_id: int, message_id: pb.MessageIdData
+) -> bytes:
     body = pb.CommandAck(
-        consumer_id=consumer_id, ack_type=pb.CommandAck.Cumulative, message_id=[message_id], request_id=request_id
+        consumer_id=consumer_id,
+        ack_type=pb.CommandAck.Cumulative,
+        message_id=[message_id],
+        request_id=request_id,
     )
     return encode(pb.BaseCommand(type=_Type.ACK, ack=body))
 
@@ -201,7 +219,9 @@ def message(consumer_id: int, ledger_id: int, entry_id: int, entry: bytes) -> by
 
 
 def success(request_id: int) -> bytes:
-    return encode(pb.BaseCommand(type=_Type.SUCCESS, success=pb.CommandSuccess(request_id=request_id)))
+    return encode(
+        pb.BaseCommand(type=_Type.SUCCESS, success=pb.CommandSuccess(request_id=request_id))
+    )
 
 
 def error(request_id: int, code: pb.ServerError, text: str) -> bytes:

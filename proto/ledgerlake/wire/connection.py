@@ -147,7 +147,9 @@ class EntriesReceived:
         """Return the entries after a position."""
         if position.ledger_id != self.ledger_id:
             return self if position.ledger_id < self.ledger_id else None
-        return self._part(int(self.entry_ids.searchsorted(position.entry_id, "right")), len(self.entry_ids))
+        return self._part(
+            int(self.entry_ids.searchsorted(position.entry_id, "right")), len(self.entry_ids)
+        )
 
     def until(self, position: Position) -> EntriesReceived | None:
         """Return the entries up to and including a position."""
@@ -157,16 +159,20 @@ class EntriesReceived:
 
     def follows(self, position: Position) -> bool:
         """Return whether no entry is missing after a position, nor between the entries."""
-        return self.position == position.next and self.last.entry_id - position.entry_id == len(self.entry_ids)
+        return self.position == position.next and self.last.entry_id - position.entry_id == len(
+            self.entry_ids
+        )
 
     def runs(self, moved_to: Position) -> Iterator[EntriesReceived]:
-        """Yield the entries in runs between which more than ``HOLE_ENTRIES`` are missing, or an entry
-        before ``moved_to``.
+        """Yield the entries in runs between which more than ``HOLE_ENTRIES`` are missing, or an
+        entry before ``moved_to``.
         """
         steps = self.entry_ids[1:] - self.entry_ids[:-1]
         is_break = steps > HOLE_ENTRIES + 1
         if moved_to > self.position:
-            last_id = moved_to.entry_id if moved_to.ledger_id == self.ledger_id else self.last.entry_id
+            last_id = (
+                moved_to.entry_id if moved_to.ledger_id == self.ledger_id else self.last.entry_id
+            )
             is_break |= (steps > 1) & (self.entry_ids[:-1] < last_id)
         breaks = is_break.nonzero()[0] + 1
         first = 0
@@ -191,7 +197,9 @@ class EntriesReceived:
     def _one(self, row: int) -> EntryReceived:
         frame = bytes(self.frames[self._start(row) : int(self.frame_ends[row])])
         entry_start = 8 + int.from_bytes(frame[4:8], "big")
-        return EntryReceived(self.consumer_id, self.ledger_id, int(self.entry_ids[row]), frame, entry_start)
+        return EntryReceived(
+            self.consumer_id, self.ledger_id, int(self.entry_ids[row]), frame, entry_start
+        )
 
     def _start(self, row: int) -> int:
         return int(self.frame_ends[row - 1]) if row else 0
@@ -240,7 +248,9 @@ Event = EntryReceived | EntriesReceived | LastMessageIdReceived | Message
 # The commands that may arrive, by our role and state. Any other known command is an error of the
 # peer.
 _ACCEPTED: dict[tuple[Role, State], frozenset[int]] = {
-    (Role.CLIENT, State.CONNECTING): frozenset({_T.CONNECTED, _T.ERROR, _T.AUTH_CHALLENGE, _T.PING, _T.PONG}),
+    (Role.CLIENT, State.CONNECTING): frozenset(
+        {_T.CONNECTED, _T.ERROR, _T.AUTH_CHALLENGE, _T.PING, _T.PONG}
+    ),
     (Role.CLIENT, State.READY): frozenset(
         {
             _T.MESSAGE,
@@ -382,7 +392,9 @@ class Connection:
     def _check_accepted(self, kind: int) -> None:
         if kind not in _ACCEPTED.get((self.role, self.state), frozenset()):
             name = pb.BaseCommand.Type.Name(kind)
-            raise MalformedFrameError(f"the peer sent {name} to a {self.role.value} that is {self.state.value}")
+            raise MalformedFrameError(
+                f"the peer sent {name} to a {self.role.value} that is {self.state.value}"
+            )
 
     def _advance(self, command: pb.BaseCommand) -> Message | None:
         field = _FIELD_OF_TYPE[command.type]
@@ -393,13 +405,17 @@ class Connection:
             return None
         if command.type == _T.CONNECTED:
             self._frames.limit_bytes = limits.frame_limit_bytes(command.connected.max_message_size)
-            self._frames.command_limit_bytes = max(self._frames.limit_bytes, limits.MAX_COMMAND_BYTES)
+            self._frames.command_limit_bytes = max(
+                self._frames.limit_bytes, limits.MAX_COMMAND_BYTES
+            )
             self.state = State.READY
         elif command.type == _T.CONNECT:
             self.state = State.CONNECTING
         body: Message = getattr(command, field)
         if not _is_text(body):
-            raise MalformedFrameError(f"a command of type {command.type} holds text that is not UTF-8")
+            raise MalformedFrameError(
+                f"a command of type {command.type} holds text that is not UTF-8"
+            )
         return body
 
 
@@ -408,7 +424,9 @@ def _entry_event(command: pb.BaseCommand, frame: Frame) -> EntryReceived:
     position = message.message_id
     if not command.HasField("message") or position.ledger_id >= 2**63 or position.entry_id >= 2**63:
         raise MalformedFrameError("a MESSAGE lacks a usable message id")
-    return EntryReceived(message.consumer_id, position.ledger_id, position.entry_id, frame.raw, frame.command_end)
+    return EntryReceived(
+        message.consumer_id, position.ledger_id, position.entry_id, frame.raw, frame.command_end
+    )
 
 
 def _is_text(message: Message) -> bool:

@@ -27,7 +27,13 @@ import crc32c
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.outside import Unreadable, reading
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.reasons import BAD_CHECKSUM, BATCH_COUNT, MALFORMED_ENTRY, TOO_LARGE, TRUNCATED_BATCH
+from ledgerlake.reasons import (
+    BAD_CHECKSUM,
+    BATCH_COUNT,
+    MALFORMED_ENTRY,
+    TOO_LARGE,
+    TRUNCATED_BATCH,
+)
 from ledgerlake.wire.fields import rejected
 from ledgerlake.wire.limits import MAX_MESSAGE_METADATA_BYTES, MAX_TIME_MS
 
@@ -60,7 +66,9 @@ def parse_entry(raw: bytes | memoryview) -> RawEntry:
     broker, rest = split_broker_metadata(memoryview(raw))
     # The first one is the broker's, so its time and index hold for the reject too.
     if broker is not None and _magic(rest) == MAGIC_BROKER_METADATA:
-        raise CorruptEntryError("a second broker entry metadata, which no broker adds", reason=MALFORMED_ENTRY)
+        raise CorruptEntryError(
+            "a second broker entry metadata, which no broker adds", reason=MALFORMED_ENTRY
+        )
     body = _verify_checksum(rest)
     metadata_bytes, payload = _take_sized(body, "message metadata")
     return RawEntry(broker, _parse(pb.MessageMetadata, metadata_bytes, "message metadata"), payload)
@@ -75,9 +83,13 @@ def split_broker_metadata(raw: memoryview) -> tuple[pb.BrokerEntryMetadata | Non
     if _magic(raw) != MAGIC_BROKER_METADATA:
         return None, raw
     metadata_bytes, rest = _take_sized(raw[2:], "broker entry metadata")
-    broker: pb.BrokerEntryMetadata = _parse(pb.BrokerEntryMetadata, metadata_bytes, "broker entry metadata")
+    broker: pb.BrokerEntryMetadata = _parse(
+        pb.BrokerEntryMetadata, metadata_bytes, "broker entry metadata"
+    )
     if rejected(broker, "broker_timestamp") or rejected(broker, "index"):
-        raise CorruptEntryError("the broker timestamp or index is out of range", reason=MALFORMED_ENTRY)
+        raise CorruptEntryError(
+            "the broker timestamp or index is out of range", reason=MALFORMED_ENTRY
+        )
     return broker, rest
 
 
@@ -90,17 +102,22 @@ def _verify_checksum(raw: memoryview) -> memoryview:
     body = raw[6:]
     actual = crc32c.crc32c(body)
     if actual != expected:
-        raise CorruptEntryError(f"checksum {actual:08x} differs from the stored {expected:08x}", reason=BAD_CHECKSUM)
+        raise CorruptEntryError(
+            f"checksum {actual:08x} differs from the stored {expected:08x}", reason=BAD_CHECKSUM
+        )
     return body
 
 
 def _take_sized(raw: memoryview, what: str) -> tuple[memoryview, memoryview]:
     if len(raw) < 4:
-        raise CorruptEntryError(f"the entry ends before the length of its {what}", reason=MALFORMED_ENTRY)
+        raise CorruptEntryError(
+            f"the entry ends before the length of its {what}", reason=MALFORMED_ENTRY
+        )
     (size,) = _U32.unpack_from(raw)
     if size > len(raw) - 4:
         raise CorruptEntryError(
-            f"{what} of {size} bytes does not fit into the {len(raw) - 4} bytes left", reason=MALFORMED_ENTRY
+            f"{what} of {size} bytes does not fit into the {len(raw) - 4} bytes left",
+            reason=MALFORMED_ENTRY,
         )
     return raw[4 : 4 + size], raw[4 + size :]
 
@@ -111,7 +128,9 @@ def _parse(message_type: type, data: memoryview, what: str):  # type: ignore[no-
         with reading():
             parsed = message_type.FromString(bytes(data))  # type: ignore[attr-defined]
     except Unreadable as failure:
-        raise CorruptEntryError(f"{what} does not parse: {failure.error}", reason=MALFORMED_ENTRY) from None
+        raise CorruptEntryError(
+            f"{what} does not parse: {failure.error}", reason=MALFORMED_ENTRY
+        ) from None
     if not parsed.IsInitialized():
         raise CorruptEntryError(f"{what} lacks a required field", reason=MALFORMED_ENTRY)
     return parsed
@@ -120,7 +139,8 @@ def _parse(message_type: type, data: memoryview, what: str):  # type: ignore[no-
 def _check_size(size_bytes: int, what: str) -> None:
     if size_bytes > MAX_MESSAGE_METADATA_BYTES:
         raise CorruptEntryError(
-            f"{what} has {size_bytes} bytes; the limit is {MAX_MESSAGE_METADATA_BYTES}", reason=TOO_LARGE
+            f"{what} has {size_bytes} bytes; the limit is {MAX_MESSAGE_METADATA_BYTES}",
+            reason=TOO_LARGE,
         )
 
 
@@ -200,7 +220,8 @@ def broker_time_ms(entry: RawEntry) -> int | None:
 def _in_range(publish_ms: int) -> int:
     if publish_ms > MAX_TIME_MS:
         raise CorruptEntryError(
-            f"publish_time is {publish_ms}, and there is no broker timestamp", reason=MALFORMED_ENTRY
+            f"publish_time is {publish_ms}, and there is no broker timestamp",
+            reason=MALFORMED_ENTRY,
         )
     return publish_ms
 
@@ -249,28 +270,41 @@ def take_message(
     the payload.
 
     Raises:
-        CorruptEntryError: ``batch_count``, ``truncated_batch``, ``malformed_entry`` or ``too_large``.
+        CorruptEntryError: ``batch_count``, ``truncated_batch``, ``malformed_entry`` or
+        ``too_large``.
     """
     if len(payload) == 0:
-        raise CorruptEntryError(f"the batch claims {count} messages and holds {batch_index}", reason=BATCH_COUNT)
+        raise CorruptEntryError(
+            f"the batch claims {count} messages and holds {batch_index}", reason=BATCH_COUNT
+        )
     if len(payload) < 4 or _U32.unpack_from(payload)[0] > len(payload) - 4:
-        raise CorruptEntryError(f"the batch ends inside message {batch_index}", reason=TRUNCATED_BATCH)
+        raise CorruptEntryError(
+            f"the batch ends inside message {batch_index}", reason=TRUNCATED_BATCH
+        )
     metadata_end = 4 + _U32.unpack_from(payload)[0]
     _check_size(metadata_end - 4, f"metadata of message {batch_index}")
     try:
         with reading():
             single = pb.SingleMessageMetadata.FromString(bytes(payload[4:metadata_end]))
     except Unreadable as failure:
-        raise CorruptEntryError(f"metadata of message {batch_index}: {failure.error}", reason=MALFORMED_ENTRY) from None
+        raise CorruptEntryError(
+            f"metadata of message {batch_index}: {failure.error}", reason=MALFORMED_ENTRY
+        ) from None
     if not single.IsInitialized():
-        raise CorruptEntryError(f"metadata of message {batch_index} lacks a required field", reason=MALFORMED_ENTRY)
+        raise CorruptEntryError(
+            f"metadata of message {batch_index} lacks a required field", reason=MALFORMED_ENTRY
+        )
     end = metadata_end + single.payload_size
     if single.payload_size < 0 or end > len(payload):
-        raise CorruptEntryError(f"the batch ends inside message {batch_index}", reason=TRUNCATED_BATCH)
+        raise CorruptEntryError(
+            f"the batch ends inside message {batch_index}", reason=TRUNCATED_BATCH
+        )
     return single, payload[metadata_end:end], payload[end:]
 
 
-def encode_entry(metadata: pb.MessageMetadata, payload: bytes, broker: pb.BrokerEntryMetadata | None = None) -> bytes:
+def encode_entry(
+    metadata: pb.MessageMetadata, payload: bytes, broker: pb.BrokerEntryMetadata | None = None
+) -> bytes:
     """Return an entry as a producer sends it, with its checksum; with ``broker``, as a broker sends
     it to readers.
     """

@@ -58,7 +58,12 @@ class Field:
 
 
 def _time(
-    message: str, name: str, column: str, outside: Outside, note: str = "", below: Outside | None = None
+    message: str,
+    name: str,
+    column: str,
+    outside: Outside,
+    note: str = "",
+    below: Outside | None = None,
 ) -> Field:
     return Field(message, name, outside, note, 0, MAX_TIME_MS, column, below)
 
@@ -86,7 +91,14 @@ FIELDS = (
     Field(_ENTRY, "partition_key", _TAKEN, "what is not UTF-8 is in key_bytes"),
     Field(_ENTRY, "replicate_to", _TAKEN),
     Field(_ENTRY, "compression", _REJECT, UNKNOWN_CODEC, 0, 4),
-    Field(_ENTRY, "uncompressed_size", _REJECT, "too_large; not read without compression", 0, _INT32_MAX),
+    Field(
+        _ENTRY,
+        "uncompressed_size",
+        _REJECT,
+        "too_large; not read without compression",
+        0,
+        _INT32_MAX,
+    ),
     Field(
         _ENTRY,
         "num_messages_in_batch",
@@ -95,28 +107,58 @@ FIELDS = (
         1,
         MAX_BATCH_MESSAGES,
     ),
-    _time(_ENTRY, "event_time", "event_time", _NULL, "0 is none; a batch does not read the entry's"),
+    _time(
+        _ENTRY, "event_time", "event_time", _NULL, "0 is none; a batch does not read the entry's"
+    ),
     Field(_ENTRY, "encryption_keys", _REJECT, "encrypted, undecryptable"),
     Field(_ENTRY, "encryption_algo", _TAKEN),
     Field(_ENTRY, "encryption_param", _REJECT, "undecryptable; not read without encryption_keys"),
-    Field(_ENTRY, "schema_version", _TAKEN, "unknown_schema if values are read by it; copied as producer_name is"),
-    Field(_ENTRY, "partition_key_b64_encoded", _TAKEN, "what is not base64 is in key_bytes as it is"),
+    Field(
+        _ENTRY,
+        "schema_version",
+        _TAKEN,
+        "unknown_schema if values are read by it; copied as producer_name is",
+    ),
+    Field(
+        _ENTRY, "partition_key_b64_encoded", _TAKEN, "what is not base64 is in key_bytes as it is"
+    ),
     Field(_ENTRY, "ordering_key", _TAKEN),
     _time(
         _ENTRY,
         "deliver_at_time",
         "deliver_at",
         _REJECT,
-        "delivered now it would be early, kept it would stay for ever; what is not above 0 is not delayed",
+        "delivered now it would be early, kept it would stay for ever; what is not above 0 is not "
+        "delayed",
         _NULL,
     ),
-    Field(_ENTRY, "marker_type", _TAKEN, "a server's own entry, which is no message; brokers do not deliver it"),
+    Field(
+        _ENTRY,
+        "marker_type",
+        _TAKEN,
+        "a server's own entry, which is no message; brokers do not deliver it",
+    ),
     Field(_ENTRY, "txnid_least_bits", _TAKEN),
-    Field(_ENTRY, "txnid_most_bits", _TAKEN, "whether it is there says how the broker numbers the batch"),
+    Field(
+        _ENTRY,
+        "txnid_most_bits",
+        _TAKEN,
+        "whether it is there says how the broker numbers the batch",
+    ),
     Field(_ENTRY, "highest_sequence_id", _TAKEN),
     Field(_ENTRY, "null_value", _TAKEN),
-    Field(_ENTRY, "uuid", _REJECT, "read of chunks and markers; chunk_invalid, malformed_marker above 1 KiB"),
-    Field(_ENTRY, "num_chunks_from_msg", _TAKEN, "above 1 the entry is a chunk, see ``assembly.rules``"),
+    Field(
+        _ENTRY,
+        "uuid",
+        _REJECT,
+        "read of chunks and markers; chunk_invalid, malformed_marker above 1 KiB",
+    ),
+    Field(
+        _ENTRY,
+        "num_chunks_from_msg",
+        _TAKEN,
+        "above 1 the entry is a chunk, see ``assembly.rules``",
+    ),
     Field(_ENTRY, "total_chunk_msg_size", _TAKEN, "chunk_invalid, too_large; sizes nothing"),
     Field(_ENTRY, "chunk_id", _TAKEN, CHUNK_INVALID),
     Field(_ENTRY, "null_partition_key", _TAKEN),
@@ -126,14 +168,21 @@ FIELDS = (
     Field(_SINGLE, "payload_size", _REJECT, "truncated_batch, batch_count", 0, _INT32_MAX),
     Field(_SINGLE, "compacted_out", _TAKEN, "no message"),
     _time(_SINGLE, "event_time", "event_time", _NULL, "0 is none"),
-    Field(_SINGLE, "partition_key_b64_encoded", _TAKEN, "what is not base64 is in key_bytes as it is"),
+    Field(
+        _SINGLE, "partition_key_b64_encoded", _TAKEN, "what is not base64 is in key_bytes as it is"
+    ),
     Field(_SINGLE, "ordering_key", _TAKEN),
     _long(_SINGLE, "sequence_id", "sequence_id", _NULL),
     Field(_SINGLE, "null_value", _TAKEN),
     Field(_SINGLE, "null_partition_key", _TAKEN),
     Field("CommandSend", "producer_id", _TAKEN, "between producer and broker"),
     Field("CommandSend", "sequence_id", _TAKEN, "between producer and broker"),
-    Field("CommandSend", "num_messages", _TAKEN, "the broker adds it to its index, whatever the entry holds"),
+    Field(
+        "CommandSend",
+        "num_messages",
+        _TAKEN,
+        "the broker adds it to its index, whatever the entry holds",
+    ),
     Field("CommandSend", "highest_sequence_id", _TAKEN, "between producer and broker"),
     Field("CommandSend", "is_chunk", _TAKEN, "between producer and broker"),
 )

@@ -67,7 +67,9 @@ class FrameBuffer:
     """
 
     def __init__(self, limit_bytes: int | None = None) -> None:
-        self.limit_bytes = limit_bytes if limit_bytes is not None else limits.frame_limit_bytes(None)
+        self.limit_bytes = (
+            limit_bytes if limit_bytes is not None else limits.frame_limit_bytes(None)
+        )
         self.command_limit_bytes = self.limit_bytes
         self._bytes = bytearray()
         self._start = 0
@@ -96,7 +98,9 @@ class FrameBuffer:
         self._large.filled += count
 
     def __len__(self) -> int:
-        return len(self._bytes) - self._start + (self._large.filled if self._large is not None else 0)
+        return (
+            len(self._bytes) - self._start + (self._large.filled if self._large is not None else 0)
+        )
 
     def next(self) -> Frame | None:
         """Return the next frame, or None if it is incomplete.
@@ -117,14 +121,19 @@ class FrameBuffer:
             raise self._too_large(total, None if available < 8 else self._command_size())
         if total < 4:
             raise self._break(
-                MalformedFrameError(f"the peer announced a frame of {total} bytes, too small for a command")
+                MalformedFrameError(
+                    f"the peer announced a frame of {total} bytes, too small for a command"
+                )
             )
         if available < 8:
             return None
         command_size = self._command_size()
         if command_size > total - 4:
             raise self._break(
-                MalformedFrameError(f"a command of {command_size} bytes does not fit into its frame of {total} bytes")
+                MalformedFrameError(
+                    f"a command of {command_size} bytes does not fit into its frame of {total} "
+                    "bytes"
+                )
             )
         if total > self.limit_bytes and command_size < total - 4:
             raise self._too_large(total, command_size)
@@ -159,7 +168,9 @@ class FrameBuffer:
 
     def _too_large(self, total: int, command_size: int | None) -> ProtocolError:
         is_command = command_size == total - 4
-        limit_bytes = max(self.limit_bytes, self.command_limit_bytes) if is_command else self.limit_bytes
+        limit_bytes = (
+            max(self.limit_bytes, self.command_limit_bytes) if is_command else self.limit_bytes
+        )
         message = f"the peer announced a frame of {total} bytes, over the limit of {limit_bytes}"
         return self._break(FrameTooLargeError(message, is_command=is_command))
 

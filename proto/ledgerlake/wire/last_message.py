@@ -63,7 +63,9 @@ def last_message_id(last: LastEntry) -> MessageId:
         with reading():
             metadata = pb.MessageMetadata.FromString(last.metadata)
     except Unreadable as failure:
-        raise CorruptEntryError(f"metadata of the last entry does not parse: {failure.error}") from None
+        raise CorruptEntryError(
+            f"metadata of the last entry does not parse: {failure.error}"
+        ) from None
     if not metadata.HasField("num_messages_in_batch"):
         return MessageId(last.ledger_id, last.entry_id)
     count = metadata.num_messages_in_batch
@@ -71,7 +73,11 @@ def last_message_id(last: LastEntry) -> MessageId:
         raise CorruptEntryError(f"the last entry claims a batch of {count} messages")
     listed = {index for index in metadata.compacted_batch_indexes if 0 <= index < count}
     if last.payload is not None:
-        kept = [index for index in _kept_slots(memoryview(last.payload), count) if not listed or index in listed]
+        kept = [
+            index
+            for index in _kept_slots(memoryview(last.payload), count)
+            if not listed or index in listed
+        ]
     else:
         kept = list(listed) or [count - 1]
     if not kept:

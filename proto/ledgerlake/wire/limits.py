@@ -11,8 +11,8 @@ FRAME_PADDING_BYTES = 10 * 1024
 # A broker may announce any size; this is the largest accepted size of one frame.
 MAX_MESSAGE_BYTES_CAP = 128 * 1024 * 1024
 
-# The unread entries of one connection, beside one of each consumer. Planners of limited batches keep
-# half of that from one batch to the next.
+# The unread entries of one connection, beside one of each consumer. Planners of limited batches
+# keep half of that from one batch to the next.
 MAX_UNREAD_BYTES = 128 * 1024 * 1024
 
 # The topics of a namespace come as one command, to which a broker's message size does not apply:
@@ -38,8 +38,8 @@ MAX_BATCH_MESSAGES = 1_000_000
 MAX_MESSAGE_METADATA_BYTES = 8 * 1024 * 1024
 
 # Decoding an entry allocates at most this many times its bytes, stored and plain together, and in
-# addition ten pieces of rows: one that is held, one that is made, Python objects of unusual messages,
-# and memory that allocators keep of earlier ones. Plain bytes have their own limit
+# addition ten pieces of rows: one that is held, one that is made, Python objects of unusual
+# messages, and memory that allocators keep of earlier ones. Plain bytes have their own limit
 # (``maxUncompressedBytes``), against which the size in an entry is checked.
 DECODING_FACTOR = 32
 DECODED_PIECE_BYTES = 32 * 1024 * 1024
@@ -69,8 +69,8 @@ MAX_CHUNK_NAME_BYTES = 1024
 # beyond it become rejects.
 MAX_TASK_EVENT_BYTES = 256 * 1024 * 1024
 
-# The limit of the events of schedules that one task passes on: 48 bytes and the id for each message.
-# Messages beyond it become rejects.
+# The limit of the events of schedules that one task passes on: 48 bytes and the id for each
+# message. Messages beyond it become rejects.
 MAX_TASK_SCHEDULE_BYTES = 256 * 1024 * 1024
 
 # The limit of cancels by key or message id that one task passes on, and of the bytes of the ids and
@@ -91,7 +91,10 @@ def message_limit_bytes(announced: int | None) -> int:
     """Return the largest message of a peer by the size that it announced; the default if that is
     None or not usable.
     """
-    return min(announced if announced and announced > 0 else DEFAULT_MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES_CAP)
+    return min(
+        announced if announced and announced > 0 else DEFAULT_MAX_MESSAGE_BYTES,
+        MAX_MESSAGE_BYTES_CAP,
+    )
 
 
 def frame_limit_bytes(max_message_bytes: int | None) -> int:

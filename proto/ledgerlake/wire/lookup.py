@@ -66,7 +66,9 @@ def step(
         ProtocolError: the answer has no address or one that is refused (see ``check_broker_url``),
             or there were too many redirects.
     """
-    if response.response == pb.CommandLookupTopicResponse.Failed or not response.HasField("response"):
+    if response.response == pb.CommandLookupTopicResponse.Failed or not response.HasField(
+        "response"
+    ):
         raise refused(f"look up {topic}", response.error, response.message)
     url = response.broker_service_url_tls if use_tls else response.broker_service_url
     if not url:
@@ -75,7 +77,9 @@ def step(
     if response.response == pb.CommandLookupTopicResponse.Connect:
         return Owner(url, response.proxy_through_service_url)
     if hops + 1 > limits.MAX_LOOKUP_HOPS:
-        raise ProtocolError(f"the lookup of {topic} was redirected more than {limits.MAX_LOOKUP_HOPS} times")
+        raise ProtocolError(
+            f"the lookup of {topic} was redirected more than {limits.MAX_LOOKUP_HOPS} times"
+        )
     return AskAgain(url, response.proxy_through_service_url, response.authoritative, hops + 1)
 
 
@@ -94,10 +98,13 @@ def check_broker_url(url: str, use_tls: bool, shown: Callable[[str], str] = str)
     named = ascii(shown(url)[:_MAX_SHOWN_CHARACTERS])
     scheme = "pulsar+ssl" if use_tls else "pulsar"
     if matched is None or not 0 < int(matched["port"] or 1) <= _MAX_PORT:
-        raise ProtocolError(f"the broker named the address {named}; an address is {scheme}://host:port")
+        raise ProtocolError(
+            f"the broker named the address {named}; an address is {scheme}://host:port"
+        )
     if matched["scheme"] != scheme:
         raise ProtocolError(
-            f"the broker named the address {named}, but the service url begins with {scheme}://; check the broker's "
+            f"the broker named the address {named}, but the service url begins with {scheme}://; "
+            "check the broker's "
             "advertised listeners"
         )
 
@@ -108,19 +115,28 @@ def refused(attempt: str, code: int, text: str) -> BrokerError:
     detail = text.strip().splitlines()[0][:300] if text.strip() else "no reason given"
     if name == "TopicNotFound":
         return TopicNotFoundError(
-            f"the broker could not {attempt}: the topic does not exist; create it or correct its name", code=name
+            f"the broker could not {attempt}: the topic does not exist; create it or correct its "
+            "name",
+            code=name,
         )
     if name == ConsumerBusyError.code:
         if "limit" not in detail.lower():
             return ConsumerBusyError(
-                f"could not {attempt}: another consumer holds this subscription; if a run of the same stream is active, leave it "
+                f"could not {attempt}: another consumer holds this subscription; if a run of the "
+                "same stream is active, leave it "
                 "or end it"
             )
         detail += "; raise the limit of consumers, or end some"
     if name == "AuthorizationError" and "exception occurred" in detail.lower():
         # The broker's own check has failed, as without its metadata store.
-        return BrokerError(f"the broker could not {attempt}, since it cannot check permissions now: {detail}")
-    mend = f"; the role of the credentials needs {_permission(attempt)}" if name == "AuthorizationError" else ""
+        return BrokerError(
+            f"the broker could not {attempt}, since it cannot check permissions now: {detail}"
+        )
+    mend = (
+        f"; the role of the credentials needs {_permission(attempt)}"
+        if name == "AuthorizationError"
+        else ""
+    )
     return BrokerError(f"the broker could not {attempt}: {name}: {detail}{mend}", code=name)
 
 

@@ -149,7 +149,8 @@ def parse_message_id(text: str) -> AnyMessageId:
         except (ValueError, DecodeError, RecursionError):
             continue
     raise UsageError(
-        f"'{text}' is not a message id; write ledger:entry, ledger:entry:batch, or a serialised id as hex or base64"
+        f"'{text}' is not a message id; write ledger:entry, ledger:entry:batch, or a serialised id "
+        "as hex or base64"
     )
 
 
@@ -161,7 +162,9 @@ def _from_base64(text: str) -> bytes:
 def _from_list(text: str) -> bytes:
     """Return the bytes of a JSON list of numbers, signed (as in Java) or unsigned."""
     numbers = json.loads(text)
-    if not isinstance(numbers, list) or not all(isinstance(number, int) and -128 <= number < 256 for number in numbers):
+    if not isinstance(numbers, list) or not all(
+        isinstance(number, int) and -128 <= number < 256 for number in numbers
+    ):
         raise ValueError("no list of bytes")
     return bytes(number % 256 for number in numbers)
 
@@ -225,7 +228,9 @@ def to_wire(position: Position) -> pb.MessageIdData:
     """Return a position as MessageIdData; ``BEFORE_ALL`` becomes EARLIEST, ``AFTER_ALL`` becomes
     LATEST.
     """
-    return pb.MessageIdData(ledger_id=position.ledger_id % 2**64, entry_id=position.entry_id % 2**64)
+    return pb.MessageIdData(
+        ledger_id=position.ledger_id % 2**64, entry_id=position.entry_id % 2**64
+    )
 
 
 def start_after(position: Position) -> pb.MessageIdData:

@@ -1,13 +1,13 @@
 """The properties by which a sender names a schedule (``docs/schedules.md``).
 
-    ledgerlake.schedule   an id, 1 to 200 characters: the message replaces the one that waits under the id
-    ledgerlake.expires    milliseconds since 1970, or ISO-8601 with a zone: a delayed message that is released later is not
-                          delivered
-    ledgerlake.cron, ledgerlake.every and five more say that the message is delivered again and again; ``schedules.repetition``
-                          has their values
-    ledgerlake.pause, ledgerlake.resume
-                          ``schedule=ID`` or ``all``: from the time of the message on, repetitions are not delivered, or
-                          delivered again
+    ledgerlake.schedule   an id, 1 to 200 characters: the message replaces the one that waits under
+                          the id
+    ledgerlake.expires    milliseconds since 1970, or ISO-8601 with a zone: a delayed message that
+                          is released later is not delivered
+    ledgerlake.cron, ledgerlake.every and five more say that the message is delivered again and
+                          again; ``schedules.repetition`` has their values ledgerlake.pause,
+                          ledgerlake.resume ``schedule=ID`` or ``all``: from the time of the message
+                          on, repetitions are not delivered, or delivered again
 
 A message with an id that is delivered when it is due has the number of its occurrence in
 ``ledgerlake.occurrence``. Such a message is no schedule and no cancel, wherever it is sent to.
@@ -70,8 +70,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 @dataclass(frozen=True, slots=True)
 class PauseRequest:
-    """A request to pause the repetitions of a schedule, or of all schedules if there is no id, or to
-    resume them.
+    """A request to pause the repetitions of a schedule, or of all schedules if there is no id, or
+    to resume them.
     """
 
     schedule_id: str | None
@@ -133,7 +133,9 @@ def schedule_id_of_large(metadata: pb.MessageMetadata) -> str | None:
     """
     schedule = parse_schedule(properties_of(metadata))
     if schedule.repeats or schedule.pause:
-        raise bad_schedule("a message that repeats, pauses or resumes is not sent in chunks; send a smaller one")
+        raise bad_schedule(
+            "a message that repeats, pauses or resumes is not sent in chunks; send a smaller one"
+        )
     return schedule.schedule_id
 
 
@@ -147,7 +149,8 @@ def checked_schedule_id(schedule_id: object) -> str:
         raise bad_schedule(f"{SCHEDULE_PROPERTY} is not UTF-8 text")
     if not 1 <= len(schedule_id) <= MAX_SCHEDULE_CHARACTERS:
         raise bad_schedule(
-            f"{SCHEDULE_PROPERTY} has {len(schedule_id):,} characters; an id has 1 to {MAX_SCHEDULE_CHARACTERS}"
+            f"{SCHEDULE_PROPERTY} has {len(schedule_id):,} characters; an id has 1 to "
+            f"{MAX_SCHEDULE_CHARACTERS}"
         )
     return schedule_id
 
@@ -157,13 +160,17 @@ def _pause(properties: Mapping[str, object]) -> PauseRequest | None:
     if not found:
         return None
     if len(found) > 1 or SCHEDULE_PROPERTY in properties:
-        raise bad_schedule(f"{found[0]} is sent alone, without {SCHEDULE_PROPERTY} and not with its opposite")
+        raise bad_schedule(
+            f"{found[0]} is sent alone, without {SCHEDULE_PROPERTY} and not with its opposite"
+        )
     target = properties[found[0]]
     if target == "all":
         return PauseRequest(None, found[0] == RESUME_PROPERTY)
     if not isinstance(target, str) or not target.startswith("schedule="):
         raise bad_schedule(f"{found[0]} is neither schedule=ID nor all")
-    return PauseRequest(checked_schedule_id(target.removeprefix("schedule=")), found[0] == RESUME_PROPERTY)
+    return PauseRequest(
+        checked_schedule_id(target.removeprefix("schedule=")), found[0] == RESUME_PROPERTY
+    )
 
 
 def checked_time_ms(name: str, text: object) -> int:
@@ -177,7 +184,9 @@ def checked_time_ms(name: str, text: object) -> int:
     """
     time_ms = _time_ms(text) if isinstance(text, str) else None
     if time_ms is None or not 0 < time_ms <= MAX_TIME_MS:
-        raise bad_schedule(f"{name} is neither milliseconds since 1970 nor an ISO-8601 time with a zone")
+        raise bad_schedule(
+            f"{name} is neither milliseconds since 1970 nor an ISO-8601 time with a zone"
+        )
     return time_ms
 
 

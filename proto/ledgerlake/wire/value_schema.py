@@ -17,7 +17,11 @@ class ValueSchema:
 
     @property
     def kind_name(self) -> str:
-        return pb.Schema.Type.Name(self.kind) if self.kind in pb.Schema.Type.values() else str(self.kind)
+        return (
+            pb.Schema.Type.Name(self.kind)
+            if self.kind in pb.Schema.Type.values()
+            else str(self.kind)
+        )
 
 
 NO_SCHEMA = ValueSchema()

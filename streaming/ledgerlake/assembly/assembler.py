@@ -61,8 +61,8 @@ class Assembled:
     is the release time, set once it is due; ``due_ms`` is then the time by which it waited, and
     ``outputs`` is as in ``DueEntries``.
 
-    ``schedule_id`` is the id of its schedule, if any, and ``stored_ms`` the time when it was stored.
-    ``clock_ms`` is as in ``DueEntries``.
+    ``schedule_id`` is the id of its schedule, if any, and ``stored_ms`` the time when it was
+    stored. ``clock_ms`` is as in ``DueEntries``.
 
     ``known``, if ``entries`` is None: the chunks that become rejects if the message cannot be read.
     A marker may have listed other entries, which belong to other messages or were never read.
@@ -117,12 +117,16 @@ class Assembly:
             return
         effects = self.pending.arrive(chunk)
         yield from self._apply(effects, chunk)
-        if Retain(chunk.position) not in effects and not any(_takes_entries(effect) for effect in effects):
+        if Retain(chunk.position) not in effects and not any(
+            _takes_entries(effect) for effect in effects
+        ):
             self._kept_entries.drop(chunk.position)
 
     def apply_marker(self, marker: Marker) -> Iterator[Assembled | Rejected]:
         """Apply a marker; yield the message that it completes, or rejects."""
-        effects = self.pending.apply_marker(ChunkedMessageKey(marker.producer_name, marker.uuid), marker.positions)
+        effects = self.pending.apply_marker(
+            ChunkedMessageKey(marker.producer_name, marker.uuid), marker.positions
+        )
         yield from self._apply(effects, marker)
 
     def supersede(self, key: ChunkedMessageKey) -> Iterator[Assembled | Rejected]:
@@ -159,7 +163,9 @@ class Assembly:
                     self._kept_entries.drop(position)
             elif isinstance(effect, Deliver):
                 entries = None if effect.reread else map(self._kept_entries.take, effect.positions)
-                delayed_until_ms = completed_by.deliver_ms if completed_by and self._delays_messages else None
+                delayed_until_ms = (
+                    completed_by.deliver_ms if completed_by and self._delays_messages else None
+                )
                 yield Assembled(
                     effect.positions,
                     entries,
@@ -178,15 +184,20 @@ class Assembly:
                 own = set(effect.positions) if effect.bytes_kept else arriving
                 yield self._reject_chunks(effect.reason, effect.positions, own)
 
-    def _reject_chunks(self, reason: Reason, positions: tuple[Position, ...], own: set[Position]) -> Rejected:
+    def _reject_chunks(
+        self, reason: Reason, positions: tuple[Position, ...], own: set[Position]
+    ) -> Rejected:
         """Return the reject of chunks.
 
         Args:
-            own: the positions at which their bytes are kept. At others there may be bytes of another
-                message.
+            own: the positions at which their bytes are kept. At others there may be bytes of
+                another message.
         """
         take = self._kept_entries.take
-        return Rejected(reason, [(position, take(position) if position in own else None) for position in positions])
+        return Rejected(
+            reason,
+            [(position, take(position) if position in own else None) for position in positions],
+        )
 
 
 def _stored_ms(completed_by: Chunk | Marker | None) -> int:

@@ -24,7 +24,9 @@ def read_alone(kind: PieceKind, raw: bytes | memoryview, position: Position) -> 
         return read_chunk(raw, position)
     marker = parse_marker(raw)
     if max(marker.positions) >= position:
-        raise CorruptEntryError("a marker lists chunks that come behind it", reason=MALFORMED_MARKER)
+        raise CorruptEntryError(
+            "a marker lists chunks that come behind it", reason=MALFORMED_MARKER
+        )
     return marker
 
 
@@ -32,7 +34,8 @@ def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
     """Return the chunk in an entry.
 
     Raises:
-        CorruptEntryError: bad checksum, malformed, with a name that is too long, or with a bad schedule.
+        CorruptEntryError: bad checksum, malformed, with a name that is too long, or with a bad
+        schedule.
     """
     entry = parse_entry(raw)
     metadata = entry.metadata
@@ -55,5 +58,7 @@ def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
 
 
 def _signed(number: int) -> int:
-    """Return an unsigned 64-bit number as a signed one, because numbers in a checkpoint are signed."""
+    """Return an unsigned 64-bit number as a signed one, because numbers in a checkpoint are
+    signed.
+    """
     return number - 2**64 if number >= 2**63 else number

@@ -7,17 +7,25 @@ uuid.
 What a chunk does to the incomplete message of its producer and uuid:
 
     event       chunk                                          effect
-    known       at the position of a chunk that waits          the chunk is rejected, the message stays
-    invalid     id, count or size that no message can have     the chunk is rejected, the message stays as it is
+    known       at the position of a chunk that waits          the chunk is rejected, the message
+                                                               stays
+    invalid     id, count or size that no message can have     the chunk is rejected, the message
+                                                               stays as it is
     too_large   claims more bytes than the limit               likewise
     first       id 0, there is no incomplete message           an incomplete message begins
-    resent      id 0, at another position than before          its chunks are rejected, the message begins again
-    mismatch    another count, total size or publish time      the chunk is rejected, the message stays
-    duplicate   an id that was added, at another position      the chunk is rejected, the message stays
-    next        the id after the last one                      the chunk is kept; the last one completes the message
-    gap         an id beyond the next                          chunk and message are rejected: the chunks between cannot come
+    resent      id 0, at another position than before          its chunks are rejected, the message
+                                                               begins again
+    mismatch    another count, total size or publish time      the chunk is rejected, the message
+                                                               stays
+    duplicate   an id that was added, at another position      the chunk is rejected, the message
+                                                               stays
+    next        the id after the last one                      the chunk is kept; the last one
+                                                               completes the message
+    gap         an id beyond the next                          chunk and message are rejected: the
+                                                               chunks between cannot come
     orphan      id above 0, there is no incomplete message     the chunk is rejected
-    awaited     orphan or gap, but it promises a marker        its position is kept; the marker lists the others
+    awaited     orphan or gap, but it promises a marker        its position is kept; the marker
+                                                               lists the others
 
 A marker message (PIP-37, option 2) lists the positions of all chunks of one message. Chunks of such
 a message promise the marker in their metadata. If there is no incomplete message of a marker's key,
@@ -76,8 +84,8 @@ if TYPE_CHECKING:
 class Limits:
     """The limits of incomplete messages on one topic partition.
 
-    ``max_pending_bytes`` limits the entries that are kept, ``max_incomplete_chunks`` the chunks of all
-    messages together, ``max_chunks`` the chunks of one message.
+    ``max_pending_bytes`` limits the entries that are kept, ``max_incomplete_chunks`` the chunks of
+    all messages together, ``max_chunks`` the chunks of one message.
     """
 
     max_pending: int = 1000
@@ -127,10 +135,10 @@ class IncompleteMessage:
     """The chunks of a message that have arrived: the positions of chunks 0 to n-1. If the message
     is ``spilled``, their bytes are not kept.
 
-    ``arrived_bytes`` is the size of their payloads, ``kept_bytes`` the size of the stored entries that
-    are kept. ``opened_ms`` is None until a clock has seen the message. ``publish_ms`` is that of its
-    chunks. ``awaiting``: some chunks were missed, ``positions`` are the others, and only a marker can
-    complete the message.
+    ``arrived_bytes`` is the size of their payloads, ``kept_bytes`` the size of the stored entries
+    that are kept. ``opened_ms`` is None until a clock has seen the message. ``publish_ms`` is that
+    of its chunks. ``awaiting``: some chunks were missed, ``positions`` are the others, and only a
+    marker can complete the message.
     """
 
     key: ChunkedMessageKey
@@ -250,7 +258,11 @@ def _classify(chunk: Chunk, incomplete: ArrivingMessage | None, limits: Limits) 
     if chunk.chunk_id == 0:
         return ChunkEvent.RESENT
     if incomplete.awaiting:
-        return ChunkEvent.AWAITED if len(incomplete.positions) < limits.max_chunks else ChunkEvent.ORPHAN
+        return (
+            ChunkEvent.AWAITED
+            if len(incomplete.positions) < limits.max_chunks
+            else ChunkEvent.ORPHAN
+        )
     if (chunk.chunk_count, chunk.total_bytes) != (incomplete.chunk_count, incomplete.total_bytes):
         return ChunkEvent.MISMATCH
     if chunk.publish_ms != incomplete.publish_ms:
@@ -280,7 +292,9 @@ class IncompleteMessages:
         """Return the spilled messages, then the others, each oldest first; a message that begins
         again becomes the youngest.
         """
-        return tuple(message.to_stored() for message in (*self._spilled.values(), *self._kept.values()))
+        return tuple(
+            message.to_stored() for message in (*self._spilled.values(), *self._kept.values())
+        )
 
     @property
     def kept_bytes(self) -> int:
@@ -318,12 +332,16 @@ class IncompleteMessages:
         known = tuple(position for position in incomplete.positions if position in listed)
         return [*effects, Deliver(key, positions, reread=True, known=known)]
 
-    def has_chunk_of_another(self, key: ChunkedMessageKey | None, positions: Iterable[Position]) -> bool:
+    def has_chunk_of_another(
+        self, key: ChunkedMessageKey | None, positions: Iterable[Position]
+    ) -> bool:
         """Return whether a chunk of another incomplete message stands at one of the positions."""
         return any(self._owners.get(position, key) != key for position in positions)
 
     def supersede(self, key: ChunkedMessageKey) -> list[Effect]:
-        """Give up the incomplete message of a key, because a message of that key began elsewhere."""
+        """Give up the incomplete message of a key, because a message of that key began
+        elsewhere.
+        """
         return [self._give_up(key, ChunkEvent.RESENT.value)] if self.find(key) else []
 
     def evict(self, key: ChunkedMessageKey) -> list[Effect]:
@@ -339,7 +357,9 @@ class IncompleteMessages:
         return [*effects, *self._make_room()]
 
     def expire(self, now_ms: int) -> list[Effect]:
-        """Give up every message whose first chunk is too old; a message without a time begins now."""
+        """Give up every message whose first chunk is too old; a message without a time
+        begins now.
+        """
         oldest_ms = now_ms - self._limits.expire_after_ms
         effects: list[Effect] = []
         for message in [*self._spilled.values(), *self._kept.values()]:
@@ -369,8 +389,13 @@ class IncompleteMessages:
         incomplete = self._kept.get(chunk.key) or self._spilled[chunk.key]
         arrived_bytes = incomplete.arrived_bytes + chunk.size_bytes
         complete = chunk.chunk_id == incomplete.chunk_count - 1
-        if arrived_bytes > incomplete.total_bytes or (complete and arrived_bytes != incomplete.total_bytes):
-            return [self._give_up(chunk.key, reasons.CHUNK_SIZE), _reject_alone(chunk, reasons.CHUNK_SIZE)]
+        if arrived_bytes > incomplete.total_bytes or (
+            complete and arrived_bytes != incomplete.total_bytes
+        ):
+            return [
+                self._give_up(chunk.key, reasons.CHUNK_SIZE),
+                _reject_alone(chunk, reasons.CHUNK_SIZE),
+            ]
         if complete:
             self._take(chunk.key)
             positions = (*incomplete.positions, chunk.position)
@@ -400,15 +425,22 @@ class IncompleteMessages:
         return Spill(tuple(message.positions))
 
     def _make_room(self) -> list[Effect]:
-        """Spill the oldest messages until the limits of kept ones are met; give up the oldest beyond
-        the others.
+        """Spill the oldest messages until the limits of kept ones are met; give up the oldest
+        beyond the others.
         """
         limits = self._limits
         effects: list[Effect] = []
-        while self._kept and (len(self._kept) > limits.max_pending or self._kept_bytes > limits.max_pending_bytes):
+        while self._kept and (
+            len(self._kept) > limits.max_pending or self._kept_bytes > limits.max_pending_bytes
+        ):
             effects.append(self._spill(next(iter(self._kept))))
-        while len(self._spilled) > limits.max_spilled or len(self._owners) > limits.max_incomplete_chunks:
-            effects.append(self._give_up(next(iter(self._spilled or self._kept)), reasons.CHUNK_EVICTED))
+        while (
+            len(self._spilled) > limits.max_spilled
+            or len(self._owners) > limits.max_incomplete_chunks
+        ):
+            effects.append(
+                self._give_up(next(iter(self._spilled or self._kept)), reasons.CHUNK_EVICTED)
+            )
         return effects
 
     def _give_up(self, key: ChunkedMessageKey, reason: reasons.Reason) -> Reject:
@@ -441,7 +473,9 @@ class IncompleteMessages:
 
 def _without_chunks(chunk: Chunk) -> ArrivingMessage:
     """Return the incomplete message that a chunk begins, before the chunk is added."""
-    return ArrivingMessage(chunk.key, chunk.chunk_count, chunk.total_bytes, chunk.time_ms, chunk.publish_ms, {})
+    return ArrivingMessage(
+        chunk.key, chunk.chunk_count, chunk.total_bytes, chunk.time_ms, chunk.publish_ms, {}
+    )
 
 
 def _fields(message: IncompleteMessage | ArrivingMessage) -> dict[str, Any]:

@@ -87,7 +87,10 @@ def _run(arguments: list[str] | None) -> int:
         return 0
     except ModuleNotFoundError as error:
         package, install = (error.name or "").partition(".")[0], "pip install 'ledgerlake[spark]'"
-        return _report(SetupError(f"the package {package} is missing; install it with: {install}"), options.debug)
+        return _report(
+            SetupError(f"the package {package} is missing; install it with: {install}"),
+            options.debug,
+        )
     except Exception as error:
         from ledgerlake.pipeline.failures import cause_of
 
@@ -105,8 +108,8 @@ def _report(error: LedgerlakeError, debug: bool) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that answers a usage error with one sentence and the way to help. It names the command
-    or option that is nearest to one that does not exist.
+    """A parser that answers a usage error with one sentence and the way to help. It names the
+    command or option that is nearest to one that does not exist.
     """
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
@@ -156,11 +159,15 @@ class _Version(argparse.Action):
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    whole = _Parser(prog="ledgerlake", description="Apache Pulsar ledgers in, ordered Delta tables out.")
+    whole = _Parser(
+        prog="ledgerlake", description="Apache Pulsar ledgers in, ordered Delta tables out."
+    )
     whole.add_argument("--version", action=_Version, nargs=0, help="print the version")
     # For the command that prints completions.
     whole.set_defaults(parser=whole)
-    commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
+    commands = whole.add_subparsers(
+        title="commands", required=True, metavar="COMMAND", parser_class=_Parser
+    )
     for command in _COMMANDS:
         command.add(commands)
     return whole

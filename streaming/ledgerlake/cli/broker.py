@@ -18,18 +18,25 @@ if TYPE_CHECKING:
 
 _STATE_FOLDER = "~/.local/share/ledgerlake/broker"
 
-# By Pulsar's default, a topic goes with its messages after a minute without producer and subscription.
+# By Pulsar's default, a topic goes with its messages after a minute without producer and
+# subscription.
 _SETTINGS = {"brokerDeleteInactiveTopicsEnabled": "false"}
 
 
 def add(commands: Commands) -> None:
     """Declare the command and its options."""
     command = add_command(
-        commands, "broker", _broker, "the embedded development broker", "ledgerlake broker start --data-dir /tmp/broker"
+        commands,
+        "broker",
+        _broker,
+        "the embedded development broker",
+        "ledgerlake broker start --data-dir /tmp/broker",
     )
     command.add_argument("action", choices=["start", "stop", "status", "env"])
     command.add_argument(
-        "--secure", action="store_true", help="start with TLS and tokens, and say where certificates and tokens are"
+        "--secure",
+        action="store_true",
+        help="start with TLS and tokens, and say where certificates and tokens are",
     )
     command.add_argument("--data-dir", help=f"where it keeps everything (default: {_STATE_FOLDER})")
 
@@ -44,12 +51,18 @@ def _broker(options: argparse.Namespace) -> int:
         address = broker.start(attached=False)
     elif options.action == "stop":
         stopped = broker.stop()
-        print(json.dumps({"stopped": stopped}) if options.json else ("stopped" if stopped else none_runs))
+        print(
+            json.dumps({"stopped": stopped})
+            if options.json
+            else ("stopped" if stopped else none_runs)
+        )
         return 0
     else:
         running = broker.status()
         if running is None:
-            raise SetupError(f"{none_runs}; start one with: ledgerlake broker start{_data_dir(options.data_dir)}")
+            raise SetupError(
+                f"{none_runs}; start one with: ledgerlake broker start{_data_dir(options.data_dir)}"
+            )
         address = running
     if options.json:
         print(json.dumps(asdict(address)))
@@ -58,7 +71,8 @@ def _broker(options: argparse.Namespace) -> int:
         print(f"export LEDGERLAKE_ADMIN_URL={address.admin_url}")
     else:
         print(
-            f"broker at {address.service_url}, admin {address.admin_url}, pid {address.pid}, data in {address.data_dir}"
+            f"broker at {address.service_url}, admin {address.admin_url}, pid {address.pid}, data "
+            f"in {address.data_dir}"
         )
         if options.secure:
             print(f"certificates and tokens in {broker.security.folder}")
@@ -70,7 +84,8 @@ def _broker(options: argparse.Namespace) -> int:
 def _env_hint(data_dir: str | None) -> str:
     """Say how other commands find a broker that is not at Pulsar's own port."""
     return (
-        "port 6650 was taken when this data folder was first used; for commands without --service-url: "
+        "port 6650 was taken when this data folder was first used; for commands without "
+        "--service-url: "
         f'eval "$(ledgerlake broker env{_data_dir(data_dir)})"'
     )
 

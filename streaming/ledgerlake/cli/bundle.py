@@ -20,11 +20,15 @@ def add(commands: Commands) -> None:
         commands,
         "bundle",
         _bundle,
-        "pack Ledgerlake and the packages that it needs into an archive for executors on other machines",
+        "pack Ledgerlake and the packages that it needs into an archive for executors on other "
+        "machines",
         "ledgerlake bundle ledgerlake.tar.gz",
     )
     command.add_argument(
-        "path", metavar="FILE", nargs="?", help="default: a name with the version and the platform, in this folder"
+        "path",
+        metavar="FILE",
+        nargs="?",
+        help="default: a name with the version and the platform, in this folder",
     )
 
 

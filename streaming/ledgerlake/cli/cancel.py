@@ -26,8 +26,12 @@ def add(commands: Commands) -> None:
     target = command.add_mutually_exclusive_group(required=True)
     target.add_argument("--id", help="the message's id, such as 12:345")
     target.add_argument("--key", help="every waiting message with this key")
-    target.add_argument("--schedule", metavar="ID", help="the waiting message of the schedule with this id")
-    command.add_argument("--topic", help="only in this topic; default: all topics of the configuration")
+    target.add_argument(
+        "--schedule", metavar="ID", help="the waiting message of the schedule with this id"
+    )
+    command.add_argument(
+        "--topic", help="only in this topic; default: all topics of the configuration"
+    )
 
 
 def _cancel(options: argparse.Namespace) -> int:
@@ -47,5 +51,6 @@ def _cancel(options: argparse.Namespace) -> int:
 def _sentence(by: str, target: str, names: list[str]) -> str:
     """Say what was stored: the topic takes a cancel whatever waits there."""
     return (
-        f"cancel of {by} {target} stored in {', '.join(names)}; it holds for what waits there by then, if anything does"
+        f"cancel of {by} {target} stored in {', '.join(names)}; it holds for what waits there "
+        "by then, if anything does"
     )

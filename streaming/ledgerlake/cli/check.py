@@ -20,7 +20,8 @@ def add(commands: Commands) -> None:
         commands,
         "check",
         _check,
-        "try everything that a run needs, without Spark, and say what to do; exit 1 if there is a problem",
+        "try everything that a run needs, without Spark, and say what to do; exit 1 if there is a "
+        "problem",
         "ledgerlake check orders.toml",
     )
     command.add_argument("config", metavar="CONFIG", help="the TOML file")
@@ -32,6 +33,10 @@ def _check(options: argparse.Namespace) -> int:
     has_problem = False
     for finding in check(options.config):
         has_problem = has_problem or finding.state == "problem"
-        line = json.dumps(asdict(finding)) if options.json else f"{finding.state:<8} {finding.check:<16} {finding.text}"
+        line = (
+            json.dumps(asdict(finding))
+            if options.json
+            else f"{finding.state:<8} {finding.check:<16} {finding.text}"
+        )
         print(line, flush=True)
     return int(has_problem)

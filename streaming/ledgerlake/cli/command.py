@@ -31,7 +31,11 @@ def _nothing(_record: logging.LogRecord) -> bool:
 
 
 def add_command(
-    commands: Commands, name: str, command: Callable[[argparse.Namespace], int], text: str, example: str
+    commands: Commands,
+    name: str,
+    command: Callable[[argparse.Namespace], int],
+    text: str,
+    example: str,
 ) -> argparse.ArgumentParser:
     """Declare a command with the options that all have.
 
@@ -42,7 +46,11 @@ def add_command(
         name, help=text, description=text, epilog=f"example: {example}"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error, and all that Spark says")
+    parser.add_argument(
+        "--debug",
+        action="store_true",
+        help="show the traceback of an error, and all that Spark says",
+    )
     parser.set_defaults(command=command)
     return parser
 
@@ -50,7 +58,10 @@ def add_command(
 def add_topic(parser: argparse.ArgumentParser) -> None:
     """Declare the topic of a command that needs no pipeline."""
     parser.add_argument(
-        "topic", metavar="TOPIC", type=_topic, help="a topic, such as orders or tenant/namespace/orders"
+        "topic",
+        metavar="TOPIC",
+        type=_topic,
+        help="a topic, such as orders or tenant/namespace/orders",
     )
 
 
@@ -67,9 +78,14 @@ def add_service_url(parser: argparse.ArgumentParser) -> None:
     default = os.environ.get("LEDGERLAKE_SERVICE_URL", DEFAULT_SERVICE_URL)
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
-        "--service-url", default=default, help=f"default: $LEDGERLAKE_SERVICE_URL, or {DEFAULT_SERVICE_URL}"
+        "--service-url",
+        default=default,
+        help=f"default: $LEDGERLAKE_SERVICE_URL, or {DEFAULT_SERVICE_URL}",
     )
-    where.add_argument("--config", help="the TOML file that says how to reach the broker, in place of --service-url")
+    where.add_argument(
+        "--config",
+        help="the TOML file that says how to reach the broker, in place of --service-url",
+    )
 
 
 def add_spark(parser: argparse.ArgumentParser) -> None:
@@ -84,8 +100,11 @@ def add_spark(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def start_spark(name: str, config: Config, options: argparse.Namespace, *, lists_classes: bool = False) -> SparkSession:
-    """Start the session that the configuration and the options of ``add_spark`` ask for, and say so.
+def start_spark(
+    name: str, config: Config, options: argparse.Namespace, *, lists_classes: bool = False
+) -> SparkSession:
+    """Start the session that the configuration and the options of ``add_spark`` ask for, and say
+    so.
 
     Raises:
         UsageError: an option is wrong.
@@ -103,13 +122,15 @@ def start_spark(name: str, config: Config, options: argparse.Namespace, *, lists
         # Nobody but py4j logs there: a traceback of each call that Ctrl-C has ended.
         logging.getLogger().addFilter(_nothing)
     return _uninterrupted(
-        lambda: start_session(name, spark.master, settings, lists_classes=lists_classes, says_all=options.debug)
+        lambda: start_session(
+            name, spark.master, settings, lists_classes=lists_classes, says_all=options.debug
+        )
     )
 
 
 def _uninterrupted(start: Callable[[], SparkSession]) -> SparkSession:
-    """Return a session. If Ctrl-C comes while the JVM starts, it is raised afterwards: a JVM that is left
-    before it has started never ends.
+    """Return a session. If Ctrl-C comes while the JVM starts, it is raised afterwards: a JVM that
+    is left before it has started never ends.
     """
     before = signal.getsignal(signal.SIGINT)
     interrupts: list[int] = []
@@ -128,8 +149,8 @@ def _uninterrupted(start: Callable[[], SparkSession]) -> SparkSession:
 
 
 def load_config_with_short_retries(path: str) -> Config:
-    """Return a configuration for a command that asks the broker while a person waits: it gives up soon
-    if the broker cannot be reached.
+    """Return a configuration for a command that asks the broker while a person waits: it gives up
+    soon if the broker cannot be reached.
 
     Raises:
         UsageError: the configuration is wrong.
@@ -137,7 +158,9 @@ def load_config_with_short_retries(path: str) -> Config:
     from ledgerlake.options.config import load_config
 
     config = load_config(path)
-    return replace(config, source=replace(config.source, retry_timeout_ms=int(GIVE_UP_AFTER_S * 1000)))
+    return replace(
+        config, source=replace(config.source, retry_timeout_ms=int(GIVE_UP_AFTER_S * 1000))
+    )
 
 
 def load_config_with_paths(path: str) -> Config:
@@ -155,7 +178,9 @@ def load_config_with_paths(path: str) -> Config:
     config = load_config(path)
     if not config.delta.table or config.delta.path:
         return config
-    spark = _uninterrupted(lambda: start_session("ledgerlake", config.spark.master, config.spark.session_settings))
+    spark = _uninterrupted(
+        lambda: start_session("ledgerlake", config.spark.master, config.spark.session_settings)
+    )
     try:
         return locate_tables(spark, config, makes=False)
     finally:

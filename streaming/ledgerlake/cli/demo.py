@@ -22,7 +22,10 @@ def add(commands: Commands) -> None:
         "ledgerlake demo --messages 200000",
     )
     command.add_argument(
-        "--messages", type=int, default=250_000, help="how many messages are produced (default: 250000)"
+        "--messages",
+        type=int,
+        default=250_000,
+        help="how many messages are produced (default: 250000)",
     )
 
 

@@ -27,7 +27,8 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--topic",
         metavar="NAME",
-        help="only those of a topic, or a topic partition, that the configuration no longer names; the checkpoint may stay",
+        help="only those of a topic, or a topic partition, that the configuration no longer names; "
+        "the checkpoint may stay",
     )
 
 
@@ -36,18 +37,26 @@ def _forget(options: argparse.Namespace) -> int:
     from ledgerlake.pipeline.forget import forget, forget_topic, tables_with_rows
 
     # A topic alone has no need of the tables.
-    config = load_config_with_paths(options.config) if options.topic is None else load_config(options.config)
+    config = (
+        load_config_with_paths(options.config)
+        if options.topic is None
+        else load_config(options.config)
+    )
     names = forget(config) if options.topic is None else forget_topic(config, options.topic)
     if options.json:
         print(json.dumps({"subscription": config.subscription, "topics": names}))
     elif names:
         print(f"removed {config.subscription} from {', '.join(names)}")
     else:
-        print(f"no topic has the subscription {config.subscription}, so there was nothing to remove", file=sys.stderr)
+        print(
+            f"no topic has the subscription {config.subscription}, so there was nothing to remove",
+            file=sys.stderr,
+        )
     if options.topic is None:
         for path in tables_with_rows(config):
             print(
-                f"the table at {path} keeps its rows; remove it before the next run, or they come twice",
+                f"the table at {path} keeps its rows; remove it before the next run, or they come "
+                "twice",
                 file=sys.stderr,
             )
     return 0

@@ -24,15 +24,31 @@ def add(commands: Commands) -> None:
         commands,
         "init",
         _init,
-        "look at a topic and write a configuration for it; on a terminal, ask for what no option says",
+        "look at a topic and write a configuration for it; on a terminal, ask for what no option "
+        "says",
         "ledgerlake init --service-url pulsar://localhost:6650 --topic orders",
     )
-    command.add_argument("file", metavar="FILE", nargs="?", help="default: the topic's name with .toml, in this folder")
-    command.add_argument("--service-url", help=f"default: $LEDGERLAKE_SERVICE_URL, or {DEFAULT_SERVICE_URL}")
+    command.add_argument(
+        "file",
+        metavar="FILE",
+        nargs="?",
+        help="default: the topic's name with .toml, in this folder",
+    )
+    command.add_argument(
+        "--service-url", help=f"default: $LEDGERLAKE_SERVICE_URL, or {DEFAULT_SERVICE_URL}"
+    )
     command.add_argument("--topic", help="the topic to read")
-    command.add_argument("--table", metavar="PATH", help="the folder of the table; default: lake/ and the topic's name")
-    command.add_argument("--token", metavar="REFERENCE", default="", help="where the token is: file:PATH or env:NAME")
-    command.add_argument("--ca-file", metavar="PATH", default="", help="the authorities that are trusted for TLS")
+    command.add_argument(
+        "--table",
+        metavar="PATH",
+        help="the folder of the table; default: lake/ and the topic's name",
+    )
+    command.add_argument(
+        "--token", metavar="REFERENCE", default="", help="where the token is: file:PATH or env:NAME"
+    )
+    command.add_argument(
+        "--ca-file", metavar="PATH", default="", help="the authorities that are trusted for TLS"
+    )
     command.add_argument("--force", action="store_true", help="replace FILE if it exists")
 
 
@@ -44,9 +60,13 @@ def _init(options: argparse.Namespace) -> int:
     from ledgerlake.stored.secrets import is_reference
 
     if options.token and not is_reference(options.token):
-        raise UsageError("--token is where the token is, file:PATH or env:NAME, so that the file holds no secret")
+        raise UsageError(
+            "--token is where the token is, file:PATH or env:NAME, so that the file holds no secret"
+        )
     default_url = os.environ.get("LEDGERLAKE_SERVICE_URL", DEFAULT_SERVICE_URL)
-    service_url = options.service_url or _ask("The broker's service URL", default_url) or default_url
+    service_url = (
+        options.service_url or _ask("The broker's service URL", default_url) or default_url
+    )
     topic = options.topic or _ask("The topic to read", "")
     if not topic:
         raise UsageError("which topic? Give --topic NAME")
@@ -57,7 +77,9 @@ def _init(options: argparse.Namespace) -> int:
     settings = ClientSettings(
         service_url,
         give_up_after_s=GIVE_UP_AFTER_S,
-        authentication=parse_authentication("token" if options.token else None, options.token, "--token"),
+        authentication=parse_authentication(
+            "token" if options.token else None, options.token, "--token"
+        ),
         tls=TlsSettings(ca_file=options.ca_file or None),
     )
     try:
@@ -69,7 +91,9 @@ def _init(options: argparse.Namespace) -> int:
             if isinstance(error, TopicNotFoundError)
             else ""
         )
-        raise type(error)(f"{error.message}{hint} ({file} was not written)", **error.attributes) from None
+        raise type(error)(
+            f"{error.message}{hint} ({file} was not written)", **error.attributes
+        ) from None
     table = options.table or _ask("The folder of the table", f"lake/{name}") or f"lake/{name}"
     answers = Answers(service_url, facts.topic, table, options.token, options.ca_file)
     _write(file, config_text(answers, facts, str(file)), options.force)
@@ -100,4 +124,6 @@ def _write(file: Path, text: str, force: bool) -> None:
     except FileExistsError:
         _check_free(file, force=force)
     except OSError as error:
-        raise SetupError(f"{file} cannot be written ({error.strerror}); name another file") from None
+        raise SetupError(
+            f"{file} cannot be written ({error.strerror}); name another file"
+        ) from None

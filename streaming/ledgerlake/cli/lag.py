@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 def add(commands: Commands) -> None:
     """Declare the command and its options."""
-    command = add_command(commands, "lag", _lag, "how far the table is behind its topics", "ledgerlake lag orders.toml")
+    command = add_command(
+        commands,
+        "lag",
+        _lag,
+        "how far the table is behind its topics",
+        "ledgerlake lag orders.toml",
+    )
     command.add_argument("config", metavar="CONFIG", help="the TOML file")
 
 

@@ -25,7 +25,9 @@ def add(commands: Commands) -> None:
         "ledgerlake peek orders --from last -n 5",
     )
     add_topic(command)
-    command.add_argument("-n", "--count", type=int, default=10, help="how many entries per partition (default: 10)")
+    command.add_argument(
+        "-n", "--count", type=int, default=10, help="how many entries per partition (default: 10)"
+    )
     command.add_argument(
         "--from",
         dest="start",

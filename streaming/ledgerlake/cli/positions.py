@@ -26,10 +26,14 @@ def add(commands: Commands) -> None:
     add_topic(command)
     group = command.add_mutually_exclusive_group(required=True)
     group.add_argument(
-        "--at", metavar="TIME", help="ISO with a zone, or milliseconds since 1970: by the broker's clock"
+        "--at",
+        metavar="TIME",
+        help="ISO with a zone, or milliseconds since 1970: by the broker's clock",
     )
     group.add_argument("--index", metavar="N", help="the broker's number of a message, from 0")
-    group.add_argument("--id", help="a message id: as text, or serialised by any client as hex or base64")
+    group.add_argument(
+        "--id", help="a message id: as text, or serialised by any client as hex or base64"
+    )
     add_service_url(command)
 
 
@@ -49,7 +53,11 @@ def _positions(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps(asdict(place), default=str))
             continue
-        where = f"{place.message_id} ({place.serialised})" if place.message_id else "behind the last message"
+        where = (
+            f"{place.message_id} ({place.serialised})"
+            if place.message_id
+            else "behind the last message"
+        )
         print(f"{place.topic_partition}: {where}")
         for word, entry in (("before", place.before), ("at", place.at), ("after", place.after)):
             print(f"  {word:<6}  {entry_line(entry) if entry else 'no entry'}")

@@ -22,12 +22,17 @@ def add(commands: Commands) -> None:
         commands,
         "rejects",
         _rejects,
-        "how many entries were rejected, by reason and topic, and the last of each; or put them through again",
+        "how many entries were rejected, by reason and topic, and the last of each; or put them "
+        "through again",
         "ledgerlake rejects orders.toml --replay --reason schema_mismatch",
     )
     command.add_argument("config", metavar="CONFIG", help="the TOML file")
-    command.add_argument("--replay", action="store_true", help="put those through again that fit by now, once each")
-    command.add_argument("--reason", action="append", default=[], help="only this one; may be repeated")
+    command.add_argument(
+        "--replay", action="store_true", help="put those through again that fit by now, once each"
+    )
+    command.add_argument(
+        "--reason", action="append", default=[], help="only this one; may be repeated"
+    )
 
 
 def _rejects(options: argparse.Namespace) -> int:
@@ -57,7 +62,11 @@ def _replay(options: argparse.Namespace) -> int:
     result = replay(load_config_with_paths(options.config), options.reason)
     reasons = sorted(result.replayed.keys() | result.left.keys())
     for reason in reasons:
-        counts = {"reason": reason, "replayed": result.replayed[reason], "left": result.left[reason]}
+        counts = {
+            "reason": reason,
+            "replayed": result.replayed[reason],
+            "left": result.left[reason],
+        }
         why = result.why.get(reason, "")
         if options.json:
             print(json.dumps({**counts, "why": why}))
@@ -70,6 +79,7 @@ def _replay(options: argparse.Namespace) -> int:
         print("there is nothing to replay")
     if result.left_out and not options.json:
         print(
-            f"{counted(result.left_out, 'reject is of a topic', 'rejects are of topics')} that the configuration does not read"
+            f"{counted(result.left_out, 'reject is of a topic', 'rejects are of topics')} that the "
+            "configuration does not read"
         )
     return 0

@@ -29,15 +29,22 @@ _STOPPING_SOON = b"stopping as soon as Spark has started\n"
 def add(commands: Commands) -> None:
     """Declare the command and its options."""
     command = add_command(
-        commands, "run", _run, "run the pipeline of a configuration", "ledgerlake run orders.toml --once"
+        commands,
+        "run",
+        _run,
+        "run the pipeline of a configuration",
+        "ledgerlake run orders.toml --once",
     )
     command.add_argument("config", metavar="CONFIG", help="the TOML file")
-    command.add_argument("--once", action="store_true", help="end when everything that is there now is in the table")
+    command.add_argument(
+        "--once", action="store_true", help="end when everything that is there now is in the table"
+    )
     add_spark(command)
     command.add_argument(
         "--archive-classes",
         action="store_true",
-        help="when it ends, leave an archive of the JVM's classes (180 MB) that makes later starts shorter; "
+        help="when it ends, leave an archive of the JVM's classes (180 MB) that makes later starts "
+        "shorter; "
         "a run without --once leaves one unasked after some minutes",
     )
 
@@ -64,7 +71,9 @@ def _run(options: argparse.Namespace) -> int:
         # The modules take a second, and the JVM some: the one is done while the other starts.
         threading.Thread(target=importlib.import_module, args=(_PIPELINE,), daemon=True).start()
         name = f"ledgerlake {config.stream.name}"
-        spark = start_spark(name, config, options, lists_classes=options.archive_classes or not options.once)
+        spark = start_spark(
+            name, config, options, lists_classes=options.archive_classes or not options.once
+        )
         archive = ClassArchive(spark)
         if stop.is_set():
             spark.stop()
@@ -99,7 +108,10 @@ def _run(options: argparse.Namespace) -> int:
             stop.ends_at = 2
             pipeline.close()
     if screen.totals.rejects:
-        print(f"to see why entries were rejected: ledgerlake rejects {options.config}", file=sys.stderr)
+        print(
+            f"to see why entries were rejected: ledgerlake rejects {options.config}",
+            file=sys.stderr,
+        )
     if options.json:
         print(json.dumps(asdict(screen.totals)), flush=True)
     if options.archive_classes:
@@ -114,7 +126,9 @@ def _archive(archive: ClassArchive) -> None:
     except SetupError as error:
         print(f"ledgerlake: {error}", file=sys.stderr)
     else:
-        print(f"classes are archived in {path} ({path.stat().st_size / 1e6:,.0f} MB)", file=sys.stderr)
+        print(
+            f"classes are archived in {path} ({path.stat().st_size / 1e6:,.0f} MB)", file=sys.stderr
+        )
 
 
 class _StoppedError(BaseException):
@@ -125,10 +139,10 @@ class _Stop(threading.Event):
     """Set by SIGINT and SIGTERM.
 
     Attributes:
-        exit_code: that of a process which the signal has ended.
-        ends_at: the number of the signal that ends what runs at once. None while Spark starts: a JVM
-            would be left that never ends. The first one while the pipeline starts, which may wait for
-            the broker or for another process. The second one once it runs.
+        exit_code: that of a process which the signal has ended. ends_at: the number of the signal
+        that ends what runs at once. None while Spark starts: a JVM
+            would be left that never ends. The first one while the pipeline starts, which may wait
+            for the broker or for another process. The second one once it runs.
     """
 
     def __init__(self) -> None:

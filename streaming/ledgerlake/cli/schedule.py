@@ -1,5 +1,5 @@
-"""``ledgerlake schedule`` publishes a message that is due later, once or again and again, or moves it;
-``ledgerlake reschedule`` moves what waits; ``ledgerlake pause`` and ``ledgerlake resume`` hold
+"""``ledgerlake schedule`` publishes a message that is due later, once or again and again, or moves
+it; ``ledgerlake reschedule`` moves what waits; ``ledgerlake pause`` and ``ledgerlake resume`` hold
 repetitions back.
 """
 
@@ -11,7 +11,14 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ledgerlake.cli.command import add_command, add_service_url, add_spark, add_topic, client_settings, start_spark
+from ledgerlake.cli.command import (
+    add_command,
+    add_service_url,
+    add_spark,
+    add_topic,
+    client_settings,
+    start_spark,
+)
 from ledgerlake.errors import UsageError
 from ledgerlake.wire.entry import read_stamp
 from ledgerlake.wire.schedules import CATCH_UP_PROPERTY, REPETITION_PROPERTIES
@@ -32,36 +39,56 @@ def add(commands: Commands) -> None:
         "schedule",
         _schedule,
         "publish a message that is due later, in place of the one that waits under the same id",
-        "ledgerlake schedule reminders --id visit-17 --at 2030-05-02T09:00:00+02:00 'Your visit is today'",
+        "ledgerlake schedule reminders --id visit-17 --at 2030-05-02T09:00:00+02:00 'Your visit is "
+        "today'",
     )
     add_topic(command)
     command.add_argument("value", metavar="VALUE", help="the content, as text")
     command.add_argument("--id", required=True, help="the id of the schedule, 1 to 200 characters")
     due = command.add_mutually_exclusive_group(required=True)
     due.add_argument("--at", metavar="TIME", help="when it is due, as ISO time with a zone")
-    due.add_argument("--in", metavar="SPAN", dest="span", help="when it is due from now, such as '90 minutes'")
-    due.add_argument("--cron", metavar="FIELDS", help="it repeats: five cron fields, or six with seconds first")
+    due.add_argument(
+        "--in", metavar="SPAN", dest="span", help="when it is due from now, such as '90 minutes'"
+    )
+    due.add_argument(
+        "--cron", metavar="FIELDS", help="it repeats: five cron fields, or six with seconds first"
+    )
     due.add_argument(
         "--every",
         metavar="SPAN",
         help="it repeats: such as '15 minutes', or an ISO-8601 duration or interval, such as P1M",
     )
-    command.add_argument("--from", metavar="TIME", dest="start", help="the time from which it repeats; default: now")
-    command.add_argument("--timezone", metavar="ZONE", help="the zone of --cron and of days, such as Europe/Berlin")
+    command.add_argument(
+        "--from", metavar="TIME", dest="start", help="the time from which it repeats; default: now"
+    )
+    command.add_argument(
+        "--timezone", metavar="ZONE", help="the zone of --cron and of days, such as Europe/Berlin"
+    )
     command.add_argument("--until", metavar="TIME", help="it does not repeat after this time")
     command.add_argument("--count", type=int, help="it repeats so many times at most")
     command.add_argument(
-        "--jitter", metavar="SPAN", help="each repetition is up to so much later, such as '30 seconds'"
+        "--jitter",
+        metavar="SPAN",
+        help="each repetition is up to so much later, such as '30 seconds'",
     )
     command.add_argument(
-        "--catch-up", choices=["all", "last", "none"], help="what to do with repetitions that were missed; default: all"
+        "--catch-up",
+        choices=["all", "last", "none"],
+        help="what to do with repetitions that were missed; default: all",
     )
     command.add_argument("--key", help="the key of the message")
-    command.add_argument("--expires", metavar="TIME", help="if it is released later than this, it is not delivered")
-    command.add_argument("--create-topic", action="store_true", help="create the topic if it is not there")
+    command.add_argument(
+        "--expires", metavar="TIME", help="if it is released later than this, it is not delivered"
+    )
+    command.add_argument(
+        "--create-topic", action="store_true", help="create the topic if it is not there"
+    )
     add_service_url(command)
     _add_reschedule(commands)
-    for name, text in (("pause", "hold back the repetitions of a schedule"), ("resume", "end a pause")):
+    for name, text in (
+        ("pause", "hold back the repetitions of a schedule"),
+        ("resume", "end a pause"),
+    ):
         _add_pause(commands, name, text)
 
 
@@ -77,8 +104,14 @@ def _add_reschedule(commands: Commands) -> None:
     command.add_argument("--id", required=True, help="the id of the schedule")
     command.add_argument("--topic", help="the topic, if messages of several wait under the id")
     due = command.add_mutually_exclusive_group(required=True)
-    due.add_argument("--at", metavar="TIME", help="when it is due, or from when it repeats, as ISO time with a zone")
-    due.add_argument("--in", metavar="SPAN", dest="span", help="the same from now, such as '90 minutes'")
+    due.add_argument(
+        "--at",
+        metavar="TIME",
+        help="when it is due, or from when it repeats, as ISO time with a zone",
+    )
+    due.add_argument(
+        "--in", metavar="SPAN", dest="span", help="the same from now, such as '90 minutes'"
+    )
     add_spark(command)
 
 
@@ -99,18 +132,24 @@ def _reschedule(options: argparse.Namespace) -> int:
     entries = [(source, entry) for source, entry in found if wanted in (None, source.topic)]
     if not entries:
         raise UsageError(
-            f"no message with the id {options.id} waits in the checkpoint whose content is known there; "
+            f"no message with the id {options.id} waits in the checkpoint whose content is known "
+            "there; "
             "ledgerlake schedule sends it anew"
         )
     topics = sorted({source.topic for source, _ in entries})
     if len(topics) > 1:
-        raise UsageError(f"messages of {' and '.join(topics)} wait under the id {options.id}; name one with --topic")
+        raise UsageError(
+            f"messages of {' and '.join(topics)} wait under the id {options.id}; name one with "
+            "--topic"
+        )
     source, entry = max(entries, key=lambda found: read_stamp(memoryview(found[1])).time_ms)
     # Spark's start has taken a while.
     at_ms = _due_ms(options)
     message_id = move(config.source.client, source, entry, at_ms)
     repeats = parse_schedule(properties_of(peek_metadata(memoryview(entry)))).repeats
-    _tell_stored(options, message_id, join_partition(source.topic, source.partition), at_ms, repeats=repeats)
+    _tell_stored(
+        options, message_id, join_partition(source.topic, source.partition), at_ms, repeats=repeats
+    )
     return 0
 
 
@@ -131,16 +170,27 @@ def _tell(options: argparse.Namespace, name: str) -> int:
         message_ids = (schedules.pause if name == "pause" else schedules.resume)(options.id)
     target = "all schedules" if options.id is None else f"schedule {options.id}"
     if options.json:
-        print(json.dumps({"id": options.id, "command": name, "message_ids": list(map(str, message_ids))}))
+        print(
+            json.dumps(
+                {"id": options.id, "command": name, "message_ids": list(map(str, message_ids))}
+            )
+        )
     else:
-        print(f"{name} of {target} stored as {', '.join(map(str, message_ids))}; {_holds_for(options, name)}")
+        print(
+            f"{name} of {target} stored as {', '.join(map(str, message_ids))}; "
+            f"{_holds_for(options, name)}"
+        )
     return 0
 
 
 def _holds_for(options: argparse.Namespace, name: str) -> str:
     """Say what a pause or its end is about: the topic stores it, whatever waits there."""
     if options.id is None:
-        return "it holds for all messages that repeat" if name == "pause" else "pauses of single schedules go on"
+        return (
+            "it holds for all messages that repeat"
+            if name == "pause"
+            else "pauses of single schedules go on"
+        )
     if name == "pause":
         return "it holds for the message that repeats under this id now, if there is one"
     return "a pause of all schedules goes on until ledgerlake resume --all"
@@ -157,8 +207,13 @@ def _schedule(options: argparse.Namespace) -> int:
         raise UsageError("VALUE is not UTF-8 text") from None
     at_ms = _at_ms(options)
     every, jitter = _span("--every", options.every), _span("--jitter", options.jitter)
-    expires_ms, until_ms = _optional_ms(options.expires, "--expires"), _optional_ms(options.until, "--until")
-    with Schedules(client_settings(options), options.topic, creates_topic=options.create_topic) as schedules:
+    expires_ms, until_ms = (
+        _optional_ms(options.expires, "--expires"),
+        _optional_ms(options.until, "--until"),
+    )
+    with Schedules(
+        client_settings(options), options.topic, creates_topic=options.create_topic
+    ) as schedules:
         try:
             message_id = schedules.put(
                 options.id,
@@ -184,13 +239,20 @@ def _schedule(options: argparse.Namespace) -> int:
 def _with_option_names(message: str) -> str:
     """Return an error with the options in place of the properties that they set."""
     for name in REPETITION_PROPERTIES:
-        option = "--catch-up" if name == CATCH_UP_PROPERTY else f"--{name.removeprefix('ledgerlake.')}"
+        option = (
+            "--catch-up" if name == CATCH_UP_PROPERTY else f"--{name.removeprefix('ledgerlake.')}"
+        )
         message = message.replace(name, option)
     return message
 
 
 def _tell_stored(
-    options: argparse.Namespace, message_id: AnyMessageId, topic_partition: str, at_ms: int, *, repeats: bool
+    options: argparse.Namespace,
+    message_id: AnyMessageId,
+    topic_partition: str,
+    at_ms: int,
+    *,
+    repeats: bool,
 ) -> None:
     from ledgerlake.stored.offsets import time_text
 
@@ -200,7 +262,11 @@ def _tell_stored(
         print(json.dumps(result | ({"repeats_from": due} if repeats else {"due": due})))
     else:
         is_past = at_ms < int(time.time() * 1000)
-        says = f"repeats from {due} on" if repeats else f"is due {due}{', which is past: at once' if is_past else ''}"
+        says = (
+            f"repeats from {due} on"
+            if repeats
+            else f"is due {due}{', which is past: at once' if is_past else ''}"
+        )
         print(f"schedule {options.id} {says}, stored in {topic_partition} as {message_id}")
 
 

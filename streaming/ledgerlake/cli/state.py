@@ -50,5 +50,8 @@ def _state(options: argparse.Namespace) -> int:
     large_count = counted(len(incomplete), "large message is", "large messages are")
     print(f"{large_count} incomplete, {counted(kept_bytes, 'byte', 'bytes')} kept")
     waiting = sum(partition.waiting for partition in delayed)
-    print(f"{counted(waiting, 'delayed message waits', 'delayed messages wait')}{_UNTIL_DUE if waiting else ''}")
+    print(
+        counted(waiting, "delayed message waits", "delayed messages wait")
+        + (_UNTIL_DUE if waiting else "")
+    )
     return 0

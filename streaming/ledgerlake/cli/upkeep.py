@@ -20,7 +20,8 @@ def add(commands: Commands) -> None:
         commands,
         "upkeep",
         _upkeep,
-        "merge small files of the tables and remove unused ones, as a running pipeline does by itself",
+        "merge small files of the tables and remove unused ones, as a running pipeline does by "
+        "itself",
         "ledgerlake upkeep orders.toml",
     )
     command.add_argument("config", metavar="CONFIG", help="the TOML file")
@@ -35,12 +36,23 @@ def _upkeep(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps(asdict(kept)))
         else:
-            why = f" (it has {', '.join(kept.obstacles)}; run Delta's OPTIMIZE)" if kept.obstacles else ""
-            print(f"{kept.table}: {kept.merged:,} small files merged{why}, {kept.removed:,} unused files removed")
+            why = (
+                f" (it has {', '.join(kept.obstacles)}; run Delta's OPTIMIZE)"
+                if kept.obstacles
+                else ""
+            )
+            print(
+                f"{kept.table}: {kept.merged:,} small files merged{why}, {kept.removed:,} unused "
+                "files removed"
+            )
     for followed in follow(config):
         if options.json:
             print(json.dumps(asdict(followed)))
         else:
-            news = "has nothing new" if followed.version is None else f"has version {followed.version} now"
+            news = (
+                "has nothing new"
+                if followed.version is None
+                else f"has version {followed.version} now"
+            )
             print(f"the Iceberg table {followed.iceberg_table} {news}")
     return 0

@@ -27,7 +27,8 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--retention-hours",
         type=int,
-        help="leave what is younger, at least 1; without it, [upkeep] retention and the tables' own retention hold",
+        help="leave what is younger, at least 1; without it, [upkeep] retention and the tables' "
+        "own retention hold",
     )
     command.add_argument("--dry-run", action="store_true", help="only say which")
 
@@ -45,7 +46,8 @@ def _vacuum(options: argparse.Namespace) -> int:
             print(json.dumps(asdict(vacuumed)))
             continue
         print(
-            f"{vacuumed.table}: {counted(len(vacuumed.files), 'file', 'files')} {'would be ' if options.dry_run else ''}removed"
+            f"{vacuumed.table}: {counted(len(vacuumed.files), 'file', 'files')} "
+            f"{'would be ' if options.dry_run else ''}removed"
         )
         for name in vacuumed.files:
             print(f"  {name}")

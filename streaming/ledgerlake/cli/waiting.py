@@ -1,4 +1,6 @@
-"""``ledgerlake waiting`` lists the delayed messages that wait, or counts them by when they are due."""
+"""``ledgerlake waiting`` lists the delayed messages that wait, or counts them by when they
+are due.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,20 @@ def add(commands: Commands) -> None:
         "ledgerlake waiting orders.toml --due-before 2030-05-02T09:00:00Z --key customer-7",
     )
     command.add_argument("config", metavar="CONFIG", help="the TOML file")
-    command.add_argument("--due-before", metavar="TIME", help="only messages that are due before that ISO time")
-    command.add_argument("--key", help="only messages with that key")
-    command.add_argument("--schedule", metavar="ID", help="only the message of the schedule with that id")
-    command.add_argument("-n", "--count", type=int, default=20, help="how many are listed at most (default: 20)")
     command.add_argument(
-        "--by", choices=_SPANS_MS, help="count all of them by the time in which they are due; needs no Spark"
+        "--due-before", metavar="TIME", help="only messages that are due before that ISO time"
+    )
+    command.add_argument("--key", help="only messages with that key")
+    command.add_argument(
+        "--schedule", metavar="ID", help="only the message of the schedule with that id"
+    )
+    command.add_argument(
+        "-n", "--count", type=int, default=20, help="how many are listed at most (default: 20)"
+    )
+    command.add_argument(
+        "--by",
+        choices=_SPANS_MS,
+        help="count all of them by the time in which they are due; needs no Spark",
     )
     add_spark(command)
 
@@ -48,7 +58,9 @@ def _waiting(options: argparse.Namespace) -> int:
         raise UsageError("--count must be at least 1")
     if options.by and (options.key or options.due_before or options.schedule):
         raise UsageError("--by counts all messages; leave out --key, --schedule and --due-before")
-    due_before_ms = None if options.due_before is None else parse_time_ms(options.due_before, "--due-before")
+    due_before_ms = (
+        None if options.due_before is None else parse_time_ms(options.due_before, "--due-before")
+    )
     config = load_config(options.config)
     if options.by:
         from ledgerlake.inspect.due_counts import due_counts
@@ -65,19 +77,31 @@ def _waiting(options: argparse.Namespace) -> int:
     if options.key is not None:
         rows = rows.where(rows.key == options.key)
     order = ("deliver_at", "topic", "partition", "ledger_id", "entry_id", "batch_index")
-    listed = [row.asDict() for row in rows.orderBy(*order).select(*_SHOWN).limit(options.count).collect()]
+    listed = [
+        row.asDict() for row in rows.orderBy(*order).select(*_SHOWN).limit(options.count).collect()
+    ]
     if not listed:
-        is_filtered = options.key is not None or options.due_before is not None or options.schedule is not None
+        is_filtered = (
+            options.key is not None
+            or options.due_before is not None
+            or options.schedule is not None
+        )
         _print_none("no such message" if is_filtered else "no message")
     ids = [str((row["properties"] or {}).get(SCHEDULE_PROPERTY, "")) for row in listed]
     pauses_ms = paused_since_ms(spark, config, set(ids)) if any(ids) else {}
     for row, schedule_id in zip(listed, ids, strict=True):
-        _print_row(row, pauses_ms.get((TopicPartition(row["topic"], row["partition"]), schedule_id)), options.json)
+        _print_row(
+            row,
+            pauses_ms.get((TopicPartition(row["topic"], row["partition"]), schedule_id)),
+            options.json,
+        )
     return 0
 
 
 def _print_none(what: str) -> None:
-    """Say that nothing waits, and as of when: the pipeline may not have read the newest messages yet."""
+    """Say that nothing waits, and as of when: the pipeline may not have read the newest messages
+    yet.
+    """
     print(f"{what} waits, as of the pipeline's last micro-batch", file=sys.stderr)
 
 
@@ -90,8 +114,17 @@ def _print_row(row: dict[str, Any], paused_since_ms: int | None, as_json: bool) 
     paused_since = None if paused_since_ms is None else time_text(paused_since_ms)
     topic = join_partition(row["topic"], row["partition"])
     if as_json:
-        shown = {"deliver_at": due, "topic": topic, "message_id": row["message_id"], "key": row["key"]}
-        print(json.dumps({**shown, "paused_since": paused_since, "properties": row["properties"] or {}}))
+        shown = {
+            "deliver_at": due,
+            "topic": topic,
+            "message_id": row["message_id"],
+            "key": row["key"],
+        }
+        print(
+            json.dumps(
+                {**shown, "paused_since": paused_since, "properties": row["properties"] or {}}
+            )
+        )
         return
     paused = "" if paused_since is None else f"  paused since {paused_since}"
     properties = " ".join(f"{name}={value}" for name, value in (row["properties"] or {}).items())
@@ -108,7 +141,12 @@ def _print_counts(spans: list[DueSpan], by: str, as_json: bool) -> None:
     for span in spans:
         begin, end = time_text(span.begin_ms), time_text(span.end_ms)
         if as_json:
-            shown = {"from": begin, "until": end, "messages": span.count, "is_estimate": span.is_estimate}
+            shown = {
+                "from": begin,
+                "until": end,
+                "messages": span.count,
+                "is_estimate": span.is_estimate,
+            }
             print(json.dumps(shown))
             continue
         until = "" if span.length_ms == _SPANS_MS[by] else f"  until {end}"

@@ -4,7 +4,8 @@ The methods have the protocol's names; the data is sent in CONNECT and AUTH_RESP
 
     none     -
     token    a JSON Web Token
-    token    OAuth2: an access token, fetched with a client's id and secret and again before it expires
+    token    OAuth2: an access token, fetched with a client's id and secret and again before it
+             expires
     basic    user:password
     tls      nothing; the certificate of the connection is the identity
 
@@ -93,8 +94,8 @@ class Authentication:
         return b"" if self.method == "tls" else None
 
     def forget(self) -> bool:
-        """Forget credentials that a broker refused; return whether they were kept for a while, so that
-        others may be accepted.
+        """Forget credentials that a broker refused; return whether they were kept for a while, so
+        that others may be accepted.
         """
         if not self.is_oauth2:
             return False
@@ -162,7 +163,10 @@ def parse_authentication(plugin: str | None, parameters: str | None, where: str)
     authentication = _PLUGINS.get(plugin.rpartition(".")[2].lower())
     if authentication is None:
         # It may be a secret in the wrong place.
-        raise UsageError(f"{where}: the plugin is not known; it is token, oauth2, basic or tls, or their Java class")
+        raise UsageError(
+            f"{where}: the plugin is not known; it is token, oauth2, basic or tls, or their Java "
+            "class"
+        )
     stripped = (parameters or "").strip()
     text = stripped.removeprefix("secret:")
     secret = text
@@ -173,8 +177,14 @@ def parse_authentication(plugin: str | None, parameters: str | None, where: str)
         secret = text if is_reference(text) else text.partition(":")[2]
     elif authentication.method == "token" and not text:
         raise UsageError(f"{where}: the token is missing; write token:..., file:PATH or env:NAME")
-    if authentication.method != "tls" and not is_reference(secret) and not _REDACTED.search(stripped):
-        raise UsageError(f"{where}: Spark would show this secret in its plans; write secret: before it")
+    if (
+        authentication.method != "tls"
+        and not is_reference(secret)
+        and not _REDACTED.search(stripped)
+    ):
+        raise UsageError(
+            f"{where}: Spark would show this secret in its plans; write secret: before it"
+        )
     return Authentication(authentication.method, text, authentication.is_oauth2)
 
 
@@ -197,7 +207,9 @@ def _expires_s(token: str) -> float | None:
     """Return the expiry time in a JSON Web Token; None if there is none."""
     try:
         claims = token.split(".")[1]
-        until_s = float(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"])
+        until_s = float(
+            json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"]
+        )
     except (IndexError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     return until_s if 0 <= until_s <= _LAST_S else None
@@ -234,15 +246,21 @@ def _with_password(parameters: str) -> str:
 
 def _oauth2_parameters(text: str, where: str = "the OAuth2 parameters") -> dict[str, Any]:
     parameters = _json(text, where)
-    if not parameters.get("issuerUrl") or not (parameters.get("privateKey") or parameters.get("client_id")):
-        raise UsageError(f"{where}: OAuth2 needs issuerUrl, and privateKey or client_id with client_secret, as JSON")
+    if not parameters.get("issuerUrl") or not (
+        parameters.get("privateKey") or parameters.get("client_id")
+    ):
+        raise UsageError(
+            f"{where}: OAuth2 needs issuerUrl, and privateKey or client_id with client_secret, as "
+            "JSON"
+        )
     if "@" in str(parameters["issuerUrl"]):
         raise UsageError(f"{where}: issuerUrl holds no user and no password")
     try:
         bounded_http.check_url(str(parameters["issuerUrl"]))
     except bounded_http.UnsafeUrlError:
         raise UsageError(
-            f"{where}: issuerUrl does not begin with https://, and the client's secret would be sent in plain text"
+            f"{where}: issuerUrl does not begin with https://, and the client's secret would be "
+            "sent in plain text"
         ) from None
     return parameters
 
@@ -293,30 +311,38 @@ def _access_token(parameters: str) -> str:
 
 
 def _lifetime_s(expires_in: object) -> float:
-    """Return how long a token is valid by its issuer's answer, at most a day; 0 if the answer has no
-    valid time.
+    """Return how long a token is valid by its issuer's answer, at most a day; 0 if the answer has
+    no valid time.
     """
     try:
         lifetime_s = float(str(expires_in))
     except ValueError:
         return 0.0
-    return min(lifetime_s, _LIFETIME_MOST_S) if math.isfinite(lifetime_s) and lifetime_s > 0 else 0.0
+    return (
+        min(lifetime_s, _LIFETIME_MOST_S) if math.isfinite(lifetime_s) and lifetime_s > 0 else 0.0
+    )
 
 
 def _client_credentials(parameters: dict[str, Any]) -> dict[str, Any]:
     issuer = str(parameters["issuerUrl"]).rstrip("/")
-    credentials = _credentials(str(parameters["privateKey"])) if parameters.get("privateKey") else parameters
+    credentials = (
+        _credentials(str(parameters["privateKey"])) if parameters.get("privateKey") else parameters
+    )
     form = {
         "grant_type": "client_credentials",
         "client_id": str(credentials.get("client_id", "")),
         "client_secret": resolve_secret(_inline(str(credentials.get("client_secret", "")))),
         **{name: str(parameters[name]) for name in ("audience", "scope") if parameters.get(name)},
     }
-    endpoint = _fetch(f"{issuer}/.well-known/openid-configuration", None, issuer).get("token_endpoint")
+    endpoint = _fetch(f"{issuer}/.well-known/openid-configuration", None, issuer).get(
+        "token_endpoint"
+    )
     answer = _fetch(str(endpoint), urllib.parse.urlencode(form).encode(), issuer)
     access_token = answer.get("access_token")
     if not isinstance(access_token, str) or not _ACCESS_TOKEN.fullmatch(access_token):
-        raise SetupError(f"the OAuth2 issuer {issuer} gave no access token; check client id, secret and audience")
+        raise SetupError(
+            f"the OAuth2 issuer {issuer} gave no access token; check client id, secret and audience"
+        )
     return answer
 
 
@@ -333,7 +359,8 @@ def _credentials(private_key: str) -> dict[str, Any]:
     else:
         # The value may be the key itself in a wrong format, so the error does not show it.
         raise SetupError(
-            "the OAuth2 privateKey is no path of a file that is there; give file:PATH, env:NAME, or the JSON of the key file"
+            "the OAuth2 privateKey is no path of a file that is there; give file:PATH, env:NAME, "
+            "or the JSON of the key file"
         )
     return _json(text, "the OAuth2 privateKey")
 
@@ -350,22 +377,27 @@ def _fetch(url: str, form: bytes | None, issuer: str) -> dict[str, Any]:
         answer = json.loads(bounded_http.fetch(url, form, _TIMEOUT_S, _ANSWER_MOST_BYTES))
     except bounded_http.UnsafeUrlError as error:
         raise SetupError(
-            f"the OAuth2 issuer {issuer} named an address to which no secret is sent: {error}; correct the issuer"
+            f"the OAuth2 issuer {issuer} named an address to which no secret is sent: {error}; "
+            "correct the issuer"
         ) from None
     except urllib.error.HTTPError as error:
         with error:
             if error.code in _BUSY_STATUS or error.code >= 500:
                 raise _IssuerBusyError(
-                    f"the OAuth2 issuer {issuer} is not available now, status {error.code}; check it if that lasts",
+                    f"the OAuth2 issuer {issuer} is not available now, status {error.code}; check "
+                    "it if that lasts",
                     pause_s=_pause_s(error.headers.get("Retry-After", "")),
                 ) from None
         raise SetupError(
-            f"the OAuth2 issuer {issuer} refused us with status {error.code}; check client id, secret and audience"
+            f"the OAuth2 issuer {issuer} refused us with status {error.code}; check client id, "
+            "secret and audience"
         ) from None
     except (OSError, HTTPException) as error:
         raise TransportError(f"the OAuth2 issuer {issuer} cannot be reached ({error})") from None
     except (ValueError, RecursionError):
-        raise TransportError(f"the OAuth2 issuer {issuer} did not answer with JSON; check issuerUrl") from None
+        raise TransportError(
+            f"the OAuth2 issuer {issuer} did not answer with JSON; check issuerUrl"
+        ) from None
     return answer if isinstance(answer, dict) else {}
 
 

@@ -39,7 +39,8 @@ def check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
         is_safe = bool(parts.hostname) and (
-            parts.scheme == "https" or (parts.scheme == "http" and _is_of_this_machine(parts.hostname or ""))
+            parts.scheme == "https"
+            or (parts.scheme == "http" and _is_of_this_machine(parts.hostname or ""))
         )
     except ValueError:
         is_safe = False
@@ -161,12 +162,18 @@ class _Https(urllib.request.HTTPSHandler):
 
 
 class _Proxies(urllib.request.ProxyHandler):
-    """The proxies of the environment, without the one for http: such a URL names this machine. That for
-    https gets a CONNECT.
+    """The proxies of the environment, without the one for http: such a URL names this machine. That
+    for https gets a CONNECT.
     """
 
     def __init__(self) -> None:
-        super().__init__({scheme: url for scheme, url in urllib.request.getproxies().items() if scheme == "https"})
+        super().__init__(
+            {
+                scheme: url
+                for scheme, url in urllib.request.getproxies().items()
+                if scheme == "https"
+            }
+        )
 
     def proxy_open(self, req: urllib.request.Request, proxy: str, type: str) -> Any:
         if _is_of_this_machine(urlsplit(req.full_url).hostname or ""):

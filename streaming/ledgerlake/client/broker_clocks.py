@@ -5,8 +5,8 @@ its own clock (CONSUMER_STATS). That was before the answers came, so from then o
 shows at least that time and what has passed since. The result is never ahead of the broker's clock,
 and behind it by two round trips. The clock of this machine does not count.
 
-Clocks drift, and a broker's may be set. So each broker is asked again after a minute, and after a new
-connection.
+Clocks drift, and a broker's may be set. So each broker is asked again after a minute, and after a
+new connection.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d
 
 @dataclass(frozen=True)
 class _Reading:
-    """A broker's clock when this machine's monotonic clock showed ``read_s``; None if the broker did not
-    tell. ``asked_s`` is when it was last asked, maybe in vain.
+    """A broker's clock when this machine's monotonic clock showed ``read_s``; None if the broker
+    did not tell. ``asked_s`` is when it was last asked, maybe in vain.
     """
 
     clock_ms: int | None
@@ -54,7 +54,9 @@ class BrokerClocks:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._of_sessions: weakref.WeakKeyDictionary[Session, _Reading] = weakref.WeakKeyDictionary()
+        self._of_sessions: weakref.WeakKeyDictionary[Session, _Reading] = (
+            weakref.WeakKeyDictionary()
+        )
         self._of_topics: dict[str, _Reading] = {}
         self._is_told = False
 
@@ -65,7 +67,11 @@ class BrokerClocks:
         Args:
             session: the open session with that broker, if there is one.
         """
-        known = self._of_topics.get(topic_partition) if session is None else self._of_sessions.get(session)
+        known = (
+            self._of_topics.get(topic_partition)
+            if session is None
+            else self._of_sessions.get(session)
+        )
         if known is None or time.monotonic() - known.asked_s > _LASTS_S:
             known = self._ask(topic_partition)
             if session is not None:
@@ -81,11 +87,18 @@ class BrokerClocks:
             return _Reading(clock_ms, read_s, read_s)
         except LedgerlakeError as error:
             now_s = time.monotonic()
-            known = replace(self._of_topics.get(topic_partition, _Reading(None, now_s, now_s)), asked_s=now_s)
-            if known.clock_ms is None and not isinstance(error, TopicNotFoundError) and not self._is_told:
+            known = replace(
+                self._of_topics.get(topic_partition, _Reading(None, now_s, now_s)), asked_s=now_s
+            )
+            if (
+                known.clock_ms is None
+                and not isinstance(error, TopicNotFoundError)
+                and not self._is_told
+            ):
                 self._is_told = True
                 _log.warning(
-                    "the broker of %s does not tell its time, and the clock of this machine says when messages are due: %s",
+                    "the broker of %s does not tell its time, and the clock of this machine says "
+                    "when messages are due: %s",
                     topic_partition,
                     error,
                 )

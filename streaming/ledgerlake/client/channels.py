@@ -32,8 +32,8 @@ class Consumer:
     closed: bool = False
 
     def unread_bytes(self) -> int:
-        """Return the size of the unread entries. Another thread may take some meanwhile, so a copy is
-        counted.
+        """Return the size of the unread entries. Another thread may take some meanwhile, so a copy
+        is counted.
         """
         return sum(len(received.frames) for received in list(self.entries))
 
@@ -82,8 +82,8 @@ class Channels:
 
         Permits count messages, so they do not limit bytes. And the answer to a request comes behind
         entries, so they must be received. The reader of a closed consumer opens another one, which
-        begins after the last entry that was taken. A consumer with one entry does not count, because
-        another one would get that entry too.
+        begins after the last entry that was taken. A consumer with one entry does not count,
+        because another one would get that entry too.
 
         The bytes are counted anew each time that a part of the limit has arrived.
         """
@@ -91,7 +91,11 @@ class Channels:
             return []
         self._uncounted_bytes = 0
         dropped = []
-        unread = [(one.unread_bytes(), one) for one in list(self.consumers.values()) if len(one.entries) > 1]
+        unread = [
+            (one.unread_bytes(), one)
+            for one in list(self.consumers.values())
+            if len(one.entries) > 1
+        ]
         unread.sort(key=itemgetter(0))
         left_bytes = sum(size for size, _ in unread)
         is_excess = left_bytes > limits.MAX_UNREAD_BYTES

@@ -76,8 +76,8 @@ class Cluster:
         """Open a session with the service address, unless there is one.
 
         Raises:
-            BrokerError, TransportError, ProtocolError, SetupError: the broker is not there, or refuses
-                us.
+            BrokerError, TransportError, ProtocolError, SetupError: the broker is not there, or
+                refuses us.
         """
         self._service()
 
@@ -109,15 +109,17 @@ class Cluster:
             return with_retries(lambda: self._matching(selection), self.settings.give_up_after_s)
         while True:
             try:
-                return with_retries(lambda: self._partitions(selection.names), self.settings.give_up_after_s)
+                return with_retries(
+                    lambda: self._partitions(selection.names), self.settings.give_up_after_s
+                )
             except TopicNotFoundError:
                 if not (may_wait and self.settings.waits_for_topics):
                     raise
             time.sleep(_TOPIC_POLL_S)
 
     def known_partitions(self, names: Sequence[str]) -> list[str]:
-        """Return the current partitions of those topics that exist, after retries if the broker does
-        not answer.
+        """Return the current partitions of those topics that exist, after retries if the broker
+        does not answer.
 
         Raises:
             BrokerError, TransportError, ProtocolError: as ``topic_partitions``.
@@ -125,7 +127,9 @@ class Cluster:
         found: list[str] = []
         for name in names:
             with contextlib.suppress(TopicNotFoundError):
-                found += with_retries(partial(self._partitions, [name]), self.settings.give_up_after_s)
+                found += with_retries(
+                    partial(self._partitions, [name]), self.settings.give_up_after_s
+                )
         return found
 
     def watch(self, selection: TopicSelection) -> Watcher | None:
@@ -150,13 +154,20 @@ class Cluster:
     @staticmethod
     def _partitions_by(names: Sequence[str], creates: bool, session: Session) -> list[str]:
         with session.together():
-            request_ids = [session.start(partial(commands.partition_metadata, name, creates=creates)) for name in names]
+            request_ids = [
+                session.start(partial(commands.partition_metadata, name, creates=creates))
+                for name in names
+            ]
         answers = [
-            session.answer(pb.CommandPartitionedTopicMetadataResponse, f"describe {name}", request_id)
+            session.answer(
+                pb.CommandPartitionedTopicMetadataResponse, f"describe {name}", request_id
+            )
             for name, request_id in zip(names, request_ids, strict=True)
         ]
         return [
-            partition for name, answer in zip(names, answers, strict=True) for partition in _partitions_of(name, answer)
+            partition
+            for name, answer in zip(names, answers, strict=True)
+            for partition in _partitions_of(name, answer)
         ]
 
     def topics_of(self, namespace: str) -> list[str]:
@@ -181,7 +192,8 @@ class Cluster:
             if not error.is_command:
                 raise
             raise UsageError(
-                f"the list of the topics of {selection.namespace} is too long: {error.message}; name topics in place of a "
+                f"the list of the topics of {selection.namespace} is too long: {error.message}; "
+                "name topics in place of a "
                 "pattern, or split the namespace"
             ) from None
         return sorted(name for name in set(topics) if selection.matches(name))
@@ -195,7 +207,9 @@ class Cluster:
         (answer,) = self.schemas([(topic, version)])
         return None if answer is None else answer[1]
 
-    def schemas(self, asked: Sequence[tuple[str, bytes | None]]) -> list[tuple[bytes, ValueSchema] | None]:
+    def schemas(
+        self, asked: Sequence[tuple[str, bytes | None]]
+    ) -> list[tuple[bytes, ValueSchema] | None]:
         """Return versions of topics' schemas, each with its version; None where there is none. All
         requests are sent at once.
 
@@ -211,12 +225,16 @@ class Cluster:
     def _schemas_by(
         asked: Sequence[tuple[str, bytes | None]], session: Session
     ) -> list[tuple[bytes, ValueSchema] | None]:
-        request_ids = [session.start(partial(commands.get_schema, topic, version)) for topic, version in asked]
+        request_ids = [
+            session.start(partial(commands.get_schema, topic, version)) for topic, version in asked
+        ]
         answers = [
             session.answer(pb.CommandGetSchemaResponse, f"tell the schema of {topic}", request_id)
             for (topic, _), request_id in zip(asked, request_ids, strict=True)
         ]
-        return [_schema_of(topic, answer) for (topic, _), answer in zip(asked, answers, strict=True)]
+        return [
+            _schema_of(topic, answer) for (topic, _), answer in zip(asked, answers, strict=True)
+        ]
 
     def session_for(self, topic_partition: str) -> Session:
         """Return a session with the broker that serves a topic partition, after a lookup."""
@@ -234,7 +252,9 @@ class Cluster:
                     topic_partition, request_id, must, self.settings.listener_name
                 ),
             )
-            outcome = step(topic_partition, answer, hops, self._addresses[0].is_tls, session.blanked)
+            outcome = step(
+                topic_partition, answer, hops, self._addresses[0].is_tls, session.blanked
+            )
             if isinstance(outcome, Owner):
                 return outcome
             session = self._broker(outcome.broker_url, outcome.through_proxy)
@@ -250,10 +270,13 @@ class Cluster:
             listener = self.settings.listener_name
             with session.together():
                 request_ids = [
-                    session.start(partial(commands.lookup, name, listener_name=listener)) for name in topic_partitions
+                    session.start(partial(commands.lookup, name, listener_name=listener))
+                    for name in topic_partitions
                 ]
             for name, request_id in zip(topic_partitions, request_ids, strict=True):
-                answer = session.answer(pb.CommandLookupTopicResponse, f"look up {name}", request_id)
+                answer = session.answer(
+                    pb.CommandLookupTopicResponse, f"look up {name}", request_id
+                )
                 with contextlib.suppress(LedgerlakeError):
                     outcome = step(name, answer, 0, self._addresses[0].is_tls)
                     if isinstance(outcome, Owner):
@@ -266,8 +289,8 @@ class Cluster:
         self._sessions.clear()
 
     def _asked(self, ask: Callable[[Session], Result]) -> Result:
-        """Return the answer of the service: of the first address that is up and well. An answer that
-        may be another one later is that of a sick broker, so the next address is asked.
+        """Return the answer of the service: of the first address that is up and well. An answer
+        that may be another one later is that of a sick broker, so the next address is asked.
         """
         for left in reversed(range(len(self._addresses))):
             address, session = self._service()
@@ -280,11 +303,11 @@ class Cluster:
         raise AssertionError("a service url has an address")
 
     def _service(self, proxy_to_broker_url: str | None = None) -> tuple[Address, Session]:
-        """Return the first address of the service that lets us in, and a session with it; that address
-        is tried first from then on.
+        """Return the first address of the service that lets us in, and a session with it; that
+        address is tried first from then on.
 
-        Whatever one address has against us, as a wrong certificate, another program on its port, or a
-        broker that does not accept credentials that the others know, another one may let us in.
+        Whatever one address has against us, as a wrong certificate, another program on its port, or
+        a broker that does not accept credentials that the others know, another one may let us in.
         """
         failure: LedgerlakeError | None = None
         for address in list(self._addresses):
@@ -294,7 +317,10 @@ class Cluster:
                 failure = error
                 continue
             if failure is not None:
-                self._addresses = [address, *(other for other in self._addresses if other != address)]
+                self._addresses = [
+                    address,
+                    *(other for other in self._addresses if other != address),
+                ]
             return address, session
         assert failure is not None
         raise failure
@@ -324,7 +350,9 @@ class Cluster:
             request_timeout_s=settings.request_timeout_s,
             proxy_to_broker_url=proxy_to_broker_url,
             protocol_version=(
-                commands.LAST_ENTRY_PROTOCOL_VERSION if settings.read_compacted else commands.PROTOCOL_VERSION
+                commands.LAST_ENTRY_PROTOCOL_VERSION
+                if settings.read_compacted
+                else commands.PROTOCOL_VERSION
             ),
             authentication=settings.authentication,
             tls=settings.tls,
@@ -344,7 +372,8 @@ def _partitions_of(name: str, answer: pb.CommandPartitionedTopicMetadataResponse
         raise refused(f"describe {name}", answer.error, answer.message)
     if answer.partitions > limits.MAX_PARTITIONS:
         raise ProtocolError(
-            f"the broker claims {answer.partitions} partitions for {name}, over the limit of {limits.MAX_PARTITIONS}"
+            f"the broker claims {answer.partitions} partitions for {name}, over the limit of "
+            f"{limits.MAX_PARTITIONS}"
         )
     return [partition_name(name, index) for index in range(answer.partitions)] or [name]
 
@@ -353,8 +382,8 @@ _clusters: dict[tuple[int, ClientSettings, str], Cluster] = {}
 
 
 def shared_cluster(settings: ClientSettings, use: str = "") -> Cluster:
-    """Return this process's cluster object for some settings. Its users share connections: entries for
-    one are received while another waits for an answer. One that asks much beside a reader with large
-    entries names its ``use``, and has connections of its own.
+    """Return this process's cluster object for some settings. Its users share connections: entries
+    for one are received while another waits for an answer. One that asks much beside a reader with
+    large entries names its ``use``, and has connections of its own.
     """
     return _clusters.setdefault((os.getpid(), settings, use), Cluster(settings))

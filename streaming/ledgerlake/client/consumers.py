@@ -27,7 +27,9 @@ _UNREADABLE_LAST = "Failed to get batch size for entry"
 
 
 def cannot_read_last(error: BrokerError) -> bool:
-    """Return whether a broker has refused to tell the last message because it cannot read that entry."""
+    """Return whether a broker has refused to tell the last message because it cannot read that
+    entry.
+    """
     return error.code == "MetadataError" and _UNREADABLE_LAST in str(error)
 
 
@@ -114,7 +116,9 @@ def start_close(session: Session, consumers: Iterable[Consumer]) -> list[int]:
     try:
         with session.together():
             for consumer in to_close:
-                request_ids.append(session.start(partial(commands.close_consumer, consumer.consumer_id)))
+                request_ids.append(
+                    session.start(partial(commands.close_consumer, consumer.consumer_id))
+                )
     except LedgerlakeError:
         session.close()
     return request_ids

@@ -14,7 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ledgerlake.client.backoff import Backoff
-from ledgerlake.client.consumers import cannot_read_last, close_consumer, grant, next_entry, subscribe
+from ledgerlake.client.consumers import (
+    cannot_read_last,
+    close_consumer,
+    grant,
+    next_entry,
+    subscribe,
+)
 from ledgerlake.errors import BrokerError, ConsumerBusyError, LedgerlakeError, is_retryable
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
@@ -100,7 +106,12 @@ class DurableCursor:
                 session,
                 f"look for the subscription {self.name} on {self.topic_partition}",
                 lambda consumer_id, request_id: commands.subscribe_reader(
-                    self.topic_partition, self.name, consumer_id, request_id, start_after(BEFORE_ALL), False
+                    self.topic_partition,
+                    self.name,
+                    consumer_id,
+                    request_id,
+                    start_after(BEFORE_ALL),
+                    False,
                 ),
             )
         except ConsumerBusyError:
@@ -114,7 +125,9 @@ class DurableCursor:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the consumer is open, as far as is known without a request to the broker."""
+        """Return whether the consumer is open, as far as is known without a request to the
+        broker.
+        """
         if self._open is None:
             return False
         session, consumer = self._open
@@ -126,7 +139,11 @@ class DurableCursor:
         A position after the end of the topic is ignored: it belongs to an earlier topic of that
         name.
         """
-        if position.ledger_id < 0 or position.entry_id < 0 or (self._is_confirmed and position <= self._reached):
+        if (
+            position.ledger_id < 0
+            or position.entry_id < 0
+            or (self._is_confirmed and position <= self._reached)
+        ):
             return
         self._retrying(lambda: self._advance(position))
 
@@ -207,7 +224,9 @@ class DurableCursor:
         answer = session.request(
             pb.CommandAckResponse,
             f"move the subscription {self.name} of {self.topic_partition}",
-            lambda request_id: commands.acknowledge_cumulative(consumer.consumer_id, request_id, to_wire(position)),
+            lambda request_id: commands.acknowledge_cumulative(
+                consumer.consumer_id, request_id, to_wire(position)
+            ),
             consumer,
         )
         if answer.HasField("error"):
@@ -256,7 +275,8 @@ class DurableCursor:
                 if isinstance(error, ConsumerBusyError) and not is_told:
                     # A person sees nothing else meanwhile.
                     _log.warning(
-                        "another consumer holds the subscription %s of %s; waiting up to %.0f s for its end",
+                        "another consumer holds the subscription %s of %s; waiting up to %.0f s "
+                        "for its end",
                         self.name,
                         self.topic_partition,
                         busy_s,

@@ -1,5 +1,5 @@
-"""Finds the topic partitions of names that a user wrote. If a topic does not exist, the error names those
-that may have been meant.
+"""Finds the topic partitions of names that a user wrote. If a topic does not exist, the error names
+those that may have been meant.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def find_topic_partitions(cluster: Cluster, selection: TopicSelection) -> list[s
         raise with_similar(error, cluster, selection.names) from None
 
 
-def with_similar(error: TopicNotFoundError, cluster: Cluster, topics: Iterable[str]) -> TopicNotFoundError:
+def with_similar(
+    error: TopicNotFoundError, cluster: Cluster, topics: Iterable[str]
+) -> TopicNotFoundError:
     """Return the error with the names that are similar to those of missing topics.
 
     Args:
@@ -42,8 +44,8 @@ def with_similar(error: TopicNotFoundError, cluster: Cluster, topics: Iterable[s
 
 
 def _hint(cluster: Cluster, topic: str) -> str:
-    """Return the end of a sentence that names topics of the same namespace with a similar name, or says
-    that there are none; empty if the topic exists, or the broker does not tell.
+    """Return the end of a sentence that names topics of the same namespace with a similar name, or
+    says that there are none; empty if the topic exists, or the broker does not tell.
 
     Args:
         topic: a full name.
@@ -57,7 +59,9 @@ def _hint(cluster: Cluster, topic: str) -> str:
         except LedgerlakeError:
             return ""
         by_local_name = {name.rpartition("/")[2]: name for name, _ in map(split_partition, names)}
-        similar = [by_local_name[name] for name in get_close_matches(local_name, by_local_name, n=_MOST)]
+        similar = [
+            by_local_name[name] for name in get_close_matches(local_name, by_local_name, n=_MOST)
+        ]
         if similar:
             return f"; there is {', '.join(similar)}"
         return "" if names else f"; the namespace {namespace} has no topics, or does not exist"

@@ -56,7 +56,8 @@ def check_may_send(cluster: Cluster, topic: str) -> None:
             raise
         # Pulsar refuses already to describe the topic.
         raise BrokerError(
-            f"the role of the credentials may not send to {topic}, for which it needs the permission to produce ({error.message})",
+            f"the role of the credentials may not send to {topic}, for which it needs the "
+            f"permission to produce ({error.message})",
             code=error.code,
         ) from None
 
@@ -126,15 +127,17 @@ class EntryProducer:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the producer without waiting for receipts. A broker that fails to do it has lost the
-        producer already.
+        """Close the producer without waiting for receipts. A broker that fails to do it has lost
+        the producer already.
         """
         with contextlib.suppress(LedgerlakeError):
             close_producer(self._session, self._queue)
 
     @property
     def is_open(self) -> bool:
-        """Return whether the producer is open, as far as is known without a request to the broker."""
+        """Return whether the producer is open, as far as is known without a request to the
+        broker.
+        """
         return self._session.usable and not self._queue.closed
 
     def _take_receipt(self) -> pb.MessageIdData:
@@ -217,8 +220,8 @@ class NumberedProducer:
         return self._session.max_message_bytes
 
     def send(self, entry: NumberedEntry) -> None:
-        """Send an entry, perhaps together with later ones; wait while too many receipts are missing.
-        ``flush`` sends all of them.
+        """Send an entry, perhaps together with later ones; wait while too many receipts are
+        missing. ``flush`` sends all of them.
 
         Raises:
             BrokerError: an entry was refused. TransportError, DeadlineError: the connection kept
@@ -228,7 +231,10 @@ class NumberedProducer:
                 of the entry, so that the broker would drop the entire entry.
         """
         if entry.sequence_id <= self.first_known_id < entry.highest_sequence_id:
-            raise ValueError(f"the ids {entry.sequence_id} to {entry.highest_sequence_id} are in part stored already")
+            raise ValueError(
+                f"the ids {entry.sequence_id} to {entry.highest_sequence_id} are in part stored "
+                "already"
+            )
         is_alone = len(entry.entry) > self._accepted_bytes
         if is_alone:
             self.flush()
@@ -242,12 +248,12 @@ class NumberedProducer:
             self._retrying(self._take_receipt)
 
     def send_chunks(self, sequence_id: int, chunks: Callable[[], Iterable[bytes]]) -> None:
-        """Send the chunks of a large message, and wait until all are stored; after a disconnect, begin
-        again with the first.
+        """Send the chunks of a large message, and wait until all are stored; after a disconnect,
+        begin again with the first.
 
-        A broker stores the chunks before the last one again. So they are not sent if the broker knows
-        a later number: that was sent when the last chunk was stored. If it knows this number alone,
-        it may have only begun to store the last chunk.
+        A broker stores the chunks before the last one again. So they are not sent if the broker
+        knows a later number: that was sent when the last chunk was stored. If it knows this number
+        alone, it may have only begun to store the last chunk.
 
         Args:
             chunks: returns the entries of an attempt, with a new uuid.
@@ -277,8 +283,8 @@ class NumberedProducer:
             self._retrying(self._take_receipt)
 
     def stop(self) -> None:
-        """Have calls that wait for receipts end with a TransportError after the next one; called from
-        another thread.
+        """Have calls that wait for receipts end with a TransportError after the next one; called
+        from another thread.
         """
         self._is_stopped = True
 
@@ -346,8 +352,10 @@ class NumberedProducer:
         """Check that an id that the broker knew when the producer was opened is one of its own."""
         if known_id > self._sent_before_id:
             raise ProducerNameError(
-                f"another producer has used the name {self.name} on {self.topic_partition}: the broker drops messages with the "
-                f"sequence id {known_id}, which this one had not sent; look at who may write to that topic, and give this "
+                f"another producer has used the name {self.name} on {self.topic_partition}: the "
+                "broker drops messages with the "
+                f"sequence id {known_id}, which this one had not sent; look at who may write to "
+                "that topic, and give this "
                 "producer another name"
             )
 

@@ -5,9 +5,10 @@ Rules kept here:
   - After a failure that is worth a retry, the reader looks the topic up again and continues after
     the last entry.
   - Permits count messages, and producers write these counts. The broker takes a read whose counts
-    sum up to zero for sent, and sends none of its entries. So if the broker sends nothing, the caller
-    has the reader begin again. And where two entries or more are missing between two that came, they
-    are asked for one by one: a wrong count cannot hide a single one, as a transaction leaves it.
+    sum up to zero for sent, and sends none of its entries. So if the broker sends nothing, the
+    caller has the reader begin again. And where two entries or more are missing between two that
+    came, they are asked for one by one: a wrong count cannot hide a single one, as a transaction
+    leaves it.
   - Message expiry (TTL) moves the cursors of readers too, past what was not sent yet. A reader
     acknowledges nothing, so its mark-delete position says how far. If something is missing before
     that position, a new consumer reads on. A consumer passes over markers before its first entry in
@@ -68,8 +69,8 @@ _TOGETHER_MOST = 64
 _TOGETHER_BYTES = 16 * 1024 * 1024
 _AT_ONCE_S = 0.5
 
-# How long to wait for an entry that may be missing, before the one that came after it: with the first
-# consumer, and at least in all.
+# How long to wait for an entry that may be missing, before the one that came after it: with the
+# first consumer, and at least in all.
 _HIDDEN_FIRST_S = 1.0
 _HIDDEN_S = 10.0
 
@@ -83,8 +84,8 @@ _log = logging.getLogger(__name__)
 
 
 class EntryReader:
-    """A non-durable reader of one topic partition, positioned after ``after``; after ``AFTER_ALL``, it
-    gets what is stored once it is open.
+    """A non-durable reader of one topic partition, positioned after ``after``; after ``AFTER_ALL``,
+    it gets what is stored once it is open.
 
     Args:
         read_compacted: whether to read the compacted topic; None for the cluster's setting.
@@ -105,12 +106,15 @@ class EntryReader:
         self.cluster = cluster
         # Whether the broker named entries that it did not send (see ``source.read_until``).
         self.is_passed_over = False
-        self.read_compacted = cluster.settings.read_compacted if read_compacted is None else read_compacted
+        self.read_compacted = (
+            cluster.settings.read_compacted if read_compacted is None else read_compacted
+        )
         self._scan = scan
         self._permits = Permits(window)
         # What came and is not taken yet, each with whether entries before it may be hidden.
         self._ready: deque[tuple[Received, bool]] = deque()
-        # Up to which entry and how far it is known that the consumer's mark-delete position was moved.
+        # Up to which entry and how far it is known that the consumer's mark-delete position was
+        # moved.
         self._known_to = self._moved_to = BEFORE_ALL
         # The first entry that the consumer got, and whether expiry moved it past others since.
         self._first: Position | None = None
@@ -162,8 +166,8 @@ class EntryReader:
 
     @property
     def is_fresh(self) -> bool:
-        """Return whether the open consumer is so new that message expiry ran at most once for it and the
-        one before it.
+        """Return whether the open consumer is so new that message expiry ran at most once for it
+        and the one before it.
         """
         return time.monotonic() - self._opened_s < FRESH_S
 
@@ -197,8 +201,8 @@ class EntryReader:
         return self._retrying(self._last_message_once)
 
     def connected_since(self) -> str:
-        """Return when the broker opened this reader, by its clock and as it writes times; empty if it
-        does not tell.
+        """Return when the broker opened this reader, by its clock and as it writes times; empty if
+        it does not tell.
 
         Raises:
             As ``next``.
@@ -215,7 +219,11 @@ class EntryReader:
             As ``next``.
         """
         received = self.last_message()
-        return None if received is None else from_wire(received.answer.consumer_mark_delete_position).position
+        return (
+            None
+            if received is None
+            else from_wire(received.answer.consumer_mark_delete_position).position
+        )
 
     def subscribe_command(self, consumer_id: int, request_id: int) -> bytes:
         """Return the command that opens the reader on a session."""
@@ -243,8 +251,8 @@ class EntryReader:
         return end.entry_id - self.after.entry_id
 
     def grant_until(self, end: Position) -> None:
-        """Let the broker send the entries up to ``end``, each of which takes a permit at least. None
-        follows unless there were holes before: those have left permits.
+        """Let the broker send the entries up to ``end``, each of which takes a permit at least.
+        None follows unless there were holes before: those have left permits.
         """
         assert self._open is not None
         session, consumer = self._open
@@ -254,8 +262,8 @@ class EntryReader:
             grant(session, consumer, permits)
 
     def take_until(self, end: Position, deadline: float) -> EntryReceived | None:
-        """Return the entry at ``end``, after ``grant_until``; None if it does not come, and then the
-        broker may send other entries.
+        """Return the entry at ``end``, after ``grant_until``; None if it does not come, and then
+        the broker may send other entries.
 
         Raises:
             TransportError, ProtocolError: the connection failed.
@@ -279,9 +287,9 @@ class EntryReader:
         """Open a new consumer: the broker's count of its messages begins at zero.
 
         Args:
-            is_alone: whether the broker reads the next entry alone; else it reads it together with the
-                last one that came. The next entry comes in one of the two ways: its count and that of
-                an entry before it cannot sum up to zero in both.
+            is_alone: whether the broker reads the next entry alone; else it reads it together with
+                the last one that came. The next entry comes in one of the two ways: its count and
+                that of an entry before it cannot sum up to zero in both.
         """
         self.close()
         start = self.after if is_alone or self.after.entry_id < 0 else self.after.before
@@ -307,7 +315,11 @@ class EntryReader:
             self.begin_again(True)
         session, consumer = self._opened()
         if self._permits.outstanding == 0:
-            grant(session, consumer, self._permits.open(1 if self._is_alone else max(self._permits.window, 2)))
+            grant(
+                session,
+                consumer,
+                self._permits.open(1 if self._is_alone else max(self._permits.window, 2)),
+            )
         while True:
             received = take(session, consumer, deadline)
             if received is None:
@@ -325,7 +337,9 @@ class EntryReader:
             if new_entries is not None:
                 if self.read_compacted:
                     return new_entries
-                self._add_ready(new_entries, self._find_moved_to(session, consumer, new_entries), was_alone)
+                self._add_ready(
+                    new_entries, self._find_moved_to(session, consumer, new_entries), was_alone
+                )
                 return self._next_ready() if self._ready else None
 
     def _add_ready(self, received: Received, moved_to: Position, was_alone: bool) -> None:
@@ -334,7 +348,11 @@ class EntryReader:
         had_entry = self._first is not None and self._first <= moved_to < AFTER_ALL
         if had_entry and (others or (may_hide and self._first != first.position)):
             # Nobody acknowledged what the consumer got. Another one gets what this one did not.
-            _log.warning("message expiry has moved the cursor of a reader of %s to %s", self.topic_partition, moved_to)
+            _log.warning(
+                "message expiry has moved the cursor of a reader of %s to %s",
+                self.topic_partition,
+                moved_to,
+            )
             self._is_expired = True
             if not may_hide:
                 self._ready.append((first, False))
@@ -347,13 +365,18 @@ class EntryReader:
         before = self.after
         if following == before.next:
             return False
-        # Of a ledger before, it is not known where it ends, and of a topic's beginning, in which ledger it is.
-        is_long = before.ledger_id != following.ledger_id or following.entry_id - before.entry_id > HOLE_ENTRIES + 1
+        # Of a ledger before, it is not known where it ends, and of a topic's beginning, in which
+        # ledger it is.
+        is_long = (
+            before.ledger_id != following.ledger_id
+            or following.entry_id - before.entry_id > HOLE_ENTRIES + 1
+        )
         # The broker takes at least two entries for sent at once, so a wrong count hides none alone.
         if is_long and not was_alone:
             return True
         if before == BEFORE_ALL:
-            # The position is before the first ledger. If the broker does not tell, the topic begins there.
+            # The position is before the first ledger. If the broker does not tell, the topic begins
+            # there.
             return moved_to.entry_id >= 0 and moved_to != AFTER_ALL
         return moved_to > before
 
@@ -366,7 +389,9 @@ class EntryReader:
         if received.last > self._known_to:
             arrived = [received.last, *(entries.last for entries in list(consumer.entries)[-1:])]
             try:
-                request_id = session.start(partial(commands.get_last_message_id, consumer.consumer_id))
+                request_id = session.start(
+                    partial(commands.get_last_message_id, consumer.consumer_id)
+                )
                 attempt = f"tell the mark-delete position of {self.topic_partition}"
                 told = session.answer(LastMessageIdReceived, attempt, request_id, consumer)
             except LedgerlakeError:
@@ -376,8 +401,8 @@ class EntryReader:
         return self._moved_to
 
     def _next_ready(self) -> Received:
-        """Return the next of the entries that came, or one that the broker took for sent before it. Those
-        may be very many, so each is read when it is taken.
+        """Return the next of the entries that came, or one that the broker took for sent before it.
+        Those may be very many, so each is read when it is taken.
         """
         received, may_hide = self._ready[0]
         if may_hide and self.after.next != received.position:
@@ -396,7 +421,11 @@ class EntryReader:
         entry = self._certain(until)
         if entry.position >= until:
             return None
-        _log.warning("the broker did not send the entry %s of %s at first", entry.position, self.topic_partition)
+        _log.warning(
+            "the broker did not send the entry %s of %s at first",
+            entry.position,
+            self.topic_partition,
+        )
         return entry
 
     def _certain(self, until: Position) -> EntryReceived:
@@ -408,17 +437,22 @@ class EntryReader:
         give_up_s = time.monotonic() + max(self.cluster.settings.give_up_after_s, _HIDDEN_S)
         shown, wait_s = None, _HIDDEN_FIRST_S
         while time.monotonic() < give_up_s:
-            reader = _LoneReader(self.cluster, self.topic_partition, self.after, window=1, read_compacted=False)
+            reader = _LoneReader(
+                self.cluster, self.topic_partition, self.after, window=1, read_compacted=False
+            )
             with contextlib.closing(reader):
                 entry = reader.next(wait_s)
                 is_fresh = reader.is_fresh
-            if entry is not None and (not reader.may_hide or (is_fresh and entry.position == shown)):
+            if entry is not None and (
+                not reader.may_hide or (is_fresh and entry.position == shown)
+            ):
                 return entry
             shown = entry.position if entry is not None and is_fresh else None
             # Expiry may have moved it past all entries; or the broker skips very many.
             wait_s = wait_s if entry is not None else wait_s * 2
         raise DeadlineError(
-            f"the broker has an entry of {self.topic_partition} between {self.after} and {until} or none, and does not tell; "
+            f"the broker has an entry of {self.topic_partition} between {self.after} and {until} "
+            "or none, and does not tell; "
             "try again later"
         )
 
@@ -426,7 +460,11 @@ class EntryReader:
         session, consumer = self._opened()
         build = partial(commands.consumer_stats, consumer.consumer_id)
         attempt = f"tell its time for {self.topic_partition}"
-        return str(session.request(pb.CommandConsumerStatsResponse, attempt, build, consumer).connected_since)
+        return str(
+            session.request(
+                pb.CommandConsumerStatsResponse, attempt, build, consumer
+            ).connected_since
+        )
 
     def _last_message_once(self) -> LastMessageIdReceived | None:
         try:
@@ -457,7 +495,12 @@ class EntryReader:
     def _opened(self) -> tuple[Session, Consumer]:
         if self._open is None or self._open[1].closed:
             session = self.cluster.session_for(self.topic_partition)
-            self.adopt(session, subscribe(session, f"open a reader on {self.topic_partition}", self.subscribe_command))
+            self.adopt(
+                session,
+                subscribe(
+                    session, f"open a reader on {self.topic_partition}", self.subscribe_command
+                ),
+            )
         assert self._open is not None
         return self._open
 
@@ -474,7 +517,10 @@ class EntryReader:
     def _recover(self, error: LedgerlakeError) -> None:
         self.close()
         # Nobody else has the subscription of a reader, so the broker has no place for it now.
-        if not (is_retryable(error) or (isinstance(error, BrokerError) and error.code == ConsumerBusyError.code)):
+        if not (
+            is_retryable(error)
+            or (isinstance(error, BrokerError) and error.code == ConsumerBusyError.code)
+        ):
             raise error
         pause_s = self._backoff.failed(time.monotonic(), error)
         if pause_s is None:
@@ -483,8 +529,8 @@ class EntryReader:
 
 
 class _LoneReader(EntryReader):
-    """Reads one entry, which the broker reads alone; ``may_hide`` says whether expiry may have moved its
-    consumer past an entry before that one.
+    """Reads one entry, which the broker reads alone; ``may_hide`` says whether expiry may have
+    moved its consumer past an entry before that one.
     """
 
     may_hide = False
@@ -506,7 +552,10 @@ def open_together(cluster: Cluster, readers: Sequence[EntryReader]) -> None:
     requests = []
     for session, together in by_session.items():
         with contextlib.suppress(LedgerlakeError), session.together():
-            requests += [(reader, session, *start_subscribe(session, reader.subscribe_command)) for reader in together]
+            requests += [
+                (reader, session, *start_subscribe(session, reader.subscribe_command))
+                for reader in together
+            ]
     for reader, session, consumer, request_id in requests:
         with contextlib.suppress(LedgerlakeError):
             attempt = f"open a reader on {reader.topic_partition}"
@@ -522,7 +571,9 @@ class Wanted:
     entry_bytes: int
 
 
-def read_one_each(session: Session, ends: Sequence[Wanted]) -> Iterator[tuple[EntryReader, EntryReceived]]:
+def read_one_each(
+    session: Session, ends: Sequence[Wanted]
+) -> Iterator[tuple[EntryReader, EntryReceived]]:
     """Yield the entries at some positions, one of each topic partition of one broker, with few
     round trips. A reader that is not open is opened on the session; one that is reads the entries
     before that position too, which must be of the same ledger.

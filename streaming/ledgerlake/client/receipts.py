@@ -1,4 +1,6 @@
-"""Producers of a session: functions that open them, send entries, and take the broker's receipts."""
+"""Producers of a session: functions that open them, send entries, and take the broker's
+receipts.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def open_producer(
         answer = session.request(
             pb.CommandProducerSuccess,
             f"open a producer on {topic_partition}",
-            lambda request_id: commands.producer(topic_partition, receipts.producer_id, request_id, name),
+            lambda request_id: commands.producer(
+                topic_partition, receipts.producer_id, request_id, name
+            ),
         )
     except BaseException:
         session.channels.producers.pop(receipts.producer_id, None)
@@ -52,7 +56,9 @@ def send_entry(
         later: see ``Session.send``.
         more: see ``commands.send``.
     """
-    session.send(commands.send(receipts.producer_id, sequence_id, message_count, entry, **more), later=later)
+    session.send(
+        commands.send(receipts.producer_id, sequence_id, message_count, entry, **more), later=later
+    )
 
 
 def next_receipt(session: Session, receipts: Receipts, deadline: float) -> pb.MessageIdData | None:

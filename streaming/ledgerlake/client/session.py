@@ -10,9 +10,9 @@ Rules kept here:
   - A broker sends PING on an idle connection and closes it after seconds without an answer. So a
     thread answers on sessions that are not in use, and sends a PING of its own at intervals,
     because any frame keeps a connection alive.
-  - That thread closes connections without a channel that nobody has used for a while, or that are too
-    many, the least recently used first: Spark reuses its workers, and a broker may name ever other
-    addresses. Who needs one again opens it again.
+  - That thread closes connections without a channel that nobody has used for a while, or that are
+    too many, the least recently used first: Spark reuses its workers, and a broker may name ever
+    other addresses. Who needs one again opens it again.
 """
 
 from __future__ import annotations
@@ -123,7 +123,11 @@ class Session:
         return bool(self._pending_requests) or self.channels.are_open
 
     def request(
-        self, answer_type: type[Answer], attempt: str, build: Callable[[int], bytes], consumer: Consumer | None = None
+        self,
+        answer_type: type[Answer],
+        attempt: str,
+        build: Callable[[int], bytes],
+        consumer: Consumer | None = None,
     ) -> Answer:
         """Send one command and wait for its answer.
 
@@ -154,7 +158,11 @@ class Session:
             return request_id
 
     def answer(
-        self, answer_type: type[Answer], attempt: str, request_id: int, consumer: Consumer | None = None
+        self,
+        answer_type: type[Answer],
+        attempt: str,
+        request_id: int,
+        consumer: Consumer | None = None,
     ) -> Answer:
         """Wait for the answer to a command that ``start`` has sent.
 
@@ -175,7 +183,10 @@ class Session:
             raise refused(attempt, answer.error, answer.message)
         if not isinstance(answer, answer_type):
             raise self._fail(
-                ProtocolError(f"the broker answered with {type(answer).__name__} instead of {answer_type.__name__}")
+                ProtocolError(
+                    f"the broker answered with {type(answer).__name__} instead of "
+                    f"{answer_type.__name__}"
+                )
             )
         return answer
 
@@ -183,8 +194,8 @@ class Session:
         """Send a frame without waiting for an answer.
 
         Args:
-            later: send it with the frames that follow, since each write costs more than a small frame:
-                when there are ``_WRITE_BYTES`` of them, or before anything is waited for.
+            later: send it with the frames that follow, since each write costs more than a small
+                frame: when there are ``_WRITE_BYTES`` of them, or before anything is waited for.
 
         Raises:
             TransportError, DeadlineError: the connection failed.
@@ -194,7 +205,9 @@ class Session:
                 raise self._failure
             try:
                 self._connection.send(frame)
-                if not self._holds_back and not (later and self._connection.unsent_bytes < _WRITE_BYTES):
+                if not self._holds_back and not (
+                    later and self._connection.unsent_bytes < _WRITE_BYTES
+                ):
                     self._flush()
             except LedgerlakeError as error:
                 raise self._fail(error) from None
@@ -310,13 +323,15 @@ class Session:
             event = self._next_greeting(deadline)
         except ProtocolError:
             raise ProtocolError(
-                f"the peer at {self.url} does not speak Pulsar's binary protocol; check the port{self._tls_hint}"
+                f"the peer at {self.url} does not speak Pulsar's binary protocol; check the "
+                f"port{self._tls_hint}"
             ) from None
         except DeadlineError:
             raise
         except TransportError as failure:
             raise TransportError(
-                f"{failure.message} before it answered; try again, and check the port{self._tls_hint}"
+                f"{failure.message} before it answered; try again, and check the "
+                f"port{self._tls_hint}"
             ) from None
         if isinstance(event, pb.CommandError):
             error = refused(f"let us connect at {self.url}", event.error, event.message)
@@ -324,12 +339,14 @@ class Session:
                 if self._authentication.forget():
                     raise TransportError(f"{error.message}; the issuer is asked for another token")
                 raise BrokerError(
-                    error.message + hint(self._authentication, self._credentials.last, time.time()), code=error.code
+                    error.message + hint(self._authentication, self._credentials.last, time.time()),
+                    code=error.code,
                 )
             raise error
         if not isinstance(event, pb.CommandConnected):
             raise ProtocolError(
-                f"the peer at {self.url} answered CONNECT with {type(event).__name__}; is it a Pulsar broker?"
+                f"the peer at {self.url} answered CONNECT with {type(event).__name__}; is it a "
+                "Pulsar broker?"
             )
         self._can_watch = event.feature_flags.supports_topic_watchers
         self.max_message_bytes = limits.message_limit_bytes(event.max_message_size)
@@ -349,7 +366,11 @@ class Session:
     @property
     def _tls_hint(self) -> str:
         """Return what to do if the port is the one for TLS, as the end of a sentence."""
-        return "" if self.url.startswith("pulsar+ssl") else ", and write pulsar+ssl:// for a port with TLS"
+        return (
+            ""
+            if self.url.startswith("pulsar+ssl")
+            else ", and write pulsar+ssl:// for a port with TLS"
+        )
 
     def _answer_challenge(self) -> None:
         """Send the credentials again, because they are about to expire.
@@ -362,13 +383,19 @@ class Session:
                 f"the broker at {self.url} asks who we are, and no authentication is configured",
                 code="AuthenticationError",
             )
-        self.send(commands.auth_response(CLIENT_VERSION, self._authentication.method, self._credentials.next()))
+        self.send(
+            commands.auth_response(
+                CLIENT_VERSION, self._authentication.method, self._credentials.next()
+            )
+        )
 
     def _wait(self, deadline: float, attempt: str) -> None:
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
             raise self._fail(
-                DeadlineError(f"the broker at {self.url} did not {attempt} in {self.request_timeout_s:g} s")
+                DeadlineError(
+                    f"the broker at {self.url} did not {attempt} in {self.request_timeout_s:g} s"
+                )
             )
         self._pump(remaining_s)
 
@@ -378,7 +405,8 @@ class Session:
         data = self._transport.receive(remaining_s) if remaining_s > 0 else None
         if data is None:
             raise DeadlineError(
-                f"the broker at {self.url} did not {attempt} in {self.request_timeout_s:g} s; check the port and the network"
+                f"the broker at {self.url} did not {attempt} in {self.request_timeout_s:g} s; "
+                "check the port and the network"
             )
         self._connection.receive_data(data)
 

@@ -15,8 +15,8 @@ from ledgerlake.errors import UsageError
 
 _FULL = re.compile(r"persistent://([^/\s]+)/([^/\s]+)/(\S+)")
 _NOT_STORED = "non-persistent://"
-# As Pulsar reads names: ``orders-partition-3`` belongs to ``orders``, whether that has partitions or
-# not, up to the largest number of Java's int. ``orders-partition-00`` is a topic of its own.
+# As Pulsar reads names: ``orders-partition-3`` belongs to ``orders``, whether that has partitions
+# or not, up to the largest number of Java's int. ``orders-partition-00`` is a topic of its own.
 _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,9})")
 _LARGEST_PARTITION = 2**31 - 1
 
@@ -47,7 +47,9 @@ class TopicSelection:
         """Return whether a topic partition is selected."""
         if self.pattern is None:
             return not {topic_partition, split_partition(topic_partition)[0]}.isdisjoint(self.names)
-        return topic_partition.rpartition("/")[0] == self.pattern.rpartition("/")[0] and self.matches(topic_partition)
+        return topic_partition.rpartition("/")[0] == self.pattern.rpartition("/")[
+            0
+        ] and self.matches(topic_partition)
 
     def overlaps(self, topic: str) -> bool:
         """Return whether the topic of a name, or a topic partition of it, is selected."""
@@ -79,11 +81,18 @@ def full_pattern(pattern: str) -> str:
     text = pattern.strip()
     _check_is_stored(text)
     if "://" not in text:
-        text = f"persistent://{text}" if text.count("/") == 2 else f"persistent://public/default/{text}"
+        text = (
+            f"persistent://{text}"
+            if text.count("/") == 2
+            else f"persistent://public/default/{text}"
+        )
     try:
         matched = _FULL.fullmatch(text)
         if matched is None or "/" in matched.group(3):
-            raise UsageError(f"'{pattern}' is no pattern of topics; write persistent://tenant/namespace/orders-.*")
+            raise UsageError(
+                f"'{pattern}' is no pattern of topics; write "
+                "persistent://tenant/namespace/orders-.*"
+            )
         re.compile(matched.group(3))
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(f"the pattern '{pattern}' is no regular expression: {error}") from None
@@ -106,7 +115,8 @@ def full_name(topic: str) -> str:
             name = f"persistent://{name}"
     if not _FULL.fullmatch(name):
         raise UsageError(
-            f"'{topic}' is not a topic name; write orders, tenant/namespace/orders or persistent://tenant/namespace/orders"
+            f"'{topic}' is not a topic name; write orders, tenant/namespace/orders or "
+            "persistent://tenant/namespace/orders"
         )
     return name
 
@@ -114,7 +124,8 @@ def full_name(topic: str) -> str:
 def _check_is_stored(name: str) -> None:
     if name.startswith(_NOT_STORED):
         raise UsageError(
-            f"'{name}' is a topic of which brokers store nothing: there is nothing to read again and no position in it; "
+            f"'{name}' is a topic of which brokers store nothing: there is nothing to read again "
+            "and no position in it; "
             "name a persistent:// topic"
         )
 
@@ -139,8 +150,8 @@ def split_partition(name: str) -> tuple[str, int]:
 
 
 def folder_name(name: str) -> str:
-    """Return the name of a topic, or a part of it, as the name of a folder that every file system and
-    object store takes. Two names never have the same folder.
+    """Return the name of a topic, or a part of it, as the name of a folder that every file system
+    and object store takes. Two names never have the same folder.
 
     Other characters than letters, digits and ``. _ + -`` are written ``=3A``, by their bytes. So is
     the first character if it is ``.`` or ``_``, since such a folder is hidden, or Delta's. A long

@@ -65,14 +65,19 @@ def parse_service_url(url: str) -> list[Address]:
         # The part before the sign may contain a password, so the error does not show it.
         if "@" in url:
             raise UsageError(
-                "a service url holds no user and no password; give them as the authentication's parameters"
+                "a service url holds no user and no password; give them as the authentication's "
+                "parameters"
             )
-        raise UsageError(f"'{url}' is not a service url; write pulsar://host:6650 or pulsar+ssl://host:6651")
+        raise UsageError(
+            f"'{url}' is not a service url; write pulsar://host:6650 or pulsar+ssl://host:6651"
+        )
     scheme = matched.group(1)
     addresses = []
     for host_and_port in matched.group(2).split(","):
         host, port = re.fullmatch(r"(.+?)(?::(\d+))?", host_and_port).groups()  # type: ignore[union-attr]
-        addresses.append(Address(host.strip("[]").lower(), int(port or _PORTS[scheme]), scheme == "pulsar+ssl"))
+        addresses.append(
+            Address(host.strip("[]").lower(), int(port or _PORTS[scheme]), scheme == "pulsar+ssl")
+        )
     if any(address.port > 65535 for address in addresses):
         raise UsageError(f"'{url}' has a port above 65535")
     return addresses
@@ -90,17 +95,22 @@ class Transport:
             self._socket = socket.create_connection((host, port), timeout=connect_timeout_s)
         except socket.gaierror as error:
             raise TransportError(
-                f"the broker's host name in {url} does not resolve ({error.strerror}); check the service url"
+                f"the broker's host name in {url} does not resolve ({error.strerror}); check the "
+                "service url"
             ) from None
         except TimeoutError:
             raise TransportError(
-                f"no broker answered at {url} in {connect_timeout_s:g} s; check the address and the firewall"
+                f"no broker answered at {url} in {connect_timeout_s:g} s; check the address and "
+                "the firewall"
             ) from None
         except UnicodeError:
-            raise TransportError(f"the address {url} has a host name that there cannot be; correct it") from None
+            raise TransportError(
+                f"the address {url} has a host name that there cannot be; correct it"
+            ) from None
         except OSError as error:
             raise TransportError(
-                f"no broker listens at {url} ({error.strerror or error}); start it or correct the service url"
+                f"no broker listens at {url} ({error.strerror or error}); start it or correct the "
+                "service url"
             ) from None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if address.is_tls:
@@ -114,7 +124,9 @@ class Transport:
                 self._socket.settimeout(timeout_s)
                 self._socket.sendall(data)
         except TimeoutError:
-            raise DeadlineError(f"the broker at {self.url} accepted no bytes for {timeout_s:g} s") from None
+            raise DeadlineError(
+                f"the broker at {self.url} accepted no bytes for {timeout_s:g} s"
+            ) from None
         except OSError as error:
             raise TransportError(
                 f"the connection to {self.url} broke while sending ({error.strerror or error})"
@@ -157,13 +169,16 @@ def _in_tls(connected: socket.socket, address: Address, tls: TlsSettings) -> ssl
         connected.close()
         is_of_clock = "expired" in error.verify_message or "not yet valid" in error.verify_message
         raise SetupError(
-            f"the certificate of {address.url} is not accepted: {error.verify_message}; check tlsTrustCertsFilePath "
-            f"([tls] ca_file) and the host name{', and the clock of this machine' if is_of_clock else ''}"
+            f"the certificate of {address.url} is not accepted: {error.verify_message}; check "
+            "tlsTrustCertsFilePath "
+            "([tls] ca_file) and the host "
+            f"name{', and the clock of this machine' if is_of_clock else ''}"
         ) from None
     except OSError as error:
         connected.close()
         raise TransportError(
-            f"no TLS connection to {address.url} ({error.strerror or error}); check that the port is the one for TLS"
+            f"no TLS connection to {address.url} ({error.strerror or error}); check that the port "
+            "is the one for TLS"
         ) from None
 
 
@@ -174,7 +189,9 @@ def _context(tls: TlsSettings) -> ssl.SSLContext:
             context.load_cert_chain(tls.cert_file, tls.key_file)
     except (OSError, ssl.SSLError) as error:
         files = ", ".join(file for file in (tls.ca_file, tls.cert_file, tls.key_file) if file)
-        raise SetupError(f"the TLS files {files} cannot be used ({error}); check their paths and contents") from None
+        raise SetupError(
+            f"the TLS files {files} cannot be used ({error}); check their paths and contents"
+        ) from None
     context.check_hostname = tls.checks_hostname and not tls.allows_insecure
     if tls.allows_insecure:
         context.verify_mode = ssl.CERT_NONE

@@ -25,11 +25,11 @@ VERSION = 1
 class Bucket:
     """A stored bucket of the delayed index.
 
-    ``first`` and ``last`` are the least and greatest position in it. ``waiting`` counts the messages
-    that have not left. ``segment`` (from 1) and ``offset`` give the next message, due at
-    ``next_ms``; the last one is due at ``last_ms``. A bucket that is not ``sealed`` is
-    mutable: it may be merged with its neighbours. No message that waits and whose bytes are
-    not in it stands before ``reread_from``; None if it has those of all.
+    ``first`` and ``last`` are the least and greatest position in it. ``waiting`` counts the
+    messages that have not left. ``segment`` (from 1) and ``offset`` give the next message, due at
+    ``next_ms``; the last one is due at ``last_ms``. A bucket that is not ``sealed`` is mutable: it
+    may be merged with its neighbours. No message that waits and whose bytes are not in it stands
+    before ``reread_from``; None if it has those of all.
     """
 
     bucket_id: int
@@ -90,7 +90,10 @@ def _record(fields: dict[str, Any]) -> Record:
     record: Record = stored(Record, fields)
     ids = [bucket.bucket_id for bucket in record.buckets]
     reached = {bucket.bucket_id: bucket.segment for bucket in record.buckets}
-    are_finished = all(1 <= part.first < part.end <= reached.get(part.bucket_id, part.end) for part in record.finished)
+    are_finished = all(
+        1 <= part.first < part.end <= reached.get(part.bucket_id, part.end)
+        for part in record.finished
+    )
     if len(set(ids)) != len(ids) or not all(map(_is_sound, record.buckets)) or not are_finished:
         raise ValueError("its buckets contradict themselves")
     return record
@@ -98,7 +101,11 @@ def _record(fields: dict[str, Any]) -> Record:
 
 def _is_sound(bucket: Bucket) -> bool:
     is_used_up = not bucket.waiting and bucket.segment == bucket.segments + 1
-    return bucket.waiting >= 0 and bucket.offset >= 0 and (1 <= bucket.segment <= bucket.segments or is_used_up)
+    return (
+        bucket.waiting >= 0
+        and bucket.offset >= 0
+        and (1 <= bucket.segment <= bucket.segments or is_used_up)
+    )
 
 
 def smallest_neighbours(buckets: Sequence[Bucket]) -> int:

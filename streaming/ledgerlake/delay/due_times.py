@@ -2,9 +2,9 @@
 precise.
 
 Spans are stretches of the clock that do not overlap. They have a second each for at least a minute
-after the first message, a minute for two hours, an hour for eight days, a day for 400 days, 100 days
-for a century, and a hundred times as much beyond. Each length goes on until a span of the next one
-can begin.
+after the first message, a minute for two hours, an hour for eight days, a day for 400 days, 100
+days for a century, and a hundred times as much beyond. Each length goes on until a span of the next
+one can begin.
 
 In a bucket of many segments, the times of single messages are not at hand, and in one of few, those
 of the messages within a part of a segment. Such messages are taken for evenly spread between the
@@ -37,8 +37,9 @@ _SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 _LENGTHS_MS = (_SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS, 100 * _DAY_MS, 36_500 * _DAY_MS)
 _REACHES_MS = (_MINUTE_MS, 2 * _HOUR_MS, 8 * _DAY_MS, 400 * _DAY_MS, 36_500 * _DAY_MS)
 
-# The messages of a bucket with so many segments are read to count them by when they are due, since the
-# first message of a segment says little about the others. A bucket with more is a matter of percents.
+# The messages of a bucket with so many segments are read to count them by when they are due, since
+# the first message of a segment says little about the others. A bucket with more is a matter of
+# percents.
 FEW_SEGMENTS = 4
 MOST_PARTS = 256
 
@@ -79,7 +80,9 @@ class DueTimes:
     @classmethod
     def of(cls, segments: Sequence[SegmentMetadata]) -> DueTimes:
         """Return the due times of segments, each as one part."""
-        columns = zip(*((segment.min_ms, segment.max_ms, segment.count) for segment in segments), strict=True)
+        columns = zip(
+            *((segment.min_ms, segment.max_ms, segment.count) for segment in segments), strict=True
+        )
         return cls(*(np.array(column, np.int64) for column in columns))
 
     @classmethod
@@ -106,20 +109,26 @@ class DueTimes:
 
 
 def due_times(bucket: Bucket, get_segment: Callable[[int, int], bytes]) -> DueTimes:
-    """Return when the messages of a bucket are due, at least of the segments with messages that wait.
+    """Return when the messages of a bucket are due, at least of the segments with messages that
+    wait.
 
     Args:
-        get_segment: as ``delay.storage.SnapshotStorage.get_segment``; asked for what ``needed`` says.
+        get_segment: as ``delay.storage.SnapshotStorage.get_segment``; asked for what ``needed``
+            says.
     """
     snapshots = [get_segment(bucket.bucket_id, number) for number in needed(bucket)]
     if bucket.segments > FEW_SEGMENTS:
         return DueTimes.of(metadata_from_bytes(snapshots[0]))
-    return DueTimes.of_messages(np.concatenate([segment_from_bytes(data).column(0).to_numpy() for data in snapshots]))
+    return DueTimes.of_messages(
+        np.concatenate([segment_from_bytes(data).column(0).to_numpy() for data in snapshots])
+    )
 
 
 def needed(bucket: Bucket) -> Sequence[int]:
     """Return the numbers of the snapshots that ``due_times`` reads."""
-    return [METADATA] if bucket.segments > FEW_SEGMENTS else range(bucket.segment, bucket.segments + 1)
+    return (
+        [METADATA] if bucket.segments > FEW_SEGMENTS else range(bucket.segment, bucket.segments + 1)
+    )
 
 
 def due_spans(times: Sequence[DueTimes]) -> list[DueSpan]:
@@ -133,7 +142,8 @@ def due_spans(times: Sequence[DueTimes]) -> list[DueSpan]:
     is_spread = (counts > 1) & (grid.begins_ms(first_ms) != grid.begins_ms(last_ms))
     spread = _spread(first_ms[is_spread], last_ms[is_spread], counts[is_spread])
     first_ms, counts = (
-        np.append(column[~is_spread], more) for column, more in zip((first_ms, counts), spread, strict=True)
+        np.append(column[~is_spread], more)
+        for column, more in zip((first_ms, counts), spread, strict=True)
     )
     is_estimate = np.arange(len(first_ms)) >= np.count_nonzero(~is_spread)
     return grid.spans(first_ms, counts, is_estimate)
@@ -163,15 +173,18 @@ def first_due_ms(due_spans: dict[str, list[DueSpan]]) -> dict[str, int | None]:
 
 
 class _Grid:
-    """Where spans begin and how long they are, if the first message is due at ``first_ms`` and no span is
-    shorter than ``shortest_ms``.
+    """Where spans begin and how long they are, if the first message is due at ``first_ms`` and no
+    span is shorter than ``shortest_ms``.
     """
 
     def __init__(self, first_ms: int, shortest_ms: int) -> None:
         self._lengths_ms = np.maximum(_LENGTHS_MS, shortest_ms)
         ends_ms = [first_ms + reach_ms for reach_ms in _REACHES_MS]
         self._limits_ms = np.array(
-            [-(-end_ms // length_ms) * length_ms for end_ms, length_ms in zip(ends_ms, _LENGTHS_MS[1:], strict=True)]
+            [
+                -(-end_ms // length_ms) * length_ms
+                for end_ms, length_ms in zip(ends_ms, _LENGTHS_MS[1:], strict=True)
+            ]
         )
 
     def begins_ms(self, times_ms: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -192,10 +205,15 @@ class _Grid:
             np.add.reduceat(counts, firsts),
             np.logical_or.reduceat(is_estimate, firsts),
         )
-        return [DueSpan(*numbers) for numbers in zip(*(column.tolist() for column in columns), strict=True)]
+        return [
+            DueSpan(*numbers)
+            for numbers in zip(*(column.tolist() for column in columns), strict=True)
+        ]
 
     def _lengths_of(self, times_ms: NDArray[np.int64]) -> NDArray[np.int64]:
-        lengths_ms: NDArray[np.int64] = self._lengths_ms[np.searchsorted(self._limits_ms, times_ms, side="right")]
+        lengths_ms: NDArray[np.int64] = self._lengths_ms[
+            np.searchsorted(self._limits_ms, times_ms, side="right")
+        ]
         return lengths_ms
 
 

@@ -31,7 +31,12 @@ SEGMENT_BYTES = 256 * 1024
 # One row is one delayed message: when it is due, its position, and its entry with the frame that it
 # came in. The frame is null if the bytes are elsewhere, or only the topic has them.
 INDEX_SCHEMA = pa.schema(
-    [("time_ms", pa.int64()), ("ledger_id", pa.int64()), ("entry_id", pa.int64()), ("frame", pa.binary())]
+    [
+        ("time_ms", pa.int64()),
+        ("ledger_id", pa.int64()),
+        ("entry_id", pa.int64()),
+        ("frame", pa.binary()),
+    ]
 )
 
 Key = tuple[int, int, int]
@@ -41,17 +46,23 @@ def index_rows(keys: Sequence[Key], frames: Sequence[bytes | None] | None = None
     """Return rows of ``INDEX_SCHEMA`` from single messages."""
     columns = zip(*keys, strict=True) if keys else ((), (), ())
     key_arrays = [pa.array(column, pa.int64()) for column in columns]
-    frame_array = pa.array(frames, pa.binary()) if frames is not None else pa.nulls(len(keys), pa.binary())
+    frame_array = (
+        pa.array(frames, pa.binary()) if frames is not None else pa.nulls(len(keys), pa.binary())
+    )
     return pa.RecordBatch.from_arrays([*key_arrays, frame_array], schema=INDEX_SCHEMA)
 
 
-def key_columns(batch: pa.RecordBatch) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def key_columns(
+    batch: pa.RecordBatch,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return time, ledger and entry of each row."""
     time_ms, ledger_id, entry_id = (batch.column(number).to_numpy() for number in range(3))
     return time_ms, ledger_id, entry_id
 
 
-def are_until(ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64], last: Position) -> NDArray[np.bool_]:
+def are_until(
+    ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64], last: Position
+) -> NDArray[np.bool_]:
     """Return which messages stand at a position or before it."""
     result: NDArray[np.bool_] = (ledger_ids < last.ledger_id) | (
         (ledger_ids == last.ledger_id) & (entry_ids <= last.entry_id)
@@ -97,14 +108,18 @@ def cut_segments(
         if batch.num_rows == 0:
             continue
         buffer = batch if buffer is None else sort_rows([buffer, batch])
-        while (end := _segment_end(buffer, time_step_ms, max_indexes, min_indexes)) < buffer.num_rows:
+        while (
+            end := _segment_end(buffer, time_step_ms, max_indexes, min_indexes)
+        ) < buffer.num_rows:
             yield buffer.slice(0, end)
             buffer = buffer.slice(end)
     if buffer is not None:
         yield buffer
 
 
-def _segment_end(batch: pa.RecordBatch, time_step_ms: int, max_indexes: int, min_indexes: int) -> int:
+def _segment_end(
+    batch: pa.RecordBatch, time_step_ms: int, max_indexes: int, min_indexes: int
+) -> int:
     head = batch.slice(0, max_indexes)
     time_ms = head.column(0).to_numpy()
     by_time = max(min_indexes, int(np.searchsorted(time_ms, time_ms[0] + time_step_ms, "left")))
@@ -115,13 +130,15 @@ def _segment_end(batch: pa.RecordBatch, time_step_ms: int, max_indexes: int, min
 def frame_sizes(batch: pa.RecordBatch) -> NDArray[np.int64]:
     """Return the bytes of each frame, 0 if there is none."""
     frames = batch.column(3)
-    offsets = np.frombuffer(frames.buffers()[1], dtype=np.int32)[frames.offset : frames.offset + len(frames) + 1]
+    offsets = np.frombuffer(frames.buffers()[1], dtype=np.int32)[
+        frames.offset : frames.offset + len(frames) + 1
+    ]
     sizes = np.diff(offsets).astype(np.int64)
     return np.where(frames.is_valid().to_numpy(zero_copy_only=False), sizes, 0)
 
 
 def shared_queue(sources: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """Yield the delayed messages of several sources in order. The messages of each source must be in
-    order, and no batch empty.
+    """Yield the delayed messages of several sources in order. The messages of each source must be
+    in order, and no batch empty.
     """
     return merge_sorted(sources, key_columns, pa.RecordBatch.slice, sort_rows)

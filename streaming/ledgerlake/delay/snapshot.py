@@ -45,7 +45,9 @@ def describe_segment(segment: pa.RecordBatch) -> SegmentMetadata:
     """Return the metadata of a segment, which must be in order and not empty."""
     time_ms, ledger_id, entry_id = key_columns(segment)
     ledgers = np.unique(ledger_id).tolist()
-    entries = {ledger: BitMap(entry_id[ledger_id == ledger].astype(np.uint32)) for ledger in ledgers}
+    entries = {
+        ledger: BitMap(entry_id[ledger_id == ledger].astype(np.uint32)) for ledger in ledgers
+    }
     return SegmentMetadata(int(time_ms[0]), int(time_ms[-1]), entries)
 
 
@@ -67,19 +69,25 @@ def metadata_from_bytes(data: bytes) -> list[SegmentMetadata]:
         _check_complete(metadata)
         return [_from_pb(segment) for segment in metadata.metadata_list]
     except (DecodeError, ValueError, IndexError) as error:
-        raise OffsetError(f"a snapshot of delayed messages is damaged ({error}); restore the checkpoint") from None
+        raise OffsetError(
+            f"a snapshot of delayed messages is damaged ({error}); restore the checkpoint"
+        ) from None
 
 
 def segment_to_bytes(segment: pa.RecordBatch) -> bytes:
     """Return a segment, rows of ``INDEX_SCHEMA``, as bytes."""
     message = pb.SnapshotSegment()
     add = message.indexes.add
-    for time_ms, ledger_id, entry_id in zip(*(column.tolist() for column in key_columns(segment)), strict=True):
+    for time_ms, ledger_id, entry_id in zip(
+        *(column.tolist() for column in key_columns(segment)), strict=True
+    ):
         add(timestamp=time_ms, ledger_id=ledger_id, entry_id=entry_id)
     sizes = frame_sizes(segment)
     if sizes.any():
         message.frame_sizes.extend(sizes.tolist())
-        message.frames = b"".join(frame for frame in segment.column(3).to_pylist() if frame is not None)
+        message.frames = b"".join(
+            frame for frame in segment.column(3).to_pylist() if frame is not None
+        )
     return message.SerializeToString()
 
 
@@ -97,7 +105,9 @@ def segment_from_bytes(data: bytes) -> pa.RecordBatch:
             raise ValueError("its messages are not in order")
         return index_rows(keys).set_column(3, "frame", _frames(message, len(keys)))
     except (DecodeError, ValueError, OverflowError, pa.ArrowInvalid) as error:
-        raise OffsetError(f"a segment of delayed messages is damaged ({error}); restore the checkpoint") from None
+        raise OffsetError(
+            f"a segment of delayed messages is damaged ({error}); restore the checkpoint"
+        ) from None
 
 
 def _frames(message: pb.SnapshotSegment, count: int) -> pa.Array:
@@ -109,7 +119,9 @@ def _frames(message: pb.SnapshotSegment, count: int) -> pa.Array:
     offsets = np.zeros(count + 1, dtype=np.int32)
     np.cumsum(sizes, out=offsets[1:])
     validity = None if sizes.all() else pa.py_buffer(np.packbits(sizes > 0, bitorder="little"))
-    return pa.Array.from_buffers(pa.binary(), count, [validity, pa.py_buffer(offsets), pa.py_buffer(message.frames)])
+    return pa.Array.from_buffers(
+        pa.binary(), count, [validity, pa.py_buffer(offsets), pa.py_buffer(message.frames)]
+    )
 
 
 def _check_complete(message: pb.SnapshotMetadata | pb.SnapshotSegment) -> None:
@@ -121,12 +133,17 @@ def _check_complete(message: pb.SnapshotMetadata | pb.SnapshotSegment) -> None:
 def _to_pb(segment: SegmentMetadata) -> pb.SnapshotSegmentMetadata:
     bitmaps = {ledger_id: _packed(entries) for ledger_id, entries in segment.entries.items()}
     return pb.SnapshotSegmentMetadata(
-        delayed_index_bit_map=bitmaps, max_schedule_timestamp=segment.max_ms, min_schedule_timestamp=segment.min_ms
+        delayed_index_bit_map=bitmaps,
+        max_schedule_timestamp=segment.max_ms,
+        min_schedule_timestamp=segment.min_ms,
     )
 
 
 def _from_pb(segment: pb.SnapshotSegmentMetadata) -> SegmentMetadata:
-    entries = {ledger_id: BitMap.deserialize(bitmap) for ledger_id, bitmap in segment.delayed_index_bit_map.items()}
+    entries = {
+        ledger_id: BitMap.deserialize(bitmap)
+        for ledger_id, bitmap in segment.delayed_index_bit_map.items()
+    }
     return SegmentMetadata(segment.min_schedule_timestamp, segment.max_schedule_timestamp, entries)
 
 

@@ -40,8 +40,8 @@ class SnapshotStorage(Protocol):
         """
 
     def delete_segments(self, segments: SegmentRange) -> None:
-        """Remove the first segments of a bucket, at once or later. Those before them were deleted, and
-        so may some of these be.
+        """Remove the first segments of a bucket, at once or later. Those before them were deleted,
+        and so may some of these be.
         """
 
     def delete_bucket(self, bucket_id: int) -> None:
@@ -50,5 +50,6 @@ class SnapshotStorage(Protocol):
 
 def missing(bucket_id: int, number: int) -> OffsetError:
     return OffsetError(
-        f"bucket {bucket_id} of delayed messages lacks its value {number}; restore the checkpoint and what belongs to it"
+        f"bucket {bucket_id} of delayed messages lacks its value {number}; restore the checkpoint "
+        "and what belongs to it"
     )

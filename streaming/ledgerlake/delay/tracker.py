@@ -1,21 +1,23 @@
 """The delayed message tracker: the delayed messages of one topic partition, until they are due
 (PIP-195).
 
-    added        to the mutable buckets: fresh messages in memory, and a stored bucket for each micro-batch, of which those
-                 of similar size are merged
-    sealed       if a message of a later ledger range comes and the mutable buckets have enough messages: they become one
-                 immutable bucket of segments
-    merged       if there are too many immutable buckets: those two neighbours that have the fewest messages
-    taken        from all buckets in the order of (time, ledger, entry), with one segment of each in memory
+    added        to the mutable buckets: fresh messages in memory, and a stored bucket for each
+                 micro-batch, of which those of similar size are merged
+    sealed       if a message of a later ledger range comes and the mutable buckets have enough
+                 messages: they become one immutable bucket of segments
+    merged       if there are too many immutable buckets: those two neighbours that have the fewest
+                 messages
+    taken        from all buckets in the order of (time, ledger, entry), with one segment of each in
+                 memory
     deleted      segments when their last message was taken, and buckets with their last segment
 
 Rules kept here:
-  - All messages that are due by the time that the caller gives are taken, or exactly the first of them
-    up to the caller's limit, and none that is due later. Neither how messages were added nor how
-    buckets store them decides which ones these are.
-  - Stored segments never change. ``save`` returns the record of the buckets in use. Until the caller
-    has stored it, no bucket or segment that an older record uses is deleted. After a failure, the index is
-    opened again from the last saved record.
+  - All messages that are due by the time that the caller gives are taken, or exactly the first of
+    them up to the caller's limit, and none that is due later. Neither how messages were added nor
+    how buckets store them decides which ones these are.
+  - Stored segments never change. ``save`` returns the record of the buckets in use. Until the
+    caller has stored it, no bucket or segment that an older record uses is deleted. After a
+    failure, the index is opened again from the last saved record.
   - A message that was added before is not added again (by the bitmaps of the buckets in the last
     record).
   - If the mutable buckets grow to many times the least size, they are sealed within a ledger range;
@@ -101,7 +103,9 @@ class DelayedTracker:
     afterwards.
     """
 
-    def __init__(self, storage: SnapshotStorage, settings: DelaySettings, record: Record | None = None) -> None:
+    def __init__(
+        self, storage: SnapshotStorage, settings: DelaySettings, record: Record | None = None
+    ) -> None:
         record = record or Record()
         self._storage = storage
         self._settings = settings
@@ -143,14 +147,17 @@ class DelayedTracker:
     def last_due_ms(self) -> int | None:
         """Return when the last message is due; None if no message is delayed."""
         times_ms = [bucket.last_ms for bucket in self._buckets if bucket.waiting]
-        return max(times_ms + [pc.max(batch.column(0)).as_py() for batch in self._fresh.batches], default=None)
+        return max(
+            times_ms + [pc.max(batch.column(0)).as_py() for batch in self._fresh.batches],
+            default=None,
+        )
 
     def due_spans(self, known: dict[int, DueTimes]) -> list[DueSpan]:
         """Return how many messages are due when; for after ``save``.
 
         Args:
-            known: the times of buckets, so that each bucket is read once. Those that are missing are
-                added.
+            known: the times of buckets, so that each bucket is read once. Those that are missing
+                are added.
         """
         buckets = [bucket for bucket in self._buckets if bucket.waiting]
         for bucket in buckets:
@@ -159,26 +166,31 @@ class DelayedTracker:
             if times is None or times.count < bucket.waiting:
                 written = self._due_times.get(bucket.bucket_id)
                 known[bucket.bucket_id] = written or due_times(bucket, self._storage.get_segment)
-        return due_spans([known[bucket.bucket_id].of_last(bucket.waiting, bucket.next_ms) for bucket in buckets])
+        return due_spans(
+            [known[bucket.bucket_id].of_last(bucket.waiting, bucket.next_ms) for bucket in buckets]
+        )
 
     @property
     def reread_from(self) -> Position | None:
-        """Return a position before which the bytes of all delayed messages are here; None if the bytes
-        of all are; for after ``save``.
+        """Return a position before which the bytes of all delayed messages are here; None if the
+        bytes of all are; for after ``save``.
         """
         positions = (bucket.reread_from for bucket in self._buckets if bucket.waiting)
         return min((position for position in positions if position is not None), default=None)
 
     def move_reread_from(self) -> None:
-        """Let the ``reread_from`` of buckets pass what was taken; for before ``save``. It may stay before a
-        message whose bytes are in its bucket.
+        """Let the ``reread_from`` of buckets pass what was taken; for before ``save``. It may stay
+        before a message whose bytes are in its bucket.
         """
         saved = set(self._saved_buckets)
-        self._buckets = [bucket if bucket in saved else self._with_reread_from(bucket) for bucket in self._buckets]
+        self._buckets = [
+            bucket if bucket in saved else self._with_reread_from(bucket)
+            for bucket in self._buckets
+        ]
 
     def _with_reread_from(self, bucket: Bucket) -> Bucket:
-        """Return a bucket with its ``reread_from`` moved. Its metadata is read only if its first unfinished
-        segment lacks that message.
+        """Return a bucket with its ``reread_from`` moved. Its metadata is read only if its first
+        unfinished segment lacks that message.
         """
         if bucket.reread_from is None or not bucket.waiting:
             return bucket
@@ -186,13 +198,17 @@ class DelayedTracker:
         without_bytes = rows.filter(rows.column(3).is_null())
         positions = [_extent(without_bytes)[0]] if without_bytes.num_rows else []
         if bucket.reread_from not in positions:
-            positions += [_first(segment) for segment in self._load_metadata(bucket)[bucket.segment :]]
+            positions += [
+                _first(segment) for segment in self._load_metadata(bucket)[bucket.segment :]
+            ]
         first = min(positions, default=None)
-        return replace(bucket, reread_from=None if first is None else max(first, bucket.reread_from))
+        return replace(
+            bucket, reread_from=None if first is None else max(first, bucket.reread_from)
+        )
 
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Add rows of ``segment.INDEX_SCHEMA``; return those that are left out because their entries
-        were added before.
+        """Add rows of ``segment.INDEX_SCHEMA``; return those that are left out because their
+        entries were added before.
         """
         is_repeated = self._is_repeated(batch)
         new = batch.filter(pa.array(~is_repeated))
@@ -209,7 +225,9 @@ class DelayedTracker:
             self._store_fresh()
         return batch.filter(pa.array(is_repeated))
 
-    def take_due(self, cutoff_ms: int, most_messages: int = sys.maxsize) -> Iterator[pa.RecordBatch]:
+    def take_due(
+        self, cutoff_ms: int, most_messages: int = sys.maxsize
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the messages due at a time or before, in order. Use them up before you call another
         method but ``add_again``.
 
@@ -247,7 +265,9 @@ class DelayedTracker:
 
     def _is_too_much(self, rows: _RowsInMemory) -> bool:
         settings = self._settings
-        return rows.size_bytes > settings.max_fresh_bytes or rows.count > settings.max_fresh_messages
+        return (
+            rows.size_bytes > settings.max_fresh_bytes or rows.count > settings.max_fresh_messages
+        )
 
     def add_output(self, output: str, mark_delete: Position) -> None:
         """Add an output that gets the messages after a position; an output that was added before
@@ -259,9 +279,9 @@ class DelayedTracker:
         self.outputs.pop(output, None)
 
     def forget_marks_beyond(self, read: Position) -> None:
-        """Forget the mark-delete positions beyond the position up to which the topic was read before: it
-        was created again, and they are of the former topic. A message that was read in part may be
-        the one at a mark.
+        """Forget the mark-delete positions beyond the position up to which the topic was read
+        before: it was created again, and they are of the former topic. A message that was read in
+        part may be the one at a mark.
         """
         for name, mark_delete in self.outputs.items():
             if read < mark_delete.before:
@@ -303,8 +323,8 @@ class DelayedTracker:
                 yield SegmentRange(bucket.bucket_id, first, bucket.segment)
 
     def _forget_passed_marks(self) -> None:
-        """Forget the mark-delete positions that no delayed message stands at or before. A topic that is
-        created again may have lower positions, and those are for all outputs.
+        """Forget the mark-delete positions that no delayed message stands at or before. A topic
+        that is created again may have lower positions, and those are for all outputs.
         """
         first = min((bucket.first for bucket in self._buckets), default=None)
         for name, mark_delete in self.outputs.items():
@@ -313,7 +333,9 @@ class DelayedTracker:
 
     @property
     def _mutable_count(self) -> int:
-        return sum(bucket.waiting for bucket in self._buckets if not bucket.sealed) + self._fresh.count
+        return (
+            sum(bucket.waiting for bucket in self._buckets if not bucket.sealed) + self._fresh.count
+        )
 
     def _is_repeated(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
         """Return a mask of the rows that were added before."""
@@ -326,13 +348,17 @@ class DelayedTracker:
         return is_repeated
 
     def _added_entries(self, ledger_id: int) -> NDArray[np.int64]:
-        """Return the entries of a ledger that the saved buckets have or had. What this micro-batch does
-        to buckets depends on how its rows are cut, and must not decide.
+        """Return the entries of a ledger that the saved buckets have or had. What this micro-batch
+        does to buckets depends on how its rows are cut, and must not decide.
         """
         buckets = [
-            bucket for bucket in self._saved_buckets if bucket.first.ledger_id <= ledger_id <= bucket.last.ledger_id
+            bucket
+            for bucket in self._saved_buckets
+            if bucket.first.ledger_id <= ledger_id <= bucket.last.ledger_id
         ]
-        segments = [segment.entries for bucket in buckets for segment in self._load_metadata(bucket)]
+        segments = [
+            segment.entries for bucket in buckets for segment in self._load_metadata(bucket)
+        ]
         bitmaps = [entries[ledger_id] for entries in segments if ledger_id in entries]
         return np.array(BitMap().union(*bitmaps).to_array(), np.int64)
 
@@ -383,7 +409,8 @@ class DelayedTracker:
         heads.pop(bucket.bucket_id, None)
 
     def _advance(self, bucket: Bucket, messages: pa.RecordBatch, count: int) -> Bucket:
-        """Count messages of a bucket's first unfinished segment as taken; return the changed bucket.
+        """Count messages of a bucket's first unfinished segment as taken; return the changed
+        bucket.
 
         Args:
             messages: the delayed messages of that segment.
@@ -422,7 +449,10 @@ class DelayedTracker:
 
     def _seal(self) -> None:
         self._merge_mutable([bucket for bucket in self._buckets if not bucket.sealed], sealed=True)
-        while len(sealed := [bucket for bucket in self._buckets if bucket.sealed]) > self._settings.max_buckets:
+        while (
+            len(sealed := [bucket for bucket in self._buckets if bucket.sealed])
+            > self._settings.max_buckets
+        ):
             place = smallest_neighbours(sealed)
             pair = sealed[place : place + 2]
             sources = [self._read_delayed(bucket) for bucket in pair if bucket.waiting]
@@ -456,7 +486,9 @@ class DelayedTracker:
         count = sum(segment.count for segment in metadata)
         times_ms = (metadata[0].min_ms, metadata[-1].max_ms)
         extent = (content.first, content.last)
-        return [Bucket(bucket_id, *extent, len(metadata), count, *times_ms, sealed, content.reread_from)]
+        return [
+            Bucket(bucket_id, *extent, len(metadata), count, *times_ms, sealed, content.reread_from)
+        ]
 
     def _replace(self, old: list[Bucket], new: list[Bucket]) -> None:
         """Put new buckets in the place of old ones, which are no longer used."""
@@ -501,7 +533,11 @@ class _BucketContent:
     def due_times(self) -> DueTimes:
         """Return what ``due_times`` reads of the bucket."""
         is_small = len(self.metadata) <= FEW_SEGMENTS
-        return DueTimes.of_messages(np.concatenate(self._times_ms)) if is_small else DueTimes.of(self.metadata)
+        return (
+            DueTimes.of_messages(np.concatenate(self._times_ms))
+            if is_small
+            else DueTimes.of(self.metadata)
+        )
 
     def snapshots(self, segments: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:
         for number, segment in enumerate(segments, 1):

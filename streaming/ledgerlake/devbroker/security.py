@@ -60,14 +60,18 @@ class Security:
         try:
             import jwt
         except ImportError:
-            raise SetupError("PyJWT is missing; install it with: pip install 'ledgerlake[demo]'") from None
+            raise SetupError(
+                "PyJWT is missing; install it with: pip install 'ledgerlake[demo]'"
+            ) from None
         claims: dict[str, object] = {"sub": role}
         if valid_s is not None:
             claims["exp"] = int(time.time() + valid_s)
         return jwt.encode(claims, (self.folder / "token.secret").read_bytes(), algorithm="HS256")
 
     def settings(self, port_tls: int, web_port_tls: int) -> dict[str, str]:
-        """Lines of the broker's configuration that switch TLS, authentication and authorization on."""
+        """Lines of the broker's configuration that switch TLS, authentication and
+        authorization on.
+        """
         return {
             "brokerServicePortTls": str(port_tls),
             "webServicePortTls": str(web_port_tls),
@@ -109,10 +113,14 @@ def _make(security: Security) -> None:
     (folder / "ca.pem").write_bytes(_pem(ca))
     for file, common_name in (("broker", "localhost"), ("client", ADMIN_ROLE)):
         key = _key()
-        (folder / f"{file}.pem").write_bytes(_pem(_signed(_name(common_name), key, ca_name, ca_key)))
+        (folder / f"{file}.pem").write_bytes(
+            _pem(_signed(_name(common_name), key, ca_name, ca_key))
+        )
         (folder / f"{file}.key.pem").write_bytes(
             key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
             )
         )
     (folder / "admin.token").write_text(security.token(ADMIN_ROLE))
@@ -151,6 +159,9 @@ def _signed(
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
+            critical=False,
+        )
         .sign(issuer_key, hashes.SHA256())
     )

@@ -8,8 +8,8 @@ Layout of a data folder:
     bookkeeper/ metadata/
 
 Rules kept here:
-  - A data folder keeps its ports for life, since BookKeeper knows its bookie by address. They are any
-    that are free, or Pulsar's own if those are free and wanted.
+  - A data folder keeps its ports for life, since BookKeeper knows its bookie by address. They are
+    any that are free, or Pulsar's own if those are free and wanted.
   - ``attached`` brokers end when the process that started them ends, however it ends; detached ones
     end by ``stop``.
   - Only a process that we started is ever signalled: its command line must name the data folder.
@@ -150,7 +150,9 @@ class Broker:
         """
         running = self.status()
         if running is not None and self._secure and not running.service_url.startswith(_SECURE):
-            raise SetupError("the broker that runs is not secure; end it with: ledgerlake broker stop")
+            raise SetupError(
+                "the broker that runs is not secure; end it with: ledgerlake broker stop"
+            )
         if running is not None:
             return running
         home = distribution()
@@ -158,15 +160,20 @@ class Broker:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             ports = self._ports()
             if self._secure:
-                self._settings |= make_security(self.security.folder).settings(ports.service_tls, ports.web_tls)
+                self._settings |= make_security(self.security.folder).settings(
+                    ports.service_tls, ports.web_tls
+                )
             (self.data_dir / "standalone.conf").write_text(self._configuration(home, ports))
         except OSError as error:
             raise SetupError(
-                f"the broker cannot write to {self.data_dir}: {error.strerror}; choose another --data-dir"
+                f"the broker cannot write to {self.data_dir}: {error.strerror}; choose another "
+                "--data-dir"
             ) from None
         self._process = self._spawn(home, ports, attached)
         address = BrokerAddress(
-            f"{_SECURE}{self._host}:{ports.service_tls}" if self._secure else f"pulsar://{self._host}:{ports.service}",
+            f"{_SECURE}{self._host}:{ports.service_tls}"
+            if self._secure
+            else f"pulsar://{self._host}:{ports.service}",
             f"http://{self._host}:{ports.web}",
             self._process.pid,
             str(self.data_dir),
@@ -190,10 +197,14 @@ class Broker:
         state = self._state()
         if state is None or not _is_ours(state["pid"], self.data_dir):
             return None
-        return BrokerAddress(state["service_url"], state["admin_url"], state["pid"], state["data_dir"])
+        return BrokerAddress(
+            state["service_url"], state["admin_url"], state["pid"], state["data_dir"]
+        )
 
     def stop(self) -> bool:
-        """Stop it, by force after a while; False if none ran. A temporary data folder is removed."""
+        """Stop it, by force after a while; False if none ran. A temporary data folder is
+        removed.
+        """
         running = self.status()
         if running is not None:
             _end(running.pid, self._process)
@@ -238,7 +249,9 @@ class Broker:
         state = self._state()
         if state is not None:
             web_tls = state.get("web_tls") or free_ports(1)[0]
-            return _Ports(state["service"], state["web"], state["bookie"], state["service_tls"], web_tls)
+            return _Ports(
+                state["service"], state["web"], state["bookie"], state["service_tls"], web_tls
+            )
         ports = _Ports(*free_ports(5))
         if not self._usual_ports:
             return ports
@@ -266,12 +279,23 @@ class Broker:
 
     def _spawn(self, home: Path, ports: _Ports, attached: bool) -> subprocess.Popen[bytes]:
         # The variable of the distribution's own launcher.
-        command = [find_java(), *_JVM_OPTIONS, *shlex.split(os.environ.get("PULSAR_EXTRA_OPTS", ""))]
-        command += [option for package in _JVM_OPENS for option in ("--add-opens", f"{package}=ALL-UNNAMED")]
+        command = [
+            find_java(),
+            *_JVM_OPTIONS,
+            *shlex.split(os.environ.get("PULSAR_EXTRA_OPTS", "")),
+        ]
+        command += [
+            option for package in _JVM_OPENS for option in ("--add-opens", f"{package}=ALL-UNNAMED")
+        ]
         command += ["-cp", f"{home}/conf:{home}/lib/*", f"-Dpulsar.log.dir={self.data_dir}"]
         command += ["org.apache.pulsar.PulsarStandaloneStarter", "-nfw", "-nss"]
         command += ["--config", f"{self.data_dir}/standalone.conf", "-a", self._host]
-        command += ["--bookkeeper-dir", f"{self.data_dir}/bookkeeper", "--metadata-dir", f"{self.data_dir}/metadata"]
+        command += [
+            "--bookkeeper-dir",
+            f"{self.data_dir}/bookkeeper",
+            "--metadata-dir",
+            f"{self.data_dir}/metadata",
+        ]
         command += ["--bookkeeper-port", str(ports.bookie)]
         if attached:
             command = [sys.executable, "-m", "ledgerlake.devbroker.supervise", *command]
@@ -286,19 +310,28 @@ class Broker:
             )
 
     def _wait_until_ready(self, ports: _Ports) -> None:
-        # A token goes to the broker with its own certificate alone: another program may have the port.
-        web = f"https://{self._host}:{ports.web_tls}" if self._secure else f"http://{self._host}:{ports.web}"
+        # A token goes to the broker with its own certificate alone: another program may have the
+        # port.
+        web = (
+            f"https://{self._host}:{ports.web_tls}"
+            if self._secure
+            else f"http://{self._host}:{ports.web}"
+        )
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if self._process is not None and self._process.poll() is not None:
                 raise SetupError(f"the broker ended while starting{self._log_hint()}")
-            if _answers(f"{web}/admin/v2/namespaces/public/default", self.security if self._secure else None):
+            if _answers(
+                f"{web}/admin/v2/namespaces/public/default", self.security if self._secure else None
+            ):
                 return
             time.sleep(0.1)
         raise SetupError(f"the broker was not ready after {START_TIMEOUT_S} s{self._log_hint()}")
 
     def _log_hint(self) -> str:
-        """The last error in the log; the log's path as well, unless it goes with a temporary folder."""
+        """The last error in the log; the log's path as well, unless it goes with a temporary
+        folder.
+        """
         log = self.data_dir / "broker.log"
         error = _last_error(log)
         where = "" if self._temporary else f"; read {log}"
@@ -314,10 +347,15 @@ def distribution() -> Path:
     home = cache_folder(f"apache-pulsar-{PULSAR_VERSION}")
     if home.exists():
         return home
-    archive = fetch_file("org.apache.pulsar", "pulsar-server-distribution", PULSAR_VERSION, "bin", "tar.gz", _SHA512)
+    archive = fetch_file(
+        "org.apache.pulsar", "pulsar-server-distribution", PULSAR_VERSION, "bin", "tar.gz", _SHA512
+    )
     with locked(cache_folder("unpack")):
         if not home.exists():
-            with tempfile.TemporaryDirectory(dir=cache_folder()) as folder, tarfile.open(archive) as tar:
+            with (
+                tempfile.TemporaryDirectory(dir=cache_folder()) as folder,
+                tarfile.open(archive) as tar,
+            ):
                 tar.extractall(folder, filter="data")
                 (Path(folder) / home.name).rename(home)
     return home
@@ -349,7 +387,10 @@ def _is_ours(pid: object, data_dir: Path) -> bool:
         return False
     try:
         listing = subprocess.run(
-            ["ps", "-ww", "-o", "stat=,args=", "-p", str(pid)], capture_output=True, text=True, check=False
+            ["ps", "-ww", "-o", "stat=,args=", "-p", str(pid)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
     except FileNotFoundError:
         raise SetupError("the command ps is missing; install procps") from None
@@ -357,7 +398,9 @@ def _is_ours(pid: object, data_dir: Path) -> bool:
 
 
 def _children(pid: int) -> list[int]:
-    listing = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    listing = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False
+    )
     return [int(word) for word in listing.stdout.split()]
 
 

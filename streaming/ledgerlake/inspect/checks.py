@@ -1,6 +1,6 @@
 """Checks of everything that a start of a pipeline needs, one finding for each: what ``ledgerlake
-check`` prints. No Spark is started, and nothing is changed, but for a subscription that is held for a
-moment, a file that is made and removed, and Delta's jars, which the first run would fetch.
+check`` prints. No Spark is started, and nothing is changed, but for a subscription that is held for
+a moment, a file that is made and removed, and Delta's jars, which the first run would fetch.
 
 Whatever a start refuses is found by the start's own functions: ``find_java``, ``delta_jars``,
 ``find_topic_partitions``, ``Checkpoint.check_stream``, ``Tables.examine``, ``Start.examine``,
@@ -93,7 +93,11 @@ def check_config(config: Config) -> Iterator[Finding]:
     if functions:
         yield _found("functions", lambda: _load(functions))
     yield from _disks(config)
-    if any(table.iceberg_table for table in config.table_options) if config.delta.path or config.tables else False:
+    if (
+        any(table.iceberg_table for table in config.table_options)
+        if config.delta.path or config.tables
+        else False
+    ):
         yield _found("iceberg", lambda: _iceberg(config))
     patient = replace(config.source, retry_timeout_ms=_GIVE_UP_AFTER_MS)
     of_broker = _Broker(replace(config, source=patient))
@@ -105,8 +109,8 @@ def check_config(config: Config) -> Iterator[Finding]:
 
 
 class _Broker:
-    """The checks that need a broker; what one of them finds, later ones use. ``is_running`` says whether
-    the stream runs now.
+    """The checks that need a broker; what one of them finds, later ones use. ``is_running`` says
+    whether the stream runs now.
     """
 
     def __init__(self, config: Config) -> None:
@@ -137,7 +141,9 @@ class _Broker:
         source = self._config.source
         over = ", over TLS" if source.service_url.startswith("pulsar+ssl") else ""
         method = source.client.authentication.method
-        return f"{source.service_url} answers{over}" + (f", and accepts the {method}" if method != "none" else "")
+        return f"{source.service_url} answers{over}" + (
+            f", and accepts the {method}" if method != "none" else ""
+        )
 
     def _topics(self, cluster: Cluster) -> str | Finding:
         from ledgerlake.client.missing_topics import find_topic_partitions
@@ -146,7 +152,9 @@ class _Broker:
         self._names = find_topic_partitions(cluster, selection)
         if not self._names:
             text = (
-                f"no topic matches {selection.pattern}; a run waits for the first one, and with --once it reads nothing"
+                f"no topic matches {selection.pattern}; a run waits for the first one, and "
+                "with "
+                "--once it reads nothing"
             )
             return Finding("topics", "warning", text)
         topics = sorted({split_partition(name)[0] for name in self._names})
@@ -168,8 +176,10 @@ class _Broker:
         return Finding(
             "broker metadata",
             "problem" if self._config.source.require_broker_metadata else "warning",
-            f"entries of {without.topic_partition} have no broker timestamp, so rows are ordered by publish_time; set "
-            "brokerEntryMetadataInterceptors and exposingBrokerEntryMetadataToClientEnabled in the broker's configuration",
+            f"entries of {without.topic_partition} have no broker timestamp, so rows are ordered "
+            "by publish_time; set "
+            "brokerEntryMetadataInterceptors and exposingBrokerEntryMetadataToClientEnabled in the "
+            "broker's configuration",
         )
 
     def _decryption(self, reading: Finding) -> str | Finding:
@@ -190,10 +200,15 @@ class _Broker:
                 return Finding(
                     "decryption",
                     "warning" if crypto.failure_action == "pass" else "problem",
-                    f"messages of {last.topic_partition} are encrypted for {names}, and no key here opens them; put its private key as "
+                    f"messages of {last.topic_partition} are encrypted for {names}, and no key "
+                    "here opens them; put its private key as "
                     "NAME.pem into the folder of [source] crypto_key_folder",
                 )
-        return "encrypted messages can be opened" if encrypted else "the last messages are not encrypted"
+        return (
+            "encrypted messages can be opened"
+            if encrypted
+            else "the last messages are not encrypted"
+        )
 
     def _deliver(self, cluster: Cluster) -> str | Finding:
         from ledgerlake.client.producer import check_may_send
@@ -214,7 +229,11 @@ class _Broker:
         config = self._config
         if config.delta.table and not config.delta.path:
             for name in ("tables", "checkpoint", "schema"):
-                yield Finding(name, "skipped", f"the catalog has the place of {config.delta.table}, and needs Spark")
+                yield Finding(
+                    name,
+                    "skipped",
+                    f"the catalog has the place of {config.delta.table}, and needs Spark",
+                )
             return
         if importlib.util.find_spec("pyspark") is None:
             for name in ("tables", "checkpoint", "schema"):
@@ -255,7 +274,9 @@ class _Broker:
             said = [*fit, *([f"to be made: {', '.join(new)}"] if new else [])]
             if tables.obstacles:
                 without = counted(len(tables.obstacles), "topic has", "topics have")
-                said.append(f"{without} no table, and the messages are rejects: {tables.obstacles[0]}")
+                said.append(
+                    f"{without} no table, and the messages are rejects: {tables.obstacles[0]}"
+                )
             return Finding("tables", "warning" if tables.obstacles else "ok", "; ".join(said))
 
         def examine_start() -> str | Finding:
@@ -271,14 +292,16 @@ class _Broker:
                 name = config.stream.name
                 if checkpoint.start() is None:
                     raise SetupError(
-                        f"a stream of the name {name} runs now, with another checkpoint than {checkpoint.folder}; set another "
+                        f"a stream of the name {name} runs now, with another checkpoint than "
+                        f"{checkpoint.folder}; set another "
                         "[stream] name"
                     ) from None
                 self.is_running = True
                 return Finding(
                     "checkpoint",
                     "warning",
-                    f"another consumer holds the subscription of the stream {name}, so it runs now, or ended a moment ago; a second "
+                    f"another consumer holds the subscription of the stream {name}, so it runs "
+                    "now, or ended a moment ago; a second "
                     "run would wait for its end, and what a start compares was not looked at",
                 )
             left = left_topics(config, checkpoint)
@@ -286,12 +309,21 @@ class _Broker:
                 return Finding(
                     "checkpoint",
                     "warning",
-                    f"the checkpoint {checkpoint.folder} has read {min(left)}, which the configuration does not name any more, and what "
-                    "waits there goes on; for another stream, set another [stream] name, checkpoint and table",
+                    f"the checkpoint {checkpoint.folder} has read {min(left)}, which the "
+                    "configuration does not name any more, and what "
+                    "waits there goes on; for another stream, set another [stream] name, "
+                    "checkpoint and table",
                 )
             last = checkpoint.log.last_committed()
-            at = "is new" if checkpoint.start() is None else f"goes on after batch {'none' if last is None else last}"
-            return f"{checkpoint.folder} {at}, and no other process runs the stream {config.stream.name}"
+            at = (
+                "is new"
+                if checkpoint.start() is None
+                else f"goes on after batch {'none' if last is None else last}"
+            )
+            return (
+                f"{checkpoint.folder} {at}, and no other process runs the stream "
+                f"{config.stream.name}"
+            )
 
         def learn_schemas() -> str:
             components.schemas.learn([split_partition(name)[0] for name in self._names])
@@ -300,12 +332,18 @@ class _Broker:
             records = [table for table in tables.messages if table.options.is_of_records]
             if not records:
                 return "values are bytes, which every schema fits"
-            columns = sorted({field.name for table in records for field in record_of(table.table.schema) or ()})
+            columns = sorted(
+                {field.name for table in records for field in record_of(table.table.schema) or ()}
+            )
             if not columns:
                 return (
-                    "the topics have no schema yet, so no column is known; see [delta] json_fields for JSON without one"
+                    "the topics have no schema yet, so no column is known; see [delta] "
+                    "json_fields for JSON without one"
                 )
-            return f"the columns are {', '.join(columns[:10])}{' ...' if len(columns) > 10 else ''}, and pulsar"
+            return (
+                "the columns are "
+                f"{', '.join(columns[:10])}{' ...' if len(columns) > 10 else ''}, and pulsar"
+            )
 
         tables_fit = _found("tables", examine_tables)
         yield tables_fit
@@ -315,10 +353,12 @@ class _Broker:
 
 
 def clock(last: list[LastEntries], now_ms: int) -> str | Finding:
-    """Compare the clocks of the broker and of this machine, as far as the last entries tell: none can
-    be stored in the future.
+    """Compare the clocks of the broker and of this machine, as far as the last entries tell: none
+    can be stored in the future.
     """
-    stored_ms = max((found.stored_ms for found in last if found.stored_ms is not None), default=None)
+    stored_ms = max(
+        (found.stored_ms for found in last if found.stored_ms is not None), default=None
+    )
     if stored_ms is None:
         return Finding("clock", "skipped", "no entry tells the broker's time")
     ahead_ms = stored_ms - now_ms
@@ -328,7 +368,8 @@ def clock(last: list[LastEntries], now_ms: int) -> str | Finding:
     return Finding(
         "clock",
         "warning",
-        f"the broker has stored an entry at {stored}, {ahead_ms / 1000:,.0f} s from now by this machine's clock, so delayed messages "
+        f"the broker has stored an entry at {stored}, {ahead_ms / 1000:,.0f} s from now by this "
+        "machine's clock, so delayed messages "
         "would come late; set the clocks of both machines by NTP",
     )
 
@@ -352,7 +393,11 @@ def _found(name: str, call: Callable[[], str | Finding]) -> Finding:
 
 def _after(before: Finding, name: str, call: Callable[[], str | Finding]) -> Finding:
     """Return what a check finds that another one has to come before."""
-    return Finding(name, "skipped", f"see {before.check}") if before.state in _UNUSABLE else _found(name, call)
+    return (
+        Finding(name, "skipped", f"see {before.check}")
+        if before.state in _UNUSABLE
+        else _found(name, call)
+    )
 
 
 def _count(topic_partitions: Sized) -> str:
@@ -370,10 +415,14 @@ def _closing(cluster: Cluster) -> Iterator[Cluster]:
 def _packages() -> Finding:
     """Compare the installed packages with the versions that Ledgerlake was tried with."""
     try:
-        requirements = [Requirement(text) for text in importlib.metadata.requires("ledgerlake") or ()]
+        requirements = [
+            Requirement(text) for text in importlib.metadata.requires("ledgerlake") or ()
+        ]
     except importlib.metadata.PackageNotFoundError:
         return Finding(
-            "packages", "skipped", "Ledgerlake is not installed as a package, so its requirements are not known"
+            "packages",
+            "skipped",
+            "Ledgerlake is not installed as a package, so its requirements are not known",
         )
     newer = []
     for requirement in requirements:
@@ -383,24 +432,37 @@ def _packages() -> Finding:
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            return Finding("packages", "problem", f"{requirement.name} is missing; install it with: {command}")
-        unmet = [part for part in requirement.specifier if not part.contains(version, prereleases=True)]
-        what = f"{requirement.name} {version} is installed, and {requirement.name}{requirement.specifier} is needed"
+            return Finding(
+                "packages", "problem", f"{requirement.name} is missing; install it with: {command}"
+            )
+        unmet = [
+            part for part in requirement.specifier if not part.contains(version, prereleases=True)
+        ]
+        what = (
+            f"{requirement.name} {version} is installed, and "
+            f"{requirement.name}{requirement.specifier} is needed"
+        )
         if any(part.operator not in _UPPER_BOUNDS for part in unmet):
             return Finding("packages", "problem", f"{what}; install it with: {command}")
         if unmet:
             newer.append(f"{requirement.name} {version} ({requirement.specifier})")
     if newer:
-        return Finding("packages", "warning", f"other versions than those that were tried: {', '.join(newer)}")
+        return Finding(
+            "packages", "warning", f"other versions than those that were tried: {', '.join(newer)}"
+        )
     python = ".".join(map(str, sys.version_info[:3]))
-    return Finding("packages", "ok", f"Python {python}, PySpark {importlib.metadata.version('pyspark')}")
+    return Finding(
+        "packages", "ok", f"Python {python}, PySpark {importlib.metadata.version('pyspark')}"
+    )
 
 
 def _java() -> str | Finding:
     java = find_java()
     version = java_version(java)
     if version not in _TRIED_JAVA:
-        return Finding("java", "warning", f"{java} is Java {version}; Spark is tried with Java 17 and 21")
+        return Finding(
+            "java", "warning", f"{java} is Java {version}; Spark is tried with Java 17 and 21"
+        )
     return f"{java} is Java {version}"
 
 
@@ -437,7 +499,11 @@ def _check_connector(config: Config, place: Place) -> None:
 def _functions(config: Config) -> list[str]:
     """Return the functions by which a topic is read."""
     source = config.source
-    functions = (source.crypto_key_reader, source.message_payload_processor, source.payload_to_message_id_converter)
+    functions = (
+        source.crypto_key_reader,
+        source.message_payload_processor,
+        source.payload_to_message_id_converter,
+    )
     return [function for function in functions if function is not None]
 
 
@@ -491,4 +557,6 @@ def _check_writable(storage: Place) -> None:
     try:
         storage.check_writable()
     except OSError as error:
-        raise SetupError(f"[delay] storage {storage} cannot be written ({storage.refusal(error)})") from None
+        raise SetupError(
+            f"[delay] storage {storage} cannot be written ({storage.refusal(error)})"
+        ) from None

@@ -59,16 +59,22 @@ class WaitingMessages:
     def lines(self) -> list[str]:
         """Return a sentence, and a bar for each part of the horizon."""
         if not self.waiting:
-            return [f"{self.topic_partition}: no message waits, {counted(self.cancels, 'cancel', 'cancels')}"]
+            return [
+                f"{self.topic_partition}: no message waits, "
+                f"{counted(self.cancels, 'cancel', 'cancels')}"
+            ]
         due = ", ".join(_moment(time_ms) for time_ms in self.next_due_ms) or "none"
         lines = [
             f"{self.topic_partition}: {counted(self.waiting, 'message waits', 'messages wait')} in "
-            f"{counted(self.buckets, 'bucket', 'buckets')} of {counted(self.segments, 'segment', 'segments')} "
-            f"({self.mutable:,} of them in the mutable bucket), {counted(self.cancels, 'cancel', 'cancels')}; next due {due}"
+            f"{counted(self.buckets, 'bucket', 'buckets')} of "
+            f"{counted(self.segments, 'segment', 'segments')} "
+            f"({self.mutable:,} of them in the mutable bucket), "
+            f"{counted(self.cancels, 'cancel', 'cancels')}; next due {due}"
         ]
         most = max(self.horizon.values(), default=0)
         for name, count in self.horizon.items():
-            lines.append(f"  {name:<16} {count:>12,} {'#' * round(_BAR * count / most) if most else ''}".rstrip())
+            bar = "#" * round(_BAR * count / most) if most else ""
+            lines.append(f"  {name:<16} {count:>12,} {bar}".rstrip())
         return lines
 
 
@@ -80,16 +86,21 @@ def waiting_messages(spark: SparkSession, config: Config) -> list[WaitingMessage
         OffsetError: a newer release wrote it, or a bucket is missing.
     """
     now_ms, batch_id = int(time.time() * 1000), last_batch(config)
-    cancels = {source: len(stored[0]) for source, stored in stored_cancels(spark, config, batch_id).items()}
+    cancels = {
+        source: len(stored[0]) for source, stored in stored_cancels(spark, config, batch_id).items()
+    }
     records = stored_records(spark, config, batch_id)
     times = _due_times(spark, config, batch_id, records)
     partitions = [
-        _describe(source, record, times, cancels.get(source, 0), now_ms) for source, record in records.items()
+        _describe(source, record, times, cancels.get(source, 0), now_ms)
+        for source, record in records.items()
     ]
     return sorted(partitions, key=lambda partition: partition.topic_partition)
 
 
-def stored_records(spark: SparkSession, config: Config, batch_id: int | None) -> dict[TopicPartition, Record]:
+def stored_records(
+    spark: SparkSession, config: Config, batch_id: int | None
+) -> dict[TopicPartition, Record]:
     """Return the records of the buckets in the state.
 
     Raises:
@@ -125,8 +136,12 @@ def _due_times(
         query_id = str(Checkpoint(config.checkpoint_place).log.query_id())
         times: dict[int, DueTimes] = {}
         for source, of_source in buckets.items():
-            storage = open_folder(folder, source, query_id, {bucket.bucket_id: bucket.segment for bucket in of_source})
-            times |= {bucket.bucket_id: due_times(bucket, storage.get_segment) for bucket in of_source}
+            storage = open_folder(
+                folder, source, query_id, {bucket.bucket_id: bucket.segment for bucket in of_source}
+            )
+            times |= {
+                bucket.bucket_id: due_times(bucket, storage.get_segment) for bucket in of_source
+            }
         return times
     by_id = {bucket.bucket_id: bucket for of_source in buckets.values() for bucket in of_source}
     return _due_times_in_state(spark, config, batch_id, by_id)
@@ -148,11 +163,15 @@ def _due_times_in_state(
         if bucket is None or number < METADATA:
             continue
         values = [value] if number == METADATA else segments_of_block(value)
-        found = {place: data for place, data in enumerate(values, number) if place in needed(bucket)}
+        found = {
+            place: data for place, data in enumerate(values, number) if place in needed(bucket)
+        }
         of_bucket = snapshots.setdefault(bucket.bucket_id, {})
         of_bucket |= found
         if found and len(of_bucket) == len(needed(bucket)):
-            times[bucket.bucket_id] = due_times(bucket, lambda bucket_id, number: snapshots[bucket_id][number])
+            times[bucket.bucket_id] = due_times(
+                bucket, lambda bucket_id, number: snapshots[bucket_id][number]
+            )
             del snapshots[bucket.bucket_id]
     for bucket_id, bucket in buckets.items():
         if bucket_id not in times:

@@ -57,7 +57,10 @@ _LARGEST_MS = 2**62
 
 
 def waiting(
-    spark: SparkSession, config: Config, due_before_ms: int | None = None, schedule_id: str | None = None
+    spark: SparkSession,
+    config: Config,
+    due_before_ms: int | None = None,
+    schedule_id: str | None = None,
 ) -> DataFrame:
     """Return the delayed messages that wait, in no order.
 
@@ -71,10 +74,16 @@ def waiting(
     """
     until_ms = _LARGEST_MS if due_before_ms is None else due_before_ms
     messages = _of_state(spark, config, until_ms, _Decoder.messages, WAITING)
-    return messages if schedule_id is None else messages.where(messages.properties[SCHEDULE_PROPERTY] == schedule_id)
+    return (
+        messages
+        if schedule_id is None
+        else messages.where(messages.properties[SCHEDULE_PROPERTY] == schedule_id)
+    )
 
 
-def scheduled_entries(spark: SparkSession, config: Config, schedule_id: str) -> list[tuple[TopicPartition, bytes]]:
+def scheduled_entries(
+    spark: SparkSession, config: Config, schedule_id: str
+) -> list[tuple[TopicPartition, bytes]]:
     """Return the entries that wait under an id, as they were stored, each with its topic partition;
     without those whose bytes are not in a bucket.
 
@@ -82,7 +91,9 @@ def scheduled_entries(spark: SparkSession, config: Config, schedule_id: str) -> 
         As ``waiting``.
     """
 
-    def find(decoder: _Decoder, source: TopicPartition, segment: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def find(
+        decoder: _Decoder, source: TopicPartition, segment: pa.RecordBatch
+    ) -> Iterator[pa.RecordBatch]:
         return decoder.entries(source, segment, schedule_id)
 
     rows = _of_state(spark, config, _LARGEST_MS, find, _ENTRIES).collect()
@@ -101,18 +112,28 @@ def _of_state(
 
     batch_id = last_batch(config)
     records = stored_records(spark, config, batch_id)
-    decoder = _Decoder(records, stored_cancels(spark, config, batch_id), config.source.decoding, until_ms)
+    decoder = _Decoder(
+        records, stored_cancels(spark, config, batch_id), config.source.decoding, until_ms
+    )
     folder = config.delay_options.folder
     if folder is None:
         blocks = _blocks(spark, config, batch_id)
         return blocks.mapInArrow(
-            lambda rows: (batch for found in decoder.of_blocks(rows) for batch in read(decoder, *found)),
+            lambda rows: (
+                batch for found in decoder.of_blocks(rows) for batch in read(decoder, *found)
+            ),
             from_arrow_schema(columns),
         )
     query_id = str(Checkpoint(config.checkpoint_place).log.query_id())
-    buckets = spark.createDataFrame(decoder.buckets, "topic string, partition int, bucket_id bigint")
+    buckets = spark.createDataFrame(
+        decoder.buckets, "topic string, partition int, bucket_id bigint"
+    )
     return buckets.mapInArrow(
-        lambda rows: (batch for found in decoder.of_folder(rows, folder, query_id) for batch in read(decoder, *found)),
+        lambda rows: (
+            batch
+            for found in decoder.of_folder(rows, folder, query_id)
+            for batch in read(decoder, *found)
+        ),
         from_arrow_schema(columns),
     )
 
@@ -121,7 +142,9 @@ def _blocks(spark: SparkSession, config: Config, batch_id: int | None) -> DataFr
     """Return the blocks of all buckets in the state: topic, partition, bucket, number of the first
     segment, content.
     """
-    rows = read_state(spark, config, "snapshots", batch_id).where(f"user_map_key.number > {METADATA}")
+    rows = read_state(spark, config, "snapshots", batch_id).where(
+        f"user_map_key.number > {METADATA}"
+    )
     return rows.selectExpr(
         "key.topic as topic",
         "key.partition as partition",
@@ -149,9 +172,13 @@ class _Decoder:
     @property
     def buckets(self) -> list[tuple[str, int, int]]:
         """Return the buckets that have messages: topic, partition and id."""
-        return [(source.topic, source.partition, bucket.bucket_id) for source, bucket in self._used()]
+        return [
+            (source.topic, source.partition, bucket.bucket_id) for source, bucket in self._used()
+        ]
 
-    def of_blocks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
+    def of_blocks(
+        self, batches: Iterable[pa.RecordBatch]
+    ) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
         """Yield what waits in the segments of blocks, as ``_blocks`` has them."""
         used = {(source, bucket.bucket_id): bucket for source, bucket in self._used()}
         for row in _rows(batches):
@@ -180,9 +207,15 @@ class _Decoder:
         for source, record in self.records.items():
             yield from ((source, bucket) for bucket in record.buckets if bucket.waiting)
 
-    def waiting_rows(self, source: TopicPartition, bucket: Bucket, number: int, content: bytes) -> pa.RecordBatch:
-        """Return the rows of a segment that wait and were neither replaced nor cancelled by their id."""
-        segment = segment_from_bytes(content).slice(bucket.offset if number == bucket.segment else 0)
+    def waiting_rows(
+        self, source: TopicPartition, bucket: Bucket, number: int, content: bytes
+    ) -> pa.RecordBatch:
+        """Return the rows of a segment that wait and were neither replaced nor cancelled by their
+        id.
+        """
+        segment = segment_from_bytes(content).slice(
+            bucket.offset if number == bucket.segment else 0
+        )
         segment = segment.slice(0, int(np.searchsorted(key_columns(segment)[0], self.until_ms)))
         is_ended = self._marked(source).are_marked(*key_columns(segment)[1:], REASONS)
         return segment.filter(pa.array(~is_ended))
@@ -200,8 +233,12 @@ class _Decoder:
             yield from (rows for rows in (messages, repeating) if rows.num_rows)
             yield from _positions(source, _undecoded(segment, decoded.rejects, cancels), cancels)
 
-    def entries(self, source: TopicPartition, segment: pa.RecordBatch, schedule_id: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of ``_ENTRIES`` of a segment whose entries have an id and were not cancelled."""
+    def entries(
+        self, source: TopicPartition, segment: pa.RecordBatch, schedule_id: str
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of ``_ENTRIES`` of a segment whose entries have an id and were not
+        cancelled.
+        """
         cancels = self.cancels[source][0] if source in self.cancels else Cancels()
         for frame in segment.column(3).drop_null().to_pylist():
             if schedule_id.encode() not in frame:
@@ -227,7 +264,9 @@ def _next_ms(segment: pa.RecordBatch, marked: MarkedPositions) -> dict[tuple[int
     return {(int(ledger_ids[row]), int(entry_ids[row])): int(due_ms[row]) for row in rows}
 
 
-def _apart(messages: pa.RecordBatch, next_ms: dict[tuple[int, int], int]) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+def _apart(
+    messages: pa.RecordBatch, next_ms: dict[tuple[int, int], int]
+) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Return the messages that do not repeat, and those that do, with the time of the next
     occurrence.
     """
@@ -237,16 +276,24 @@ def _apart(messages: pa.RecordBatch, next_ms: dict[tuple[int, int], int]) -> tup
     repeating = messages.filter(repeats)
     number = WAITING.get_field_index("deliver_at")
     times = pa.array([time_ms * 1000 for time_ms in due_ms if time_ms is not None], pa.int64())
-    repeating = repeating.set_column(number, WAITING.field(number), times.cast(WAITING.field(number).type))
+    repeating = repeating.set_column(
+        number, WAITING.field(number), times.cast(WAITING.field(number).type)
+    )
     return messages.filter(pc.invert(repeats)), repeating
 
 
-def _undecoded(segment: pa.RecordBatch, rejects: pa.RecordBatch, cancels: Cancels) -> pa.RecordBatch:
-    """Return the rows of a segment whose entries are rejects here, for example without their key. They
-    may be messages where the pipeline runs.
+def _undecoded(
+    segment: pa.RecordBatch, rejects: pa.RecordBatch, cancels: Cancels
+) -> pa.RecordBatch:
+    """Return the rows of a segment whose entries are rejects here, for example without their key.
+    They may be messages where the pipeline runs.
     """
-    placed = [(Position(row["ledger_id"], row["entry_id"]), row["entry"]) for row in rejects.to_pylist()]
-    found = {position for position, entry in placed if not is_entry_cancelled(entry, position, cancels)}
+    placed = [
+        (Position(row["ledger_id"], row["entry_id"]), row["entry"]) for row in rejects.to_pylist()
+    ]
+    found = {
+        position for position, entry in placed if not is_entry_cancelled(entry, position, cancels)
+    }
     _, ledger_ids, entry_ids = (column.tolist() for column in key_columns(segment))
     places = map(Position, ledger_ids, entry_ids)
     return segment.filter(pa.array([place in found for place in places], pa.bool_()))
@@ -257,7 +304,9 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-def _positions(source: TopicPartition, messages: pa.RecordBatch, cancels: Cancels) -> Iterator[pa.RecordBatch]:
+def _positions(
+    source: TopicPartition, messages: pa.RecordBatch, cancels: Cancels
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of messages with nothing but a position and a time."""
     due_ms, ledger_ids, entry_ids = (column.tolist() for column in key_columns(messages))
     known = [

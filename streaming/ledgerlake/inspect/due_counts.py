@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def due_counts(config: Config, length_ms: int) -> list[DueSpan]:
-    """Count the delayed messages by when they are due. Messages that were cancelled or replaced count
-    until they would be due.
+    """Count the delayed messages by when they are due. Messages that were cancelled or replaced
+    count until they would be due.
 
     Args:
         length_ms: a minute, an hour or a day. Spans far ahead are longer (see ``delay.due_times``).
@@ -41,12 +41,14 @@ def due_counts(config: Config, length_ms: int) -> list[DueSpan]:
     newest, committed = newest_wakeup_batch(folder), checkpoint.log.last_committed()
     if run is None and committed is None:
         raise SetupError(
-            f"the checkpoint {config.checkpoint_place.absolute} holds no state; {config.checkpoint_place.advice}"
+            f"the checkpoint {config.checkpoint_place.absolute} holds no state; "
+            f"{config.checkpoint_place.advice}"
         )
     wakeups = None if run is None else read_wakeup_times(folder)
     if run is None or wakeups is None or _is_older(newest, run, committed):
         raise SetupError(
-            f"the checkpoint {config.stream.checkpoint} does not say when its delayed messages are due, because its files "
+            f"the checkpoint {config.stream.checkpoint} does not say when its delayed messages are "
+            "due, because its files "
             "were copied one by one; run the pipeline: its next micro-batch counts them"
         )
     return spans_of_length(chain.from_iterable(wakeups.due_spans.values()), length_ms)

@@ -1,4 +1,6 @@
-"""The values of a stored entry, for a person: as far as they can be read without keys and other chunks."""
+"""The values of a stored entry, for a person: as far as they can be read without keys and other
+chunks.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def entry_values(entry: bytes, most_bytes: int) -> Iterator[bytes | None]:
-    """Yield the value of each message of an entry, None for one without a value and for a chunk; nothing
-    if the entry cannot be read.
+    """Yield the value of each message of an entry, None for one without a value and for a chunk;
+    nothing if the entry cannot be read.
 
     Args:
         most_bytes: an entry with more uncompressed bytes is not read.

@@ -22,8 +22,8 @@ class IncompleteLargeMessage:
     """An incomplete large message. ``age_ms`` counts from its first chunk, by the clock of the
     micro-batches.
 
-    ``kept_bytes`` is the size of the entries that are kept, ``total_bytes`` the size of the message.
-    If it was spilled, its chunks will be read again, and ``kept_bytes`` is 0.
+    ``kept_bytes`` is the size of the entries that are kept, ``total_bytes`` the size of the
+    message. If it was spilled, its chunks will be read again, and ``kept_bytes`` is 0.
     """
 
     topic_partition: str
@@ -41,7 +41,8 @@ class IncompleteLargeMessage:
         where = f"{self.kept_bytes:,} bytes kept" if self.kept_bytes else "spilled"
         until = ", waits for its marker" if self.awaits_marker else ""
         return (
-            f"{self.topic_partition} {self.uuid} of {self.producer_name}: {self.present} chunks present, "
+            f"{self.topic_partition} {self.uuid} of {self.producer_name}: {self.present} chunks "
+            "present, "
             f"{self.missing} missing, {self.total_bytes:,} bytes when complete, {where}, "
             f"first chunk {self.first_chunk_id}, {self.age_ms / 1000:,.0f} s old{until}"
         )

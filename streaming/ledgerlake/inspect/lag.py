@@ -42,14 +42,18 @@ class Lag:
     def sentence(self) -> str:
         if self.is_another_topic:
             return (
-                f"{self.topic_partition}: the topic, which ends at {self.last}, does not have the entry {self.taken}, up to "
+                f"{self.topic_partition}: the topic, which ends at {self.last}, does not have the "
+                f"entry {self.taken}, up to "
                 "which it was read: it is another topic of that name"
             )
         count = (
-            "an unknown number of messages" if self.messages is None else counted(self.messages, "message", "messages")
+            "an unknown number of messages"
+            if self.messages is None
+            else counted(self.messages, "message", "messages")
         )
         return (
-            f"{self.topic_partition}: {count} and {self.time_ms / 1000:,.1f} s behind, at {self.taken} of "
+            f"{self.topic_partition}: {count} and {self.time_ms / 1000:,.1f} s behind, at "
+            f"{self.taken} of "
             f"{'a topic without messages' if self.last == str(BEFORE_ALL) else self.last}"
         )
 
@@ -83,14 +87,22 @@ def _is_another_topic(cluster: Cluster, name: str, taken: PartitionOffset, end: 
 def _lag(cluster: Cluster, name: str, taken: PartitionOffset) -> Lag:
     latest = latest_offset(cluster, name)
     # A compacted topic may end before the position that was read.
-    if not cluster.settings.read_compacted and _is_another_topic(cluster, name, taken, latest.position):
+    if not cluster.settings.read_compacted and _is_another_topic(
+        cluster, name, taken, latest.position
+    ):
         lag = _lag(cluster, name, PartitionOffset(BEFORE_ALL))
         return replace(lag, taken=str(taken.position), is_another_topic=True)
     position = taken.next_position if taken.position != BEFORE_ALL else BEFORE_ALL
-    first = entry_from(cluster, name, position, latest.position) if latest.position != BEFORE_ALL else None
+    first = (
+        entry_from(cluster, name, position, latest.position)
+        if latest.position != BEFORE_ALL
+        else None
+    )
     if first is None:
         return Lag(name, str(taken.position), str(latest.position), 0, 0)
-    taken_messages = 0 if taken.batch_index is None or first.position != position else taken.batch_index + 1
+    taken_messages = (
+        0 if taken.batch_index is None or first.position != position else taken.batch_index + 1
+    )
     messages = None
     if latest.index is not None and first.first_index is not None:
         messages = latest.index - first.first_index + 1 - taken_messages

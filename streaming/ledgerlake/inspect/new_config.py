@@ -1,5 +1,5 @@
-"""A first configuration for a topic: what ``ledgerlake init`` finds out about the topic, and the file
-that it writes.
+"""A first configuration for a topic: what ``ledgerlake init`` finds out about the topic, and the
+file that it writes.
 
 ``run`` takes the file as it is: its text is parsed as a configuration before it is returned.
 """
@@ -120,7 +120,9 @@ def look_at(settings: ClientSettings, topic: str) -> TopicFacts:
         messages=sum(count or 0 for count in counts) if is_known else None,
         schema="" if schema is None else schema.kind_name,
         fields=() if schema is None else _fields(schema),
-        has_broker_metadata=not any(found.without_broker_metadata for found in last) if entries else None,
+        has_broker_metadata=not any(found.without_broker_metadata for found in last)
+        if entries
+        else None,
         encrypted_for=tuple(sorted(keys)),
         has_delayed=any(found.has_delayed for found in last),
         json_fields=fields_of_json(_last_values(last)) if schema is None else "",
@@ -149,12 +151,16 @@ class _NoFieldsError(Exception):
 
 
 def fields_of_json(values: list[bytes]) -> str:
-    """Return the ``json_fields`` of values; empty if one of them is no JSON object, or if a field has no
-    one type, or a name that no column has beside the others.
+    """Return the ``json_fields`` of values; empty if one of them is no JSON object, or if a field
+    has no one type, or a name that no column has beside the others.
     """
     try:
         objects = [json.loads(value) for value in values]
-        return _toml_type(objects) if objects and all(isinstance(value, dict) for value in objects) else ""
+        return (
+            _toml_type(objects)
+            if objects and all(isinstance(value, dict) for value in objects)
+            else ""
+        )
     except (ValueError, RecursionError, _NoFieldsError):
         return ""
 
@@ -170,7 +176,11 @@ def _toml_type(values: list[Any]) -> str:
     if kinds == {dict}:
         names = dict.fromkeys(name for value in values for name in value)
         has_columns = len(set(map(folded, names)) | {"pulsar"}) == len(names) + 1
-        if not has_columns or len(names) > _MOST_NAMES or not all(map(_FIELD_NAME.fullmatch, names)):
+        if (
+            not has_columns
+            or len(names) > _MOST_NAMES
+            or not all(map(_FIELD_NAME.fullmatch, names))
+        ):
             raise _NoFieldsError
         typed = {name: _toml_type([value.get(name) for value in values]) for name in names}
         fields = ", ".join(f"{name} = {kind}" for name, kind in typed.items() if kind)
@@ -178,7 +188,12 @@ def _toml_type(values: list[Any]) -> str:
     if kinds == {list}:
         item = _toml_type([item for value in values for item in value])
         return f"[{item}]" if item else ""
-    for known, name in (({bool}, "boolean"), ({int}, "long"), ({int, float}, "double"), ({str}, "string")):
+    for known, name in (
+        ({bool}, "boolean"),
+        ({int}, "long"),
+        ({int, float}, "double"),
+        ({str}, "string"),
+    ):
         if kinds <= known:
             return f'"{name}"' if kinds else ""
     raise _NoFieldsError
@@ -212,39 +227,63 @@ def config_text(answers: Answers, facts: TopicFacts, file: str) -> str:
 
 
 def _head(facts: TopicFacts, file: str) -> list[str]:
-    partitions = counted(facts.partitions, "partition", "partitions") if facts.partitions else "no partitions"
+    partitions = (
+        counted(facts.partitions, "partition", "partitions")
+        if facts.partitions
+        else "no partitions"
+    )
     messages = (
-        "an unknown number of messages" if facts.messages is None else counted(facts.messages, "message", "messages")
+        "an unknown number of messages"
+        if facts.messages is None
+        else counted(facts.messages, "message", "messages")
     )
     schema = f"a schema of the kind {facts.schema}" if facts.schema else "no schema"
     return [
-        f"# {_comment(facts.topic)} into a Delta table. When this file was made, the topic had {partitions},",
+        f"# {_comment(facts.topic)} into a Delta table. When this file was made, the topic had "
+        f"{partitions},",
         f"# {messages} and {schema}.",
         f"# Try it: ledgerlake check {_comment(file)}; run it: ledgerlake run {_comment(file)}",
-        "# All keys: the page Options of the documentation. Relative paths begin in the folder in which a command is started.",
+        "# All keys: the page Options of the documentation. Relative paths begin in the folder in "
+        "which a command is started.",
     ]
 
 
 def _source(answers: Answers, facts: TopicFacts) -> list[str]:
-    lines = ["[source]", f"service_url = {_text(answers.service_url)}", f"topics = [{_text(facts.topic)}]"]
-    lines.append('starting = "earliest"   # or "latest", a message id, or a time such as "2026-05-01T08:00:00Z"')
+    lines = [
+        "[source]",
+        f"service_url = {_text(answers.service_url)}",
+        f"topics = [{_text(facts.topic)}]",
+    ]
+    lines.append(
+        'starting = "earliest"   # or "latest", a message id, or a time such as '
+        '"2026-05-01T08:00:00Z"'
+    )
     if facts.messages is not None and facts.messages >= _LARGE_BACKLOG:
-        lines.append("max_bytes_per_trigger = 1000000000   # the first micro-batches are not larger than a gigabyte")
+        lines.append(
+            "max_bytes_per_trigger = 1000000000   # the first micro-batches are not larger than a "
+            "gigabyte"
+        )
     if facts.has_broker_metadata:
         lines.append(
-            "# The broker adds its timestamp and an index to entries. Remove the # to make one without them an error:"
+            "# The broker adds its timestamp and an index to entries. Remove the # to make one "
+            "without them an error:"
         )
         lines.append("# require_broker_metadata = true")
     elif facts.has_broker_metadata is False:
         lines.append(
-            "# Entries have no timestamp of the broker's, so rows are ordered by publish_time. To change that, set"
+            "# Entries have no timestamp of the broker's, so rows are ordered by publish_time. To "
+            "change that, set"
         )
         lines.append(
-            "# brokerEntryMetadataInterceptors and exposingBrokerEntryMetadataToClientEnabled in the broker's configuration."
+            "# brokerEntryMetadataInterceptors and exposingBrokerEntryMetadataToClientEnabled in "
+            "the broker's configuration."
         )
     if facts.encrypted_for:
         names = ", ".join(f"{_comment(name)}.pem" for name in facts.encrypted_for)
-        lines.append(f'crypto_key_folder = "keys"   # put the private keys there that open the messages: {names}')
+        lines.append(
+            'crypto_key_folder = "keys"   # put the private keys there that open the messages: '
+            f"{names}"
+        )
     return lines
 
 
@@ -260,18 +299,26 @@ def _credentials(answers: Answers) -> list[str]:
 def _delta(answers: Answers, facts: TopicFacts) -> list[str]:
     lines = [
         "[delta]",
-        f"path = {_text(answers.table)}   # entries that cannot be messages go to {_comment(answers.table)}_rejects",
+        f"path = {_text(answers.table)}   # entries that cannot be messages go to "
+        f"{_comment(answers.table)}_rejects",
     ]
     if facts.fields:
         shown = ", ".join(map(_comment, facts.fields[:_MOST_FIELDS])) + (
             ", ..." if len(facts.fields) > _MOST_FIELDS else ""
         )
-        lines.append(f'shape = "record"   # the columns {shown}, and pulsar; "messages" keeps values as bytes')
+        lines.append(
+            f'shape = "record"   # the columns {shown}, and pulsar; "messages" keeps values as '
+            "bytes"
+        )
     else:
-        lines.append('shape = "messages"   # values are bytes; "record" has a column for each field of a schema')
+        lines.append(
+            'shape = "messages"   # values are bytes; "record" has a column for each field of a '
+            "schema"
+        )
     if facts.json_fields:
         lines += [
-            "# The last values are JSON. For a column for each of their fields, write these two lines in place of shape:",
+            "# The last values are JSON. For a column for each of their fields, write these two "
+            "lines in place of shape:",
             '# shape = "record"',
             f"# json_fields = {facts.json_fields}",
         ]
@@ -283,7 +330,8 @@ def _delay(facts: TopicFacts) -> list[str]:
         return []
     return [
         "[delay]",
-        "enabled = true   # the topic has delayed messages, which wait until they are due; false writes them at once",
+        "enabled = true   # the topic has delayed messages, which wait until they are due; false "
+        "writes them at once",
     ]
 
 

@@ -87,7 +87,9 @@ def _first_value(entry: bytes) -> str | None:
     value = next(entry_values(entry, _MOST_BYTES), None)
     if value is None:
         return None
-    return value[:_SHOWN_BYTES].decode(errors="replace") + ("..." if len(value) > _SHOWN_BYTES else "")
+    return value[:_SHOWN_BYTES].decode(errors="replace") + (
+        "..." if len(value) > _SHOWN_BYTES else ""
+    )
 
 
 def entry_line(row: dict[str, Any]) -> str:
@@ -99,16 +101,29 @@ def entry_line(row: dict[str, Any]) -> str:
         else "no broker metadata"
     )
     if row["reject_reason"]:
-        return f"{row['ledger_id']}:{row['entry_id']}{partition}  {broker}  {row['entry_bytes']} bytes  {row['reject_reason']}"
-    content = f"batch of {row['num_messages_in_batch']}" if row["num_messages_in_batch"] is not None else "single"
+        return (
+            f"{row['ledger_id']}:{row['entry_id']}{partition}  {broker}  {row['entry_bytes']} "
+            f"bytes  {row['reject_reason']}"
+        )
+    content = (
+        f"batch of {row['num_messages_in_batch']}"
+        if row["num_messages_in_batch"] is not None
+        else "single"
+    )
     if row["chunk_count"] is not None:
         content = f"chunk {row['chunk_id']} of {row['chunk_count']}"
-    due = f" due {row['deliver_at']:%Y-%m-%d} {_clock(row['deliver_at'])}" if row["deliver_at"] is not None else ""
+    due = (
+        f" due {row['deliver_at']:%Y-%m-%d} {_clock(row['deliver_at'])}"
+        if row["deliver_at"] is not None
+        else ""
+    )
     key = f" key {printable(row['key'])}" if row["key"] is not None else ""
     value = f"  {printable(row['value'])}" if row["value"] else ""
     return (
-        f"{row['ledger_id']}:{row['entry_id']}{partition}  {broker}  published {_clock(row['publish_time'])} by "
-        f"{printable(str(row['producer_name']))} #{row['sequence_id']}  {content}{due} {row['compression']} {row['entry_bytes']} bytes{key}{value}"
+        f"{row['ledger_id']}:{row['entry_id']}{partition}  {broker}  published "
+        f"{_clock(row['publish_time'])} by "
+        f"{printable(str(row['producer_name']))} #{row['sequence_id']}  {content}{due} "
+        f"{row['compression']} {row['entry_bytes']} bytes{key}{value}"
     )
 
 

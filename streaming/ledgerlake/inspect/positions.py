@@ -48,7 +48,9 @@ def find_places(settings: ClientSettings, topic: str, bound: Bound) -> Iterator[
     """
     cluster = Cluster(settings)
     try:
-        for name in matching_partitions(find_topic_partitions(cluster, TopicSelection((full_name(topic),))), bound):
+        for name in matching_partitions(
+            find_topic_partitions(cluster, TopicSelection((full_name(topic),))), bound
+        ):
             yield _place(cluster, name, bound)
     finally:
         cluster.close()
@@ -59,7 +61,9 @@ def _place(cluster: Cluster, name: str, bound: Bound) -> FoundPosition:
     start = resolve_start(cluster, name, bound, is_bounded=True)
     before = None
     if end != BEFORE_ALL:
-        previous = last_before(lambda position: entry_from(cluster, name, position, end), end, start.next_position)
+        previous = last_before(
+            lambda position: entry_from(cluster, name, position, end), end, start.next_position
+        )
         if previous is not None:
             before = next(described_entries(cluster, name, previous.position.before, end, 1), None)
     rows = list(described_entries(cluster, name, start.position, end, _SHOWN))
@@ -76,5 +80,7 @@ def _place(cluster: Cluster, name: str, bound: Bound) -> FoundPosition:
 
 
 def _first_message(entry: dict[str, Any], taken: int | None) -> MessageId:
-    batch_index = -1 if entry["num_messages_in_batch"] is None else (0 if taken is None else taken + 1)
+    batch_index = (
+        -1 if entry["num_messages_in_batch"] is None else (0 if taken is None else taken + 1)
+    )
     return MessageId(entry["ledger_id"], entry["entry_id"], batch_index)

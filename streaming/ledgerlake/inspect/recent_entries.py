@@ -1,4 +1,6 @@
-"""The last entries of a topic partition, as the broker stored them: what ``init`` and ``check`` look at."""
+"""The last entries of a topic partition, as the broker stored them: what ``init`` and ``check``
+look at.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ class LastEntries:
     @property
     def without_broker_metadata(self) -> bool:
         """Return whether an entry has no broker timestamp."""
-        return any(not (entry.broker and entry.broker.HasField("broker_timestamp")) for entry in self.entries)
+        return any(
+            not (entry.broker and entry.broker.HasField("broker_timestamp"))
+            for entry in self.entries
+        )
 
     @property
     def stored_ms(self) -> int | None:
@@ -48,7 +53,9 @@ class LastEntries:
     @property
     def encrypted(self) -> RawEntry | None:
         """Return the last one that is encrypted."""
-        return next((entry for entry in reversed(self.entries) if entry.metadata.encryption_keys), None)
+        return next(
+            (entry for entry in reversed(self.entries) if entry.metadata.encryption_keys), None
+        )
 
     @property
     def has_delayed(self) -> bool:
@@ -90,7 +97,8 @@ def before_last(end: Position, count: int) -> Position:
 
 
 def message_count(cluster: Cluster, last: LastEntries) -> int | None:
-    """Return how many messages the topic partition has, by the broker's index; None if it gives none.
+    """Return how many messages the topic partition has, by the broker's index; None if it gives
+    none.
 
     Raises:
         As ``last_entries``.

@@ -56,7 +56,8 @@ class RejectCount:
         when = (
             ""
             if self.last is None
-            else f", the last one stored by the broker at {self.last.isoformat(timespec='milliseconds')}"
+            else ", the last one stored by the broker at "
+            f"{self.last.isoformat(timespec='milliseconds')}"
         )
         what = f": {self.detail}" if self.detail else ""
         return f"{self.rejects:,} {self.reason} of {self.topic}{when} ({self.message_id}{what})"

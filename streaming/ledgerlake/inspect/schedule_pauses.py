@@ -1,4 +1,6 @@
-"""Which of the messages that repeat are paused, in a pipeline's state, as of its last committed batch."""
+"""Which of the messages that repeat are paused, in a pipeline's state, as of its last committed
+batch.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,22 @@ def paused_since_ms(
         OffsetError: a newer release wrote it.
     """
     batch_id = last_batch(config)
-    of_all = {source: pauses.since_ms for source, (_, _, pauses) in stored_cancels(spark, config, batch_id).items()}
+    of_all = {
+        source: pauses.since_ms
+        for source, (_, _, pauses) in stored_cancels(spark, config, batch_id).items()
+    }
     repeating = read_state(spark, config, "schedules", batch_id)
     since_ms: dict[tuple[TopicPartition, str], int] = {}
-    for row in repeating.where(f.col("user_map_key.schedule_id").isin(list(schedule_ids))).collect():
+    for row in repeating.where(
+        f.col("user_map_key.schedule_id").isin(list(schedule_ids))
+    ).collect():
         source, schedule_id = source_of(row), row.user_map_key["schedule_id"]
         messages = waiting_from_json(row.user_map_value["messages"])
-        own = [message.repeating.pauses.since_ms for message in messages if message.repeating is not None]
+        own = [
+            message.repeating.pauses.since_ms
+            for message in messages
+            if message.repeating is not None
+        ]
         begins_ms = [time_ms for time_ms in (of_all.get(source), *own) if time_ms is not None]
         if own and begins_ms:
             since_ms[source, schedule_id] = min(begins_ms)

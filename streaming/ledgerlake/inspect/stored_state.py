@@ -24,7 +24,9 @@ def last_batch(config: Config) -> int | None:
     return Checkpoint(config.checkpoint_place).log.last_committed()
 
 
-def read_state(spark: SparkSession, config: Config, variable: str, batch_id: int | None = None) -> DataFrame:
+def read_state(
+    spark: SparkSession, config: Config, variable: str, batch_id: int | None = None
+) -> DataFrame:
     """Return one state variable of a pipeline, as of its last committed batch.
 
     Args:
@@ -39,7 +41,8 @@ def read_state(spark: SparkSession, config: Config, variable: str, batch_id: int
     former = former_place(config.checkpoint_place)
     if former is not None:
         raise SetupError(
-            f"the checkpoint {config.stream.checkpoint} was moved from {former}, and the pipeline has not run since; "
+            f"the checkpoint {config.stream.checkpoint} was moved from {former}, and the pipeline "
+            "has not run since; "
             "its next start makes its state readable: ledgerlake run CONFIG --once"
         )
     # Use a session of its own: queries of the caller's may have state files of another version.
@@ -56,5 +59,6 @@ def read_state(spark: SparkSession, config: Config, variable: str, batch_id: int
         return reader.load(config.checkpoint_place.hadoop_uri)
     except PySparkException:
         raise SetupError(
-            f"the checkpoint {config.checkpoint_place.absolute} holds no state; {config.checkpoint_place.advice}"
+            f"the checkpoint {config.checkpoint_place.absolute} holds no state; "
+            f"{config.checkpoint_place.advice}"
         ) from None

@@ -46,7 +46,8 @@ def typed(rows: DataFrame, config: Config, *, keep_bytes: bool = False) -> DataF
     reader = find_value_schema(options)
     columns = typed_columns(to_arrow_schema(rows.schema, timezone="UTC"), reader)
     return rows.mapInArrow(
-        lambda batches: _type_batches(batches, options, reader, keep_bytes), from_arrow_schema(columns)
+        lambda batches: _type_batches(batches, options, reader, keep_bytes),
+        from_arrow_schema(columns),
     )
 
 
@@ -70,5 +71,7 @@ def _as_bytes(rows: pa.RecordBatch) -> pa.RecordBatch:
     for name in ("value", "key_bytes", "schema_version", "key"):
         column_type = schema.MESSAGES.field(name).type
         if rows[name].type != column_type:
-            rows = rows.set_column(rows.schema.get_field_index(name), name, rows[name].cast(column_type))
+            rows = rows.set_column(
+                rows.schema.get_field_index(name), name, rows[name].cast(column_type)
+            )
     return rows

@@ -26,8 +26,8 @@ class History:
         self.samples: deque[Sample] = deque(maxlen=_SAMPLES)
 
     def add(self, sample: Sample) -> None:
-        """Add a sample, or replace that of the same five seconds. If there was none for long, the last
-        one held until now: messages that come after a pause did not come during it.
+        """Add a sample, or replace that of the same five seconds. If there was none for long, the
+        last one held until now: messages that come after a pause did not come during it.
         """
         last = self.samples[-1] if self.samples else None
         if last is not None and sample.time_ms // STEP_MS <= last.time_ms // STEP_MS:

@@ -2,9 +2,9 @@
 
 Rules kept here:
   - A request changes nothing, and nothing in it names a file: a page is found by its whole path.
-  - If there is a token, every request needs it, as ``Authorization: Bearer TOKEN`` or as the password
-    of any user, for which a browser asks. ``/health`` needs none, so that probes have none; it says
-    only that the process answers.
+  - If there is a token, every request needs it, as ``Authorization: Bearer TOKEN`` or as the
+    password of any user, for which a browser asks. ``/health`` needs none, so that probes have
+    none; it says only that the process answers.
   - If there is no token, the address is of this machine alone, and so is the host that a request
     names. Else a page of another site could read the answers, by a name that leads to this machine.
   - A connection lasts ten seconds at most, and there are sixteen at most: of more, the oldest is
@@ -63,7 +63,9 @@ class HttpServer:
             read.
     """
 
-    def __init__(self, port: int, address: str, token: str, pages: Mapping[str, WSGIApplication]) -> None:
+    def __init__(
+        self, port: int, address: str, token: str, pages: Mapping[str, WSGIApplication]
+    ) -> None:
         check_reachable_by(address, token)
         resolve_secret(token)
         kind = _ServerOfVersion6 if ":" in address else _Server
@@ -76,11 +78,14 @@ class HttpServer:
             # Another process of the stream may end soon.
             later = {"exit_code": 3} if is_taken else {}
             raise SetupError(
-                f"metrics cannot be served on port {port} of {address} ({reason}); {hint}set another [metrics] port",
+                f"metrics cannot be served on port {port} of {address} ({reason}); {hint}set "
+                "another [metrics] port",
                 **later,
             ) from None
         self.port: int = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, name="ledgerlake-http", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="ledgerlake-http", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -89,11 +94,17 @@ class HttpServer:
         self._server.server_close()
 
 
-def page(content_type: str, content: Callable[[], bytes], headers: Mapping[str, str] | None = None) -> WSGIApplication:
+def page(
+    content_type: str, content: Callable[[], bytes], headers: Mapping[str, str] | None = None
+) -> WSGIApplication:
     """Return a page whose content is made anew for each request."""
 
     def answer(_environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        always = {"Content-Type": content_type, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        always = {
+            "Content-Type": content_type,
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+        }
         made = content()
         start_response("200 OK", list((always | dict(headers or {})).items()))
         return [made]
@@ -119,22 +130,44 @@ class _Gate:
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "") or "/"
-        if self._token and path != "/health" and not self._has_token(environ.get("HTTP_AUTHORIZATION", "")):
+        if (
+            self._token
+            and path != "/health"
+            and not self._has_token(environ.get("HTTP_AUTHORIZATION", ""))
+        ):
             challenges = [
-                ("WWW-Authenticate", kind + ' realm="ledgerlake", charset="UTF-8"') for kind in ("Basic", "Bearer")
+                ("WWW-Authenticate", kind + ' realm="ledgerlake", charset="UTF-8"')
+                for kind in ("Basic", "Bearer")
             ]
-            return _refuse(start_response, "401 Unauthorized", "the token of [metrics] is missing or wrong", challenges)
+            return _refuse(
+                start_response,
+                "401 Unauthorized",
+                "the token of [metrics] is missing or wrong",
+                challenges,
+            )
         if not self._token and not _names_this_machine(environ.get("HTTP_HOST", "")):
-            return _refuse(start_response, "403 Forbidden", "without a [metrics] token, only localhost is answered")
+            return _refuse(
+                start_response,
+                "403 Forbidden",
+                "without a [metrics] token, only localhost is answered",
+            )
         if environ["REQUEST_METHOD"] != "GET":
-            return _refuse(start_response, "405 Method Not Allowed", "only GET is answered", [("Allow", "GET")])
+            return _refuse(
+                start_response, "405 Method Not Allowed", "only GET is answered", [("Allow", "GET")]
+            )
         if path not in self._pages:
-            return _refuse(start_response, "404 Not Found", f"there are {', '.join(sorted(self._pages))}")
+            return _refuse(
+                start_response, "404 Not Found", f"there are {', '.join(sorted(self._pages))}"
+            )
         try:
             return self._pages[path](environ, start_response)
         except Exception as error:
             _log.warning("the page %s was not answered: %s: %s", path, type(error).__name__, error)
-            return _refuse(start_response, "500 Internal Server Error", "the page failed; see the pipeline's log")
+            return _refuse(
+                start_response,
+                "500 Internal Server Error",
+                "the page failed; see the pipeline's log",
+            )
 
     def _has_token(self, authorization: str) -> bool:
         kind, _, given = authorization.partition(" ")
@@ -161,7 +194,10 @@ def _names_this_machine(host: str) -> bool:
 
 
 def _refuse(
-    start_response: StartResponse, status: str, sentence: str, headers: list[tuple[str, str]] | None = None
+    start_response: StartResponse,
+    status: str,
+    sentence: str,
+    headers: list[tuple[str, str]] | None = None,
 ) -> Iterable[bytes]:
     start_response(status, [("Content-Type", _TEXT), *(headers or [])])
     return [sentence.encode() + b"\n"]
@@ -210,7 +246,9 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().service_actions()
         accepted_before = time.monotonic() - _CONNECTION_MOST_S
         with self._lock:
-            _shut_down([request for request, since in self._accepted.items() if since < accepted_before])
+            _shut_down(
+                [request for request, since in self._accepted.items() if since < accepted_before]
+            )
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection."""

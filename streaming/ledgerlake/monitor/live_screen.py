@@ -1,9 +1,9 @@
-"""The live screen of a running pipeline on a terminal: rate, lag by topic partition, what waits and what
-was rejected, and the last commits. Pure: the numbers in, what rich prints out.
+"""The live screen of a running pipeline on a terminal: rate, lag by topic partition, what waits and
+what was rejected, and the last commits. Pure: the numbers in, what rich prints out.
 
 Rules kept here:
-  - The screen is no wider and no higher than the terminal. A name that is too long loses its beginning,
-    because its end tells topic partitions apart.
+  - The screen is no wider and no higher than the terminal. A name that is too long loses its
+    beginning, because its end tells topic partitions apart.
   - Lines and columns keep their places while numbers change. If all topic partitions fit, they keep
     their order too; else those with the most lag are shown, and the number of the others.
   - Times of day are UTC.
@@ -35,12 +35,15 @@ _MOST_REASONS = 5
 # The lines of everything but the topic partitions.
 _OTHER_LINES = 17
 _FEWEST_ROWS = 3
-# The columns of the terminal: those of a number, of the longest name, of the longest bar, and between two.
+# The columns of the terminal: those of a number, of the longest name, of the longest bar, and
+# between two.
 _NUMBER, _NAME, _BAR, _GAP = 11, 60, 60, 2
 _LABEL = 12
 
 
-def live_screen(progress: Progress, width: int, height: int, *, ascii_only: bool = False) -> RenderableType:
+def live_screen(
+    progress: Progress, width: int, height: int, *, ascii_only: bool = False
+) -> RenderableType:
     """Return the screen for a terminal of so many columns and lines."""
     blocks = _ASCII if ascii_only else _BLOCKS
     parts: list[RenderableType] = [
@@ -91,11 +94,16 @@ def _lag(progress: Progress) -> str:
     times_ms = [lag.time_ms for lag in lags.values() if lag.time_ms is not None]
     if not messages:
         return "not known"
-    return counted(sum(messages), "message", "messages") + (f", at most {_span(max(times_ms))}" if times_ms else "")
+    return counted(sum(messages), "message", "messages") + (
+        f", at most {_span(max(times_ms))}" if times_ms else ""
+    )
 
 
 def _delayed(progress: Progress) -> str:
-    due_ms = min((time_ms for time_ms in progress.details.next_due_ms.values() if time_ms is not None), default=None)
+    due_ms = min(
+        (time_ms for time_ms in progress.details.next_due_ms.values() if time_ms is not None),
+        default=None,
+    )
     count = counted(sum(progress.totals.delayed_counts.values()), "message", "messages")
     if due_ms is None:
         return count
@@ -113,7 +121,10 @@ def _rejects(progress: Progress) -> str:
 
 def _large(progress: Progress) -> str:
     incomplete = sum_of(progress.details.incomplete.values())
-    return f"{counted(incomplete.count, 'incomplete message', 'incomplete messages')}, {incomplete.kept_bytes / 1e6:,.1f} MB kept"
+    return (
+        f"{counted(incomplete.count, 'incomplete message', 'incomplete messages')}, "
+        f"{incomplete.kept_bytes / 1e6:,.1f} MB kept"
+    )
 
 
 def _partitions(progress: Progress, most_rows: int, width: int, blocks: str) -> Table:

@@ -30,8 +30,8 @@ from a pipeline's own batches.
 | ``ledgerlake_upkeep_failures_total`` | query | attempts of upkeep that failed |
 | ``ledgerlake_upkeep_last_success_timestamp_seconds`` | query | when upkeep last went through all tables without a failure |
 
-If the broker adds no entry metadata, or a pipeline is not connected to it, the lag is unknown and not shown. ``deploy/grafana.json`` and
-``deploy/alerts.yaml`` use these names.
+If the broker adds no entry metadata, or a pipeline is not connected to it, the lag is unknown and
+not shown. ``deploy/grafana.json`` and ``deploy/alerts.yaml`` use these names.
 """
 
 from __future__ import annotations
@@ -47,7 +47,12 @@ from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from py4j.protocol import Py4JError
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
@@ -78,8 +83,8 @@ _Family = GaugeMetricFamily | CounterMetricFamily
 
 @dataclass(frozen=True)
 class PipelineState:
-    """What a pipeline says of itself when its metrics are fetched; ``tables`` are the places of those
-    that its configuration names, ``reading`` the micro-batch that runs.
+    """What a pipeline says of itself when its metrics are fetched; ``tables`` are the places of
+    those that its configuration names, ``reading`` the micro-batch that runs.
     """
 
     is_owner: bool
@@ -89,9 +94,13 @@ class PipelineState:
     reading: Reading | None = None
 
 
-def state_of(config: Config, *, is_owner: bool, upkeep: UpkeepReport, reading: Reading | None = None) -> PipelineState:
+def state_of(
+    config: Config, *, is_owner: bool, upkeep: UpkeepReport, reading: Reading | None = None
+) -> PipelineState:
     """Return the state of the pipeline of a configuration."""
-    tables = {table.name: str(table.place) for table in config.table_options if not table.is_template}
+    tables = {
+        table.name: str(table.place) for table in config.table_options if not table.is_template
+    }
     tables[REJECTS_TABLE] = str(config.rejects_place)
     return PipelineState(is_owner, upkeep, config.source.client.service_url, tables, reading)
 
@@ -184,7 +193,11 @@ class QueryNumbers:
 
     def lags_now(self, state: PipelineState | None) -> dict[str, Behind]:
         """Return the lags, with the micro-batch that runs."""
-        return self.lags if state is None else lags_now(self.lags, state.reading, is_owner=state.is_owner)
+        return (
+            self.lags
+            if state is None
+            else lags_now(self.lags, state.reading, is_owner=state.is_owner)
+        )
 
     def sample(self, now_ms: int, lags_now: dict[str, Behind]) -> None:
         """Add the numbers of this time to the history."""
@@ -214,7 +227,11 @@ class Metrics:
         self._lock = threading.Lock()
 
     def add_progress(
-        self, query: str, lags: dict[str, Behind], rows_per_second: float, durations_ms: dict[str, int] | None = None
+        self,
+        query: str,
+        lags: dict[str, Behind],
+        rows_per_second: float,
+        durations_ms: dict[str, int] | None = None,
     ) -> None:
         """Take Spark's numbers of a micro-batch."""
         with self._lock:
@@ -247,7 +264,9 @@ class Metrics:
                 numbers.stored_bytes += result.stored_bytes
                 numbers.add_released(result.released, clock_ms)
             if numbers.batch_ended_s is not None:
-                numbers.messages_per_second = result.messages / max(now_s - numbers.batch_ended_s, 0.001)
+                numbers.messages_per_second = result.messages / max(
+                    now_s - numbers.batch_ended_s, 0.001
+                )
             numbers.batch_ended_s = now_s
             numbers.last_batch_timestamp_seconds = clock_ms / 1000
             numbers.commits.add(result.commit_s)
@@ -290,19 +309,29 @@ class Metrics:
         return self._queries.setdefault(query, QueryNumbers())
 
     def _by_partition(self, states: dict[str, PipelineState]) -> Iterator[Metric]:
-        samples: dict[str, list[tuple[str, str, float | None]]] = {name: [] for name in _PARTITION_GAUGES}
+        samples: dict[str, list[tuple[str, str, float | None]]] = {
+            name: [] for name in _PARTITION_GAUGES
+        }
         for query, numbers in self._queries.items():
             for name, lag in numbers.lags_now(states.get(query)).items():
                 size = numbers.bytes_per_message
                 size_bytes = None if lag.messages is None or size is None else lag.messages * size
                 samples["lag_messages"].append((query, name, lag.messages))
-                samples["lag_seconds"].append((query, name, None if lag.time_ms is None else lag.time_ms / 1000))
+                samples["lag_seconds"].append(
+                    (query, name, None if lag.time_ms is None else lag.time_ms / 1000)
+                )
                 samples["lag_bytes"].append((query, name, size_bytes))
-            samples["waiting_messages"] += [(query, name, count) for name, count in numbers.delayed_counts.items()]
+            samples["waiting_messages"] += [
+                (query, name, count) for name, count in numbers.delayed_counts.items()
+            ]
             for name, due_ms in numbers.next_due_ms.items():
-                samples["next_due_timestamp_seconds"].append((query, name, None if due_ms is None else due_ms / 1000))
+                samples["next_due_timestamp_seconds"].append(
+                    (query, name, None if due_ms is None else due_ms / 1000)
+                )
         for metric, text in _PARTITION_GAUGES.items():
-            family = GaugeMetricFamily(f"ledgerlake_{metric}", text, labels=["query", "topic_partition"])
+            family = GaugeMetricFamily(
+                f"ledgerlake_{metric}", text, labels=["query", "topic_partition"]
+            )
             for query, name, value in samples[metric]:
                 if value is not None:
                     family.add_metric([query, name], value)
@@ -314,10 +343,14 @@ class Metrics:
             is_pipelines = metric != "rows_per_second"
             for query, numbers in self._queries.items():
                 value = getattr(numbers, metric)
-                if value is not None and is_pipelines == (query in self._pipelines or bool(numbers.batches)):
+                if value is not None and is_pipelines == (
+                    query in self._pipelines or bool(numbers.batches)
+                ):
                     family.add_metric([query], value)
             yield family
-        by_reason = CounterMetricFamily("ledgerlake_rejects_by_reason", _BY_REASON, labels=["query", "reason"])
+        by_reason = CounterMetricFamily(
+            "ledgerlake_rejects_by_reason", _BY_REASON, labels=["query", "reason"]
+        )
         for query, numbers in self._queries.items():
             for reason, count in sorted(numbers.reasons.items()):
                 by_reason.add_metric([query, reason], count)
@@ -327,7 +360,9 @@ class Metrics:
         for query, numbers in self._queries.items():
             if numbers.batches or numbers.due_spans:
                 for horizon_s, count in zip(HORIZON_S, numbers.due_within(now_ms), strict=True):
-                    due.add_metric([query, "+Inf" if horizon_s == math.inf else f"{horizon_s:.0f}"], count)
+                    due.add_metric(
+                        [query, "+Inf" if horizon_s == math.inf else f"{horizon_s:.0f}"], count
+                    )
         yield due
         commits = HistogramMetricFamily("ledgerlake_commit_seconds", _COMMITS, labels=["query"])
         for query, numbers in self._queries.items():
@@ -374,13 +409,23 @@ _QUERY_METRICS: dict[str, tuple[str, type[_Family]]] = {
         GaugeMetricFamily,
     ),
     "released_messages": ("Delayed messages released and committed.", CounterMetricFamily),
-    "late_seconds": ("Time from due to committed of the released messages, together.", CounterMetricFamily),
-    "most_late_seconds": ("Longest time from due to committed in the last release.", GaugeMetricFamily),
+    "late_seconds": (
+        "Time from due to committed of the released messages, together.",
+        CounterMetricFamily,
+    ),
+    "most_late_seconds": (
+        "Longest time from due to committed in the last release.",
+        GaugeMetricFamily,
+    ),
     "incomplete_messages": ("Large messages that are incomplete.", GaugeMetricFamily),
     "kept_bytes": ("Bytes of the entries kept of incomplete large messages.", GaugeMetricFamily),
 }
 _PIPELINE_METRICS: dict[str, tuple[str, type[_Family], Callable[[PipelineState], float | None]]] = {
-    "is_owner": ("Whether this process owns the stream.", GaugeMetricFamily, lambda state: state.is_owner),
+    "is_owner": (
+        "Whether this process owns the stream.",
+        GaugeMetricFamily,
+        lambda state: state.is_owner,
+    ),
     "upkeep_failures": (
         "Attempts of upkeep that failed.",
         CounterMetricFamily,
@@ -389,7 +434,9 @@ _PIPELINE_METRICS: dict[str, tuple[str, type[_Family], Callable[[PipelineState],
     "upkeep_last_success_timestamp_seconds": (
         "When upkeep last went through all tables without a failure.",
         GaugeMetricFamily,
-        lambda state: None if state.upkeep.last_round_ms is None else state.upkeep.last_round_ms / 1000,
+        lambda state: (
+            None if state.upkeep.last_round_ms is None else state.upkeep.last_round_ms / 1000
+        ),
     ),
 }
 _TABLE_METRICS: dict[str, tuple[str, type[_Family], Callable[[TableUpkeep], float | None]]] = {
@@ -403,8 +450,16 @@ _TABLE_METRICS: dict[str, tuple[str, type[_Family], Callable[[TableUpkeep], floa
         GaugeMetricFamily,
         lambda table: None if table.size is None else table.size.size_bytes,
     ),
-    "upkeep_merged_files": ("Small files merged.", CounterMetricFamily, lambda table: table.merged_files),
-    "upkeep_removed_files": ("Unused files removed.", CounterMetricFamily, lambda table: table.removed_files),
+    "upkeep_merged_files": (
+        "Small files merged.",
+        CounterMetricFamily,
+        lambda table: table.merged_files,
+    ),
+    "upkeep_removed_files": (
+        "Unused files removed.",
+        CounterMetricFamily,
+        lambda table: table.removed_files,
+    ),
 }
 
 
@@ -426,7 +481,9 @@ class MetricsListener(StreamingQueryListener):  # type: ignore[misc]
         if lags:
             # The query may have started before this listener.
             name = self._names.setdefault(str(progress.id), progress.name or str(progress.id))
-            durations_ms = {str(step): int(taken_ms) for step, taken_ms in progress.durationMs.items()}
+            durations_ms = {
+                str(step): int(taken_ms) for step, taken_ms in progress.durationMs.items()
+            }
             self._metrics.add_progress(name, lags, progress.inputRowsPerSecond or 0.0, durations_ms)
 
     def onQueryIdle(self, event: Any) -> None:
@@ -444,18 +501,28 @@ class ServedMetrics(Metrics):
         UsageError, SetupError: as ``HttpServer``.
     """
 
-    def __init__(self, spark: SparkSession, port: int, address: str = MetricsConfig.address, token: str = "") -> None:
+    def __init__(
+        self, spark: SparkSession, port: int, address: str = MetricsConfig.address, token: str = ""
+    ) -> None:
         super().__init__()
         registry = CollectorRegistry()
         registry.register(self)
         self._status = Status(self)
         try:
-            self._server = HttpServer(port, address, token, {"/metrics": make_wsgi_app(registry), **self._status.pages})
+            self._server = HttpServer(
+                port, address, token, {"/metrics": make_wsgi_app(registry), **self._status.pages}
+            )
         except BaseException:
             self._status.problems.close()
             raise
         self.port = self._server.port
-        host = "localhost" if address in ("0.0.0.0", "::") else f"[{address}]" if ":" in address else address
+        host = (
+            "localhost"
+            if address in ("0.0.0.0", "::")
+            else f"[{address}]"
+            if ":" in address
+            else address
+        )
         self.url = f"http://{host}:{self.port}/"
         self._streams = spark.streams
         self._listener = MetricsListener(self)

@@ -1,5 +1,5 @@
-"""The progress of a running pipeline in numbers: rate, lag by topic partition, the broker's time reached,
-rejects. ``progress_screen`` shows them.
+"""The progress of a running pipeline in numbers: rate, lag by topic partition, the broker's time
+reached, rejects. ``progress_screen`` shows them.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Commit:
 
 @dataclass
 class Details:
-    """What the live screen shows beside the totals: rejects by reason, incomplete large messages, when
-    delayed messages are due, and the last commits. Its thread reads while micro-batches are added, so
-    collections are replaced and never changed.
+    """What the live screen shows beside the totals: rejects by reason, incomplete large messages,
+    when delayed messages are due, and the last commits. Its thread reads while micro-batches are
+    added, so collections are replaced and never changed.
     """
 
     reasons: Counter[str] = field(default_factory=Counter)
@@ -77,7 +77,9 @@ class Details:
             self.reasons = self.reasons + result.reasons
         self.incomplete = self.incomplete | result.incomplete
         self.next_due_ms = self.next_due_ms | result.next_due_ms
-        commit = Commit(result.batch_id, result.messages, result.rejects, round(result.commit_s * 1000), now_ms)
+        commit = Commit(
+            result.batch_id, result.messages, result.rejects, round(result.commit_s * 1000), now_ms
+        )
         self.commits = [*self.commits, commit][-_SHOWN_COMMITS:]
 
 
@@ -117,9 +119,9 @@ class Reading:
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a pipeline at a time: the totals, the messages a second now and before, how far it
-    has come, and what is said of the micro-batch that runs. ``lost_ms``: since when there is no
-    connection to the broker.
+    """The progress of a pipeline at a time: the totals, the messages a second now and before, how
+    far it has come, and what is said of the micro-batch that runs. ``lost_ms``: since when there is
+    no connection to the broker.
     """
 
     name: str
@@ -135,7 +137,11 @@ class Progress:
     @property
     def lost(self) -> str:
         """Return what is said of a lost connection; empty if there is one."""
-        return "" if self.lost_ms is None else f"no connection to the broker since {clock_text(self.lost_ms)} UTC"
+        return (
+            ""
+            if self.lost_ms is None
+            else f"no connection to the broker since {clock_text(self.lost_ms)} UTC"
+        )
 
     @property
     def rate(self) -> float:
@@ -170,7 +176,8 @@ def progress_line(progress: Progress) -> str:
     totals, taken = progress.totals, progress.taken
     lags = " ".join(_labelled(progress.lags))
     line = (
-        f"{counted(totals.messages, 'message', 'messages')}  {progress.rate:,.0f}/s  broker time {broker_time(taken)}  lag {lags or '-'}  "
+        f"{counted(totals.messages, 'message', 'messages')}  {progress.rate:,.0f}/s  broker time "
+        f"{broker_time(taken)}  lag {lags or '-'}  "
         f"rejects {totals.rejects:,}"
     )
     delayed_count = sum(totals.delayed_counts.values())
@@ -195,12 +202,16 @@ def clock_text(time_ms: int) -> str:
 
 
 def _reached_ms(taken: Offset) -> int | None:
-    return max((offset.time_ms for offset in taken.values() if offset.time_ms is not None), default=None)
+    return max(
+        (offset.time_ms for offset in taken.values() if offset.time_ms is not None), default=None
+    )
 
 
 @dataclass(frozen=True)
 class Behind:
-    """The lag of a topic partition in messages and in the broker's time; None if it is not known."""
+    """The lag of a topic partition in messages and in the broker's time; None if it is not
+    known.
+    """
 
     messages: int | None
     time_ms: int | None
@@ -217,9 +228,12 @@ def lags_of(progress: Any) -> dict[str, Behind]:
     return lags
 
 
-def lags_now(lags: dict[str, Behind], reading: Reading | None, *, is_owner: bool) -> dict[str, Behind]:
-    """Return lags as of the last micro-batch together with what the one that runs reads: that is not in
-    the tables before it ends. Without a connection to the broker, nobody knows where the topics end.
+def lags_now(
+    lags: dict[str, Behind], reading: Reading | None, *, is_owner: bool
+) -> dict[str, Behind]:
+    """Return lags as of the last micro-batch together with what the one that runs reads: that is
+    not in the tables before it ends. Without a connection to the broker, nobody knows where the
+    topics end.
     """
     if not is_owner:
         return dict.fromkeys(lags, Behind(None, None))
@@ -241,21 +255,25 @@ def behind(taken: PartitionOffset | None, latest: PartitionOffset) -> Behind:
     time_ms = None
     if taken is not None and taken.time_ms is not None and latest.time_ms is not None:
         time_ms = max(latest.time_ms - taken.time_ms, 0)
-    if latest.index is None or (taken is not None and taken.index is None and taken.position.entry_id >= 0):
+    if latest.index is None or (
+        taken is not None and taken.index is None and taken.position.entry_id >= 0
+    ):
         return Behind(None, time_ms)
     taken_index = taken.index if taken is not None and taken.index is not None else -1
     return Behind(latest.index - taken_index, time_ms)
 
 
 def _labelled(lags: dict[str, Behind]) -> Iterator[str]:
-    """Yield the lag of each topic partition in order, with the name of its topic, which has its namespace
-    if topics of several have the same name.
+    """Yield the lag of each topic partition in order, with the name of its topic, which has its
+    namespace if topics of several have the same name.
     """
     topics = {split_partition(name)[0] for name in lags}
     is_short = len({topic.rpartition("/")[2] for topic in topics}) == len(topics)
     for name, lag in sorted(lags.items(), key=lambda item: split_partition(item[0])):
         topic, partition = split_partition(name)
-        label = topic.rpartition("/" if is_short else "://")[2] + (f"-p{partition}" if partition >= 0 else "")
+        label = topic.rpartition("/" if is_short else "://")[2] + (
+            f"-p{partition}" if partition >= 0 else ""
+        )
         yield f"{label}:{'?' if lag.messages is None else format(lag.messages, ',')}"
 
 

@@ -40,8 +40,8 @@ _SHOWN_RATES = 120
 
 
 class ProgressScreen:
-    """Shows the progress each second on a terminal (see ``live_screen``), and writes a line every ten
-    seconds elsewhere.
+    """Shows the progress each second on a terminal (see ``live_screen``), and writes a line every
+    ten seconds elsewhere.
 
     Args:
         name: of the stream.
@@ -147,7 +147,9 @@ class ProgressScreen:
 
         console, terminal = Console(file=unguarded(self._out)), self._terminal
         # What is logged meanwhile appears above the screen.
-        with Live(console=console, auto_refresh=False, transient=True, redirect_stderr=terminal is None) as live:
+        with Live(
+            console=console, auto_refresh=False, transient=True, redirect_stderr=terminal is None
+        ) as live:
             if terminal is not None:
                 terminal.show_lines(lambda line: console.print(Text(printable(line.expandtabs()))))
             size = console.size
@@ -155,11 +157,14 @@ class ProgressScreen:
                 if terminal is not None:
                     console.size = ConsoleDimensions(*terminal.size)
                 if console.size != size:
-                    # The terminal has broken the lines of the last screen anew, so that their number is unknown.
+                    # The terminal has broken the lines of the last screen anew, so that their
+                    # number is unknown.
                     size = console.size
                     console.clear()
                 ascii_only = console.options.ascii_only
-                live.update(live_screen(self.progress(query), *size, ascii_only=ascii_only), refresh=True)
+                live.update(
+                    live_screen(self.progress(query), *size, ascii_only=ascii_only), refresh=True
+                )
         if terminal is not None:
             terminal.show_lines(None)
 

@@ -1,8 +1,10 @@
-"""The terminal of this process and of those that it starts, for a screen that is drawn again and again.
+"""The terminal of this process and of those that it starts, for a screen that is drawn again and
+again.
 
-A screen goes back over its own lines before it is drawn anew. What another process writes in between,
-as the JVM and Spark's Python workers do, would move it, and be erased. So file descriptor 2 becomes a pipe
-before they start. They inherit it, and a thread of this process writes each line above the screen.
+A screen goes back over its own lines before it is drawn anew. What another process writes in
+between, as the JVM and Spark's Python workers do, would move it, and be erased. So file descriptor
+2 becomes a pipe before they start. They inherit it, and a thread of this process writes each line
+above the screen.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ _DRAIN_S = 1.0
 
 
 class SharedTerminal:
-    """Has the terminal as ``out``. Each line that this process or one below it writes to standard error
-    goes to the terminal, or to the function that ``show_lines`` was given.
+    """Has the terminal as ``out``. Each line that this process or one below it writes to standard
+    error goes to the terminal, or to the function that ``show_lines`` was given.
     """
 
     def __init__(self) -> None:
@@ -44,11 +46,15 @@ class SharedTerminal:
         return size.columns or 80, size.lines or 24
 
     def show_lines(self, show: Callable[[str], None] | None) -> None:
-        """Have a function show the lines, each without its end; None: nothing else uses the terminal."""
+        """Have a function show the lines, each without its end; None: nothing else uses the
+        terminal.
+        """
         self._show = show or self._write
 
     def close(self) -> None:
-        """Give standard error back. What the other processes write later still comes through the pipe."""
+        """Give standard error back. What the other processes write later still comes through the
+        pipe.
+        """
         self._show = self._write
         os.dup2(self.out.fileno(), _STDERR)
         give_up_s = time.monotonic() + _DRAIN_S

@@ -1,14 +1,14 @@
 """What the status page shows, as one JSON document, and the page itself (``status_page.html``).
 
     {"version": 1, "time_ms": ..., "started_ms": ...,
-     "queries": [{"name": "orders", "lag_messages": 0, "topic_partitions": [...], "history": {...}, ...}],
-     "problems": [{"time_ms": ..., "level": "WARNING", "text": "...", "times": 1}]}
+     "queries": [{"name": "orders", "lag_messages": 0, "topic_partitions": [...], "history": {...},
+     ...}], "problems": [{"time_ms": ..., "level": "WARNING", "text": "...", "times": 1}]}
 
 Rules kept here:
   - It has names, numbers and the sentences of the log, which name no secret. It has no message, and
     nothing of the configuration but the broker's address and the places of the tables.
-  - Its size is bounded: a hundred topic partitions, those with the most lag first, a hundred tables,
-    and the last twenty problems.
+  - Its size is bounded: a hundred topic partitions, those with the most lag first, a hundred
+    tables, and the last twenty problems.
   - The page loads nothing but this document. Its policy lets it run its own script alone.
 """
 
@@ -38,7 +38,17 @@ _MOST_ROWS = 100
 _MOST_PROBLEMS = 20
 _MOST_TEXT = 500
 
-_DUE = ("overdue", "1 minute", "10 minutes", "1 hour", "6 hours", "1 day", "7 days", "30 days", "later")
+_DUE = (
+    "overdue",
+    "1 minute",
+    "10 minutes",
+    "1 hour",
+    "6 hours",
+    "1 day",
+    "7 days",
+    "30 days",
+    "later",
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,9 @@ class Problems(logging.Handler):
         last = self._last[-1] if self._last else None
         if last is not None and (last.level, last.text) == (problem.level, problem.text):
             problem = replace(problem, times=last.times + 1)
-        self._last = [*(self._last[:-1] if problem.times > 1 else self._last), problem][-_MOST_PROBLEMS:]
+        self._last = [*(self._last[:-1] if problem.times > 1 else self._last), problem][
+            -_MOST_PROBLEMS:
+        ]
 
     @property
     def last(self) -> list[Problem]:
@@ -102,7 +114,11 @@ class Status:
         """Return the status page and its document, by path."""
         content = _page()
         return {
-            "/": page("text/html; charset=utf-8", lambda: content, {"Content-Security-Policy": policy_of(content)}),
+            "/": page(
+                "text/html; charset=utf-8",
+                lambda: content,
+                {"Content-Security-Policy": policy_of(content)},
+            ),
             "/status.json": page("application/json", lambda: json.dumps(self.document()).encode()),
         }
 
@@ -113,14 +129,16 @@ class Status:
             "version": VERSION,
             "time_ms": now_ms,
             "started_ms": self._started_ms,
-            "queries": self._metrics.read(lambda name, numbers, state: _query(name, numbers, state, now_ms)),
+            "queries": self._metrics.read(
+                lambda name, numbers, state: _query(name, numbers, state, now_ms)
+            ),
             "problems": [vars(problem) for problem in self.problems.last],
         }
 
 
 def policy_of(content: bytes) -> str:
-    """Return the policy by which a browser loads nothing else, and runs only what the page has. Its icon
-    is data of the page.
+    """Return the policy by which a browser loads nothing else, and runs only what the page has. Its
+    icon is data of the page.
     """
     hashes = {}
     for kind in ("script", "style"):
@@ -137,7 +155,9 @@ def _page() -> bytes:
     return (files("ledgerlake.monitor") / "status_page.html").read_bytes()
 
 
-def _query(name: str, numbers: QueryNumbers, state: PipelineState | None, now_ms: int) -> dict[str, Any]:
+def _query(
+    name: str, numbers: QueryNumbers, state: PipelineState | None, now_ms: int
+) -> dict[str, Any]:
     lags = numbers.lags_now(state)
     partitions = _partitions(numbers, lags)
     numbers.sample(now_ms, lags)
@@ -173,12 +193,19 @@ def _pipeline(numbers: QueryNumbers, state: PipelineState, now_ms: int) -> dict[
         "kept_bytes": numbers.kept_bytes,
         "waiting": sum(numbers.delayed_counts.values()),
         "most_late_ms": _ms(numbers.most_late_seconds),
-        "next_due_ms": min((due_ms for due_ms in numbers.next_due_ms.values() if due_ms is not None), default=None),
-        "due": [{"within": label, "messages": count} for label, count in zip(_DUE, counts, strict=True)],
+        "next_due_ms": min(
+            (due_ms for due_ms in numbers.next_due_ms.values() if due_ms is not None), default=None
+        ),
+        "due": [
+            {"within": label, "messages": count} for label, count in zip(_DUE, counts, strict=True)
+        ],
         "rejects_by_reason": dict(numbers.reasons.most_common(_MOST_ROWS)),
         "tables": tables[:_MOST_ROWS],
         "tables_count": len(tables),
-        "upkeep": {"failures": state.upkeep.failed_attempts, "last_success_ms": state.upkeep.last_round_ms},
+        "upkeep": {
+            "failures": state.upkeep.failed_attempts,
+            "last_success_ms": state.upkeep.last_round_ms,
+        },
     }
 
 
@@ -202,7 +229,10 @@ def _partitions(numbers: QueryNumbers, lags: dict[str, Behind]) -> list[dict[str
 def _tables(state: PipelineState) -> list[dict[str, Any]]:
     known = {table.table: table for table in state.upkeep.tables}
     rows = []
-    for name, path in {**state.tables, **{name: table.path for name, table in known.items()}}.items():
+    for name, path in {
+        **state.tables,
+        **{name: table.path for name, table in known.items()},
+    }.items():
         table = known.get(name)
         size = None if table is None else table.size
         rows.append(
@@ -220,7 +250,9 @@ def _tables(state: PipelineState) -> list[dict[str, Any]]:
 
 
 def _history(samples: list[Sample]) -> dict[str, list[int | None]]:
-    return {name: [getattr(sample, name) for sample in samples] for name in Sample.__dataclass_fields__}
+    return {
+        name: [getattr(sample, name) for sample in samples] for name in Sample.__dataclass_fields__
+    }
 
 
 def _together(how: Any, values: list[int | None]) -> int | None:

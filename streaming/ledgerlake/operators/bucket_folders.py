@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ledgerlake.stored.places import Place
 
 
-def open_folder(folder: Place, source: TopicPartition, query_id: str, used: Mapping[int, int]) -> FolderStorage:
+def open_folder(
+    folder: Place, source: TopicPartition, query_id: str, used: Mapping[int, int]
+) -> FolderStorage:
     """Return the storage of one query's topic partition, below a folder for all.
 
     Args:
@@ -35,7 +37,9 @@ def query_id_of_task() -> str:
     """
     query_id = find_query_id()
     if not query_id:
-        raise SetupError("Spark did not tell the query's id, by which its folder of delayed messages is named")
+        raise SetupError(
+            "Spark did not tell the query's id, by which its folder of delayed messages is named"
+        )
     return query_id
 
 

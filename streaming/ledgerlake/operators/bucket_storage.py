@@ -2,10 +2,10 @@
 
 The state store drops the values that a failed micro-batch wrote, and keeps those that an older
 version of the state names; a folder does neither. There, a bucket that the record does not name
-gets a mark (``<bucket id>.dropped``), and is removed when the mark is a day old. A bucket whose first
-segments are finished gets one with the number of the first that is not (``<bucket
-id>-<segment>.dropped``), and the blocks before it are removed. So the state of any micro-batch of the
-last day finds its segments, and buckets that killed tasks left are removed too.
+gets a mark (``<bucket id>.dropped``), and is removed when the mark is a day old. A bucket whose
+first segments are finished gets one with the number of the first that is not (``<bucket
+id>-<segment>.dropped``), and the blocks before it are removed. So the state of any micro-batch of
+the last day finds its segments, and buckets that killed tasks left are removed too.
 """
 
 from __future__ import annotations
@@ -185,11 +185,15 @@ class FolderStorage(_PackedStorage):
             return None
 
     def _sweep(self) -> None:
-        """Mark buckets that the record does not name as dropped, and finished segments; remove a mark if
-        a restored record uses what it names, and what was marked long ago.
+        """Mark buckets that the record does not name as dropped, and finished segments; remove a
+        mark if a restored record uses what it names, and what was marked long ago.
         """
         files = self._filesystem.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
-        marks = {file.base_name.removesuffix(_DROPPED): file for file in files if file.base_name.endswith(_DROPPED)}
+        marks = {
+            file.base_name.removesuffix(_DROPPED): file
+            for file in files
+            if file.base_name.endswith(_DROPPED)
+        }
         for file in files:
             name = file.base_name
             if name.isdecimal() and name not in self._used and name not in marks:
@@ -207,7 +211,9 @@ class FolderStorage(_PackedStorage):
                 self._filesystem.delete_file(mark.path)
 
     def _remove(self, bucket: str, end: int) -> None:
-        """Remove the blocks of a bucket that are wholly before a segment, or, if that is 0, all of it."""
+        """Remove the blocks of a bucket that are wholly before a segment, or, if that is 0, all of
+        it.
+        """
         folder = f"{self._root}/{bucket}"
         with contextlib.suppress(FileNotFoundError):
             if not end:
@@ -263,7 +269,9 @@ def _parse(kind: type[Stored], data: bytes) -> Stored:
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        raise OffsetError(f"a bucket of delayed messages is damaged ({error}); restore the checkpoint") from None
+        raise OffsetError(
+            f"a bucket of delayed messages is damaged ({error}); restore the checkpoint"
+        ) from None
 
 
 def _read_directory(data: bytes) -> list[int]:

@@ -29,9 +29,16 @@ def cancelled_rows(messages: pa.RecordBatch, cancels: Cancels) -> NDArray[np.boo
     if not len(cancels):
         return is_cancelled
     keys = key_texts(messages)
-    rows = np.flatnonzero(_are_among(keys, cancels.keys) | _are_among(messages["ledger_id"], cancels.ledger_ids))
+    rows = np.flatnonzero(
+        _are_among(keys, cancels.keys) | _are_among(messages["ledger_id"], cancels.ledger_ids)
+    )
     taken = messages.take(pa.array(rows))
-    columns = [taken["ledger_id"], taken["entry_id"], taken["batch_index"], keys.take(pa.array(rows))]
+    columns = [
+        taken["ledger_id"],
+        taken["entry_id"],
+        taken["batch_index"],
+        keys.take(pa.array(rows)),
+    ]
     # An entry that was read again may be another one, of a topic that was created anew.
     times_us = taken["deliver_at"].cast(pa.int64())
     for row, ledger_id, entry_id, batch_index, key, time_us in zip(
@@ -43,8 +50,8 @@ def cancelled_rows(messages: pa.RecordBatch, cancels: Cancels) -> NDArray[np.boo
 
 
 def _are_among(values: pa.Array, known: frozenset[Any]) -> NDArray[np.bool_]:
-    """Return a mask of the values that are known. A row of messages may be a single one, and cancels are
-    many, so they are looked up by the values and never gone through.
+    """Return a mask of the values that are known. A row of messages may be a single one, and
+    cancels are many, so they are looked up by the values and never gone through.
     """
     if not known:
         return np.zeros(len(values), dtype=bool)
@@ -56,8 +63,8 @@ def _are_among(values: pa.Array, known: frozenset[Any]) -> NDArray[np.bool_]:
 
 
 def is_entry_cancelled(entry: Entry | None, position: Position, cancels: Cancels) -> bool:
-    """Return whether the message of an entry is cancelled, by its metadata; of a large message, by its
-    last chunk. False if the bytes are gone, or do not parse.
+    """Return whether the message of an entry is cancelled, by its metadata; of a large message, by
+    its last chunk. False if the bytes are gone, or do not parse.
 
     The messages of a batch are unknown. So it is cancelled if one of them may be: a replay that can
     read them has no cancels.

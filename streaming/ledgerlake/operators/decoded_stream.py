@@ -33,9 +33,13 @@ if TYPE_CHECKING:
     from ledgerlake.options.source_options import SourceOptions
 
 
-def complete_messages(bundles: DataFrame, options: SourceOptions, limits: Limits, delay: DelayOptions) -> DataFrame:
+def complete_messages(
+    bundles: DataFrame, options: SourceOptions, limits: Limits, delay: DelayOptions
+) -> DataFrame:
     """Return rows of ``schema.VIEW``: messages, and rejects with their ``reject_reason``."""
-    forwarded = bundles.mapInArrow(lambda rows: forward_bundles(rows, options, delay.enabled), STAGE_ROWS_DDL)
+    forwarded = bundles.mapInArrow(
+        lambda rows: forward_bundles(rows, options, delay.enabled), STAGE_ROWS_DDL
+    )
     assembled = stateful(forwarded, Processor(limits, delay, options.client), STAGE_ROWS_DDL)
     return assembled.mapInArrow(
         lambda rows: _decode(rows, options, limits, delay.enabled), from_arrow_schema(schema.VIEW)
@@ -62,7 +66,10 @@ def _decode(
 
 
 def _as_view(
-    outcome: Outcome, decoder: OutcomeDecoder, topic_partition: TopicPartition, options: SourceOptions
+    outcome: Outcome,
+    decoder: OutcomeDecoder,
+    topic_partition: TopicPartition,
+    options: SourceOptions,
 ) -> Iterator[pa.RecordBatch]:
     for decoded in decoder.decode(outcome):
         if isinstance(decoded, list):

@@ -4,12 +4,13 @@ are due.
 State beside that of large messages:
 
     index      the record of all buckets, JSON with a version (``delay.bucket``)
-    snapshots  (bucket, number) -> a bucket's metadata, its directory of blocks, or a block of segments with the delayed
-               entries in them (``bucket_storage``)
-    separate   (ledger, entry) -> a message whose bytes are in ``parts`` and not in a segment: a large
-               message, with the position of its last chunk as the key, or an entry that a range cut
-               in two. JSON with a version (``separately_stored``)
-    cancels    the cancels that are still needed, and marks of positions, JSON with a version (``schedules.cancels``)
+    snapshots  (bucket, number) -> a bucket's metadata, its directory of blocks, or a block of
+               segments with the delayed entries in them (``bucket_storage``)
+    separate   (ledger, entry) -> a message whose bytes are in ``parts`` and not in a segment: a
+               large message, with the position of its last chunk as the key, or an entry that a
+               range cut in two. JSON with a version (``separately_stored``)
+    cancels    the cancels that are still needed, and marks of positions, JSON with a version
+               (``schedules.cancels``)
 
 and those of schedules by id (``operators.schedule_state``).
 
@@ -21,8 +22,8 @@ A large message that was spilled or completed by its marker has no chunks in ``p
 from the topic when it arrives. So without ``reread`` no delayed message needs the topic, however
 long its producer delays it.
 
-A micro-batch of a pipeline releases the first ``MOST_DUE`` messages of a topic partition, and up to a
-row more. The others stay due, and the next micro-batch takes them: so plain messages do not wait
+A micro-batch of a pipeline releases the first ``MOST_DUE`` messages of a topic partition, and up to
+a row more. The others stay due, and the next micro-batch takes them: so plain messages do not wait
 until a million delayed ones are written.
 """
 
@@ -42,7 +43,14 @@ from ledgerlake.assembly.assembler import Assembled, KeptEntries, Rejected
 from ledgerlake.decode.split import entries_of, read_delayed
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.delay.due_times import DueSpan, DueTimes
-from ledgerlake.delay.segment import INDEX_SCHEMA, are_until, frame_sizes, index_rows, key_at, key_columns
+from ledgerlake.delay.segment import (
+    INDEX_SCHEMA,
+    are_until,
+    frame_sizes,
+    index_rows,
+    key_at,
+    key_columns,
+)
 from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.bucket_folders import open_folder, query_id_of_task
@@ -108,8 +116,8 @@ TOPIC = "topic"
 _ROW_BYTES = 1024 * 1024
 _ROW_POSITIONS = 1000
 
-# When the messages of buckets are due, so that a worker process reads the metadata of a bucket once.
-# Buckets never change, and their ids are random.
+# When the messages of buckets are due, so that a worker process reads the metadata of a bucket
+# once. Buckets never change, and their ids are random.
 _due_times: dict[int, DueTimes] = {}
 _MOST_KNOWN_BUCKETS = 1000
 
@@ -118,8 +126,8 @@ _MOST_KNOWN_BUCKETS = 1000
 class DelayedSummary:
     """The delayed messages of a topic partition in numbers. ``oldest_to_reread`` is the first entry
     whose bytes only the topic has; ``more_due`` tells that the next micro-batch is to release more;
-    ``left`` is the tally of messages that left the index, ``waited`` of the ones among them that had
-    waited before the micro-batch.
+    ``left`` is the tally of messages that left the index, ``waited`` of the ones among them that
+    had waited before the micro-batch.
     """
 
     count: int = 0
@@ -141,8 +149,8 @@ class _Release:
 
 
 class _DueRow(NamedTuple):
-    """A message that left the index: its frame unless only the topic has it or it is stored separately,
-    and what is said of this delivery if it repeats.
+    """A message that left the index: its frame unless only the topic has it or it is stored
+    separately, and what is said of this delivery if it repeats.
     """
 
     key: Key
@@ -151,8 +159,8 @@ class _DueRow(NamedTuple):
 
 
 class _Together:
-    """What left the index one after another: messages, occurrences of those that repeat, and rejects of
-    these.
+    """What left the index one after another: messages, occurrences of those that repeat, and
+    rejects of these.
     """
 
     def __init__(self) -> None:
@@ -188,8 +196,12 @@ class DelayedState:
 
     def __init__(self, variables: StateVariables) -> None:
         self.index = variables.getValueState("index", "record string")
-        self.snapshots = variables.getMapState("snapshots", "bucket_id bigint, number int", "snapshot binary")
-        self.separate = variables.getMapState("separate", "ledger_id bigint, entry_id bigint", "positions string")
+        self.snapshots = variables.getMapState(
+            "snapshots", "bucket_id bigint, number int", "snapshot binary"
+        )
+        self.separate = variables.getMapState(
+            "separate", "ledger_id bigint, entry_id bigint", "positions string"
+        )
         self.cancels = variables.getValueState("cancels", "cancels string")
         self.schedules = ScheduleState(variables)
 
@@ -252,7 +264,8 @@ class DelayedMessages:
         self._not_added: set[Position] = set()
         self._not_repeated: list[Position] = []
         self._not_paused: dict[Position, None] = {}
-        # Of messages that left the index: those that had waited before the micro-batch, and its own.
+        # Of messages that left the index: those that had waited before the micro-batch, and its
+        # own.
         self._waited = self._own = Tally()
         self._cutoff_ms = 0
         self._after = AFTER_ALL
@@ -267,8 +280,12 @@ class DelayedMessages:
         frame_column = _frames(frames, delayed.frame_ends)
         if self._options.reread:
             frame_column = _of_repeating(frame_column)
-        keys = [pa.array(column) for column in (delayed.due_ms, delayed.ledger_ids, delayed.entry_ids)]
-        repeated = self._open().add(pa.RecordBatch.from_arrays([*keys, frame_column], schema=INDEX_SCHEMA))
+        keys = [
+            pa.array(column) for column in (delayed.due_ms, delayed.ledger_ids, delayed.entry_ids)
+        ]
+        repeated = self._open().add(
+            pa.RecordBatch.from_arrays([*keys, frame_column], schema=INDEX_SCHEMA)
+        )
         if repeated.num_rows:
             entries = entries_of(frames)
             ids = zip(repeated.column(1).to_pylist(), repeated.column(2).to_pylist(), strict=True)
@@ -288,10 +305,14 @@ class DelayedMessages:
     def _add_kept(self, message: DelayedLargeMessage) -> None:
         last = message.positions[-1]
         if not self._take_place(last, message.deliver_ms):
-            self._known += [(position, self._kept_entries.take(position)) for position in message.positions]
+            self._known += [
+                (position, self._kept_entries.take(position)) for position in message.positions
+            ]
             return
         if message.schedule_id is not None:
-            self.schedules.add(Scheduled(message.schedule_id, last, message.stored_ms, message.deliver_ms))
+            self.schedules.add(
+                Scheduled(message.schedule_id, last, message.stored_ms, message.deliver_ms)
+            )
         if self._options.reread:
             for position in message.positions:
                 self._kept_entries.drop(position)
@@ -302,7 +323,9 @@ class DelayedMessages:
         """Reject a complete large message. Some of its chunks were refused."""
         for position in message.positions:
             is_refused = self._kept_entries.is_refused(position)
-            self._known.append((position, None if is_refused else self._kept_entries.take(position)))
+            self._known.append(
+                (position, None if is_refused else self._kept_entries.take(position))
+            )
 
     def _add_large_to_read(self, cutoff_ms: int) -> None:
         for message in self._large_to_read:
@@ -327,7 +350,9 @@ class DelayedMessages:
         try:
             for position, entry in zip(message.positions, self._read_chunks(message), strict=True):
                 if not self._kept_entries.put(position, bytes(entry)):
-                    raise CorruptEntryError("one of its chunks waits with another message", reason=MALFORMED_MARKER)
+                    raise CorruptEntryError(
+                        "one of its chunks waits with another message", reason=MALFORMED_MARKER
+                    )
                 kept.append(position)
         except CorruptEntryError:
             for position in kept:
@@ -342,9 +367,9 @@ class DelayedMessages:
         """Add an entry that is partly in the range; its frame is kept, also
         with ``reread``.
 
-        A later range may bring the rest of the entry. If the earlier messages are still delayed, the
-        rest joins them. If those have left, the rest is due at once. If another message waits at its
-        position, it is a reject.
+        A later range may bring the rest of the entry. If the earlier messages are still delayed,
+        the rest joins them. If those have left, the rest is due at once. If another message waits
+        at its position, it is a reject.
         """
         earlier = self._load_separate(position.ledger_id, position.entry_id)
         if earlier is None or not earlier.is_continued_by(batch_range):
@@ -370,12 +395,17 @@ class DelayedMessages:
         return True
 
     def _take_place(self, position: Position, due_ms: int) -> bool:
-        """Add a message to the index whose bytes are not in it; return False if another one waits at its
-        position. The index knows the messages of earlier micro-batches only, and ``separate`` this one's.
+        """Add a message to the index whose bytes are not in it; return False if another one waits
+        at its position. The index knows the messages of earlier micro-batches only, and
+        ``separate`` this one's.
         """
         if self._load_waiting(position.ledger_id, position.entry_id) is not None:
             return False
-        return not self._open().add(index_rows([(due_ms, position.ledger_id, position.entry_id)])).num_rows
+        return (
+            not self._open()
+            .add(index_rows([(due_ms, position.ledger_id, position.entry_id)]))
+            .num_rows
+        )
 
     def cancel(self, cancel: Cancel) -> None:
         self._new_cancels.append(cancel)
@@ -383,11 +413,13 @@ class DelayedMessages:
     def release(
         self, clock_ms: int | None, after: Position = AFTER_ALL, end: Position = AFTER_ALL
     ) -> Iterator[Outcome | Cancels]:
-        """Yield the messages that are due by the time of the micro-batch, in order, or the first of them
-        (see the module). If something is due and cancels are in force, they come before the messages.
+        """Yield the messages that are due by the time of the micro-batch, in order, or the first of
+        them (see the module). If something is due and cancels are in force, they come before the
+        messages.
 
         Args:
-            after, end: the range of the micro-batch begins behind the one, and goes up to the other.
+            after, end: the range of the micro-batch begins behind the one, and goes up to the
+            other.
 
         Raises:
             BrokerError, TransportError: chunks had to be read again and could not.
@@ -406,18 +438,23 @@ class DelayedMessages:
         next_due_ms = tracker.next_due_ms
         is_due = bool(self._due_partial) or (next_due_ms is not None and next_due_ms <= cutoff_ms)
         if not (is_due or self._new_cancels or self.schedules.is_any):
-            # Cancels and marks are as many as senders like, and only these events change or need them.
+            # Cancels and marks are as many as senders like, and only these events change or need
+            # them.
             return
         stored_cancels = _read_value(self._state.cancels)
         cancels, marked, pauses = (
-            cancels_from_json(stored_cancels) if stored_cancels else (Cancels(), MarkedPositions(), Pauses())
+            cancels_from_json(stored_cancels)
+            if stored_cancels
+            else (Cancels(), MarkedPositions(), Pauses())
         )
         stored = _content(cancels.all, marked, pauses)
         store = StoredSchedules(self._state.schedules, marked)
         schedules = Schedules(store, marked, pauses, self._options.repetition_limit)
         has_schedules = self._apply_schedule_events(store, schedules)
         if self._not_repeated:
-            yield Rejected(REPETITION_REFUSED, [(position, None) for position in self._not_repeated])
+            yield Rejected(
+                REPETITION_REFUSED, [(position, None) for position in self._not_repeated]
+            )
         if self._not_paused:
             yield Rejected(PAUSE_REFUSED, [(position, None) for position in self._not_paused])
         refused = self._add_cancels(cancels, tracker.last_due_ms)
@@ -448,7 +485,9 @@ class DelayedMessages:
     ) -> Iterator[Outcome]:
         repeating = RepeatingMessages(schedules, cutoff_ms, tracker)
         together = _Together()
-        for part in repeating.in_order(_combine(tracker.take_due(cutoff_ms, self._options.most_due))):
+        for part in repeating.in_order(
+            _combine(tracker.take_due(cutoff_ms, self._options.most_due))
+        ):
             if together.size_bytes >= _ROW_BYTES:
                 yield from self._outcomes_of(together, release)
                 together = _Together()
@@ -502,7 +541,10 @@ class DelayedMessages:
             return None
         positions = [tracker.reread_from]
         if self._state.separate.exists():
-            separate = [separately_stored_from_json(value[0]) for _, value in self._state.separate.iterator()]
+            separate = [
+                separately_stored_from_json(value[0])
+                for _, value in self._state.separate.iterator()
+            ]
             positions += [message.positions[0] for message in separate if not message.bytes_kept]
         return min((position for position in positions if position is not None), default=None)
 
@@ -514,7 +556,9 @@ class DelayedMessages:
             if self._options.republish is None:
                 self._tracker.remove_output(TOPIC)
             else:
-                self._tracker.add_output(TOPIC, BEFORE_ALL if self._options.republish == "earliest" else record.reached)
+                self._tracker.add_output(
+                    TOPIC, BEFORE_ALL if self._options.republish == "earliest" else record.reached
+                )
         return self._tracker
 
     def _storage(self, record: Record) -> StateStorage | FolderStorage:
@@ -540,8 +584,8 @@ class DelayedMessages:
         return refused
 
     def _apply_schedule_events(self, store: StoredSchedules, schedules: Schedules) -> bool:
-        """Apply the events: those of an id in the order of their messages; and block by block, so that
-        each is loaded once. Return whether a message waits under an id, or did so before.
+        """Apply the events: those of an id in the order of their messages; and block by block, so
+        that each is loaded once. Return whether a message waits under an id, or did so before.
         """
         added = self.schedules.delayed_ids
         has_schedules = added > 0 or bool(schedules.marked)
@@ -558,7 +602,9 @@ class DelayedMessages:
             elif event.deliver_ms is None:
                 schedules.end(event.schedule_id, event.position, event.time_ms, REPLACED)
             elif event.position not in self._not_added:
-                repeating = None if event.rate is None else Repeating(event.deliver_ms, rate=event.rate)
+                repeating = (
+                    None if event.rate is None else Repeating(event.deliver_ms, rate=event.rate)
+                )
                 message = WaitingMessage(event.position, event.time_ms, event.deliver_ms, repeating)
                 if not schedules.put(event.schedule_id, message):
                     self._not_repeated.append(event.position)
@@ -572,9 +618,11 @@ class DelayedMessages:
         elif not schedules.pause(event.schedule_id, event.position, event.time_ms):
             self._not_paused[event.position] = None
 
-    def _withheld_rejects(self, batch: pa.RecordBatch, withheld: dict[int, Reason]) -> Iterator[Outcome]:
-        """Yield the rejects of due messages that are not to be delivered. A large one is read when the
-        one before it was taken.
+    def _withheld_rejects(
+        self, batch: pa.RecordBatch, withheld: dict[int, Reason]
+    ) -> Iterator[Outcome]:
+        """Yield the rejects of due messages that are not to be delivered. A large one is read when
+        the one before it was taken.
 
         Args:
             withheld: the reasons by row.
@@ -600,21 +648,28 @@ class DelayedMessages:
             return Rejected(reason, [(position, None)])
         if message.batch_range is not None:
             kept_frame = self._take_frame(position, message.batch_range)
-            return Rejected(reason, [(position, None)] if kept_frame is None else [*entries_of(kept_frame).items()])
+            return Rejected(
+                reason,
+                [(position, None)] if kept_frame is None else [*entries_of(kept_frame).items()],
+            )
         self._state.separate.removeKey((position.ledger_id, position.entry_id))
         if not message.bytes_kept:
             return RejectedPositions(reason, message.positions)
-        return Rejected(reason, [(chunk, self._kept_entries.take(chunk)) for chunk in message.positions])
+        return Rejected(
+            reason, [(chunk, self._kept_entries.take(chunk)) for chunk in message.positions]
+        )
 
-    def _store_cancels(self, cancels: list[Cancel], marked: MarkedPositions, pauses: Pauses) -> None:
+    def _store_cancels(
+        self, cancels: list[Cancel], marked: MarkedPositions, pauses: Pauses
+    ) -> None:
         if cancels or marked or pauses.since_ms is not None:
             self._state.cancels.update((cancels_to_json(cancels, marked, pauses),))
         else:
             self._state.cancels.clear()
 
     def _outcomes_of(self, together: _Together, release: _Release) -> Iterator[Outcome]:
-        """Yield what left the index together. If messages that repeat are among the others, as many as
-        possible make one outcome: a sender can put an occurrence between any two of them.
+        """Yield what left the index together. If messages that repeat are among the others, as many
+        as possible make one outcome: a sender can put an occurrence between any two of them.
         """
         yield from (Rejected(reason, entries) for reason, entries in together.rejected.items())
         if not together.has_repeated:
@@ -624,7 +679,9 @@ class DelayedMessages:
         rows: list[_DueRow] = []
         for row in together.rows():
             is_separate = row.frame is None and self._load_waiting(*row.key[1:]) is not None
-            if is_separate or (len(rows) >= _ROW_POSITIONS and any(each.frame is None for each in rows)):
+            if is_separate or (
+                len(rows) >= _ROW_POSITIONS and any(each.frame is None for each in rows)
+            ):
                 yield from _due_outcome(rows, release)
                 rows = []
             if is_separate:
@@ -640,7 +697,9 @@ class DelayedMessages:
             messages = batch.slice(rows[0], len(rows))
             if is_packed:
                 yield from (
-                    DueEntries(frames, release.delivered_ms, release.outputs, clock_ms=release.clock_ms)
+                    DueEntries(
+                        frames, release.delivered_ms, release.outputs, clock_ms=release.clock_ms
+                    )
                     for frames in _join_frames(messages)
                 )
             else:
@@ -651,7 +710,9 @@ class DelayedMessages:
         those that must be read from the topic.
         """
         to_reread: list[Key] = []
-        for due_ms, ledger_id, entry_id in zip(*(column.to_pylist() for column in batch.columns[:3]), strict=True):
+        for due_ms, ledger_id, entry_id in zip(
+            *(column.to_pylist() for column in batch.columns[:3]), strict=True
+        ):
             message = self._load_waiting(ledger_id, entry_id)
             if to_reread and (message is not None or len(to_reread) == _ROW_POSITIONS):
                 yield _due_positions(to_reread, release)
@@ -681,17 +742,25 @@ class DelayedMessages:
         if to_reread:
             yield _due_positions(to_reread, release)
 
-    def _take_partial(self, position: Position, batch_range: BatchRange, release: _Release) -> Iterator[Outcome]:
+    def _take_partial(
+        self, position: Position, batch_range: BatchRange, release: _Release
+    ) -> Iterator[Outcome]:
         frame = self._take_frame(position, batch_range)
         if frame is not None:
-            yield DueEntries(frame, release.delivered_ms, release.outputs, batch_range, release.clock_ms)
+            yield DueEntries(
+                frame, release.delivered_ms, release.outputs, batch_range, release.clock_ms
+            )
 
     def _take_frame(self, position: Position, batch_range: BatchRange) -> Entry | None:
-        """Take the bytes of an entry when a part of it leaves. Its record stays if the rest is to come."""
+        """Take the bytes of an entry when a part of it leaves. Its record stays if the rest is to
+        come.
+        """
         if batch_range.until is None:
             self._state.separate.removeKey((position.ledger_id, position.entry_id))
         else:
-            self._store_separate(position, SeparatelyStored((position,), True, batch_range, is_delivered=True))
+            self._store_separate(
+                position, SeparatelyStored((position,), True, batch_range, is_delivered=True)
+            )
         return self._kept_entries.take(position)
 
     def _load_waiting(self, ledger_id: int, entry_id: int) -> SeparatelyStored | None:
@@ -703,7 +772,9 @@ class DelayedMessages:
         return None if row is None else separately_stored_from_json(row[0])
 
     def _store_separate(self, position: Position, message: SeparatelyStored) -> None:
-        self._state.separate.updateValue((position.ledger_id, position.entry_id), (separately_stored_to_json(message),))
+        self._state.separate.updateValue(
+            (position.ledger_id, position.entry_id), (separately_stored_to_json(message),)
+        )
 
 
 def _content(cancels: list[Cancel], marked: MarkedPositions, pauses: Pauses) -> tuple[Any, ...]:
@@ -711,8 +782,12 @@ def _content(cancels: list[Cancel], marked: MarkedPositions, pauses: Pauses) -> 
     return cancels, marked.to_fields(), pauses.since_ms, list(pauses.ended_ms)
 
 
-def _without_withheld(batch: pa.RecordBatch, schedules: Schedules) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-    """Return due messages without those that are not to be delivered, and the reasons of these by row."""
+def _without_withheld(
+    batch: pa.RecordBatch, schedules: Schedules
+) -> tuple[pa.RecordBatch, dict[int, Reason]]:
+    """Return due messages without those that are not to be delivered, and the reasons of these by
+    row.
+    """
     _, ledger_ids, entry_ids = key_columns(batch)
     withheld = schedules.release(ledger_ids, entry_ids)
     if not withheld:
@@ -747,14 +822,18 @@ def _frames(frames: bytes, ends: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Arra
     """Return each frame as a value, without a copy."""
     offsets = np.zeros(len(ends) + 1, dtype=np.int32)
     offsets[1:] = ends
-    return pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(frames)])
+    return pa.Array.from_buffers(
+        pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(frames)]
+    )
 
 
 def _of_repeating(frames: pa.Array) -> pa.Array:
     """Return the frames of messages that repeat, null for others."""
     if not len(frames) or not may_repeat(frames.buffers()[2]):
         return pa.nulls(len(frames), pa.binary())
-    return pa.array([frame if may_repeat(frame) else None for frame in frames.to_pylist()], pa.binary())
+    return pa.array(
+        [frame if may_repeat(frame) else None for frame in frames.to_pylist()], pa.binary()
+    )
 
 
 def _due_outcome(rows: list[_DueRow], release: _Release) -> Iterator[DueEntries | DuePositions]:
@@ -765,16 +844,31 @@ def _due_outcome(rows: list[_DueRow], release: _Release) -> Iterator[DueEntries 
         yield _due_positions([row.key for row in rows], release, frames, deliveries)
     elif rows:
         yield DueEntries(
-            frames, release.delivered_ms, release.outputs, clock_ms=release.clock_ms, deliveries=deliveries
+            frames,
+            release.delivered_ms,
+            release.outputs,
+            clock_ms=release.clock_ms,
+            deliveries=deliveries,
         )
 
 
 def _due_positions(
-    keys: list[Key], release: _Release, frames: bytes = b"", deliveries: Sequence[Delivery | None] = ()
+    keys: list[Key],
+    release: _Release,
+    frames: bytes = b"",
+    deliveries: Sequence[Delivery | None] = (),
 ) -> DuePositions:
     positions = [Position(*key[1:]) for key in keys]
     due_ms = [key[0] for key in keys]
-    return DuePositions(positions, due_ms, release.delivered_ms, release.outputs, release.clock_ms, frames, deliveries)
+    return DuePositions(
+        positions,
+        due_ms,
+        release.delivered_ms,
+        release.outputs,
+        release.clock_ms,
+        frames,
+        deliveries,
+    )
 
 
 def _combine(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

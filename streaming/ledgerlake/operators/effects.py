@@ -2,8 +2,8 @@
 
 The properties that say it are in an entry's metadata, which is neither compressed nor encrypted. So
 they hold also if the payload cannot be read and the entry is a reject, for example because no key
-decrypts it. The properties of a batch are in its payload: if that cannot be read, nobody knows them. A delayed
-entry that is rejected before it waits has no effect.
+decrypts it. The properties of a batch are in its payload: if that cannot be read, nobody knows
+them. A delayed entry that is rejected before it waits has no effect.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from ledgerlake.operators.schedule_events import ScheduleEvents
     from ledgerlake.schedules.cancels import Cancel
 
-_NAMES = re.compile(b"|".join(re.escape(name.encode()) for name in (*SENDER_PROPERTIES, CANCEL_PROPERTY)))
+_NAMES = re.compile(
+    b"|".join(re.escape(name.encode()) for name in (*SENDER_PROPERTIES, CANCEL_PROPERTY))
+)
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,15 @@ class EffectsInTask:
         position = rejected.position
         unread = self._unread([(position.ledger_id, position.entry_id, rejected.entry or b"")])
         effects = self._take(none, list(unread), None)
-        return replace(effects, rejects=[replace(reject, entry=rejected.entry) for reject in effects.rejects])
+        return replace(
+            effects, rejects=[replace(reject, entry=rejected.entry) for reject in effects.rejects]
+        )
 
     def _take(self, messages: pa.RecordBatch, unread: list[Row], frames: Entry | None) -> Effects:
         together = _in_order(messages, unread) if unread else messages
-        delivered, rejects = find_in_messages(together, frames, self._schedules, delays_messages=self._delays_messages)
+        delivered, rejects = find_in_messages(
+            together, frames, self._schedules, delays_messages=self._delays_messages
+        )
         cancels, refused = self._cancels.take(delivered)
         rejects += [RejectedEntry(position, None, CANCEL_REFUSED) for position in refused]
         if unread:
@@ -98,10 +104,14 @@ class EffectsInTask:
 
 
 def _in_order(messages: pa.RecordBatch, unread: list[Row]) -> pa.RecordBatch:
-    """Return messages in the order of the topic, so that which of them are refused does not depend on
-    how the entries were cut.
+    """Return messages in the order of the topic, so that which of them are refused does not depend
+    on how the entries were cut.
     """
-    together = pa.Table.from_batches([messages, pa.RecordBatch.from_pylist(unread, messages.schema)])
-    order = np.lexsort([together[name].to_numpy() for name in ("batch_index", "entry_id", "ledger_id")])
+    together = pa.Table.from_batches(
+        [messages, pa.RecordBatch.from_pylist(unread, messages.schema)]
+    )
+    order = np.lexsort(
+        [together[name].to_numpy() for name in ("batch_index", "entry_id", "ledger_id")]
+    )
     (batch,) = together.take(pa.array(order)).combine_chunks().to_batches()
     return batch

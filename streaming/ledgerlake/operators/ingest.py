@@ -110,7 +110,9 @@ class _IngestedRange:
             yield from self._schedule_rows()
             return
         if piece.kind in (PieceKind.ENTRIES, PieceKind.DELAYED):
-            self._local.events += self._writer.write_entries(piece.frames, piece.first_entry, self._effects)
+            self._local.events += self._writer.write_entries(
+                piece.frames, piece.first_entry, self._effects
+            )
             yield from self._schedule_rows()
             return
         single = read_single(piece)
@@ -132,7 +134,9 @@ class _IngestedRange:
             yield from events.rows(self.topic_partition, all_events=all_events)
 
     def drain(self) -> Iterator[pa.RecordBatch]:
-        """Yield the chunks of incomplete messages, and the last schedules, at the end of the range."""
+        """Yield the chunks of incomplete messages, and the last schedules, at the end of
+        the range.
+        """
         yield from self._schedule_rows(all_events=True)
         yield from self._settle(self._local.evict())
         for position, entry in self._local.drain_pending():
@@ -158,7 +162,9 @@ class _IngestedRange:
         return replace(result, stored_bytes=self._stored_bytes)
 
     def report(self, result: TaskResult) -> pa.RecordBatch:
-        report = TaskReport(self._end, self._now_ms, fields_of(result), self._local.events, self._after)
+        report = TaskReport(
+            self._end, self._now_ms, fields_of(result), self._local.events, self._after
+        )
         return stage_row(self.topic_partition, RowKind.REPORT, header=report_to_json(report))
 
     def _take_chunk(self, chunk: Chunk, entry: Entry) -> Iterator[pa.RecordBatch]:
@@ -178,8 +184,14 @@ class _IngestedRange:
         """
         for outcome in outcomes:
             scheduled = schedule_at_once(outcome)
-            if isinstance(outcome, Assembled) and scheduled is not None and not self._schedules.add(scheduled):
-                self._writer.write_rejects(rejected_large(outcome, SCHEDULE_REFUSED, REFUSED_DETAIL))
+            if (
+                isinstance(outcome, Assembled)
+                and scheduled is not None
+                and not self._schedules.add(scheduled)
+            ):
+                self._writer.write_rejects(
+                    rejected_large(outcome, SCHEDULE_REFUSED, REFUSED_DETAIL)
+                )
                 continue
             if not isinstance(outcome, Assembled) or outcome.deliver_ms is None:
                 _use_up(self._writer.write_outcome(outcome))

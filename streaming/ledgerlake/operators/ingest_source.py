@@ -1,7 +1,7 @@
 """The pipeline's own data source: its tasks do not hand entries to Spark, they write them.
 
-It returns the few rows of ``operators.stage_rows``. So entries cross into the JVM neither on their way
-from the broker nor on their way to the table.
+It returns the few rows of ``operators.stage_rows``. So entries cross into the JVM neither on their
+way from the broker nor on their way to the table.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 _TASK_OPTION = "task"
 
 
-def ingest(spark: SparkSession, source_options: dict[str, str], settings: TaskSettings) -> DataFrame:
+def ingest(
+    spark: SparkSession, source_options: dict[str, str], settings: TaskSettings
+) -> DataFrame:
     """Return a stream whose tasks write their ranges, with rows of ``STAGE_ROWS``."""
     spark.dataSource.register(_WritingDataSource)
     task_settings = {
@@ -66,7 +68,9 @@ class _WritingDataSource(DataSource):  # type: ignore[misc]
         source_options = dict(self.options)
         fields = json.loads(source_options.pop(_TASK_OPTION))
         options = parse_options(source_options)
-        delay = DelayOptions(**{**fields["delay"], "settings": DelaySettings(**fields["delay"]["settings"])})
+        delay = DelayOptions(
+            **{**fields["delay"], "settings": DelaySettings(**fields["delay"]["settings"])}
+        )
         settings = TaskSettings(
             tuple(TableOptions.from_fields(table) for table in fields["tables"]),
             from_text(fields["rejects_folder"]),
@@ -98,17 +102,21 @@ class _WritingStreamReader(LedgerlakeStreamReader):
         return {**super().__getstate__(), "_settings": self._settings}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Plan the tasks. Which ranges share a task depends on what the planner has seen, and not on the
-        offsets alone. It decides which file a message is in, and nothing else.
+        """Plan the tasks. Which ranges share a task depends on what the planner has seen, and not
+        on the offsets alone. It decides which file a message is in, and nothing else.
         """
         spans = self._ranges(start, end)
         groups = group(spans, self._open_planner().entry_bytes(spans), self._options.min_partitions)
         counts = Counter(span.topic_partition for span in spans)
         return [
-            _RangesPartition(together, are_whole=all(counts[span.topic_partition] == 1 for span in together))
+            _RangesPartition(
+                together, are_whole=all(counts[span.topic_partition] == 1 for span in together)
+            )
             for together in groups
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         ranges = read_pieces_by_range(self._options, partition.spans)
-        return ingest_ranges(ranges, self._settings, BatchSettings.of_this_task(), are_whole=partition.are_whole)
+        return ingest_ranges(
+            ranges, self._settings, BatchSettings.of_this_task(), are_whole=partition.are_whole
+        )

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 from ledgerlake.assembly.assembler import Assembled, Assembly, Entry, Rejected
 from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, ChunkEvent
 from ledgerlake.operators.outcome_types import Outcome
-from ledgerlake.operators.stage_rows import DelayedLargeMessage, MessageStarted, TaskEvent, event_bytes
+from ledgerlake.operators.stage_rows import (
+    DelayedLargeMessage,
+    MessageStarted,
+    TaskEvent,
+    event_bytes,
+)
 from ledgerlake.reasons import CHUNK_EVICTED
 from ledgerlake.wire.limits import MAX_TASK_EVENT_BYTES
 
@@ -111,8 +116,8 @@ class LocalAssembly:
         return event if self.budget.take(event) else None
 
     def evict(self) -> Iterator[Outcome]:
-        """At the end, give up the oldest incomplete messages if the report has no bytes left for them.
-        Messages that are complete by then have needed none.
+        """At the end, give up the oldest incomplete messages if the report has no bytes left for
+        them. Messages that are complete by then have needed none.
         """
         for incomplete in reversed(self._assembly.pending.messages):
             if not self.budget.take(incomplete):

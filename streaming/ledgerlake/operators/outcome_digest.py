@@ -8,10 +8,10 @@ nor how they were cut into bundles, tasks and files.
 Rules kept here:
   - Rejects that depend on a table (its columns, its query) are left out: their messages count as
     rows, whatever the table makes of them.
-  - Some rejects depend on what lies outside of the stream: on the topic's retention, on keys, on the
-    user's function. With some options all messages do: of a compacted topic, fewer are left later.
-    With such rejects or options in one of two runs, only released messages are compared that waited
-    before the micro-batch: they come from its state.
+  - Some rejects depend on what lies outside of the stream: on the topic's retention, on keys, on
+    the user's function. With some options all messages do: of a compacted topic, fewer are left
+    later. With such rejects or options in one of two runs, only released messages are compared that
+    waited before the micro-batch: they come from its state.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def message_tally(messages: pa.RecordBatch) -> Tally:
 def reject_tally(rejects: pa.Table) -> Tally:
     """Return the tally of rows of ``schema.REJECTS``, by their entries and reasons."""
     is_counted = pc.invert(pc.is_in(rejects["reason"], pa.array(_OF_TABLES)))
-    counted = rejects.select(["ledger_id", "entry_id", "reason"]).filter(is_counted).combine_chunks()
+    counted = (
+        rejects.select(["ledger_id", "entry_id", "reason"]).filter(is_counted).combine_chunks()
+    )
     if not counted.num_rows:
         return Tally()
     reasons = pc.dictionary_encode(counted["reason"].chunk(0))
@@ -92,8 +94,9 @@ def reject_tally(rejects: pa.Table) -> Tally:
 
 @dataclass(frozen=True)
 class OutcomeDigest:
-    """The digest of an outcome. ``waited`` are the released messages that were stored before the range
-    of the micro-batch. ``may_differ``: messages or rejects depend on what lies outside of the stream.
+    """The digest of an outcome. ``waited`` are the released messages that were stored before the
+    range of the micro-batch. ``may_differ``: messages or rejects depend on what lies outside of the
+    stream.
     """
 
     rows: Tally = Tally()

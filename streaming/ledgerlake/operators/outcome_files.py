@@ -1,7 +1,7 @@
 """The end of the stateful stage in a pipeline: it writes the stage's outcomes to files.
 
-Files that overlap are merged, and each topic partition gets one result, which sums up what all tasks
-of the micro-batch wrote of it.
+Files that overlap are merged, and each topic partition gets one result, which sums up what all
+tasks of the micro-batch wrote of it.
 """
 
 from __future__ import annotations
@@ -47,13 +47,17 @@ class OutcomeFiles:
     ``stage_output.StageOutput``.
     """
 
-    def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, batch: BatchSettings) -> None:
+    def __init__(
+        self, topic_partition: TopicPartition, settings: TaskSettings, batch: BatchSettings
+    ) -> None:
         self._topic_partition, self._settings, self._batch = topic_partition, settings, batch
         self._outbox: BufferedWriter | None = None
         self._for_outbox = Tally()
         self._released = Released()
         if settings.outbox is not None:
-            folder = data_folder(settings.outbox, schema.MESSAGES, file_prefix(topic_partition.partition, batch))
+            folder = data_folder(
+                settings.outbox, schema.MESSAGES, file_prefix(topic_partition.partition, batch)
+            )
             self._outbox = BufferedWriter(folder)
 
     @cached_property
@@ -106,11 +110,15 @@ class OutcomeFiles:
             ),
         )
         outbox = self._outbox.finish() if self._outbox is not None else []
-        return PartitionResult(written, replace(summary, results=[]), replaced, outbox, self._released)
+        return PartitionResult(
+            written, replace(summary, results=[]), replaced, outbox, self._released
+        )
 
 
 def _released(messages: pa.RecordBatch) -> Released:
-    """Return when messages were due. One that was stored later than its delivery time was due then."""
+    """Return when messages were due. One that was stored later than its delivery time was
+    due then.
+    """
     times_us = (messages[name].cast(pa.int64()) for name in ("deliver_at", "broker_timestamp"))
     due_ms = pc.max_element_wise(*times_us).drop_null().to_numpy() // 1000
     if not len(due_ms):
@@ -121,7 +129,9 @@ def _released(messages: pa.RecordBatch) -> Released:
 def _after(messages: pa.RecordBatch, mark_delete: Position) -> pa.RecordBatch:
     """Return the messages after an output's mark-delete position."""
     ledger, entry = messages["ledger_id"], messages["entry_id"]
-    in_same_ledger = pc.and_(pc.equal(ledger, mark_delete.ledger_id), pc.greater(entry, mark_delete.entry_id))
+    in_same_ledger = pc.and_(
+        pc.equal(ledger, mark_delete.ledger_id), pc.greater(entry, mark_delete.entry_id)
+    )
     return messages.filter(pc.or_(pc.greater(ledger, mark_delete.ledger_id), in_same_ledger))
 
 

@@ -39,9 +39,9 @@ class DueEntries:
 
     ``outputs`` are the outputs beside the table, with their mark-delete positions: an output does
     not get messages up to its position. ``first_entry`` says which messages of the first entry are
-    due. ``clock_ms`` is the time of the micro-batch, None if it has none. If messages that repeat are
-    among them, ``deliveries`` has an item for each entry, None for the others, and several entries may
-    be of one message; else it is empty.
+    due. ``clock_ms`` is the time of the micro-batch, None if it has none. If messages that repeat
+    are among them, ``deliveries`` has an item for each entry, None for the others, and several
+    entries may be of one message; else it is empty.
     """
 
     frames: Entry
@@ -54,9 +54,9 @@ class DueEntries:
 
 @dataclass(frozen=True)
 class DuePositions:
-    """Delayed entries whose bytes only the topic has, in the order in which they are due, with the times
-    of the index at which they are. If messages that repeat are among them, ``deliveries`` has an item
-    for each position, None for the others, and ``frames`` has their entries.
+    """Delayed entries whose bytes only the topic has, in the order in which they are due, with the
+    times of the index at which they are. If messages that repeat are among them, ``deliveries`` has
+    an item for each position, None for the others, and ``frames`` has their entries.
     """
 
     positions: list[Position]

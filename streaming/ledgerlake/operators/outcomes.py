@@ -21,8 +21,19 @@ from ledgerlake.decode.rejects import RejectedEntry, reject_rows
 from ledgerlake.decode.split import placed_entries
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.cancelled import cancelled_entries, cancelled_rows, is_entry_cancelled
-from ledgerlake.operators.outcome_types import Delivery, DueEntries, DuePositions, Outcome, RejectedPositions
-from ledgerlake.operators.scheduled import expired_chunk, find_in_due, with_occurrences, with_properties
+from ledgerlake.operators.outcome_types import (
+    Delivery,
+    DueEntries,
+    DuePositions,
+    Outcome,
+    RejectedPositions,
+)
+from ledgerlake.operators.scheduled import (
+    expired_chunk,
+    find_in_due,
+    with_occurrences,
+    with_properties,
+)
 from ledgerlake.operators.stage_rows import in_groups
 from ledgerlake.reasons import CANCELLED, ENTRY_TRIMMED, MALFORMED_MARKER, Reason
 from ledgerlake.schedules.cancels import Cancels
@@ -40,8 +51,9 @@ _REREAD_BYTES = 32 * 1024 * 1024
 
 
 class _Due(NamedTuple):
-    """A due message: its position, its entry unless only the topic has it, what is said of this delivery
-    if it repeats, and when the index had it due, which an entry from the topic must say too.
+    """A due message: its position, its entry unless only the topic has it, what is said of this
+    delivery if it repeats, and when the index had it due, which an entry from the topic must say
+    too.
     """
 
     position: Position
@@ -77,11 +89,18 @@ class OutcomeDecoder:
         if isinstance(outcome, DueEntries) and outcome.deliveries:
             placed = placed_entries(outcome.frames)
             yield from self._with_repeated(
-                [_Due(*entry, delivery) for entry, delivery in zip(placed, outcome.deliveries, strict=True)], outcome
+                [
+                    _Due(*entry, delivery)
+                    for entry, delivery in zip(placed, outcome.deliveries, strict=True)
+                ],
+                outcome,
             )
         elif isinstance(outcome, DueEntries):
             bundles = decode_bundle(
-                outcome.frames, self._topic_partition, first_entry=outcome.first_entry, **self._options.decoding
+                outcome.frames,
+                self._topic_partition,
+                first_entry=outcome.first_entry,
+                **self._options.decoding,
             )
             yield from self._due(bundles, outcome)
         elif isinstance(outcome, DuePositions):
@@ -91,10 +110,15 @@ class OutcomeDecoder:
         elif isinstance(outcome, RejectedPositions):
             yield [RejectedEntry(position, None, outcome.reason) for position in outcome.positions]
         else:
-            yield [RejectedEntry(position, entry, outcome.reason) for position, entry in outcome.entries]
+            yield [
+                RejectedEntry(position, entry, outcome.reason)
+                for position, entry in outcome.entries
+            ]
 
     def _large(self, message: Assembled) -> pa.RecordBatch | list[RejectedEntry]:
-        entries = self._read_again(message.positions) if message.entries is None else message.entries
+        entries = (
+            self._read_again(message.positions) if message.entries is None else message.entries
+        )
         sender = None if message.key is None else (message.key.producer_name, message.key.uuid)
         # Before anything else can reject the message, since a replay has no cancels.
         if message.delivered_ms is not None and self._is_cancelled(message):
@@ -121,11 +145,18 @@ class OutcomeDecoder:
                 # While a message waited, the topic may have removed its chunks.
                 return rejected_large(message, error.reason, error.message)
             # The chunks are used up, and the topic has them still.
-            return [RejectedEntry(position, None, error.reason, error.message) for position in message.positions]
+            return [
+                RejectedEntry(position, None, error.reason, error.message)
+                for position in message.positions
+            ]
         if isinstance(message.entries, list):
             # The row has a copy of them.
             message.entries.clear()
-        return row if message.delivered_ms is None else with_occurrences(_with_delivery(row, message.delivered_ms))
+        return (
+            row
+            if message.delivered_ms is None
+            else with_occurrences(_with_delivery(row, message.delivered_ms))
+        )
 
     def _is_cancelled(self, message: Assembled) -> bool:
         if not len(self.cancels):
@@ -140,21 +171,25 @@ class OutcomeDecoder:
         return is_entry_cancelled(chunk, last, self.cancels)
 
     def _check_delivery(self, row: pa.RecordBatch, message: Assembled) -> None:
-        """Check that a large message is delayed if its chunks say so, and only then, and not released
-        before the time in them. The stateful stage used the time in the marker, which may be another
-        one.
+        """Check that a large message is delayed if its chunks say so, and only then, and not
+        released before the time in them. The stateful stage used the time in the marker, which may
+        be another one.
         """
         deliver_us = row["deliver_at"].cast(pa.int64())[0].as_py() or 0
         if not self._delays_messages or (message.delivered_ms is None and deliver_us <= 0):
             return
         if message.due_ms is None or not 0 < deliver_us <= message.due_ms * 1000:
-            raise CorruptEntryError("the marker says another delivery time than the chunks", reason=MALFORMED_MARKER)
+            raise CorruptEntryError(
+                "the marker says another delivery time than the chunks", reason=MALFORMED_MARKER
+            )
 
     def _due(
         self, bundles: Iterable[Decoded], outcome: DueEntries | DuePositions
     ) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
         for decoded in bundles:
-            messages = _with_delivery(decoded.messages.select(schema.MESSAGES.names), outcome.delivered_ms)
+            messages = _with_delivery(
+                decoded.messages.select(schema.MESSAGES.names), outcome.delivered_ms
+            )
             frames = outcome.frames if isinstance(outcome, DueEntries) else None
             is_cancelled = cancelled_rows(messages, self.cancels)
             if is_cancelled.any():
@@ -168,48 +203,63 @@ class OutcomeDecoder:
                 yield [self._rejected_or_cancelled(row) for row in decoded.rejects.to_pylist()]
 
     def _rejected_or_cancelled(self, row: dict[str, Any]) -> RejectedEntry:
-        """Return the reject of a due entry that cannot be decoded; a cancel counts, so that no replay
-        delivers it.
+        """Return the reject of a due entry that cannot be decoded; a cancel counts, so that no
+        replay delivers it.
         """
         rejected = _rejected(row)
         if not is_entry_cancelled(rejected.entry, rejected.position, self.cancels):
             return rejected
-        detail = f"it, or a message in it, was cancelled, and it cannot be read: {rejected.reason} {rejected.detail}"
+        detail = (
+            "it, or a message in it, was cancelled, and it cannot be read: "
+            f"{rejected.reason} "
+            f"{rejected.detail}"
+        )
         return RejectedEntry(rejected.position, rejected.entry, CANCELLED, detail.strip())
 
     def _with_repeated(
         self, due: list[_Due], outcome: DueEntries | DuePositions
     ) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
-        """Decode messages among which some repeat. Only its id ends one of these, so no cancel hits it.
+        """Decode messages among which some repeat. Only its id ends one of these, so no cancel hits
+        it.
 
         Several entries may have one position, so each has its number in place of it meanwhile.
         """
         repeats = np.array([each.delivery is not None for each in due], dtype=bool)
         numbered = [(Position(0, number), each.entry or b"") for number, each in enumerate(due)]
         for decoded in self._decode_entries(numbered):
-            messages = _with_delivery(decoded.messages.select(schema.MESSAGES.names), outcome.delivered_ms)
+            messages = _with_delivery(
+                decoded.messages.select(schema.MESSAGES.names), outcome.delivered_ms
+            )
             is_cancelled = cancelled_rows(_at_positions(messages, due), self.cancels)
             is_cancelled &= ~repeats[messages["entry_id"].to_numpy()]
             rejects = cancelled_entries(messages.filter(pa.array(is_cancelled)), None)
-            messages, refused = find_in_due(messages.filter(pa.array(~is_cancelled)), None, outcome.clock_ms)
+            messages, refused = find_in_due(
+                messages.filter(pa.array(~is_cancelled)), None, outcome.clock_ms
+            )
             rejects += refused
             rejects = [_at_position(reject, due) for reject in rejects]
             for row in decoded.rejects.to_pylist():
                 judged = _rejected if repeats[row["entry_id"]] else self._rejected_or_cancelled
                 position = due[row["entry_id"]].position
-                rejects.append(judged({**row, "ledger_id": position.ledger_id, "entry_id": position.entry_id}))
+                rejects.append(
+                    judged({**row, "ledger_id": position.ledger_id, "entry_id": position.entry_id})
+                )
             if rejects:
                 yield rejects
             yield with_occurrences(_with_deliveries(messages, due))
 
-    def _due_positions(self, outcome: DuePositions) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
-        """Read due entries from the topic, and decode them a bundle at a time, in the order in which they
-        are due.
+    def _due_positions(
+        self, outcome: DuePositions
+    ) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
+        """Read due entries from the topic, and decode them a bundle at a time, in the order in
+        which they are due.
         """
         missing: list[Position] = []
         for read in self._read_in_order(_known_entries(outcome)):
             missing += [each.position for each in read if each.entry is None]
-            for group in in_groups((each for each in read if each.entry is not None), lambda each: each.entry):
+            for group in in_groups(
+                (each for each in read if each.entry is not None), lambda each: each.entry
+            ):
                 if outcome.deliveries:
                     yield from self._with_repeated(group, outcome)
                 else:
@@ -219,15 +269,18 @@ class OutcomeDecoder:
             yield [RejectedEntry(position, None, ENTRY_TRIMMED) for position in missing]
 
     def _read_in_order(self, due: list[_Due]) -> Iterator[list[_Due]]:
-        """Yield due messages with the entries that they lack, in the given order, in parts that memory has
-        room for.
+        """Yield due messages with the entries that they lack, in the given order, in parts that
+        memory has room for.
 
-        A topic is read by rising positions. If there is no room for all, each half is read by itself. An
-        entry that is not due when the index says so is one of another topic of that name.
+        A topic is read by rising positions. If there is no room for all, each half is read by
+        itself. An entry that is not due when the index says so is one of another topic of that
+        name.
         """
         entries: dict[Position, bytes | None] = {}
         size = 0
-        in_topic = sorted((each for each in due if each.entry is None), key=lambda each: each.position)
+        in_topic = sorted(
+            (each for each in due if each.entry is None), key=lambda each: each.position
+        )
         read = self._read_again(each.position for each in in_topic)
         for each, entry in zip(in_topic, read, strict=True):
             entries[each.position] = entry if _is_due(entry, each.due_ms) else None
@@ -235,7 +288,10 @@ class OutcomeDecoder:
             if size > _REREAD_BYTES and len(due) > 1:
                 break
         else:
-            yield [each._replace(entry=entries[each.position]) if each.entry is None else each for each in due]
+            yield [
+                each._replace(entry=entries[each.position]) if each.entry is None else each
+                for each in due
+            ]
             return
         entries.clear()
         middle = len(due) // 2
@@ -246,19 +302,24 @@ class OutcomeDecoder:
         ledger_ids = np.array([position.ledger_id for position, _ in entries], dtype=np.int64)
         entry_ids = np.array([position.entry_id for position, _ in entries], dtype=np.int64)
         raw = pa.array([entry for _, entry in entries], pa.binary())
-        return decode_entries(raw, ledger_ids, entry_ids, self._topic_partition, **self._options.decoding)
+        return decode_entries(
+            raw, ledger_ids, entry_ids, self._topic_partition, **self._options.decoding
+        )
 
     def reject_tables(self, rejected: list[RejectedEntry]) -> Iterator[pa.Table]:
-        """Yield rows of ``schema.REJECTS``, in the order of positions. Entries without bytes are read
-        from the topic, unless it no longer has them.
+        """Yield rows of ``schema.REJECTS``, in the order of positions. Entries without bytes are
+        read from the topic, unless it no longer has them.
 
         Raises:
             As ``decode``.
         """
         in_order = sorted(rejected, key=lambda reject: reject.position)
-        reread_entries = self._read_again([reject.position for reject in in_order if _is_to_read(reject)])
+        reread_entries = self._read_again(
+            [reject.position for reject in in_order if _is_to_read(reject)]
+        )
         complete = (
-            replace(reject, entry=next(reread_entries)) if _is_to_read(reject) else reject for reject in in_order
+            replace(reject, entry=next(reread_entries)) if _is_to_read(reject) else reject
+            for reject in in_order
         )
         for group in in_groups(complete, lambda reject: reject.entry):
             yield reject_rows(group, self._topic_partition)
@@ -273,17 +334,20 @@ class OutcomeDecoder:
 
 
 def _is_to_read(reject: RejectedEntry) -> bool:
-    """Return whether a reject lacks bytes that the topic may have. In the place of an entry that it no
-    longer has, there may be one of another topic of that name.
+    """Return whether a reject lacks bytes that the topic may have. In the place of an entry that it
+    no longer has, there may be one of another topic of that name.
     """
     return reject.entry is None and reject.reason != ENTRY_TRIMMED
 
 
 def rejected_large(
-    message: Assembled, reason: Reason, detail: str = "", entries: Iterable[Entry | None] | None = None
+    message: Assembled,
+    reason: Reason,
+    detail: str = "",
+    entries: Iterable[Entry | None] | None = None,
 ) -> list[RejectedEntry]:
-    """Return the rejects of a large message. If it was read again, a marker may have listed entries of
-    other messages, and any number of missing ones: only the known chunks are its own.
+    """Return the rejects of a large message. If it was read again, a marker may have listed entries
+    of other messages, and any number of missing ones: only the known chunks are its own.
 
     Args:
         entries: its chunks, if those of the message were read already.
@@ -298,8 +362,12 @@ def rejected_large(
 
 
 def _with_delivery(messages: pa.RecordBatch, delivered_ms: int) -> pa.RecordBatch:
-    delivered_at = pa.repeat(pa.scalar(delivered_ms * 1000, pa.int64()), messages.num_rows).cast(schema.TIMESTAMP)
-    return messages.set_column(messages.schema.get_field_index("delivered_at"), "delivered_at", delivered_at)
+    delivered_at = pa.repeat(pa.scalar(delivered_ms * 1000, pa.int64()), messages.num_rows).cast(
+        schema.TIMESTAMP
+    )
+    return messages.set_column(
+        messages.schema.get_field_index("delivered_at"), "delivered_at", delivered_at
+    )
 
 
 def _known_entries(outcome: DuePositions) -> list[_Due]:
@@ -308,12 +376,16 @@ def _known_entries(outcome: DuePositions) -> list[_Due]:
     deliveries = outcome.deliveries or [None] * len(outcome.positions)
     return [
         _Due(position, None, due_ms=due_ms) if delivery is None else _Due(*next(known), delivery)
-        for position, due_ms, delivery in zip(outcome.positions, outcome.due_ms, deliveries, strict=True)
+        for position, due_ms, delivery in zip(
+            outcome.positions, outcome.due_ms, deliveries, strict=True
+        )
     ]
 
 
 def _is_due(entry: bytes | None, due_ms: int | None) -> bool:
-    """Return whether there is an entry that is due at a time, or is damaged: the decoder rejects that."""
+    """Return whether there is an entry that is due at a time, or is damaged: the decoder rejects
+    that.
+    """
     try:
         return entry is not None and delivery_time_ms(parse_entry(entry)) == due_ms
     except CorruptEntryError:
@@ -327,10 +399,17 @@ def _at_position(reject: RejectedEntry, due: Sequence[_Due]) -> RejectedEntry:
 
 
 def _at_positions(messages: pa.RecordBatch, due: Sequence[_Due]) -> pa.RecordBatch:
-    """Return messages of entries that have their numbers as entry ids, with the positions of these."""
-    numbers = zip(messages["entry_id"].to_pylist(), messages["batch_index"].to_pylist(), strict=True)
+    """Return messages of entries that have their numbers as entry ids, with the positions
+    of these.
+    """
+    numbers = zip(
+        messages["entry_id"].to_pylist(), messages["batch_index"].to_pylist(), strict=True
+    )
     placed = [(due[number].position, batch_index) for number, batch_index in numbers]
-    ids = [MessageId(position.ledger_id, position.entry_id, batch_index) for position, batch_index in placed]
+    ids = [
+        MessageId(position.ledger_id, position.entry_id, batch_index)
+        for position, batch_index in placed
+    ]
     columns: dict[str, Sequence[Any]] = {
         "message_id": [str(message_id) for message_id in ids],
         "ledger_id": [message_id.ledger_id for message_id in ids],
@@ -340,8 +419,8 @@ def _at_positions(messages: pa.RecordBatch, due: Sequence[_Due]) -> pa.RecordBat
 
 
 def _with_deliveries(messages: pa.RecordBatch, due: Sequence[_Due]) -> pa.RecordBatch:
-    """Return messages of entries that have their numbers as entry ids, with the positions of these; those
-    that repeat with the properties of the delivery, and with the time when it was due.
+    """Return messages of entries that have their numbers as entry ids, with the positions of these;
+    those that repeat with the properties of the delivery, and with the time when it was due.
     """
     deliveries = [due[number].delivery for number in messages["entry_id"].to_pylist()]
     own_us = messages["deliver_at"].cast(pa.int64()).to_pylist()
@@ -349,16 +428,24 @@ def _with_deliveries(messages: pa.RecordBatch, due: Sequence[_Due]) -> pa.Record
         time_us if delivery is None else delivery.due_ms * 1000
         for time_us, delivery in zip(own_us, deliveries, strict=True)
     ]
-    added = {row: delivery.properties for row, delivery in enumerate(deliveries) if delivery is not None}
-    return _with_columns(with_properties(_at_positions(messages, due), added), {"deliver_at": times_us})
+    added = {
+        row: delivery.properties for row, delivery in enumerate(deliveries) if delivery is not None
+    }
+    return _with_columns(
+        with_properties(_at_positions(messages, due), added), {"deliver_at": times_us}
+    )
 
 
 def _with_columns(messages: pa.RecordBatch, columns: Mapping[str, Sequence[Any]]) -> pa.RecordBatch:
     for name, values in columns.items():
         place = messages.schema.get_field_index(name)
-        messages = messages.set_column(place, name, pa.array(values, schema.MESSAGES.field(name).type))
+        messages = messages.set_column(
+            place, name, pa.array(values, schema.MESSAGES.field(name).type)
+        )
     return messages
 
 
 def _rejected(row: dict[str, Any]) -> RejectedEntry:
-    return RejectedEntry(Position(row["ledger_id"], row["entry_id"]), row["entry"], row["reason"], row["detail"])
+    return RejectedEntry(
+        Position(row["ledger_id"], row["entry_id"]), row["entry"], row["reason"], row["detail"]
+    )

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 _MAX_TO_REREAD = 10_000
 
-# A range's files are closed at so many places at most, since a producer decides how many last chunks
-# come, and a closed file may be tiny. Where no file was closed, the last stage merges.
+# A range's files are closed at so many places at most, since a producer decides how many last
+# chunks come, and a closed file may be tiny. Where no file was closed, the last stage merges.
 _MOST_ROLLS = 8
 
 
@@ -69,7 +69,9 @@ class SharedFiles:
         return self._tables.setdefault(name, SharedTable())
 
     def finish(self, results: list[TaskResult]) -> None:
-        """Close the files, and add each to the first result that has its table; there is one at least."""
+        """Close the files, and add each to the first result that has its table; there is one at
+        least.
+        """
         for name, table in self._tables.items():
             first = next(result for result in results if name in result.tables)
             first.tables[name].files.extend(table.finish())
@@ -79,14 +81,21 @@ class SharedFiles:
 class PartitionWriter:
     """The files of one topic partition in one task."""
 
-    def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, batch: BatchSettings) -> None:
+    def __init__(
+        self, topic_partition: TopicPartition, settings: TaskSettings, batch: BatchSettings
+    ) -> None:
         self.topic_partition = topic_partition
         self._options = settings.options
         self._stops_at_misfits = settings.stops_at_misfits
         prefix = file_prefix(topic_partition.partition, batch)
-        self._tables = TableWriters(settings.tables, topic_partition, settings.options.client, batch, prefix)
+        self._tables = TableWriters(
+            settings.tables, topic_partition, settings.options.client, batch, prefix
+        )
         self.decoder = OutcomeDecoder(
-            topic_partition, settings.options, settings.limits.max_message_bytes, delays_messages=settings.delay.enabled
+            topic_partition,
+            settings.options,
+            settings.limits.max_message_bytes,
+            delays_messages=settings.delay.enabled,
         )
         self._rolls = 0
         self._rejects_to_reread: list[RejectedEntry] = []
@@ -133,8 +142,8 @@ class PartitionWriter:
             self._reread_rejects()
 
     def roll_files(self) -> None:
-        """Close the open files: a row from another file will come between. After ``_MOST_ROLLS`` calls
-        they stay open.
+        """Close the open files: a row from another file will come between. After ``_MOST_ROLLS``
+        calls they stay open.
         """
         if self._rolls == _MOST_ROLLS:
             return
@@ -150,12 +159,16 @@ class PartitionWriter:
         """
         self._reread_rejects()
         tables = {
-            writer.table.name: writer.finish(None if shared is None else shared.table(writer.table.name))
+            writer.table.name: writer.finish(
+                None if shared is None else shared.table(writer.table.name)
+            )
             for writer in self._tables.with_rows
         }
         rejects = self._rejects.finish(None if shared is None else shared.rejects)
         source = self.topic_partition
-        may_differ = self._options.gives_other_messages_later or depends_on_surroundings(self._reasons)
+        may_differ = self._options.gives_other_messages_later or depends_on_surroundings(
+            self._reasons
+        )
         digest = replace(self._digest, may_differ=may_differ)
         return TaskResult(
             source.topic,
@@ -167,7 +180,9 @@ class PartitionWriter:
             digest=digest,
         )
 
-    def merged(self, results: list[TaskResult]) -> tuple[dict[str, TableResult], dict[str, list[str]]]:
+    def merged(
+        self, results: list[TaskResult]
+    ) -> tuple[dict[str, TableResult], dict[str, list[str]]]:
         """Return what all tasks of the topic partition wrote for each table, with files that follow
         each other, and the names of the files that were merged into others.
         """
@@ -204,8 +219,10 @@ class PartitionWriter:
     def _misfit_error(self, misfit: Misfit, message: pa.RecordBatch) -> SetupError:
         message_id = Position(message["ledger_id"][0].as_py(), message["entry_id"][0].as_py())
         return SetupError(
-            f"the message {message_id} of {self.topic_partition.topic} does not fit the table ({misfit.reason}: {misfit.detail}); "
-            'correct the topic\'s schema or the query, or set [delta] on_mismatch = "reject" to go on'
+            f"the message {message_id} of {self.topic_partition.topic} does not fit the table "
+            f"({misfit.reason}: {misfit.detail}); "
+            'correct the topic\'s schema or the query, or set [delta] on_mismatch = "reject" to go '
+            "on"
         )
 
 
@@ -215,7 +232,11 @@ def misfit_rejects(messages: pa.RecordBatch, misfits: list[Misfit]) -> list[Reje
     places = bad.select(["ledger_id", "entry_id", "batch_index"]).to_pylist()
     return [
         RejectedEntry(
-            Position(place["ledger_id"], place["entry_id"]), entry, misfit.reason, misfit.detail, place["batch_index"]
+            Position(place["ledger_id"], place["entry_id"]),
+            entry,
+            misfit.reason,
+            misfit.detail,
+            place["batch_index"],
         )
         for misfit, entry, place in zip(misfits, single_entries(bad), places, strict=True)
     ]

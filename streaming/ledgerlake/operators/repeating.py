@@ -1,15 +1,15 @@
-"""Messages that repeat, in one micro-batch of one topic partition: their occurrences among the other
-messages that are due.
+"""Messages that repeat, in one micro-batch of one topic partition: their occurrences among the
+other messages that are due.
 
 Rules kept here:
   - A message that repeats has one row in the index, for its next occurrence. When the row is taken,
-    ``Schedules.advance`` says what is delivered and when the message is due again. It goes back into
-    the index, or, if it is due in this micro-batch already, comes again.
+    ``Schedules.advance`` says what is delivered and when the message is due again. It goes back
+    into the index, or, if it is due in this micro-batch already, comes again.
   - Messages and occurrences leave in the order of (time, ledger, entry).
-  - A micro-batch takes at most ``MOST_OVERDUE`` occurrences of messages that are due more than once in
-    it, and keeps ``OVERDUE_BYTES`` of those messages. The first one for which there is no room stays
-    due, and with it all that comes after it, other messages too. The next micro-batches take them, as
-    they do those that come after the last row, if the index has kept further rows.
+  - A micro-batch takes at most ``MOST_OVERDUE`` occurrences of messages that are due more than once
+    in it, and keeps ``OVERDUE_BYTES`` of those messages. The first one for which there is no room
+    stays due, and with it all that comes after it, other messages too. The next micro-batches take
+    them, as they do those that come after the last row, if the index has kept further rows.
   - Occurrences that are not delivered are passed together, ``MOST_PASSED`` in a micro-batch.
   - Only the metadata of a message is read: it holds the properties, and is neither compressed nor
     encrypted.
@@ -69,7 +69,9 @@ _NEVER: _Key = (sys.maxsize, AFTER_ALL)
 
 
 class Repeated(NamedTuple):
-    """A message that is delivered again: its position and frame, and what is said of this delivery."""
+    """A message that is delivered again: its position and frame, and what is said of this
+    delivery.
+    """
 
     position: Position
     frame: bytes
@@ -115,7 +117,9 @@ class RepeatingMessages:
         # What comes after it waits for the next micro-batch.
         self._stop = _NEVER
 
-    def in_order(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch | Repeated | Rejected]:
+    def in_order(
+        self, batches: Iterable[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch | Repeated | Rejected]:
         """Yield the rows of other messages, and occurrences, in order. Use it up."""
         for batch in batches:
             yield from self._merge(batch)
@@ -151,8 +155,8 @@ class RepeatingMessages:
         return self._overdue[0][:2] if self._overdue else _NEVER
 
     def _end_of_rows(self, batch: pa.RecordBatch, start: int, end: int) -> int:
-        """Return the end of the rows that come before the first overdue occurrence, and before the stop;
-        at least one does.
+        """Return the end of the rows that come before the first overdue occurrence, and before the
+        stop; at least one does.
         """
         first = min(self._first_overdue, self._stop)
         start += int(np.searchsorted(key_columns(batch)[0][start:end], first[0]))
@@ -167,12 +171,14 @@ class RepeatingMessages:
         yield from self._take(row)
 
     def _take(self, row: _Row) -> Iterator[Repeated | Rejected]:
-        """Yield the occurrence of a row, if it is delivered, and keep the row for the next one. If the
-        message was replaced or cancelled before that one, yield it as a reject.
+        """Yield the occurrence of a row, if it is delivered, and keep the row for the next one. If
+        the message was replaced or cancelled before that one, yield it as a reject.
         """
         ((_, entry),) = entries_of(row.frame).items()
         if not self._schedules.repeats(row.position):
-            yield Rejected(Reason(str(self._schedules.marked.take(row.position))), [(row.position, entry)])
+            yield Rejected(
+                Reason(str(self._schedules.marked.take(row.position))), [(row.position, entry)]
+            )
             return
         properties = properties_of(peek_metadata(memoryview(entry)))
         schedule_id = str(properties[SCHEDULE_PROPERTY])
@@ -184,7 +190,9 @@ class RepeatingMessages:
             yield Rejected(error.reason, [(row.position, entry)])
             return
         assert rule is not None
-        step = self._schedules.advance(schedule_id, row.position, rule, self._cutoff_ms, self._left_to_pass)
+        step = self._schedules.advance(
+            schedule_id, row.position, rule, self._cutoff_ms, self._left_to_pass
+        )
         self._left_to_pass -= step.passed
         if step.is_empty:
             yield Rejected(NO_OCCURRENCE, [(row.position, entry)])
@@ -205,13 +213,17 @@ class RepeatingMessages:
             self._pass_on()
 
     def _has_room(self, frame: bytes) -> bool:
-        """Return whether a message may be kept to be delivered again; one may, however large it is."""
+        """Return whether a message may be kept to be delivered again; one may, however
+        large it is.
+        """
         has_bytes = not self._overdue or self._overdue_bytes + len(frame) <= OVERDUE_BYTES
         return len(self._overdue) < self._left and has_bytes
 
     def _pass_on(self) -> None:
         if self._later:
-            keys = [(row.due_ms, row.position.ledger_id, row.position.entry_id) for row in self._later]
+            keys = [
+                (row.due_ms, row.position.ledger_id, row.position.entry_id) for row in self._later
+            ]
             self._index.add_again(index_rows(keys, [row.frame for row in self._later]))
         self._later, self._later_bytes = [], 0
 

@@ -99,7 +99,9 @@ class TableBatch:
     obstacle: str = ""
 
     @classmethod
-    def of(cls, reached_us: dict[str, int], record: pa.StructType, columns: pa.StructType) -> TableBatch:
+    def of(
+        cls, reached_us: dict[str, int], record: pa.StructType, columns: pa.StructType
+    ) -> TableBatch:
         return cls(reached_us, _to_text(record), _to_text(columns))
 
     @cached_property
@@ -114,7 +116,11 @@ class TableBatch:
 
 
 def _to_text(columns: pa.StructType) -> str:
-    return base64.b64encode(pa.schema(list(columns)).serialize()).decode() if columns.num_fields else ""
+    return (
+        base64.b64encode(pa.schema(list(columns)).serialize()).decode()
+        if columns.num_fields
+        else ""
+    )
 
 
 def _from_text(text: str) -> pa.StructType:
@@ -146,7 +152,10 @@ class BatchSettings:
 
     def may_have_state(self, topic_partition: TopicPartition) -> bool:
         """Return whether a topic partition may have messages in state."""
-        return self._with_state is None or join_partition(*astuple(topic_partition)) in self._with_state
+        return (
+            self._with_state is None
+            or join_partition(*astuple(topic_partition)) in self._with_state
+        )
 
     @cached_property
     def _with_state(self) -> frozenset[str] | None:
@@ -155,12 +164,14 @@ class BatchSettings:
 
 @lru_cache(maxsize=1)
 def _batch_settings(text: str) -> BatchSettings:
-    """Read the settings of a micro-batch, once in a process: they grow with its topic partitions, and
-    so do its tasks.
+    """Read the settings of a micro-batch, once in a process: they grow with its topic partitions,
+    and so do its tasks.
     """
     fields = json.loads(text)
     tables = {name: TableBatch(**table) for name, table in fields["tables"].items()}
-    return BatchSettings(**{**fields, "tables": tables, "schemas": TopicSchemas(**fields["schemas"])})
+    return BatchSettings(
+        **{**fields, "tables": tables, "schemas": TopicSchemas(**fields["schemas"])}
+    )
 
 
 @dataclass(frozen=True)
@@ -197,8 +208,8 @@ class PartitionResult:
     """The result of a batch for one topic partition.
 
     ``written`` is the result of all its tasks together; ``replaced`` are files by table that were
-    merged into others; ``outbox`` are the files for the topic of due messages; ``released`` tells when
-    the delayed messages were due that were delivered.
+    merged into others; ``outbox`` are the files for the topic of due messages; ``released`` tells
+    when the delayed messages were due that were delivered.
     """
 
     written: TaskResult
@@ -217,7 +228,9 @@ class PartitionResult:
         is in the table or in state.
         """
         needed = (self.summary.oldest_incomplete, self.summary.oldest_to_reread)
-        return min([self.written.end, *(position.before for position in needed if position is not None)])
+        return min(
+            [self.written.end, *(position.before for position in needed if position is not None)]
+        )
 
     @property
     def wakeup_time_ms(self) -> int | None:
@@ -258,4 +271,6 @@ def task_result_from_dict(fields: dict[str, Any]) -> TaskResult:
     rejects = stored(list[DataFile], fields["rejects"])
     digest = stored(OutcomeDigest, fields["digest"])
     end = Position(**fields["end"])
-    return TaskResult(**{**fields, "tables": tables, "rejects": rejects, "end": end, "digest": digest})
+    return TaskResult(
+        **{**fields, "tables": tables, "rejects": rejects, "end": end, "digest": digest}
+    )

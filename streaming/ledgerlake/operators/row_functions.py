@@ -58,12 +58,15 @@ class RowFunction:
             SetupError: it fails for a batch without rows, or returns what it should not.
         """
         if messages not in self._columns:
-            nothing = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in messages], schema=messages)
+            nothing = pa.RecordBatch.from_arrays(
+                [pa.nulls(0, field.type) for field in messages], schema=messages
+            )
             try:
                 result = self._call(nothing)
             except ValueError as error:
                 raise SetupError(
-                    f"{self._where} fails for a batch without rows, by which its columns are found: {error}"
+                    f"{self._where} fails for a batch without rows, by which its columns are "
+                    f"found: {error}"
                 ) from None
             self._columns[messages] = pa.struct(list(self._fields(result.schema)))
         return self._columns[messages]
@@ -91,10 +94,15 @@ class RowFunction:
             raise ValueError("the function does not keep each row once, in the order of the batch")
         unknown = set(result.schema.names) - {PULSAR_COLUMN, *(field.name for field in columns)}
         if unknown:
-            raise ValueError(f"the function returns a column {min(unknown)}, and did not for a batch without rows")
+            raise ValueError(
+                f"the function returns a column {min(unknown)}, and did not for a batch without "
+                "rows"
+            )
         values = [self._values(result, field) for field in columns]
         struct = (
-            pa.StructArray.from_arrays(values, fields=list(columns)) if values else pa.array([{}] * len(rows), columns)
+            pa.StructArray.from_arrays(values, fields=list(columns))
+            if values
+            else pa.array([{}] * len(rows), columns)
         )
         return Answer(struct, rows)
 
@@ -108,7 +116,9 @@ class RowFunction:
                 column = result[field.name].cast(field.type)
                 column.validate(full=True)
         except Unreadable as failure:
-            raise ValueError(f"the column {field.name} of the function: {first_line(failure.error)}") from None
+            raise ValueError(
+                f"the column {field.name} of the function: {first_line(failure.error)}"
+            ) from None
         return column
 
     def _fields(self, result: pa.Schema) -> Iterator[pa.Field]:
@@ -117,7 +127,10 @@ class RowFunction:
                 continue
             kind = pa.string() if pa.types.is_large_string(field.type) else table_type(field.type)
             if kind is None:
-                raise SetupError(f"the column {field.name} of {self._where} is {field.type}, which no table can have")
+                raise SetupError(
+                    f"the column {field.name} of {self._where} is {field.type}, which no table can "
+                    "have"
+                )
             yield pa.field(field.name, kind)
 
     def _call(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -131,9 +144,14 @@ class RowFunction:
         except (Exception, SystemExit) as error:  # whatever a user's code raises
             raise ValueError(first_line(error)) from None
         if not isinstance(result, pa.RecordBatch):
-            raise ValueError(f"the function returns a {type(result).__name__} and no record batch of Arrow")
+            raise ValueError(
+                f"the function returns a {type(result).__name__} and no record batch of Arrow"
+            )
         names = result.schema.names
-        if names.count(PULSAR_COLUMN) != 1 or result[PULSAR_COLUMN].type != batch[PULSAR_COLUMN].type:
+        if (
+            names.count(PULSAR_COLUMN) != 1
+            or result[PULSAR_COLUMN].type != batch[PULSAR_COLUMN].type
+        ):
             raise ValueError(f"the function does not keep the column {PULSAR_COLUMN}")
         if len(set(names)) < len(names):
             raise ValueError("the function returns a column twice")
@@ -155,17 +173,22 @@ def _positions(batch: pa.RecordBatch) -> NDArray[np.int64]:
 
 def _places(wanted: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.int64] | None:
     """Return the row of each wanted position among the known ones; None if they are not some of
-    those, in their order, or if one is known several times, as that of a message that repeats, and not
-    all are wanted.
+    those, in their order, or if one is known several times, as that of a message that repeats, and
+    not all are wanted.
     """
     if np.array_equal(wanted, known):
         return np.arange(len(known))
     if not len(known):
         return None
-    packed = [np.ascontiguousarray((keys + 1).astype(">i8")).view("S24").reshape(-1) for keys in (wanted, known)]
+    packed = [
+        np.ascontiguousarray((keys + 1).astype(">i8")).view("S24").reshape(-1)
+        for keys in (wanted, known)
+    ]
     # Due messages come in the order in which they are due.
     order = np.argsort(packed[1], kind="stable")
-    first, behind = (np.searchsorted(packed[1], packed[0], side, order) for side in ("left", "right"))
+    first, behind = (
+        np.searchsorted(packed[1], packed[0], side, order) for side in ("left", "right")
+    )
     if (behind != first + 1).any() or (np.diff(order[first]) <= 0).any():
         return None
     return order[first].astype(np.int64)

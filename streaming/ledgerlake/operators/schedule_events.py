@@ -7,8 +7,8 @@ Rules kept here:
   - Events of an id are applied in the order of their messages, of the messages of a batch too, in
     whatever order the rows come.
   - A batch of messages that say the same passes as one event.
-  - A task passes on ``MAX_TASK_SCHEDULE_BYTES`` at most, half of it of delayed entries. Those come in
-    pieces of their own, so where the network cut the entries decides about no event.
+  - A task passes on ``MAX_TASK_SCHEDULE_BYTES`` at most, half of it of delayed entries. Those come
+    in pieces of their own, so where the network cut the entries decides about no event.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """The event of a message with the id of a schedule, stored at ``time_ms``; ``deliver_ms`` is when
-    it is due, or when it starts to repeat, None if it was delivered at once. ``rate`` is how often it
-    repeats, None if it does not.
+    """The event of a message with the id of a schedule, stored at ``time_ms``; ``deliver_ms`` is
+    when it is due, or when it starts to repeat, None if it was delivered at once. ``rate`` is how
+    often it repeats, None if it does not.
     """
 
     schedule_id: str
@@ -48,8 +48,8 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True)
 class PauseChanged:
-    """The event of a message, stored at ``time_ms``, that pauses the repetitions of a schedule, or of
-    all if there is no id, or that resumes them.
+    """The event of a message, stored at ``time_ms``, that pauses the repetitions of a schedule, or
+    of all if there is no id, or that resumes them.
     """
 
     schedule_id: str | None
@@ -124,7 +124,9 @@ class ScheduleEvents:
         with pa.ipc.open_stream(data) as reader:
             self._batches += list(reader)
 
-    def rows(self, topic_partition: TopicPartition, *, all_events: bool = False) -> Iterator[pa.RecordBatch]:
+    def rows(
+        self, topic_partition: TopicPartition, *, all_events: bool = False
+    ) -> Iterator[pa.RecordBatch]:
         """Yield rows for the stage, and forget the events in them; without ``all_events`` only the
         rows that are full.
         """
@@ -152,20 +154,32 @@ class ScheduleEvents:
         """Return how many ids have a message that waits."""
         self._pack()
         kinds = pa.array([_DELAYED, _REPEATING], pa.int8())
-        waiting = (batch.filter(pc.is_in(batch["kind"], kinds))["schedule_id"] for batch in self._batches)
+        waiting = (
+            batch.filter(pc.is_in(batch["kind"], kinds))["schedule_id"] for batch in self._batches
+        )
         # A set of the ids takes ten times the memory of their hashes.
-        return len(np.unique(np.fromiter((hash(name) for ids in waiting for name in ids.to_pylist()), dtype=np.int64)))
+        return len(
+            np.unique(
+                np.fromiter(
+                    (hash(name) for ids in waiting for name in ids.to_pylist()), dtype=np.int64
+                )
+            )
+        )
 
     def in_order(self, block_of: Callable[[str], int]) -> Iterator[ScheduleEvent]:
-        """Yield the events by the blocks of their ids, those of all ids first, and within a block in the
-        order of their messages.
+        """Yield the events by the blocks of their ids, those of all ids first, and within a block
+        in the order of their messages.
         """
         self._pack()
         events = pa.Table.from_batches(self._batches, _EVENTS)
         # The ids of all would take more memory than the events.
         ids = (name for batch in self._batches for name in batch["schedule_id"].to_pylist())
-        blocks = np.fromiter((-1 if name is None else block_of(name) for name in ids), dtype=np.int64)
-        keys = [events[name].to_numpy() for name in ("kind", "batch_index", "entry_id", "ledger_id")]
+        blocks = np.fromiter(
+            (-1 if name is None else block_of(name) for name in ids), dtype=np.int64
+        )
+        keys = [
+            events[name].to_numpy() for name in ("kind", "batch_index", "entry_id", "ledger_id")
+        ]
         order = np.lexsort([*keys, blocks])
         for start in range(0, len(order), _ROW_EVENTS):
             columns = events.take(order[start : start + _ROW_EVENTS]).to_pydict().values()
@@ -187,7 +201,9 @@ class ScheduleEvents:
 
     def _pack(self) -> None:
         if self._new:
-            columns = [pa.array(column, field.type) for column, field in zip(zip(*self._new), _EVENTS)]
+            columns = [
+                pa.array(column, field.type) for column, field in zip(zip(*self._new), _EVENTS)
+            ]
             self._batches.append(pa.RecordBatch.from_arrays(columns, schema=_EVENTS))
         self._new = []
 
@@ -198,10 +214,26 @@ def _values(event: ScheduleEvent, batch_index: int) -> _Values:
     if isinstance(event, Cancel):
         return *place, _CANCEL, event.target, event.time_ms, None, 0, 0
     if isinstance(event, PauseChanged):
-        return *place, _RESUME if event.resumes else _PAUSE, event.schedule_id, event.time_ms, None, 0, 0
+        return (
+            *place,
+            _RESUME if event.resumes else _PAUSE,
+            event.schedule_id,
+            event.time_ms,
+            None,
+            0,
+            0,
+        )
     kind = _AT_ONCE if event.deliver_ms is None else _DELAYED if event.rate is None else _REPEATING
     rate = event.rate or RepetitionRate()
-    return *place, kind, event.schedule_id, event.time_ms, event.deliver_ms, rate.occurrences, rate.size_bytes
+    return (
+        *place,
+        kind,
+        event.schedule_id,
+        event.time_ms,
+        event.deliver_ms,
+        rate.occurrences,
+        rate.size_bytes,
+    )
 
 
 def _event(

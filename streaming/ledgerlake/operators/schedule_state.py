@@ -1,7 +1,9 @@
-"""The state of schedules by id (see ``schedules.schedules``): a hash table of the messages that wait.
+"""The state of schedules by id (see ``schedules.schedules``): a hash table of the messages that
+wait.
 
-    schedule_blocks  block -> the messages of the ids of one hash, some thirty (``ScheduleBlock`` of ``pb/delay.proto``);
-                     -1 -> the size of the table, and the rate of the messages that repeat (``ScheduleTable``)
+    schedule_blocks  block -> the messages of the ids of one hash, some thirty (``ScheduleBlock`` of
+                     ``pb/delay.proto``); -1 -> the size of the table, and the rate of the messages
+                     that repeat (``ScheduleTable``)
     schedules        id -> those messages that repeat, with what waits of them, JSON with a version
 
 A call into the state store costs far more than a message in it, so messages share a value. The
@@ -10,8 +12,8 @@ one bit less if there is no such block yet. So a larger table splits some blocks
 others as they are. Producers choose ids, so the hash has a key that they do not know: the query's
 id, which belongs to the checkpoint. A micro-batch that is run again has the same one.
 
-A message that repeats is in its block too, but what changes when it is delivered is in a value of its
-own: a block has the messages of other ids, and would be written again for each occurrence.
+A message that repeats is in its block too, but what changes when it is delivered is in a value of
+its own: a block has the messages of other ids, and would be written again for each occurrence.
 
 A message that is released stays in its block until the block is changed again, and the whole table
 is removed when nothing waits under an id. So a release costs no call. The marks of positions, which
@@ -31,7 +33,12 @@ from ledgerlake.errors import OffsetError, refuse_newer
 from ledgerlake.operators.bucket_folders import find_query_id
 from ledgerlake.pb import delay_pb2 as pb
 from ledgerlake.schedules.repetition import RepetitionRate
-from ledgerlake.schedules.schedules import Repeating, WaitingMessage, waiting_from_json, waiting_to_json
+from ledgerlake.schedules.schedules import (
+    Repeating,
+    WaitingMessage,
+    waiting_from_json,
+    waiting_to_json,
+)
 from ledgerlake.stored.fields import ADVICE
 from ledgerlake.wire.message_id import Position
 
@@ -76,8 +83,8 @@ class ScheduleState:
 class StoredSchedules:
     """The schedules of one topic partition in one micro-batch; ``begin`` comes first.
 
-    One block is in memory, so ask for the ids in the order of ``block_of``. The messages of an id are
-    put together once while its block is open, however many events change them.
+    One block is in memory, so ask for the ids in the order of ``block_of``. The messages of an id
+    are put together once while its block is open, however many events change them.
     """
 
     def __init__(self, state: ScheduleState, marked: MarkedPositions) -> None:
@@ -100,7 +107,11 @@ class StoredSchedules:
         if row is not None:
             self._stored_size = bytes(row[0])
             table = table_from_bytes(self._stored_size)
-            self._blocks, self._messages, self._hash_key = table.blocks, table.messages, table.hash_key
+            self._blocks, self._messages, self._hash_key = (
+                table.blocks,
+                table.messages,
+                table.hash_key,
+            )
             self.rate = RepetitionRate(table.occurrences_per_day, table.bytes_per_day)
         else:
             self._hash_key = find_query_id().encode()[:_MOST_KEY_BYTES]
@@ -114,10 +125,17 @@ class StoredSchedules:
         self._open(self.block_of(schedule_id))
         if schedule_id not in self._loaded:
             self._loaded.add(schedule_id)
-            messages = [message for message in self._block.get(schedule_id, []) if self._is_waiting(message)]
+            messages = [
+                message for message in self._block.get(schedule_id, []) if self._is_waiting(message)
+            ]
             if any(message.repeating for message in messages):
-                repeating = {message.position: message for message in self.load_repeating(schedule_id)}
-                current = [repeating.get(message.position) if message.repeating else message for message in messages]
+                repeating = {
+                    message.position: message for message in self.load_repeating(schedule_id)
+                }
+                current = [
+                    repeating.get(message.position) if message.repeating else message
+                    for message in messages
+                ]
                 messages = [message for message in current if message is not None]
             self._block[schedule_id] = messages
         return self._block[schedule_id]
@@ -172,7 +190,9 @@ class StoredSchedules:
         """Make the table large enough for so many more messages."""
         before = self._blocks
         self._blocks = max(before, -(-(self._messages + added) // BLOCK_MESSAGES))
-        for number in sorted({_masked(block, before) for block in range(before, self._blocks)} if before else ()):
+        for number in sorted(
+            {_masked(block, before) for block in range(before, self._blocks)} if before else ()
+        ):
             self._split(number)
 
     def _split(self, number: int) -> None:
@@ -246,7 +266,9 @@ def block_to_bytes(messages: Iterable[tuple[str, WaitingMessage]]) -> bytes:
             ledger_id=position.ledger_id,
             entry_id=position.entry_id,
             time_ms=message.time_ms,
-            deliver_ms=message.deliver_ms if message.repeating is None else message.repeating.start_ms,
+            deliver_ms=message.deliver_ms
+            if message.repeating is None
+            else message.repeating.start_ms,
             repeats=True if message.repeating else None,
         )
     if not block.messages:

@@ -53,13 +53,20 @@ if TYPE_CHECKING:
     from ledgerlake.pb import pulsar_pb2 as pb
     from ledgerlake.schedules.repetition import Repetition
 
-REFUSED_DETAIL = "the micro-batch has more schedules than a task can pass on; read fewer bytes in a micro-batch"
+REFUSED_DETAIL = (
+    "the micro-batch has more schedules than a task can pass on; read fewer bytes in a micro-batch"
+)
 
 
 _NAMES = re.compile(b"|".join(re.escape(name.encode()) for name in SENDER_PROPERTIES))
 _RULES = re.compile(b"|".join(re.escape(name.encode()) for name in (CRON_PROPERTY, EVERY_PROPERTY)))
-_BATCHED = "a delayed message with a property of schedules must be sent alone, and this one is part of a batch"
-_NO_START = "a message that repeats needs a delivery time: the time from which it counts, for example now"
+_BATCHED = (
+    "a delayed message with a property of schedules must be sent alone, and this one is "
+    "part of a batch"
+)
+_NO_START = (
+    "a message that repeats needs a delivery time: the time from which it counts, for example now"
+)
 _DELAYED_PAUSE = "a message that pauses or resumes is sent without a delivery time"
 
 
@@ -87,7 +94,9 @@ class DelayedFrames:
     rejects: list[RejectedEntry] = field(default_factory=list)
 
 
-def find_in_frames(frames: memoryview, first_entry: BatchRange, schedules: ScheduleEvents) -> DelayedFrames:
+def find_in_frames(
+    frames: memoryview, first_entry: BatchRange, schedules: ScheduleEvents
+) -> DelayedFrames:
     """Return a ``delayed`` piece, and add its schedules."""
     if _NAMES.search(frames) is None:
         return DelayedFrames(frames, first_entry)
@@ -125,17 +134,23 @@ def find_in_frames(frames: memoryview, first_entry: BatchRange, schedules: Sched
     if not refused:
         return DelayedFrames(frames, first_entry)
     spans = zip([0, *ends], ends, strict=False)
-    kept = b"".join(frames[start:end] for row, (start, end) in enumerate(spans) if row not in refused)
+    kept = b"".join(
+        frames[start:end] for row, (start, end) in enumerate(spans) if row not in refused
+    )
     first = WHOLE_BATCH if 0 in refused else first_entry
     return DelayedFrames(memoryview(kept), first, rejects)
 
 
 def find_in_messages(
-    messages: pa.RecordBatch, frames: Entry | None, schedules: ScheduleEvents, *, delays_messages: bool
+    messages: pa.RecordBatch,
+    frames: Entry | None,
+    schedules: ScheduleEvents,
+    *,
+    delays_messages: bool,
 ) -> tuple[pa.RecordBatch, list[RejectedEntry]]:
     """Return messages that are delivered at once, without those that are rejected, and add their
-    schedules. Without ``delays_messages`` none is rejected for a bad schedule, since nothing new waits;
-    but what waits from before can be replaced, paused and cancelled.
+    schedules. Without ``delays_messages`` none is rejected for a bad schedule, since nothing new
+    waits; but what waits from before can be replaced, paused and cancelled.
 
     Args:
         frames: the ``MESSAGE`` frames that they came in; None if rejects need no bytes of them.
@@ -166,7 +181,9 @@ def _events(message: _Message, *, delays_messages: bool) -> list[ScheduleEvent]:
         raise bad_schedule(_NO_START)
     events: list[ScheduleEvent] = []
     if schedule.pause is not None:
-        events.append(PauseChanged(schedule.pause.schedule_id, position, time_ms, schedule.pause.resumes))
+        events.append(
+            PauseChanged(schedule.pause.schedule_id, position, time_ms, schedule.pause.resumes)
+        )
     if schedule.schedule_id is not None:
         events.append(Scheduled(schedule.schedule_id, position, time_ms))
     cancel = cancel_of(message.properties, position, time_ms)
@@ -197,19 +214,22 @@ def find_in_due(
 
 
 def expired_chunk(chunk: Entry | None, clock_ms: int | None) -> tuple[Reason, str] | None:
-    """Return why a due large message must not be delivered, by one of its chunks; None if it may be.
+    """Return why a due large message must not be delivered, by one of its chunks; None if it may
+    be.
 
     Raises:
         CorruptEntryError: the chunk is damaged.
     """
     if chunk is None:
         return None
-    return _expired(parse_schedule(properties_of(peek_metadata(memoryview(chunk)))).expires_ms, clock_ms)
+    return _expired(
+        parse_schedule(properties_of(peek_metadata(memoryview(chunk)))).expires_ms, clock_ms
+    )
 
 
 def with_occurrences(messages: pa.RecordBatch) -> pa.RecordBatch:
-    """Return messages that were due, those with an id or a cancel with the properties of a delivered
-    message: a copy of one on another topic must not be a schedule or a cancel there.
+    """Return messages that were due, those with an id or a cancel with the properties of a
+    delivered message: a copy of one on another topic must not be a schedule or a cancel there.
     """
     rows = _as_sent(messages, [SCHEDULE_PROPERTY, CANCEL_PROPERTY])
     if not rows:
@@ -223,7 +243,9 @@ def with_occurrences(messages: pa.RecordBatch) -> pa.RecordBatch:
     return with_properties(messages, added)
 
 
-def with_properties(messages: pa.RecordBatch, added: Mapping[int, Mapping[str, str]]) -> pa.RecordBatch:
+def with_properties(
+    messages: pa.RecordBatch, added: Mapping[int, Mapping[str, str]]
+) -> pa.RecordBatch:
     """Return messages with more properties, in place of their own of the same names.
 
     Args:
@@ -232,14 +254,22 @@ def with_properties(messages: pa.RecordBatch, added: Mapping[int, Mapping[str, s
     number = messages.schema.get_field_index("properties")
     properties: list[list[tuple[str, str]]] = messages["properties"].to_pylist()
     for row, more in added.items():
-        properties[row] = [pair for pair in properties[row] if pair[0] not in more] + list(more.items())
+        properties[row] = [pair for pair in properties[row] if pair[0] not in more] + list(
+            more.items()
+        )
     column = pa.array(properties, messages.schema.field(number).type)
     return messages.set_column(number, messages.schema.field(number), column)
 
 
 def schedule_at_once(outcome: Outcome) -> Scheduled | None:
-    """Return the schedule of a large message with an id that is delivered at once; None for others."""
-    if not isinstance(outcome, Assembled) or outcome.schedule_id is None or outcome.deliver_ms is not None:
+    """Return the schedule of a large message with an id that is delivered at once; None for
+    others.
+    """
+    if (
+        not isinstance(outcome, Assembled)
+        or outcome.schedule_id is None
+        or outcome.deliver_ms is not None
+    ):
         return None
     return Scheduled(outcome.schedule_id, outcome.positions[-1], outcome.stored_ms)
 
@@ -253,7 +283,8 @@ def _schedule_of_delayed(metadata: pb.MessageMetadata) -> tuple[str | None, Repe
     properties = properties_of(metadata)
     schedule = parse_schedule(properties)
     if any(not isinstance(text, str) for pair in properties.items() for text in pair):
-        # It will be a reject when it is due, so it must not replace a message that can be delivered.
+        # It will be a reject when it is due, so it must not replace a message that can be
+        # delivered.
         return None, None
     if schedule.pause is not None:
         raise bad_schedule(_DELAYED_PAUSE)
@@ -261,14 +292,19 @@ def _schedule_of_delayed(metadata: pb.MessageMetadata) -> tuple[str | None, Repe
         return schedule.schedule_id, None
     rule = parse_repetition(properties)
     if schedule.schedule_id is None:
-        raise bad_schedule(f"a message that repeats needs an id, by which it can be ended: {SCHEDULE_PROPERTY}")
+        raise bad_schedule(
+            f"a message that repeats needs an id, by which it can be ended: {SCHEDULE_PROPERTY}"
+        )
     return schedule.schedule_id, rule
 
 
 def _expired(expires_ms: int | None, clock_ms: int | None) -> tuple[Reason, str] | None:
     if expires_ms is None or clock_ms is None or clock_ms <= expires_ms:
         return None
-    return EXPIRED, f"it expired at {expires_ms} and was released at {clock_ms}, in milliseconds since 1970"
+    return (
+        EXPIRED,
+        f"it expired at {expires_ms} and was released at {clock_ms}, in milliseconds since 1970",
+    )
 
 
 def _without_rejects(
@@ -297,11 +333,15 @@ def _without_rejects(
 
 
 def _as_sent(messages: pa.RecordBatch, names: list[str]) -> list[int]:
-    """Return the rows with a property of one of some names. A copy of a delivered message is left out:
-    it is no schedule and no cancel, wherever it is and however it came there.
+    """Return the rows with a property of one of some names. A copy of a delivered message is left
+    out: it is no schedule and no cancel, wherever it is and however it came there.
     """
     own = messages["properties"]
-    return sorted(set(rows_with_property(own, names)).difference(rows_with_property(own, [OCCURRENCE_PROPERTY])))
+    return sorted(
+        set(rows_with_property(own, names)).difference(
+            rows_with_property(own, [OCCURRENCE_PROPERTY])
+        )
+    )
 
 
 def _with_property(messages: pa.RecordBatch, names: list[str]) -> Iterator[_Message]:
@@ -309,7 +349,9 @@ def _with_property(messages: pa.RecordBatch, names: list[str]) -> Iterator[_Mess
     rows = _as_sent(messages, names)
     # A batch may have a million of them, and a value of Arrow costs more than the message.
     taken = messages.take(pa.array(rows, pa.int64()))
-    columns = [taken[name].to_pylist() for name in ("ledger_id", "entry_id", "batch_index", "properties")]
+    columns = [
+        taken[name].to_pylist() for name in ("ledger_id", "entry_id", "batch_index", "properties")
+    ]
     for row, time_ms, ledger_id, entry_id, batch_index, pairs in zip(
         rows, stored_times_ms(taken), *columns, strict=True
     ):
@@ -317,10 +359,12 @@ def _with_property(messages: pa.RecordBatch, names: list[str]) -> Iterator[_Mess
 
 
 def _rejects(
-    messages: pa.RecordBatch, frames: Entry | None, refused: dict[tuple[Position, Reason], list[tuple[_Message, str]]]
+    messages: pa.RecordBatch,
+    frames: Entry | None,
+    refused: dict[tuple[Position, Reason], list[tuple[_Message, str]]],
 ) -> list[RejectedEntry]:
-    """Return one reject for each entry and reason. If that is one message of a batch, the reject has it
-    alone; else it lists them.
+    """Return one reject for each entry and reason. If that is one message of a batch, the reject
+    has it alone; else it lists them.
 
     Args:
         refused: by entry and reason, the messages with the detail of each.
@@ -330,7 +374,11 @@ def _rejects(
     for (position, reason), together in refused.items():
         (first, detail), indexes = together[0], [message.batch_index for message, _ in together]
         if len(together) > 1:
-            rejects.append(RejectedEntry(position, stored.get(position), reason, f"{of_batch(indexes)}: {detail}"))
+            rejects.append(
+                RejectedEntry(
+                    position, stored.get(position), reason, f"{of_batch(indexes)}: {detail}"
+                )
+            )
         elif first.batch_index >= 0:
             (entry,) = single_entries(messages.slice(first.row, 1))
             rejects.append(RejectedEntry(position, entry, reason, detail, first.batch_index))

@@ -37,11 +37,13 @@ class SeparatelyStored:
     key: ChunkedMessageKey | None = None
 
     def is_continued_by(self, rest: BatchRange) -> bool:
-        """Return whether a part of an entry begins where this one ends: a topic that was created again
-        may have another entry at the position.
+        """Return whether a part of an entry begins where this one ends: a topic that was created
+        again may have another entry at the position.
         """
         return (
-            self.batch_range is not None and self.batch_range.until is not None and rest.after == self.batch_range.until
+            self.batch_range is not None
+            and self.batch_range.until is not None
+            and rest.after == self.batch_range.until
         )
 
     def joined_with(self, rest: BatchRange) -> SeparatelyStored:

@@ -1,5 +1,5 @@
-"""Turns rows of ``schema.BUNDLES`` into rows for the stateful stage (see ``operators.stage_rows``), for a
-stream to sinks that are not Ledgerlake's.
+"""Turns rows of ``schema.BUNDLES`` into rows for the stateful stage (see ``operators.stage_rows``),
+for a stream to sinks that are not Ledgerlake's.
 
 Messages are decoded before the stage and pass it unchanged; delayed entries and chunks go into it
 as they are.
@@ -42,16 +42,20 @@ if TYPE_CHECKING:
 def forward_bundles(
     batches: Iterable[pa.RecordBatch], options: SourceOptions, delays_messages: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows of ``STAGE_ROWS`` for rows of ``schema.BUNDLES``; the report of each topic partition
-    comes last.
+    """Yield rows of ``STAGE_ROWS`` for rows of ``schema.BUNDLES``; the report of each topic
+    partition comes last.
     """
     ranges: dict[TopicPartition, _DecodedRange] = {}
     for batch in batches:
         for number in range(batch.num_rows):
-            row = {name: batch[name][number].as_py() for name in batch.schema.names if name != "frames"}
+            row = {
+                name: batch[name][number].as_py() for name in batch.schema.names if name != "frames"
+            }
             topic_partition = TopicPartition(row["topic"], row["partition"])
             if topic_partition not in ranges:
-                ranges[topic_partition] = _DecodedRange(topic_partition, row, options, delays_messages)
+                ranges[topic_partition] = _DecodedRange(
+                    topic_partition, row, options, delays_messages
+                )
             frames = memoryview(batch["frames"][number].as_buffer())
             first_entry = BatchRange(row["after_batch_index"], row["until_batch_index"])
             piece = Piece(PieceKind(row["kind"]), frames, first_entry, row["broker_ms"])
@@ -64,7 +68,11 @@ class _DecodedRange:
     """The rows of one topic partition in a task before the stateful stage."""
 
     def __init__(
-        self, topic_partition: TopicPartition, row: dict[str, Any], options: SourceOptions, delays_messages: bool
+        self,
+        topic_partition: TopicPartition,
+        row: dict[str, Any],
+        options: SourceOptions,
+        delays_messages: bool,
     ) -> None:
         self._topic_partition = topic_partition
         self._end = Position(row["end_ledger_id"], row["end_entry_id"])
@@ -117,7 +125,9 @@ class _DecodedRange:
 
     def _reject(self, rejected: RejectedEntry) -> pa.RecordBatch:
         shown = rejected.entry or rejected.detail.encode()
-        return stage_row(self._topic_partition, RowKind.REJECT, rejected.position, rejected.reason, shown)
+        return stage_row(
+            self._topic_partition, RowKind.REJECT, rejected.position, rejected.reason, shown
+        )
 
     def _take_single(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         single = read_single(piece)
@@ -126,8 +136,12 @@ class _DecodedRange:
             yield from self._take_effects(self._effects.take_rejected(single))
             return
         if not self._budget.take(single.content):
-            yield stage_row(self._topic_partition, RowKind.REJECT, single.position, CHUNK_EVICTED, single.entry)
+            yield stage_row(
+                self._topic_partition, RowKind.REJECT, single.position, CHUNK_EVICTED, single.entry
+            )
             return
         self._events.append(single.content)
         if isinstance(single.content, Chunk):
-            yield stage_row(self._topic_partition, RowKind.CHUNK, single.position, entry=single.entry)
+            yield stage_row(
+                self._topic_partition, RowKind.CHUNK, single.position, entry=single.entry
+            )

@@ -1,8 +1,8 @@
-"""What leaves the stateful stage: outcomes of one topic partition and micro-batch, the cancels that are
-in force, and last a summary of the state.
+"""What leaves the stateful stage: outcomes of one topic partition and micro-batch, the cancels that
+are in force, and last a summary of the state.
 
-In the pipeline the stage writes them to files itself (see ``operators.outcome_files``). For other sinks
-they are rows of ``operators.stage_rows``, which this module writes and reads.
+In the pipeline the stage writes them to files itself (see ``operators.outcome_files``). For other
+sinks they are rows of ``operators.stage_rows``, which this module writes and reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ import pyarrow as pa
 from ledgerlake.assembly.assembler import Assembled, Entry, Rejected
 from ledgerlake.assembly.rules import ChunkedMessageKey
 from ledgerlake.decode.messages import BatchRange, TopicPartition
-from ledgerlake.operators.outcome_types import Delivery, DueEntries, DuePositions, Outcome, RejectedPositions
+from ledgerlake.operators.outcome_types import (
+    Delivery,
+    DueEntries,
+    DuePositions,
+    Outcome,
+    RejectedPositions,
+)
 from ledgerlake.operators.stage_rows import (
     STAGE_ROWS,
     RowKind,
@@ -69,12 +75,16 @@ class OutcomeRows:
             yield self._row(RowKind.CANCELS, None, cancels_to_json(outcome.all), None)
         elif isinstance(outcome, DueEntries):
             first_entry = astuple(outcome.first_entry)
-            header = _due_header(outcome, first_entry=first_entry, deliveries=_delivery_fields(outcome))
+            header = _due_header(
+                outcome, first_entry=first_entry, deliveries=_delivery_fields(outcome)
+            )
             yield self._row(RowKind.DUE, None, header, outcome.frames)
         elif isinstance(outcome, DuePositions):
             positions = positions_to_json(outcome.positions)
             deliveries = _delivery_fields(outcome)
-            header = _due_header(outcome, positions=positions, due_ms=outcome.due_ms, deliveries=deliveries)
+            header = _due_header(
+                outcome, positions=positions, due_ms=outcome.due_ms, deliveries=deliveries
+            )
             yield self._row(RowKind.REREAD, None, header, outcome.frames)
         elif isinstance(outcome, Assembled):
             header = _due_header(
@@ -89,12 +99,16 @@ class OutcomeRows:
             for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
                 yield self._row(RowKind.MESSAGE_CHUNK, position, None, entry)
         elif isinstance(outcome, RejectedPositions):
-            header = json.dumps({"reason": outcome.reason, "positions": positions_to_json(outcome.positions)})
+            header = json.dumps(
+                {"reason": outcome.reason, "positions": positions_to_json(outcome.positions)}
+            )
             yield self._row(RowKind.REREAD_REJECTS, None, header, None)
         else:
             for group in in_groups(outcome.entries, lambda entry: entry[1]):
                 rows = (
-                    stage_values(self._topic_partition, RowKind.REJECT, position, outcome.reason, entry)
+                    stage_values(
+                        self._topic_partition, RowKind.REJECT, position, outcome.reason, entry
+                    )
                     for position, entry in group
                 )
                 yield data_frame(STAGE_ROWS.names, *rows)
@@ -106,9 +120,15 @@ class OutcomeRows:
         yield data_frame(STAGE_ROWS.names, *rows)
 
     def _row(
-        self, kind: RowKind, position: Position | None, header: str | None, entry: bytes | memoryview | None
+        self,
+        kind: RowKind,
+        position: Position | None,
+        header: str | None,
+        entry: bytes | memoryview | None,
     ) -> pd.DataFrame:
-        return data_frame(STAGE_ROWS.names, stage_values(self._topic_partition, kind, position, header, entry))
+        return data_frame(
+            STAGE_ROWS.names, stage_values(self._topic_partition, kind, position, header, entry)
+        )
 
 
 def data_frame(columns: Sequence[str], *rows: Sequence[Any]) -> pd.DataFrame:
@@ -121,7 +141,14 @@ def data_frame(columns: Sequence[str], *rows: Sequence[Any]) -> pd.DataFrame:
 
 def _due_header(outcome: DueEntries | DuePositions | Assembled, **more: Any) -> str:
     outputs = {name: asdict(mark_delete) for name, mark_delete in outcome.outputs.items()}
-    return json.dumps({"delivered_ms": outcome.delivered_ms, "outputs": outputs, "clock_ms": outcome.clock_ms, **more})
+    return json.dumps(
+        {
+            "delivered_ms": outcome.delivered_ms,
+            "outputs": outputs,
+            "clock_ms": outcome.clock_ms,
+            **more,
+        }
+    )
 
 
 def _delivery_fields(outcome: DueEntries | DuePositions) -> list[dict[str, Any] | None]:
@@ -136,14 +163,19 @@ def read_stage_rows(
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[_Output]:
     """Yield the content of rows of ``STAGE_ROWS``, in their order, each with its topic partition.
-    Rejects that follow each other come together. Use up the entries of an outcome before you ask for
-    the next one.
+    Rejects that follow each other come together. Use up the entries of an outcome before you ask
+    for the next one.
     """
     for (topic_partition, reason), outputs in groupby(_outputs_of(batches), _reject_key):
         if reason is None:
             yield from outputs
             continue
-        entries = (entry for _, output in outputs if isinstance(output, Rejected) for entry in output.entries)
+        entries = (
+            entry
+            for _, output in outputs
+            if isinstance(output, Rejected)
+            for entry in output.entries
+        )
         for group in in_groups(entries, lambda entry: entry[1]):
             yield topic_partition, Rejected(Reason(reason), group)
 
@@ -154,7 +186,12 @@ def _reject_key(output: _Output) -> tuple[TopicPartition, str | None]:
 
 
 def _outputs_of(batches: Iterable[pa.RecordBatch]) -> Iterator[_Output]:
-    rows = (row for batch in batches for number in range(batch.num_rows) for row in batch.slice(number, 1).to_pylist())
+    rows = (
+        row
+        for batch in batches
+        for number in range(batch.num_rows)
+        for row in batch.slice(number, 1).to_pylist()
+    )
     for row in rows:
         topic_partition = TopicPartition(row["topic"], row["partition"])
         if row["kind"] == RowKind.SUMMARY:
@@ -167,7 +204,10 @@ def _outputs_of(batches: Iterable[pa.RecordBatch]) -> Iterator[_Output]:
             yield topic_partition, Rejected(row["header"], [(position, row["entry"])])
         elif row["kind"] == RowKind.REREAD_REJECTS:
             header = json.loads(row["header"])
-            yield topic_partition, RejectedPositions(header["reason"], _positions(header["positions"]))
+            yield (
+                topic_partition,
+                RejectedPositions(header["reason"], _positions(header["positions"])),
+            )
         elif row["kind"] == RowKind.CANCELS:
             yield topic_partition, cancels_from_json(row["header"])[0]
         elif row["kind"] == RowKind.DUE:
@@ -220,7 +260,9 @@ def _message(row: dict[str, Any], rows: Iterator[dict[str, Any]]) -> Assembled:
     # Read all chunks now: the caller may stop iterating the message, and must still get the rows
     # that follow.
     entries = [next(rows)["entry"] for _ in message.positions]
-    return replace(message, entries=entries if message.delivered_ms is not None else pop_each(entries))
+    return replace(
+        message, entries=entries if message.delivered_ms is not None else pop_each(entries)
+    )
 
 
 def _positions(lists: list[list[int]]) -> tuple[Position, ...]:

@@ -29,7 +29,8 @@ From the stage, in order but for ``rows``, which pass as they come:
                     has
     cancels         the cancels for everything due that follows         ``Cancels``
     due             delayed entries that are due                        delivery, ``BatchRange`` of the first entry,
-                                                                        deliveries, one for each entry
+                                                                        deliveries, one for each
+                                                                        entry
     reread          due entries whose bytes only the topic has, and     delivery, positions, deliveries, one for each
                     those of messages that repeat among them            position
     summary         once for a topic partition, last: the results of    ``StateSummary``
@@ -101,7 +102,8 @@ STAGE_ROWS = pa.schema(
 _BUG = "this is a bug, please report it"
 
 STAGE_ROWS_DDL = (
-    "topic string, partition int, kind string, ledger_id bigint, entry_id bigint, header string, entry binary"
+    "topic string, partition int, kind string, ledger_id bigint, entry_id bigint, "
+    "header string, entry binary"
 )
 
 
@@ -172,8 +174,8 @@ TaskEvent = Chunk | MessageStarted | IncompleteMessage | Marker | DelayedLargeMe
 
 @dataclass(frozen=True)
 class TaskReport:
-    """The report of a task on its range of one topic partition, up to ``end``. ``result`` is
-    the task's result (``operators.results``) as JSON, which the stage only hands on. The range begins
+    """The report of a task on its range of one topic partition, up to ``end``. ``result`` is the
+    task's result (``operators.results``) as JSON, which the stage only hands on. The range begins
     behind ``after``.
 
     ``now_ms`` is the latest time that the range knows of, by the broker or by the planner's clock.
@@ -188,8 +190,8 @@ class TaskReport:
 
 @dataclass(frozen=True)
 class Released:
-    """When the delayed messages were due that a micro-batch has delivered: on average, and the first
-    of them.
+    """When the delayed messages were due that a micro-batch has delivered: on average, and the
+    first of them.
     """
 
     count: int = 0
@@ -198,7 +200,9 @@ class Released:
 
     def and_more(self, other: Released) -> Released:
         """Return both together."""
-        firsts_ms = [time_ms for time_ms in (self.first_due_ms, other.first_due_ms) if time_ms is not None]
+        firsts_ms = [
+            time_ms for time_ms in (self.first_due_ms, other.first_due_ms) if time_ms is not None
+        ]
         count = self.count + other.count
         due_ms = self.count * self.mean_due_ms + other.count * other.mean_due_ms
         return Released(count, due_ms // max(count, 1), min(firsts_ms, default=None))
@@ -225,10 +229,10 @@ class StateSummary:
 
     ``oldest_incomplete`` is the position of the first chunk of an incomplete message, and
     ``expires_ms`` is when the first of those messages expires. ``kept_bytes`` are the bytes of the
-    entries kept of incomplete messages. ``oldest_to_reread`` is the position of the first delayed message whose
-    bytes only the topic has. ``due_spans`` counts the delayed messages by when they are due;
-    ``more_due`` tells that some of them are due already. ``digest`` is of the messages that left the
-    delayed index.
+    entries kept of incomplete messages. ``oldest_to_reread`` is the position of the first delayed
+    message whose bytes only the topic has. ``due_spans`` counts the delayed messages by when they
+    are due; ``more_due`` tells that some of them are due already. ``digest`` is of the messages
+    that left the delayed index.
     """
 
     results: list[dict[str, Any]]
@@ -324,7 +328,9 @@ def positions_to_json(positions: Iterable[Position]) -> list[list[int]]:
     return [[position.ledger_id, position.entry_id] for position in positions]
 
 
-def in_groups(items: Iterable[_Item], entry_of: Callable[[_Item], bytes | memoryview | None]) -> Iterator[list[_Item]]:
+def in_groups(
+    items: Iterable[_Item], entry_of: Callable[[_Item], bytes | memoryview | None]
+) -> Iterator[list[_Item]]:
     """Yield items in lists of bounded size, by the entry that each has."""
     group: list[_Item] = []
     size = 0
@@ -348,7 +354,13 @@ def delayed_rows(
         delayed = read_delayed(frames)
         end = int(delayed.frame_ends[0])
         position = Position(int(delayed.ledger_ids[0]), int(delayed.entry_ids[0]))
-        yield stage_row(topic_partition, RowKind.DELAYED, position, json.dumps(astuple(first_entry)), frames[:end])
+        yield stage_row(
+            topic_partition,
+            RowKind.DELAYED,
+            position,
+            json.dumps(astuple(first_entry)),
+            frames[:end],
+        )
         frames = frames[end:]
     if len(frames):
         yield stage_row(topic_partition, RowKind.DELAYED, entry=frames)
@@ -362,8 +374,12 @@ def stage_row(
     entry: bytes | memoryview | None = None,
 ) -> pa.RecordBatch:
     """Return one row of ``STAGE_ROWS``, for Arrow."""
-    values = stage_values(topic_partition, kind, position, header, bytes(entry) if entry is not None else None)
-    columns = [pa.array([value], column.type) for value, column in zip(values, STAGE_ROWS, strict=True)]
+    values = stage_values(
+        topic_partition, kind, position, header, bytes(entry) if entry is not None else None
+    )
+    columns = [
+        pa.array([value], column.type) for value, column in zip(values, STAGE_ROWS, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=STAGE_ROWS)
 
 

@@ -26,12 +26,16 @@ from ledgerlake.operators.bucket_folders import query_id_of_task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle, ValueState
+    from pyspark.sql.streaming.stateful_processor import (
+        MapState,
+        StatefulProcessorHandle,
+        ValueState,
+    )
 
 _TYPES = {"bigint": LongType, "int": IntegerType, "string": StringType, "binary": BinaryType}
 
-# The first micro-batch of a state partition in this process, by query and number. A micro-batch that
-# fails may be tried again here, and its declarations are lost with it.
+# The first micro-batch of a state partition in this process, by query and number. A micro-batch
+# that fails may be tried again here, and its declarations are lost with it.
 _first_batches: dict[tuple[str, int], str | None] = {}
 _MOST_STATE_PARTITIONS = 10_000
 
@@ -66,7 +70,9 @@ def _may_wait(client: Any) -> bool:
     if len(_first_batches) >= _MOST_STATE_PARTITIONS:
         _first_batches.clear()
     batch_id: str | None = context.getLocalProperty("streaming.sql.batchId")
-    return _first_batches.setdefault((query_id_of_task(), context.partitionId()), batch_id) != batch_id
+    return (
+        _first_batches.setdefault((query_id_of_task(), context.partitionId()), batch_id) != batch_id
+    )
 
 
 class _Variable:

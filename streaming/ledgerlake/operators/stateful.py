@@ -1,11 +1,13 @@
-"""The stateful stage: incomplete and delayed messages, which outlive a micro-batch, in Spark's state
-store, keyed by topic partition.
+"""The stateful stage: incomplete and delayed messages, which outlive a micro-batch, in Spark's
+state store, keyed by topic partition.
 
 State, in RocksDB, by topic partition:
 
     sets     (producer, uuid) -> the incomplete message, as JSON with a version
-    parts    (ledger, entry)  -> the entry of a chunk as the broker stored it, or a delayed entry that is alone in its row;
-             each entry is a value of its own, which never grows. One that comes to a position that has one is refused
+    parts    (ledger, entry)  -> the entry of a chunk as the broker stored it, or a delayed entry
+                              that is alone in its row;
+             each entry is a value of its own, which never grows. One that comes to a position that
+             has one is refused
 
 and the state variables of ``delayed``.
 
@@ -81,7 +83,8 @@ INCOMPLETE_VERSION = 1
 # The wake-up time for an incomplete message without a time yet: at once.
 _AT_ONCE_MS = 1
 
-# Arriving bytes that are kept in memory until the reports are applied; more go into the state store.
+# Arriving bytes that are kept in memory until the reports are applied; more go into the state
+# store.
 _FRESH_BYTES = 64 * 1024 * 1024
 
 _STATE_SETTINGS = {
@@ -92,8 +95,9 @@ _STATE_SETTINGS = {
 }
 
 
-# Spark hands its rows to a worker so many bytes at a time, unless the session has a choice of its own.
-# The worker has them several times in memory, so its peak is 150 MB lower than with Spark's 64 MiB.
+# Spark hands its rows to a worker so many bytes at a time, unless the session has a choice of its
+# own. The worker has them several times in memory, so its peak is 150 MB lower than with Spark's 64
+# MiB.
 _ROWS_AT_A_TIME = "spark.sql.execution.arrow.maxBytesPerBatch"
 _ROWS_AT_A_TIME_BYTES = 8 * 1024 * 1024
 
@@ -108,7 +112,9 @@ def set_up_state(spark: SparkSession) -> None:
 
 def stateful(rows: DataFrame, processor: Processor, schema: str) -> DataFrame:
     """Apply the stage to rows of ``STAGE_ROWS``; ``schema`` is that of the processor's output."""
-    return rows.groupBy("topic", "partition").transformWithStateInPandas(processor, schema, "append", "none")
+    return rows.groupBy("topic", "partition").transformWithStateInPandas(
+        processor, schema, "append", "none"
+    )
 
 
 class Processor(StatefulProcessor):  # type: ignore[misc]
@@ -134,8 +140,12 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         variables = StateVariables(handle)
-        self._incomplete = variables.getMapState("sets", "producer string, uuid string", "set string")
-        self._entries = variables.getMapState("parts", "ledger_id bigint, entry_id bigint", "entry binary")
+        self._incomplete = variables.getMapState(
+            "sets", "producer string, uuid string", "set string"
+        )
+        self._entries = variables.getMapState(
+            "parts", "ledger_id bigint, entry_id bigint", "entry binary"
+        )
         self._delayed = DelayedState(variables)
 
     def handleInputRows(
@@ -145,14 +155,18 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         output = self.output(topic_partition)
         kept_entries = _StateEntries(self._entries)
         read_chunks_again = partial(self._read_chunks, topic_partition, GoneEntries())
-        delayed = DelayedMessages(topic_partition, self._delayed, self.delay, kept_entries, read_chunks_again)
+        delayed = DelayedMessages(
+            topic_partition, self._delayed, self.delay, kept_entries, read_chunks_again
+        )
         reports: list[TaskReport] = []
         for frame in rows:
             stage_rows = [StageRow._make(row) for row in frame.itertuples(index=False, name=None)]
             if all(row.kind == RowKind.ROWS for row in stage_rows):
                 yield frame
                 continue
-            passing = [row for row in stage_rows if not _take_row(row, kept_entries, delayed, reports)]
+            passing = [
+                row for row in stage_rows if not _take_row(row, kept_entries, delayed, reports)
+            ]
             if passing:
                 yield from output.pass_on(passing)
         if reports:
@@ -160,12 +174,18 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
             yield from self._run_batch(output, kept_entries, delayed, reports)
 
     def _run_batch(
-        self, output: StageOutput, kept_entries: _StateEntries, delayed: DelayedMessages, reports: list[TaskReport]
+        self,
+        output: StageOutput,
+        kept_entries: _StateEntries,
+        delayed: DelayedMessages,
+        reports: list[TaskReport],
     ) -> Iterator[pd.DataFrame]:
         """Apply what the tasks report, in the order of their ranges, and release what is due."""
         stored = self._load() if self._incomplete.exists() else {}
         oldest_first = sorted(stored.values(), key=lambda incomplete: incomplete.positions[0])
-        assembly = Assembly(self._limits, kept_entries, oldest_first, delays_messages=self.delay.enabled)
+        assembly = Assembly(
+            self._limits, kept_entries, oldest_first, delays_messages=self.delay.enabled
+        )
         for outcome in _apply_reports(assembly, kept_entries, delayed, reports):
             yield from output.take(outcome)
         after = min(report.after for report in reports)
@@ -186,7 +206,9 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         name = join_partition(topic_partition.topic, topic_partition.partition)
         entries = read_again(self._client, name, message.positions, gone)
         sender = None if message.key is None else (message.key.producer_name, message.key.uuid)
-        for entry, _ in read_chunks(entries, len(message.positions), self._limits.max_message_bytes, sender):
+        for entry, _ in read_chunks(
+            entries, len(message.positions), self._limits.max_message_bytes, sender
+        ):
             yield entry
 
     def _load(self) -> dict[ChunkedMessageKey, IncompleteMessage]:
@@ -194,14 +216,18 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         return {message.key: message for message in messages}
 
     def _store(
-        self, before: dict[ChunkedMessageKey, IncompleteMessage], messages: tuple[IncompleteMessage, ...]
+        self,
+        before: dict[ChunkedMessageKey, IncompleteMessage],
+        messages: tuple[IncompleteMessage, ...],
     ) -> None:
         after = {message.key: message for message in messages}
         for key in before.keys() - after.keys():
             self._incomplete.removeKey((key.producer_name, key.uuid))
         for key, message in after.items():
             if before.get(key) != message:
-                self._incomplete.updateValue((key.producer_name, key.uuid), (incomplete_to_json(message),))
+                self._incomplete.updateValue(
+                    (key.producer_name, key.uuid), (incomplete_to_json(message),)
+                )
 
 
 class _StateEntries:
@@ -232,7 +258,9 @@ class _StateEntries:
 
     def _is_stored(self, position: Position) -> bool:
         # Where nothing waits, an entry costs no call.
-        return self._may_be_stored and bool(self._state.containsKey((position.ledger_id, position.entry_id)))
+        return self._may_be_stored and bool(
+            self._state.containsKey((position.ledger_id, position.entry_id))
+        )
 
     @cached_property
     def _may_be_stored(self) -> bool:
@@ -279,7 +307,9 @@ def incomplete_from_json(text: str) -> IncompleteMessage:
     return parse_stored(text, "incomplete messages", incomplete_from_dict, INCOMPLETE_VERSION)
 
 
-def _take_row(row: StageRow, kept_entries: _StateEntries, delayed: DelayedMessages, reports: list[TaskReport]) -> bool:
+def _take_row(
+    row: StageRow, kept_entries: _StateEntries, delayed: DelayedMessages, reports: list[TaskReport]
+) -> bool:
     """Take a row of a task; return False for one that passes the stage."""
     if row.kind == RowKind.CHUNK:
         kept_entries.put(Position(int(row.ledger_id), int(row.entry_id)), row.entry)
@@ -298,7 +328,10 @@ def _take_row(row: StageRow, kept_entries: _StateEntries, delayed: DelayedMessag
 
 
 def _apply_reports(
-    assembly: Assembly, kept_entries: _StateEntries, delayed: DelayedMessages, reports: list[TaskReport]
+    assembly: Assembly,
+    kept_entries: _StateEntries,
+    delayed: DelayedMessages,
+    reports: list[TaskReport],
 ) -> Iterator[Outcome]:
     for report in reports:
         for event in report.events:
@@ -314,20 +347,27 @@ def _apply_reports(
 
 
 def _add_large(
-    assembly: Assembly, kept_entries: _StateEntries, delayed: DelayedMessages, message: DelayedLargeMessage
+    assembly: Assembly,
+    kept_entries: _StateEntries,
+    delayed: DelayedMessages,
+    message: DelayedLargeMessage,
 ) -> None:
     """Add a message that a task has completed. Reject it if one of its chunks was refused, or if a
     marker completed it and lists a chunk of another incomplete message.
     """
     if message.bytes_kept and any(map(kept_entries.is_refused, message.positions)):
         delayed.reject_known(message)
-    elif not message.bytes_kept and assembly.pending.has_chunk_of_another(message.key, message.positions):
+    elif not message.bytes_kept and assembly.pending.has_chunk_of_another(
+        message.key, message.positions
+    ):
         delayed.reject_large(message, MALFORMED_MARKER)
     else:
         delayed.add_large(message)
 
 
-def _delay_large_messages(outcomes: Iterator[Outcome], delayed: DelayedMessages) -> Iterator[Outcome]:
+def _delay_large_messages(
+    outcomes: Iterator[Outcome], delayed: DelayedMessages
+) -> Iterator[Outcome]:
     """Add complete messages that are to be delivered later to the index; yield all other outcomes.
 
     The ``entries`` of a delayed message are not iterated, so its chunks stay among the kept
@@ -343,7 +383,9 @@ def _delay_large_messages(outcomes: Iterator[Outcome], delayed: DelayedMessages)
             yield outcome
 
 
-def _apply(assembly: Assembly, event: Chunk | MessageStarted | IncompleteMessage | Marker) -> Iterator[Outcome]:
+def _apply(
+    assembly: Assembly, event: Chunk | MessageStarted | IncompleteMessage | Marker
+) -> Iterator[Outcome]:
     if isinstance(event, MessageStarted):
         return assembly.supersede(event.key)
     if isinstance(event, IncompleteMessage):
@@ -354,7 +396,10 @@ def _apply(assembly: Assembly, event: Chunk | MessageStarted | IncompleteMessage
 
 
 def _summary(
-    incomplete: tuple[IncompleteMessage, ...], delayed: DelayedSummary, reports: list[TaskReport], limits: Limits
+    incomplete: tuple[IncompleteMessage, ...],
+    delayed: DelayedSummary,
+    reports: list[TaskReport],
+    limits: Limits,
 ) -> StateSummary:
     return StateSummary(
         results=[report.result for report in reports],
@@ -372,5 +417,8 @@ def _summary(
 
 
 def _expires_ms(message: IncompleteMessage, limits: Limits) -> int:
-    # A batch at that very time would not give the message up, and none would follow on an idle topic.
-    return _AT_ONCE_MS if message.opened_ms is None else message.opened_ms + limits.expire_after_ms + 1
+    # A batch at that very time would not give the message up, and none would follow on an idle
+    # topic.
+    return (
+        _AT_ONCE_MS if message.opened_ms is None else message.opened_ms + limits.expire_after_ms + 1
+    )

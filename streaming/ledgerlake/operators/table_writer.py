@@ -3,10 +3,12 @@
     messages of the topic partition
       | those by the schema that the table asks for
       v
-    records                by the schemas' versions, if the table has records (see ``values.record_rows``)
+    records                by the schemas' versions, if the table has records (see
+                           ``values.record_rows``)
       | condition, query or function, computed columns (see ``transforms``)
       v
-    rows                   in order, apart for each partition of the table (see ``table.ordered_files``)
+    rows                   in order, apart for each partition of the table (see
+                           ``table.ordered_files``)
 
 A message that does not fit is a misfit, with the reason of its reject. The table counts as taking
 it.
@@ -29,8 +31,19 @@ from ledgerlake.options.table_options import tables_of_topic
 from ledgerlake.reasons import NO_KEY, NO_TABLE, TRANSFORM_FAILED
 from ledgerlake.source.value_schemas import schemas_of
 from ledgerlake.table.layout import partition_text
-from ledgerlake.table.ordered_files import BufferedWriter, OrderedWriter, data_folder, merge_overlapping
-from ledgerlake.values.record_rows import PULSAR_FIELDS, Misfit, record_cuts, record_rows, rows_schema
+from ledgerlake.table.ordered_files import (
+    BufferedWriter,
+    OrderedWriter,
+    data_folder,
+    merge_overlapping,
+)
+from ledgerlake.values.record_rows import (
+    PULSAR_FIELDS,
+    Misfit,
+    record_cuts,
+    record_rows,
+    rows_schema,
+)
 from ledgerlake.values.schemas import record_name
 from ledgerlake.wire.value_schema import NO_SCHEMA
 
@@ -55,7 +68,9 @@ _MOST_BUFFERED_BYTES = 128 * 1024 * 1024
 _MOST_PARTITIONS = 1000
 
 _TOO_MANY = f"the micro-batch has messages for more than {_MOST_PARTITIONS} partitions of the table"
-_ONLY_UNWRITTEN = "only tables with the latest messages take it, and messages are not put into those again"
+_ONLY_UNWRITTEN = (
+    "only tables with the latest messages take it, and messages are not put into those again"
+)
 _TAKEN = "another of [[tables]] has the folder of this topic's table"
 
 PartitionKey = tuple[str | None, ...]
@@ -140,9 +155,13 @@ class TableWriter:
             for key, of_key in self._by_partition(rows):
                 writer = self._writer(key)
                 if writer is None:
-                    misfits += [Misfit(int(row), TRANSFORM_FAILED, _TOO_MANY) for row in numbers[of_key]]
+                    misfits += [
+                        Misfit(int(row), TRANSFORM_FAILED, _TOO_MANY) for row in numbers[of_key]
+                    ]
                 else:
-                    writer.write(rows if len(of_key) == rows.num_rows else rows.take(pa.array(of_key)))
+                    writer.write(
+                        rows if len(of_key) == rows.num_rows else rows.take(pa.array(of_key))
+                    )
                     with_row.append(numbers[of_key])
             taken.append(part.rows)
             misfits += part.misfits
@@ -162,11 +181,15 @@ class TableWriter:
         """
         files: list[DataFile] = []
         for key, writer in self._writers.items():
-            files += writer.finish(None if shared is None else shared.writer(key, self._folder_of(key)))
+            files += writer.finish(
+                None if shared is None else shared.writer(key, self._folder_of(key))
+            )
         if self._keeps_latest:
             return TableResult(files)
         times_us = [writer.max_effective_us for writer in self._writers.values()]
-        return TableResult(files, max((time_us for time_us in times_us if time_us is not None), default=None))
+        return TableResult(
+            files, max((time_us for time_us in times_us if time_us is not None), default=None)
+        )
 
     def merge(self, results: list[TableResult]) -> tuple[TableResult, list[str]]:
         """Return the results of all tasks of the topic partition together, and the names of the
@@ -189,17 +212,22 @@ class TableWriter:
         return self._writers[key]
 
     def _folder_of(self, key: PartitionKey) -> ParquetFolder:
-        return replace(self.folder, partition_values=dict(zip(self._partition_columns, key, strict=True)))
+        return replace(
+            self.folder, partition_values=dict(zip(self._partition_columns, key, strict=True))
+        )
 
     def _bound_memory(self) -> None:
         """Close files if many partitions have rows in memory together."""
         if (
             len(self._writers) > 1
-            and sum(writer.buffered_bytes for writer in self._writers.values()) > _MOST_BUFFERED_BYTES
+            and sum(writer.buffered_bytes for writer in self._writers.values())
+            > _MOST_BUFFERED_BYTES
         ):
             self.roll_files()
 
-    def _by_partition(self, rows: pa.RecordBatch) -> Iterator[tuple[PartitionKey, NDArray[np.int64]]]:
+    def _by_partition(
+        self, rows: pa.RecordBatch
+    ) -> Iterator[tuple[PartitionKey, NDArray[np.int64]]]:
         """Yield the partitions of the table that the rows are in, and the numbers of the rows in
         each. They are in the order of their first rows: which of them are too many must not depend
         on the pieces in which the rows come.
@@ -249,7 +277,9 @@ class TableWriters:
             is_taken = any(writer.table.name == table.name for writer in self.writers)
             owner = batch.table(table.name).section
             obstacle = _TAKEN if is_taken or owner not in ("", table.section) else ""
-            self.writers.append(TableWriter(table, topic_partition, client, batch, prefix, obstacle))
+            self.writers.append(
+                TableWriter(table, topic_partition, client, batch, prefix, obstacle)
+            )
         self._unwritten: list[RowMaker] = []
         for table in tables_of_topic(unwritten, topic):
             known = batch.table(table.name)
@@ -263,7 +293,9 @@ class TableWriters:
         """Return the writers without those that an obstacle keeps from writing."""
         return [writer for writer in self.writers if not writer.obstacle]
 
-    def write(self, messages: pa.RecordBatch, present: Mapping[str, NDArray[np.bool_]] | None = None) -> list[Misfit]:
+    def write(
+        self, messages: pa.RecordBatch, present: Mapping[str, NDArray[np.bool_]] | None = None
+    ) -> list[Misfit]:
         """Write messages into the tables that take them; return those that do not fit, by their
         rows. A message that does not fit several tables is there once, with the first reason; the
         detail has the others.
@@ -283,7 +315,9 @@ class TableWriters:
             self.is_new[written.with_row] = True
             for misfit in written.misfits:
                 first = misfits.get(misfit.row)
-                misfits[misfit.row] = misfit if first is None else _with_another(first, misfit, writer.table.section)
+                misfits[misfit.row] = (
+                    misfit if first is None else _with_another(first, misfit, writer.table.section)
+                )
         for maker in self._unwritten:
             for _, _, taken in maker.of(messages):
                 left = taken.rows[~is_taken[taken.rows]]
@@ -294,14 +328,21 @@ class TableWriters:
         return sorted(misfits.values(), key=attrgetter("row"))
 
     def _write_others(
-        self, messages: pa.RecordBatch, rows: NDArray[np.int64], present: Mapping[str, NDArray[np.bool_]]
+        self,
+        messages: pa.RecordBatch,
+        rows: NDArray[np.int64],
+        present: Mapping[str, NDArray[np.bool_]],
     ) -> dict[int, Misfit]:
         """Write messages that no other table takes; return those that do not fit."""
         if self._default is None:
-            return {row: Misfit(row, NO_TABLE, "no table takes this message") for row in rows.tolist()}
+            return {
+                row: Misfit(row, NO_TABLE, "no table takes this message") for row in rows.tolist()
+            }
         chosen = messages if len(rows) == messages.num_rows else messages.take(pa.array(rows))
         is_present = present.get(self._default.table.name)
-        written = _write_absent(self._default, chosen, None if is_present is None else is_present[rows])
+        written = _write_absent(
+            self._default, chosen, None if is_present is None else is_present[rows]
+        )
         self.is_new[rows[written.with_row]] = True
         return {misfit.row: misfit for misfit in _renumbered(written.misfits, rows)}
 
@@ -325,9 +366,13 @@ class RowMaker:
         self._is_plain = not (table.where or table.makes_records or table.partition_by)
         self._of_version = schemas_of(client, topic, batch.schemas.asked)
         self._newest_version = batch.schemas.newest_version(topic)
-        self.schema = rows_schema(self._columns) if table.is_of_records else messages_schema(self._columns)
+        self.schema = (
+            rows_schema(self._columns) if table.is_of_records else messages_schema(self._columns)
+        )
 
-    def of(self, messages: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], Taken]]:
+    def of(
+        self, messages: pa.RecordBatch
+    ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], Taken]]:
         """Yield rows with the number of each one's message, and which messages are taken, in
         parts.
         """
@@ -358,7 +403,9 @@ class RowMaker:
         if self._obstacle:
             misfits = [Misfit(row, TRANSFORM_FAILED, self._obstacle) for row in numbers.tolist()]
             return self._no_rows(), numbers[:0], Taken(numbers, misfits)
-        if not self._table.keeps_latest or not (messages["key"].null_count and messages["key_bytes"].null_count):
+        if not self._table.keeps_latest or not (
+            messages["key"].null_count and messages["key_bytes"].null_count
+        ):
             return self._of_messages(messages, numbers)
         has_key = _has_key(messages)
         # The table may have a condition that they do not meet.
@@ -395,11 +442,14 @@ class RowMaker:
     def _with_deletions(
         self, rows: pa.RecordBatch, deletions: pa.RecordBatch
     ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """Return rows of a table with the latest messages, with those that delete a key, and where each
-        of them was. Those pass by conditions and queries, which see no value in them.
+        """Return rows of a table with the latest messages, with those that delete a key, and where
+        each of them was. Those pass by conditions and queries, which see no value in them.
         """
         if self._table.is_of_records:
-            columns = [*(deletions[name.name] for name in PULSAR_FIELDS), pa.nulls(deletions.num_rows, self._columns)]
+            columns = [
+                *(deletions[name.name] for name in PULSAR_FIELDS),
+                pa.nulls(deletions.num_rows, self._columns),
+            ]
             deletions = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         together = pa.Table.from_batches([rows, deletions])
         keys = [(name, "ascending") for name in ("ledger_id", "entry_id", "batch_index")]
@@ -408,7 +458,9 @@ class RowMaker:
         return batch, order.to_numpy()
 
     def _no_rows(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([pa.nulls(0, column.type) for column in self.schema], schema=self.schema)
+        return pa.RecordBatch.from_arrays(
+            [pa.nulls(0, column.type) for column in self.schema], schema=self.schema
+        )
 
     def _newest(self) -> ValueSchema:
         newest = None if self._newest_version is None else self._of_version(self._newest_version)
@@ -433,8 +485,8 @@ class RowMaker:
 
 
 def _without_empty_values(messages: pa.RecordBatch) -> pa.RecordBatch:
-    """Return messages in which an empty value is none. Pulsar's compaction deletes a key by either, so a
-    table has the same keys whether the topic is compacted or not.
+    """Return messages in which an empty value is none. Pulsar's compaction deletes a key by either,
+    so a table has the same keys whether the topic is compacted or not.
     """
     is_empty = pc.equal(pc.binary_length(messages["value"]), 0).fill_null(False)
     if not is_empty.true_count:
@@ -447,13 +499,15 @@ def _without_empty_values(messages: pa.RecordBatch) -> pa.RecordBatch:
 
 def _has_key(messages: pa.RecordBatch) -> NDArray[np.bool_]:
     """Return a mask of the messages with a key."""
-    mask: NDArray[np.bool_] = pc.or_(messages["key"].is_valid(), messages["key_bytes"].is_valid()).to_numpy(
-        zero_copy_only=False
-    )
+    mask: NDArray[np.bool_] = pc.or_(
+        messages["key"].is_valid(), messages["key_bytes"].is_valid()
+    ).to_numpy(zero_copy_only=False)
     return mask
 
 
-def _write_absent(writer: TableWriter, messages: pa.RecordBatch, is_present: NDArray[np.bool_] | None) -> Written:
+def _write_absent(
+    writer: TableWriter, messages: pa.RecordBatch, is_present: NDArray[np.bool_] | None
+) -> Written:
     """Write the messages that a table does not have; the others count as taken."""
     if is_present is None or not is_present.any():
         return writer.write(messages)

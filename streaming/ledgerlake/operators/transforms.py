@@ -128,10 +128,14 @@ class RowTransform:
                 # The messages' schemas lack what the query names; later ones may have it.
                 bad = dict.fromkeys(range(len(numbers)), error.message)
                 rows, kept = self._no_rows(columns), np.empty(0, dtype=np.int64)
-            misfits += [Misfit(int(numbers[row]), TRANSFORM_FAILED, reason) for row, reason in bad.items()]
+            misfits += [
+                Misfit(int(numbers[row]), TRANSFORM_FAILED, reason) for row, reason in bad.items()
+            ]
             numbers = numbers[kept]
             if step == self._choose:
-                taken = np.union1d(numbers, np.array([misfit.row for misfit in misfits], dtype=np.int64))
+                taken = np.union1d(
+                    numbers, np.array([misfit.row for misfit in misfits], dtype=np.int64)
+                )
             if not rows.num_rows:
                 rows = self._no_rows(columns)
                 break
@@ -156,7 +160,9 @@ class RowTransform:
         """Return rows with the answer of the query or the function in place of their records."""
         assert self._maker is not None
         answer = self._maker.of(_seen_of(rows))
-        fitted = as_records(DecodedValues(_without(answer.values, PULSAR_COLUMN)), self._made(columns))
+        fitted = as_records(
+            DecodedValues(_without(answer.values, PULSAR_COLUMN)), self._made(columns)
+        )
         parts = dict(zip(fitted.values.type.names, fitted.values.flatten(), strict=True))
         result = _with_record(_chosen(rows, answer.rows), parts, columns)
         bad = answer.bad | {int(answer.rows[row]): reason for row, reason in fitted.bad.items()}
@@ -171,7 +177,11 @@ class RowTransform:
         record = record_of(rows.schema)
         if record is None:
             arrays = [*kept.columns, *(values[field.name].cast(field.type) for field in columns)]
-            return pa.RecordBatch.from_arrays(arrays, schema=messages_schema(columns)), answer.rows, answer.bad
+            return (
+                pa.RecordBatch.from_arrays(arrays, schema=messages_schema(columns)),
+                answer.rows,
+                answer.bad,
+            )
         known = dict(zip(record.names, kept[RECORD_COLUMN].flatten(), strict=True))
         return _with_record(kept, known | values, columns), answer.rows, answer.bad
 
@@ -194,7 +204,9 @@ class RowTransform:
 
     def _made(self, columns: pa.StructType) -> pa.StructType:
         """Return the table's columns that are not computed beside the record."""
-        return pa.struct([field for field in columns if field.name not in self._table.computed_names])
+        return pa.struct(
+            [field for field in columns if field.name not in self._table.computed_names]
+        )
 
     def _without_computed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows as they are before columns are computed."""
@@ -221,7 +233,8 @@ class RowTransform:
         for field in columns:
             if folded(field.name) == PULSAR_COLUMN and not field.type.equals(_PULSAR):
                 raise SetupError(
-                    f"{self._table.section} sql has a column {field.name}, and the table keeps what is Pulsar's in a column of that "
+                    f"{self._table.section} sql has a column {field.name}, and the table keeps "
+                    "what is Pulsar's in a column of that "
                     "name; name it otherwise"
                 )
         return pa.struct([field for field in columns if folded(field.name) != PULSAR_COLUMN])
@@ -234,10 +247,14 @@ class RowTransform:
         """
         for name in self._table.partition_columns:
             if name not in known:
-                raise SetupError(f"{self._table.section} partition_by names {name}, and the table has no such column")
+                raise SetupError(
+                    f"{self._table.section} partition_by names {name}, and the table has no such "
+                    "column"
+                )
             if not _is_partition_type(known[name]):
                 raise SetupError(
-                    f"{self._table.section} partition_by names {name}, which is {known[name]}; a table is partitioned by texts, whole "
+                    f"{self._table.section} partition_by names {name}, which is {known[name]}; a "
+                    "table is partitioned by texts, whole "
                     "numbers, dates and flags"
                 )
 
@@ -247,11 +264,14 @@ class RowTransform:
         Raises:
             SetupError: it cannot.
         """
-        known = bounded_paths(rows_schema(columns) if self._table.is_of_records else messages_schema(columns))
+        known = bounded_paths(
+            rows_schema(columns) if self._table.is_of_records else messages_schema(columns)
+        )
         unknown = [name for name in self._table.cluster_by if name not in known]
         if unknown:
             raise SetupError(
-                f"{self._table.section} cluster_by names {unknown[0]}; a table can be clustered by {', '.join(known)}"
+                f"{self._table.section} cluster_by names {unknown[0]}; a table can be clustered by "
+                f"{', '.join(known)}"
             )
 
 
@@ -266,7 +286,8 @@ def united_columns(known: pa.StructType, columns: pa.StructType, section: str) -
         there = by_name.get(folded(field.name), field.type)
         if not _fits(field.type, there):
             raise SetupError(
-                f"the column {field.name} of {section} is {field.type}, and the table has it as {there}; cast it, or name it otherwise"
+                f"the column {field.name} of {section} is {field.type}, and the table has it as "
+                f"{there}; cast it, or name it otherwise"
             )
     return united(known, columns)
 
@@ -276,7 +297,11 @@ def column_of(rows: pa.RecordBatch, name: str) -> pa.Array | None:
     if RECORD_COLUMN not in rows.schema.names:
         return rows[name]
     records = rows[RECORD_COLUMN]
-    return records.flatten()[records.type.get_field_index(name)] if name in records.type.names else None
+    return (
+        records.flatten()[records.type.get_field_index(name)]
+        if name in records.type.names
+        else None
+    )
 
 
 def _with_column(rows: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
@@ -309,7 +334,8 @@ def _long_values(texts: pa.Array, name: str) -> dict[int, str]:
     """Return the rows whose partition value is too long, each with a sentence about it."""
     sizes = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
     return {
-        int(row): f"{name} has {sizes[row]:,} bytes, and a partition value has at most {_PARTITION_VALUE_MOST_BYTES:,}"
+        int(row): f"{name} has {sizes[row]:,} bytes, and a partition value has at most "
+        f"{_PARTITION_VALUE_MOST_BYTES:,}"
         for row in np.flatnonzero(sizes > _PARTITION_VALUE_MOST_BYTES)
     }
 
@@ -318,11 +344,16 @@ def _seen_of(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return rows in the columns of the table's files, without what is known only later."""
     for name in _UNKNOWN_YET:
         index = rows.schema.get_field_index(name)
-        rows = rows.set_column(index, rows.schema.field(index), pa.nulls(rows.num_rows, rows.schema.field(index).type))
+        rows = rows.set_column(
+            index, rows.schema.field(index), pa.nulls(rows.num_rows, rows.schema.field(index).type)
+        )
     if record_of(rows.schema) is None:
         return rows
     content = to_file(pa.Table.from_batches([rows])).combine_chunks()
-    arrays = [column.chunk(0) if column.num_chunks else pa.nulls(0, column.type) for column in content.columns]
+    arrays = [
+        column.chunk(0) if column.num_chunks else pa.nulls(0, column.type)
+        for column in content.columns
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=content.schema)
 
 
@@ -331,13 +362,20 @@ def _chosen(rows: pa.RecordBatch, numbers: NDArray[np.int64]) -> pa.RecordBatch:
     return rows if len(numbers) == rows.num_rows else rows.take(pa.array(numbers, pa.int64()))
 
 
-def _with_record(rows: pa.RecordBatch, parts: dict[str, pa.Array], columns: pa.StructType) -> pa.RecordBatch:
+def _with_record(
+    rows: pa.RecordBatch, parts: dict[str, pa.Array], columns: pa.StructType
+) -> pa.RecordBatch:
     """Return rows with a record of these parts; those that are missing are null."""
     count = rows.num_rows
     arrays = [
-        parts[field.name].cast(field.type) if field.name in parts else pa.nulls(count, field.type) for field in columns
+        parts[field.name].cast(field.type) if field.name in parts else pa.nulls(count, field.type)
+        for field in columns
     ]
-    records = pa.StructArray.from_arrays(arrays, fields=list(columns)) if arrays else pa.array([{}] * count, columns)
+    records = (
+        pa.StructArray.from_arrays(arrays, fields=list(columns))
+        if arrays
+        else pa.array([{}] * count, columns)
+    )
     return pa.RecordBatch.from_arrays(
         [*(rows[field.name] for field in PULSAR_FIELDS), records], schema=rows_schema(columns)
     )
@@ -346,8 +384,12 @@ def _with_record(rows: pa.RecordBatch, parts: dict[str, pa.Array], columns: pa.S
 def _without(values: pa.StructArray, name: str) -> pa.StructArray:
     """Return a struct column without one of its fields, in any case."""
     kept = [
-        (field, part) for field, part in zip(values.type, values.flatten(), strict=True) if folded(field.name) != name
+        (field, part)
+        for field, part in zip(values.type, values.flatten(), strict=True)
+        if folded(field.name) != name
     ]
     if not kept:
         return pa.array([{}] * len(values), pa.struct([]))
-    return pa.StructArray.from_arrays([part for _, part in kept], fields=[field for field, _ in kept])
+    return pa.StructArray.from_arrays(
+        [part for _, part in kept], fields=[field for field, _ in kept]
+    )

@@ -1,11 +1,14 @@
 """What a read begins and ends at: texts of the user's, checked.
 
-    earliest | latest | cursor      ``cursor`` is where the durable subscription stands; only a start
+    earliest | latest | cursor      ``cursor`` is where the durable subscription stands; only a
+                                    start
     MESSAGE_ID                      the first, or the last, message that is read
     after MESSAGE_ID                only a start
     before MESSAGE_ID               only an end
-    2026-05-01T08:00:00+02:00       the first entry that the broker stored then or later; an end before it
-    index N                         the message with that number of the broker's (PIP-70), counted from 0
+    2026-05-01T08:00:00+02:00       the first entry that the broker stored then or later; an end
+                                    before it
+    index N                         the message with that number of the broker's (PIP-70), counted
+                                    from 0
 
 Each may be said of all topics, or by topic or topic partition as JSON. An offset, as a checkpoint
 holds it, is a start too.
@@ -65,7 +68,15 @@ class AtIndex:
     index: int
 
 
-Bound = Literal["earliest", "latest", "cursor"] | AnyMessageId | After | Before | AtTime | AtIndex | PartitionOffset
+Bound = (
+    Literal["earliest", "latest", "cursor"]
+    | AnyMessageId
+    | After
+    | Before
+    | AtTime
+    | AtIndex
+    | PartitionOffset
+)
 
 # Serialised, ``MessageId.earliest`` and ``MessageId.latest`` are ids too.
 _OF_CLIENTS: dict[AnyMessageId, Bound] = {
@@ -93,7 +104,9 @@ def parse_bound(text: str, where: str) -> Bound:
     try:
         message_id = parse_message_id(rest.strip() if beside else word)
     except UsageError as error:
-        raise UsageError(f"{where}: {error.message}, an ISO time, index N, earliest or latest") from None
+        raise UsageError(
+            f"{where}: {error.message}, an ISO time, index N, earliest or latest"
+        ) from None
     if beside is None:
         return _OF_CLIENTS.get(message_id, message_id)
     return After(message_id) if beside == "after" else Before(message_id)
@@ -106,7 +119,9 @@ def parse_start(text: str, where: str) -> Bound:
         UsageError: it is none.
     """
     return _unless(
-        Before, parse_bound(text, where), f"{where} cannot be '{text.strip()}'; write the id alone, or after"
+        Before,
+        parse_bound(text, where),
+        f"{where} cannot be '{text.strip()}'; write the id alone, or after",
     )
 
 
@@ -119,7 +134,9 @@ def parse_end(text: str, where: str) -> Bound:
     if text.strip().lower() == "cursor":
         raise UsageError(f"{where} cannot be 'cursor', which is where a read begins")
     return _unless(
-        After, parse_bound(text, where), f"{where} cannot be '{text.strip()}'; write the id alone, or before"
+        After,
+        parse_bound(text, where),
+        f"{where} cannot be '{text.strip()}'; write the id alone, or before",
     )
 
 
@@ -141,10 +158,14 @@ def parse_time_ms(text: str, where: str) -> int:
     try:
         moment = datetime.fromisoformat(word.replace("Z", "+00:00"))
     except ValueError:
-        raise UsageError(f"{where}: '{word}' is no time; write for example 2026-05-01T08:00:00+02:00") from None
+        raise UsageError(
+            f"{where}: '{word}' is no time; write for example 2026-05-01T08:00:00+02:00"
+        ) from None
     if moment.tzinfo is None:
         example = moment.isoformat()
-        raise UsageError(f"{where}: '{word}' has no zone; write for example {example}Z or {example}+02:00")
+        raise UsageError(
+            f"{where}: '{word}' has no zone; write for example {example}Z or {example}+02:00"
+        )
     return round(moment.timestamp() * 1000)
 
 
@@ -159,7 +180,9 @@ def parse_index(text: str, where: str) -> int:
     return int(text)
 
 
-def one_or_by_topic(text: str, where: str, parse: Callable[[str, str], Bound], of_new: Bound | None) -> Bounds:
+def one_or_by_topic(
+    text: str, where: str, parse: Callable[[str, str], Bound], of_new: Bound | None
+) -> Bounds:
     """A bound of all topics, or a JSON object of topics and theirs.
 
     Args:

@@ -25,7 +25,8 @@ class ClientOptions:
     service_url: str = option(
         URL,
         MISSING,
-        "`pulsar://host:6650`, or `pulsar+ssl://host:6651` for TLS. Several hosts are separated by commas.",
+        "`pulsar://host:6650`, or `pulsar+ssl://host:6651` for TLS. Several hosts are separated by "
+        "commas.",
         spark="service.url",
         toml="source.service_url",
     )
@@ -38,7 +39,8 @@ class ClientOptions:
     auth_params: str | None = option(
         TEXT,
         None,
-        "The plugin's parameters: `file:PATH`, `env:NAME`, or a secret behind `token:` or `secret:`. "
+        "The plugin's parameters: `file:PATH`, `env:NAME`, or a secret behind `token:` or "
+        "`secret:`. "
         "OAuth2 and TLS take the same texts as the Java client.",
         spark="pulsar.client.authParams",
         is_secret=True,
@@ -93,10 +95,16 @@ class ClientOptions:
         shown_default="the internal one",
     )
     operation_timeout_ms: int = option(
-        MILLISECONDS, 30_000, "How long to wait for an answer.", spark="pulsar.client.operationTimeoutMs"
+        MILLISECONDS,
+        30_000,
+        "How long to wait for an answer.",
+        spark="pulsar.client.operationTimeoutMs",
     )
     connection_timeout_ms: int = option(
-        MILLISECONDS, 10_000, "How long to wait for a connection.", spark="pulsar.client.connectionTimeoutMs"
+        MILLISECONDS,
+        10_000,
+        "How long to wait for a connection.",
+        spark="pulsar.client.connectionTimeoutMs",
     )
     retry_timeout_ms: int = option(
         MILLISECONDS,
@@ -133,7 +141,8 @@ class ClientOptions:
         is_tls = parse_service_url(self.service_url)[0].is_tls
         if (self.tls_ca_file or cert_file) and not is_tls:
             raise UsageError(
-                "a file of certificates is given, and 'service.url' is not pulsar+ssl://, so nothing would be encrypted; write "
+                "a file of certificates is given, and 'service.url' is not pulsar+ssl://, so "
+                "nothing would be encrypted; write "
                 "pulsar+ssl:// with the port of TLS, or leave the files out"
             )
         self._check_proxy(is_tls)
@@ -151,6 +160,8 @@ class ClientOptions:
         if url is None:
             return
         if not (len(parse_service_url(url)) == 1 and url.startswith("pulsar+ssl://")):
-            raise UsageError("the option 'pulsar.client.proxyServiceUrl' is one address, pulsar+ssl://host:port")
+            raise UsageError(
+                "the option 'pulsar.client.proxyServiceUrl' is one address, pulsar+ssl://host:port"
+            )
         if not is_tls:
             raise UsageError("an SNI proxy needs a 'service.url' with pulsar+ssl://")

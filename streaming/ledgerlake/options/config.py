@@ -101,7 +101,9 @@ class AuthConfig:
     )
     token: str = option(TEXT, "", "The token.", toml="auth.token", is_secret=True)
     user: str = option(TEXT, "", "The user of `basic`.", toml="auth.user")
-    password: str = option(TEXT, "", "The password of `basic`.", toml="auth.password", is_secret=True)
+    password: str = option(
+        TEXT, "", "The password of `basic`.", toml="auth.password", is_secret=True
+    )
     issuer_url: str = option(URL, "", "The issuer of OAuth2's tokens.", toml="auth.issuer_url")
     private_key: str = option(
         PATH, "", "OAuth2's file of client id and secret.", toml="auth.private_key", is_secret=True
@@ -117,7 +119,11 @@ class AuthConfig:
         if self.method == "oauth2":
             oauth2 = {"issuerUrl": self.issuer_url, "privateKey": read_variable(self.private_key)}
             return "secret:" + json.dumps(oauth2 | {"audience": self.audience, "scope": self.scope})
-        secret = f"{self.user}:{read_variable(self.password)}" if self.method == "basic" else read_variable(self.token)
+        secret = (
+            f"{self.user}:{read_variable(self.password)}"
+            if self.method == "basic"
+            else read_variable(self.token)
+        )
         return f"secret:{secret}"
 
 
@@ -126,7 +132,10 @@ class StreamConfig:
     """``[stream]``: the name of the query, its trigger and its checkpoint."""
 
     name: str = option(
-        TEXT, MISSING, "The name of the stream: letters, digits, dot, dash and underscore.", toml="stream.name"
+        TEXT,
+        MISSING,
+        "The name of the stream: letters, digits, dot, dash and underscore.",
+        toml="stream.name",
     )
     trigger_ms: int = option(
         DURATION,
@@ -136,7 +145,11 @@ class StreamConfig:
         shown_default="`1 second`",
     )
     checkpoint: str = option(
-        PATH, "", "The folder of the checkpoint.", toml="stream.checkpoint", shown_default="`checkpoints/NAME`"
+        PATH,
+        "",
+        "The folder of the checkpoint.",
+        toml="stream.checkpoint",
+        shown_default="`checkpoints/NAME`",
     )
 
 
@@ -147,27 +160,38 @@ class DeltaConfig:
     path: str = option(
         PATH,
         "",
-        "The folder of the table of messages. Beside `[[tables]]`, it is for messages that none of those takes.",
+        "The folder of the table of messages. Beside `[[tables]]`, it is for messages that none of "
+        "those takes.",
         toml="delta.path",
         shown_default="required, or `table`, or `[[tables]]`",
     )
     table: str = option(
         TEXT,
         "",
-        "The name of the table of messages in Spark's catalog, such as `shop.orders`. With `path`, the table there gets that name. "
+        "The name of the table of messages in Spark's catalog, such as `shop.orders`. With `path`, "
+        "the table there gets that name. "
         "Without it the table is where the catalog has it, or makes it.",
         toml="delta.table",
     )
     rejects_table: str = option(
-        TEXT, "", "The name of the table of rejects.", toml="delta.rejects_table", shown_default="`TABLE_rejects`"
+        TEXT,
+        "",
+        "The name of the table of rejects.",
+        toml="delta.rejects_table",
+        shown_default="`TABLE_rejects`",
     )
     rejects_path: str = option(
-        PATH, "", "The folder of the table of rejects.", toml="delta.rejects_path", shown_default="`PATH_rejects`"
+        PATH,
+        "",
+        "The folder of the table of rejects.",
+        toml="delta.rejects_path",
+        shown_default="`PATH_rejects`",
     )
     shape: str = option(
         choice("messages", "record"),
         "messages",
-        "`messages` is one table for all topics, with values as bytes. `record` has a column for each field of the topics' schemas, "
+        "`messages` is one table for all topics, with values as bytes. `record` has a column for "
+        "each field of the topics' schemas, "
         "and one struct column `pulsar` for everything else.",
         toml="delta.shape",
     )
@@ -185,7 +209,10 @@ class DeltaConfig:
         toml="delta.sql",
     )
     function: str = option(
-        FUNCTION, "", "A function from Arrow batch to Arrow batch that makes the rows.", toml="delta.function"
+        FUNCTION,
+        "",
+        "A function from Arrow batch to Arrow batch that makes the rows.",
+        toml="delta.function",
     )
     partition_by: tuple[str, ...] = option(
         LIST,
@@ -204,33 +231,38 @@ class DeltaConfig:
     mode: str = option(
         choice("append", "latest"),
         "append",
-        "`latest` keeps one row for each key, the latest message; a message without a value, or with an empty one, deletes it.",
+        "`latest` keeps one row for each key, the latest message; a message without a value, or "
+        "with an empty one, deletes it.",
         toml="delta.mode",
     )
     on_mismatch: str = option(
         choice("reject", "stop"),
         "reject",
-        "What happens to a message that does not fit the columns of a table of records, or for which `sql`, `where` or `function` "
+        "What happens to a message that does not fit the columns of a table of records, or for "
+        "which `sql`, `where` or `function` "
         "cannot compute a value: it becomes a row of rejects, or the stream ends with an error.",
         toml="delta.on_mismatch",
     )
     fail_on_second_stream: bool = option(
         FLAG,
         True,
-        "Fail if another stream writes messages of the same topics to one of the tables. `false` takes the topics over; what both "
+        "Fail if another stream writes messages of the same topics to one of the tables. `false` "
+        "takes the topics over; what both "
         "streams read comes twice.",
         toml="delta.fail_on_second_stream",
     )
     iceberg_table: str = option(
         TEXT,
         "",
-        "The name of an Iceberg table that follows the table, such as `shop.orders`; see `[iceberg]`.",
+        "The name of an Iceberg table that follows the table, such as `shop.orders`; see "
+        "`[iceberg]`.",
         toml="delta.iceberg_table",
     )
     writer: str = option(
         choice("auto", "arrow", "spark"),
         "auto",
-        "`arrow` appends the files that tasks write. `spark` has delta-spark write them again. `auto` does that only if the "
+        "`arrow` appends the files that tasks write. `spark` has delta-spark write them again. "
+        "`auto` does that only if the "
         "table has features that `arrow` cannot honour.",
         toml="delta.writer",
     )
@@ -245,23 +277,35 @@ class TableConfig:
     path: str = option(
         PATH,
         MISSING,
-        "The folder of the table. With `{tenant}`, `{namespace}` or `{topic}` in it, each topic has a table of its own.",
+        "The folder of the table. With `{tenant}`, `{namespace}` or `{topic}` in it, each topic "
+        "has a table of its own.",
         toml="tables.path",
     )
     topics_pattern: str = option(
-        TEXT, "", "A pattern of its topics, as in `[source]`.", toml="tables.topics_pattern", shown_default="all topics"
+        TEXT,
+        "",
+        "A pattern of its topics, as in `[source]`.",
+        toml="tables.topics_pattern",
+        shown_default="all topics",
     )
     schema: str = option(
         TEXT,
         "",
-        "The name of the record that its messages have by their schema, with or without its namespace.",
+        "The name of the record that its messages have by their schema, with or without its "
+        "namespace.",
         toml="tables.schema",
         shown_default="any",
     )
     where: str = option(
-        TEXT, "", "An SQL condition that its messages meet.", toml="tables.where", shown_default="all messages"
+        TEXT,
+        "",
+        "An SQL condition that its messages meet.",
+        toml="tables.where",
+        shown_default="all messages",
     )
-    shape: str = option(choice("messages", "record"), "messages", "As `[delta] shape`.", toml="tables.shape")
+    shape: str = option(
+        choice("messages", "record"), "messages", "As `[delta] shape`.", toml="tables.shape"
+    )
     json_fields: str = option(
         JSON_FIELDS,
         "",
@@ -272,13 +316,25 @@ class TableConfig:
     sql: str = option(TEXT, "", "As `[delta] sql`.", toml="tables.sql")
     function: str = option(FUNCTION, "", "As `[delta] function`.", toml="tables.function")
     partition_by: tuple[str, ...] = option(
-        LIST, (), "As `[delta] partition_by`.", toml="tables.partition_by", shown_default="not partitioned"
+        LIST,
+        (),
+        "As `[delta] partition_by`.",
+        toml="tables.partition_by",
+        shown_default="not partitioned",
     )
     cluster_by: tuple[str, ...] = option(
-        LIST, (), "As `[delta] cluster_by`.", toml="tables.cluster_by", shown_default="not clustered"
+        LIST,
+        (),
+        "As `[delta] cluster_by`.",
+        toml="tables.cluster_by",
+        shown_default="not clustered",
     )
-    mode: str = option(choice("append", "latest"), "append", "As `[delta] mode`.", toml="tables.mode")
-    iceberg_table: str = option(TEXT, "", "As `[delta] iceberg_table`.", toml="tables.iceberg_table")
+    mode: str = option(
+        choice("append", "latest"), "append", "As `[delta] mode`.", toml="tables.mode"
+    )
+    iceberg_table: str = option(
+        TEXT, "", "As `[delta] iceberg_table`.", toml="tables.iceberg_table"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,13 +344,22 @@ class ChunksConfig:
     """
 
     max_pending: int = option(
-        COUNT, Limits.max_pending, "The most incomplete messages of a topic partition.", toml="chunks.max_pending"
+        COUNT,
+        Limits.max_pending,
+        "The most incomplete messages of a topic partition.",
+        toml="chunks.max_pending",
     )
     max_pending_bytes: int = option(
-        COUNT, Limits.max_pending_bytes, "The most bytes of their entries.", toml="chunks.max_pending_bytes"
+        COUNT,
+        Limits.max_pending_bytes,
+        "The most bytes of their entries.",
+        toml="chunks.max_pending_bytes",
     )
     max_message_bytes: int = option(
-        COUNT, Limits.max_message_bytes, "The most bytes of a message.", toml="chunks.max_message_bytes"
+        COUNT,
+        Limits.max_message_bytes,
+        "The most bytes of a message.",
+        toml="chunks.max_message_bytes",
     )
     expire_after_ms: int = option(
         DURATION,
@@ -321,7 +386,9 @@ class DelayConfig:
     configuration.
     """
 
-    enabled: bool = option(FLAG, True, "Hold delayed messages back. `false` writes them at once.", toml="delay.enabled")
+    enabled: bool = option(
+        FLAG, True, "Hold delayed messages back. `false` writes them at once.", toml="delay.enabled"
+    )
     storage: str = option(
         PATH,
         "state",
@@ -331,7 +398,8 @@ class DelayConfig:
     payloads: str = option(
         choice("kept", "reread"),
         "kept",
-        "`reread` keeps positions only, and reads due messages from the topic again. The topic has to hold every message for "
+        "`reread` keeps positions only, and reads due messages from the topic again. The topic has "
+        "to hold every message for "
         "longer than its delay.",
         toml="delay.payloads",
     )
@@ -350,7 +418,8 @@ class DelayConfig:
     time_step_per_segment_ms: int = option(
         DURATION,
         5 * 60 * 1000,
-        "The most time between the first and the last message of a segment that has more than 250 messages.",
+        "The most time between the first and the last message of a segment that has more than 250 "
+        "messages.",
         toml="delay.time_step_per_segment",
         shown_default="`5 minutes`",
     )
@@ -369,7 +438,8 @@ class DelayConfig:
     max_repetitions_per_second: int = option(
         LIMIT,
         1_000,
-        "The most occurrences a second of all messages of a topic partition that repeat. A message beyond it is a reject when "
+        "The most occurrences a second of all messages of a topic partition that repeat. A message "
+        "beyond it is a reject when "
         "it arrives. `0`: no message may repeat.",
         toml="delay.max_repetitions_per_second",
     )
@@ -407,7 +477,8 @@ class DeliverConfig:
     starting: str = option(
         choice("earliest", "latest"),
         "earliest",
-        "`earliest` sends all messages that wait when the topic is first named, `latest` those published from then on.",
+        "`earliest` sends all messages that wait when the topic is first named, `latest` those "
+        "published from then on.",
         toml="deliver.starting",
     )
 
@@ -419,7 +490,10 @@ class UpkeepConfig:
     """
 
     enabled: bool = option(
-        FLAG, True, "Merge small files of the tables, and remove unused ones.", toml="upkeep.enabled"
+        FLAG,
+        True,
+        "Merge small files of the tables, and remove unused ones.",
+        toml="upkeep.enabled",
     )
     interval_ms: int = option(
         DURATION,
@@ -434,7 +508,8 @@ class UpkeepConfig:
     retention_ms: int = option(
         DURATION,
         7 * 24 * _HOUR_MS,
-        "How long unused files are kept, at least; longer if a property of the table says so. Older versions of the tables cannot be "
+        "How long unused files are kept, at least; longer if a property of the table says so. "
+        "Older versions of the tables cannot be "
         "read. A table that the pipeline creates keeps its log for as long.",
         toml="upkeep.retention",
         shown_default="`7 days`",
@@ -449,7 +524,10 @@ class UpkeepConfig:
     def table_properties(self) -> dict[str, str]:
         """Return the properties of a new table."""
         interval = f"interval {self.retention_hours} hours"
-        return {"delta.logRetentionDuration": interval, "delta.deletedFileRetentionDuration": interval}
+        return {
+            "delta.logRetentionDuration": interval,
+            "delta.deletedFileRetentionDuration": interval,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -461,13 +539,15 @@ class IcebergConfig:
     catalog: str = option(
         TEXT,
         "default",
-        "The name of the catalog. If `pyiceberg` has a configuration of its own for that name, that counts too.",
+        "The name of the catalog. If `pyiceberg` has a configuration of its own for that name, "
+        "that counts too.",
         toml="iceberg.catalog",
     )
     settings: tuple[tuple[str, str], ...] = option(
         SETTINGS,
         (),
-        "Properties of the catalog, as `pyiceberg` takes them: `type`, `uri`, `warehouse` and so on. A secret may be `env:NAME`.",
+        "Properties of the catalog, as `pyiceberg` takes them: `type`, `uri`, `warehouse` and so "
+        "on. A secret may be `env:NAME`.",
         toml="iceberg.settings",
         is_secret=True,
         shown_default="none",
@@ -501,13 +581,15 @@ class MetricsConfig:
     address: str = option(
         TEXT,
         "127.0.0.1",
-        "The address to listen on; `0.0.0.0` for all of this machine. Other machines need the token.",
+        "The address to listen on; `0.0.0.0` for all of this machine. Other machines need the "
+        "token.",
         toml="metrics.address",
     )
     token: str = option(
         TEXT,
         "",
-        "What a request must bring, as a bearer token or as the password of any user: `file:PATH`, `env:NAME`, or the token itself. "
+        "What a request must bring, as a bearer token or as the password of any user: `file:PATH`, "
+        "`env:NAME`, or the token itself. "
         "Required unless the address is of this machine alone.",
         toml="metrics.token",
         is_secret=True,
@@ -542,20 +624,25 @@ class Config:
     @property
     def delay_options(self) -> DelayOptions:
         """Return the options of delayed messages, and whether due messages are published."""
-        folder = None if self.delay.storage == "state" else self._place(self.delay.storage, "[delay] storage")
+        folder = (
+            None
+            if self.delay.storage == "state"
+            else self._place(self.delay.storage, "[delay] storage")
+        )
         republish = self.deliver.starting if self.deliver else None
         return replace(self.delay.options, folder=folder, republish=republish, most_due=MOST_DUE)
 
     @property
     def plain_text_warning(self) -> str:
-        """Return a warning that messages which are encrypted end to end are published decrypted; empty if
-        none are.
+        """Return a warning that messages which are encrypted end to end are published decrypted;
+        empty if none are.
         """
         crypto = self.source.client.crypto
         if self.deliver is None or not (crypto.key_folder or crypto.key_reader):
             return ""
         return (
-            f"due messages that the keys of [source] open are published to {self.deliver.topic} in plain text; "
+            f"due messages that the keys of [source] open are published to {self.deliver.topic} in "
+            "plain text; "
             "protect that topic as you protect the keys, or leave out [deliver]"
         )
 
@@ -640,8 +727,10 @@ class Config:
         placeholder = PLACEHOLDER.search(text)
         if placeholder is not None:
             raise UsageError(
-                f"{where} is '{text}', and only the path of one of [[tables]] takes a placeholder such as "
-                f"{placeholder[0]}; write one folder here, and the tables of single topics as [[tables]]"
+                f"{where} is '{text}', and only the path of one of [[tables]] takes a placeholder "
+                "such as "
+                f"{placeholder[0]}; write one folder here, and the tables of single topics as "
+                "[[tables]]"
             )
         return parse_place(text, where, self.storage)
 
@@ -649,7 +738,8 @@ class Config:
         """Return the same with the folders of the tables.
 
         Raises:
-            UsageError: one lies in another folder of the configuration, or cannot be one of a table.
+            UsageError: one lies in another folder of the configuration, or cannot be one of a
+            table.
         """
         config = replace(self, delta=replace(self.delta, path=messages, rejects_path=rejects))
         _check_table_paths(config)
@@ -694,7 +784,9 @@ def load_config(path: str | Path) -> Config:
             if str(path).endswith(".toml")
             else "check the path: it is that of a TOML file, and no topic"
         )
-        raise UsageError(f"the configuration {path} cannot be read ({error.strerror}); {hint}") from None
+        raise UsageError(
+            f"the configuration {path} cannot be read ({error.strerror}); {hint}"
+        ) from None
     return read_config(content, str(path))
 
 
@@ -738,7 +830,8 @@ def parse_config(data: dict[str, Any]) -> Config:
     delay = from_toml(DelayConfig, "delay", data)
     if source.message_payload_processor and delay.enabled and delay.payloads == "reread":
         raise UsageError(
-            '[delay] payloads = "reread" is not for [source] message_payload_processor: the topic has no messages as the '
+            '[delay] payloads = "reread" is not for [source] message_payload_processor: the topic '
+            "has no messages as the "
             "function returns them; remove payloads"
         )
     config = Config(
@@ -761,7 +854,10 @@ def parse_config(data: dict[str, Any]) -> Config:
     _check_iceberg(config)
     _check_table_paths(config)
     _check_apart(config)
-    check_settings(config.storage, {place.store for place in places_of(config).values() if place.store is not None})
+    check_settings(
+        config.storage,
+        {place.store for place in places_of(config).values() if place.store is not None},
+    )
     return config
 
 
@@ -773,10 +869,14 @@ def _check_iceberg(config: Config) -> None:
     """
     names = [table.iceberg_table for table in config.table_options if table.iceberg_table]
     if len(set(names)) < len(names):
-        raise UsageError(f"two tables have the iceberg_table {max(names, key=names.count)}; name another one")
+        raise UsageError(
+            f"two tables have the iceberg_table {max(names, key=names.count)}; name another one"
+        )
     settings = dict(config.iceberg.settings)
     if names and settings and "type" not in settings:
-        raise UsageError('[iceberg] settings lack the type of the catalog; write for example type = "sql"')
+        raise UsageError(
+            '[iceberg] settings lack the type of the catalog; write for example type = "sql"'
+        )
     if "name" in settings:
         raise UsageError("[iceberg] settings take no name; write [iceberg] catalog")
 
@@ -789,14 +889,23 @@ def _check_sections_of_keys(data: dict[str, Any]) -> None:
         UsageError: one is.
     """
     pairs = {
-        (str(option.section), option.key) for kind in SECTION_CLASSES for _, option in declared(kind) if option.key
+        (str(option.section), option.key)
+        for kind in SECTION_CLASSES
+        for _, option in declared(kind)
+        if option.key
     }
     for section, entries in data.items():
         own = [key for name, key in pairs if name == section]
         for key in entries if isinstance(entries, dict) else ():
             others = sorted(name for name, other in pairs if other == key)
-            if others and section not in others and not get_close_matches(key, own, cutoff=_MISSPELT):
-                raise UsageError(f"[{section}] has no key '{key}'; it belongs to [{'] or ['.join(others)}]")
+            if (
+                others
+                and section not in others
+                and not get_close_matches(key, own, cutoff=_MISSPELT)
+            ):
+                raise UsageError(
+                    f"[{section}] has no key '{key}'; it belongs to [{'] or ['.join(others)}]"
+                )
 
 
 def _source(data: dict[str, Any]) -> tuple[SourceOptions, Bound]:
@@ -819,7 +928,9 @@ def _source(data: dict[str, Any]) -> tuple[SourceOptions, Bound]:
 def _stream(data: dict[str, Any]) -> StreamConfig:
     stream = from_toml(StreamConfig, "stream", data)
     if not _NAME.fullmatch(stream.name):
-        raise UsageError(f"[stream] name '{stream.name}' may hold letters, digits, dot, dash and underscore only")
+        raise UsageError(
+            f"[stream] name '{stream.name}' may hold letters, digits, dot, dash and underscore only"
+        )
     return replace(stream, checkpoint=stream.checkpoint or f"checkpoints/{stream.name}")
 
 
@@ -832,7 +943,9 @@ def _tables(data: dict[str, Any]) -> tuple[TableConfig, ...]:
         try:
             tables.append(from_toml(TableConfig, "tables", {"tables": entry}))
         except UsageError as error:
-            raise UsageError(f"{error.message.replace('[tables]', '[[tables]]')} (table {number})") from None
+            raise UsageError(
+                f"{error.message.replace('[tables]', '[[tables]]')} (table {number})"
+            ) from None
     return tuple(tables)
 
 
@@ -849,7 +962,8 @@ def _check_has_table(given: dict[str, Any]) -> None:
     for of_delta, said in declared(DeltaConfig):
         if said.key in of_tables and of_delta.name in given and "path" not in given:
             raise UsageError(
-                f"[delta] {said.key} is for the table at [delta] path, which is missing; set path, or write {said.key} in one of "
+                f"[delta] {said.key} is for the table at [delta] path, which is missing; set path, "
+                f"or write {said.key} in one of "
                 "[[tables]]"
             )
 
@@ -865,35 +979,45 @@ def _delta(data: dict[str, Any], tables: tuple[TableConfig, ...]) -> DeltaConfig
         if not delta.path and all("{" in table.path for table in tables):
             raise UsageError("[delta] needs path, or one of [[tables]] a path without placeholders")
         if delta.writer == "spark":
-            raise UsageError('[delta] writer = "spark" is not for a pipeline with [[tables]]; remove writer')
+            raise UsageError(
+                '[delta] writer = "spark" is not for a pipeline with [[tables]]; remove writer'
+            )
         _check_has_table(given)
         delta = replace(delta, writer="arrow")
     elif not delta.path and not delta.table:
         raise UsageError("[delta] needs path, or table")
     if (delta.shape == "record" or delta.partition_by or delta.mode == "latest") and not delta.path:
         raise UsageError(
-            '[delta] shape = "record", mode = "latest" and partition_by need path: the pipeline itself makes such a table'
+            '[delta] shape = "record", mode = "latest" and partition_by need path: the pipeline '
+            "itself makes such a table"
         )
     if (
         delta.shape == "record" or delta.mode == "latest" or delta.cluster_by or delta.partition_by
     ) and delta.writer == "spark":
         raise UsageError(
-            '[delta] shape = "record", mode = "latest", cluster_by and partition_by are not for writer = "spark"; '
+            '[delta] shape = "record", mode = "latest", cluster_by and partition_by are not for '
+            'writer = "spark"; '
             "remove writer"
         )
     if delta.rejects_path and not delta.path and not tables:
-        raise UsageError("[delta] rejects_path needs path; without it, name the table of rejects by rejects_table")
+        raise UsageError(
+            "[delta] rejects_path needs path; without it, name the table of rejects by "
+            "rejects_table"
+        )
     if delta.rejects_table and not delta.table:
         raise UsageError("[delta] rejects_table needs table")
     for key, name in (("table", delta.table), ("rejects_table", delta.rejects_table)):
         if name and not _TABLE_NAME.fullmatch(name):
             raise UsageError(
-                f"[delta] {key} '{name}' is not TABLE, SCHEMA.TABLE or CATALOG.SCHEMA.TABLE, of letters, digits and _"
+                f"[delta] {key} '{name}' is not TABLE, SCHEMA.TABLE or CATALOG.SCHEMA.TABLE, of "
+                "letters, digits and _"
             )
     if delta.table:
         delta = replace(delta, rejects_table=delta.rejects_table or f"{delta.table}_rejects")
     if delta.path:
-        delta = replace(delta, rejects_path=delta.rejects_path or delta.path.rstrip("/") + "_rejects")
+        delta = replace(
+            delta, rejects_path=delta.rejects_path or delta.path.rstrip("/") + "_rejects"
+        )
     return delta
 
 
@@ -901,7 +1025,8 @@ def _chunks(data: dict[str, Any]) -> ChunksConfig:
     chunks = from_toml(ChunksConfig, "chunks", data)
     if chunks.max_message_bytes > _MOST_MESSAGE_BYTES:
         raise UsageError(
-            f"[chunks] max_message_bytes is more than {_MOST_MESSAGE_BYTES}, the most that a message can have"
+            f"[chunks] max_message_bytes is more than {_MOST_MESSAGE_BYTES}, the most that a "
+            "message can have"
         )
     return chunks
 
@@ -909,11 +1034,14 @@ def _chunks(data: dict[str, Any]) -> ChunksConfig:
 def _deliver(data: dict[str, Any], source: SourceOptions, delay: DelayConfig) -> DeliverConfig:
     deliver = from_toml(DeliverConfig, "deliver", data)
     if not delay.enabled:
-        raise UsageError("[deliver] publishes what was held back, and [delay] enabled = false holds nothing back")
+        raise UsageError(
+            "[deliver] publishes what was held back, and [delay] enabled = false holds nothing back"
+        )
     deliver = replace(deliver, topic=full_name(deliver.topic))
     if source.topics.overlaps(deliver.topic):
         raise UsageError(
-            f"[deliver] topic {deliver.topic} is one of those that are read, as a whole or in part; name another"
+            f"[deliver] topic {deliver.topic} is one of those that are read, as a whole or in "
+            "part; name another"
         )
     return deliver
 
@@ -926,7 +1054,8 @@ def _upkeep(data: dict[str, Any]) -> UpkeepConfig:
         raise UsageError("[upkeep] interval is less than 100 milliseconds, or more than a day")
     if upkeep.retention_ms < _HOUR_MS:
         raise UsageError(
-            "[upkeep] retention is less than an hour, and files of a micro-batch in work could be older; write 1 hour or more"
+            "[upkeep] retention is less than an hour, and files of a micro-batch in work could be "
+            "older; write 1 hour or more"
         )
     return upkeep
 
@@ -962,7 +1091,8 @@ def check_reachable_by(address: str, token: str) -> None:
     """
     if not token and not is_of_this_machine(address):
         raise UsageError(
-            "other machines can reach the [metrics] address; set [metrics] token, or leave the address out"
+            "other machines can reach the [metrics] address; set [metrics] token, or leave the "
+            "address out"
         )
 
 
@@ -1005,7 +1135,8 @@ def _check_apart(config: Config) -> None:
     places = {name: _parts(place) for name, place in places_of(config).items()}
     if config.checkpoint_place.store not in (None, S3):
         raise UsageError(
-            f"[stream] checkpoint cannot be '{config.stream.checkpoint}'; it has to be on a disk, on a volume or in S3"
+            f"[stream] checkpoint cannot be '{config.stream.checkpoint}'; it has to be on a disk, "
+            "on a volume or in S3"
         )
     for outer, outer_place in places.items():
         for inner, place in places.items():
@@ -1014,7 +1145,11 @@ def _check_apart(config: Config) -> None:
             if place == outer_place:
                 raise UsageError(f"{outer} and {inner} are the same folder")
             below = place[len(outer_place)]
-            if outer.startswith(("[delta]", "[[tables]]")) and below.startswith(("_", ".")) and below != "_delta_log":
+            if (
+                outer.startswith(("[delta]", "[[tables]]"))
+                and below.startswith(("_", "."))
+                and below != "_delta_log"
+            ):
                 continue
             if (outer, inner) != ("[stream] checkpoint", "[delay] storage"):
                 raise UsageError(f"{inner} lies in the folder of {outer}; choose one beside it")

@@ -38,13 +38,15 @@ PREFIX_WITHOUT_EFFECT = "pulsar.admin."
 
 # Options without a counterpart, and the advice for each.
 INSTEAD = {
-    "subscriptionPrefix": "nothing is left on the broker unless 'subscription' names a durable cursor",
+    "subscriptionPrefix": "nothing is left on the broker unless 'subscription' names a durable "
+    "cursor",
     "pulsar.client.serviceUrl": "write 'service.url'",
     "pulsar.client.authParamMap": "write 'pulsar.client.authParams'",
     "pulsar.client.tlsTrustStorePath": "write PEM files: 'pulsar.client.tlsTrustCertsFilePath'",
     "pulsar.client.tlsTrustStoreType": "write PEM files: 'pulsar.client.tlsTrustCertsFilePath'",
     "pulsar.client.tlsTrustStorePassword": "write PEM files: 'pulsar.client.tlsTrustCertsFilePath'",
-    "pulsar.client.tlsKeyStorePath": "write PEM files: 'pulsar.client.tlsCertificateFilePath' and 'pulsar.client.tlsKeyFilePath'",
+    "pulsar.client.tlsKeyStorePath": "write PEM files: 'pulsar.client.tlsCertificateFilePath' and "
+    "'pulsar.client.tlsKeyFilePath'",
     "pulsar.client.socks5ProxyAddress": "Pulsar's own proxy works: name it in 'service.url'",
     "pulsar.reader.startMessageId": "write 'startingOffsets'",
     "maxEntriesPerTrigger": "write 'maxRowsPerTrigger' or 'maxBytesPerTrigger'",

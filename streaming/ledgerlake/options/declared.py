@@ -71,7 +71,9 @@ def option(
         is_secret: the value is left out of every ``repr``.
     """
     section, _, key = (toml or "").partition(".")
-    declaration = Option(kind, meaning, spark, section or None, key or None, same_as, shown_default, is_internal)
+    declaration = Option(
+        kind, meaning, spark, section or None, key or None, same_as, shown_default, is_internal
+    )
     return dataclass_field(default=default, repr=not is_secret, metadata={_KEY: declaration})
 
 
@@ -90,7 +92,11 @@ def from_spark(kind: type[Declared], texts: Iterable[tuple[str, str]], what: str
         UsageError: an option is unknown or missing, or has a value that it cannot have; the message
             names it.
     """
-    options = [(field.name, field.default, option) for field, option in declared(kind) if option.spark is not None]
+    options = [
+        (field.name, field.default, option)
+        for field, option in declared(kind)
+        if option.spark is not None
+    ]
     by_name = {
         str(spelled).lower(): (name, option)
         for name, _, option in options
@@ -129,7 +135,11 @@ def toml_values(kind: type, section: str, data: dict[str, Any]) -> dict[str, Any
     entries = data.get(section, {})
     if not isinstance(entries, dict):
         raise UsageError(f"[{section}] must be a section")
-    by_key = {str(option.key): (field, option) for field, option in declared(kind) if option.section == section}
+    by_key = {
+        str(option.key): (field, option)
+        for field, option in declared(kind)
+        if option.section == section
+    }
     has_secrets = any(not field.repr for field, _ in by_key.values())
     values = {}
     for key, value in entries.items():

@@ -9,8 +9,8 @@ from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.schedules.repetition import RepetitionLimit
 from ledgerlake.stored.places import Place
 
-# A micro-batch that is run again must release the same messages: a release with another number has to
-# run unfinished micro-batches with this one.
+# A micro-batch that is run again must release the same messages: a release with another number has
+# to run unfinished micro-batches with this one.
 MOST_DUE = 50_000
 
 
@@ -25,8 +25,8 @@ class DelayOptions:
         reread: keep positions only.
         republish: whether there is an output beside the table, and where it begins: ``earliest``
             (everything that waits) or ``latest`` (what is published from now on).
-        max_repetitions_per_s, max_repeated_bytes_per_s: of the messages of a topic partition that repeat;
-            None without a limit.
+        max_repetitions_per_s, max_repeated_bytes_per_s: of the messages of a topic partition that
+            repeat; None without a limit.
         most_due: after so many due messages a micro-batch releases no more of a topic partition.
     """
 

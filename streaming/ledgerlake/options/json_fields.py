@@ -3,7 +3,8 @@
 A table of TOML names the fields. A field is a type's name, a list of one type for an array, or a
 table for a record:
 
-    json_fields = { customer = "string", amount = "double", tags = ["string"], address = { city = "string" } }
+    json_fields = { customer = "string", amount = "double", tags = ["string"], address = { city =
+    "string" } }
 
 From it comes an Avro record, which is what the registry would have for a JSON schema. So the values
 are decoded as those of such a schema: a missing field is null, and an unknown one is left out.
@@ -54,7 +55,10 @@ def _type(kind: Any, where: str, name: str) -> Any:
     if isinstance(kind, str) and kind in _LOGICAL:
         return {"type": _LOGICAL[kind], "logicalType": kind}
     known = ", ".join((*_PLAIN, *_LOGICAL))
-    raise UsageError(f"{where} has the type {kind!r}; known are {known}, a list of one type, and a table of fields")
+    raise UsageError(
+        f"{where} has the type {kind!r}; known are {known}, a list of one type, and a table of "
+        "fields"
+    )
 
 
 def _parse(text: str, where: str) -> str:

@@ -14,7 +14,9 @@ T = TypeVar("T")
 
 # At most what 64 bits hold, and ASCII digits only.
 NUMBER = re.compile(r"[0-9]{1,18}")
-_DURATION = re.compile(r"([0-9]{1,12})\s*(milliseconds?|ms|seconds?|s|minutes?|min|m|hours?|h|days?|d)")
+_DURATION = re.compile(
+    r"([0-9]{1,12})\s*(milliseconds?|ms|seconds?|s|minutes?|min|m|hours?|h|days?|d)"
+)
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 # Clocks and timers of the libraries cannot have any number.
@@ -57,7 +59,9 @@ def duration_ms(where: str, text: str) -> int:
     """
     matched = _DURATION.fullmatch(text.strip().lower())
     if matched is None:
-        raise UsageError(f"{where} '{text}' is not a duration; write for example '30 seconds' or '15 minutes'")
+        raise UsageError(
+            f"{where} '{text}' is not a duration; write for example '30 seconds' or '15 minutes'"
+        )
     count, unit = int(matched.group(1)), matched.group(2)
     duration = count if unit.startswith(("ms", "mil")) else count * _UNITS_MS[unit[0]]
     if duration > _LONGEST_MS:
@@ -65,7 +69,9 @@ def duration_ms(where: str, text: str) -> int:
     return duration
 
 
-def choice(*words: str, internal: tuple[str, ...] = (), synonyms: dict[str, str] | None = None) -> Kind[str]:
+def choice(
+    *words: str, internal: tuple[str, ...] = (), synonyms: dict[str, str] | None = None
+) -> Kind[str]:
     """Declare a value that is one of some words; their case does not count.
 
     Args:

@@ -1,4 +1,6 @@
-"""The reference of all options, ``docs/options.md``, made from their declarations: ``make reference``."""
+"""The reference of all options, ``docs/options.md``, made from their declarations: ``make
+reference``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,12 @@ from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.options.config import SECTION_CLASSES, SECTIONS
-from ledgerlake.options.connector_options import INSTEAD, INSTEAD_OF_PREFIX, PREFIX_WITHOUT_EFFECT, WITHOUT_EFFECT
+from ledgerlake.options.connector_options import (
+    INSTEAD,
+    INSTEAD_OF_PREFIX,
+    PREFIX_WITHOUT_EFFECT,
+    WITHOUT_EFFECT,
+)
 from ledgerlake.options.declared import declared
 from ledgerlake.options.sink_options import SinkOptions
 from ledgerlake.options.source_options import SourceOptions
@@ -20,10 +27,10 @@ _INTRODUCTION = """# Options
 
 This page is made from the code by `make reference`.
 
-The names of Spark's options are those of the Pulsar connectors for the JVM where these have the option,
-and their case does not count. [Compatibility](compatibility.md) goes through the options of the JVM
-connectors one by one. An unknown option is an error that names the nearest known one. A secret appears in
-no log, plan or error.
+If the Pulsar connectors for the JVM have an option, it has their name here. The case of a name does
+not count. [Compatibility](compatibility.md) goes through the options of the JVM connectors one by
+one. An unknown option is an error that names the nearest known one. A secret appears in no log,
+plan or error.
 """
 
 
@@ -57,7 +64,11 @@ def _spellings() -> str:
         for _, option in declared(options)
         if option.spark and (option.key or option.same_as) and not option.is_internal
     }
-    lines = ["## One option, several names\n", "| Spark | configuration file | other connectors |", "|---|---|---|"]
+    lines = [
+        "## One option, several names\n",
+        "| Spark | configuration file | other connectors |",
+        "|---|---|---|",
+    ]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
 
@@ -66,12 +77,16 @@ def _options_of_others() -> str:
     lines = [
         "## Options of other connectors\n",
         "These are accepted in a read, and have no effect, because they set up the Java client:",
-        f"{', '.join(f'`{name}`' for name in sorted(WITHOUT_EFFECT))}, `{PREFIX_WITHOUT_EFFECT}*`.\n",
+        f"{', '.join(f'`{name}`' for name in sorted(WITHOUT_EFFECT))}, "
+        f"`{PREFIX_WITHOUT_EFFECT}*`.\n",
         "These are refused:\n",
         "| option | what to do |",
         "|---|---|",
         *(f"| `{name}` | {advice.replace(chr(39), '`')} |" for name, advice in INSTEAD.items()),
-        *(f"| `{prefix}*` | {advice.replace(chr(39), '`')} |" for prefix, advice in INSTEAD_OF_PREFIX.items()),
+        *(
+            f"| `{prefix}*` | {advice.replace(chr(39), '`')} |"
+            for prefix, advice in INSTEAD_OF_PREFIX.items()
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -79,7 +94,12 @@ def _options_of_others() -> str:
 def _spark_table(options: type) -> str:
     return _table(
         [
-            (option.spark, option.kind.takes, option.meaning, _default(option, field.default, option.kind.text))
+            (
+                option.spark,
+                option.kind.takes,
+                option.meaning,
+                _default(option, field.default, option.kind.text),
+            )
             for field, option in declared(options)
             if option.spark is not None and not option.is_internal
         ]
@@ -104,7 +124,9 @@ def _section_table(section: str) -> str:
 
 def _table(rows: list[tuple[str, str, str, str]]) -> str:
     lines = ["| option | value | meaning | default |", "|---|---|---|---|"]
-    lines += [f"| `{name}` | {takes} | {meaning} | {default} |" for name, takes, meaning, default in rows]
+    lines += [
+        f"| `{name}` | {takes} | {meaning} | {default} |" for name, takes, meaning, default in rows
+    ]
     return "\n".join(lines) + "\n"
 
 

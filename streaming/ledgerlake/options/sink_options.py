@@ -28,7 +28,8 @@ class SinkOptions(ClientOptions):
     producer_name: str | None = option(
         TEXT,
         None,
-        "The beginning of every producer's name. It has to be the same for every run of a query, and no other query may have it.",
+        "The beginning of every producer's name. It has to be the same for every run of a query, "
+        "and no other query may have it.",
         spark="pulsar.producer.producerName",
         shown_default="the query's id",
     )

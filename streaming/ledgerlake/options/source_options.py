@@ -30,7 +30,17 @@ from ledgerlake.options.bounds import (
 from ledgerlake.options.client_options import ClientOptions
 from ledgerlake.options.connector_options import is_ours
 from ledgerlake.options.declared import from_spark, option
-from ledgerlake.options.kinds import COUNT, DURATION, FLAG, FUNCTION, LIST, MILLISECONDS, PATH, TEXT, choice
+from ledgerlake.options.kinds import (
+    COUNT,
+    DURATION,
+    FLAG,
+    FUNCTION,
+    LIST,
+    MILLISECONDS,
+    PATH,
+    TEXT,
+    choice,
+)
 from ledgerlake.options.read_settings import ReadSettings
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place, from_text
@@ -45,7 +55,9 @@ _SPARKS_OWN = frozenset({"path", "paths"})
 
 
 class Decoding(TypedDict):
-    """The arguments of ``decode_bundle`` and ``decode_entries`` that are the same for a whole read."""
+    """The arguments of ``decode_bundle`` and ``decode_entries`` that are the same for a
+    whole read.
+    """
 
     max_bytes: int
     crypto: CryptoSettings
@@ -64,7 +76,10 @@ class SourceOptions(ClientOptions):
     """
 
     topic: str | None = option(
-        TEXT, None, "One topic. Exactly one of `topic`, `topics` and `topicsPattern` is needed.", spark="topic"
+        TEXT,
+        None,
+        "One topic. Exactly one of `topic`, `topics` and `topicsPattern` is needed.",
+        spark="topic",
     )
     topic_names: tuple[str, ...] = option(
         LIST,
@@ -76,7 +91,8 @@ class SourceOptions(ClientOptions):
     topics_pattern: str | None = option(
         TEXT,
         None,
-        "A regular expression behind `tenant/namespace/`. Topics that are created later are read from their beginning.",
+        "A regular expression behind `tenant/namespace/`. Topics that are created later are read "
+        "from their beginning.",
         spark="topicsPattern",
         toml="source.topics_pattern",
     )
@@ -89,13 +105,17 @@ class SourceOptions(ClientOptions):
     schema: str | None = option(
         choice("bytes", "auto"),
         None,
-        "`auto` reads `value` by the newest schema of the topic. A value that does not fit it is a reject, with its bytes in "
+        "`auto` reads `value` by the newest schema of the topic. A value that does not fit it is a "
+        "reject, with its bytes in "
         "`value_bytes`.",
         spark="schema",
         shown_default="`bytes`; `auto` for `view = compat`",
     )
     includes_value_bytes: bool = option(
-        FLAG, False, "With `schema = auto`, every message has its bytes in `value_bytes`.", spark="includeValueBytes"
+        FLAG,
+        False,
+        "With `schema = auto`, every message has its bytes in `value_bytes`.",
+        spark="includeValueBytes",
     )
     allows_different_schemas: bool = option(
         FLAG,
@@ -106,8 +126,10 @@ class SourceOptions(ClientOptions):
     starting_offsets: str | None = option(
         TEXT,
         None,
-        "`earliest`, `latest`, the id of the first message, `after ID`, an ISO time with a zone, `index N`, or `cursor` for the "
-        "position of the durable cursor. As a Spark option also a JSON object from topics or topic partitions to these, or an "
+        "`earliest`, `latest`, the id of the first message, `after ID`, an ISO time with a zone, "
+        "`index N`, or `cursor` for the "
+        "position of the durable cursor. As a Spark option also a JSON object from topics or topic "
+        "partitions to these, or an "
         "offset of a checkpoint.",
         spark="startingOffsets",
         toml="source.starting",
@@ -116,7 +138,8 @@ class SourceOptions(ClientOptions):
     starting_time: str | None = option(
         TEXT,
         None,
-        "Begin with the first entry that the broker stored at this time or later: ISO with a zone, milliseconds since 1970, or a "
+        "Begin with the first entry that the broker stored at this time or later: ISO with a zone, "
+        "milliseconds since 1970, or a "
         "JSON object of these by topic.",
         spark="startingTime",
     )
@@ -129,7 +152,8 @@ class SourceOptions(ClientOptions):
     ending_offsets: str | None = option(
         TEXT,
         None,
-        "`latest`, the id of the last message, `before ID`, an ISO time, or `index N`. As a Spark option also a JSON object by "
+        "`latest`, the id of the last message, `before ID`, an ISO time, or `index N`. As a Spark "
+        "option also a JSON object by "
         "topic. A stream idles there; with `--once`, which is `Trigger.AvailableNow`, it ends.",
         spark="endingOffsets",
         toml="source.ending",
@@ -138,7 +162,9 @@ class SourceOptions(ClientOptions):
     ending_time: str | None = option(
         TEXT, None, "Read only what the broker stored before this time.", spark="endingTime"
     )
-    ending_index: str | None = option(TEXT, None, "The broker index of the last message.", spark="endingIndex")
+    ending_index: str | None = option(
+        TEXT, None, "The broker index of the last message.", spark="endingIndex"
+    )
     max_rows_per_trigger: int | None = option(
         COUNT,
         None,
@@ -150,7 +176,8 @@ class SourceOptions(ClientOptions):
     max_bytes_per_trigger: int | None = option(
         COUNT,
         None,
-        "The most stored bytes of a micro-batch; at least one entry of each topic partition is read.",
+        "The most stored bytes of a micro-batch; at least one entry of each topic partition is "
+        "read.",
         spark="maxBytesPerTrigger",
         toml="source.max_bytes_per_trigger",
         shown_default="no limit",
@@ -158,7 +185,8 @@ class SourceOptions(ClientOptions):
     min_rows_per_trigger: int | None = option(
         COUNT,
         None,
-        "Start a micro-batch only once there are this many messages. With `--once`, which is `Trigger.AvailableNow`, none waits. "
+        "Start a micro-batch only once there are this many messages. With `--once`, which is "
+        "`Trigger.AvailableNow`, none waits. "
         "A pipeline does not wait if messages are due; `messages()` does.",
         spark="minRowsPerTrigger",
         toml="source.min_rows_per_trigger",
@@ -174,7 +202,8 @@ class SourceOptions(ClientOptions):
     min_partitions: int = option(
         COUNT,
         1,
-        "Read with at least this many tasks; a topic partition is split if there are fewer of them. A pipeline splits long ranges "
+        "Read with at least this many tasks; a topic partition is split if there are fewer of "
+        "them. A pipeline splits long ranges "
         "for all cores by itself.",
         spark="minPartitions",
         toml="source.min_partitions",
@@ -198,7 +227,8 @@ class SourceOptions(ClientOptions):
     payload_to_message_id_converter: str | None = option(
         FUNCTION,
         None,
-        "A function that finds the last message in the last entry of a topic with a compaction of its own (PIP-429).",
+        "A function that finds the last message in the last entry of a topic with a compaction of "
+        "its own (PIP-429).",
         spark="payloadToMessageIdConverter",
         toml="source.payload_to_message_id_converter",
         shown_default="Pulsar's own compaction",
@@ -214,7 +244,8 @@ class SourceOptions(ClientOptions):
     fail_on_data_loss: bool = option(
         FLAG,
         True,
-        "Fail if the topic no longer holds what was to be read next. `false` makes a reject of it and reads on.",
+        "Fail if the topic no longer holds what was to be read next. `false` makes a reject of it "
+        "and reads on.",
         spark="failOnDataLoss",
         toml="source.fail_on_data_loss",
     )
@@ -251,7 +282,8 @@ class SourceOptions(ClientOptions):
     crypto_failure_action: str = option(
         choice("reject", "fail", "pass", synonyms={"discard": "reject", "consume": "pass"}),
         "reject",
-        "What becomes of messages that no key opens; `pass` gives their bytes as they are, which nobody can decrypt later.",
+        "What becomes of messages that no key opens; `pass` gives their bytes as they are, which "
+        "nobody can decrypt later.",
         spark="cryptoFailureAction",
         toml="source.crypto_failure_action",
         same_as=("pulsar.reader.cryptoFailureAction",),
@@ -266,7 +298,8 @@ class SourceOptions(ClientOptions):
     wakeups: str | None = option(
         TEXT,
         None,
-        "A folder with wake-up times (see `source.wakeup_files`), or `always` for a micro-batch every second.",
+        "A folder with wake-up times (see `source.wakeup_files`), or `always` for a micro-batch "
+        "every second.",
         spark="wakes",
         is_internal=True,
     )
@@ -280,7 +313,8 @@ class SourceOptions(ClientOptions):
     pinned_by: str | None = option(
         TEXT,
         None,
-        "The subscription that the pipeline holds; the planner makes it on topic partitions that are new.",
+        "The subscription that the pipeline holds; the planner makes it on topic partitions that "
+        "are new.",
         spark="pinnedBy",
         is_internal=True,
     )
@@ -319,7 +353,9 @@ class SourceOptions(ClientOptions):
     def topics(self) -> TopicSelection:
         """Return the topics to read."""
         if sum(map(bool, (self.topic, self.topic_names, self.topics_pattern))) != 1:
-            raise UsageError("exactly one of the options 'topic', 'topics' and 'topicsPattern' is needed")
+            raise UsageError(
+                "exactly one of the options 'topic', 'topics' and 'topicsPattern' is needed"
+            )
         if self.topics_pattern:
             return TopicSelection(pattern=full_pattern(self.topics_pattern))
         if self.topic and "," in self.topic:
@@ -354,8 +390,8 @@ class SourceOptions(ClientOptions):
 
     @property
     def gives_other_messages_later(self) -> bool:
-        """Return whether a range that is read again may give other messages, and no reject says so: it
-        was compacted meanwhile, or an entry that no key opened is opened.
+        """Return whether a range that is read again may give other messages, and no reject says so:
+        it was compacted meanwhile, or an entry that no key opened is opened.
         """
         return self.read_compacted or self.crypto_failure_action == "pass"
 
@@ -392,7 +428,9 @@ class SourceOptions(ClientOptions):
 
     def _crypto(self) -> CryptoSettings:
         if self.crypto_key_folder and self.crypto_key_reader:
-            raise UsageError("the options 'cryptoKeyFolder' and 'cryptoKeyReader' exclude each other")
+            raise UsageError(
+                "the options 'cryptoKeyFolder' and 'cryptoKeyReader' exclude each other"
+            )
         action = cast("FailureAction", self.crypto_failure_action)
         return CryptoSettings(self.crypto_key_folder, self.crypto_key_reader, action)
 
@@ -415,7 +453,11 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     """
     return from_spark(
         SourceOptions,
-        ((name, text) for name, text in given.items() if name.lower() not in _SPARKS_OWN and is_ours(name)),
+        (
+            (name, text)
+            for name, text in given.items()
+            if name.lower() not in _SPARKS_OWN and is_ours(name)
+        ),
         "source",
     )
 
@@ -444,7 +486,9 @@ def _bounds(
     for topic, bound in result[1].items():
         # An offset may have topics that are not read any more.
         if not isinstance(bound, PartitionOffset) and not _is_read(topic, topics):
-            raise UsageError(f"the option '{name}' names {topic}, which is not read; {_nearest(topic, topics)}")
+            raise UsageError(
+                f"the option '{name}' names {topic}, which is not read; {_nearest(topic, topics)}"
+            )
     return result
 
 
@@ -463,4 +507,6 @@ def _nearest(topic: str, topics: TopicSelection) -> str:
 def _of(topic_partition: str, bounds: Bounds) -> Bound | None:
     """Return the value for a topic partition: its own, its topic's, or that of all."""
     of_all, by_topic = bounds
-    return by_topic.get(topic_partition) or by_topic.get(split_partition(topic_partition)[0]) or of_all
+    return (
+        by_topic.get(topic_partition) or by_topic.get(split_partition(topic_partition)[0]) or of_all
+    )

@@ -33,12 +33,16 @@ class SparkConfig:
     master: str = option(
         TEXT,
         LOCAL_MASTER,
-        "Spark's master, such as `local[4,4]`, `spark://host:7077`, `yarn` or `k8s://https://host:443`.",
+        "Spark's master, such as `local[4,4]`, `spark://host:7077`, `yarn` or "
+        "`k8s://https://host:443`.",
         toml="spark.master",
     )
     memory: str = option(TEXT, "2g", "The heap of the driver's JVM.", toml="spark.memory")
     packages: tuple[str, ...] = option(
-        LIST, (), "Maven packages that Spark fetches, as `group:artifact:version`.", toml="spark.packages"
+        LIST,
+        (),
+        "Maven packages that Spark fetches, as `group:artifact:version`.",
+        toml="spark.packages",
     )
     bundle: str = option(
         TEXT,
@@ -57,17 +61,22 @@ class SparkConfig:
     def __post_init__(self) -> None:
         if not _MASTER.match(self.master):
             raise UsageError(
-                f"[spark] master '{self.master}' is none of Spark's; write for example 'local[2,4]' or 'spark://host:7077'"
+                f"[spark] master '{self.master}' is none of Spark's; write for example "
+                "'local[2,4]' or 'spark://host:7077'"
             )
         if not _MEMORY.fullmatch(self.memory):
-            raise UsageError(f"[spark] memory '{self.memory}' is no size; write for example '2g' or '1500m'")
+            raise UsageError(
+                f"[spark] memory '{self.memory}' is no size; write for example '2g' or '1500m'"
+            )
 
     @property
     def session_settings(self) -> dict[str, str]:
         """Return all settings by Spark's names."""
         packages = {"spark.jars.packages": ",".join(self.packages)} if self.packages else {}
         bundle = self._bundle_settings if self.needs_bundle else {}
-        return join_settings({"spark.driver.memory": self.memory, **packages, **bundle}, dict(self.settings))
+        return join_settings(
+            {"spark.driver.memory": self.memory, **packages, **bundle}, dict(self.settings)
+        )
 
     @property
     def needs_bundle(self) -> bool:
@@ -81,11 +90,16 @@ class SparkConfig:
             SetupError: it is not.
         """
         if self.needs_bundle and "://" not in self.bundle and not os.path.isfile(self.bundle):
-            raise SetupError(f"the bundle {self.bundle} does not exist; make it with: ledgerlake bundle {self.bundle}")
+            raise SetupError(
+                f"the bundle {self.bundle} does not exist; make it with: ledgerlake bundle "
+                f"{self.bundle}"
+            )
 
     @property
     def _bundle_settings(self) -> dict[str, str]:
-        """Return the settings by which executors unpack the bundle, and their Python searches it."""
+        """Return the settings by which executors unpack the bundle, and their Python
+        searches it.
+        """
         return {
             "spark.archives": f"{self.bundle}#{_BUNDLE_FOLDER}",
             "spark.executorEnv.PYTHONPATH": _BUNDLE_FOLDER,

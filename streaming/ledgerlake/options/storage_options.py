@@ -15,18 +15,21 @@ from ledgerlake.stored.stores import StorageSettings
 
 @dataclass(frozen=True, kw_only=True)
 class StorageConfig:
-    """``[storage]``: a store at an address of its own, and keys that the environment does not have. A
-    key is given as ``file:PATH``, as ``env:NAME``, or as it is.
+    """``[storage]``: a store at an address of its own, and keys that the environment does not have.
+    A key is given as ``file:PATH``, as ``env:NAME``, or as it is.
     """
 
     endpoint_url: str = option(
         TEXT,
         "",
-        "The address of a store, if it is not the usual one of AWS, Google or Azure, such as `http://minio:9000`.",
+        "The address of a store, if it is not the usual one of AWS, Google or Azure, such as "
+        "`http://minio:9000`.",
         toml="storage.endpoint_url",
         shown_default="`$AWS_ENDPOINT_URL`",
     )
-    region: str = option(TEXT, "", "The region; for S3.", toml="storage.region", shown_default="`$AWS_REGION`")
+    region: str = option(
+        TEXT, "", "The region; for S3.", toml="storage.region", shown_default="`$AWS_REGION`"
+    )
     access_key_id: str = option(
         TEXT,
         "",

@@ -45,7 +45,9 @@ _MOST_CLUSTERING_COLUMNS = 4
 
 _ICEBERG_NAME = re.compile(r"\w+(\.\w+)+")
 
-_NAMED = re.compile(r"(?P<expression>.+\S)\s+as\s+(?P<name>[A-Za-z_]\w*)", re.IGNORECASE | re.DOTALL)
+_NAMED = re.compile(
+    r"(?P<expression>.+\S)\s+as\s+(?P<name>[A-Za-z_]\w*)", re.IGNORECASE | re.DOTALL
+)
 _COLUMN = re.compile(r"[A-Za-z_]\w*")
 _CALL = re.compile(r"(?P<function>\w+)\(\s*(\w+\.)?(?P<column>\w+)\s*\)")
 
@@ -134,15 +136,19 @@ class TableOptions:
         Args:
             registered: what the registry has for them.
         """
-        return self._declared if self.json_fields and registered.kind in _WITHOUT_FIELDS else registered
+        return (
+            self._declared
+            if self.json_fields and registered.kind in _WITHOUT_FIELDS
+            else registered
+        )
 
     @cached_property
     def _declared(self) -> ValueSchema:
         return ValueSchema(pb.Schema.Json, self.json_fields.encode())
 
     def of_topic(self, topic: str) -> TableOptions | None:
-        """Return the table for the messages of a topic, without placeholders; None if it takes none of
-        them.
+        """Return the table for the messages of a topic, without placeholders; None if it takes none
+        of them.
         """
         if self.topics_pattern and not self._topics.includes(topic):
             return None
@@ -150,7 +156,9 @@ class TableOptions:
             return self
         parts = dict(zip(_PARTS, topic.partition("://")[2].split("/", 2), strict=True))
         uri = PLACEHOLDER.sub(lambda found: folder_name(parts[found[1]]), self.place.uri)
-        return replace(self, name=table_name(uri), place=replace(self.place, uri=uri), is_of_template=True)
+        return replace(
+            self, name=table_name(uri), place=replace(self.place, uri=uri), is_of_template=True
+        )
 
     def matches(self, place: Place) -> bool:
         """Return whether a place may be the table of a topic, by its placeholders."""
@@ -159,7 +167,9 @@ class TableOptions:
 
     @property
     def closeness(self) -> int:
-        """Return how closely the path names a table: the number of its characters beside placeholders."""
+        """Return how closely the path names a table: the number of its characters beside
+        placeholders.
+        """
         return len(PLACEHOLDER.sub("", self.place.uri))
 
     @property
@@ -184,7 +194,9 @@ class TableOptions:
         selected = [f"({expression}\n) as {name}" for name, expression in named if expression]
         if not selected:
             return None
-        return row_query(f"select {', '.join(selected)} from {RELATION}", f"{self.section} partition_by")
+        return row_query(
+            f"select {', '.join(selected)} from {RELATION}", f"{self.section} partition_by"
+        )
 
     def condition(self) -> Condition | None:
         """Return the query of ``where``."""
@@ -204,7 +216,9 @@ class TableOptions:
         for found in PLACEHOLDER.finditer(self.place.uri):
             if found[1] not in _PARTS:
                 known = ", ".join(f"{{{part}}}" for part in _PARTS)
-                raise UsageError(f"{self.section} path has the placeholder {found[0]}; known are {known}")
+                raise UsageError(
+                    f"{self.section} path has the placeholder {found[0]}; known are {known}"
+                )
         if self.sql and self.function:
             raise UsageError(f"{self.section} has sql and function; choose one")
         if (self.sql or self.function) and not self.is_of_records:
@@ -219,7 +233,9 @@ class TableOptions:
         if len(set(names)) < len(names):
             raise UsageError(f"{self.section} partition_by has one column twice")
         if not _UNKNOWN_YET.isdisjoint(names):
-            raise UsageError(f"{self.section} partition_by names what is known only when a row is written")
+            raise UsageError(
+                f"{self.section} partition_by names what is known only when a row is written"
+            )
         for query, option in (
             (self.condition(), "where"),
             (self.query(), "sql"),
@@ -227,33 +243,49 @@ class TableOptions:
         ):
             if query is not None and any(map(self._is_unknown_yet, query.references)):
                 raise UsageError(
-                    f"{self.section} {option} reads late or delivered_at, which are known only when a row is written; leave them out"
+                    f"{self.section} {option} reads late or delivered_at, which are known only "
+                    "when a row is written; leave them out"
                 )
 
     def _check_clusters(self) -> None:
         if self.cluster_by and (self.partition_by or self.keeps_latest):
-            raise UsageError(f'{self.section} cluster_by is not for partition_by, nor for mode = "latest"')
-        if len(set(self.cluster_by)) < len(self.cluster_by) or len(self.cluster_by) > _MOST_CLUSTERING_COLUMNS:
-            raise UsageError(f"{self.section} cluster_by takes up to {_MOST_CLUSTERING_COLUMNS} columns, each once")
+            raise UsageError(
+                f'{self.section} cluster_by is not for partition_by, nor for mode = "latest"'
+            )
+        if (
+            len(set(self.cluster_by)) < len(self.cluster_by)
+            or len(self.cluster_by) > _MOST_CLUSTERING_COLUMNS
+        ):
+            raise UsageError(
+                f"{self.section} cluster_by takes up to {_MOST_CLUSTERING_COLUMNS} columns, each "
+                "once"
+            )
 
     def _check_iceberg(self) -> None:
         if self.iceberg_table and not _ICEBERG_NAME.fullmatch(self.iceberg_table):
             raise UsageError(
-                f"{self.section} iceberg_table is '{self.iceberg_table}'; write a namespace and a name, such as shop.orders"
+                f"{self.section} iceberg_table is '{self.iceberg_table}'; write a namespace and a "
+                "name, such as shop.orders"
             )
         if self.iceberg_table and re.search("[#?]", self.place.absolute.uri):
             raise UsageError(
-                f"{self.section} iceberg_table needs a path without # and ?, which Iceberg's readers cannot open"
+                f"{self.section} iceberg_table needs a path without # and ?, which Iceberg's "
+                "readers cannot open"
             )
         if self.iceberg_table and (self.is_template or self.keeps_latest):
             raise UsageError(
-                f'{self.section} iceberg_table is not for a path with placeholders, nor for mode = "latest"'
+                f"{self.section} iceberg_table is not for a path with placeholders, nor for mode = "
+                '"latest"'
             )
 
     @property
     def row_settings(self) -> str:
         """Return what decides which rows come into the table, as JSON for the checkpoint."""
-        decisive = {name: value for name, value in asdict(self).items() if value and name not in _NOT_DECISIVE}
+        decisive = {
+            name: value
+            for name, value in asdict(self).items()
+            if value and name not in _NOT_DECISIVE
+        }
         return json.dumps(decisive, sort_keys=True)
 
     def fields(self) -> dict[str, Any]:
@@ -287,12 +319,14 @@ class TableOptions:
         call = _CALL.fullmatch(text.strip())
         if call:
             return f"{call['column']}_{call['function']}", text.strip()
-        raise UsageError(f"{self.section} partition_by '{text}' needs a name; write {text.strip()} as NAME")
+        raise UsageError(
+            f"{self.section} partition_by '{text}' needs a name; write {text.strip()} as NAME"
+        )
 
 
 def tables_of_topic(tables: Iterable[TableOptions], topic: str) -> list[TableOptions]:
-    """Return the tables that messages of a topic may come into, without placeholders. Of several with
-    one folder, the first has it.
+    """Return the tables that messages of a topic may come into, without placeholders. Of several
+    with one folder, the first has it.
     """
     return [table for table in (options.of_topic(topic) for options in tables) if table is not None]
 

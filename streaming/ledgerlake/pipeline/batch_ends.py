@@ -1,4 +1,5 @@
-"""The ends of micro-batches that are not acknowledged yet, in ``<checkpoint>/ledgerlake/ends.json``.
+"""The ends of micro-batches that are not acknowledged yet, in
+``<checkpoint>/ledgerlake/ends.json``.
 
 The file also has the last micro-batch seen in each table, so that a restart notices a table that is
 older:
@@ -74,7 +75,9 @@ class BatchEnds:
         found = _load(self._checkpoint)
         self._tables = found.tables
         self._pending = {
-            batch_id: {name: position for name, position in ends.items() if name in topic_partitions}
+            batch_id: {
+                name: position for name, position in ends.items() if name in topic_partitions
+            }
             for batch_id, ends in found.pending.items()
         }
 
@@ -93,8 +96,8 @@ class BatchEnds:
             return sorted(self._pending.items())
 
     def remove(self, done: Iterable[tuple[int, Ends]], left: Ends) -> None:
-        """Forget micro-batches that ``pending`` returned and that are acknowledged, but for the ends that
-        are ``left``.
+        """Forget micro-batches that ``pending`` returned and that are acknowledged, but for the
+        ends that are ``left``.
         """
         with self._lock:
             for batch_id, ends in done:
@@ -145,12 +148,19 @@ def _load(checkpoint: Checkpoint) -> _StoredEnds:
 
 def _save(checkpoint: Checkpoint, ends: _StoredEnds) -> None:
     batches = {
-        str(batch_id): {name: [position.ledger_id, position.entry_id] for name, position in positions.items()}
+        str(batch_id): {
+            name: [position.ledger_id, position.entry_id] for name, position in positions.items()
+        }
         for batch_id, positions in ends.pending.items()
     }
     tables = {name: asdict(seen) for name, seen in ends.tables.items()}
     assert ends.last_run is not None
-    content = {"version": _VERSION, "batches": batches, "tables": tables, "last_run": asdict(ends.last_run)}
+    content = {
+        "version": _VERSION,
+        "batches": batches,
+        "tables": tables,
+        "last_run": asdict(ends.last_run),
+    }
     save_json(_path(checkpoint), content)
 
 
@@ -158,7 +168,8 @@ def _read(data: dict[str, Any]) -> _StoredEnds:
     written, tables, last_run = exactly(data, "batches", "tables", "last_run")
     batches = stored(dict[str, dict[str, list[int]]], written)
     pending = {
-        int(batch_id): {name: _position(*ids) for name, ids in ends.items()} for batch_id, ends in batches.items()
+        int(batch_id): {name: _position(*ids) for name, ids in ends.items()}
+        for batch_id, ends in batches.items()
     }
     return _StoredEnds(pending, stored(dict[str, SeenBatch], tables), stored(LastRun, last_run))
 

@@ -43,7 +43,11 @@ class BatchWriter:
     """
 
     def __init__(
-        self, stream: str, components: Components, stopping: threading.Event, on_batch: Callable[[BatchResult], None]
+        self,
+        stream: str,
+        components: Components,
+        stopping: threading.Event,
+        on_batch: Callable[[BatchResult], None],
     ) -> None:
         self._stream = stream
         self._components = components
@@ -87,26 +91,37 @@ class BatchWriter:
     def _write(self, written: DataFrame, batch_id: int) -> None:
         components = self._components
         query = query_name(self._stream, _query_id(written))
-        batch = components.checkpoint.log.record(self._stream, query, batch_id, components.start.number)
+        batch = components.checkpoint.log.record(
+            self._stream, query, batch_id, components.start.number
+        )
         self.reading = Reading(batch, time.monotonic())
-        pass_moved_cursors(written.sparkSession.sparkContext, moved_cursors(components.cursors, batch))
+        pass_moved_cursors(
+            written.sparkSession.sparkContext, moved_cursors(components.cursors, batch)
+        )
         with_state = self._with_state(batch_id)
         topics = [split_partition(name)[0] for name in batch.ranges]
         components.tables.expect(topics)
         components.tables.check(written.sparkSession)
-        schemas = components.schemas.learn(topics, {split_partition(name)[0] for name in batch.with_messages})
+        schemas = components.schemas.learn(
+            topics, {split_partition(name)[0] for name in batch.with_messages}
+        )
         if components.tables.open_for(batch):
             components.cursors.check_owner()
             components.checkpoint.save_tables(components.tables.places)
-        result = components.sink.write(written, batch, with_state, components.cursors.check_owner, schemas)
+        result = components.sink.write(
+            written, batch, with_state, components.cursors.check_owner, schemas
+        )
         # A process that was suspended must not overwrite its successor's files in the checkpoint.
         components.cursors.check_owner()
         if components.checkpoint.log.has_committed(batch_id):
             raise OwnershipError(
-                f"another process has run batch {batch_id} of the stream {self._stream}; let only one process run it"
+                f"another process has run batch {batch_id} of the stream {self._stream}; let only "
+                "one process run it"
             )
         components.wakeups.update(batch_id, result.wakeup_times_ms, result.due_spans)
-        components.cursors.add(LastRun(batch_id, components.wakeups.batch_id), result.ends, result.tables)
+        components.cursors.add(
+            LastRun(batch_id, components.wakeups.batch_id), result.ends, result.tables
+        )
         self._last = batch_id
         self._on_batch(result)
 
@@ -125,7 +140,8 @@ def _query_id(batch: DataFrame) -> str:
     query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     if not query_id:
         raise SetupError(
-            "Spark did not tell the query's id, without which batches cannot be told apart; use classic Spark"
+            "Spark did not tell the query's id, without which batches cannot be told apart; use "
+            "classic Spark"
         )
     return str(query_id)
 

@@ -1,27 +1,35 @@
 """A pipeline's checkpoint: Ledgerlake's own files in it; for Spark's files see ``spark_log``.
 
-    <checkpoint>/ledgerlake/start.json      the start of the pipeline: an offset (see ``stored.offsets``)
-    <checkpoint>/ledgerlake/first_ends.json  the ends of the topic partitions before a first start at ``latest`` made cursors,
+    <checkpoint>/ledgerlake/start.json      the start of the pipeline: an offset (see
+                                            ``stored.offsets``)
+    <checkpoint>/ledgerlake/first_ends.json  the ends of the topic partitions before a first start
+                                             at ``latest`` made cursors,
                                             with a version; removed when the start is recorded
-    <checkpoint>/ledgerlake/stream.json     the stream of the checkpoint, with a version, and the number of the checkpoint, which each commit to
-                                            a table has (see ``table.delta_table``)
-    <checkpoint>/ledgerlake/settings.json   the settings that decide which rows a micro-batch gives (see ``row_settings``)
-    <checkpoint>/ledgerlake/tables.json     by name the absolute places of the tables that its micro-batches are written to, with a
-                                            version; written before the first micro-batch of a run that may write there
-    <checkpoint>/ledgerlake/outbox.json     the name of its outbox, with a version (see ``publish.outbox``)
-    <checkpoint>/ledgerlake/forgotten_topics.json   the topic partitions that left the configuration and whose subscriptions the
+    <checkpoint>/ledgerlake/stream.json     the stream of the checkpoint, with a version, and the
+                                            number of the checkpoint, which each commit to a table
+                                            has (see ``table.delta_table``)
+    <checkpoint>/ledgerlake/settings.json   the settings that decide which rows a micro-batch gives
+                                            (see ``row_settings``)
+    <checkpoint>/ledgerlake/tables.json     by name the absolute places of the tables that its
+                                            micro-batches are written to, with a version; written
+                                            before the first micro-batch of a run that may write
+                                            there
+    <checkpoint>/ledgerlake/outbox.json     the name of its outbox, with a version (see
+                                            ``publish.outbox``)
+    <checkpoint>/ledgerlake/forgotten_topics.json   the topic partitions that left the configuration
+                                                    and whose subscriptions the
                                             user has removed (see ``left_topics``), with a version
-    <checkpoint>/ledgerlake/forgotten.json  the user has chosen to start from the beginning (``ledgerlake forget``); removed when
-                                            that has happened
+    <checkpoint>/ledgerlake/forgotten.json  the user has chosen to start from the beginning
+                                            (``ledgerlake forget``); removed when that has happened
 
 If Spark restarts before the first micro-batch was committed, it asks the source for its first
 offset again, and ``latest`` would then be another position. So the first start is resolved once,
 recorded, and handed to the source as positions.
 
-A checkpoint that began later has a greater number than an earlier one of its stream. So any table, also
-one that comes years later, tells whether a later checkpoint has written to it. The number is the time in
-microseconds, or one more than the greatest number in the tables that exist, if that is later: only tables
-that did not exist at the start need a right clock.
+A checkpoint that began later has a greater number than an earlier one of its stream. So any table,
+also one that comes years later, tells whether a later checkpoint has written to it. The number is
+the time in microseconds, or one more than the greatest number in the tables that exist, if that is
+later: only tables that did not exist at the start need a right clock.
 """
 
 from __future__ import annotations
@@ -75,8 +83,8 @@ class Checkpoint:
         return None if start is None else from_json(start)
 
     def existing_start(self) -> Offset:
-        """Return the recorded start, for a command that tells what the pipeline has done: of a checkpoint
-        that is not there, nothing is known.
+        """Return the recorded start, for a command that tells what the pipeline has done: of a
+        checkpoint that is not there, nothing is known.
 
         Raises:
             SetupError: the pipeline never ran, or its checkpoint is elsewhere.
@@ -84,7 +92,9 @@ class Checkpoint:
         """
         start = self.start()
         if start is None:
-            raise SetupError(f"there is no checkpoint at {self.folder.absolute}; {self.folder.advice}")
+            raise SetupError(
+                f"there is no checkpoint at {self.folder.absolute}; {self.folder.advice}"
+            )
         return start
 
     def save_start(self, start: Offset) -> None:
@@ -102,7 +112,10 @@ class Checkpoint:
         Raises:
             OffsetError: a newer release wrote them, or they are damaged.
         """
-        return self._load("first_ends", "ends of a first start", _first_ends, _FIRST_ENDS_VERSION) or {}
+        return (
+            self._load("first_ends", "ends of a first start", _first_ends, _FIRST_ENDS_VERSION)
+            or {}
+        )
 
     def save_first_ends(self, ends: dict[str, Position]) -> None:
         """Record the ends of the topic partitions before a first start at the latest message makes
@@ -113,7 +126,10 @@ class Checkpoint:
         """
         self._save(
             "first_ends",
-            {"version": _FIRST_ENDS_VERSION, "ends": {name: asdict(position) for name, position in ends.items()}},
+            {
+                "version": _FIRST_ENDS_VERSION,
+                "ends": {name: asdict(position) for name, position in ends.items()},
+            },
         )
 
     def remove_first_ends(self) -> None:
@@ -140,14 +156,18 @@ class Checkpoint:
         record = self._stream()
         if record is not None and record.stream != stream:
             raise CheckpointError(
-                f"the checkpoint {self.folder} belongs to the stream {record.stream}, and the configuration names "
-                f"{stream}; set [stream] name back to {record.stream}, or give the new stream a checkpoint folder and "
+                f"the checkpoint {self.folder} belongs to the stream {record.stream}, and the "
+                "configuration names "
+                f"{stream}; set [stream] name back to {record.stream}, or give the new stream a "
+                "checkpoint folder and "
                 "tables of its own"
             )
 
     def save_stream(self, stream: str, number: int) -> None:
         """Record the stream of a checkpoint that begins, and the number of the checkpoint."""
-        save_json(self._own("stream"), {"version": _STREAM_VERSION, **asdict(_Stream(stream, number))})
+        save_json(
+            self._own("stream"), {"version": _STREAM_VERSION, **asdict(_Stream(stream, number))}
+        )
 
     def number(self) -> int:
         """Return the number of the checkpoint, which has begun.
@@ -222,7 +242,9 @@ class Checkpoint:
         Raises:
             OffsetError: a newer release wrote them, or they are damaged.
         """
-        found = self._load("forgotten_topics", "forgotten topics", _forgotten_topics, _FORGOTTEN_TOPICS_VERSION)
+        found = self._load(
+            "forgotten_topics", "forgotten topics", _forgotten_topics, _FORGOTTEN_TOPICS_VERSION
+        )
         return found or set()
 
     def save_forgotten_topics(self, names: set[str]) -> None:
@@ -231,7 +253,9 @@ class Checkpoint:
         Raises:
             SetupError: the folder cannot be written.
         """
-        self._save("forgotten_topics", {"version": _FORGOTTEN_TOPICS_VERSION, "topics": sorted(names)})
+        self._save(
+            "forgotten_topics", {"version": _FORGOTTEN_TOPICS_VERSION, "topics": sorted(names)}
+        )
 
     @property
     def is_forgotten(self) -> bool:
@@ -239,7 +263,10 @@ class Checkpoint:
         since.
         """
         return (
-            self._load("forgotten", "record of a stream that was forgotten", _forgotten, _FORGOTTEN_VERSION) is not None
+            self._load(
+                "forgotten", "record of a stream that was forgotten", _forgotten, _FORGOTTEN_VERSION
+            )
+            is not None
         )
 
     def check_gone(self) -> None:
@@ -250,8 +277,10 @@ class Checkpoint:
         """
         if self.start() is not None:
             raise CheckpointError(
-                f"the checkpoint {self.folder} is still there, and would go on without what the topic removes when its "
-                "subscription goes; remove the checkpoint first, and with it the messages that wait in it"
+                f"the checkpoint {self.folder} is still there, and would go on without what the "
+                "topic removes when its "
+                "subscription goes; remove the checkpoint first, and with it the messages that "
+                "wait in it"
             )
 
     def forget(self) -> None:
@@ -278,7 +307,9 @@ class Checkpoint:
         except OSError as error:
             raise not_writable(self.folder, error) from None
 
-    def _load(self, name: str, written: str, read: Callable[[dict[str, Any]], T], version: int) -> T | None:
+    def _load(
+        self, name: str, written: str, read: Callable[[dict[str, Any]], T], version: int
+    ) -> T | None:
         try:
             return load_stored(self._own(name), written, read, version)
         except OSError as error:

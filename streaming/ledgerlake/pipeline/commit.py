@@ -3,17 +3,20 @@
 Order of a micro-batch, each step safe to repeat after a kill at any point:
 
     1. tasks write Parquet files that no table knows (see ``operators.ingest`` and
-       ``operators.outcome_files``); what a killed task leaves is an orphan for ``ledgerlake vacuum``.
-       Each topic partition of the batch must have one result
+       ``operators.outcome_files``); what a killed task leaves is an orphan for ``ledgerlake
+       vacuum``. Each topic partition of the batch must have one result
     2. ask the tables whether they contain the batch; a batch of another checkpoint is refused
        before anything changes, and so is a repeat with another outcome than the run that committed
-    3. record the messages that this run has for a topic in the outbox (see ``publish.outbox``), if there is one
-    4. commit ``rejects``          with the batch's number and offsets. If ``rejects`` has that batch, only what the first run did not
-                                   reject is added; if the main table has it, only a loss (see ``table.repeated_rejects``)
-    5. commit the other tables     those that got rows, several at once, skipped if that batch is in already, each with how far each
-                                   topic partition's time has come
-    6. commit the main table       likewise, and last (see ``pipeline.tables``); without files if the batch gave it no row, and
-                                   read entries or gave rows to other tables or to rejects
+    3. record the messages that this run has for a topic in the outbox (see ``publish.outbox``), if
+       there is one
+    4. commit ``rejects``          with the batch's number and offsets. If ``rejects`` has that
+                                   batch, only what the first run did not reject is added; if the
+                                   main table has it, only a loss (see ``table.repeated_rejects``)
+    5. commit the other tables     those that got rows, several at once, skipped if that batch is in
+                                   already, each with how far each topic partition's time has come
+    6. commit the main table       likewise, and last (see ``pipeline.tables``); without files if
+                                   the batch gave it no row, and read entries or gave rows to other
+                                   tables or to rejects
     7. release the messages for the topic that belong to the commit of the main table
 
 The durable cursors move later, when Spark's commit log has the batch (see ``pipeline.cursors``):
@@ -36,7 +39,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import CheckpointError, ProcessLostError
 from ledgerlake.operators.outcome_digest import OutcomeDigest
-from ledgerlake.operators.results import BATCH_PROPERTY, BatchSettings, PartitionResult, results_from_json
+from ledgerlake.operators.results import (
+    BATCH_PROPERTY,
+    BatchSettings,
+    PartitionResult,
+    results_from_json,
+)
 from ledgerlake.operators.stage_rows import Incomplete, Released, sum_of
 from ledgerlake.options.config import REJECTS_TABLE
 from ledgerlake.table.batch_record import SeenBatch
@@ -73,11 +81,13 @@ class BatchResult:
     rejects by reason.
 
     By topic partition, for those in the batch: ``ends`` is the last position that is safe to
-    acknowledge; ``wakeup_times_ms`` is when a batch is needed without new entries; ``incomplete`` counts
-    the large messages that wait for chunks; ``delayed_counts`` counts the delayed messages,
-    ``next_due_ms`` is when the next of them is due, and ``due_spans`` counts them by when they are due.
+    acknowledge; ``wakeup_times_ms`` is when a batch is needed without new entries; ``incomplete``
+    counts the large messages that wait for chunks; ``delayed_counts`` counts the delayed messages,
+    ``next_due_ms`` is when the next of them is due, and ``due_spans`` counts them by when they are
+    due.
 
-    ``released`` has the times of the delayed messages that were delivered (see ``operators.stage_rows``).
+    ``released`` has the times of the delayed messages that were delivered (see
+    ``operators.stage_rows``).
 
     ``tables`` has the tables that contain the batch, by name. ``commit_s`` is what the
     commits to all tables took together.
@@ -149,18 +159,24 @@ class DeltaSink:
 
         Raises:
             ProcessLostError: the results are of two runs of a task that do not fit together.
-            TableError: a commit did not land; the batch is not counted as done.
-            CheckpointError: the tables contain another batch of that number, or a later one, or this
+            TableError: a commit did not land; the batch is not counted as done. CheckpointError:
+            the tables contain another batch of that number, or a later one, or this
                 batch with another outcome; nothing was changed.
         """
         tables = self._tables_of(batch)
-        settings = asdict(BatchSettings(batch.batch_id, self._tables.settings(tables), with_state, schemas))
+        settings = asdict(
+            BatchSettings(batch.batch_id, self._tables.settings(tables), with_state, schemas)
+        )
         # The tasks' code was fixed when the query began, but they can read this in every batch.
         written.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, json.dumps(settings))
         # While the tasks run, the driver has time to read its last commits.
-        refreshing = threading.Thread(target=_refresh, args=(tables,), name="ledgerlake-table", daemon=True)
+        refreshing = threading.Thread(
+            target=_refresh, args=(tables,), name="ledgerlake-table", daemon=True
+        )
         refreshing.start()
-        partitions = [result for row in written.collect() for result in results_from_json(row.result)]
+        partitions = [
+            result for row in written.collect() for result in results_from_json(row.result)
+        ]
         refreshing.join()
         check_owner()
         _check_complete(batch, partitions)
@@ -183,8 +199,8 @@ class DeltaSink:
         # recorded without rows, and an older copy of the checkpoint is not taken for the newest.
         # The outbox of a later start sends what the main table has recorded.
         has_due = any(partition.outbox for partition in partitions)
-        # So it is without rows if it has rejects alone: a process that was suspended may have run it
-        # with rows, and commits them only if the main table does not have it.
+        # So it is without rows if it has rejects alone: a process that was suspended may have run
+        # it with rows, and commits them only if the main table does not have it.
         is_recorded = rows > 0 or has_due or batch.reads or bool(rejects)
         # A first run may have written to tables for which the repeat has nothing.
         may_repeat = self._last_batch is None or batch.batch_id <= self._last_batch
@@ -212,7 +228,9 @@ class DeltaSink:
                 main.commit(batch, counts)
             with_batch |= {*others, main}
         result.repeated = in_main
-        result.tables = {part.name: part.seen(batch) for part in with_batch if self._tables.exists(part.name)}
+        result.tables = {
+            part.name: part.seen(batch) for part in with_batch if self._tables.exists(part.name)
+        }
         if in_rejects or (rejects and not in_main):
             result.tables[REJECTS_TABLE] = SeenBatch(str(self._tables.rejects.path), batch.batch_id)
         if outbox is not None:
@@ -227,9 +245,15 @@ class DeltaSink:
     def _tables_of(self, batch: BatchRecord) -> list[MessagesTable]:
         """Return the tables that messages of the micro-batch may come into, the main one last."""
         names = {
-            table.options.name for name in batch.ranges for table in self._tables.of_topic(split_partition(name)[0])
+            table.options.name
+            for name in batch.ranges
+            for table in self._tables.of_topic(split_partition(name)[0])
         }
-        return [table for table in self._tables.messages if table.options.name in names or table is self._tables.main]
+        return [
+            table
+            for table in self._tables.messages
+            if table.options.name in names or table is self._tables.main
+        ]
 
     def _commit_rejects(self, batch: BatchRecord, files: list[DataFile], is_in_table: bool) -> None:
         if is_in_table:
@@ -260,7 +284,9 @@ class _TablePart:
             if self.name in partition.written.tables
         }
         self.files = [file for written in self._written.values() for file in written.files]
-        self._replaced = [name for partition in partitions for name in partition.replaced.get(self.name, ())]
+        self._replaced = [
+            name for partition in partitions for name in partition.replaced.get(self.name, ())
+        ]
 
     @property
     def table(self) -> Table:
@@ -290,7 +316,8 @@ class _TablePart:
         taken_s = time.monotonic() - begun_s
         if taken_s > _SLOW_COMMIT_S:
             _log.warning(
-                "the commit of batch %d to the table at %s took %d s; nothing else is written meanwhile",
+                "the commit of batch %d to the table at %s took %d s; nothing else is written "
+                "meanwhile",
                 batch.batch_id,
                 self._table.table.path,
                 taken_s,
@@ -306,12 +333,17 @@ class _TablePart:
         """
         times_us = {name: written.max_effective_us for name, written in self._written.items()}
         reached = {name: time_us for name, time_us in times_us.items() if time_us is not None}
-        return {name: max(time_us, self._table.reached_us.get(name, time_us)) for name, time_us in reached.items()}
+        return {
+            name: max(time_us, self._table.reached_us.get(name, time_us))
+            for name, time_us in reached.items()
+        }
 
 
 def _outcomes(partitions: list[PartitionResult]) -> dict[str, Any]:
     """Return the digests of a micro-batch by topic partition, for those with an outcome."""
-    digests = {partition.topic_partition: partition.written.digest.to_json() for partition in partitions}
+    digests = {
+        partition.topic_partition: partition.written.digest.to_json() for partition in partitions
+    }
     return {name: digest for name, digest in digests.items() if digest}
 
 
@@ -335,10 +367,13 @@ def _check_repeat(batch: BatchRecord, tables: list[Table]) -> None:
             _check_outcomes(batch, table, committed)
             return
         if digest is not None:
-            raise _another_outcome(batch, table, "its log no longer has the commit that says in what")
+            raise _another_outcome(
+                batch, table, "its log no longer has the commit that says in what"
+            )
     if tables:
         _log.warning(
-            "batch %d of the stream %s is run again, and its outcome is compared with none: the logs of its tables no "
+            "batch %d of the stream %s is run again, and its outcome is compared with none: the "
+            "logs of its tables no "
             "longer have the commits of the first run",
             batch.batch_id,
             batch.stream,
@@ -355,23 +390,27 @@ def _check_outcomes(batch: BatchRecord, table: Table, committed: dict[str, Any])
 
 def _another_outcome(batch: BatchRecord, table: Table, difference: str) -> CheckpointError:
     return CheckpointError(
-        f"batch {batch.batch_id} of the stream {batch.stream} is in the table at {table.path}, and was run "
+        f"batch {batch.batch_id} of the stream {batch.stream} is in the table at {table.path}, and "
+        "was run "
         f"again with another outcome: {difference}; nothing was changed, since messages "
-        "would be lost or come twice. Run it with the release and the settings of the first run, or see "
+        "would be lost or come twice. Run it with the release and the settings of the first run, "
+        "or see "
         "'A repeated micro-batch has another outcome' in docs/recover.md"
     )
 
 
 def _check_complete(batch: BatchRecord, partitions: list[PartitionResult]) -> None:
-    """Check that each topic partition has one result. If an executor is lost, Spark may use rows of two
-    runs of one task, and the second run may have found less in a topic.
+    """Check that each topic partition has one result. If an executor is lost, Spark may use rows of
+    two runs of one task, and the second run may have found less in a topic.
     """
     counts = Counter(partition.topic_partition for partition in partitions)
     wrong = [name for name in {*counts, *batch.reporting} if counts[name] != 1]
     if wrong:
         raise ProcessLostError(
-            f"batch {batch.batch_id} has {counts[min(wrong)]} results of {min(wrong)} in place of one, as after the loss of "
-            "an executor whose task then found other messages; nothing was committed, start the pipeline again"
+            f"batch {batch.batch_id} has {counts[min(wrong)]} results of {min(wrong)} in place of "
+            "one, as after the loss of "
+            "an executor whose task then found other messages; nothing was committed, start the "
+            "pipeline again"
         )
 
 

@@ -62,8 +62,8 @@ _HELD_FOR_S = BUSY_FOR_S + 30.0
 
 @dataclass(frozen=True)
 class _Unopened:
-    """A new topic partition whose subscription could not be opened since a time, and when it is tried
-    again. ``is_busy``: another consumer holds it.
+    """A new topic partition whose subscription could not be opened since a time, and when it is
+    tried again. ``is_busy``: another consumer holds it.
     """
 
     since_s: float
@@ -121,7 +121,11 @@ class CursorKeeper:
         Raises:
             TopicNotFoundError, BrokerError, TransportError: as for a reader.
         """
-        return [name for name in topic_partitions if DurableCursor(self._cluster, name, self.subscription).exists()]
+        return [
+            name
+            for name in topic_partitions
+            if DurableCursor(self._cluster, name, self.subscription).exists()
+        ]
 
     def positions(self, topic_partitions: Iterable[str] | None = None) -> Ends:
         """Return the mark-delete position of each cursor.
@@ -130,7 +134,11 @@ class CursorKeeper:
             topic_partitions: the topic partitions whose cursors to return, if they exist; None for
                 all.
         """
-        names = self._cursors if topic_partitions is None else self._cursors.keys() & set(topic_partitions)
+        names = (
+            self._cursors
+            if topic_partitions is None
+            else self._cursors.keys() & set(topic_partitions)
+        )
         return {name: position_of(self._cluster, self._cursors[name]) for name in names}
 
     def positions_now(self, topic_partitions: Collection[str]) -> Ends:
@@ -170,7 +178,9 @@ class CursorKeeper:
         self._topics = TopicList(self._cluster, topics)
         self._look_at_topics_s = time.monotonic() + _TOPICS_S
         self._news.set()
-        self._thread = threading.Thread(target=self._loop, args=(on_lost,), name="ledgerlake-cursors", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop, args=(on_lost,), name="ledgerlake-cursors", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -193,7 +203,9 @@ class CursorKeeper:
         if self._lost is not None:
             raise self._lost
 
-    def add(self, last_run: LastRun, ends: Ends, tables: dict[str, SeenBatch] | None = None) -> None:
+    def add(
+        self, last_run: LastRun, ends: Ends, tables: dict[str, SeenBatch] | None = None
+    ) -> None:
         """Record the ends of a micro-batch whose files are in the table, and the tables that have
         it.
         """
@@ -211,7 +223,9 @@ class CursorKeeper:
         self._ending.set()
         self._news.set()
         if not self._idle.wait(timeout_s):
-            _log.warning("the subscription %s could not be moved; the next start does it", self.subscription)
+            _log.warning(
+                "the subscription %s could not be moved; the next start does it", self.subscription
+            )
 
     def close(self) -> None:
         """Close the subscriptions; the cursors stay on the broker."""
@@ -227,8 +241,8 @@ class CursorKeeper:
                 cursor.close()
 
     def step(self) -> bool:
-        """Reopen closed subscriptions, open those of new topic partitions, and acknowledge committed
-        micro-batches. Return whether some are still pending.
+        """Reopen closed subscriptions, open those of new topic partitions, and acknowledge
+        committed micro-batches. Return whether some are still pending.
 
         Raises:
             OwnershipError: another process has taken over.
@@ -239,7 +253,11 @@ class CursorKeeper:
             self._keep_new_topics()
             pending = self._ends.pending()
             committed = self._checkpoint.log.last_committed() if pending else None
-            done = [(batch_id, ends) for batch_id, ends in pending if committed is not None and batch_id <= committed]
+            done = [
+                (batch_id, ends)
+                for batch_id, ends in pending
+                if committed is not None and batch_id <= committed
+            ]
             newest: Ends = {}
             for _, ends in done:
                 newest |= ends
@@ -285,8 +303,8 @@ class CursorKeeper:
                 self._open_new(name)
 
     def _open_new(self, name: str) -> bool:
-        """Try to open the subscription of a new topic partition once: the other topic partitions do not
-        wait for it. Return whether it is open.
+        """Try to open the subscription of a new topic partition once: the other topic partitions do
+        not wait for it. Return whether it is open.
 
         Raises:
             OwnershipError: another process keeps holding it.
@@ -304,14 +322,28 @@ class CursorKeeper:
         except LedgerlakeError as error:
             is_busy = isinstance(error, ConsumerBusyError)
             if before is None or not is_busy or not before.is_busy:
-                _log.warning("the subscription %s of %s cannot be opened yet: %s", self.subscription, name, error)
+                _log.warning(
+                    "the subscription %s of %s cannot be opened yet: %s",
+                    self.subscription,
+                    name,
+                    error,
+                )
             since_s = before.since_s if before is not None and before.is_busy == is_busy else now_s
-            # A process that has taken over holds all of them. Who may create a topic holds that one.
-            if is_busy and now_s - since_s >= _HELD_FOR_S and not any(one.is_open for one in self._cursors.values()):
+            # A process that has taken over holds all of them. Who may create a topic holds that
+            # one.
+            if (
+                is_busy
+                and now_s - since_s >= _HELD_FOR_S
+                and not any(one.is_open for one in self._cursors.values())
+            ):
                 self._lost = self._held_by_another(name)
                 raise self._lost from None
             # What no try can mend, such as a right that is missing, is tried less and less often.
-            pause_s = _TRY_AGAIN_S if is_busy else min(max(now_s - since_s, _TRY_AGAIN_S), _TRY_AGAIN_MOST_S)
+            pause_s = (
+                _TRY_AGAIN_S
+                if is_busy
+                else min(max(now_s - since_s, _TRY_AGAIN_S), _TRY_AGAIN_MOST_S)
+            )
             self._unopened[name] = _Unopened(since_s, now_s + pause_s, is_busy)
             return False
         self._cursors[name] = cursor
@@ -319,7 +351,8 @@ class CursorKeeper:
 
     def _held_by_another(self, name: str) -> OwnershipError:
         return OwnershipError(
-            f"another process holds the subscription {self.subscription} of {name} and has taken over this "
+            f"another process holds the subscription {self.subscription} of {name} and has taken "
+            "over this "
             "stream; let only one process run it"
         )
 
@@ -344,7 +377,11 @@ class CursorKeeper:
                 on_lost(error)
                 return
             except Exception as error:  # whatever it is, the topics must not grow without end
-                _log.warning("the subscription %s cannot be moved (%s); trying again", self.subscription, error)
+                _log.warning(
+                    "the subscription %s cannot be moved (%s); trying again",
+                    self.subscription,
+                    error,
+                )
                 more, is_last = True, False
                 pause_s = min(pause_s * 2, _RETRY_MOST_S)
             if is_last and not self._left:

@@ -1,4 +1,6 @@
-"""Extracts Ledgerlake's errors from the errors of a query: Spark passes Python's errors on as text."""
+"""Extracts Ledgerlake's errors from the errors of a query: Spark passes Python's errors on
+as text.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def own_error(error: BaseException) -> LedgerlakeError | None:
     """Return an error if it is Ledgerlake's, or else the one in its text; None if there is none."""
     if isinstance(error, LedgerlakeError):
         return error
-    matches = re.findall(r"^(?:E\s+)?ledgerlake\.errors\.(\w+): (.*)$", str(error), flags=re.MULTILINE)
+    matches = re.findall(
+        r"^(?:E\s+)?ledgerlake\.errors\.(\w+): (.*)$", str(error), flags=re.MULTILINE
+    )
     if not matches:
         return None
     name, message = matches[-1]
@@ -30,7 +34,9 @@ def own_error(error: BaseException) -> LedgerlakeError | None:
 
 
 def _broker_code(message: str) -> str | None:
-    """Return the protocol's name of a broker's error from its text (see ``wire.lookup.refused``)."""
+    """Return the protocol's name of a broker's error from its text (see
+    ``wire.lookup.refused``).
+    """
     names = re.findall(r"(?<=: )(\w+)(?=: )", message)
     return next((name for name in names if name in pb.ServerError.keys()), None)  # noqa: SIM118
 
@@ -44,17 +50,22 @@ def cause_of(error: BaseException) -> LedgerlakeError:
     trace = str(getattr(error, "_stackTrace", ""))
     if "PythonStreamingSourceRunner" in trace and _CLOSED.search(trace):
         return ProcessLostError(
-            "the Python process that plans the micro-batches was ended from outside, by hand or because memory ran out; start "
+            "the Python process that plans the micro-batches was ended from outside, by hand or "
+            "because memory ran out; start "
             "the pipeline again, and it goes on where it was"
         )
     if _has_lost_java(error):
         return ProcessLostError(
-            "Spark's Java process was ended from outside, by hand or because memory ran out; start the pipeline again, and it goes "
+            "Spark's Java process was ended from outside, by hand or because memory ran out; start "
+            "the pipeline again, and it goes "
             "on where it was"
         )
     cause = root_cause(error)
     if _NO_SPACE in str(error):
-        cause += "; make room on the disks of tables, checkpoint and Spark's temporary files, and start again: it goes on where it was"
+        cause += (
+            "; make room on the disks of tables, checkpoint and Spark's temporary files, and "
+            "start again: it goes on where it was"
+        )
     return SetupError(f"the query failed: {cause}")
 
 

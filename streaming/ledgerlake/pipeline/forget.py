@@ -40,7 +40,9 @@ def forget(config: Config) -> list[str]:
     cluster = Cluster(options.client)
     try:
         names = find_topic_partitions(cluster, options.topics)
-        had_cursor = [name for name in names if DurableCursor(cluster, name, config.subscription).forget()]
+        had_cursor = [
+            name for name in names if DurableCursor(cluster, name, config.subscription).forget()
+        ]
     finally:
         cluster.close()
     checkpoint.forget()
@@ -57,7 +59,11 @@ def tables_with_rows(config: Config) -> list[Place]:
     tables = [Table(table.place, table.schema or schema.MESSAGES) for table in known_tables(config)]
     existing = [table for table in tables if existing_table(table.path) is not None]
     last_batches = {table.path: table.last_batch_of(config.stream.name) for table in existing}
-    return [path for path, last_batch in last_batches.items() if last_batch is not None and last_batch >= 0]
+    return [
+        path
+        for path, last_batch in last_batches.items()
+        if last_batch is not None and last_batch >= 0
+    ]
 
 
 def forget_topic(config: Config, topic: str) -> list[str]:
@@ -77,8 +83,12 @@ def forget_topic(config: Config, topic: str) -> list[str]:
     try:
         names = cluster.topic_partitions(topic)
         has_checkpoint = checkpoint.start() is not None
-        known = _known_of_left(config, checkpoint, full_name(topic), names) if has_checkpoint else set()
-        had_cursor = [name for name in names if DurableCursor(cluster, name, config.subscription).forget()]
+        known = (
+            _known_of_left(config, checkpoint, full_name(topic), names) if has_checkpoint else set()
+        )
+        had_cursor = [
+            name for name in names if DurableCursor(cluster, name, config.subscription).forget()
+        ]
     finally:
         cluster.close()
     if has_checkpoint:
@@ -86,18 +96,26 @@ def forget_topic(config: Config, topic: str) -> list[str]:
     return had_cursor
 
 
-def _known_of_left(config: Config, checkpoint: Checkpoint, topic: str, names: list[str]) -> set[str]:
-    """Return the topic partitions that the stream has read of a topic that it no longer reads. The topic
-    may have been created again with other partitions.
+def _known_of_left(
+    config: Config, checkpoint: Checkpoint, topic: str, names: list[str]
+) -> set[str]:
+    """Return the topic partitions that the stream has read of a topic that it no longer reads. The
+    topic may have been created again with other partitions.
     """
     if any(config.source.topics.includes(name) for name in names):
         raise CheckpointError(
-            f"the stream {config.stream.name} still reads {topic}, and would go on without what the topic removes when its "
+            f"the stream {config.stream.name} still reads {topic}, and would go on without what "
+            "the topic removes when its "
             "subscription goes; take the topic out of the configuration first"
         )
-    known = {name for name in known_topic_partitions(checkpoint) if name in names or split_partition(name)[0] == topic}
+    known = {
+        name
+        for name in known_topic_partitions(checkpoint)
+        if name in names or split_partition(name)[0] == topic
+    }
     if not known:
         raise UsageError(
-            f"the stream {config.stream.name} has not read {topic}, by the checkpoint {checkpoint.folder}; correct the name"
+            f"the stream {config.stream.name} has not read {topic}, by the checkpoint "
+            f"{checkpoint.folder}; correct the name"
         )
     return known

@@ -65,7 +65,9 @@ class IcebergTables:
         answer, so Python does not wait for the thread at its end.
         """
         if self._tables:
-            self._thread = threading.Thread(target=self._run, name="ledgerlake-iceberg", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, name="ledgerlake-iceberg", daemon=True
+            )
             self._thread.start()
 
     def close(self) -> None:
@@ -75,7 +77,10 @@ class IcebergTables:
             return
         self._thread.join(_LAST_S)
         if self._thread.is_alive():
-            _log.warning("the Iceberg catalog does not answer, so its tables are behind; the next run catches up")
+            _log.warning(
+                "the Iceberg catalog does not answer, so its tables are behind; the next run "
+                "catches up"
+            )
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -97,7 +102,11 @@ def iceberg_tables(config: Config) -> list[IcebergTable]:
     settings = config.iceberg
     tables = [
         IcebergTable(
-            options.place, options.iceberg_table, settings.catalog, dict(settings.settings), settings.retention_ms
+            options.place,
+            options.iceberg_table,
+            settings.catalog,
+            dict(settings.settings),
+            settings.retention_ms,
         )
         for options in config.table_options
         if options.iceberg_table

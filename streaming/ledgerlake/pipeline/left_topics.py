@@ -1,8 +1,8 @@
 """Topics that a stream has read and that its configuration no longer selects.
 
 Their durable subscriptions stay on the broker, and so does what is unread there, until ``ledgerlake
-forget CONFIG --topic NAME`` removes them. The stream's offsets keep their positions, so a topic that
-comes back to the configuration is read on.
+forget CONFIG --topic NAME`` removes them. The stream's offsets keep their positions, so a topic
+that comes back to the configuration is read on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def known_topic_partitions(checkpoint: Checkpoint) -> set[str]:
         OffsetError, CheckpointError: a newer release wrote it, or it is damaged.
     """
     planned = checkpoint.log.last_planned()
-    return {*(checkpoint.start() or {}), *(checkpoint.log.offset(planned) if planned is not None else {})}
+    return {
+        *(checkpoint.start() or {}),
+        *(checkpoint.log.offset(planned) if planned is not None else {}),
+    }
 
 
 def warn_of_left_topics(config: Config, cluster: Cluster, checkpoint: Checkpoint) -> None:
@@ -45,16 +48,22 @@ def warn_of_left_topics(config: Config, cluster: Cluster, checkpoint: Checkpoint
     back = {name for name in forgotten if config.source.topics.includes(name)}
     if back:
         _log.warning(
-            "the subscription %s of %s was removed by ledgerlake forget, and the topic is read again from where the stream "
+            "the subscription %s of %s was removed by ledgerlake forget, and the topic is read "
+            "again from where the stream "
             "left it; what the broker has removed there since then is missing",
             config.subscription,
             _some(back),
         )
         checkpoint.save_forgotten_topics(forgotten - back)
-    there = {topic for topic in left_topics(config, checkpoint) if _is_there(cluster, topic, if_unknown=True)}
+    there = {
+        topic
+        for topic in left_topics(config, checkpoint)
+        if _is_there(cluster, topic, if_unknown=True)
+    }
     if there:
         _log.warning(
-            "the stream %s no longer reads %s, and its subscription %s stays there, so that the broker keeps what is unread; "
+            "the stream %s no longer reads %s, and its subscription %s stays there, so that the "
+            "broker keeps what is unread; "
             "to remove it: ledgerlake forget CONFIG --topic %s",
             config.stream.name,
             _some(there),
@@ -64,7 +73,8 @@ def warn_of_left_topics(config: Config, cluster: Cluster, checkpoint: Checkpoint
 
 
 def check_topics(config: Config, cluster: Cluster, checkpoint: Checkpoint) -> None:
-    """Check that the stream still reads one of the topics that it has read, if one of them is there.
+    """Check that the stream still reads one of the topics that it has read, if one of them is
+    there.
 
     Raises:
         SetupError: it does not, so the configuration is probably a copy for another stream.
@@ -72,20 +82,28 @@ def check_topics(config: Config, cluster: Cluster, checkpoint: Checkpoint) -> No
     """
     known = known_topic_partitions(checkpoint)
     topics, known_topics = config.source.topics, {split_partition(name)[0] for name in known}
-    if any(map(topics.includes, known)) or any(split_partition(name)[0] in known_topics for name in topics.names):
+    if any(map(topics.includes, known)) or any(
+        split_partition(name)[0] in known_topics for name in topics.names
+    ):
         return
-    there = {topic for topic in left_topics(config, checkpoint) if _is_there(cluster, topic, if_unknown=False)}
+    there = {
+        topic
+        for topic in left_topics(config, checkpoint)
+        if _is_there(cluster, topic, if_unknown=False)
+    }
     if there:
         raise SetupError(
-            f"the checkpoint {checkpoint.folder} is of a stream that reads {_some(there)}, and the configuration selects none of its "
-            "topics; for another stream, set another [stream] name, checkpoint and table; if the stream is to leave what is unread "
+            f"the checkpoint {checkpoint.folder} is of a stream that reads {_some(there)}, and the "
+            "configuration selects none of its "
+            "topics; for another stream, set another [stream] name, checkpoint and table; if the "
+            "stream is to leave what is unread "
             f"there, run: ledgerlake forget CONFIG --topic {min(there)}"
         )
 
 
 def left_topics(config: Config, checkpoint: Checkpoint) -> set[str]:
-    """Return the topics that the stream has read and that the configuration no longer selects, without
-    those whose subscriptions the user has removed.
+    """Return the topics that the stream has read and that the configuration no longer selects,
+    without those whose subscriptions the user has removed.
 
     Raises:
         OffsetError, CheckpointError, SetupError: as the checkpoint.

@@ -36,7 +36,8 @@ def moved_cursors(cursors: CursorKeeper, batch: BatchRecord) -> dict[str, Positi
     for name, position in cursors.positions_now(begins).items():
         if moved_to(position, begins[name]) != BEFORE_ALL:
             _log.warning(
-                "the subscription %s of %s is at %s, and the stream has read up to %s: it was moved from outside, by message "
+                "the subscription %s of %s is at %s, and the stream has read up to %s: it was "
+                "moved from outside, by message "
                 "TTL or by hand",
                 cursors.subscription,
                 name,
@@ -51,7 +52,9 @@ def _without_index(batch: BatchRecord) -> Iterator[EntryRange]:
     """Yield the ranges of a micro-batch without the broker's index at one end."""
     ranges = {name: span for name, span in batch.ranges.items() if span["start"] is not None}
     starts, ends = ({name: span[end] for name, span in ranges.items()} for end in ("start", "end"))
-    before, after = (from_json({"version": VERSION, "positions": positions}) for positions in (starts, ends))
+    before, after = (
+        from_json({"version": VERSION, "positions": positions}) for positions in (starts, ends)
+    )
     for name, start in before.items():
         if start.index is None or after[name].index is None:
             yield entry_range(name, start, after[name])

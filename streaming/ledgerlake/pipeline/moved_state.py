@@ -1,7 +1,9 @@
 """Adapts the state of a checkpoint that was moved, or restored in another place.
 
-    <checkpoint>/state/<operator>/_metadata/v2/<batch>        a line with the version, then JSON; ``stateSchemaFilePaths`` of each
-                                                              store names the files of its schema by absolute URIs
+    <checkpoint>/state/<operator>/_metadata/v2/<batch>        a line with the version, then JSON;
+                                                              ``stateSchemaFilePaths`` of each store
+                                                              names the files of its schema by
+                                                              absolute URIs
     <checkpoint>/state/<operator>/_stateSchema/<store>/<file> such a file
 
 Spark reads the schema from those files, which are in the place where the checkpoint was when they
@@ -91,7 +93,9 @@ def _with_schema_files(metadata: dict[str, Any], renamed: Callable[[str], str]) 
 
 def _here(checkpoint: Place, name: str) -> str:
     """Return Spark's name of a state file in this checkpoint."""
-    place = f"file:{os.path.abspath(checkpoint.root)}" if checkpoint.is_local else checkpoint.hadoop_uri
+    place = (
+        f"file:{os.path.abspath(checkpoint.root)}" if checkpoint.is_local else checkpoint.hadoop_uri
+    )
     return f"{place}/state/{name.rpartition('/state/')[2]}"
 
 

@@ -1,10 +1,12 @@
 """The pipeline: checkpoint, cursors, source and sink, started in the order that loses nothing.
 
 check                the checkpoint's stream, the tables' columns and features: nothing is changed
-acquire              the durable cursors, which are the right to run the stream (see ``cursors``); a new one pins the topic
+acquire              the durable cursors, which are the right to run the stream (see ``cursors``); a
+                     new one pins the topic
 check again          the checkpoint against the tables, now that no other process may change either
 begin                create tables that are missing, open the outbox and the staging folder
-start                the stages of the plan, then ``foreachBatch``; the sink commits, Spark records the batch, the cursors move
+start                the stages of the plan, then ``foreachBatch``; the sink commits, Spark records
+                     the batch, the cursors move
 """
 
 from __future__ import annotations
@@ -59,7 +61,11 @@ _FINISH_S = 30.0
 
 
 def run(
-    spark: SparkSession, config: Config, *, once: bool = False, on_batch: Callable[[BatchResult], None] | None = None
+    spark: SparkSession,
+    config: Config,
+    *,
+    once: bool = False,
+    on_batch: Callable[[BatchResult], None] | None = None,
 ) -> Pipeline:
     """Start the whole pipeline; see ``Pipeline``.
 
@@ -84,7 +90,8 @@ def _check_classic(spark: SparkSession) -> None:
     # packages.
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise UsageError(
-            "the pipeline needs a classic Spark session, since it commits in the driver's own process; start one with "
+            "the pipeline needs a classic Spark session, since it commits in the driver's own "
+            "process; start one with "
             "start_session. The source and the sink work through Spark Connect too"
         )
 
@@ -92,12 +99,15 @@ def _check_classic(spark: SparkSession) -> None:
 class Pipeline:
     """A running query with its cursors.
 
-    ``waiting_since_earlier`` has the delayed messages by when they are due, as they were at the start:
-    the lags of the topic partitions that the checkpoint lists.
+    ``waiting_since_earlier`` has the delayed messages by when they are due, as they were at the
+    start: the lags of the topic partitions that the checkpoint lists.
     """
 
     def __init__(
-        self, spark: SparkSession, config: Config, on_batch: Callable[[BatchResult], None] | None = None
+        self,
+        spark: SparkSession,
+        config: Config,
+        on_batch: Callable[[BatchResult], None] | None = None,
     ) -> None:
         _check_classic(spark)
         self.config = config = locate_tables(spark, config, makes=True)
@@ -108,7 +118,9 @@ class Pipeline:
         self._upkeep = Upkeep(config)
         self._iceberg = IcebergTables(config)
         self._stopping = threading.Event()
-        self._batches = BatchWriter(config.stream.name, self._components, self._stopping, self._after_batch)
+        self._batches = BatchWriter(
+            config.stream.name, self._components, self._stopping, self._after_batch
+        )
         self._failure: LedgerlakeError | None = None
         self._has_finished = False
         self.waiting_since_earlier: dict[str, list[DueSpan]] = {}
@@ -142,7 +154,10 @@ class Pipeline:
         if not names:
             _log.warning("no topic matches %s yet", self.config.source.topics.pattern)
         tables = components.tables
-        topics = {split_partition(name)[0] for name in (*names, *known_topic_partitions(components.checkpoint))}
+        topics = {
+            split_partition(name)[0]
+            for name in (*names, *known_topic_partitions(components.checkpoint))
+        }
         tables.expect(sorted(topics))
         start = components.start.acquire(names, tables.check(self._spark))
         tables.leave_out_missing({split_partition(name)[0] for name in names})
@@ -194,7 +209,11 @@ class Pipeline:
             "pinnedBy": self.config.subscription,
             "taskSlots": str(self._spark.sparkContext.defaultParallelism),
         }
-        return plan(self._spark, self.config.source_options() | pipeline_options, self._components.task_settings)
+        return plan(
+            self._spark,
+            self.config.source_options() | pipeline_options,
+            self._components.task_settings,
+        )
 
     def _begin_delivery(self, outbox: Outbox) -> None:
         """Open the outbox, and create its sender.
@@ -218,8 +237,8 @@ class Pipeline:
         )
 
     def _check_may_send(self, topic: str) -> None:
-        """Check the permission. Whatever else keeps messages from being sent may pass, and the tables do
-        not wait for it.
+        """Check the permission. Whatever else keeps messages from being sent may pass, and the
+        tables do not wait for it.
         """
         cluster = Cluster(replace(self.config.source.client, give_up_after_s=0.0))
         try:
@@ -240,7 +259,9 @@ class Pipeline:
         upkeep = self._upkeep
         self.metrics.watch(
             self.config.stream.name,
-            lambda: state_of(self.config, is_owner=self.is_owner, upkeep=upkeep.report, reading=self.reading),
+            lambda: state_of(
+                self.config, is_owner=self.is_owner, upkeep=upkeep.report, reading=self.reading
+            ),
         )
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -256,7 +277,11 @@ class Pipeline:
         if self.query is None:
             return True
         try:
-            ended = self.query.awaitTermination(timeout_s) if timeout_s is not None else self.query.awaitTermination()
+            ended = (
+                self.query.awaitTermination(timeout_s)
+                if timeout_s is not None
+                else self.query.awaitTermination()
+            )
         except (StreamingQueryException, Py4JError) as error:
             if self._failure is not None:
                 raise self._failure from None
@@ -329,6 +354,8 @@ class Pipeline:
         if self._republisher is not None:
             self._republisher.notify()
         if self.metrics is not None:
-            self.metrics.add_batch(self.config.stream.name, result, time.monotonic(), int(time.time() * 1000))
+            self.metrics.add_batch(
+                self.config.stream.name, result, time.monotonic(), int(time.time() * 1000)
+            )
         if self._on_batch is not None:
             self._on_batch(result)

@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 
 
 def plan(spark: SparkSession, source_options: dict[str, str], settings: TaskSettings) -> DataFrame:
-    """Return a stream of rows of ``RESULT_SCHEMA``, which have the ``PartitionResult`` of each topic
-    partition of a micro-batch.
+    """Return a stream of rows of ``RESULT_SCHEMA``, which have the ``PartitionResult`` of each
+    topic partition of a micro-batch.
     """
     ingested = ingest(spark, source_options, settings)
     client = settings.options.client
-    return stateful(ingested, Processor(settings.limits, settings.delay, client, FileOutput(settings)), RESULT_SCHEMA)
+    return stateful(
+        ingested,
+        Processor(settings.limits, settings.delay, client, FileOutput(settings)),
+        RESULT_SCHEMA,
+    )

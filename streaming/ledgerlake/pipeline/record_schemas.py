@@ -69,14 +69,20 @@ class RecordSchemas:
                 self._newest[topic] = newest
         self._tables.settle(is_start=not with_messages and not self._is_started)
         self._is_started = True
-        return TopicSchemas.of({topic: self._newest[topic] for topic in names if topic in self._newest})
+        return TopicSchemas.of(
+            {topic: self._newest[topic] for topic in names if topic in self._newest}
+        )
 
     def _learn_versions(self, topic: str, newest: tuple[bytes, ValueSchema]) -> None:
         known = self._newest.get(topic)
-        if known is not None and (newest[0] <= known[0] or self._ask([(topic, known[0])]) != [known]):
+        if known is not None and (
+            newest[0] <= known[0] or self._ask([(topic, known[0])]) != [known]
+        ):
             # The topic was created again, and its versions begin again.
             known = None
-        for answer in self._ask([(topic, version) for version in _versions_between(known and known[0], newest[0])]):
+        for answer in self._ask(
+            [(topic, version) for version in _versions_between(known and known[0], newest[0])]
+        ):
             if answer is not None:
                 self._add(topic, answer[1])
         self._add(topic, newest[1])
@@ -95,10 +101,14 @@ class RecordSchemas:
         if has_messages:
             self._add(topic, NO_SCHEMA)
 
-    def _ask(self, asked: Sequence[tuple[str, bytes | None]]) -> list[tuple[bytes, ValueSchema] | None]:
+    def _ask(
+        self, asked: Sequence[tuple[str, bytes | None]]
+    ) -> list[tuple[bytes, ValueSchema] | None]:
         if not asked:
             return []
-        return with_retries(lambda: self._cluster.schemas(asked), self._cluster.settings.give_up_after_s)
+        return with_retries(
+            lambda: self._cluster.schemas(asked), self._cluster.settings.give_up_after_s
+        )
 
     def _add(self, topic: str, registered: ValueSchema) -> None:
         for table in self._tables_with_schemas(topic):
@@ -109,7 +119,11 @@ class RecordSchemas:
                 self.misfits.pop(topic, None)
             except SetupError as error:
                 self.misfits[topic] = error.message
-                _log.warning("messages by a schema of %s do not fit a table of records: %s", topic, error.message)
+                _log.warning(
+                    "messages by a schema of %s do not fit a table of records: %s",
+                    topic,
+                    error.message,
+                )
 
     def _tables_with_schemas(self, topic: str) -> list[MessagesTable]:
         return [table for table in self._tables.of_topic(topic) if table.needs_schemas]

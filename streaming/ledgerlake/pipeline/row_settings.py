@@ -2,8 +2,8 @@
 
 A micro-batch that is run again must give the same rows, so these settings must not change until it
 is committed. The places of the tables must not change either: see ``start``. A test says of every
-other option why it changes no row (``tests/pipeline/test_row_settings.py``). The checkpoint has them in ``ledgerlake/settings.json``, by their names in the
-configuration file:
+other option why it changes no row (``tests/pipeline/test_row_settings.py``). The checkpoint has
+them in ``ledgerlake/settings.json``, by their names in the configuration file:
 
     {"version": 1, "settings": {"[delay] enabled": true, "[delay] storage": "state"}}
 
@@ -54,7 +54,8 @@ def row_settings(config: Config) -> RowSettings:
         PAYLOADS: config.delay.payloads,
         "[delay] max_repetitions_per_second": config.delay.max_repetitions_per_second,
         "[delay] max_repeated_bytes_per_second": config.delay.max_repeated_bytes_per_second,
-        # What is for a topic is part of a micro-batch's outcome too, and depends on how its delivery began.
+        # What is for a topic is part of a micro-batch's outcome too, and depends on how its
+        # delivery began.
         "[deliver] starting": None if config.deliver is None else config.deliver.starting,
         TABLES: ", ".join(table.name for table in config.table_options),
         **{table.section: table.row_settings for table in config.table_options},
@@ -63,7 +64,11 @@ def row_settings(config: Config) -> RowSettings:
 
 def changed(before: RowSettings, now: RowSettings) -> list[str]:
     """Return the names of the recorded settings whose values have changed."""
-    names = [name for name, value in before.items() if name in now and now[name] != value and name != _BELOW]
+    names = [
+        name
+        for name, value in before.items()
+        if name in now and now[name] != value and name != _BELOW
+    ]
     return [name for name in names if name != STORAGE or not _is_same_storage(before, now)]
 
 

@@ -1,9 +1,11 @@
 """Reads Spark's own files in a checkpoint.
 
     <checkpoint>/metadata               Spark's id of the query
-    <checkpoint>/offsets/<batch>        where a planned micro-batch ends; its last line is the source's offset
-    <checkpoint>/commits/<batch>        written when the micro-batch is done: it is never run again. Its first line, v1 or v2, is
-                                        the version of the state's files
+    <checkpoint>/offsets/<batch>        where a planned micro-batch ends; its last line is the
+                                        source's offset
+    <checkpoint>/commits/<batch>        written when the micro-batch is done: it is never run again.
+                                        Its first line, v1 or v2, is the version of the state's
+                                        files
 
 Spark keeps about a hundred of each, and numbers them from 0.
 """
@@ -114,7 +116,9 @@ class SparkLog:
             As ``offset``.
         """
         before, after = self._before(batch_id), self._planned(batch_id)
-        digest = hashlib.sha256(json.dumps([before.json, after.json], sort_keys=True).encode()).digest()
+        digest = hashlib.sha256(
+            json.dumps([before.json, after.json], sort_keys=True).encode()
+        ).digest()
         number = int.from_bytes(digest[:8], "big") >> 1
         reporting = frozenset(span.topic_partition for span in ranges(before.offset, after.offset))
         spans = _ranges(before.json, after.json)
@@ -140,7 +144,8 @@ class SparkLog:
             return self._lines(f"offsets/{batch_id}")[-1]
         except (OSError, IndexError, UnicodeDecodeError):
             raise CheckpointError(
-                f"the checkpoint {self.folder} lacks the offsets of batch {batch_id}; restore it from a complete copy"
+                f"the checkpoint {self.folder} lacks the offsets of batch {batch_id}; restore it "
+                "from a complete copy"
             ) from None
 
     def _lines(self, name: str) -> list[str]:
@@ -151,7 +156,9 @@ class SparkLog:
     def _numbers(self, log: str) -> list[int]:
         folder = self.folder / log
         try:
-            files = folder.filesystem().get_file_info(fs.FileSelector(folder.root, allow_not_found=True))
+            files = folder.filesystem().get_file_info(
+                fs.FileSelector(folder.root, allow_not_found=True)
+            )
             if not files:
                 folder.check_bucket()
         except OSError as error:
@@ -176,7 +183,9 @@ def load_file(folder: Place, name: str) -> Any:
 
 def damaged(folder: Place, name: str) -> CheckpointError:
     """Return the error for a damaged file of a checkpoint."""
-    return CheckpointError(f"the file {name} of the checkpoint {folder} is damaged; restore it from a copy")
+    return CheckpointError(
+        f"the file {name} of the checkpoint {folder} is damaged; restore it from a copy"
+    )
 
 
 def not_readable(folder: Place, error: OSError) -> SetupError:
@@ -193,5 +202,7 @@ def _ranges(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """Return the ranges of a micro-batch by topic partition, as the checkpoint has them."""
     starts, ends = before["positions"], after["positions"]
     return {
-        name: {"start": starts.get(name), "end": end} for name, end in sorted(ends.items()) if starts.get(name) != end
+        name: {"start": starts.get(name), "end": end}
+        for name, end in sorted(ends.items())
+        if starts.get(name) != end
     }

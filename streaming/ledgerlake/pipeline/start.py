@@ -2,7 +2,8 @@
 compares checkpoint, tables, cursors and outbox.
 
     before the cursors are acquired   checks that need no cursor; nothing is changed
-    after they are acquired           checkpoint, tables, cursors and outbox are compared: no other process may change them now
+    after they are acquired           checkpoint, tables, cursors and outbox are compared: no other
+                                      process may change them now
 
 A checkpoint that is older than its table, a table that is older than its checkpoint, and an outbox
 of another checkpoint are refused with a sentence that says what to do.
@@ -23,7 +24,12 @@ from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, ConsumerBusyError, SetupError
 from ledgerlake.options.config import check_stores
 from ledgerlake.pipeline.batch_ends import forget_tables, last_run, seen_tables
-from ledgerlake.pipeline.left_topics import check_topics, is_gone, known_topic_partitions, warn_of_left_topics
+from ledgerlake.pipeline.left_topics import (
+    check_topics,
+    is_gone,
+    known_topic_partitions,
+    warn_of_left_topics,
+)
 from ledgerlake.pipeline.moved_state import adopt_state, former_place
 from ledgerlake.pipeline.row_settings import PAYLOADS, STORAGE, changed, row_settings
 from ledgerlake.pipeline.wakeups import known_wakeup_times
@@ -116,8 +122,8 @@ class Start:
         return start
 
     def examine(self, names: list[str], tables: list[Table], outbox: Outbox | None) -> None:
-        """Check what ``acquire`` and ``open_outbox`` check, and change nothing: only subscriptions that
-        exist are acquired.
+        """Check what ``acquire`` and ``open_outbox`` check, and change nothing: only subscriptions
+        that exist are acquired.
 
         Raises:
             As ``acquire`` and ``open_outbox``.
@@ -128,7 +134,9 @@ class Start:
         self._cursors.acquire_existing(names)
         self._compare(start, tables)
         if start is None:
-            self._check_cursors_are_new(self._cursors.positions(), bound, ends | self._checkpoint.first_ends())
+            self._check_cursors_are_new(
+                self._cursors.positions(), bound, ends | self._checkpoint.first_ends()
+            )
         else:
             former_place(self._checkpoint.folder)
         if outbox is not None:
@@ -151,8 +159,8 @@ class Start:
     def _check_without_cursors(
         self, start: Offset | None, names: list[str], bound: Bound, tables: list[Table]
     ) -> dict[str, Position]:
-        """Check what needs no cursor. Return the ends that ``_check_first_start`` returns, without a
-        checkpoint.
+        """Check what needs no cursor. Return the ends that ``_check_first_start`` returns, without
+        a checkpoint.
 
         Raises:
             SetupError: as ``check_topics`` and ``_check_first_start``.
@@ -164,25 +172,34 @@ class Start:
         check_topics(self._config, self._cluster, self._checkpoint)
         return {}
 
-    def _check_first_start(self, names: list[str], bound: Bound, tables: list[Table]) -> dict[str, Position]:
-        """Check a start without a checkpoint before a cursor is created. Return the ends of the topic
-        partitions for a start at the latest message.
+    def _check_first_start(
+        self, names: list[str], bound: Bound, tables: list[Table]
+    ) -> dict[str, Position]:
+        """Check a start without a checkpoint before a cursor is created. Return the ends of the
+        topic partitions for a start at the latest message.
 
         Raises:
             SetupError: the tables have messages of this stream, so that its checkpoint is lost.
         """
-        last_batches = {table.path: table.last_batch_of(self._config.stream.name) for table in tables}
+        last_batches = {
+            table.path: table.last_batch_of(self._config.stream.name) for table in tables
+        }
         paths = [path for path, last_batch in last_batches.items() if last_batch is not None]
         if paths and bound != "cursor" and not self._checkpoint.is_forgotten:
-            raise self._lost_checkpoint(f"the table at {paths[0]} knows the stream {self._config.stream.name}")
+            raise self._lost_checkpoint(
+                f"the table at {paths[0]} knows the stream {self._config.stream.name}"
+            )
         with_rows = [
-            str(path) for path, last_batch in last_batches.items() if last_batch is not None and last_batch >= 0
+            str(path)
+            for path, last_batch in last_batches.items()
+            if last_batch is not None and last_batch >= 0
         ]
         if with_rows and bound == "cursor" and not self._checkpoint.is_forgotten:
             self._check_cursor_is_there(names, with_rows[0])
         if with_rows and bound != "latest" and self._checkpoint.is_forgotten:
             _log.warning(
-                "the stream %s begins anew, and its rows stay in %s; what the broker still has comes twice",
+                "the stream %s begins anew, and its rows stay in %s; what the broker still has "
+                "comes twice",
                 self._config.stream.name,
                 ", ".join(with_rows),
             )
@@ -190,7 +207,9 @@ class Start:
         if bound not in ("cursor", "latest", "earliest"):
             for name in names:
                 resolve_start(self._cluster, name, bound)
-        return {name: end_position(self._cluster, name) for name in names} if bound == "latest" else {}
+        return (
+            {name: end_position(self._cluster, name) for name in names} if bound == "latest" else {}
+        )
 
     def _check_cursor_is_there(self, names: list[str], path: str) -> None:
         """Check that a start at the cursor has one.
@@ -201,22 +220,30 @@ class Start:
         existing = self._cursors.existing(names)
         if names and not existing:
             raise SetupError(
-                f"starting is cursor, but no topic has the subscription {self._config.subscription} any more, and the table at "
-                f"{path} has rows of the stream {self._config.stream.name}, which would come twice if they are of these topics; "
-                "restore the checkpoint, or begin anew with what the broker still has: remove tables with such rows, then run: "
+                "starting is cursor, but no topic has the subscription "
+                f"{self._config.subscription} any more, and the table at "
+                f"{path} has rows of the stream {self._config.stream.name}, which would come twice "
+                "if they are of these topics; "
+                "restore the checkpoint, or begin anew with what the broker still has: remove "
+                "tables with such rows, then run: "
                 "ledgerlake forget CONFIG"
             )
         if len(existing) < len(names):
             _log.warning(
-                "the subscription %s is not on %s, read from the beginning; rows that the table at %s has of it come twice",
+                "the subscription %s is not on %s, read from the beginning; rows that the table at "
+                "%s has of it come twice",
                 self._config.subscription,
                 ", ".join(sorted(set(names) - set(existing))),
                 path,
             )
 
     def _last_writer(self, tables: list[Table]) -> int:
-        """Return the number of the last checkpoint of the stream that has committed to the tables."""
-        return max((table.last_writer(self._config.stream.name) or 0 for table in tables), default=0)
+        """Return the number of the last checkpoint of the stream that has committed to the
+        tables.
+        """
+        return max(
+            (table.last_writer(self._config.stream.name) or 0 for table in tables), default=0
+        )
 
     def _first_start(self, bound: Bound, ends: dict[str, Position]) -> Offset:
         """Return the start of a pipeline without a checkpoint.
@@ -228,10 +255,17 @@ class Start:
         self._check_cursors_are_new(positions, bound, ends)
         if bound in ("latest", "cursor"):
             # Start at the cursor, so that there is no gap between the pinned and the read entries.
-            return {name: describe(self._cluster, name, position) for name, position in positions.items()}
-        return {name: resolve_start(self._cluster, name, bound, is_pinned=True) for name in positions}
+            return {
+                name: describe(self._cluster, name, position)
+                for name, position in positions.items()
+            }
+        return {
+            name: resolve_start(self._cluster, name, bound, is_pinned=True) for name in positions
+        }
 
-    def _check_cursors_are_new(self, positions: dict[str, Position], bound: Bound, ends: dict[str, Position]) -> None:
+    def _check_cursors_are_new(
+        self, positions: dict[str, Position], bound: Bound, ends: dict[str, Position]
+    ) -> None:
         """Check that the cursors are not older than a start without a checkpoint.
 
         Args:
@@ -239,28 +273,33 @@ class Start:
                 the latest message; by an earlier start, if that was interrupted.
 
         Raises:
-            SetupError: they are, and have unread or read messages. So the checkpoint is lost, and the
-                user must choose how to go on.
+            SetupError: they are, and have unread or read messages. So the checkpoint is lost, and
+                the user must choose how to go on.
         """
         if bound == "latest":
             for name, end in ends.items():
                 # ``examine`` has no cursor that a first start would create.
                 if name in positions and positions[name] < end:
                     raise self._lost_checkpoint(
-                        f"the subscription {self._config.subscription} has unread messages of {name} behind {positions[name]}"
+                        f"the subscription {self._config.subscription} has unread messages of "
+                        f"{name} behind {positions[name]}"
                     )
         elif bound != "cursor":
             for name, position in positions.items():
                 if position > first_available(self._cluster, name):
                     raise self._lost_checkpoint(
-                        f"the subscription {self._config.subscription} has read {name} up to {position}"
+                        f"the subscription {self._config.subscription} has read {name} up to "
+                        f"{position}"
                     )
 
     def _lost_checkpoint(self, sign: str) -> SetupError:
         return SetupError(
-            f"there is no checkpoint at {self._config.checkpoint_place.absolute}, but {sign}; if a relative path was meant from "
-            "another folder, start there; else restore the checkpoint, or set starting to cursor to go on from there (messages "
-            "may come twice), or begin anew with what the broker still has: remove the tables, whose rows would come twice, then "
+            f"there is no checkpoint at {self._config.checkpoint_place.absolute}, but {sign}; if a "
+            "relative path was meant from "
+            "another folder, start there; else restore the checkpoint, or set starting to cursor "
+            "to go on from there (messages "
+            "may come twice), or begin anew with what the broker still has: remove the tables, "
+            "whose rows would come twice, then "
             "run: ledgerlake forget CONFIG"
         )
 
@@ -277,7 +316,8 @@ class Start:
         if query_id is None:
             if planned is not None:
                 raise CheckpointError(
-                    f"the checkpoint {self._config.stream.checkpoint} lacks its file 'metadata'; restore it from a complete copy"
+                    f"the checkpoint {self._config.stream.checkpoint} lacks its file 'metadata'; "
+                    "restore it from a complete copy"
                 )
             self._check_not_begun(tables)
             return
@@ -289,22 +329,30 @@ class Start:
                 continue
             if planned is None or recorded.batch_id > planned:
                 reached = "no batch" if planned is None else f"batch {planned}"
-                raise self._older_checkpoint(table, f"has batch {recorded.batch_id}", f"reaches {reached}")
+                raise self._older_checkpoint(
+                    table, f"has batch {recorded.batch_id}", f"reaches {reached}"
+                )
             # Spark has removed the offsets of older batches
             # (``spark.sql.streaming.minBatchesToRetain``).
             if recorded.range_digest is not None and self._checkpoint.log.keeps(recorded.batch_id):
-                batch = self._checkpoint.log.record(self._config.stream.name, query, recorded.batch_id, number)
+                batch = self._checkpoint.log.record(
+                    self._config.stream.name, query, recorded.batch_id, number
+                )
                 if not recorded.is_batch(batch):
-                    raise self._older_checkpoint(table, f"has another batch {recorded.batch_id}", "has one of its own")
+                    raise self._older_checkpoint(
+                        table, f"has another batch {recorded.batch_id}", "has one of its own"
+                    )
 
     def _check_last_writer(self, table: Table, greatest: int) -> None:
         if self._last_writer([table]) > greatest:
-            raise self._older_checkpoint(table, "has rows by a later checkpoint", "does not know of them")
+            raise self._older_checkpoint(
+                table, "has rows by a later checkpoint", "does not know of them"
+            )
 
     def check_tables_are_newest(self, tables: list[Table]) -> list[str]:
         """Check that no table is missing or older than the checkpoint: the topic may no longer have
-        the rows that it lacks. Return the names of the tables that are missing and whose topics are gone
-        too.
+        the rows that it lacks. Return the names of the tables that are missing and whose topics are
+        gone too.
 
         A folder that the checkpoint never saw, and that has no batch of the stream, is a new table,
         which the user chose.
@@ -324,7 +372,10 @@ class Start:
             was_moved = str(table.path) != seen.path
             if recorded is None and was_moved:
                 _log.warning(
-                    "the table %s is at %s now, and its rows so far are in the one at %s", name, table.path, seen.path
+                    "the table %s is at %s now, and its rows so far are in the one at %s",
+                    name,
+                    table.path,
+                    seen.path,
                 )
                 continue
             if recorded and recorded.batch_id >= seen.batch_id:
@@ -332,7 +383,8 @@ class Start:
             topics = self._tables.topics_of(name, self._known_topics())
             if table not in tables and topics and self._are_gone(topics):
                 _log.warning(
-                    "the table at %s was removed, and its topic %s is gone too, so the stream goes on without them; if that was by "
+                    "the table at %s was removed, and its topic %s is gone too, so the stream goes "
+                    "on without them; if that was by "
                     "mistake, stop it and restore the table",
                     table.path,
                     ", ".join(topics),
@@ -343,13 +395,21 @@ class Start:
         return removed
 
     def _known_topics(self) -> list[str]:
-        return sorted({split_partition(name)[0] for name in known_topic_partitions(self._checkpoint)})
+        return sorted(
+            {split_partition(name)[0] for name in known_topic_partitions(self._checkpoint)}
+        )
 
     def _are_gone(self, topics: list[str]) -> bool:
         return all(is_gone(self._cluster, self._checkpoint, topic) for topic in topics)
 
     def _older_table(
-        self, table: Table, seen: SeenBatch, recorded: Recorded | None, topics: list[str], *, is_there: bool
+        self,
+        table: Table,
+        seen: SeenBatch,
+        recorded: Recorded | None,
+        topics: list[str],
+        *,
+        is_there: bool,
     ) -> CheckpointError:
         """Return the error of a table that is missing, or lacks what the checkpoint saw in it.
 
@@ -359,25 +419,34 @@ class Start:
         anew = ""
         if recorded is not None and str(table.path) != seen.path:
             state = (
-                f"the path is {table.path} now, where the table has batch {recorded.batch_id}: it is an older copy of that table, or the one "
-                f"from before the path was changed, and lacks what came since; set the path to {seen.path} again"
+                f"the path is {table.path} now, where the table has batch {recorded.batch_id}: it "
+                "is an older copy of that table, or the one "
+                "from before the path was changed, and lacks what came since; set the path to "
+                f"{seen.path} again"
             )
         elif not is_there:
             state = f"there is none at {table.path}: it was removed; restore it"
             if topics:
                 anew = (
-                    f"or, to go on without its rows, take {', '.join(topics)} out of the configuration and run: ledgerlake forget "
+                    f"or, to go on without its rows, take {', '.join(topics)} out of the "
+                    "configuration and run: ledgerlake forget "
                     f"CONFIG --topic {topics[0]}, "
                 )
         elif recorded is None:
-            state = f"the one at {table.path} does not know it: it is an older copy; restore the newest one"
+            state = (
+                f"the one at {table.path} does not know it: it is an older copy; restore the "
+                "newest one"
+            )
         else:
             state = (
-                f"the one at {table.path} has batch {recorded.batch_id}: it is an older copy; restore the newest one"
+                f"the one at {table.path} has batch {recorded.batch_id}: it is an older copy; "
+                "restore the newest one"
             )
         return CheckpointError(
-            f"the table at {seen.path} had batch {seen.batch_id} of the stream {self._config.stream.name} by the checkpoint "
-            f"{self._config.stream.checkpoint}, and {state}, {anew}or choose a new folder for what comes from here on, or begin "
+            f"the table at {seen.path} had batch {seen.batch_id} of the stream "
+            f"{self._config.stream.name} by the checkpoint "
+            f"{self._config.stream.checkpoint}, and {state}, {anew}or choose a new folder for what "
+            "comes from here on, or begin "
             "anew: remove the checkpoint and both tables, then run: ledgerlake forget CONFIG"
         )
 
@@ -396,15 +465,18 @@ class Start:
         table = self._has_uncommitted(tables)
         if table is not None:
             raise CheckpointError(
-                f"{names[0]} was {_in_toml(before[names[0]])} when batch {self._checkpoint.log.last_planned()} was written to the "
-                f"table at {table.path}, and that batch is to be run again; set it back, run once with --once, then change it"
+                f"{names[0]} was {_in_toml(before[names[0]])} when batch "
+                f"{self._checkpoint.log.last_planned()} was written to the "
+                f"table at {table.path}, and that batch is to be run again; set it back, run once "
+                "with --once, then change it"
             )
         if self._has_messages_in_state() and (
             STORAGE in names or (before.get(PAYLOADS) == "reread" and PAYLOADS in names)
         ):
             name = STORAGE if STORAGE in names else PAYLOADS
             raise CheckpointError(
-                f"{name} was {_in_toml(before[name])}, and messages wait that need it; set it back until nothing waits "
+                f"{name} was {_in_toml(before[name])}, and messages wait that need it; set it back "
+                "until nothing waits "
                 "(ledgerlake state CONFIG)"
             )
 
@@ -420,14 +492,19 @@ class Start:
             return
         now = {str(table.path.absolute) for table in self._tables.by_name.values()}
         for path in sorted({*self._checkpoint.tables().values()} - now):
-            former = Table(parse_place(path, "the path of a former table", self._config.storage), schema.MESSAGES)
+            former = Table(
+                parse_place(path, "the path of a former table", self._config.storage),
+                schema.MESSAGES,
+            )
             existing = existing_table(former.path)
             if existing is None or self._has_uncommitted([former]) is None:
                 continue
             if all(table.delta_id != existing.metadata().id for table in tables):
                 raise CheckpointError(
-                    f"batch {self._unfinished[1]} of the stream {self._config.stream.name} was written to the table at "
-                    f"{path}, which the configuration no longer names, and that batch is to be run again; set the path "
+                    f"batch {self._unfinished[1]} of the stream {self._config.stream.name} was "
+                    "written to the table at "
+                    f"{path}, which the configuration no longer names, and that batch is to be run "
+                    "again; set the path "
                     "back, run once with --once, then change it"
                 )
 
@@ -472,7 +549,11 @@ class Start:
             CheckpointError: a cursor is past the micro-batch.
         """
         planned = self._checkpoint.log.last_planned()
-        if planned is None or self._checkpoint.log.has_committed(planned) or not self._options.fail_on_data_loss:
+        if (
+            planned is None
+            or self._checkpoint.log.has_committed(planned)
+            or not self._options.fail_on_data_loss
+        ):
             return
         begins = start | (self._checkpoint.log.committed_offset() or {})
         ends = self._checkpoint.log.offset(planned)
@@ -480,15 +561,19 @@ class Start:
         names = [
             name
             for name, end in ends.items()
-            if end.is_beyond(begins.get(name, _NOTHING)) and (end.position.entry_id >= 0 or end.batch_index is not None)
+            if end.is_beyond(begins.get(name, _NOTHING))
+            and (end.position.entry_id >= 0 or end.batch_index is not None)
         ]
         for name, position in self._cursors.positions(names).items():
             begin, end = begins.get(name, _NOTHING).position, ends[name].position
             if moved_to(position, begin) != BEFORE_ALL or position.ledger_id > end.ledger_id:
                 raise CheckpointError(
-                    f"the subscription {self._config.subscription} has read {name} up to {position}, and batch {planned}, which "
-                    f"begins after {begin}, is to be run again: the checkpoint {self._config.stream.checkpoint} is an older copy, "
-                    "or the subscription was moved from outside; restore the newest one, or set [source] fail_on_data_loss to false to "
+                    f"the subscription {self._config.subscription} has read {name} up to "
+                    f"{position}, and batch {planned}, which "
+                    f"begins after {begin}, is to be run again: the checkpoint "
+                    f"{self._config.stream.checkpoint} is an older copy, "
+                    "or the subscription was moved from outside; restore the newest one, or set "
+                    "[source] fail_on_data_loss to false to "
                     "go on with what the topic still has"
                 )
 
@@ -506,9 +591,12 @@ class Start:
 
     def _older_checkpoint(self, table: Table, in_table: str, in_checkpoint: str) -> CheckpointError:
         return CheckpointError(
-            f"the table at {table.path} {in_table} of the stream {self._config.stream.name}, and the checkpoint "
-            f"{self._config.stream.checkpoint} {in_checkpoint}: it is an older copy; restore the newest one, or, if messages may "
-            "come twice, remove it and set starting to cursor to go on at the subscription's position"
+            f"the table at {table.path} {in_table} of the stream {self._config.stream.name}, and "
+            "the checkpoint "
+            f"{self._config.stream.checkpoint} {in_checkpoint}: it is an older copy; restore the "
+            "newest one, or, if messages may "
+            "come twice, remove it and set starting to cursor to go on at the subscription's "
+            "position"
         )
 
     def open_outbox(self, outbox: Outbox) -> None:
@@ -525,8 +613,9 @@ class Start:
         self._checkpoint.save_outbox(outbox.name)
 
     def _committed(self, is_there: bool) -> int | None:
-        """Return the last micro-batch of this query that its tables have, by the main one or by Spark's log,
-        which has one only once all tables had it: the main table may be another one now, or not made yet.
+        """Return the last micro-batch of this query that its tables have, by the main one or by
+        Spark's log, which has one only once all tables had it: the main table may be another one
+        now, or not made yet.
 
         Args:
             is_there: whether the main table exists.
@@ -535,9 +624,15 @@ class Start:
         if not is_there or query_id is None:
             return committed
         recorded = self._tables.main.table.recorded(self._query_name(query_id))
-        return committed if recorded is None else max(recorded.batch_id, -1 if committed is None else committed)
+        return (
+            committed
+            if recorded is None
+            else max(recorded.batch_id, -1 if committed is None else committed)
+        )
 
-    def _compare_with_outbox(self, outbox: Outbox, committed: int | None, in_table: int | None) -> None:
+    def _compare_with_outbox(
+        self, outbox: Outbox, committed: int | None, in_table: int | None
+    ) -> None:
         """Compare an outbox with checkpoint and main table.
 
         Args:
@@ -550,13 +645,15 @@ class Start:
         planned = self._checkpoint.log.last_planned()
         if outbox.last_sent > (-1 if planned is None else planned):
             raise CheckpointError(
-                f"the outbox {outbox.folder} has sent batch {outbox.last_sent}, which the checkpoint does not "
+                f"the outbox {outbox.folder} has sent batch {outbox.last_sent}, which the "
+                "checkpoint does not "
                 "have: it belongs to another one; restore both from one copy"
             )
         outbox_messages = -1 if committed is None else outbox.messages_up_to(committed)
         if in_table is not None and outbox_messages < in_table:
             raise CheckpointError(
-                f"the outbox {outbox.folder} has held {outbox_messages} messages, and the table at {self._tables.main.table.path} says "
+                f"the outbox {outbox.folder} has held {outbox_messages} messages, and the table at "
+                f"{self._tables.main.table.path} says "
                 f"{in_table}: "
                 "it is an older copy; restore the newest one"
             )

@@ -23,7 +23,11 @@ def messages(spark: SparkSession, config: Config) -> DataFrame:
     DataFrame. So that they are released in time, an idle topic has a micro-batch every second.
     Entries that cannot become messages are not in it, but in ``rejects``.
     """
-    return _messages_and_rejects(spark, config).where("reject_reason is null").select(*schema.MESSAGES.names)
+    return (
+        _messages_and_rejects(spark, config)
+        .where("reject_reason is null")
+        .select(*schema.MESSAGES.names)
+    )
 
 
 def rejects(spark: SparkSession, config: Config) -> DataFrame:

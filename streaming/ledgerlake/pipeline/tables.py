@@ -80,11 +80,13 @@ class MessagesTable:
         elif options.cluster_by:
             self.table = ClusteredTable(options.place, rows, options.cluster_by)
         else:
-            self.table = open_table(options.place, rows, writer, staging, options.partition_expressions)
+            self.table = open_table(
+                options.place, rows, writer, staging, options.partition_expressions
+            )
 
     def look_up_times(self, topic_partitions: Iterable[str]) -> None:
-        """Know how far the times of topic partitions have come in the table. A topic partition is looked
-        up once in a run: from then on only this run writes it.
+        """Know how far the times of topic partitions have come in the table. A topic partition is
+        looked up once in a run: from then on only this run writes it.
 
         Raises:
             TableError: the table cannot be read.
@@ -103,10 +105,16 @@ class MessagesTable:
             return self._misfit or "no schema of the topics of this table is known yet"
         missing = set(self.options.partition_columns) - set(self._records.record.names)
         if missing:
-            return self._misfit or f"the table has no column {min(missing)} yet, by which it is partitioned"
+            return (
+                self._misfit
+                or f"the table has no column {min(missing)} yet, by which it is partitioned"
+            )
         unknown = set(self.options.cluster_by) - set(bounded_paths(self._records.schema))
         if unknown:
-            return self._misfit or f"the table has no column {min(unknown)} yet, by which it is clustered"
+            return (
+                self._misfit
+                or f"the table has no column {min(unknown)} yet, by which it is clustered"
+            )
         return ""
 
     @property
@@ -124,9 +132,9 @@ class MessagesTable:
         self.settle(is_start=False)
 
     def settle(self, *, is_start: bool) -> None:
-        """Add the columns that the noted records need. Producers decide about schemas, so those that
-        do not fit are left out, and the rejects tell. They stop a start only if none fits, nor do the
-        columns that the table has.
+        """Add the columns that the noted records need. Producers decide about schemas, so those
+        that do not fit are left out, and the rejects tell. They stop a start only if none fits, nor
+        do the columns that the table has.
 
         Raises:
             SetupError: the options of the table fit none of them, at a start.
@@ -145,14 +153,22 @@ class MessagesTable:
         if misfit is None:
             return
         is_news, self._misfit = misfit.message != self._misfit, misfit.message
-        if is_start and not self.options.is_of_template and (self.obstacle or not self._learned.num_fields):
+        if (
+            is_start
+            and not self.options.is_of_template
+            and (self.obstacle or not self._learned.num_fields)
+        ):
             raise misfit
         if is_news:
-            _log.warning("messages by a schema do not fit the table at %s: %s", self.table.path, misfit.message)
+            _log.warning(
+                "messages by a schema do not fit the table at %s: %s",
+                self.table.path,
+                misfit.message,
+            )
 
     def _add_fitting(self, table: RecordTable, records: list[pa.StructType]) -> SetupError | None:
-        """Add the columns of the records that fit, in their order, by one commit; return why the last
-        other one does not.
+        """Add the columns of the records that fit, in their order, by one commit; return why the
+        last other one does not.
 
         Raises:
             TableError: the table cannot be changed.
@@ -167,9 +183,9 @@ class MessagesTable:
     def _fitting(
         self, table: RecordTable, learned: pa.StructType, records: list[pa.StructType]
     ) -> tuple[pa.StructType, SetupError | None]:
-        """Return the learned columns with those of the records that fit, and why the last other record
-        does not. Nothing is changed. Many are tried together, since each trial takes as long as the table
-        is wide.
+        """Return the learned columns with those of the records that fit, and why the last other
+        record does not. Nothing is changed. Many are tried together, since each trial takes as long
+        as the table is wide.
         """
         together = united(learned, _union(records))
         if together.equals(learned):
@@ -194,12 +210,15 @@ class MessagesTable:
         """
         try:
             united_columns(
-                known, record_of(self.options.value_schema(NO_SCHEMA)), f"{self.options.section} json_fields"
+                known,
+                record_of(self.options.value_schema(NO_SCHEMA)),
+                f"{self.options.section} json_fields",
             )
         except SetupError as error:
             what = error.message.partition(";")[0]
             raise SetupError(
-                f"{what}; set the type back, or remove json_fields and take the fields out of the bytes by a query"
+                f"{what}; set the type back, or remove json_fields and take the fields out of the "
+                "bytes by a query"
             ) from None
 
     def _columns(self, table: RecordTable, learned: pa.StructType) -> pa.StructType:
@@ -213,7 +232,9 @@ class MessagesTable:
         if not wanted.equals(known):
             check_width(wanted)
         if self._transform.makes_records:
-            return united_columns(table.record, self._transform.columns(learned), self.options.section)
+            return united_columns(
+                table.record, self._transform.columns(learned), self.options.section
+            )
         return self._transform.columns(united(self._record, learned, has_files=table.exists))
 
     def settings(self) -> TableBatch:
@@ -222,7 +243,9 @@ class MessagesTable:
             record, columns = self._record, self._records.record
         else:
             record = pa.struct([])
-            columns = pa.struct([field for field in self.table.schema if field.name not in schema.MESSAGES.names])
+            columns = pa.struct(
+                [field for field in self.table.schema if field.name not in schema.MESSAGES.names]
+            )
         known = TableBatch.of(self.reached_us, record, columns)
         return replace(known, section=self.options.section, obstacle=self.obstacle)
 
@@ -232,12 +255,18 @@ class MessagesTable:
         assert self._records is not None
         if self._transform.makes_records:
             return self._learned
-        return pa.struct([field for field in self._records.record if field.name not in self.options.computed_names])
+        return pa.struct(
+            [
+                field
+                for field in self._records.record
+                if field.name not in self.options.computed_names
+            ]
+        )
 
 
 def _union(records: list[pa.StructType]) -> pa.StructType:
-    """Return the columns of all records. Halves are united, because the columns of one after another
-    would be gone through once for each record.
+    """Return the columns of all records. Halves are united, because the columns of one after
+    another would be gone through once for each record.
     """
     if len(records) < 2:
         return records[0] if records else pa.struct([])
@@ -276,7 +305,9 @@ class Tables:
         self._begun: set[str] = set()
         # The topic partitions that all tables know as the stream's.
         self._joined: set[str] = set()
-        self.rejects = open_table(config.rejects_place, schema.REJECTS, config.delta.writer, staging / REJECTS_TABLE)
+        self.rejects = open_table(
+            config.rejects_place, schema.REJECTS, config.delta.writer, staging / REJECTS_TABLE
+        )
         self.main_name = config.main_table
         self.expect(())
 
@@ -294,24 +325,28 @@ class Tables:
     @property
     def by_name(self) -> dict[str, Table]:
         """Return all tables by the names that the checkpoint has for them."""
-        return {name: table.table for name, table in self._by_name.items()} | {REJECTS_TABLE: self.rejects}
+        return {name: table.table for name, table in self._by_name.items()} | {
+            REJECTS_TABLE: self.rejects
+        }
 
     @property
     def for_tasks(self) -> tuple[TableOptions, ...]:
-        """Return the options for tasks, which put files for delta-spark into another folder. Executors
-        have a working folder of their own, so local paths are absolute.
+        """Return the options for tasks, which put files for delta-spark into another folder.
+        Executors have a working folder of their own, so local paths are absolute.
         """
         places = [
             options.place if options.is_template else self._by_name[options.name].table.folder
             for options in self._options
         ]
         return tuple(
-            replace(options, place=place.absolute) for options, place in zip(self._options, places, strict=True)
+            replace(options, place=place.absolute)
+            for options, place in zip(self._options, places, strict=True)
         )
 
     def expect(self, topics: Iterable[str]) -> None:
-        """Know the tables that messages of these topics may come into. A topic has none, and its messages
-        are rejects, if its table would share a folder, or if what is in its folder cannot be opened.
+        """Know the tables that messages of these topics may come into. A topic has none, and its
+        messages are rejects, if its table would share a folder, or if what is in its folder cannot
+        be opened.
 
         Raises:
             SetupError: the options of a table do not fit.
@@ -336,7 +371,8 @@ class Tables:
         if known is not None:
             if options.section != known.options.section and options.name not in self._taken:
                 self._taken[options.name] = (
-                    f"the folder {options.place} of {options.section} is that of {known.options.section}"
+                    f"the folder {options.place} of {options.section} is that of "
+                    f"{known.options.section}"
                 )
                 _log.warning("a topic gets no table: %s", self._taken[options.name])
             return
@@ -345,7 +381,9 @@ class Tables:
             self._leave_out(options.name, obstacle)
             return
         try:
-            self._by_name[options.name] = MessagesTable(options, self._config.delta.writer, self._staging / "messages")
+            self._by_name[options.name] = MessagesTable(
+                options, self._config.delta.writer, self._staging / "messages"
+            )
         except TableError as error:
             if not self._is_in_the_way(error, options):
                 raise
@@ -353,8 +391,13 @@ class Tables:
 
     def settings(self, tables: Iterable[MessagesTable]) -> dict[str, TableBatch]:
         """Return what tasks need to know of tables, and of those that no topic can have."""
-        obstacles = {name: TableBatch(obstacle=obstacle) for name, obstacle in self._obstacles.items()}
-        owners = {name: self._by_name[name].options.section for name in self._taken.keys() & self._by_name.keys()}
+        obstacles = {
+            name: TableBatch(obstacle=obstacle) for name, obstacle in self._obstacles.items()
+        }
+        owners = {
+            name: self._by_name[name].options.section
+            for name in self._taken.keys() & self._by_name.keys()
+        }
         taken = {name: TableBatch(section=section) for name, section in owners.items()}
         return obstacles | taken | {table.options.name: table.settings() for table in tables}
 
@@ -362,7 +405,11 @@ class Tables:
         """Return the tables that messages of a topic may come into."""
         wanted = tables_of_topic(self._options, topic)
         found = [(options.section, self._by_name.get(options.name)) for options in wanted]
-        return [table for section, table in found if table is not None and table.options.section == section]
+        return [
+            table
+            for section, table in found
+            if table is not None and table.options.section == section
+        ]
 
     def topics_of(self, name: str, topics: Iterable[str]) -> list[str]:
         """Return the topics that alone come into a table; none of a table with a fixed path.
@@ -376,7 +423,9 @@ class Tables:
         return [topic for topic in topics if table in self.of_topic(topic)]
 
     def leave_out_missing(self, topics: Iterable[str]) -> None:
-        """Make no table for a topic that is none of these, unless a micro-batch has messages of it."""
+        """Make no table for a topic that is none of these, unless a micro-batch has
+        messages of it.
+        """
         kept = {table.options.name for topic in topics for table in self.of_topic(topic)}
         for name, table in list(self._by_name.items()):
             if table.options.is_of_template and name not in self._existing | kept:
@@ -384,14 +433,16 @@ class Tables:
                 self._checked.discard(name)
 
     def check(self, spark: SparkSession) -> list[Table]:
-        """Check the tables that were not checked yet; return all that exist. A topic has no table, and
-        its messages are rejects, if what is in its folder is none of this stream.
+        """Check the tables that were not checked yet; return all that exist. A topic has no table,
+        and its messages are rejects, if what is in its folder is none of this stream.
 
         Raises:
             TableError, SetupError: as ``Table.check``.
         """
         for name, table in self.by_name.items():
-            if name not in self._checked and self._exists(name, table, lambda table: table.check(spark)):
+            if name not in self._checked and self._exists(
+                name, table, lambda table: table.check(spark)
+            ):
                 self._existing.add(name)
             self._checked.add(name)
         return [table for name, table in self.by_name.items() if name in self._existing]
@@ -411,7 +462,8 @@ class Tables:
         return [table for name, table in self.by_name.items() if self._exists(name, table, examine)]
 
     def _exists(self, name: str, table: Table, check: Callable[[Table], bool]) -> bool:
-        """Return whether a table exists, and leave out that of a topic whose folder is not this stream's.
+        """Return whether a table exists, and leave out that of a topic whose folder is not this
+        stream's.
 
         Args:
             check: returns whether it exists.
@@ -429,19 +481,26 @@ class Tables:
             return False
 
     def _is_in_the_way(self, error: LedgerlakeError, options: TableOptions) -> bool:
-        """Return whether an error is due to what is in the folder of a topic's table, and that is none of
-        this stream: the name of the topic, which anybody may choose, decides about the folder.
+        """Return whether an error is due to what is in the folder of a topic's table, and that is
+        none of this stream: the name of the topic, which anybody may choose, decides about the
+        folder.
         """
         if not options.is_of_template or error.retryable:
             return False
         if isinstance(error, SetupError) and not self._is_above_writable(options.place):
             return False
-        if str(options.place.absolute) in Checkpoint(self._config.checkpoint_place).tables().values():
+        if (
+            str(options.place.absolute)
+            in Checkpoint(self._config.checkpoint_place).tables().values()
+        ):
             return False
         try:
             if existing_table(options.place) is None:
                 return True
-            return Table(options.place, schema.MESSAGES).last_batch_of(self._config.stream.name) is None
+            return (
+                Table(options.place, schema.MESSAGES).last_batch_of(self._config.stream.name)
+                is None
+            )
         except TableAccessError:
             return False
         except TableError:
@@ -449,10 +508,14 @@ class Tables:
             return True
 
     def _is_above_writable(self, place: Place) -> bool:
-        """Return whether the folder above all tables of a template can be written, which only this machine
-        is asked.
+        """Return whether the folder above all tables of a template can be written, which only this
+        machine is asked.
         """
-        folders = [options.folder for options in self._options if options.is_template and options.matches(place)]
+        folders = [
+            options.folder
+            for options in self._options
+            if options.is_template and options.matches(place)
+        ]
         try:
             for folder in folders:
                 folder.check_writable()
@@ -490,8 +553,8 @@ class Tables:
                 tables[name].check_writers(self._config.stream.name, names)
 
     def begin_stream(self, topic_partitions: Iterable[str]) -> None:
-        """Record in the tables that exist that the stream writes the messages of topic partitions, and
-        look up how far their times have come there.
+        """Record in the tables that exist that the stream writes the messages of topic partitions,
+        and look up how far their times have come there.
 
         Raises:
             CheckpointError: as ``check_writers``; the tables were not changed.
@@ -521,7 +584,11 @@ class Tables:
     @property
     def places(self) -> dict[str, str]:
         """Return by name the absolute places of the tables that exist, for the checkpoint."""
-        return {name: str(table.path.absolute) for name, table in self.by_name.items() if self.exists(name)}
+        return {
+            name: str(table.path.absolute)
+            for name, table in self.by_name.items()
+            if self.exists(name)
+        }
 
     def settle(self, *, is_start: bool) -> None:
         """Add the columns that the known schemas need.
@@ -556,18 +623,19 @@ class Tables:
                 self._begun.add(name)
 
     def open_for(self, batch: BatchRecord) -> bool:
-        """Open the tables that a micro-batch needs and that are not open yet; its topics are expected,
-        and their schemas are learned. Return whether one was opened.
+        """Open the tables that a micro-batch needs and that are not open yet; its topics are
+        expected, and their schemas are learned. Return whether one was opened.
 
         Raises:
-            CheckpointError: a table has rows of this stream by a later checkpoint, or another stream
-                writes messages of the micro-batch's topics there.
+            CheckpointError: a table has rows of this stream by a later checkpoint, or another
+                stream writes messages of the micro-batch's topics there.
             TableError: a table cannot be made or read.
         """
         for name in self._existing - self._begun:
             if (self.by_name[name].last_writer(batch.stream) or 0) > batch.checkpoint:
                 raise CheckpointError(
-                    f"the table at {self.by_name[name].path} has rows of the stream {batch.stream} by a later checkpoint, so this "
+                    f"the table at {self.by_name[name].path} has rows of the stream {batch.stream} "
+                    "by a later checkpoint, so this "
                     "one is an older copy; restore the newest one, or move the table away"
                 )
         self.create()
@@ -578,7 +646,9 @@ class Tables:
             self._joined.clear()
         # A topic partition that left the configuration is read no further.
         with_messages, topics = set(batch.with_messages), self._config.source.topics
-        joining = {name for name in batch.ranges if name in with_messages or topics.includes(name)} - self._joined
+        joining = {
+            name for name in batch.ranges if name in with_messages or topics.includes(name)
+        } - self._joined
         if joining:
             self.begin_stream(joining)
         return has_begun
@@ -590,5 +660,8 @@ class Tables:
         taken = {name: table.path for name, table in self.by_name.items()} | self._places
         for name, place in taken.items():
             if is_inside(options.place, place) or is_inside(place, options.place):
-                return f"the folder {options.place} of {options.section} and {place} ({name}) would share a folder"
+                return (
+                    f"the folder {options.place} of {options.section} and {place} ({name}) "
+                    "would share a folder"
+                )
         return ""

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ledgerlake.table.iceberg_table import IcebergTable
     from ledgerlake.table.vacuum import Vacuumed
 
-# How long a catalog may take to say which files its tables name, and how often a stop is looked for.
+# How long a catalog may take to say which files its tables name, and how often a stop is looked
+# for.
 _ANSWER_S = 600.0
 _LOOK_S = 0.2
 
@@ -41,7 +42,10 @@ class UnusedFiles:
     """
 
     def __init__(
-        self, config: Config, retention_hours: int | None = None, is_stopped: Callable[[], bool] = lambda: False
+        self,
+        config: Config,
+        retention_hours: int | None = None,
+        is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._hours = config.upkeep.retention_hours if retention_hours is None else retention_hours
         self._overrules_tables = retention_hours is not None
@@ -66,8 +70,8 @@ class UnusedFiles:
     def _named_by_iceberg(self, place: Place) -> set[str]:
         """Return the names of a table's files that its Iceberg table has.
 
-        A catalog may accept a request and never answer. So a thread asks it for which nothing waits at
-        the end of the process, and there is no second one while the first has no answer.
+        A catalog may accept a request and never answer. So a thread asks it for which nothing waits
+        at the end of the process, and there is no second one while the first has no answer.
 
         Raises:
             TableError: it is not known.
@@ -82,7 +86,8 @@ class UnusedFiles:
         while not asked.done():
             if self._is_stopped() or time.monotonic() >= ends_s:
                 raise TableAccessError(
-                    f"no unused file of the table at {place} is removed, because the catalog of the Iceberg table {table.name} "
+                    f"no unused file of the table at {place} is removed, because the catalog of "
+                    f"the Iceberg table {table.name} "
                     "does not answer"
                 )
             wait([asked], _LOOK_S)

@@ -79,7 +79,9 @@ class UpkeepReport:
 
 @dataclass(frozen=True)
 class _Pause:
-    """For how many rounds a part that failed is left out, and how many of them are still to come."""
+    """For how many rounds a part that failed is left out, and how many of them are still to
+    come.
+    """
 
     rounds: int
     rounds_left: int
@@ -96,7 +98,8 @@ def keep_up(config: Config) -> list[Kept]:
     compactions = _Compactions(config)
     compactions.find()
     merged = {
-        str(compaction.path): (compaction.run(), compaction.obstacles) for compaction in compactions.by_name.values()
+        str(compaction.path): (compaction.run(), compaction.obstacles)
+        for compaction in compactions.by_name.values()
     }
     # A table with the latest messages has none.
     return [
@@ -128,7 +131,9 @@ class Upkeep:
     @property
     def report(self) -> UpkeepReport:
         """Return what the thread has done."""
-        return UpkeepReport(list(self._tables.values()), self._attempts.failed_attempts, self._last_round_ms)
+        return UpkeepReport(
+            list(self._tables.values()), self._attempts.failed_attempts, self._last_round_ms
+        )
 
     def start(self) -> None:
         """Start the thread. Python waits for it at its end: a library's native code must not run on
@@ -166,8 +171,8 @@ class Upkeep:
                 self._last_round_ms = int(time.time() * 1000)
 
     def _attempt(self, part: str, work: Callable[[], object]) -> bool:
-        """Do a part of a round, unless it has failed and has to pause, so that no other part waits for
-        it; return whether it succeeded. Its pause doubles with each failure.
+        """Do a part of a round, unless it has failed and has to pause, so that no other part waits
+        for it; return whether it succeeded. Its pause doubles with each failure.
         """
         pause = self._pauses.get(part)
         if pause is not None and pause.rounds_left:
@@ -197,7 +202,10 @@ class Upkeep:
         before = self._tables.get(name) or TableUpkeep(name, str(compaction.path))
         merged_files = before.merged_files + compaction.run()
         self._tables[name] = replace(
-            before, size=compaction.size, merged_files=merged_files, obstacles=tuple(compaction.obstacles)
+            before,
+            size=compaction.size,
+            merged_files=merged_files,
+            obstacles=tuple(compaction.obstacles),
         )
 
     def _measure(self, name: str, place: Place) -> None:
@@ -216,7 +224,9 @@ class Upkeep:
         removed = self._unused_files.remove(place)
         for name, table in self._tables.items():
             if table.path == removed.table:
-                self._tables[name] = replace(table, removed_files=table.removed_files + len(removed.files))
+                self._tables[name] = replace(
+                    table, removed_files=table.removed_files + len(removed.files)
+                )
 
     def _rest(self) -> None:
         """Rest after a piece of work."""
@@ -229,7 +239,8 @@ class Upkeep:
         path, obstacles = str(compaction.path), compaction.obstacles
         if obstacles and self._obstacles.get(path) != obstacles:
             _log.warning(
-                "small files of the table at %s are not merged, because it has %s; run Delta's OPTIMIZE",
+                "small files of the table at %s are not merged, because it has %s; run Delta's "
+                "OPTIMIZE",
                 path,
                 ", ".join(obstacles),
             )
@@ -246,7 +257,10 @@ class _Compactions:
     """
 
     def __init__(
-        self, config: Config, rest: Callable[[], object] = lambda: None, is_stopped: Callable[[], bool] = lambda: False
+        self,
+        config: Config,
+        rest: Callable[[], object] = lambda: None,
+        is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._config = config
         self._rest = rest
@@ -270,4 +284,6 @@ class _Compactions:
             if table.keeps_latest:
                 self.latest[table.name] = table.place
             elif table.name not in self.by_name:
-                self.by_name[table.name] = Compaction(table.place, table.schema, self._rest, self._is_stopped)
+                self.by_name[table.name] = Compaction(
+                    table.place, table.schema, self._rest, self._is_stopped
+                )

@@ -65,12 +65,16 @@ class Wakeups:
         committed = self._checkpoint.log.committed_offset()
         if self._known is None and committed is not None:
             # A time that is not after the clock of the last micro-batch would wake up nothing.
-            wakeups = WakeupTimes({name: (offset.clock_ms or 0) + 1 for name, offset in committed.items()})
+            wakeups = WakeupTimes(
+                {name: (offset.clock_ms or 0) + 1 for name, offset in committed.items()}
+            )
             self._save(0, wakeups)
 
-    def update(self, batch_id: int, changed_ms: dict[str, int | None], due_spans: dict[str, list[DueSpan]]) -> None:
-        """Take what a micro-batch has changed, and write it unless the planner reads the same already.
-        A second process may have replaced the file before it was refused.
+    def update(
+        self, batch_id: int, changed_ms: dict[str, int | None], due_spans: dict[str, list[DueSpan]]
+    ) -> None:
+        """Take what a micro-batch has changed, and write it unless the planner reads the same
+        already. A second process may have replaced the file before it was refused.
 
         Args:
             changed_ms: the times of the topic partitions in the batch; None if one needs no batch.
@@ -79,11 +83,19 @@ class Wakeups:
         known = self._known or WakeupTimes()
         merged_ms = {**known.times_ms, **changed_ms}
         times_ms = {name: time_ms for name, time_ms in merged_ms.items() if time_ms is not None}
-        spans = {name: spans for name, spans in {**known.due_spans, **due_spans}.items() if name in times_ms}
+        spans = {
+            name: spans
+            for name, spans in {**known.due_spans, **due_spans}.items()
+            if name in times_ms
+        }
         wakeups = WakeupTimes(times_ms, spans)
         is_replaced = newest_digest(self.folder) != self._written
         if wakeups != self._known or (times_ms and is_replaced):
-            self._save(batch_id, wakeups, None if is_replaced else self._changed_spans(batch_id, known, wakeups))
+            self._save(
+                batch_id,
+                wakeups,
+                None if is_replaced else self._changed_spans(batch_id, known, wakeups),
+            )
 
     def _changed_spans(
         self, batch_id: int, known: WakeupTimes, wakeups: WakeupTimes
@@ -92,7 +104,9 @@ class Wakeups:
         changes would have more spans than that.
         """
         spans = wakeups.due_spans
-        changed = {name: of_name for name, of_name in spans.items() if known.due_spans.get(name) != of_name}
+        changed = {
+            name: of_name for name, of_name in spans.items() if known.due_spans.get(name) != of_name
+        }
         count, changed_count = (sum(map(len, some.values())) for some in (spans, changed))
         self._spans_left -= max(changed_count, count // _MOST_CHANGES, 1)
         if self._spans_left < 0 or self.batch_id is None or self.batch_id >= batch_id:
@@ -100,14 +114,20 @@ class Wakeups:
             return None
         return changed
 
-    def _save(self, batch_id: int, wakeups: WakeupTimes, changed: dict[str, list[DueSpan]] | None = None) -> None:
+    def _save(
+        self, batch_id: int, wakeups: WakeupTimes, changed: dict[str, list[DueSpan]] | None = None
+    ) -> None:
         """
         Args:
-            changed: the spans that the former file does not have; None to write a file that extends none.
+            changed: the spans that the former file does not have; None to write a file that extends
+                none.
         """
         # The planner reads the file with the highest number, and an earlier run may have left a
         # higher one.
-        former, self.batch_id = self.batch_id, batch_id if self.batch_id is None else max(batch_id, self.batch_id)
+        former, self.batch_id = (
+            self.batch_id,
+            batch_id if self.batch_id is None else max(batch_id, self.batch_id),
+        )
         file = wakeups if changed is None else WakeupTimes(wakeups.times_ms, changed)
         extends = None if changed is None else former
         self._written = save_wakeup_times(self.folder, self.batch_id, file, extends)

@@ -16,21 +16,27 @@ from ledgerlake.wire.message_id import BEFORE_ALL
 if TYPE_CHECKING:
     from ledgerlake.options.config import Config
 
-_TARGETS = {"id": "message id", "key": "key", "schedule": "id of a schedule; one has 1 to 200 characters"}
+_TARGETS = {
+    "id": "message id",
+    "key": "key",
+    "schedule": "id of a schedule; one has 1 to 200 characters",
+}
 
 
-def cancel(config: Config, by: Literal["id", "key", "schedule"], target: str, topic: str | None = None) -> list[str]:
-    """Cancel delayed messages. The cancel is sent to each topic partition, because a message's id does
-    not name its topic partition, and any client may have sent a schedule.
+def cancel(
+    config: Config, by: Literal["id", "key", "schedule"], target: str, topic: str | None = None
+) -> list[str]:
+    """Cancel delayed messages. The cancel is sent to each topic partition, because a message's id
+    does not name its topic partition, and any client may have sent a schedule.
 
     Args:
         topic: one of the configuration's topics; by default all of them.
 
     Raises:
-        UsageError: the target is no message id, or no id of a schedule; or the configuration does not
-            read the topic.
-        BrokerError, TransportError, TopicNotFoundError: some topic partitions did not store it, and the
-            error names them; the others did. Sending it again is harmless.
+        UsageError: the target is no message id, or no id of a schedule; or the configuration does
+            not read the topic.
+        BrokerError, TransportError, TopicNotFoundError: some topic partitions did not store it, and
+            the error names them; the others did. Sending it again is harmless.
     """
     value = f"{by}={target}"
     if parse_cancel(value, BEFORE_ALL, 0) is None:

@@ -38,7 +38,9 @@ class LedgerlakeDataSource(ReadingDataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         # Spark calls this for each micro-batch, after it has planned it.
-        return _StreamWrite(_checked(self.options, schema), newest_planned(self.options.get("checkpointLocation")))
+        return _StreamWrite(
+            _checked(self.options, schema), newest_planned(self.options.get("checkpointLocation"))
+        )
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         if overwrite:
@@ -60,7 +62,9 @@ def topic_settings(options: SinkOptions) -> TopicSettings:
 
 def _checked(options: Mapping[str, str], schema: StructType) -> TopicSettings:
     settings = topic_settings(parse_sink_options(options))
-    check_columns({field.name: field.dataType.simpleString() for field in schema.fields}, settings.topic)
+    check_columns(
+        {field.name: field.dataType.simpleString() for field in schema.fields}, settings.topic
+    )
     return settings
 
 
@@ -78,11 +82,18 @@ class _StreamWrite(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredMessages:
         task = TaskContext.get()
-        name = self._settings.producer_name or f"ledgerlake-{task.getLocalProperty('sql.streaming.queryId')}"
+        name = (
+            self._settings.producer_name
+            or f"ledgerlake-{task.getLocalProperty('sql.streaming.queryId')}"
+        )
         batch_id = int(task.getLocalProperty("streaming.sql.batchId"))
         planned = self._planned
-        plan_number = planned.plan_number if planned is not None and planned.batch_id == batch_id else None
-        return _write(self._settings, f"{name}-{task.partitionId()}", batch_id, plan_number, iterator)
+        plan_number = (
+            planned.plan_number if planned is not None and planned.batch_id == batch_id else None
+        )
+        return _write(
+            self._settings, f"{name}-{task.partitionId()}", batch_id, plan_number, iterator
+        )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: everything is stored already."""
@@ -104,7 +115,13 @@ class _BatchWrite(DataSourceArrowWriter):  # type: ignore[misc]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredMessages:
         name = self._settings.producer_name or "ledgerlake"
-        return _write(self._settings, f"{name}-{self._write_id}-{TaskContext.get().partitionId()}", 0, None, iterator)
+        return _write(
+            self._settings,
+            f"{name}-{self._write_id}-{TaskContext.get().partitionId()}",
+            0,
+            None,
+            iterator,
+        )
 
 
 def _write(

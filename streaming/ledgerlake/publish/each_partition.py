@@ -19,8 +19,8 @@ def send_to_each(topic_partitions: Sequence[str], send: Callable[[str], _Answer]
     """Call ``send`` with each topic partition, also after it failed with one; return the answers.
 
     Raises:
-        UsageError: ``send`` raised it; the rest would fail alike and is not tried.
-        LedgerlakeError: some topic partitions failed, and the message names them. The error is one that
+        UsageError: ``send`` raised it; the rest would fail alike and is not tried. LedgerlakeError:
+        some topic partitions failed, and the message names them. The error is one that
             may pass if any of theirs is.
     """
     answers: list[_Answer] = []
@@ -45,6 +45,7 @@ def _together(failures: dict[str, LedgerlakeError], asked: int) -> LedgerlakeErr
     more = f" and {len(failures) - len(named)} more" if len(failures) > len(named) else ""
     others = ", and the others did" if len(failures) < asked else ""
     return type(errors[-1])(
-        f"{len(failures)} of {asked} topic partitions did not store the message{others}: {', '.join(named)}{more}",
+        f"{len(failures)} of {asked} topic partitions did not store the message{others}: "
+        f"{', '.join(named)}{more}",
         **errors[-1].attributes,
     )

@@ -17,7 +17,13 @@ from ledgerlake.client.producer import EntryProducer
 from ledgerlake.decode.codecs import compress
 from ledgerlake.errors import CorruptEntryError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire.chunks import CHUNK_BYTES, encode_chunks, encode_marker, payload_limit_bytes, promise
+from ledgerlake.wire.chunks import (
+    CHUNK_BYTES,
+    encode_chunks,
+    encode_marker,
+    payload_limit_bytes,
+    promise,
+)
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import AnyMessageId, ChunkMessageId, MessageId, Position
 from ledgerlake.wire.schedules import schedule_id_of_large
@@ -71,11 +77,15 @@ class LargeMessageProducer:
         """
         try:
             metadata = pb.MessageMetadata(
-                properties=[pb.KeyValue(key=name, value=text) for name, text in (properties or {}).items()],
+                properties=[
+                    pb.KeyValue(key=name, value=text) for name, text in (properties or {}).items()
+                ],
                 partition_key=key,
             )
         except UnicodeEncodeError:
-            raise UsageError("the key or a property is no Unicode text: it has half of a surrogate pair") from None
+            raise UsageError(
+                "the key or a property is no Unicode text: it has half of a surrogate pair"
+            ) from None
         metadata.producer_name = self._producer.name
         metadata.sequence_id = self._next_sequence_id()
         metadata.publish_time = int(time.time() * 1000)
@@ -94,7 +104,8 @@ class LargeMessageProducer:
         except CorruptEntryError as error:
             # The pipeline would reject it.
             raise UsageError(
-                f"{error.message}: the value has {len(packed):,} bytes, and {self._most_bytes(metadata, packed):,} fit into "
+                f"{error.message}: the value has {len(packed):,} bytes, and "
+                f"{self._most_bytes(metadata, packed):,} fit into "
                 "one entry"
             ) from None
         metadata.properties.append(promise())
@@ -112,12 +123,16 @@ class LargeMessageProducer:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the producer is open, as far as is known without a request to the broker."""
+        """Return whether the producer is open, as far as is known without a request to the
+        broker.
+        """
         return self._producer.is_open
 
     def _most_bytes(self, metadata: pb.MessageMetadata, packed: bytes) -> int:
         """Return how many bytes of a payload fit into one entry."""
-        return payload_limit_bytes(metadata, len(packed), self._producer.max_entry_bytes, self._chunk_bytes)
+        return payload_limit_bytes(
+            metadata, len(packed), self._producer.max_entry_bytes, self._chunk_bytes
+        )
 
     def _next_sequence_id(self) -> int:
         self._sequence_id += 1

@@ -2,13 +2,20 @@
 after their batch was committed.
 
     <checkpoint>/ledgerlake/outbox/outbox.json             the outbox's name, with a version
-    <checkpoint>/ledgerlake/outbox/<batch>.<outcome>.json  messages that a run of a micro-batch has for the topic
-    <checkpoint>/ledgerlake/outbox/<batch>.json            messages of the run that the table has, which are to be sent
-    <checkpoint>/ledgerlake/outbox/<batch>.begun/<n>.json  its sending may have begun, when the target had n partitions
-    <checkpoint>/ledgerlake/outbox/<batch>.sent            all messages up to the end of that micro-batch are on the topic; JSON
-                                                           with a version and the next numbers of all topic partitions
-    <checkpoint>/ledgerlake/outbox/producers.json          other names of producers, if somebody else used the first one
-    <checkpoint>/ledgerlake/outbox/*.parquet               due messages of one topic partition and micro-batch; removed when sent
+    <checkpoint>/ledgerlake/outbox/<batch>.<outcome>.json  messages that a run of a micro-batch has
+                                                           for the topic
+    <checkpoint>/ledgerlake/outbox/<batch>.json            messages of the run that the table has,
+                                                           which are to be sent
+    <checkpoint>/ledgerlake/outbox/<batch>.begun/<n>.json  its sending may have begun, when the
+                                                           target had n partitions
+    <checkpoint>/ledgerlake/outbox/<batch>.sent            all messages up to the end of that
+                                                           micro-batch are on the topic; JSON with a
+                                                           version and the next numbers of all topic
+                                                           partitions
+    <checkpoint>/ledgerlake/outbox/producers.json          other names of producers, if somebody
+                                                           else used the first one
+    <checkpoint>/ledgerlake/outbox/*.parquet               due messages of one topic partition and
+                                                           micro-batch; removed when sent
 
 So the topic has a position of its own: if it is down, the table does not wait, and the topic gets
 the messages later.
@@ -35,11 +42,11 @@ Rules kept here:
   - A producer's other name is recorded before the first message is sent under it, together with the
     last number that the topic has under the names before.
   - The newest ``.sent`` is kept, and covers all micro-batches up to its own. So a record that a
-    suspended process writes after its successor has sent the micro-batch is not sent; the next start
-    removes it.
-  - A record has the numbers of its own topic partitions alone, so what a micro-batch that waits costs
-    does not depend on how many others there are. The next micro-batch is numbered from the newest
-    ``.sent`` and the records after it.
+    suspended process writes after its successor has sent the micro-batch is not sent; the next
+    start removes it.
+  - A record has the numbers of its own topic partitions alone, so what a micro-batch that waits
+    costs does not depend on how many others there are. The next micro-batch is numbered from the
+    newest ``.sent`` and the records after it.
   - Micro-batches that wait cost neither a commit nor a sending anything: the folder is listed at a
     start, and once for all micro-batches that are sent together.
   - If the checkpoint knows an outbox and it is missing, no new one is begun: there may be unsent
@@ -136,14 +143,15 @@ class Outbox:
         self.folder = folder
         self.name = ""
         self._batches: dict[int, OutboxBatch] = {}
-        # The next numbers of every topic partition that ever had a message: after the last micro-batch
-        # that was sent by this process or before it, and after the newest.
+        # The next numbers of every topic partition that ever had a message: after the last
+        # micro-batch that was sent by this process or before it, and after the newest.
         self._sent_up_to = -1
         self._sent_sequences: dict[str, int] = {}
         self._next_sequences: dict[str, int] = {}
         self._newest = -1
         self._run: _Run | None = None
-        # What runs have of the last micro-batch in the table, if it is not known which one committed.
+        # What runs have of the last micro-batch in the table, if it is not known which one
+        # committed.
         self._unsettled: list[OutboxBatch] = []
         self._sent = -1
         self._committed = -1
@@ -182,7 +190,8 @@ class Outbox:
 
     def _not_opened(self, error: OSError) -> SetupError:
         return SetupError(
-            f"the outbox {self.folder} cannot be opened ({error.strerror or error}); look at its disk and its rights"
+            f"the outbox {self.folder} cannot be opened ({error.strerror or error}); look at its "
+            "disk and its rights"
         )
 
     def _record(self, name: str | None) -> str | None:
@@ -195,8 +204,10 @@ class Outbox:
         found = load_stored(self.folder / "outbox.json", "outbox", _name, VERSION)
         if name is not None and found != name:
             raise CheckpointError(
-                f"the outbox {self.folder} is {'gone' if found is None else 'another one'}, and messages may wait in the one "
-                f"that this checkpoint had; restore it from the newest copy of the checkpoint, or remove {self.folder}.json "
+                f"the outbox {self.folder} is {'gone' if found is None else 'another one'}, and "
+                "messages may wait in the one "
+                "that this checkpoint had; restore it from the newest copy of the checkpoint, or "
+                f"remove {self.folder}.json "
                 "to go on without them: the table has them",
                 lost="unknown",
             )
@@ -218,17 +229,20 @@ class Outbox:
         return self._sent
 
     def messages_up_to(self, batch_id: int) -> int:
-        """Return how many messages it has had up to a micro-batch; if it is not known which of several
-        runs has committed that, the most.
+        """Return how many messages it has had up to a micro-batch; if it is not known which of
+        several runs has committed that, the most.
         """
         nexts = dict(self._sent_sequences) if self._sent_up_to <= batch_id else {}
         for number, batch in self._batches.items():
             nexts |= batch.next_sequences if number <= batch_id else {}
-        unsettled = [batch.next_sequences for batch in self._unsettled if batch.batch_id == batch_id]
+        unsettled = [
+            batch.next_sequences for batch in self._unsettled if batch.batch_id == batch_id
+        ]
         return max(sum((nexts | of_run).values()) for of_run in [{}, *unsettled])
 
     def add(self, batch: BatchRecord, new_files: dict[str, list[DataFile]]) -> int:
-        """Record the files of a run of a micro-batch that is about to be committed, by topic partition.
+        """Record the files of a run of a micro-batch that is about to be committed, by topic
+        partition.
 
         Returns:
             How many messages the outbox has had with it.
@@ -241,15 +255,18 @@ class Outbox:
             numbered = self._numbered(batch.batch_id, new_files)
             self._run = run = _Run(_outcome_name(batch.outcomes), numbered)
             if numbered.files:
-                save_json(self._run_path(batch.batch_id, run.outcome), {"version": VERSION, **asdict(numbered)})
+                save_json(
+                    self._run_path(batch.batch_id, run.outcome),
+                    {"version": VERSION, **asdict(numbered)},
+                )
             return sum((self._next_sequences | numbered.next_sequences).values())
 
     def commit(self, batch_id: int, outcomes: dict[str, Any] | None = None) -> None:
         """Release the messages of a micro-batch that is in the table: they may be sent.
 
         Args:
-            outcomes: the digests with which the table had the micro-batch when it was run again (see
-                ``BatchRecord``); None if this run has committed it, or they are not known.
+            outcomes: the digests with which the table had the micro-batch when it was run again
+                (see ``BatchRecord``); None if this run has committed it, or they are not known.
 
         Raises:
             CheckpointError: the record of the run that has committed is missing.
@@ -279,7 +296,8 @@ class Outbox:
         found = load_stored(path, "outbox record", _batch, VERSION)
         if found is None and batch_id > _newest_sent(self._names()):
             raise CheckpointError(
-                f"the outbox {self.folder} lacks the record of batch {batch_id}, which is in the table, and its due messages "
+                f"the outbox {self.folder} lacks the record of batch {batch_id}, which is in the "
+                "table, and its due messages "
                 "were not sent; restore it from a complete copy of the checkpoint",
                 lost="unknown",
             )
@@ -299,7 +317,9 @@ class Outbox:
 
     def _waiting(self) -> list[OutboxBatch]:
         with self._lock:
-            return [self._batches[number] for number in sorted(self._batches) if number > self._sent]
+            return [
+                self._batches[number] for number in sorted(self._batches) if number > self._sent
+            ]
 
     def begin_sending(self, batch: OutboxBatch, now: Sending) -> tuple[Sending, bool]:
         """Record how a micro-batch is sent, before its first message is sent.
@@ -316,27 +336,39 @@ class Outbox:
         """
         if (begun := self._begun(batch.batch_id)) is not None:
             return begun, True
-        save_json(self._begun_path(batch.batch_id, now.partitions), {"version": BEGUN_VERSION, **asdict(now)})
+        save_json(
+            self._begun_path(batch.batch_id, now.partitions),
+            {"version": BEGUN_VERSION, **asdict(now)},
+        )
         begun = self._begun(batch.batch_id) or now
         return begun, begun != now
 
     def other_names(self) -> dict[tuple[str, str], OtherName]:
-        """Return the producers that have another name, by topic partition and partition of the target.
+        """Return the producers that have another name, by topic partition and partition of the
+        target.
 
         Raises:
             OffsetError: a newer release recorded them, or the record is damaged.
         """
         record = load_stored(
-            self.folder / "producers.json", "outbox record of producers", _producers, PRODUCERS_VERSION
+            self.folder / "producers.json",
+            "outbox record of producers",
+            _producers,
+            PRODUCERS_VERSION,
         )
-        return {(name.topic_partition, name.target): name for name in (record.names if record is not None else [])}
+        return {
+            (name.topic_partition, name.target): name
+            for name in (record.names if record is not None else [])
+        }
 
     def rename(self, name: OtherName) -> None:
         """Record another name of a producer, before it sends its first message under it."""
         with self._lock:
             names = self.other_names() | {(name.topic_partition, name.target): name}
             record = _Producers(list(names.values()))
-            save_json(self.folder / "producers.json", {"version": PRODUCERS_VERSION, **asdict(record)})
+            save_json(
+                self.folder / "producers.json", {"version": PRODUCERS_VERSION, **asdict(record)}
+            )
 
     def sent(self, batch: OutboxBatch) -> None:
         """Record that all messages up to a micro-batch are on the topic, then remove files that are
@@ -373,14 +405,15 @@ class Outbox:
         if self.is_sent(batch):
             return False
         raise CheckpointError(
-            f"the outbox {self.folder} lacks {file.name}, which holds {file.rows} due messages of {file.topic_partition} "
+            f"the outbox {self.folder} lacks {file.name}, which holds {file.rows} due messages of "
+            f"{file.topic_partition} "
             "that were not sent; restore it from a complete copy of the checkpoint",
             lost="unknown",
         )
 
     def _tidy(self, names: set[str]) -> None:
-        """Remove the files of sent micro-batches but for the newest ``.sent``, and records of runs that
-        did not commit.
+        """Remove the files of sent micro-batches but for the newest ``.sent``, and records of runs
+        that did not commit.
 
         Args:
             names: those that were read. A file that comes later may be a successor's.
@@ -399,10 +432,12 @@ class Outbox:
                 self._remove([name])
 
     def _may_have_committed(self, batch_id: int) -> bool:
-        """Return whether the records of runs of a micro-batch are needed: it is not known yet which one
-        the table has.
+        """Return whether the records of runs of a micro-batch are needed: it is not known yet which
+        one the table has.
         """
-        return batch_id >= self._committed and batch_id > self._sent and batch_id not in self._batches
+        return (
+            batch_id >= self._committed and batch_id > self._sent and batch_id not in self._batches
+        )
 
     def _numbered(self, batch_id: int, new_files: dict[str, list[DataFile]]) -> OutboxBatch:
         numbers: dict[str, int] = {}
@@ -426,7 +461,9 @@ class Outbox:
         """Return how the sending of a micro-batch began; None if it did not."""
         counts = [name.partition(".")[0] for name in self._names(f"/{_number(batch_id)}.begun")]
         partitions = max((int(count) for count in counts if count.isdigit()), default=None)
-        return None if partitions is None else self._load_begun(self._begun_path(batch_id, partitions))
+        return (
+            None if partitions is None else self._load_begun(self._begun_path(batch_id, partitions))
+        )
 
     def _load_begun(self, path: Place) -> Sending | None:
         return load_stored(path, "outbox record of a sending", _sending, BEGUN_VERSION)
@@ -435,7 +472,9 @@ class Outbox:
         self.other_names()
         self._sent = self._sent_up_to = self._newest = _newest_sent(names)
         if self._sent >= 0:
-            record = load_stored(self._sent_path(self._sent), "outbox record of what was sent", _sent, SENT_VERSION)
+            record = load_stored(
+                self._sent_path(self._sent), "outbox record of what was sent", _sent, SENT_VERSION
+            )
             self._sent_sequences = {} if record is None else record.next_sequences
         self._next_sequences = dict(self._sent_sequences)
         for number in _recorded(names):
@@ -444,7 +483,9 @@ class Outbox:
         for name in names:
             if _RUN.match(name) and self._may_have_committed(number := int(name.partition(".")[0])):
                 batch = load_stored(self.folder / name, "outbox record", _batch, VERSION)
-                self._unsettled += [batch] if batch is not None and number == self._committed else []
+                self._unsettled += (
+                    [batch] if batch is not None and number == self._committed else []
+                )
 
     def _load(self) -> None:
         names = self._names()
@@ -461,8 +502,14 @@ class Outbox:
         Files of a later micro-batch may be those of a process that was suspended and still commits
         it: it owns the stream again if its successor loses its connection first.
         """
-        recorded = {file.name for batch in [*self._batches.values(), *self._unsettled] for file in batch.files}
-        self._remove([name for name in self._names() - recorded if _batch_of_file(name) <= self._committed])
+        recorded = {
+            file.name
+            for batch in [*self._batches.values(), *self._unsettled]
+            for file in batch.files
+        }
+        self._remove(
+            [name for name in self._names() - recorded if _batch_of_file(name) <= self._committed]
+        )
 
     def _names(self, below: str = "") -> set[str]:
         selector = fs.FileSelector(self._root + below, allow_not_found=True)
@@ -503,10 +550,12 @@ _RUN = re.compile(r"[0-9]{10,19}\.[0-9a-f]{16}\.json$")
 
 
 def _outcome_name(outcomes: dict[str, Any]) -> str:
-    """Return a name for what a micro-batch has for the topic, from its digests by topic partition (see
-    ``operators.outcome_digest``).
+    """Return a name for what a micro-batch has for the topic, from its digests by topic partition
+    (see ``operators.outcome_digest``).
     """
-    tallies = {name: digest["outbox"] for name, digest in sorted(outcomes.items()) if "outbox" in digest}
+    tallies = {
+        name: digest["outbox"] for name, digest in sorted(outcomes.items()) if "outbox" in digest
+    }
     return hashlib.sha256(json.dumps(tallies).encode()).hexdigest()[:16]
 
 

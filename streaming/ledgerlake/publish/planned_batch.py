@@ -34,12 +34,12 @@ class PlannedBatch(NamedTuple):
 
 
 def newest_planned(checkpoint: str | None) -> PlannedBatch | None:
-    """Return the micro-batch that a query has planned last; None if its checkpoint is in a store that
-    is not known here, whenever it is asked for.
+    """Return the micro-batch that a query has planned last; None if its checkpoint is in a store
+    that is not known here, whenever it is asked for.
 
     Raises:
-        TransportError: the checkpoint cannot be read now. Ids without a plan would be others than those
-            of the next attempt, which would be refused for good.
+        TransportError: the checkpoint cannot be read now. Ids without a plan would be others than
+            those of the next attempt, which would be refused for good.
     """
     if checkpoint is None:
         return None
@@ -56,7 +56,8 @@ def newest_planned(checkpoint: str | None) -> PlannedBatch | None:
             entry = stream.read()
     except OSError as error:
         raise TransportError(
-            f"the plan of a micro-batch in {place} cannot be read ({place.reason(error)}), and the ids of its messages follow from "
+            f"the plan of a micro-batch in {place} cannot be read ({place.reason(error)}), and the "
+            "ids of its messages follow from "
             "it; nothing was sent; start the query again when this process can read its checkpoint"
         ) from None
     digest = hashlib.sha256(entry).digest()

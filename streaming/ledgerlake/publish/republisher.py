@@ -11,14 +11,19 @@ properties it loses ``ledgerlake.chunks`` and those that are added:
 
     ledgerlake.topic             the topic partition that it was read from
     ledgerlake.message_id        its id there
-    ledgerlake.broker_timestamp  when the broker stored it there, in milliseconds; absent if the broker did not say
-    ledgerlake.deliver_at        when it was due, in milliseconds; absent if its row has no such time
-    ledgerlake.key               ``base64`` if the key is not text; the message's key is then base64 text
-    ledgerlake.ordering_key      the ordering key in base64 if it is not text, which pulsar-client for Python cannot read
+    ledgerlake.broker_timestamp  when the broker stored it there, in milliseconds; absent if the
+                                 broker did not say
+    ledgerlake.deliver_at        when it was due, in milliseconds; absent if its row has no such
+                                 time
+    ledgerlake.key               ``base64`` if the key is not text; the message's key is then base64
+                                 text
+    ledgerlake.ordering_key      the ordering key in base64 if it is not text, which pulsar-client
+                                 for Python cannot read
     ledgerlake.null              ``true``, if it has no value
-    ledgerlake.too_large         ``true``, if its key and properties are too large for the broker's entries, or a policy of the
-                                 topic refuses the message for its size. It is then replaced by an empty message with the first
-                                 four of these properties; the table, or ``rejects``, has the full message
+    ledgerlake.too_large         ``true``, if its key and properties are too large for the broker's
+                                 entries, or a policy of the topic refuses the message for its size.
+                                 It is then replaced by an empty message with the first four of
+                                 these properties; the table, or ``rejects``, has the full message
 
 Order: by topic partition. A message goes to the partition that its key says (by Java's string hash,
 as Pulsar's clients do by default); messages without a key of one topic partition go to one
@@ -83,8 +88,8 @@ _ROWS_TOGETHER = 1000
 _PENDING_MOST = 500
 _PENDING_BYTES_MOST = 32 * 1024 * 1024
 
-# How long a sender stays connected if there is nothing to send: a process that takes over the stream
-# may have to wait for that long, since the broker takes one producer of a name.
+# How long a sender stays connected if there is nothing to send: a process that takes over the
+# stream may have to wait for that long, since the broker takes one producer of a name.
 _KEPT_S = 5.0
 
 # How often a sender that waits for receipts checks whether it must stop, and after how many checks
@@ -97,9 +102,9 @@ _TOO_LARGE = "ledgerlake.too_large"
 _UNUSABLE = "ledgerlake.unusable"
 
 # A copy on the target has these properties from the pipeline or not at all, whatever the message's
-# producer says. They are the pipeline's word there; but the promise of a marker is of the chunks on the
-# message's own topic, and no marker follows on the target. What a sender says of a schedule stays, and
-# means nothing beside the number of an occurrence (see ``wire.schedules``).
+# producer says. They are the pipeline's word there; but the promise of a marker is of the chunks on
+# the message's own topic, and no marker follows on the target. What a sender says of a schedule
+# stays, and means nothing beside the number of an occurrence (see ``wire.schedules``).
 _OWN_PROPERTIES = frozenset(
     (
         "ledgerlake.topic",
@@ -166,11 +171,12 @@ class Republisher:
         self._wake.set()
 
     def drain(self, give_up_after_s: float, timeout_s: float | None = None) -> bool:
-        """Wait until everything is sent; return False if ``timeout_s`` passed first, and call it again.
+        """Wait until everything is sent; return False if ``timeout_s`` passed first, and call it
+        again.
 
         Raises:
-            CheckpointError: the outbox is damaged.
-            TransportError: nothing was stored for ``give_up_after_s`` since the first call; the rest
+            CheckpointError: the outbox is damaged. TransportError: nothing was stored for
+            ``give_up_after_s`` since the first call; the rest
                 stays in the outbox.
         """
         if self._drain_began_s is None:
@@ -183,7 +189,8 @@ class Republisher:
             if now_s >= give_up_s:
                 self._drain_began_s = None
                 raise TransportError(
-                    f"messages for {self._topic} could not be sent in {give_up_after_s:g} s and wait in {self._outbox.folder}"
+                    f"messages for {self._topic} could not be sent in {give_up_after_s:g} s and "
+                    f"wait in {self._outbox.folder}"
                     f"{self._trouble}; run the pipeline again when the topic can be written"
                 )
             if now_s >= until_s:
@@ -239,7 +246,12 @@ class Republisher:
         while batches := self._outbox.ready():
             if self._sender is None:
                 self._sender = _Sender(
-                    self._settings, self._topic, self._name, self._outbox, self._known, self._stopping
+                    self._settings,
+                    self._topic,
+                    self._name,
+                    self._outbox,
+                    self._known,
+                    self._stopping,
                 )
             for batch in batches:
                 if not self._send(self._sender, batch):
@@ -284,9 +296,9 @@ class _Known:
     ``stored`` is the last number of each producer, since a broker without deduplication does not
     know it. ``refused`` are messages that the broker does not take, by a policy of the topic.
     ``ends`` are the last known entries of the target's partitions: messages that are sent later
-    come after them. An end is None if it may not be read. ``limited`` are the partitions of the target
-    that take fewer producers than there are topic partitions. ``receipt_s`` is when the last message was
-    stored, by a clock that does not jump.
+    come after them. An end is None if it may not be read. ``limited`` are the partitions of the
+    target that take fewer producers than there are topic partitions. ``receipt_s`` is when the last
+    message was stored, by a clock that does not jump.
     """
 
     stored: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -387,12 +399,18 @@ class _Sender:
         """
         targets = self._targets
         for sequence, row in enumerate(rows, file.first_sequence):
-            producer = self._producer(file.topic_partition, targets[_route(row, file.topic_partition, len(targets))])
+            producer = self._producer(
+                file.topic_partition, targets[_route(row, file.topic_partition, len(targets))]
+            )
             if sequence <= producer.stored:
                 continue
             is_refused = (producer.key, sequence) in self._known.refused
             message = _usable_message(row, file.topic_partition)
-            if message is not None and not is_refused and self._hand_over(producer, sequence, message):
+            if (
+                message is not None
+                and not is_refused
+                and self._hand_over(producer, sequence, message)
+            ):
                 continue
             reason = _UNUSABLE if message is None else _TOO_LARGE
             _log.warning(
@@ -400,10 +418,14 @@ class _Sender:
                 "the property %s, and the table, or rejects, has the full message",
                 row["message_id"],
                 file.topic_partition,
-                f"larger than {self._topic} takes" if reason == _TOO_LARGE else "none that a topic can have",
+                f"larger than {self._topic} takes"
+                if reason == _TOO_LARGE
+                else "none that a topic can have",
                 reason,
             )
-            if not self._hand_over(producer, sequence, _placeholder(row, file.topic_partition, reason)):
+            if not self._hand_over(
+                producer, sequence, _placeholder(row, file.topic_partition, reason)
+            ):
                 raise ConnectionError("the broker takes no message as small as that")
         self._wait_for_receipts(1, _PENDING_BYTES_MOST)
 
@@ -417,7 +439,9 @@ class _Sender:
                 self._rename(key, opened.last_sequence_id)
                 opened = self._open(key)
             is_known = opened.last_sequence_id >= 0
-            self._producers[key] = _TargetProducer(key, opened, self._last_stored(key, is_known=is_known))
+            self._producers[key] = _TargetProducer(
+                key, opened, self._last_stored(key, is_known=is_known)
+            )
         return self._producers[key]
 
     def _open(self, key: tuple[str, str]) -> TargetProducer:
@@ -427,16 +451,18 @@ class _Sender:
             self._close_producers(target)
         while True:
             try:
-                return self._client.open_producer(target, self._producer_name(*key), self._unsent[key[0]] - 1)
+                return self._client.open_producer(
+                    target, self._producer_name(*key), self._unsent[key[0]] - 1
+                )
             except BrokerError as error:
                 if error.code != "ProducerBusy" or not self._close_producers(target):
                     raise
                 self._known.limited.add(target)
 
     def _close_producers(self, target: str) -> bool:
-        """Close the producers of a target; return whether there were any. They are of earlier files, whose
-        messages are all stored. None of them is needed again for this micro-batch, since the files of a
-        topic partition come one after another.
+        """Close the producers of a target; return whether there were any. They are of earlier
+        files, whose messages are all stored. None of them is needed again for this micro-batch,
+        since the files of a topic partition come one after another.
         """
         keys = [key for key in self._producers if key[1] == target]
         for key in keys:
@@ -447,7 +473,11 @@ class _Sender:
         """Return whether another process of this stream has sent a number that this one has not."""
         if self._outbox.is_sent(self._batch):
             return True
-        return not self._may_be_sent and number < self._nexts[key[0]] and self._last_on_target(*key) >= number
+        return (
+            not self._may_be_sent
+            and number < self._nexts[key[0]]
+            and self._last_on_target(*key) >= number
+        )
 
     def _rename(self, key: tuple[str, str], foreign_number: int) -> None:
         """Give a producer another name: somebody else has sent a number under its name, and the
@@ -458,8 +488,10 @@ class _Sender:
         if recorded.get(key) == self._other_names.get(key):
             stored = self._last_stored(key, is_known=False)
             _log.warning(
-                "another producer has used the name %s on %s, with the sequence id %d; messages of %s are sent there under "
-                "another name from now on, and none is lost: either the checkpoint was restored from a copy, and what was sent "
+                "another producer has used the name %s on %s, with the sequence id %d; messages of "
+                "%s are sent there under "
+                "another name from now on, and none is lost: either the checkpoint was restored "
+                "from a copy, and what was sent "
                 "since the copy comes again; or look at who may write to that topic",
                 self._producer_name(*key),
                 target,
@@ -472,8 +504,8 @@ class _Sender:
         self._last_numbers.pop(target, None)
 
     def _last_stored(self, key: tuple[str, str], *, is_known: bool) -> int:
-        """Return the number up to which the messages of a producer are on the target; those after it
-        may be there too.
+        """Return the number up to which the messages of a producer are on the target; those after
+        it may be there too.
 
         Args:
             is_known: the broker knows the producer, so that the target need not be read.
@@ -488,8 +520,12 @@ class _Sender:
     def _last_on_target(self, topic_partition: str, target: str) -> int:
         """Return the last number on the target under the present name of a producer."""
         if target not in self._last_numbers:
-            nexts = {self._producer_name(name, target): number for name, number in self._nexts.items()}
-            self._last_numbers[target] = self._reader.last_numbers(target, self._sending.ends.get(target), nexts)
+            nexts = {
+                self._producer_name(name, target): number for name, number in self._nexts.items()
+            }
+            self._last_numbers[target] = self._reader.last_numbers(
+                target, self._sending.ends.get(target), nexts
+            )
         return self._last_numbers[target].get(self._producer_name(topic_partition, target), -1)
 
     def _producer_name(self, topic_partition: str, target: str) -> str:
@@ -514,7 +550,9 @@ class _Sender:
             taken, self._handing_over = self._handing_over is not None, None
         return taken
 
-    def _answered(self, producer: _TargetProducer, sequence: int, size_bytes: int, receipt: Receipt) -> None:
+    def _answered(
+        self, producer: _TargetProducer, sequence: int, size_bytes: int, receipt: Receipt
+    ) -> None:
         with self._lock:
             self._pending -= 1
             self._pending_bytes -= size_bytes
@@ -548,14 +586,22 @@ class _Sender:
             self._news.clear()
             with self._lock:
                 pending, failure = self._pending, self._failure
-                if not failure and (not pending or (pending < messages and self._pending_bytes <= size_bytes)):
+                if not failure and (
+                    not pending or (pending < messages and self._pending_bytes <= size_bytes)
+                ):
                     return
             if failure or self._stopping.is_set():
-                raise ConnectionError(f"the broker did not store all messages: {failure or 'the sender was stopped'}")
+                raise ConnectionError(
+                    f"the broker did not store all messages: {failure or 'the sender was stopped'}"
+                )
             checks = 0 if self._news.wait(_CHECK_S) else checks + 1
             if checks == _CHECKS_MOST:
                 checks = 0
-                _log.warning("%s stores nothing; %d messages were sent and have no receipt", self._topic, pending)
+                _log.warning(
+                    "%s stores nothing; %d messages were sent and have no receipt",
+                    self._topic,
+                    pending,
+                )
 
 
 def _rows(folder: Place, name: str) -> Iterator[dict[str, Any]]:
@@ -566,7 +612,9 @@ def _rows(folder: Place, name: str) -> Iterator[dict[str, Any]]:
     """
     try:
         # With ``pre_buffer`` pyarrow reads row groups ahead, as many as the file has.
-        with pq.ParquetFile(f"{folder.root}/{name}", filesystem=folder.filesystem(), pre_buffer=False) as file:
+        with pq.ParquetFile(
+            f"{folder.root}/{name}", filesystem=folder.filesystem(), pre_buffer=False
+        ) as file:
             groups = (file.read_row_group(number) for number in range(file.num_row_groups))
             for batch in (batch for group in groups for batch in group.to_batches(_ROWS_TOGETHER)):
                 columns = [
@@ -576,7 +624,8 @@ def _rows(folder: Place, name: str) -> Iterator[dict[str, Any]]:
                 yield from pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()
     except pa.ArrowInvalid as error:
         raise CheckpointError(
-            f"the file {name} of the outbox {folder} is damaged ({str(error)[:200]}), and its due messages were not sent; "
+            f"the file {name} of the outbox {folder} is damaged ({str(error)[:200]}), and its due "
+            "messages were not sent; "
             "restore it from a copy of the checkpoint",
             lost="unknown",
         ) from None
@@ -605,7 +654,9 @@ def _placeholder(row: dict[str, Any], topic_partition: str, reason: str) -> _Mes
 
 
 def _usable_message(row: dict[str, Any], topic_partition: str) -> _Message | None:
-    """Return the message of a row; None if there can be no such message, whatever the table took."""
+    """Return the message of a row; None if there can be no such message, whatever the table
+    took.
+    """
     try:
         return _message(row, topic_partition)
     except (TypeError, ValueError, OverflowError):

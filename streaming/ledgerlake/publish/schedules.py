@@ -1,13 +1,13 @@
-"""Publishes schedules by id (``docs/schedules.md``): messages with a time or a rule, of which the last
-one with an id counts.
+"""Publishes schedules by id (``docs/schedules.md``): messages with a time or a rule, of which the
+last one with an id counts.
 
 A schedule goes to one topic partition always: the one that Java's string hash of the id selects, as
-Pulsar's Java client routes a message with that key. So the id decides, and the message's own key may
-be any other. If the topic gets more partitions, an id may go to another one, and a message that was
-sent before is not replaced any more.
+Pulsar's Java client routes a message with that key. So the id decides, and the message's own key
+may be any other. If the topic gets more partitions, an id may go to another one, and a message that
+was sent before is not replaced any more.
 
-Other clients route by other hashes. So cancels and pauses go to all topic partitions that the topic has
-when they are sent.
+Other clients route by other hashes. So cancels and pauses go to all topic partitions that the topic
+has when they are sent.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ _FIRST_MS = 946_684_800_000
 
 _RESERVED = (CANCEL_PROPERTY, *SENDER_PROPERTIES, *ROW_PROPERTIES)
 
-# Fields of a stored message that hold for that place of the topic alone: a broker would take a copy for a part of a
-# transaction that never ends, or for what another cluster has sent.
+# Fields of a stored message that hold for that place of the topic alone: a broker would take a copy
+# for a part of a transaction that never ends, or for what another cluster has sent.
 _OF_ITS_PLACE = ("txnid_least_bits", "txnid_most_bits", "replicated_from", "replicate_to")
 
 
 def moved(entry: bytes, at_ms: int, sequence_id: int, producer_name: str) -> bytes:
-    """Return a stored entry with another delivery time. Its content stays as it was stored, also if it
-    is compressed or encrypted.
+    """Return a stored entry with another delivery time. Its content stays as it was stored, also if
+    it is compressed or encrypted.
 
     Raises:
         UsageError: it expires before it would be due, or does not repeat any more then.
@@ -94,8 +94,8 @@ def moved(entry: bytes, at_ms: int, sequence_id: int, producer_name: str) -> byt
 
 
 def move(settings: ClientSettings, waiting: TopicPartition, entry: bytes, at_ms: int) -> MessageId:
-    """Publish an entry that waits with another delivery time, on its topic partition: it replaces the
-    one that waits.
+    """Publish an entry that waits with another delivery time, on its topic partition: it replaces
+    the one that waits.
 
     Raises:
         As ``moved``.
@@ -112,22 +112,24 @@ def move(settings: ClientSettings, waiting: TopicPartition, entry: bytes, at_ms:
 
 
 class Schedules:
-    """The schedules of one topic. Times are datetimes with a zone, or milliseconds since 1970. Threads
-    may share it; they send one after another.
+    """The schedules of one topic. Times are datetimes with a zone, or milliseconds since 1970.
+    Threads may share it; they send one after another.
 
-    If a method raises an error, the message may or may not be stored. Calling it again is harmless as
-    long as the message waits: it takes its own place. A message that is delivered at once, or is due
-    meanwhile, may be delivered twice.
+    If a method raises an error, the message may or may not be stored. Calling it again is harmless
+    as long as the message waits: it takes its own place. A message that is delivered at once, or is
+    due meanwhile, may be delivered twice.
 
     Args:
         creates_topic: let the broker create the topic if it is not there.
 
     Raises:
-        TopicNotFoundError, BrokerError, TransportError: the broker does not know the topic, or cannot
-            be reached.
+        TopicNotFoundError, BrokerError, TransportError: the broker does not know the topic, or
+            cannot be reached.
     """
 
-    def __init__(self, settings: ClientSettings | str, topic: str, *, creates_topic: bool = False) -> None:
+    def __init__(
+        self, settings: ClientSettings | str, topic: str, *, creates_topic: bool = False
+    ) -> None:
         self._cluster = Cluster(ClientSettings(settings) if isinstance(settings, str) else settings)
         self._producers: dict[str, LargeMessageProducer] = {}
         self._lock = threading.Lock()
@@ -163,22 +165,24 @@ class Schedules:
         """Schedule a message, in place of the one that waits under the id.
 
         Args:
-            at: when it is to be delivered; at once by default. If it repeats, the time from which it
-                counts; now by default.
+            at: when it is to be delivered; at once by default. If it repeats, the time from which
+                it counts; now by default.
             expires: if it is released later than this, it is not delivered.
             cron, every: it repeats, by a cron expression, or by a duration or an ISO-8601 repeating
-                interval. A timedelta is elapsed time: ``timedelta(days=1)`` is 24 hours also if clocks
-                change. The text ``"P1D"`` keeps the local time.
+                interval. A timedelta is elapsed time: ``timedelta(days=1)`` is 24 hours also if
+                clocks change. The text ``"P1D"`` keeps the local time.
             timezone, until, count, jitter, catch_up: see ``docs/schedules.md``.
 
         Raises:
-            UsageError: the id, a time or a property cannot be used; or the message repeats, and is too
-                large for one entry. Nothing was sent.
+            UsageError: the id, a time or a property cannot be used; or the message repeats, and is
+                too large for one entry. Nothing was sent.
             BrokerError, TransportError, DeadlineError: see the class.
         """
         taken = [name for name in _RESERVED if name in (properties or {})]
         if taken:
-            how = "the pipeline sets" if taken[0] in ROW_PROPERTIES else "an argument of its own sets"
+            how = (
+                "the pipeline sets" if taken[0] in ROW_PROPERTIES else "an argument of its own sets"
+            )
             raise UsageError(f"{how} the property {taken[0]}; leave it out")
         own = {SCHEDULE_PROPERTY: _checked(schedule_id)}
         expires_ms = None if expires is None else _time_ms(expires, "expires")
@@ -204,19 +208,23 @@ class Schedules:
             _check_occurs(own, deliver_at_ms)
         if deliver_at_ms is not None and expires_ms is not None and expires_ms < deliver_at_ms:
             raise UsageError("the message would never be delivered: it expires before it is due")
-        return self._send(self.partition_of(schedule_id), value, {**(properties or {}), **own}, key, deliver_at_ms)
+        return self._send(
+            self.partition_of(schedule_id), value, {**(properties or {}), **own}, key, deliver_at_ms
+        )
 
     def cancel(self, schedule_id: str) -> list[AnyMessageId]:
-        """Cancel the message that waits under an id; return one message id for each topic partition.
+        """Cancel the message that waits under an id; return one message id for each topic
+        partition.
 
         Raises:
-            As ``put``; the error names the topic partitions that did not store it, and the others did.
+            As ``put``; the error names the topic partitions that did not store it, and the others
+            did.
         """
         return self._tell(CANCEL_PROPERTY, schedule_id)
 
     def pause(self, schedule_id: str | None = None) -> list[AnyMessageId]:
-        """Hold back the repetitions of a schedule, or of all schedules of the topic; return one message
-        id for each topic partition.
+        """Hold back the repetitions of a schedule, or of all schedules of the topic; return one
+        message id for each topic partition.
 
         Raises:
             As ``cancel``.
@@ -260,14 +268,20 @@ class Schedules:
         # A message without a value fits every schema.
         # Schedules may be on a partition that has just been added.
         partitions = self._look_up(kept_s=-1)
-        return send_to_each(partitions, lambda topic_partition: self._send(topic_partition, None, {name: target}))
+        return send_to_each(
+            partitions, lambda topic_partition: self._send(topic_partition, None, {name: target})
+        )
 
     def _look_up(self, kept_s: float | None = None) -> list[str]:
-        """Return the partitions of the topic, as they are or were ``kept_s`` seconds ago at most."""
+        """Return the partitions of the topic, as they are or were ``kept_s`` seconds ago at
+        most.
+        """
         kept_s = _PARTITIONS_KEPT_S if kept_s is None else kept_s
         with self._lock:
             if time.monotonic() - self._looked_up_s > kept_s:
-                self._partitions = self._cluster.topic_partitions(self._topic, creates=self._creates_topic)
+                self._partitions = self._cluster.topic_partitions(
+                    self._topic, creates=self._creates_topic
+                )
                 self._looked_up_s = time.monotonic()
             return self._partitions
 
@@ -285,7 +299,9 @@ class Schedules:
             if name not in self._producers:
                 self._producers[name] = LargeMessageProducer(self._cluster, name)
             try:
-                return self._producers[name].send(value, key=key, properties=properties, deliver_at_ms=deliver_at_ms)
+                return self._producers[name].send(
+                    value, key=key, properties=properties, deliver_at_ms=deliver_at_ms
+                )
             except UsageError:
                 raise
             except LedgerlakeError:
@@ -309,12 +325,14 @@ def _check_occurs(properties: Mapping[str, object], start_ms: int) -> None:
     # A broker that stores it later than its start counts from then.
     start_ms = max(start_ms, int(time.time() * 1000))
     if next(occurrences(rule, str(properties[SCHEDULE_PROPERTY]), start_ms), None) is None:
-        raise UsageError("its rule has no occurrence from its start on, so it would never be delivered")
+        raise UsageError(
+            "its rule has no occurrence from its start on, so it would never be delivered"
+        )
 
 
 def _span(span: str | timedelta | None) -> str | None:
-    """Return a duration as ISO-8601 text. A timedelta does not say whether it is a day or 24 hours, so it
-    is elapsed time.
+    """Return a duration as ISO-8601 text. A timedelta does not say whether it is a day or 24 hours,
+    so it is elapsed time.
     """
     return f"PT{span.total_seconds():.3f}S" if isinstance(span, timedelta) else span
 
@@ -326,7 +344,8 @@ def _time_ms(moment: datetime | int, name: str) -> int:
         moment = round(moment.timestamp() * 1000)
     if not isinstance(moment, int) or not _FIRST_MS <= moment <= MAX_TIME_MS:
         raise UsageError(
-            f"{name} must be a datetime, or whole milliseconds since 1970 from {_FIRST_MS} (the year 2000) to "
+            f"{name} must be a datetime, or whole milliseconds since 1970 from {_FIRST_MS} (the "
+            "year 2000) to "
             f"{MAX_TIME_MS}, not {moment!r}"
         )
     return moment

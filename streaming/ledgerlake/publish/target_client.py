@@ -89,7 +89,9 @@ class TargetClient:
         Raises:
             BrokerError, TransportError, ProtocolError: as ``NumberedProducer``.
         """
-        producer = TargetProducer(self._cluster, topic_partition, name, earlier_number, self._tasks.put)
+        producer = TargetProducer(
+            self._cluster, topic_partition, name, earlier_number, self._tasks.put
+        )
         self._producers.append(producer)
         return producer
 
@@ -131,7 +133,9 @@ class TargetProducer:
         earlier_number: int,
         enqueue: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._producer = NumberedProducer(cluster, topic_partition, name, self._stored, earlier_number)
+        self._producer = NumberedProducer(
+            cluster, topic_partition, name, self._stored, earlier_number
+        )
         self._enqueue = enqueue
         self._pending: deque[tuple[int, Callable[[Receipt], None]]] = deque()
         self._failure = ""
@@ -141,7 +145,9 @@ class TargetProducer:
         """Return the last number that the broker knew when the producer was opened; -1 if none."""
         return self._producer.last_sequence_id
 
-    def send(self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]) -> None:
+    def send(
+        self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]
+    ) -> None:
         """Accept a message, whose number is in its metadata. ``on_receipt`` is called once: at
         once, with ``MessageTooBig``, if the metadata alone is too large for the broker; else by the
         thread.
@@ -175,18 +181,28 @@ class TargetProducer:
     def _limit_bytes(self, metadata: pb.MessageMetadata, content: bytes) -> int:
         return chunk_limit_bytes(metadata, len(content), self._producer.max_entry_bytes)
 
-    def _send(self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]) -> None:
+    def _send(
+        self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]
+    ) -> None:
         number = metadata.sequence_id
         self._pending.append((number, on_receipt))
-        self._try(lambda: self._producer.send(NumberedEntry(encode_entry(metadata, content), number, number)))
+        self._try(
+            lambda: self._producer.send(
+                NumberedEntry(encode_entry(metadata, content), number, number)
+            )
+        )
 
-    def _send_chunks(self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]) -> None:
+    def _send_chunks(
+        self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]
+    ) -> None:
         metadata.uncompressed_size = len(content)
         self._pending.append((metadata.sequence_id, on_receipt))
         self._try(
             lambda: self._producer.send_chunks(
                 metadata.sequence_id,
-                lambda: encode_chunks(metadata, content, self._limit_bytes(metadata, content), attempt_suffix()),
+                lambda: encode_chunks(
+                    metadata, content, self._limit_bytes(metadata, content), attempt_suffix()
+                ),
             )
         )
 
@@ -197,7 +213,11 @@ class TargetProducer:
                 call()
                 return
             except Exception as error:  # whatever it is, the sender waits for an answer
-                reason = error.code if isinstance(error, BrokerError) and error.code else type(error).__name__
+                reason = (
+                    error.code
+                    if isinstance(error, BrokerError) and error.code
+                    else type(error).__name__
+                )
                 self.fail(reason)
         while self._pending:
             self._pending.popleft()[1](Receipt(reason))

@@ -23,7 +23,13 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.reader import EntryReader
-from ledgerlake.errors import CorruptEntryError, LedgerlakeError, TopicNotFoundError, TransportError, is_retryable
+from ledgerlake.errors import (
+    CorruptEntryError,
+    LedgerlakeError,
+    TopicNotFoundError,
+    TransportError,
+    is_retryable,
+)
 from ledgerlake.source.read_until import next_until
 from ledgerlake.source.topic_end import last_position
 from ledgerlake.wire.entry import peek_metadata
@@ -72,7 +78,9 @@ class TargetReader:
         finally:
             cluster.close()
 
-    def last_numbers(self, target: str, after: Position | None, nexts: Mapping[str, int]) -> dict[str, int]:
+    def last_numbers(
+        self, target: str, after: Position | None, nexts: Mapping[str, int]
+    ) -> dict[str, int]:
         """Return the last number on a partition of the target of each of the pipeline's producers.
 
         Args:
@@ -125,7 +133,8 @@ def _end_if_allowed(cluster: Cluster, target: str) -> Position | None:
         if is_retryable(error):
             raise
         _log.warning(
-            "%s cannot be read (%s); if this process ends amid sending and the broker forgets its producers before the next "
+            "%s cannot be read (%s); if this process ends amid sending and the broker forgets its "
+            "producers before the next "
             "start, some due messages will be there twice: allow this role to consume that topic",
             target,
             error,
@@ -165,7 +174,8 @@ def _message(entry: memoryview) -> tuple[str, int] | None:
 
 def _warn_unknown(target: str, reason: str) -> None:
     _log.warning(
-        "due messages may have been sent to %s before, the broker does not say up to where, and the topic does not tell (%s); "
+        "due messages may have been sent to %s before, the broker does not say up to where, and "
+        "the topic does not tell (%s); "
         "some may be there twice",
         target,
         reason,

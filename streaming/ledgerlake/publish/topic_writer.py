@@ -29,14 +29,14 @@ A sequence id has these bits, from the highest on:
 
     31   the number of the micro-batch
      1   whether the plan of the micro-batch is known
-    31   a number that its plan gives (see ``planned_batch``; 0 if the plan is not known), and then one
-         more for each message
+    31   a number that its plan gives (see ``planned_batch``; 0 if the plan is not known), and then
+         one more for each message
 
 So what the broker has of another plan of the micro-batch nearly always has other ids than this one:
-the last of them is below its first id, or beyond its last one. Then the task ends with an error, and
-the micro-batch fails. By chance, the ids of a plan may begin between the ids of the other one. Then
-the two are not told apart, and the broker drops messages up to the last id of the other one (see
-``planned_batch`` for how likely that is).
+the last of them is below its first id, or beyond its last one. Then the task ends with an error,
+and the micro-batch fails. By chance, the ids of a plan may begin between the ids of the other one.
+Then the two are not told apart, and the broker drops messages up to the last id of the other one
+(see ``planned_batch`` for how likely that is).
 
 The end of a batch depends on its messages and bytes, never on the clock, so that batches are the
 same in a second run. A delayed message is never batched, as with Pulsar's producers.
@@ -100,7 +100,8 @@ _SEQUENCE_BITS = 32
 _HAS_PLAN = 1 << (_SEQUENCE_BITS - 1)
 
 _WHY_DROPPED = (
-    ": the checkpoint is an older copy, or a new one; or another program has used that name, as everybody who may write "
+    ": the checkpoint is an older copy, or a new one; or another program has used that name, as "
+    "everybody who may write "
     "to the topic can; restore the newest copy, or, if this is the newest one, set the option "
     "'pulsar.producer.producerName' to another name, and messages may come twice"
 )
@@ -134,11 +135,14 @@ def check_columns(columns: dict[str, str], topic: str | None) -> None:
         ours = CONNECTOR_COLUMNS.get(name, name)
         if ours not in COLUMN_TYPES:
             raise UsageError(
-                f"there is nothing that the column '{name}' could become; select {', '.join(COLUMN_TYPES)} only, and put the rest "
+                f"there is nothing that the column '{name}' could become; select "
+                f"{', '.join(COLUMN_TYPES)} only, and put the rest "
                 "into value, for example with to_json"
             )
         if kind not in COLUMN_TYPES[ours]:
-            raise UsageError(f"the column '{name}' is {kind}; it must be {' or '.join(COLUMN_TYPES[ours])}")
+            raise UsageError(
+                f"the column '{name}' is {kind}; it must be {' or '.join(COLUMN_TYPES[ours])}"
+            )
     names = [CONNECTOR_COLUMNS.get(name, name) for name in columns]
     if "value" not in names:
         raise UsageError("the column 'value' is missing")
@@ -157,7 +161,9 @@ class TopicWriter:
         batch_id: the micro-batch's number.
     """
 
-    def __init__(self, settings: TopicSettings, name: str, batch_id: int, plan_number: int | None = None) -> None:
+    def __init__(
+        self, settings: TopicSettings, name: str, batch_id: int, plan_number: int | None = None
+    ) -> None:
         self.messages = 0
         self._settings = settings
         self._cluster = Cluster(settings.client)
@@ -210,9 +216,12 @@ class TopicWriter:
             name = full_name(topic)
             if name not in self._targets:
                 found = with_retries(
-                    lambda: self._cluster.topic_partitions(name), self._settings.client.give_up_after_s
+                    lambda: self._cluster.topic_partitions(name),
+                    self._settings.client.give_up_after_s,
                 )
-                self._targets[name] = _Target([self._partition(partition) for partition in found], self._first_turn)
+                self._targets[name] = _Target(
+                    [self._partition(partition) for partition in found], self._first_turn
+                )
             self._targets[topic] = self._targets[name]
         return self._targets[topic]
 
@@ -256,7 +265,12 @@ class _TargetPartition:
     """Collects the messages for one topic partition into batches, and sends those."""
 
     def __init__(
-        self, settings: TopicSettings, cluster: Cluster, topic_partition: str, name: str, first_sequence_id: int
+        self,
+        settings: TopicSettings,
+        cluster: Cluster,
+        topic_partition: str,
+        name: str,
+        first_sequence_id: int,
     ) -> None:
         self._settings = settings
         self._cluster = cluster
@@ -299,8 +313,10 @@ class _TargetPartition:
         entry = encode_entry(metadata, packed)
         if len(entry) > self._opened().max_entry_bytes:
             raise UsageError(
-                f"a batch of {len(entry):,} bytes for {self._topic_partition} is more than the broker takes "
-                f"({self._opened().max_entry_bytes:,}); set 'pulsar.producer.batchingMaxBytes' lower"
+                f"a batch of {len(entry):,} bytes for {self._topic_partition} is more than the "
+                "broker takes "
+                f"({self._opened().max_entry_bytes:,}); set 'pulsar.producer.batchingMaxBytes' "
+                "lower"
             )
         self._send(NumberedEntry(entry, first.sequence_id, last.sequence_id, len(batch.messages)))
 
@@ -327,7 +343,9 @@ class _TargetPartition:
         # After a disconnect, another broker may serve the topic, with a lower limit.
         self._opened().send_chunks(
             sequence_id,
-            lambda: encode_chunks(metadata, packed, self._chunk_bytes(metadata, packed), attempt_suffix()),
+            lambda: encode_chunks(
+                metadata, packed, self._chunk_bytes(metadata, packed), attempt_suffix()
+            ),
         )
 
     def _chunk_bytes(self, metadata: pb.MessageMetadata, packed: bytes) -> int:
@@ -348,17 +366,21 @@ class _TargetPartition:
         return self._producer
 
     def _check_is_newest(self, known_batch_id: int) -> None:
-        """Check that the broker knows no later micro-batch: it would drop the messages of this one."""
+        """Check that the broker knows no later micro-batch: it would drop the messages of
+        this one.
+        """
         batch_id = self._sequence_id >> _SEQUENCE_BITS
         if known_batch_id > batch_id:
             raise CheckpointError(
-                f"{self._topic_partition} has a sequence id of micro-batch {known_batch_id} by the producer {self._name}, and "
-                f"this is micro-batch {batch_id}, whose messages the broker would drop{_WHY_DROPPED}"
+                f"{self._topic_partition} has a sequence id of micro-batch {known_batch_id} by the "
+                f"producer {self._name}, and "
+                f"this is micro-batch {batch_id}, whose messages the broker would "
+                f"drop{_WHY_DROPPED}"
             )
 
     def _check_is_of_this_plan(self, known_id: int, *, is_end: bool) -> None:
-        """Check that what the broker knew of this micro-batch was sent by its plan: it would drop messages
-        that are others.
+        """Check that what the broker knew of this micro-batch was sent by its plan: it would drop
+        messages that are others.
 
         Args:
             is_end: all messages of the micro-batch have their ids.
@@ -367,11 +389,16 @@ class _TargetPartition:
         if known_id >> _SEQUENCE_BITS != batch_id:
             return
         # Of a message in chunks, a broker may know the number before its own alone.
-        is_of_plan = known_id >= self._first_sequence_id - 1 and not (known_id ^ self._first_sequence_id) & _HAS_PLAN
+        is_of_plan = (
+            known_id >= self._first_sequence_id - 1
+            and not (known_id ^ self._first_sequence_id) & _HAS_PLAN
+        )
         if not is_of_plan or (is_end and known_id >= self._sequence_id):
             raise CheckpointError(
-                f"{self._topic_partition} has messages of micro-batch {batch_id} by the producer {self._name}, and this "
-                f"micro-batch of the same number has other messages, which the broker would drop{_WHY_DROPPED}"
+                f"{self._topic_partition} has messages of micro-batch {batch_id} by the producer "
+                f"{self._name}, and this "
+                "micro-batch of the same number has other messages, which the broker would "
+                f"drop{_WHY_DROPPED}"
             )
 
     def _metadata(self, sequence_id: int, size_bytes: int) -> pb.MessageMetadata:
@@ -403,7 +430,9 @@ def _rows(rows: pa.RecordBatch, first: int) -> Iterator[dict[str, Any]]:
         UsageError: a text that a message has as text alone is not UTF-8.
     """
     names = [CONNECTOR_COLUMNS.get(name, name) for name in rows.schema.names]
-    columns = (_values(name, column, first) for name, column in zip(names, rows.columns, strict=True))
+    columns = (
+        _values(name, column, first) for name, column in zip(names, rows.columns, strict=True)
+    )
     for values in zip(*columns, strict=True):
         yield dict(zip(names, values, strict=True))
 
@@ -431,7 +460,8 @@ def _value(name: str, scalar: pa.Scalar, row: int) -> Any:
         if name == "key":
             return scalar.cast(pa.binary()).as_py()
         raise UsageError(
-            f"row {row} of a task has bytes in the column '{name}' that are not UTF-8, and a message has them as text alone; "
+            f"row {row} of a task has bytes in the column '{name}' that are not UTF-8, and a "
+            "message has them as text alone; "
             "encode them, for example with base64, or replace them with make_valid_utf8"
         ) from None
 

@@ -40,7 +40,14 @@ from ledgerlake.options.config import REJECTS_TABLE
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.record_schemas import RecordSchemas
 from ledgerlake.pipeline.tables import Tables
-from ledgerlake.reasons import CHUNK_EVICTED, CHUNK_EXPIRED, CHUNK_ORPHAN, NO_TABLE, REASONS, REPLAYED
+from ledgerlake.reasons import (
+    CHUNK_EVICTED,
+    CHUNK_EXPIRED,
+    CHUNK_ORPHAN,
+    NO_TABLE,
+    REASONS,
+    REPLAYED,
+)
 from ledgerlake.replay.replay_messages import by_plain_size, large_message, messages_of_entries
 from ledgerlake.replay.replay_parts import Parts
 from ledgerlake.replay.replay_rejects import RejectsToReplay
@@ -97,14 +104,16 @@ def replay(config: Config, reasons: Sequence[str] = ()) -> Replayed:
         reasons: only those; all that may fit by now if there are none.
 
     Raises:
-        SetupError: a reason cannot be replayed, there is no checkpoint, or delta-spark writes a table.
+        SetupError: a reason cannot be replayed, there is no checkpoint, or delta-spark writes a
+        table.
         TableError: a table cannot be read or written.
         BrokerError, TransportError: the registry of schemas cannot be asked.
     """
     unknown = [reason for reason in reasons if reason not in REPLAYABLE]
     if unknown:
         raise SetupError(
-            f"rejects of {unknown[0]} cannot be replayed; the reasons that can are {', '.join(REPLAYABLE)}"
+            f"rejects of {unknown[0]} cannot be replayed; the reasons that can are "
+            f"{', '.join(REPLAYABLE)}"
         )
     cluster = Cluster(config.source.client)
     try:
@@ -171,13 +180,15 @@ class _Replay:
             waited_s = time.monotonic() - began_s
             if waited_s > _BATCH_S:
                 raise CheckpointError(
-                    f"batch {planned} of the stream {stream} is not finished, so its rejects cannot be told from its "
+                    f"batch {planned} of the stream {stream} is not finished, so its rejects "
+                    "cannot be told from its "
                     "messages; run the pipeline with --once, then replay"
                 )
             if waited_s > _TOLD_S and not is_told:
                 is_told = True
                 _log.warning(
-                    "batch %d of the stream %s is not finished, and is waited for; if the pipeline does not run, run it with --once",
+                    "batch %d of the stream %s is not finished, and is waited for; if the pipeline "
+                    "does not run, run it with --once",
                     planned,
                     stream,
                 )
@@ -192,12 +203,19 @@ class _Replay:
         marks: list[pa.Table] = []
         files: dict[str, list[DataFile]] = {}
         for source in sorted({(reject["topic"], reject["partition"]) for reject in rejects}):
-            of_partition = [reject for reject in rejects if (reject["topic"], reject["partition"]) == source]
+            of_partition = [
+                reject for reject in rejects if (reject["topic"], reject["partition"]) == source
+            ]
             late = {join_partition(*source): _LATEST_US}
             tables = {name: replace(settings, reached_us=late) for name, settings in known.items()}
             batch = BatchSettings(0, tables, [], schemas)
             writers = TableWriters(
-                self._options, TopicPartition(*source), self._config.source.client, batch, _PREFIX, self._unwritten
+                self._options,
+                TopicPartition(*source),
+                self._config.source.client,
+                batch,
+                _PREFIX,
+                self._unwritten,
             )
             marks += self._write(of_partition, TopicPartition(*source), writers)
             for writer in writers.with_rows:
@@ -216,7 +234,10 @@ class _Replay:
         self._tables.expect(topics)
         for table in self._tables.by_name.values():
             if isinstance(table, SparkTable):
-                raise SetupError(f"rejects cannot be replayed into the table at {table.path}, which delta-spark writes")
+                raise SetupError(
+                    f"rejects cannot be replayed into the table at {table.path}, which delta-spark "
+                    "writes"
+                )
         self._tables.check(None)
 
     def _write(
@@ -244,7 +265,9 @@ class _Replay:
             else:
                 self._leave(of_message, why or "")
 
-    def _write_large(self, chunks: list[dict[str, Any]], source: TopicPartition, writers: TableWriters) -> str | None:
+    def _write_large(
+        self, chunks: list[dict[str, Any]], source: TopicPartition, writers: TableWriters
+    ) -> str | None:
         """Write a large message; return why not, or None if it was written.
 
         Args:
@@ -254,7 +277,8 @@ class _Replay:
         message = large_message(self._config, whole, source) if whole else None
         if message is None:
             return (
-                "not all of its chunks are here, they are larger than a message may be or cannot be joined, or it is "
+                "not all of its chunks are here, they are larger than a message may be or cannot "
+                "be joined, or it is "
                 "delayed, and was rejected before it was due, is not due yet or has expired"
             )
         misfits = self._put(message, writers)
@@ -270,7 +294,8 @@ class _Replay:
     ) -> Iterator[pa.Table]:
         """
         Args:
-            numbers: for each message, which of the rejects it comes from. Those without messages stay.
+            numbers: for each message, which of the rejects it comes from. Those without messages
+                stay.
         """
         once, first_of = _once(messages)
         misfits = self._put(once, writers) if once.num_rows else []
@@ -279,7 +304,9 @@ class _Replay:
         by_row = {misfit.row: misfit for misfit in misfits}
         for number, reject in enumerate(rejects):
             if number not in fitting:
-                of_reject = [by_row[row] for row in first_of[numbers == number].tolist() if row in by_row]
+                of_reject = [
+                    by_row[row] for row in first_of[numbers == number].tolist() if row in by_row
+                ]
                 self._leave([reject], _why(of_reject))
         if not fitting:
             return
@@ -287,19 +314,23 @@ class _Replay:
         self.result.replayed.update(reject["reason"] for reject in done)
         yield _marks(done)
         # The others of a batch become rejects of their own.
-        own = {int(first_of[row]) for row in np.flatnonzero(np.isin(numbers, list(fitting))).tolist()}
+        own = {
+            int(first_of[row]) for row in np.flatnonzero(np.isin(numbers, list(fitting))).tolist()
+        }
         others = [misfit for misfit in misfits if misfit.row in own]
         if others:
             yield reject_rows(misfit_rejects(once, others), source)
 
     def _put(self, messages: pa.RecordBatch, writers: TableWriters) -> list[Misfit]:
-        """Write messages into the tables that take them and lack them; return those that do not fit,
-        or that no table has afterwards.
+        """Write messages into the tables that take them and lack them; return those that do not
+        fit, or that no table has afterwards.
         """
         present = self._present(messages, writers)
         misfits = {misfit.row: misfit for misfit in writers.write(messages, present)}
         has_row = np.logical_or.reduce([writers.is_new, *present.values()])
-        left_out = {row: Misfit(row, NO_TABLE, _LEFT_OUT) for row in np.flatnonzero(~has_row).tolist()}
+        left_out = {
+            row: Misfit(row, NO_TABLE, _LEFT_OUT) for row in np.flatnonzero(~has_row).tolist()
+        }
         return sorted((left_out | misfits).values(), key=attrgetter("row"))
 
     def _leave(self, rejects: Iterable[dict[str, Any]], why: str) -> None:
@@ -307,14 +338,18 @@ class _Replay:
             self.result.left[reject["reason"]] += 1
             self.result.why[reject["reason"]] = why
 
-    def _present(self, messages: pa.RecordBatch, writers: TableWriters) -> dict[str, NDArray[np.bool_]]:
+    def _present(
+        self, messages: pa.RecordBatch, writers: TableWriters
+    ) -> dict[str, NDArray[np.bool_]]:
         """Return which messages of a topic partition the tables have already: one that did not fit
         one of them is in the others.
 
         Raises:
             TableError: a table cannot be read.
         """
-        return {writer.table.name: self._is_in(messages, writer.table) for writer in writers.with_rows}
+        return {
+            writer.table.name: self._is_in(messages, writer.table) for writer in writers.with_rows
+        }
 
     @staticmethod
     def _is_in(messages: pa.RecordBatch, table: TableOptions) -> NDArray[np.bool_]:
@@ -322,7 +357,8 @@ class _Replay:
         columns = ", ".join(f"{struct}{name} as {name}" for name in _POSITION)
         ledgers = messages["ledger_id"].to_numpy()
         where = (
-            f"{struct}topic = {_quoted(messages['topic'][0].as_py())} and {struct}partition = {messages['partition'][0].as_py()}"
+            f"{struct}topic = {_quoted(messages['topic'][0].as_py())} and {struct}partition = "
+            f"{messages['partition'][0].as_py()}"
             f" and {struct}ledger_id between {ledgers.min()} and {ledgers.max()}"
         )
         try:
@@ -335,14 +371,21 @@ class _Replay:
         # Errors while the answer comes have no type of their own.
         except Exception as error:
             raise not_readable(table.place, error) from None
-        here, there = (np.stack([batch[name].to_numpy() for name in _POSITION], axis=1) for batch in (messages, rows))
+        here, there = (
+            np.stack([batch[name].to_numpy() for name in _POSITION], axis=1)
+            for batch in (messages, rows)
+        )
         is_in: NDArray[np.bool_] = np.isin(packed(here), packed(there))
         return is_in
 
 
 def _why(misfits: Sequence[Misfit]) -> str:
     if not misfits:
-        return "it cannot be decoded, was rejected before it was due, is not due yet, has expired, repeats, or no table gets it anew"
+        return (
+            "it cannot be decoded, was rejected before it was due, is not due yet, has "
+            "expired, "
+            "repeats, or no table gets it anew"
+        )
     return f"{misfits[0].reason}: {misfits[0].detail}"
 
 

@@ -1,9 +1,9 @@
 """Decodes rejects as the pipeline would now: their entries, or the chunks of a large message.
 
-Only messages that may be delivered come out: they are due, have not expired, do not repeat, and were
-rejected when they were due. A delayed message that was rejected before has never waited, so nobody
-knows whether it was cancelled or replaced. A delayed message gets the time of the replay as that of its
-delivery.
+Only messages that may be delivered come out: they are due, have not expired, do not repeat, and
+were rejected when they were due. A delayed message that was rejected before has never waited, so
+nobody knows whether it was cancelled or replaced. A delayed message gets the time of the replay as
+that of its delivery.
 """
 
 from __future__ import annotations
@@ -52,13 +52,22 @@ if TYPE_CHECKING:
 _PLAIN_BYTES = 64 * 1024 * 1024
 
 # The reasons of rejects whose entry is as it was stored. Others have a single message.
-_OF_STORED_ENTRIES = (ENCRYPTED, UNDECRYPTABLE, PAYLOAD_PROCESSOR, UNKNOWN_CODEC, BAD_COMPRESSION, TOO_LARGE)
+_OF_STORED_ENTRIES = (
+    ENCRYPTED,
+    UNDECRYPTABLE,
+    PAYLOAD_PROCESSOR,
+    UNKNOWN_CODEC,
+    BAD_COMPRESSION,
+    TOO_LARGE,
+)
 
 _Reject = dict[str, Any]
 
 
 def by_plain_size(rejects: list[_Reject]) -> Iterator[list[_Reject]]:
-    """Yield the rejects in parts that can be decoded together; rejects of one entry stay together."""
+    """Yield the rejects in parts that can be decoded together; rejects of one entry stay
+    together.
+    """
     part: list[_Reject] = []
     part_bytes = 0
     for _, of_entry in groupby(sorted(rejects, key=_position), key=_position):
@@ -88,8 +97,8 @@ def _plain_bytes(entry: bytes) -> int:
 def messages_of_entries(
     config: Config, rejects: list[_Reject], source: TopicPartition
 ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-    """Return the messages of entries that can be decoded and may be delivered, and for each message which
-    of the rejects it comes from.
+    """Return the messages of entries that can be decoded and may be delivered, and for each message
+    which of the rejects it comes from.
     """
     entries, bad = [], set[int]()
     for number, reject in enumerate(rejects):
@@ -103,7 +112,9 @@ def messages_of_entries(
     ids = np.arange(len(rejects))
     decoding = config.source.decoding
     parts = [schema.MESSAGES.empty_table()]
-    for part in decode_entries(raw, np.zeros(len(rejects), dtype=np.int64), ids, source, **decoding):
+    for part in decode_entries(
+        raw, np.zeros(len(rejects), dtype=np.int64), ids, source, **decoding
+    ):
         parts.append(pa.Table.from_batches([part.messages.select(schema.MESSAGES.names)]))
         bad.update(part.rejects["entry_id"].to_pylist())
     messages = pa.concat_tables(parts)
@@ -115,8 +126,12 @@ def messages_of_entries(
         bad.update(number for number in delayed if _may_precede_due(rejects[number]))
     is_whole = ~np.isin(numbers, [*bad])
     messages, numbers = messages.filter(pa.array(is_whole)), numbers[is_whole]
-    messages = _delivered(config, _in_place(messages, [rejects[number] for number in numbers.tolist()]))
-    (batch,) = messages.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema.MESSAGES)]
+    messages = _delivered(
+        config, _in_place(messages, [rejects[number] for number in numbers.tolist()])
+    )
+    (batch,) = messages.combine_chunks().to_batches() or [
+        pa.RecordBatch.from_pylist([], schema.MESSAGES)
+    ]
     return batch, numbers
 
 
@@ -134,17 +149,23 @@ def _processed(source: SourceOptions, reject: _Reject) -> bytes:
         # The function has returned the messages, together too large.
         return entry
     place = reject["ledger_id"], reject["entry_id"]
-    processed = process_entry(load(source.message_payload_processor), memoryview(entry), *place, **source.decoding)
+    processed = process_entry(
+        load(source.message_payload_processor), memoryview(entry), *place, **source.decoding
+    )
     if processed == b"":
         raise CorruptEntryError("the function found no message", reason=PAYLOAD_PROCESSOR)
     return entry if processed is None else processed
 
 
-def large_message(config: Config, chunks: list[_Reject], source: TopicPartition) -> pa.RecordBatch | None:
-    """Return the large message of all of its chunks; None if they cannot be joined, or it must not be
-    delivered.
+def large_message(
+    config: Config, chunks: list[_Reject], source: TopicPartition
+) -> pa.RecordBatch | None:
+    """Return the large message of all of its chunks; None if they cannot be joined, or it must not
+    be delivered.
     """
-    ordered = sorted(chunks, key=lambda chunk: int(peek_metadata(memoryview(chunk["entry"])).chunk_id))
+    ordered = sorted(
+        chunks, key=lambda chunk: int(peek_metadata(memoryview(chunk["entry"])).chunk_id)
+    )
     first = peek_metadata(memoryview(ordered[0]["entry"]))
     try:
         message = decode_large(
@@ -176,7 +197,9 @@ def _delivered(config: Config, messages: pa.Table) -> pa.Table:
 
 def _early(messages: pa.Table) -> NDArray[np.bool_]:
     """Return a mask of the messages that are not due yet."""
-    is_early: NDArray[np.bool_] = pc.fill_null(messages["deliver_at"].cast(pa.int64()), 0).to_numpy() > _now_us()
+    is_early: NDArray[np.bool_] = (
+        pc.fill_null(messages["deliver_at"].cast(pa.int64()), 0).to_numpy() > _now_us()
+    )
     return is_early
 
 
@@ -201,7 +224,9 @@ def _repeat(messages: pa.Table) -> NDArray[np.bool_]:
     replay knows messages.
     """
     repeats = np.zeros(messages.num_rows, dtype=bool)
-    repeats[rows_with_property(messages["properties"].combine_chunks(), [CRON_PROPERTY, EVERY_PROPERTY])] = True
+    repeats[
+        rows_with_property(messages["properties"].combine_chunks(), [CRON_PROPERTY, EVERY_PROPERTY])
+    ] = True
     is_delayed: NDArray[np.bool_] = messages["deliver_at"].is_valid().to_numpy()
     return repeats & is_delayed
 
@@ -223,7 +248,8 @@ def _in_place(messages: pa.Table, rejects: list[_Reject]) -> pa.Table:
         "entry_id": [reject["entry_id"] for reject in rejects],
         "batch_index": indexes,
         "message_id": [
-            text if index < 0 else f"{text}:{index}" for text, index in zip(positions, indexes, strict=True)
+            text if index < 0 else f"{text}:{index}"
+            for text, index in zip(positions, indexes, strict=True)
         ],
     }
     for name, values in columns.items():
@@ -232,4 +258,6 @@ def _in_place(messages: pa.Table, rejects: list[_Reject]) -> pa.Table:
 
 
 def _with(messages: pa.Table, name: str, column: pa.Array) -> pa.Table:
-    return messages.set_column(messages.schema.get_field_index(name), schema.MESSAGES.field(name), column)
+    return messages.set_column(
+        messages.schema.get_field_index(name), schema.MESSAGES.field(name), column
+    )

@@ -8,10 +8,12 @@ random:
 
 So a part that was interrupted is finished by the next replay from its record, and nothing comes
 twice. A part is given up if another replay has committed since it was begun, because that may have
-added the same rows. The record tells by table the path, the number that it had before, and the files:
+added the same rows. The record tells by table the path, the number that it had before, and the
+files:
 
     {"version": 1, "number": 4711, "topics": ["persistent://..."],
-     "tables": {"messages": {"path": "lake/orders", "before": null, "files": [{"name": "part-...", ...}]}, "rejects": {...}}}
+     "tables": {"messages": {"path": "lake/orders", "before": null, "files": [{"name": "part-...",
+     ...}]}, "rejects": {...}}}
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ class Parts:
         Raises:
             TableError: a table cannot be read.
         """
-        there = {name: table for name, table in self._tables.by_name.items() if self._tables.exists(name)}
+        there = {
+            name: table for name, table in self._tables.by_name.items() if self._tables.exists(name)
+        }
         self._before = {name: table.number(self._name) for name, table in there.items()}
 
     def add(self, topics: list[str], files: dict[str, list[DataFile]]) -> None:
@@ -102,7 +106,8 @@ class Parts:
         self._folder.make()
         if not self._record.create_file(content):
             raise CheckpointError(
-                f"another replay of the stream {self._stream} is at work, or was interrupted; end it, and replay again"
+                f"another replay of the stream {self._stream} is at work, or was interrupted; end "
+                "it, and replay again"
             )
         self.commit(part)
 
@@ -117,27 +122,35 @@ class Parts:
         for name, of_table in part.tables.items():
             if name not in by_name or str(by_name[name].path) != of_table.path:
                 raise CheckpointError(
-                    f"an interrupted replay has messages for the table at {of_table.path}, which the configuration does not name any more; "
-                    f"put it back, and replay again, or remove {self._record} to leave them as rejects"
+                    f"an interrupted replay has messages for the table at {of_table.path}, which "
+                    "the configuration does not name any more; "
+                    f"put it back, and replay again, or remove {self._record} to leave them as "
+                    "rejects"
                 )
         if self._may_land(part):
-            for name, of_table in sorted(part.tables.items(), key=lambda item: item[0] == REJECTS_TABLE):
+            for name, of_table in sorted(
+                part.tables.items(), key=lambda item: item[0] == REJECTS_TABLE
+            ):
                 by_name[name].append_once(self._name, part.number, of_table.before, of_table.files)
         self._delete_record(part)
 
     def _may_land(self, part: ReplayPart) -> bool:
-        """Return whether a part can be committed, or finished. If not, nothing of it is in a table, so
-        its rejects are still to be replayed.
+        """Return whether a part can be committed, or finished. If not, nothing of it is in a table,
+        so its rejects are still to be replayed.
 
         Raises:
-            TableError: another replay has committed, or files are missing of a part that is in a table
-                already.
+            TableError: another replay has committed, or files are missing of a part that is in a
+                table already.
         """
         numbers = {name: self._tables.by_name[name].number(self._name) for name in part.tables}
         landed = [name for name, number in numbers.items() if number == part.number]
-        if not landed and any(numbers[name] != of_table.before for name, of_table in part.tables.items()):
+        if not landed and any(
+            numbers[name] != of_table.before for name, of_table in part.tables.items()
+        ):
             self._delete_record(part)
-            raise TableAccessError(f"another replay of the stream {self._stream} has committed meanwhile; replay again")
+            raise TableAccessError(
+                f"another replay of the stream {self._stream} has committed meanwhile; replay again"
+            )
         return self._is_whole(part, landed)
 
     def _is_whole(self, part: ReplayPart, landed: list[str]) -> bool:
@@ -154,7 +167,8 @@ class Parts:
         ]
         if missing and landed:
             raise TableError(
-                f"an interrupted replay cannot be finished, because {missing[0]} is gone, and the table at {part.tables[landed[0]].path} has "
+                f"an interrupted replay cannot be finished, because {missing[0]} is gone, and the "
+                f"table at {part.tables[landed[0]].path} has "
                 f"its part already; remove {self._record}, and replay again"
             )
         return not missing

@@ -4,8 +4,8 @@ The table of rejects is read twice: once without keeping entries, which tells wh
 and which large message a chunk belongs to; and then the entries of one part after another. The
 chunks of a large message are in one part. Chunks that are no whole message within the limits, or
 that repeat one, are read without their entries. A reject that was replayed, and one of a topic that
-the configuration does not read, is passed over. There are as many rows of ``replayed`` for a message
-and a reason as rejects were replayed.
+the configuration does not read, is passed over. There are as many rows of ``replayed`` for a
+message and a reason as rejects were replayed.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class FoundReject:
     """Where a reject is: its topic partition and position; the file, the row group and the row in
     it; and the bytes of its entry. ``large_message`` is producer, uuid and publish time of the
     message of which it is a chunk: a restarted producer may use uuids again. ``chunk_id`` and
-    ``chunk_count`` are what the chunk says. Without ``needs_entry``, its row is read without the entry.
-    There may be millions of them, so they share their texts and have no keys.
+    ``chunk_count`` are what the chunk says. Without ``needs_entry``, its row is read without the
+    entry. There may be millions of them, so they share their texts and have no keys.
     """
 
     topic: str
@@ -87,7 +87,11 @@ class RejectsToReplay:
     """
 
     def __init__(
-        self, place: Place, reasons: Collection[str], is_read: Callable[[str, int], bool], max_message_bytes: int
+        self,
+        place: Place,
+        reasons: Collection[str],
+        is_read: Callable[[str, int], bool],
+        max_message_bytes: int,
     ) -> None:
         self._place = place
         self._is_read = is_read
@@ -105,8 +109,8 @@ class RejectsToReplay:
         return sorted({reject.topic for reject in self._found})
 
     def parts(self) -> Iterator[list[dict[str, Any]]]:
-        """Yield the rows of rejects in parts, in the order of topic partitions and positions. The chunks
-        that have an entry are whole messages.
+        """Yield the rows of rejects in parts, in the order of topic partitions and positions. The
+        chunks that have an entry are whole messages.
 
         Raises:
             TableError: the table cannot be read.
@@ -177,10 +181,14 @@ class RejectsToReplay:
             for number, content in enumerate(read_row_groups(folder, file)):
                 rows += _rows_in(content, groups.get(number, []))
         rows.sort(key=lambda pair: (pair[0].topic, pair[0].partition, pair[0].place))
-        return [{"entry": None, **row, "large_message": reject.large_message} for reject, row in rows]
+        return [
+            {"entry": None, **row, "large_message": reject.large_message} for reject, row in rows
+        ]
 
 
-def _rows_in(content: pa.Table, rejects: list[FoundReject]) -> Iterator[tuple[FoundReject, dict[str, Any]]]:
+def _rows_in(
+    content: pa.Table, rejects: list[FoundReject]
+) -> Iterator[tuple[FoundReject, dict[str, Any]]]:
     """Yield rejects of a row group with their rows."""
     for needs_entry, columns in ((True, content), (False, content.drop_columns(["entry"]))):
         chosen = [reject for reject in rejects if reject.needs_entry == needs_entry]
@@ -195,7 +203,9 @@ def _keys(marks: pa.Table) -> Iterator[Key]:
         yield topic, partition, (ledger_id, entry_id, batch_index_of(message_id)), reason
 
 
-def _rejects(rows: pa.Table, file: str, row_group: int, numbers: NDArray[np.int64]) -> Iterator[FoundReject]:
+def _rejects(
+    rows: pa.Table, file: str, row_group: int, numbers: NDArray[np.int64]
+) -> Iterator[FoundReject]:
     """
     Args:
         numbers: the number of each row in its row group.
@@ -214,7 +224,9 @@ def _buffers(entries: pa.ChunkedArray) -> Iterator[memoryview]:
     """Yield the bytes of each entry, without copies."""
     for chunk in entries.cast(pa.large_binary()).chunks:
         _, ends, data = chunk.buffers()
-        bounds = np.frombuffer(ends, dtype=np.int64)[chunk.offset : chunk.offset + len(chunk) + 1].tolist()
+        bounds = np.frombuffer(ends, dtype=np.int64)[
+            chunk.offset : chunk.offset + len(chunk) + 1
+        ].tolist()
         content = memoryview(b"" if data is None else data)
         for start, end in pairwise(bounds):
             yield content[start:end]
@@ -244,7 +256,9 @@ def _groups(found: Iterable[FoundReject], max_message_bytes: int) -> Iterator[li
     for reject in in_order:
         if reject.large_message is not None:
             large[reject.topic, reject.partition, reject.large_message].append(reject)
-    for _, of_entry in groupby(in_order, lambda reject: (reject.topic, reject.partition, reject.place[:2])):
+    for _, of_entry in groupby(
+        in_order, lambda reject: (reject.topic, reject.partition, reject.place[:2])
+    ):
         group = list(of_entry)
         key = (group[0].topic, group[0].partition, group[0].large_message)
         if group[0].large_message is None:
@@ -253,9 +267,11 @@ def _groups(found: Iterable[FoundReject], max_message_bytes: int) -> Iterator[li
             yield from _groups_of_large(large.pop(key), max_message_bytes)
 
 
-def _groups_of_large(chunks: list[FoundReject], max_message_bytes: int) -> Iterator[list[FoundReject]]:
-    """Yield the chunks that are a whole message, with others that say they are of it. The others may
-    be any number, so they are read without entries, and those beyond a part by themselves.
+def _groups_of_large(
+    chunks: list[FoundReject], max_message_bytes: int
+) -> Iterator[list[FoundReject]]:
+    """Yield the chunks that are a whole message, with others that say they are of it. The others
+    may be any number, so they are read without entries, and those beyond a part by themselves.
     """
     whole = _whole_message(chunks, max_message_bytes)
     chosen = {id(chunk) for chunk in whole}

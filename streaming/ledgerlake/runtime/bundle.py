@@ -53,7 +53,8 @@ class Bundle:
 def default_name() -> str:
     """Return the name of a bundle of this environment's platform."""
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
-    return f"ledgerlake-{metadata.version('ledgerlake')}-{python}-{sys.platform}-{platform.machine()}.tar.gz"
+    version, machine = metadata.version("ledgerlake"), platform.machine()
+    return f"ledgerlake-{version}-{python}-{sys.platform}-{machine}.tar.gz"
 
 
 def write_bundle(path: str) -> Bundle:
@@ -63,7 +64,11 @@ def write_bundle(path: str) -> Bundle:
         SetupError: it cannot be written.
     """
     distributions = _distributions("ledgerlake", _EXTRAS)
-    files = {name: file for distribution in distributions.values() for name, file in _files(distribution).items()}
+    files = {
+        name: file
+        for distribution in distributions.values()
+        for name, file in _files(distribution).items()
+    }
     new = f"{path}.{os.getpid()}.new"
     try:
         # Some installers link files to a cache.
@@ -79,7 +84,9 @@ def write_bundle(path: str) -> Bundle:
         size_bytes = os.path.getsize(path)
     except OSError as error:
         Path(new).unlink(missing_ok=True)
-        raise SetupError(f"the bundle {path} cannot be written: {error.strerror} ({error.filename})") from None
+        raise SetupError(
+            f"the bundle {path} cannot be written: {error.strerror} ({error.filename})"
+        ) from None
     versions = {name: distribution.version for name, distribution in sorted(distributions.items())}
     return Bundle(path, size_bytes, versions)
 
@@ -113,7 +120,8 @@ def _files(distribution: metadata.Distribution) -> dict[str, Path]:
     """
     if not distribution.files:
         raise SetupError(
-            f"the package {distribution.name} does not list its files; install it with pip, and pack again"
+            f"the package {distribution.name} does not list its files; install it with pip, and "
+            "pack again"
         )
     return {
         str(file): Path(str(distribution.locate_file(file)))
@@ -134,9 +142,14 @@ def _compiled(folder: Path) -> dict[str, Path]:
     program = "from ledgerlake.decode.warm_up import warm_up; warm_up()"
     # Without compiled kernels a bundle is complete, and its executors start later.
     subprocess.run(
-        [sys.executable, "-c", program], env=environment | {"PYTHONPATH": str(folder)}, check=False, capture_output=True
+        [sys.executable, "-c", program],
+        env=environment | {"PYTHONPATH": str(folder)},
+        check=False,
+        capture_output=True,
     )
-    return {file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()}
+    return {
+        file.relative_to(folder).as_posix(): file for file in folder.rglob("*") if file.is_file()
+    }
 
 
 def _own_files() -> dict[str, Path]:

@@ -2,8 +2,8 @@
 maps them, parsed and verified, where it would read them from jars.
 
 A JVM for which there is none can list the classes that it loads. Another JVM makes the archive from
-the list: it takes 180 MB of disk, a minute of a slow core, and up to a gigabyte of memory. So in the
-background an archive is made with the lowest priority, and only if so much memory is free.
+the list: it takes 180 MB of disk, a minute of a slow core, and up to a gigabyte of memory. So in
+the background an archive is made with the lowest priority, and only if so much memory is free.
 
 A JVM goes on without an archive of another Java or of other jars, but it checks the jars' sizes and
 times; all those are in the name, so that each has its own. Archives that no start has used for a
@@ -66,14 +66,18 @@ def archive_path(java: str, jars: list[str]) -> Path:
     home = Path(os.environ.get("SPARK_HOME", Path(pyspark.__file__).parent))
     files = [Path(java).resolve(), *sorted(home.glob("jars/*.jar")), *map(Path, jars)]
     # In whole seconds, as a JVM compares them; an image keeps no more.
-    parts = [f"{file} {status.st_size} {int(status.st_mtime)}" for file in files for status in [file.stat()]]
+    parts = [
+        f"{file} {status.st_size} {int(status.st_mtime)}"
+        for file in files
+        for status in [file.stat()]
+    ]
     name = hashlib.sha256("\n".join([_CONTENT, *parts]).encode()).hexdigest()[:16]
     return cache_folder("classes") / f"{name}.jsa"
 
 
 def archive_settings(archive: Path, *, lists_classes: bool) -> tuple[str, dict[str, str]]:
-    """Return the JVM's option and the settings of a session: it uses its archive, if that is there, or
-    else lists the classes for it, if that is wanted and the folder can be written to.
+    """Return the JVM's option and the settings of a session: it uses its archive, if that is there,
+    or else lists the classes for it, if that is wanted and the folder can be written to.
     """
     if archive.exists():
         # An image may be read-only.
@@ -83,7 +87,10 @@ def archive_settings(archive: Path, *, lists_classes: bool) -> tuple[str, dict[s
     if not (lists_classes and _is_writable(archive.parent)):
         return "", {}
     listed = archive.with_suffix(f".{os.getpid()}{_LIST}")
-    return f'"-XX:DumpLoadedClassList={listed}"', {ARCHIVE_SETTING: str(archive), LIST_SETTING: str(listed)}
+    return f'"-XX:DumpLoadedClassList={listed}"', {
+        ARCHIVE_SETTING: str(archive),
+        LIST_SETTING: str(listed),
+    }
 
 
 class ClassArchive:
@@ -108,7 +115,9 @@ class ClassArchive:
     def start(self) -> None:
         """Make the archive in the background, if the JVM lists classes for it."""
         if self._listed is not None:
-            self._thread = threading.Thread(target=self._make_later, name="ledgerlake-class-archive")
+            self._thread = threading.Thread(
+                target=self._make_later, name="ledgerlake-class-archive"
+            )
             self._thread.start()
 
     def end(self) -> None:
@@ -127,7 +136,8 @@ class ClassArchive:
             return self.path
         if self.path is None or self._listed is None:
             raise SetupError(
-                f"this JVM lists no classes: spark-submit has started it, or {cache_folder()} cannot be written to"
+                f"this JVM lists no classes: spark-submit has started it, or {cache_folder()} "
+                "cannot be written to"
             )
         self._make(self.path, self._listed, [self._java], lambda: False)
         return self.path
@@ -138,11 +148,15 @@ class ClassArchive:
         if self._ended.wait(_DELAY_S) or self.path.exists() or _free_bytes() < _NEEDED_BYTES:
             return
         try:
-            self._make(self.path, self._listed, ["nice", "-n", "19", self._java], self._ended.is_set)
+            self._make(
+                self.path, self._listed, ["nice", "-n", "19", self._java], self._ended.is_set
+            )
         except SetupError as error:
             _log.info("%s", error)
 
-    def _make(self, path: Path, listed_by_jvm: int, java: list[str], is_stopped: Callable[[], bool]) -> None:
+    def _make(
+        self, path: Path, listed_by_jvm: int, java: list[str], is_stopped: Callable[[], bool]
+    ) -> None:
         try:
             _remove_unused(path.parent)
             with tempfile.TemporaryDirectory(dir=path.parent, suffix=_IN_WORK) as folder:
@@ -153,13 +167,20 @@ class ClassArchive:
         except OSError as error:
             raise SetupError(f"no archive of the JVM's classes was made: {error}") from None
 
-    def _dump(self, java: list[str], listed: Path, archive: Path, is_stopped: Callable[[], bool]) -> bool:
+    def _dump(
+        self, java: list[str], listed: Path, archive: Path, is_stopped: Callable[[], bool]
+    ) -> bool:
         """Have a JVM make an archive; return whether it is complete, and not stopped.
 
         Raises:
             SetupError: the JVM refuses, or was ended.
         """
-        options = [f"-XX:SharedClassListFile={listed}", f"-XX:SharedArchiveFile={archive}", "-cp", self._class_path]
+        options = [
+            f"-XX:SharedClassListFile={listed}",
+            f"-XX:SharedArchiveFile={archive}",
+            "-cp",
+            self._class_path,
+        ]
         quiet = ["-XX:+UseSerialGC", "-Xmx512m", "-Xlog:all=off", "-Xlog:all=error:stdout"]
         command = [*java, "-Xshare:dump", *quiet, *options]
         with (
@@ -178,7 +199,8 @@ class ClassArchive:
                     said.seek(0)
                     first_line = said.read(1000).decode(errors="replace").strip().partition("\n")[0]
                     raise SetupError(
-                        f"no archive of the JVM's classes was made: {self._java} ended with {process.returncode} ({first_line})"
+                        f"no archive of the JVM's classes was made: {self._java} ended with "
+                        f"{process.returncode} ({first_line})"
                     )
             process.kill()
         return False
@@ -187,8 +209,8 @@ class ClassArchive:
 def _classes_to_archive(listed: int) -> bytes:
     """Return a list; the JVM goes on with it, so its last line may end in the middle.
 
-    It is without the classes that the JVM makes for method handles: with an archive that has some of
-    them, Java 17 crashes if an agent or a flight recording sees the classes that are loaded.
+    It is without the classes that the JVM makes for method handles: with an archive that has some
+    of them, Java 17 crashes if an agent or a flight recording sees the classes that are loaded.
     """
     lines = os.pread(listed, os.fstat(listed).st_size, 0).rpartition(b"\n")[0].splitlines()
     return b"\n".join(line for line in lines if not any(made in line for made in _MADE_BY_THE_JVM))
@@ -201,10 +223,14 @@ def _free_bytes() -> int:
     free = [_NEEDED_BYTES]
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        free.append(int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024)
+        free.append(
+            int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024
+        )
     # Outside of a container the files have no limit, or are not there.
     with contextlib.suppress(OSError, ValueError):
-        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        limit, used = (
+            int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current")
+        )
         free.append(limit - used)
     return min(free)
 
@@ -223,5 +249,7 @@ def _remove_unused(folder: Path) -> None:
             unused_s = now_s - file.stat().st_mtime
             if file.suffix == _IN_WORK and unused_s > _DAY_S:
                 shutil.rmtree(file)
-            elif (file.suffix == _LIST and unused_s > _DAY_S) or (file.suffix == ".jsa" and unused_s > _UNUSED_S):
+            elif (file.suffix == _LIST and unused_s > _DAY_S) or (
+                file.suffix == ".jsa" and unused_s > _UNUSED_S
+            ):
                 file.unlink()

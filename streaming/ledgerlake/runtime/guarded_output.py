@@ -1,7 +1,7 @@
 """Standard output and standard error, to which texts from outside go as plain text.
 
-Producers choose keys, topics and values, brokers choose error texts, and a terminal obeys what it is
-sent: escape sequences change its title, its clipboard and what is already on the screen. So a
+Producers choose keys, topics and values, brokers choose error texts, and a terminal obeys what it
+is sent: escape sequences change its title, its clipboard and what is already on the screen. So a
 command writes through ``guarded_output``, whatever it prints, logs or raises. Each write is one
 line at most: a newline within it is escaped too, so that no text can look like a line of its own.
 """
@@ -24,7 +24,9 @@ def printable(text: str) -> str:
 
 
 def printable_line(line: str) -> str:
-    """Return a line as ``printable`` does, with its tabs, as lines of stack traces begin with one."""
+    """Return a line as ``printable`` does, with its tabs, as lines of stack traces begin
+    with one.
+    """
     return "\t".join(map(printable, line.split("\t")))
 
 

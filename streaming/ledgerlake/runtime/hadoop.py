@@ -2,8 +2,8 @@
 
 Tables need none. A checkpoint in a store does, and a table that delta-spark reads or writes there.
 
-Hadoop keeps one file system for a bucket in each JVM, with the settings that it had when it was first
-used there. So other keys for a bucket need a new process.
+Hadoop keeps one file system for a bucket in each JVM, with the settings that it had when it was
+first used there. So other keys for a bucket need a new process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def no_connector(place: Place, store: Store, version: str) -> SetupError:
     version.
     """
     return SetupError(
-        f"Spark needs the package org.apache.hadoop:{store.connector}:{version} to reach {place}; name it in [spark] packages, in "
+        f"Spark needs the package org.apache.hadoop:{store.connector}:{version} to reach {place}; "
+        "name it in [spark] packages, in "
         "--packages of spark-submit, or in spark.jars.packages of a session of your own"
     )
 
@@ -37,7 +38,8 @@ def connect_store(spark: SparkSession, place: Place) -> None:
     there once. Settings that the session has already stay as they are.
 
     Raises:
-        SetupError: the connector is missing, the place cannot be reached, or a secret cannot be read.
+        SetupError: the connector is missing, the place cannot be reached, or a secret cannot be
+        read.
     """
     if place.store is None:
         return
@@ -57,4 +59,6 @@ def connect_store(spark: SparkSession, place: Place) -> None:
     except Py4JJavaError as error:
         if any(name in str(error.java_exception) for name in _NO_CONNECTOR):
             raise no_connector(place, place.store, hadoop.util.VersionInfo.getVersion()) from None
-        raise SetupError(f"Spark cannot reach {place}: {place.reason(Exception(root_cause(error)))}") from None
+        raise SetupError(
+            f"Spark cannot reach {place}: {place.reason(Exception(root_cause(error)))}"
+        ) from None

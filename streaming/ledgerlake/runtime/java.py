@@ -19,7 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ledgerlake.errors import SetupError
-from ledgerlake.runtime.private_files import check_trusted_folder, make_trusted_folder, only_owner_writes
+from ledgerlake.runtime.private_files import (
+    check_trusted_folder,
+    make_trusted_folder,
+    only_owner_writes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,8 +33,8 @@ _FETCH_TIMEOUT_S = 1800
 
 
 def cache_folder(*names: str) -> Path:
-    """Return the folder for downloads, ``$LEDGERLAKE_CACHE``, else the user's cache folder; or a folder
-    below it. It may be missing.
+    """Return the folder for downloads, ``$LEDGERLAKE_CACHE``, else the user's cache folder; or a
+    folder below it. It may be missing.
 
     Raises:
         SetupError: other users can write to it, or to a folder on the way there.
@@ -55,17 +59,24 @@ def find_java() -> str:
     java = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     if java is None:
         if home and shutil.which("java") is not None:
-            raise SetupError(f"JAVA_HOME={home} holds no bin/java; correct it, or unset it to use the Java on PATH")
+            raise SetupError(
+                f"JAVA_HOME={home} holds no bin/java; correct it, or unset it to use the Java on "
+                "PATH"
+            )
         where = f"JAVA_HOME={home} holds no bin/java" if home else "no java on PATH"
         raise SetupError(
-            f"Java is missing ({where}); install it, on Debian or Ubuntu: apt-get install openjdk-17-jre-headless"
+            f"Java is missing ({where}); install it, on Debian or Ubuntu: apt-get install "
+            "openjdk-17-jre-headless"
         )
     version = java_version(java)
     if version is None:
-        raise SetupError(f"{java} does not say its version; install Java {OLDEST_JAVA}, or set JAVA_HOME to one")
+        raise SetupError(
+            f"{java} does not say its version; install Java {OLDEST_JAVA}, or set JAVA_HOME to one"
+        )
     if version < OLDEST_JAVA:
         raise SetupError(
-            f"{java} is Java {version}, but {OLDEST_JAVA} or newer is needed; install it or set JAVA_HOME to one"
+            f"{java} is Java {version}, but {OLDEST_JAVA} or newer is needed; install it or set "
+            "JAVA_HOME to one"
         )
     return java
 
@@ -91,7 +102,9 @@ def locked(folder: Path) -> Iterator[None]:
             yield
 
 
-def fetch_jars(organisation: str, name: str, revision: str, sha256: Mapping[str, str] | None = None) -> list[Path]:
+def fetch_jars(
+    organisation: str, name: str, revision: str, sha256: Mapping[str, str] | None = None
+) -> list[Path]:
     """A library and what it needs at run time, fetched once; the jars' paths.
 
     Args:
@@ -111,7 +124,8 @@ def fetch_jars(organisation: str, name: str, revision: str, sha256: Mapping[str,
         with locked(target):
             if not is_complete():
                 dependency = (
-                    f'<dependency org="{organisation}" name="{name}" rev="{revision}" conf="default->default"/>'
+                    f'<dependency org="{organisation}" name="{name}" rev="{revision}" '
+                    'conf="default->default"/>'
                 )
                 _ivy(dependency, f"{target}/[artifact]-[revision].[ext]")
                 if sha256 is not None:
@@ -124,7 +138,9 @@ def fetch_jars(organisation: str, name: str, revision: str, sha256: Mapping[str,
     return [target / jar for jar in sorted(sha256)]
 
 
-def fetch_file(organisation: str, name: str, revision: str, classifier: str, extension: str, sha512: str) -> Path:
+def fetch_file(
+    organisation: str, name: str, revision: str, classifier: str, extension: str, sha512: str
+) -> Path:
     """Return an artifact's file, fetched once and verified against ``sha512``.
 
     Raises:
@@ -134,9 +150,13 @@ def fetch_file(organisation: str, name: str, revision: str, classifier: str, ext
     path = target / f"{name}-{revision}-{classifier}.{extension}"
     with locked(target):
         if not path.exists():
-            artifact = f'<artifact name="{name}" type="{extension}" ext="{extension}" m:classifier="{classifier}"/>'
+            artifact = (
+                f'<artifact name="{name}" type="{extension}" ext="{extension}" '
+                f'm:classifier="{classifier}"/>'
+            )
             dependency = (
-                f'<dependency org="{organisation}" name="{name}" rev="{revision}" transitive="false" '
+                f'<dependency org="{organisation}" name="{name}" rev="{revision}" '
+                'transitive="false" '
                 f'conf="default->master">{artifact}</dependency>'
             )
             _ivy(dependency, f"{target}/[artifact]-[revision]-[classifier].[ext]")
@@ -166,8 +186,10 @@ def _verify(path: Path, expected: str, algorithm: str = "sha512") -> None:
             path.unlink()
         what = f"remove {path}, and" if path.exists() else "it was removed;"
         raise SetupError(
-            f"{path.name} does not have the expected checksum (it has the {algorithm} {digest.hexdigest()}); "
-            f"{what} run the command again. If that repeats, what answers for Maven Central serves another file: do "
+            f"{path.name} does not have the expected checksum (it has the {algorithm} "
+            f"{digest.hexdigest()}); "
+            f"{what} run the command again. If that repeats, what answers for Maven Central serves "
+            "another file: do "
             "not use it, and find out why"
         )
 
@@ -178,7 +200,11 @@ def _ivy(dependency: str, pattern: str) -> None:
     java = find_java()
     jars = Path(pyspark.__file__).parent / "jars"
     # A person waits, for minutes if the network is slow.
-    print(f"downloading from Maven Central, once, into {Path(pattern).parent}", file=sys.stderr, flush=True)
+    print(
+        f"downloading from Maven Central, once, into {Path(pattern).parent}",
+        file=sys.stderr,
+        flush=True,
+    )
     with tempfile.TemporaryDirectory(prefix="ledgerlake-ivy-") as folder:
         work = Path(folder)
         (work / "settings.xml").write_text(
@@ -188,20 +214,44 @@ def _ivy(dependency: str, pattern: str) -> None:
         )
         (work / "ivy.xml").write_text(
             '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'
-            '<info organisation="ledgerlake" module="fetch"/><configurations><conf name="default"/></configurations>'
+            '<info organisation="ledgerlake" module="fetch"/><configurations><conf '
+            'name="default"/></configurations>'
             f"<dependencies>{dependency}</dependencies></ivy-module>"
         )
-        command = [java, "-cp", f"{jars}/*", "org.apache.ivy.Main", "-settings", f"{work}/settings.xml"]
-        command += ["-ivy", f"{work}/ivy.xml", "-types", "jar", "bundle", "tar.gz", "-retrieve", pattern]
+        command = [
+            java,
+            "-cp",
+            f"{jars}/*",
+            "org.apache.ivy.Main",
+            "-settings",
+            f"{work}/settings.xml",
+        ]
+        command += [
+            "-ivy",
+            f"{work}/ivy.xml",
+            "-types",
+            "jar",
+            "bundle",
+            "tar.gz",
+            "-retrieve",
+            pattern,
+        ]
         try:
-            result = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, check=False)
+            result = subprocess.run(
+                command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, check=False
+            )
         except subprocess.TimeoutExpired:
             raise SetupError(
-                "a download from Maven Central did not finish in 30 minutes; check the network and try again"
+                "a download from Maven Central did not finish in 30 minutes; check the network and "
+                "try again"
             ) from None
     if result.returncode != 0:
         lines = [
-            line.strip() for line in (result.stdout + result.stderr).splitlines() if "FAILED" in line or "ERROR" in line
+            line.strip()
+            for line in (result.stdout + result.stderr).splitlines()
+            if "FAILED" in line or "ERROR" in line
         ]
         reason = lines[0] if lines else f"Ivy ended with code {result.returncode}"
-        raise SetupError(f"a download from Maven Central failed ({reason}); check the network and try again")
+        raise SetupError(
+            f"a download from Maven Central failed ({reason}); check the network and try again"
+        )

@@ -1,12 +1,13 @@
 """Filters what Spark's JVM and its Python processes write to standard error.
 
 The JVM is started with a pipe as its standard error, and the processes that it starts inherit it. A
-thread of this process hands each line on, as plain text. Two lines come with every start and cannot be switched
-off: the JVM's warning of a module that Spark's launcher asks for, and the first line of the process
-that Spark asks for the variables of a stateful operator, with an empty line after it.
+thread of this process hands each line on, as plain text. Two lines come with every start and cannot
+be switched off: the JVM's warning of a module that Spark's launcher asks for, and the first line of
+the process that Spark asks for the variables of a stateful operator, with an empty line after it.
 
 The JVM has a session of its own, so that a signal to this process's group, as ``timeout`` sends it,
-does not end the JVM before the current micro-batch is finished. It ends when its standard input does.
+does not end the JVM before the current micro-batch is finished. It ends when its standard input
+does.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ _CONNECTION_FILE = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 _POLL_S = 0.05
 _LAST_WORDS_S = 2.0
 _LAST_LINES = 3
-_NO_NEWS = (b"WARNING: Using incubator modules: jdk.incubator.vector", b"Starting Streaming TransformWithState")
+_NO_NEWS = (
+    b"WARNING: Using incubator modules: jdk.incubator.vector",
+    b"Starting Streaming TransformWithState",
+)
 
 
 def start_jvm(settings: dict[str, str], folder: Path, *, is_quiet: bool = True) -> None:
@@ -86,7 +90,9 @@ def _launch_quietly() -> Any:
 
     reader, writer = os.pipe()
     last: deque[str] = deque(maxlen=_LAST_LINES)
-    copying = threading.Thread(target=_copy, args=(os.fdopen(reader, "rb"), last), name="ledgerlake-jvm", daemon=True)
+    copying = threading.Thread(
+        target=_copy, args=(os.fdopen(reader, "rb"), last), name="ledgerlake-jvm", daemon=True
+    )
     copying.start()
     try:
         with os.fdopen(writer, "wb") as stderr:
@@ -119,7 +125,8 @@ def _launch(stderr: BinaryIO | None = None) -> Any:
         if not connection.exists():
             code = process.returncode
             raise PySparkRuntimeError(
-                f"the JVM ended at once {f'by signal {-code}' if code < 0 else f'with exit code {code}'}"
+                "the JVM ended at once "
+                f"{f'by signal {-code}' if code < 0 else f'with exit code {code}'}"
             )
         with _connection(connection.read_bytes()):
             gateway = launch_gateway()
@@ -133,10 +140,14 @@ def _connection(written: bytes) -> Iterator[None]:
     """Let ``launch_gateway`` connect to a JVM.
 
     Args:
-        written: what the JVM has written of itself: its port, and the secret with its length before it.
+        written: what the JVM has written of itself: its port, and the secret with its length before
+            it.
     """
     port, size = struct.unpack(">ii", written[:8])
-    found = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": written[8 : 8 + size].decode()}
+    found = {
+        "PYSPARK_GATEWAY_PORT": str(port),
+        "PYSPARK_GATEWAY_SECRET": written[8 : 8 + size].decode(),
+    }
     os.environ |= found
     try:
         yield

@@ -3,8 +3,8 @@ server of this process behind it (``workers.fork_server``).
 
 The server imports nothing from the working folder, which other users may be able to write to.
 
-The server is told by its standard input, a pipe, when this process ends, however it ends. The script
-and the server's socket are in a folder that no other user may enter.
+The server is told by its standard input, a pipe, when this process ends, however it ends. The
+script and the server's socket are in a folder that no other user may enter.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def local_python() -> str:
     Spark, whose PySpark may be another, or a home of Python; or if the system has no place for a
     server's socket or forbids programs there.
     """
-    if {"SPARK_HOME", "PYTHONHOME"} & set(os.environ) or not re.fullmatch(r"\S{1,100}", sys.executable):
+    if {"SPARK_HOME", "PYTHONHOME"} & set(os.environ) or not re.fullmatch(
+        r"\S{1,100}", sys.executable
+    ):
         return sys.executable
     folder = None
     try:
@@ -78,7 +80,11 @@ def _absolute_python_path() -> dict[str, str]:
     given = os.environ.get("PYTHONPATH")
     if not given:
         return {}
-    return {"PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in given.split(os.pathsep) if path)}
+    return {
+        "PYTHONPATH": os.pathsep.join(
+            os.path.abspath(path) for path in given.split(os.pathsep) if path
+        )
+    }
 
 
 def _remove_after(server: subprocess.Popen[bytes], folder: Path) -> None:

@@ -45,14 +45,20 @@ def load(path: str) -> Any:
         for attribute in name.split("."):
             value = getattr(value, attribute)
     except (ImportError, AttributeError) as error:
-        raise SetupError(f"{path} cannot be imported: {error}; is it installed where Spark's workers run?") from None
+        raise SetupError(
+            f"{path} cannot be imported: {error}; is it installed where Spark's workers run?"
+        ) from None
     return value
 
 
 def _search_working_folder(package: str) -> None:
     """Search the working folder from now on if it has a package that is nowhere else."""
     folder = os.getcwd()
-    if folder in sys.path or package in sys.modules or PathFinder.find_spec(package, [folder]) is None:
+    if (
+        folder in sys.path
+        or package in sys.modules
+        or PathFinder.find_spec(package, [folder]) is None
+    ):
         return
     if find_spec(package) is None:
         sys.path.append(folder)

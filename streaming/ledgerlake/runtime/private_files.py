@@ -68,10 +68,13 @@ def make_private_folder(prefix: str, parent: str | None = None) -> Path:
         status = os.fstat(descriptor)
     except OSError as error:
         raise SetupError(
-            f"no private folder can be made in {parent} ({error.strerror}); set TMPDIR to a folder that can be written to"
+            f"no private folder can be made in {parent} ({error.strerror}); set TMPDIR to a folder "
+            "that can be written to"
         ) from None
     if status.st_uid != os.geteuid() or status.st_mode & _ALL_OF_OTHERS:
-        raise SetupError(f"other users can enter {folder}; set TMPDIR to a folder on a local file system")
+        raise SetupError(
+            f"other users can enter {folder}; set TMPDIR to a folder on a local file system"
+        )
     return folder
 
 
@@ -106,8 +109,8 @@ def make_trusted_folder(folder: Path) -> None:
 
 
 def check_trusted_folder(folder: Path, variable: str = "LEDGERLAKE_CACHE") -> None:
-    """Check that no other user may write to a folder, if it is there. Of root's, root has decided which
-    groups may write.
+    """Check that no other user may write to a folder, if it is there. Of root's, root has decided
+    which groups may write.
 
     Args:
         variable: the environment variable that names the folder, for the error.
@@ -123,7 +126,8 @@ def check_trusted_folder(folder: Path, variable: str = "LEDGERLAKE_CACHE") -> No
     rights_of_others = stat.S_IWOTH if is_of_root else _WRITE_OF_OTHERS
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & rights_of_others:
         raise SetupError(
-            f"other users of this machine can write to {folder}, and code is loaded from it; take their right "
+            f"other users of this machine can write to {folder}, and code is loaded from it; take "
+            "their right "
             f"(chmod go-w), or set {variable} to a folder of your own"
         )
 

@@ -50,14 +50,20 @@ _JARS = {
     "unitycatalog-hadoop-0.6.0.jar": "c47b63c961c87102b9e1d63809a0915ba4c86b7652f57c8d39ca3a05b441a150",
 }
 
-_LESS_LOGGING = f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'log4j2.properties').as_uri()}"
+_LESS_LOGGING = (
+    f"-Dlog4j2.configurationFile={(Path(__file__).parent / 'log4j2.properties').as_uri()}"
+)
 
 # Throughput matters here and pauses do not; and Spark asks of each value whether it is null before
 # it reads it, so that Arrow's asking once more costs a row of the source a twentieth of its CPU for
-# nothing. Most code of a start runs a few times, and is compiled only if it runs three times as often
-# as the JVM asks by itself. Up to a tenth of the time may go into collecting garbage before the heap
-# grows. What the JVM warns of goes where logs go: the output is a command's answer.
-_JAVA_OPTIONS = "-XX:+UseParallelGC -XX:GCTimeRatio=9 -XX:CompileThresholdScaling=3 -Xlog:all=off:stdout -Xlog:all=warning:stderr -Darrow.enable_null_check_for_get=false"
+# nothing. Most code of a start runs a few times, and is compiled only if it runs three times as
+# often as the JVM asks by itself. Up to a tenth of the time may go into collecting garbage before
+# the heap grows. What the JVM warns of goes where logs go: the output is a command's answer.
+_JAVA_OPTIONS = (
+    "-XX:+UseParallelGC -XX:GCTimeRatio=9 -XX:CompileThresholdScaling=3 "
+    "-Xlog:all=off:stdout -Xlog:all=warning:stderr "
+    "-Darrow.enable_null_check_for_get=false"
+)
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -77,9 +83,9 @@ _SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "2",
 }
 
-# Executors on other machines have to find the driver, so there Spark chooses its address. With a local
-# master Spark makes the secret itself, without which other users of the machine could read from the
-# driver's ports what tasks get, such as tokens.
+# Executors on other machines have to find the driver, so there Spark chooses its address. With a
+# local master Spark makes the secret itself, without which other users of the machine could read
+# from the driver's ports what tasks get, such as tokens.
 _LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -92,8 +98,8 @@ _PYTHON_NAMES = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 # The folder in which Numba keeps compiled kernels.
 _KERNEL_CACHE = "NUMBA_CACHE_DIR"
 
-# With it, Python does not search the working folder for modules (from Python 3.11 on). Spark's workers
-# search it if this process does: a user's script imports the modules beside it.
+# With it, Python does not search the working folder for modules (from Python 3.11 on). Spark's
+# workers search it if this process does: a user's script imports the modules beside it.
 _SAFE_PATH = "PYTHONSAFEPATH"
 
 # spark-submit sets it for a program in Python.
@@ -106,7 +112,9 @@ def delta_jars() -> list[str]:
     Raises:
         SetupError: no Java, the download failed, or a jar is not the expected one.
     """
-    return [str(jar) for jar in fetch_jars("io.delta", "delta-spark_4.2_2.13", DELTA_VERSION, _JARS)]
+    return [
+        str(jar) for jar in fetch_jars("io.delta", "delta-spark_4.2_2.13", DELTA_VERSION, _JARS)
+    ]
 
 
 def start_session(
@@ -117,17 +125,17 @@ def start_session(
     lists_classes: bool = False,
     says_all: bool = False,
 ) -> SparkSession:
-    """Start, or get, a session with Delta. Under ``spark-submit`` the master and the jars are those of
-    that command.
+    """Start, or get, a session with Delta. Under ``spark-submit`` the master and the jars are those
+    of that command.
 
     Args:
-        lists_classes: its JVM lists its classes, so that a ``ClassArchive`` can leave what makes later
-            starts shorter.
+        lists_classes: its JVM lists its classes, so that a ``ClassArchive`` can leave what makes
+            later starts shorter.
         says_all: Spark logs what it logs by itself, and nothing that it writes is left out.
 
     Raises:
-        SetupError: no Java, PySpark is not installed, other users can write to a cache of code, or Spark
-            does not start.
+        SetupError: no Java, PySpark is not installed, other users can write to a cache of code, or
+            Spark does not start.
     """
     if kernels := os.environ.get(_KERNEL_CACHE):
         check_trusted_folder(Path(kernels), _KERNEL_CACHE)
@@ -140,7 +148,9 @@ def start_session(
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError:
-        raise SetupError("PySpark is missing; install it with: pip install 'ledgerlake[spark]'") from None
+        raise SetupError(
+            "PySpark is missing; install it with: pip install 'ledgerlake[spark]'"
+        ) from None
     jars = delta_jars()
     option, of_archive = archive_settings(archive_path(java, jars), lists_classes=lists_classes)
     folder = session_folder(os.getpid())
@@ -157,18 +167,25 @@ def start_session(
             return builder.getOrCreate()
         except (Py4JError, PySparkException) as error:
             raise SetupError(
-                f"Spark did not start with master {master}: {root_cause(error)}; look at what Java says above, and at "
+                f"Spark did not start with master {master}: {root_cause(error)}; look at what Java "
+                "says above, and at "
                 "[spark] or --master and --conf"
             ) from None
 
 
-def session_settings(master: str, settings: dict[str, str], jars: list[str], java_options: str) -> dict[str, str]:
+def session_settings(
+    master: str, settings: dict[str, str], jars: list[str], java_options: str
+) -> dict[str, str]:
     """Return all settings of a session.
 
     Args:
         settings: the user's. They override Ledgerlake's, or are appended if both are needed.
     """
-    defaults = {**_SETTINGS, "spark.jars": ",".join(jars), "spark.driver.extraJavaOptions": java_options}
+    defaults = {
+        **_SETTINGS,
+        "spark.jars": ",".join(jars),
+        "spark.driver.extraJavaOptions": java_options,
+    }
     if master.startswith("local"):
         defaults |= _LOCAL_SETTINGS
     return join_settings(defaults, settings)
@@ -177,8 +194,10 @@ def session_settings(master: str, settings: dict[str, str], jars: list[str], jav
 def _warn_of_visible_secrets(settings: dict[str, str]) -> None:
     for name in names_of_visible_secrets(settings):
         _log.warning(
-            "%s holds a secret, and each user of the machine can read the arguments of a JVM; give it as a setting "
-            "spark.hadoop.* if Hadoop uses it, or write the option into a file that only you can read, and give "
+            "%s holds a secret, and each user of the machine can read the arguments of a JVM; give "
+            "it as a setting "
+            "spark.hadoop.* if Hadoop uses it, or write the option into a file that only you can "
+            "read, and give "
             "-XX:VMOptionsFile=FILE",
             name,
         )
@@ -195,8 +214,8 @@ def _private_settings(master: str) -> dict[str, str]:
 
 
 def _submitted_session(name: str, settings: dict[str, str]) -> SparkSession:
-    """Return the session of ``spark-submit``. Its JVM runs already, with the master, the jars and the
-    memory of that command, and each setting of the command stands.
+    """Return the session of ``spark-submit``. Its JVM runs already, with the master, the jars and
+    the memory of that command, and each setting of the command stands.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
@@ -228,9 +247,13 @@ def python_of(master: str, settings: dict[str, str]) -> Iterator[None]:
     else:
         # On other machines Python may be at another path, such as ./environment/bin/python. The
         # planner runs on this machine, under the same name as the executors' Python.
-        of_executors = os.environ.get("PYSPARK_PYTHON", settings.get("spark.pyspark.python", sys.executable))
+        of_executors = os.environ.get(
+            "PYSPARK_PYTHON", settings.get("spark.pyspark.python", sys.executable)
+        )
         names = dict(zip(_PYTHON_NAMES, (of_executors, sys.executable), strict=True))
-        os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+        os.environ["PATH"] = os.pathsep.join(
+            (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
+        )
     before = {name: os.environ[name] for name in names if name in os.environ}
     os.environ.update(names)
     try:

@@ -16,9 +16,12 @@ _SEPARATORS = {
     "spark.executorEnv.PYTHONPATH": ":",
 }
 
-# Options of a JVM, such as spark.driver.extraJavaOptions, and what Spark takes for a secret by itself.
+# Options of a JVM, such as spark.driver.extraJavaOptions, and what Spark takes for a secret by
+# itself.
 _JAVA_OPTIONS = re.compile(r"spark\..*JavaOptions")
-_SECRET_PROPERTY = re.compile(r"-D[^\s=]*(?:secret|password|token|access[.]?key)[^\s=]*=", re.IGNORECASE)
+_SECRET_PROPERTY = re.compile(
+    r"-D[^\s=]*(?:secret|password|token|access[.]?key)[^\s=]*=", re.IGNORECASE
+)
 
 
 def names_of_visible_secrets(settings: dict[str, str]) -> list[str]:
@@ -26,13 +29,15 @@ def names_of_visible_secrets(settings: dict[str, str]) -> list[str]:
     user of its machine can read it.
     """
     return [
-        name for name, value in settings.items() if _JAVA_OPTIONS.fullmatch(name) and _SECRET_PROPERTY.search(value)
+        name
+        for name, value in settings.items()
+        if _JAVA_OPTIONS.fullmatch(name) and _SECRET_PROPERTY.search(value)
     ]
 
 
 def join_settings(needed: dict[str, str], given: dict[str, str]) -> dict[str, str]:
-    """Return both. Of two for one name the given one stands, or stands behind the needed one if it is
-    a list.
+    """Return both. Of two for one name the given one stands, or stands behind the needed one if it
+    is a list.
     """
     joined = {
         name: f"{needed[name]}{separator}{given[name]}"

@@ -1,5 +1,5 @@
-"""Finds cancels by key and message id among decoded messages (see ``schedules.cancels``). The messages
-that hold them are written like any other. ``operators.scheduled`` finds schedules.
+"""Finds cancels by key and message id among decoded messages (see ``schedules.cancels``). The
+messages that hold them are written like any other. ``operators.scheduled`` finds schedules.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def find_cancels(messages: pa.RecordBatch) -> Iterator[Cancel]:
-    """Yield the cancels by key and message id that messages ask for; a property that names no target
-    is an ordinary property.
+    """Yield the cancels by key and message id that messages ask for; a property that names no
+    target is an ordinary property.
 
     The cancel of a message without a known time has the time 0 (1970).
     """
@@ -38,14 +38,18 @@ def rows_with_property(properties: pa.MapArray, names: list[str]) -> list[int]:
     """Return the rows that have a property of one of some names."""
     if not len(properties.keys):
         return []
-    places = np.flatnonzero(pc.is_in(properties.keys, pa.array(names)).to_numpy(zero_copy_only=False))
+    places = np.flatnonzero(
+        pc.is_in(properties.keys, pa.array(names)).to_numpy(zero_copy_only=False)
+    )
     rows = np.unique(np.searchsorted(properties.offsets.to_numpy(), places, "right") - 1)
     kept: list[int] = rows[(rows >= 0) & (rows < len(properties))].tolist()
     return kept
 
 
 def stored_times_ms(messages: pa.RecordBatch) -> list[int]:
-    """Return the time when each message was stored: the broker's, else the producer's, else 0 (1970)."""
+    """Return the time when each message was stored: the broker's, else the producer's, else 0
+    (1970).
+    """
     times = pc.coalesce(messages["broker_timestamp"], messages["publish_time"]).cast(pa.int64())
     return [(time_us or 0) // 1000 for time_us in times.to_pylist()]
 

@@ -1,11 +1,11 @@
 """Cancels: a message with the property ``ledgerlake.cancel`` says that other messages are not to be
 delivered after all.
 
-    id=LEDGER:ENTRY[:BATCH]   the message that stands there (of a large one: its last chunk, or both as ``first;last``);
-                              without ``BATCH`` all messages of a batch
+    id=LEDGER:ENTRY[:BATCH]   the message that stands there (of a large one: its last chunk, or both
+                              as ``first;last``); without ``BATCH`` all messages of a batch
     key=KEY                   every message with that key; of a binary key its base64 text
-    schedule=ID               the message that waits under that id; ``schedules.schedules`` has its rules, and no such cancel is
-                              kept
+    schedule=ID               the message that waits under that id; ``schedules.schedules`` has its
+                              rules, and no such cancel is kept
 
 Rules kept here:
   - A cancel hits messages that are delayed when it is stored: messages before it that are due after
@@ -43,8 +43,8 @@ MOST_CANCEL_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A request to cancel, stored at ``position`` at ``time_ms``; ``target`` is a message id's text,
-    a key, or the id of a schedule.
+    """A request to cancel, stored at ``position`` at ``time_ms``; ``target`` is a message id's
+    text, a key, or the id of a schedule.
     """
 
     by: Literal["id", "key", "schedule"]
@@ -58,8 +58,8 @@ class Cancel:
 
 
 def cancel_of(properties: Mapping[str, str], position: Position, time_ms: int) -> Cancel | None:
-    """Return the cancel that a message with some properties is; None if it is none, or is the copy of
-    a message that was delivered.
+    """Return the cancel that a message with some properties is; None if it is none, or is the copy
+    of a message that was delivered.
     """
     if CANCEL_PROPERTY not in properties or OCCURRENCE_PROPERTY in properties:
         return None
@@ -79,7 +79,9 @@ def parse_cancel(text: str, position: Position, time_ms: int) -> Cancel | None:
         cancelled = _message_id(target)
     except UsageError:
         return None
-    return Cancel("id", str(cancelled), position, time_ms) if cancelled.position.is_storable else None
+    return (
+        Cancel("id", str(cancelled), position, time_ms) if cancelled.position.is_storable else None
+    )
 
 
 def _message_id(text: str) -> MessageId:
@@ -104,7 +106,9 @@ class Cancels:
     @property
     def target_bytes(self) -> int:
         """Return the bytes of the cancels' targets."""
-        return sum(len(target.encode()) * len(cancels) for (_, target), cancels in self._by_target.items())
+        return sum(
+            len(target.encode()) * len(cancels) for (_, target), cancels in self._by_target.items()
+        )
 
     @property
     def all(self) -> list[Cancel]:
@@ -117,12 +121,14 @@ class Cancels:
 
     @cached_property
     def _by_entry(self) -> dict[Position | None, _Reach]:
-        """Return what the cancels by id reach together at each entry, and under None what those by key
-        reach.
+        """Return what the cancels by id reach together at each entry, and under None what those by
+        key reach.
         """
         together: dict[Position | None, list[Cancel]] = {}
         for (by, target), cancels in self._by_target.items():
-            together.setdefault(_message_id(target).position if by == "id" else None, []).extend(cancels)
+            together.setdefault(_message_id(target).position if by == "id" else None, []).extend(
+                cancels
+            )
         return {entry: _Reach(cancels) for entry, cancels in together.items()}
 
     @cached_property
@@ -139,17 +145,25 @@ class Cancels:
         for computed in ("keys", "ledger_ids", "_by_entry"):
             vars(self).pop(computed, None)
 
-    def is_cancelled(self, position: Position, batch_index: int, key: str | None, deliver_ms: int) -> bool:
+    def is_cancelled(
+        self, position: Position, batch_index: int, key: str | None, deliver_ms: int
+    ) -> bool:
         """Return whether a message was cancelled; ``batch_index`` is -1 for one that was not
         batched.
         """
         message_id = MessageId(position.ledger_id, position.entry_id, batch_index)
-        targets = {("id", str(position)), ("id", str(message_id))} | ({("key", key)} if key is not None else set())
-        return any(self._reach(target).hits(position, deliver_ms) for target in targets if target in self._by_target)
+        targets = {("id", str(position)), ("id", str(message_id))} | (
+            {("key", key)} if key is not None else set()
+        )
+        return any(
+            self._reach(target).hits(position, deliver_ms)
+            for target in targets
+            if target in self._by_target
+        )
 
     def may_hit(self, position: Position, deliver_ms: int) -> bool:
-        """Return whether some message of an entry may be cancelled, whatever its key and its place in a
-        batch.
+        """Return whether some message of an entry may be cancelled, whatever its key and its place
+        in a batch.
         """
         reaches = (self._by_entry.get(entry) for entry in (None, position))
         return any(reach.hits(position, deliver_ms) for reach in reaches if reach is not None)
@@ -161,13 +175,15 @@ class Cancels:
 
     def needed_after(self, now_ms: int) -> list[Cancel]:
         """Return the cancels that are still needed when all messages due by now have left."""
-        needed = [cancel for cancels in self._by_target.values() for cancel in _needed(cancels, now_ms)]
+        needed = [
+            cancel for cancels in self._by_target.values() for cancel in _needed(cancels, now_ms)
+        ]
         return [cancel for cancel in needed if cancel.until_ms > now_ms]
 
 
 class _Reach:
-    """What the cancels of one target hit, found in logarithmic time: a key may have 100,000 of them,
-    and as many messages.
+    """What the cancels of one target hit, found in logarithmic time: a key may have 100,000 of
+    them, and as many messages.
 
     Those are kept that are earlier in time than all cancels behind them by position. So their
     positions and their times both rise.
@@ -207,7 +223,12 @@ def cancels_to_json(
     cancels: Iterable[Cancel], marked: MarkedPositions | None = None, pauses: Pauses | None = None
 ) -> str:
     marks = {} if marked is None else marked.to_fields()
-    data = {"version": VERSION, "cancels": list(cancels), "marked": marks, "pauses": pauses or Pauses()}
+    data = {
+        "version": VERSION,
+        "cancels": list(cancels),
+        "marked": marks,
+        "pauses": pauses or Pauses(),
+    }
     return json.dumps(data, default=fields_of)
 
 
@@ -223,4 +244,8 @@ def cancels_from_json(text: str) -> tuple[Cancels, MarkedPositions, Pauses]:
 
 def _from_fields(fields: dict[str, Any]) -> tuple[Cancels, MarkedPositions, Pauses]:
     cancels, marked, pauses = exactly(fields, "cancels", "marked", "pauses")
-    return Cancels(stored(list[Cancel], cancels)), MarkedPositions.from_fields(marked), stored(Pauses, pauses)
+    return (
+        Cancels(stored(list[Cancel], cancels)),
+        MarkedPositions.from_fields(marked),
+        stored(Pauses, pauses),
+    )

@@ -51,7 +51,10 @@ def change_ms(zone: ZoneInfo, before_ms: int, after_ms: int) -> int:
     """Return when the clock is changed between two instants."""
     seconds = range(before_ms // 1000, after_ms // 1000 + 1)
     offset = _offset(zone, seconds[0])
-    return 1000 * seconds[bisect_left(seconds, True, key=lambda second: _offset(zone, second) != offset)]
+    return (
+        1000
+        * seconds[bisect_left(seconds, True, key=lambda second: _offset(zone, second) != offset)]
+    )
 
 
 def appointment_ms(zone: ZoneInfo, local: datetime) -> int:

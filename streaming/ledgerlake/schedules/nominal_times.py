@@ -2,17 +2,17 @@
 
 Rules kept here:
   - Times grow, up to the end of the year 9000. Occurrences at one instant are one occurrence.
-  - An appointment is a local time of a zone. If the clock skips it, it is when the clock skips it; if
-    the clock shows it twice, it is the first.
+  - An appointment is a local time of a zone. If the clock skips it, it is when the clock skips it;
+    if the clock shows it twice, it is the first.
   - A cron expression whose minute or hour begins with ``*`` matches each instant at which the clock
-    shows a matching time: none of an hour that is skipped, all of one that is shown twice. Any other
-    one gives appointments. This is the rule of Debian's cron, here also for seconds.
+    shows a matching time: none of an hour that is skipped, all of one that is shown twice. Any
+    other one gives appointments. This is the rule of Debian's cron, here also for seconds.
   - Occurrence k, from 0, of an interval is its start and k times its duration. Months and days are
-    dates at the start's local time, and appointments; a month that is too short has its last day. The
-    rest of the duration is real time after that.
+    dates at the start's local time, and appointments; a month that is too short has its last day.
+    The rest of the duration is real time after that.
 
-``cronsim`` reads an expression here, and says which days match. It does not search for times: of a zone
-with changes of half an hour it loses occurrences, of an expression with seconds it makes no
+``cronsim`` reads an expression here, and says which days match. It does not search for times: of a
+zone with changes of half an hour it loses occurrences, of an expression with seconds it makes no
 appointments, and it goes through each day of decades if few days or none match.
 """
 
@@ -28,7 +28,13 @@ from typing import TYPE_CHECKING
 
 from cronsim import CronSim
 
-from ledgerlake.schedules.local_times import appointment_ms, change_ms, instants_ms, local_time, set_back_ms
+from ledgerlake.schedules.local_times import (
+    appointment_ms,
+    change_ms,
+    instants_ms,
+    local_time,
+    set_back_ms,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,8 +79,8 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A repeating interval; ``start_ms`` None is the start of the message, ``times`` None is without
-    end.
+    """A repeating interval; ``start_ms`` None is the start of the message, ``times`` None is
+    without end.
     """
 
     duration: Duration
@@ -83,8 +89,8 @@ class Interval:
 
 
 class CronRule:
-    """A cron expression. To find a day, it looks at the days of the 28 kinds of months at most, however
-    far the day is, also if no day matches: each message may bring another expression.
+    """A cron expression. To find a day, it looks at the days of the 28 kinds of months at most,
+    however far the day is, also if no day matches: each message may bring another expression.
 
     Raises:
         CronSimError: the text is no cron expression.
@@ -121,7 +127,9 @@ class CronRule:
         if (length, weekday) not in self._days:
             year, month = _MONTHS[length, weekday]
             days = range(1, length + 1)
-            self._days[length, weekday] = [day for day in days if self._fields.match_day(date(year, month, day))]
+            self._days[length, weekday] = [
+                day for day in days if self._fields.match_day(date(year, month, day))
+            ]
         return self._days[length, weekday]
 
     def _times_of(self, day: date, first: time) -> Iterator[datetime]:
@@ -129,7 +137,9 @@ class CronRule:
             first_minute = first.minute if hour == first.hour else 0
             for minute in self.minutes[bisect_left(self.minutes, first_minute) :]:
                 is_first = (hour, minute) == (first.hour, first.minute)
-                for second in self.seconds[bisect_left(self.seconds, first.second if is_first else 0) :]:
+                for second in self.seconds[
+                    bisect_left(self.seconds, first.second if is_first else 0) :
+                ]:
                     yield datetime.combine(day, time(hour, minute, second))
 
 
@@ -152,8 +162,8 @@ def cron_times_ms(cron: str, zone: ZoneInfo, after_ms: int) -> Iterator[int]:
 
 @lru_cache(maxsize=10_000)
 def shortest_cron_ms(cron: str) -> int:
-    """Return the shortest time between two occurrences of a valid cron expression; a day if it has one
-    occurrence on each of its days.
+    """Return the shortest time between two occurrences of a valid cron expression; a day if it has
+    one occurrence on each of its days.
     """
     rule = cron_rule(cron)
     units = ((rule.seconds, 60, 1_000), (rule.minutes, 60, 60_000), (rule.hours, 24, 3_600_000))
@@ -161,12 +171,16 @@ def shortest_cron_ms(cron: str) -> int:
         if len(values) > 1:
             # From the last one to the first of the next minute, hour or day, too.
             following = [*values[1:], values[0] + count]
-            return unit_ms * min(later - earlier for earlier, later in zip(values, following, strict=True))
+            return unit_ms * min(
+                later - earlier for earlier, later in zip(values, following, strict=True)
+            )
     return DAY_MS
 
 
 def _appointments_ms(cron: str, zone: ZoneInfo, after_ms: int) -> Iterator[int]:
-    """Yield the appointments. After one that was skipped, the search goes on where the clock does."""
+    """Yield the appointments. After one that was skipped, the search goes on where the
+    clock does.
+    """
     while True:
         for local in cron_rule(cron).local_times(local_time(zone, after_ms)):
             time_ms = appointment_ms(zone, local)
@@ -204,7 +218,9 @@ def _clock_times_ms(cron: str, zone: ZoneInfo, after_ms: int) -> Iterator[int]:
         begin_ms = next_change_ms
 
 
-def interval_times_ms(every: Interval, zone: ZoneInfo, start_ms: int, after_ms: int) -> Iterator[int]:
+def interval_times_ms(
+    every: Interval, zone: ZoneInfo, start_ms: int, after_ms: int
+) -> Iterator[int]:
     """Yield the times of an interval after an instant.
 
     Args:
@@ -227,7 +243,9 @@ def interval_times_ms(every: Interval, zone: ZoneInfo, start_ms: int, after_ms: 
 
 
 def _step_ms(duration: Duration, zone: ZoneInfo, begin_ms: int, step: int) -> int:
-    """Return a start and ``step`` times a duration; a time after the last one if that is no date."""
+    """Return a start and ``step`` times a duration; a time after the last one if that is no
+    date.
+    """
     if step == 0 or not (duration.months or duration.days):
         return begin_ms + step * duration.time_ms
     begin = local_time(zone, begin_ms)

@@ -1,26 +1,28 @@
 """Repetition: a message that is delivered again and again, and when.
 
-    ledgerlake.cron       five fields, or six with seconds first: ``0 9 * * MON-FRI``; with lists, steps, names, ``L``,
-                          ``LW`` and ``#``, as ``cronsim`` reads them
-    ledgerlake.every      an ISO-8601 duration or repeating interval: ``PT15M``, ``P1M``, ``R5/PT1H``,
-                          ``R/2030-05-02T09:00:00+02:00/P1D``
+    ledgerlake.cron       five fields, or six with seconds first: ``0 9 * * MON-FRI``; with lists,
+                          steps, names, ``L``, ``LW`` and ``#``, as ``cronsim`` reads them
+    ledgerlake.every      an ISO-8601 duration or repeating interval: ``PT15M``, ``P1M``,
+                          ``R5/PT1H``, ``R/2030-05-02T09:00:00+02:00/P1D``
     ledgerlake.timezone   the IANA name of the zone of local times; UTC if it is missing
     ledgerlake.until      milliseconds since 1970, or ISO-8601 with a zone: no occurrence is later
     ledgerlake.count      1 to 1,000,000,000: no more occurrences, whether or not they are delivered
-    ledgerlake.jitter     a duration up to one day: an occurrence is due up to so much later; not longer than the shortest
-                          time between two occurrences, or they would come closer than the rule allows
-    ledgerlake.catchup    all, last or none of the occurrences that a stop delayed are delivered; all if it is missing
+    ledgerlake.jitter     a duration up to one day: an occurrence is due up to so much later; not
+                          longer than the shortest time between two occurrences, or they would come
+                          closer than the rule allows
+    ledgerlake.catchup    all, last or none of the occurrences that a stop delayed are delivered;
+                          all if it is missing
 
-A message has ``cron`` or ``every``, the others only with one of them, and no ``expires``. A value that cannot be
-understood makes the message a reject; no value stands for another one.
+A message has ``cron`` or ``every``, the others only with one of them, and no ``expires``. A value
+that cannot be understood makes the message a reject; no value stands for another one.
 
 Rules kept here:
-  - Occurrences begin at the message's start. Those of an interval with a start of its own are counted
-    out from there: ``R5`` is the first five, also if some are before the message's start. These have
-    no number.
+  - Occurrences begin at the message's start. Those of an interval with a start of its own are
+    counted out from there: ``R5`` is the first five, also if some are before the message's start.
+    These have no number.
   - The offset in an interval's start is not its zone: days are those of ``timezone``.
-  - Days and months are local dates, hours are real time. ``P1D`` is at the same local time each day,
-    ``PT24H`` is not. ``P1DT12H`` twice is two dates later, and 24 hours.
+  - Days and months are local dates, hours are real time. ``P1D`` is at the same local time each
+    day, ``PT24H`` is not. ``P1DT12H`` twice is two dates later, and 24 hours.
   - Times come from the rule, the package ``tzdata`` and a hash of id and time, and nothing of the
     machine. So a micro-batch that is run again has the same ones.
 
@@ -113,16 +115,20 @@ class RepetitionRate:
     size_bytes: int = 0
 
     def __add__(self, other: RepetitionRate) -> RepetitionRate:
-        return RepetitionRate(self.occurrences + other.occurrences, self.size_bytes + other.size_bytes)
+        return RepetitionRate(
+            self.occurrences + other.occurrences, self.size_bytes + other.size_bytes
+        )
 
     def __sub__(self, other: RepetitionRate) -> RepetitionRate:
-        return RepetitionRate(max(0, self.occurrences - other.occurrences), max(0, self.size_bytes - other.size_bytes))
+        return RepetitionRate(
+            max(0, self.occurrences - other.occurrences), max(0, self.size_bytes - other.size_bytes)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class RepetitionLimit:
-    """The most occurrences, and bytes of these, that the messages of a topic partition that repeat may
-    become in a second; None without a limit.
+    """The most occurrences, and bytes of these, that the messages of a topic partition that repeat
+    may become in a second; None without a limit.
     """
 
     occurrences_per_s: int | None = None
@@ -166,7 +172,8 @@ def parse_repetition(properties: Mapping[str, object]) -> Repetition | None:
         return None
     if EXPIRES_PROPERTY in properties:
         raise bad_schedule(
-            f"{EXPIRES_PROPERTY} is on a message that repeats; {UNTIL_PROPERTY} ends a repetition, and {CATCH_UP_PROPERTY} says "
+            f"{EXPIRES_PROPERTY} is on a message that repeats; {UNTIL_PROPERTY} ends a repetition, "
+            f"and {CATCH_UP_PROPERTY} says "
             "what is delivered late"
         )
     is_short = sum(map(len, texts.values())) <= _LONGEST_KEPT
@@ -177,9 +184,13 @@ def parse_repetition(properties: Mapping[str, object]) -> Repetition | None:
 def _parsed(pairs: tuple[tuple[str, str], ...]) -> Repetition:
     texts = dict(pairs)
     if CRON_PROPERTY in texts and EVERY_PROPERTY in texts:
-        raise bad_schedule(f"{CRON_PROPERTY} and {EVERY_PROPERTY} are on one message; it may have one of them")
+        raise bad_schedule(
+            f"{CRON_PROPERTY} and {EVERY_PROPERTY} are on one message; it may have one of them"
+        )
     if CRON_PROPERTY not in texts and EVERY_PROPERTY not in texts:
-        raise bad_schedule(f"{next(iter(texts))} is on a message with neither {CRON_PROPERTY} nor {EVERY_PROPERTY}")
+        raise bad_schedule(
+            f"{next(iter(texts))} is on a message with neither {CRON_PROPERTY} nor {EVERY_PROPERTY}"
+        )
     cron, every = texts.get(CRON_PROPERTY), texts.get(EVERY_PROPERTY)
     until, count = texts.get(UNTIL_PROPERTY), texts.get(COUNT_PROPERTY)
     repetition = Repetition(
@@ -192,10 +203,13 @@ def _parsed(pairs: tuple[tuple[str, str], ...]) -> Repetition:
         catch_up=_checked_catch_up(texts.get(CATCH_UP_PROPERTY, CatchUp.ALL)),
     )
     if repetition.every is not None and repetition.every.times is not None and count is not None:
-        raise bad_schedule(f"{EVERY_PROPERTY} has a number after R, so {COUNT_PROPERTY} may not say another one")
+        raise bad_schedule(
+            f"{EVERY_PROPERTY} has a number after R, so {COUNT_PROPERTY} may not say another one"
+        )
     if repetition.jitter_ms > (shortest_ms := _shortest_ms(repetition)):
         raise bad_schedule(
-            f"{JITTER_PROPERTY} is longer than the shortest time between two occurrences, which is {shortest_ms / 1000:g} s"
+            f"{JITTER_PROPERTY} is longer than the shortest time between two occurrences, which is "
+            f"{shortest_ms / 1000:g} s"
         )
     return repetition
 
@@ -223,8 +237,8 @@ def occurrences(
 
 
 def rate_of(repetition: Repetition, size_bytes: int) -> RepetitionRate:
-    """Return what a message becomes in a day on which its occurrences are as near to each other as its
-    rule allows, at least one.
+    """Return what a message becomes in a day on which its occurrences are as near to each other as
+    its rule allows, at least one.
 
     Args:
         size_bytes: of the message.
@@ -248,13 +262,19 @@ def _hash(schedule_id: str, nominal_ms: int) -> int:
 
 def _checked_cron(text: str) -> str:
     if len(text) > MAX_CRON_CHARACTERS:
-        raise bad_schedule(f"{CRON_PROPERTY} has {len(text):,} characters; it may have {MAX_CRON_CHARACTERS}")
+        raise bad_schedule(
+            f"{CRON_PROPERTY} has {len(text):,} characters; it may have {MAX_CRON_CHARACTERS}"
+        )
     if not (text.isascii() and text.isprintable()):
         raise bad_schedule(
-            f"{CRON_PROPERTY} has characters that no cron expression has; fields are separated by spaces"
+            f"{CRON_PROPERTY} has characters that no cron expression has; fields are separated by "
+            "spaces"
         )
     if text.startswith("@"):
-        raise bad_schedule(f"{CRON_PROPERTY} is a nickname, which is not known; write fields, as 0 0 * * * for @daily")
+        raise bad_schedule(
+            f"{CRON_PROPERTY} is a nickname, which is not known; write fields, as 0 0 * * * for "
+            "@daily"
+        )
     if fault := _cron_fault(text):
         raise bad_schedule(f"{CRON_PROPERTY} '{text}' {fault}")
     return text
@@ -267,7 +287,10 @@ def _cron_fault(text: str) -> str:
         with reading():
             first = next(cron_rule(text).local_times(datetime(2000, 1, 1)), None)
     except Unreadable as failure:
-        return f"is no cron expression of five fields, or six with seconds first: {str(failure).lower()}"
+        return (
+            "is no cron expression of five fields, or six with seconds first: "
+            f"{str(failure).lower()}"
+        )
     return "" if first is not None else "names days that do not exist"
 
 
@@ -276,7 +299,8 @@ def _checked_interval(text: str) -> Interval:
     duration = _parse_duration(rest[-1] if rest else word)
     if duration is None or len(rest) > 2 or (rest and not word.startswith("R")):
         raise bad_schedule(
-            f"{EVERY_PROPERTY} is neither an ISO-8601 duration such as PT15M or P1D nor a repeating interval such as "
+            f"{EVERY_PROPERTY} is neither an ISO-8601 duration such as PT15M or P1D nor a "
+            "repeating interval such as "
             "R5/PT1H or R/2030-05-02T09:00:00+02:00/P1D"
         )
     if duration.shortest_ms < 1000:
@@ -284,7 +308,9 @@ def _checked_interval(text: str) -> Interval:
     return Interval(
         duration,
         checked_time_ms(f"the start in {EVERY_PROPERTY}", rest[0]) if len(rest) == 2 else None,
-        _checked_count(f"the number after R in {EVERY_PROPERTY}", word[1:]) if rest and word != "R" else None,
+        _checked_count(f"the number after R in {EVERY_PROPERTY}", word[1:])
+        if rest and word != "R"
+        else None,
     )
 
 
@@ -292,7 +318,9 @@ def _parse_duration(text: str) -> Duration | None:
     match = _DURATION.fullmatch(text)
     if match is None:
         return None
-    years, months, weeks, days, hours, minutes, seconds = (int(part or 0) for part in match.groups()[:7])
+    years, months, weeks, days, hours, minutes, seconds = (
+        int(part or 0) for part in match.groups()[:7]
+    )
     milliseconds = int((match[8] or "").ljust(3, "0"))
     time_ms = ((hours * 60 + minutes) * 60 + seconds) * 1000 + milliseconds
     return Duration(12 * years + months, 7 * weeks + days, time_ms)
@@ -301,14 +329,17 @@ def _parse_duration(text: str) -> Duration | None:
 def _checked_jitter_ms(text: str) -> int:
     duration = _parse_duration(text)
     if duration is None or duration.shortest_ms > DAY_MS:
-        raise bad_schedule(f"{JITTER_PROPERTY} is no ISO-8601 duration up to one day, such as PT30S")
+        raise bad_schedule(
+            f"{JITTER_PROPERTY} is no ISO-8601 duration up to one day, such as PT30S"
+        )
     return duration.shortest_ms
 
 
 def _checked_timezone(text: str) -> str:
     if text not in local_times.zone_names():
         raise bad_schedule(
-            f"{TIMEZONE_PROPERTY} is no time zone of the IANA database {TIMEZONE_DATA_VERSION}, such as Europe/Berlin"
+            f"{TIMEZONE_PROPERTY} is no time zone of the IANA database {TIMEZONE_DATA_VERSION}, "
+            "such as Europe/Berlin"
         )
     return text
 

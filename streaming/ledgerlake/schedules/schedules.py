@@ -1,30 +1,33 @@
-"""Schedules by id: which delayed message waits under an id, which ones are no longer to be delivered,
-and which occurrences a message has that repeats.
+"""Schedules by id: which delayed message waits under an id, which ones are no longer to be
+delivered, and which occurrences a message has that repeats.
 
 Rules kept here:
   - A message with an id, or a cancel of the id, hits the messages of that id that stand before it
-    and are due after the time when it was stored: the rule of ``schedules.cancels``. So the result does
-    not depend on how the stream was cut into micro-batches.
-  - A message that is due already when it is stored hits others, and nothing hits it: it does not wait
-    under its id.
-  - If ``MOST_WAITING`` messages wait under an id, another one that replaces none of them changes nothing
-    of the id. It is refused: at once if it repeats, else when it would have been due.
-  - A message that was hit stays in the index. Its position is marked with the reason, and it becomes
-    a reject when it would have been due.
+    and are due after the time when it was stored: the rule of ``schedules.cancels``. So the result
+    does not depend on how the stream was cut into micro-batches.
+  - A message that is due already when it is stored hits others, and nothing hits it: it does not
+    wait under its id.
+  - If ``MOST_WAITING`` messages wait under an id, another one that replaces none of them changes
+    nothing of the id. It is refused: at once if it repeats, else when it would have been due.
+  - A message that was hit stays in the index. Its position is marked with the reason, and it
+    becomes a reject when it would have been due.
   - A position has one mark: ``SCHEDULED`` or ``REPEATING`` while its message waits under its id, or
-    the reason. ``release`` removes the mark. The state keeps the message for a while after that: one
-    without such a mark does not wait any more, and a release costs no call into the state store.
+    the reason. ``release`` removes the mark. The state keeps the message for a while after that:
+    one without such a mark does not wait any more, and a release costs no call into the state
+    store.
   - A message that repeats waits in the index for its start, and then for one occurrence at a time.
     ``advance`` says what becomes of that one, and which one follows.
-  - The rates of the messages that repeat, each as if its occurrences were always as near as its rule
-    allows, are within a limit. A message beyond it is refused, and changes nothing of its id. Those
-    that come in one micro-batch are taken in the order of the blocks of their ids, and a message counts
-    until its last occurrence has left. So what is refused depends on the cut into micro-batches.
-  - If a message that repeats is hit while an occurrence waits that was due before, that occurrence is
-    delivered, with all others up to the time of the hit.
-  - A pause holds back the occurrences that are due after the time when it was stored, up to the time
-    when its end was stored. They are not delivered later. A pause that has ended is kept while an
-    occurrence waits that was due before its end. If ``MOST_PAUSES`` are kept, no other one begins.
+  - The rates of the messages that repeat, each as if its occurrences were always as near as its
+    rule allows, are within a limit. A message beyond it is refused, and changes nothing of its id.
+    Those that come in one micro-batch are taken in the order of the blocks of their ids, and a
+    message counts until its last occurrence has left. So what is refused depends on the cut into
+    micro-batches.
+  - If a message that repeats is hit while an occurrence waits that was due before, that occurrence
+    is delivered, with all others up to the time of the hit.
+  - A pause holds back the occurrences that are due after the time when it was stored, up to the
+    time when its end was stored. They are not delivered later. A pause that has ended is kept while
+    an occurrence waits that was due before its end. If ``MOST_PAUSES`` are kept, no other one
+    begins.
   - A pause of an id is of the last message before it: those before that one have ended.
 
 A large message that its marker completes may come after a message that stands behind its chunks.
@@ -34,11 +37,12 @@ A topic that was created again in another cluster may have lower ledger ids than
 former one. So what waits stands before a message that comes, unless it is behind it by position and
 was not stored earlier.
 
-The messages of an id are in the order of the topic. Of two that wait, neither hits the other, and each
-is due when it was stored or later. So the earlier one is due when the later one was stored, or before:
-the times at which they were stored rise, and so do those at which they are due, whatever the clocks of
-senders say. An event that goes back from the end stops at the first message that was stored before it,
-and hits all others on its way: however many wait, its work is that of those it removes.
+The messages of an id are in the order of the topic. Of two that wait, neither hits the other, and
+each is due when it was stored or later. So the earlier one is due when the later one was stored, or
+before: the times at which they were stored rise, and so do those at which they are due, whatever
+the clocks of senders say. An event that goes back from the end stops at the first message that was
+stored before it, and hits all others on its way: however many wait, its work is that of those it
+removes.
 """
 
 from __future__ import annotations
@@ -53,7 +57,13 @@ import numpy as np
 from pyroaring import BitMap
 
 from ledgerlake.reasons import CANCELLED, REPETITION_REFUSED, REPLACED, SCHEDULE_REFUSED, Reason
-from ledgerlake.schedules.repetition import CatchUp, Occurrence, RepetitionLimit, RepetitionRate, occurrences
+from ledgerlake.schedules.repetition import (
+    CatchUp,
+    Occurrence,
+    RepetitionLimit,
+    RepetitionRate,
+    occurrences,
+)
 from ledgerlake.stored.fields import exactly, fields_of, parse_stored, stored
 from ledgerlake.wire.message_id import Position
 
@@ -77,9 +87,9 @@ _MARKS = (SCHEDULED, REPEATING, *REASONS)
 # An occurrence that is released later than this after it was due was missed (``CatchUp``).
 MISSED_AFTER_MS = 60_000
 
-# The messages that wait under an id: they are in one value of the state. By the broker's times it is one,
-# and more only while a backlog is read. Clocks of senders may be years ahead, so that each message is due
-# when the next one is stored.
+# The messages that wait under an id: they are in one value of the state. By the broker's times it
+# is one, and more only while a backlog is read. Clocks of senders may be years ahead, so that each
+# message is due when the next one is stored.
 MOST_WAITING = 10_000
 
 # The pauses that have ended and are kept, of a message that repeats, or of all: likewise.
@@ -96,8 +106,8 @@ class Pauses:
     ended_ms: list[int] = field(default_factory=list)
 
     def begin(self, time_ms: int) -> bool:
-        """Begin a pause; return False if there is no room for it. Of two that have begun the earlier time
-        counts: a sender whose clock is ahead does not undo the pause of another.
+        """Begin a pause; return False if there is no room for it. Of two that have begun the
+        earlier time counts: a sender whose clock is ahead does not undo the pause of another.
         """
         if self.since_ms is None and len(self.ended_ms) >= 2 * MOST_PAUSES:
             return False
@@ -145,8 +155,14 @@ class Repeating:
         return self.ends_ms is not None and occurrence.due_ms > self.ends_ms
 
     def has_due(self, occurrence: Occurrence | None, cutoff_ms: int) -> bool:
-        """Return whether there is an occurrence that is due by a time, and the message is not over."""
-        return occurrence is not None and occurrence.due_ms <= cutoff_ms and not self.is_over(occurrence)
+        """Return whether there is an occurrence that is due by a time, and the message is
+        not over.
+        """
+        return (
+            occurrence is not None
+            and occurrence.due_ms <= cutoff_ms
+            and not self.is_over(occurrence)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +175,8 @@ class WaitingMessage:
     repeating: Repeating | None = None
 
     def stands_before(self, position: Position, time_ms: int) -> bool:
-        """Return whether a message that waits stands before one that comes and was stored at ``time_ms``;
-        see the module.
+        """Return whether a message that waits stands before one that comes and was stored at
+        ``time_ms``; see the module.
         """
         return self.position != position and (self.position < position or self.time_ms < time_ms)
 
@@ -208,7 +224,9 @@ class MarkedPositions:
     def mark(self, position: Position, mark: str) -> None:
         """Give a position a mark in place of the one that it has."""
         self.take(position)
-        self._bitmaps.setdefault(mark, {}).setdefault(position.ledger_id, BitMap()).add(position.entry_id)
+        self._bitmaps.setdefault(mark, {}).setdefault(position.ledger_id, BitMap()).add(
+            position.entry_id
+        )
 
     def has(self, position: Position, mark: str) -> bool:
         """Return whether a position has a mark."""
@@ -232,7 +250,9 @@ class MarkedPositions:
             return mark
         return None
 
-    def discard(self, mark: str, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> None:
+    def discard(
+        self, mark: str, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]
+    ) -> None:
         """Remove a mark of many positions."""
         ledgers = self._bitmaps.get(mark, {})
         # Marks may be in many more ledgers than the messages that are due together.
@@ -316,14 +336,16 @@ class Schedules:
         self._limit = limit or RepetitionLimit()
 
     def put(self, schedule_id: str, message: WaitingMessage) -> bool:
-        """Add a delayed message: it replaces those that wait under its id. Return False if it repeats and is
-        refused, because there are too many.
+        """Add a delayed message: it replaces those that wait under its id. Return False if it
+        repeats and is refused, because there are too many.
         """
         if message.repeating is None and message.deliver_ms <= message.time_ms:
             self.end(schedule_id, message.position, message.time_ms, REPLACED)
             return True
         if not self._has_room(schedule_id, message):
-            self.marked.mark(message.position, REPETITION_REFUSED if message.repeating else SCHEDULE_REFUSED)
+            self.marked.mark(
+                message.position, REPETITION_REFUSED if message.repeating else SCHEDULE_REFUSED
+            )
             return message.repeating is None
         position, time_ms = message.position, message.time_ms
         waiting, place = self._hit(schedule_id, position, time_ms, REPLACED)
@@ -340,7 +362,9 @@ class Schedules:
         return True
 
     def _has_room(self, schedule_id: str, message: WaitingMessage) -> bool:
-        """Return whether a message is within the limits, if it replaces the last one of its id at most."""
+        """Return whether a message is within the limits, if it replaces the last one of its id at
+        most.
+        """
         last = self._last_before(schedule_id, message.position, message.time_ms)
         replaced = last if last is not None and last.deliver_ms > message.time_ms else None
         if replaced is None and len(self._store.load(schedule_id)) >= MOST_WAITING:
@@ -356,8 +380,8 @@ class Schedules:
         self._store.store(schedule_id, waiting)
 
     def pause(self, schedule_id: str | None, position: Position, time_ms: int) -> bool:
-        """Pause the message that repeats under an id, or all that repeat. Return False if it is refused,
-        because too many pauses are kept.
+        """Pause the message that repeats under an id, or all that repeat. Return False if it is
+        refused, because too many pauses are kept.
         """
         pauses, _ = self._pauses(schedule_id, position, time_ms)
         return pauses.begin(time_ms)
@@ -369,7 +393,12 @@ class Schedules:
         pauses.forget_before(next_due_ms)
 
     def advance(
-        self, schedule_id: str, position: Position, rule: Repetition, cutoff_ms: int, most_passed: int = 0
+        self,
+        schedule_id: str,
+        position: Position,
+        rule: Repetition,
+        cutoff_ms: int,
+        most_passed: int = 0,
     ) -> Step:
         """Return what becomes of a message that repeats and is due.
 
@@ -379,15 +408,21 @@ class Schedules:
         """
         waiting = self._store.load_repeating(schedule_id)
         # The first one is due first.
-        place, message = next(found for found in enumerate(waiting) if found[1].position == position)
+        place, message = next(
+            found for found in enumerate(waiting) if found[1].position == position
+        )
         repeating = message.repeating
         assert repeating is not None
         current, passed = repeating.occurrence, 0
         coming = _in_order(occurrences(rule, schedule_id, repeating.start_ms, current), message)
         following = next(coming, None)
-        is_delivered = current is not None and self._is_delivered(repeating, current, following, rule, cutoff_ms)
+        is_delivered = current is not None and self._is_delivered(
+            repeating, current, following, rule, cutoff_ms
+        )
         if current is not None and not is_delivered:
-            following, passed = self._pass(repeating, following, coming, rule, cutoff_ms, most_passed)
+            following, passed = self._pass(
+                repeating, following, coming, rule, cutoff_ms, most_passed
+            )
         if following is None or repeating.is_over(following):
             self.marked.take(position)
             if following is not None and repeating.ends_by is not None:
@@ -431,8 +466,14 @@ class Schedules:
         cutoff_ms: int,
     ) -> bool:
         """Return whether an occurrence that is due was neither held back by a pause nor missed."""
-        is_held_back = self.pauses.holds_back(occurrence.due_ms) or repeating.pauses.holds_back(occurrence.due_ms)
-        if is_held_back or rule.catch_up == CatchUp.ALL or cutoff_ms - occurrence.due_ms <= MISSED_AFTER_MS:
+        is_held_back = self.pauses.holds_back(occurrence.due_ms) or repeating.pauses.holds_back(
+            occurrence.due_ms
+        )
+        if (
+            is_held_back
+            or rule.catch_up == CatchUp.ALL
+            or cutoff_ms - occurrence.due_ms <= MISSED_AFTER_MS
+        ):
             return not is_held_back
         return rule.catch_up == CatchUp.LAST and not repeating.has_due(following, cutoff_ms)
 
@@ -446,11 +487,15 @@ class Schedules:
         waiting = self._store.load_repeating(schedule_id)
         ended = [message for message in waiting if message.position == position]
         self._store.rate -= sum(map(_rate_of, ended), RepetitionRate())
-        self._store.store_repeating(schedule_id, [message for message in waiting if message not in ended])
+        self._store.store_repeating(
+            schedule_id, [message for message in waiting if message not in ended]
+        )
 
-    def release(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> dict[int, Reason]:
-        """Forget messages that are due and do not repeat; return the numbers of those that are not to
-        be delivered, each with the reason.
+    def release(
+        self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]
+    ) -> dict[int, Reason]:
+        """Forget messages that are due and do not repeat; return the numbers of those that are not
+        to be delivered, each with the reason.
         """
         self.marked.discard(SCHEDULED, ledger_ids, entry_ids)
         withheld: dict[int, Reason] = {}
@@ -480,8 +525,12 @@ class Schedules:
                 break
         return waiting, count
 
-    def _pauses(self, schedule_id: str | None, position: Position, time_ms: int) -> tuple[Pauses, int]:
-        """Return the pauses that a message changes, and the time before which none of them is needed."""
+    def _pauses(
+        self, schedule_id: str | None, position: Position, time_ms: int
+    ) -> tuple[Pauses, int]:
+        """Return the pauses that a message changes, and the time before which none of them is
+        needed.
+        """
         if schedule_id is None:
             return self.pauses, 0
         message = self._last_before(schedule_id, position, time_ms)
@@ -489,7 +538,9 @@ class Schedules:
             return Pauses(), 0
         return message.repeating.pauses, message.deliver_ms
 
-    def _last_before(self, schedule_id: str, position: Position, time_ms: int) -> WaitingMessage | None:
+    def _last_before(
+        self, schedule_id: str, position: Position, time_ms: int
+    ) -> WaitingMessage | None:
         """Return the message of an id that waits when another one is stored."""
         waiting = self._store.load(schedule_id)
         count = _count_before(waiting, position, time_ms)
@@ -507,12 +558,14 @@ def _ends_before(time_ms: int, repeating: Repeating) -> bool:
 
 def _count_before(waiting: list[WaitingMessage], position: Position, time_ms: int) -> int:
     """Return how many messages of an id stand before one that comes: the first ones."""
-    return bisect_left(waiting, True, key=lambda message: not message.stands_before(position, time_ms))
+    return bisect_left(
+        waiting, True, key=lambda message: not message.stands_before(position, time_ms)
+    )
 
 
 def _in_order(following: Iterator[Occurrence], message: WaitingMessage) -> Iterator[Occurrence]:
-    """Yield the occurrences that follow that of a message: jitter does not change their order, and each
-    has a time of its own.
+    """Yield the occurrences that follow that of a message: jitter does not change their order, and
+    each has a time of its own.
     """
     assert message.repeating is not None
     earliest_ms = message.deliver_ms + (message.repeating.occurrence is not None)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 
 class BatchAdmission:
-    """Remembers when a micro-batch was last admitted. The clock is the caller's, in milliseconds."""
+    """Remembers when a micro-batch was last admitted. The clock is the caller's, in
+    milliseconds.
+    """
 
     def __init__(self, min_rows: int, max_delay_ms: int) -> None:
         self.min_rows = min_rows
@@ -19,7 +21,9 @@ class BatchAdmission:
 
     def should_defer(self, rows: int, clock_ms: int) -> bool:
         """Return whether a batch of ``rows`` messages, at least one, waits for more."""
-        may_wait = self._admitted_ms is not None and clock_ms - self._admitted_ms < self._max_delay_ms
+        may_wait = (
+            self._admitted_ms is not None and clock_ms - self._admitted_ms < self._max_delay_ms
+        )
         if may_wait and rows < self.min_rows:
             return True
         self._admitted_ms = clock_ms

@@ -26,7 +26,11 @@ READ_AHEAD_BYTES = 64 * 1024 * 1024
 
 
 def count_messages(
-    cluster: Cluster, topic_partition: str, start: PartitionOffset, end: PartitionOffset, max_count: int
+    cluster: Cluster,
+    topic_partition: str,
+    start: PartitionOffset,
+    end: PartitionOffset,
+    max_count: int,
 ) -> int:
     """Return the number of messages between two offsets, by the broker's index. If there is no
     index, the messages are read and counted, up to ``max_count``.
@@ -66,7 +70,10 @@ class BacklogCounts:
 
     def total(self, start: Offset, ends: Offset) -> int:
         """Return the number of messages before the ends, of all topic partitions together."""
-        return sum(self._count(name, start.get(name, PartitionOffset(BEFORE_ALL)), end) for name, end in ends.items())
+        return sum(
+            self._count(name, start.get(name, PartitionOffset(BEFORE_ALL)), end)
+            for name, end in ends.items()
+        )
 
     def _count(self, name: str, begin: PartitionOffset, end: PartitionOffset) -> int:
         counted = self._counted.get(name)
@@ -120,7 +127,8 @@ class LimitPlanner:
         covers all of them.
 
         Args:
-            ahead_bytes: how many bytes of entries may come ahead, by the size of the messages so far.
+            ahead_bytes: how many bytes of entries may come ahead, by the size of the messages so
+                far.
         """
         if self._reader is None or self._stopped_at != after:
             self.close()
@@ -133,13 +141,19 @@ class LimitPlanner:
             )
             if is_over and stop is not None:
                 self._next, self._stopped_at = read, stop.position
-                if self._reader.outstanding * _message_bytes(rows + read.messages, size + read.size) > ahead_bytes:
+                if (
+                    self._reader.outstanding
+                    * _message_bytes(rows + read.messages, size + read.size)
+                    > ahead_bytes
+                ):
                     self.close()
                 return stop
             self._next = None
             rows, size = rows + read.messages, size + read.size
             most_bytes = ahead_bytes if max_bytes is None else min(max_bytes, ahead_bytes)
-            self._reader.set_window(_messages_within(max_rows, most_bytes // _message_bytes(rows, size)))
+            self._reader.set_window(
+                _messages_within(max_rows, most_bytes // _message_bytes(rows, size))
+            )
             stop = read.offset
         self.close()
         return end
@@ -163,8 +177,8 @@ def _message_bytes(messages: int, size: int) -> int:
 
 
 def _messages_within(max_rows: int | None, by_bytes: int) -> int:
-    """Return how many messages to get ahead: those of a batch. Until the next batch they are received
-    while others use the connection, and stay in memory.
+    """Return how many messages to get ahead: those of a batch. Until the next batch they are
+    received while others use the connection, and stay in memory.
     """
     by_rows = DEFAULT_WINDOW if max_rows is None else max_rows
     return max(_LEAST_WINDOW, min(DEFAULT_WINDOW, by_rows, by_bytes))

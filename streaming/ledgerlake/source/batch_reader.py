@@ -30,8 +30,8 @@ class RangePartition(InputPartition):  # type: ignore[misc]
 
 
 class LedgerlakeBatchReader(DataSourceReader):  # type: ignore[misc]
-    """Reads from ``startingOffsets`` (default earliest) to ``endingOffsets`` (default the end of the
-    topic now).
+    """Reads from ``startingOffsets`` (default earliest) to ``endingOffsets`` (default the end of
+    the topic now).
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -44,10 +44,13 @@ class LedgerlakeBatchReader(DataSourceReader):  # type: ignore[misc]
             names = find_topic_partitions(cluster, options.topics)
             for _, by_topic in (options.starts, options.ends):
                 check_partitions(names, by_topic)
-            # The ends come first: behind them, nothing is read before a start that is not reached yet.
+            # The ends come first: behind them, nothing is read before a start that is not reached
+            # yet.
             end = {name: resolve_end(cluster, name, options.ending_of(name)) for name in names}
             start = {
-                name: resolve_start(cluster, name, options.starting_of(name, "earliest"), is_bounded=True)
+                name: resolve_start(
+                    cluster, name, options.starting_of(name, "earliest"), is_bounded=True
+                )
                 for name in names
             }
         finally:
@@ -59,4 +62,8 @@ class LedgerlakeBatchReader(DataSourceReader):  # type: ignore[misc]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # If there is no partition, Spark makes an empty one of its own class.
-        return read_view(self._options, partition.span) if isinstance(partition, RangePartition) else iter(())
+        return (
+            read_view(self._options, partition.span)
+            if isinstance(partition, RangePartition)
+            else iter(())
+        )

@@ -9,8 +9,8 @@ the broker (PIP-70).
     TIME      first stored then or later   TIME      last stored before that
     index N   message number N             index N   message number N
 
-So the end of a read by time is the start of the next one, if times rise (see ``search``), and a read
-by index continues at N + 1.
+So the end of a read by time is the start of the next one, if times rise (see ``search``), and a
+read by index continues at N + 1.
 
 An id with a partition is a start or an end of that topic partition only.
 
@@ -50,7 +50,14 @@ from ledgerlake.source.topic_end import Arrivals, last_position, next_readable
 from ledgerlake.stored.offsets import PartitionOffset, time_text
 from ledgerlake.wire.entry import first_index, index_count, message_count, read_stamp
 from ledgerlake.wire.limits import MAX_TIME_MS
-from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, ChunkMessageId, MessageId, Position, partition_of
+from ledgerlake.wire.message_id import (
+    AFTER_ALL,
+    BEFORE_ALL,
+    ChunkMessageId,
+    MessageId,
+    Position,
+    partition_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Mapping, Sequence
@@ -65,7 +72,12 @@ _SKIPPED_MOST = 1024
 
 
 def resolve_start(
-    cluster: Cluster, topic_partition: str, bound: Bound, *, is_pinned: bool = False, is_bounded: bool = False
+    cluster: Cluster,
+    topic_partition: str,
+    bound: Bound,
+    *,
+    is_pinned: bool = False,
+    is_bounded: bool = False,
 ) -> PartitionOffset:
     """Return the position after which a read begins.
 
@@ -75,10 +87,10 @@ def resolve_start(
             nothing is read from a time or an index that the topic has not reached.
 
     Raises:
-        SetupError: a start by index, and the entries have none.
-        UsageError: a start at a cursor, which only the reader that has the cursor can resolve, or an
-            id of another partition, of an entry that the topic does not have yet, or of a message that
-            its entry does not have, or a time or an index that the topic has not reached.
+        SetupError: a start by index, and the entries have none. UsageError: a start at a cursor,
+        which only the reader that has the cursor can resolve, or an
+            id of another partition, of an entry that the topic does not have yet, or of a message
+            that its entry does not have, or a time or an index that the topic has not reached.
     """
     _check_partition(topic_partition, bound)
     if isinstance(bound, PartitionOffset):
@@ -108,14 +120,18 @@ def beginning(cluster: Cluster, topic_partition: str, empty_index: int | None) -
 
 
 def empty_start(cluster: Cluster, topic_partition: str, index: int | None) -> PartitionOffset:
-    """Return where the read of a topic partition begins that has nothing to read yet; ``BEFORE_ALL``
-    if it has no ledger.
+    """Return where the read of a topic partition begins that has nothing to read yet;
+    ``BEFORE_ALL`` if it has no ledger.
 
     Args:
         index: the broker's index before the first message that will come; None if it is unknown.
     """
     position = first_available(cluster, topic_partition)
-    return PartitionOffset(BEFORE_ALL) if position == BEFORE_ALL else PartitionOffset(position, index=index)
+    return (
+        PartitionOffset(BEFORE_ALL)
+        if position == BEFORE_ALL
+        else PartitionOffset(position, index=index)
+    )
 
 
 def _resolve_entry_start(
@@ -124,7 +140,11 @@ def _resolve_entry_start(
     # What comes behind the end that is found then is stored at this time or later.
     now_ms = None if is_bounded or isinstance(bound, AtIndex) else _now_ms(cluster, topic_partition)
     entry, end = find_entry(cluster, topic_partition, bound)
-    if entry is not None and isinstance(bound, AtIndex) and _is_removed(cluster, topic_partition, bound, entry, end):
+    if (
+        entry is not None
+        and isinstance(bound, AtIndex)
+        and _is_removed(cluster, topic_partition, bound, entry, end)
+    ):
         # As by id: the read begins before all that is left, and finds the loss.
         before = Position(first_available(cluster, topic_partition).ledger_id - 1, -1)
         return PartitionOffset(before, index=bound.index - 1)
@@ -134,24 +154,32 @@ def _resolve_entry_start(
         next_index = _next_index(cluster, topic_partition, end)
         if bound.index > next_index:
             raise UsageError(
-                f"{topic_partition} has no message with the number {bound.index} to start at: the next one that comes has "
+                f"{topic_partition} has no message with the number {bound.index} to start at: the "
+                "next one that comes has "
                 f"{next_index}; correct starting (startingOffsets, startingIndex)"
             )
     if isinstance(bound, AtTime) and now_ms is not None and bound.time_ms > now_ms:
         raise UsageError(
-            f"{topic_partition} has no message of {time_text(min(bound.time_ms, MAX_TIME_MS))} to start at: by its broker's "
+            f"{topic_partition} has no message of {time_text(min(bound.time_ms, MAX_TIME_MS))} to "
+            "start at: by its broker's "
             f"clock it is {time_text(now_ms)}; correct starting (startingOffsets, startingTime)"
         )
     return _at_end(cluster, topic_partition, end)
 
 
-def _is_removed(cluster: Cluster, topic_partition: str, bound: AtIndex, entry: StampedEntry, end: Position) -> bool:
+def _is_removed(
+    cluster: Cluster, topic_partition: str, bound: AtIndex, entry: StampedEntry, end: Position
+) -> bool:
     """Return whether the topic no longer has a number: all of its entries have later ones.
 
     Args:
         entry: the first one with that number or a higher one.
     """
-    if entry.first_index is None or bound.index >= entry.first_index or cluster.settings.read_compacted:
+    if (
+        entry.first_index is None
+        or bound.index >= entry.first_index
+        or cluster.settings.read_compacted
+    ):
         return False
     first = entry_from(cluster, topic_partition, BEFORE_ALL, end)
     return first is not None and first.position == entry.position
@@ -171,10 +199,14 @@ def _at_end(cluster: Cluster, topic_partition: str, end: Position) -> PartitionO
 
 
 def _last_stamped(cluster: Cluster, topic_partition: str, end: Position) -> StampedEntry | None:
-    """Return the last entry up to the end of a topic that has a readable stamp; None if none has."""
+    """Return the last entry up to the end of a topic that has a readable stamp; None if
+    none has.
+    """
     if end == BEFORE_ALL:
         return None
-    return last_before(lambda position: entry_from(cluster, topic_partition, position, end), end, end.next)
+    return last_before(
+        lambda position: entry_from(cluster, topic_partition, position, end), end, end.next
+    )
 
 
 def _now_ms(cluster: Cluster, topic_partition: str) -> int:
@@ -184,8 +216,8 @@ def _now_ms(cluster: Cluster, topic_partition: str) -> int:
 
 
 def _next_index(cluster: Cluster, topic_partition: str, end: Position) -> int:
-    """Return the broker's index of the first message behind the end of a topic; 0 if the topic has no
-    message that shows it.
+    """Return the broker's index of the first message behind the end of a topic; 0 if the topic has
+    no message that shows it.
     """
     last = None if end == BEFORE_ALL else _last_with_index(cluster, topic_partition, end)
     return 0 if last is None or last.stamp.index is None else last.stamp.index + 1
@@ -195,7 +227,9 @@ def _resolve_named_start(cluster: Cluster, topic_partition: str, bound: Bound) -
     if isinstance(bound, After):
         return _through(cluster, topic_partition, bound.message_id)
     if isinstance(bound, (MessageId, ChunkMessageId)):
-        return _before(cluster, topic_partition, bound.first if isinstance(bound, ChunkMessageId) else bound)
+        return _before(
+            cluster, topic_partition, bound.first if isinstance(bound, ChunkMessageId) else bound
+        )
     if bound == "cursor":
         raise UsageError("a start at the cursor is for streams with a subscription")
     if bound == "latest":
@@ -214,8 +248,12 @@ def resolve_end(cluster: Cluster, topic_partition: str, bound: Bound) -> Partiti
         UsageError: an id of another partition.
     """
     _check_partition(topic_partition, bound)
-    end = _resolve_named_end(cluster, topic_partition, bound) or latest_offset(cluster, topic_partition)
-    if isinstance(bound, PartitionOffset) and end.is_beyond(latest_offset(cluster, topic_partition)):
+    end = _resolve_named_end(cluster, topic_partition, bound) or latest_offset(
+        cluster, topic_partition
+    )
+    if isinstance(bound, PartitionOffset) and end.is_beyond(
+        latest_offset(cluster, topic_partition)
+    ):
         # The offset was of another topic.
         return replace(end, time_ms=None)
     return end
@@ -238,27 +276,41 @@ class EndBound:
         self._searched_to = BEFORE_ALL
 
     def cap(self, latest: PartitionOffset) -> PartitionOffset:
-        """Return the position up to which the stream may read, if the topic now ends at ``latest``."""
+        """Return the position up to which the stream may read, if the topic now ends at
+        ``latest``.
+        """
         if self._end is None and self._may_be_reached(latest):
             self._end = _resolve_named_end(self._cluster, self._topic_partition, self._bound)
             self._searched_to = latest.position
         return self._end if self._end is not None and latest.is_beyond(self._end) else latest
 
     def _may_be_reached(self, latest: PartitionOffset) -> bool:
-        """Return whether the topic may have reached the end, so that a search for it makes sense."""
-        if self._bound == "latest" or latest.position.entry_id < 0 or latest.position == self._searched_to:
+        """Return whether the topic may have reached the end, so that a search for it makes
+        sense.
+        """
+        if (
+            self._bound == "latest"
+            or latest.position.entry_id < 0
+            or latest.position == self._searched_to
+        ):
             return False
         message_id = _message_id(self._bound)
         if message_id is not None:
             return latest.position >= _last_of(message_id).position
-        if isinstance(self._bound, AtTime) and latest.index is not None and latest.time_ms is not None:
+        if (
+            isinstance(self._bound, AtTime)
+            and latest.index is not None
+            and latest.time_ms is not None
+        ):
             return latest.time_ms >= self._bound.time_ms
         if isinstance(self._bound, AtIndex) and latest.index is not None:
             return latest.index >= self._bound.index
         return True
 
 
-def find_entry(cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex) -> tuple[StampedEntry | None, Position]:
+def find_entry(
+    cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex
+) -> tuple[StampedEntry | None, Position]:
     """Return the entry of a time or an index, None if the topic has not reached it; and the end of
     the topic.
 
@@ -283,8 +335,10 @@ def find_entry(cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex) 
     last = _last_with_index(cluster, topic_partition, end, skipped_most)
     if last is None:
         raise SetupError(
-            f"the entries of {topic_partition} have no index; set brokerEntryMetadataInterceptors and "
-            "exposingBrokerEntryMetadataToClientEnabled in the broker's configuration, or give an id or a time"
+            f"the entries of {topic_partition} have no index; set brokerEntryMetadataInterceptors "
+            "and "
+            "exposingBrokerEntryMetadataToClientEnabled in the broker's configuration, or give an "
+            "id or a time"
         )
     until = last.position
 
@@ -297,8 +351,8 @@ def find_entry(cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex) 
 def _last_with_index(
     cluster: Cluster, topic_partition: str, end: Position, skipped_most: int = sys.maxsize
 ) -> StampedEntry | None:
-    """Return the last entry up to ``end`` that has an index; None if none of about ``skipped_most`` has
-    one. It reads back in steps, since few entries at the end have none.
+    """Return the last entry up to ``end`` that has an index; None if none of about ``skipped_most``
+    has one. It reads back in steps, since few entries at the end have none.
     """
     step = 1
     until = end
@@ -310,10 +364,14 @@ def _last_with_index(
                 with contextlib.suppress(CorruptEntryError):
                     stamp = read_stamp(entry.entry)
                     if stamp.index is not None:
-                        found = StampedEntry(entry.position, stamp, index_count(entry.entry), entry.position)
+                        found = StampedEntry(
+                            entry.position, stamp, index_count(entry.entry), entry.position
+                        )
         if found is not None:
             return found
-        before = last_before(lambda position: entry_from(cluster, topic_partition, position, end), end, begin)
+        before = last_before(
+            lambda position: entry_from(cluster, topic_partition, position, end), end, begin
+        )
         if before is None:
             break
         until, step = before.position, step * 2
@@ -321,7 +379,11 @@ def _last_with_index(
 
 
 def entry_from(
-    cluster: Cluster, topic_partition: str, position: Position, last: Position, skipped_most: int = 0
+    cluster: Cluster,
+    topic_partition: str,
+    position: Position,
+    last: Position,
+    skipped_most: int = 0,
 ) -> StampedEntry | None:
     """Return the first entry with a readable stamp at a position or after it, up to ``last``
     (``AFTER_ALL``: up to the end of the topic); None if no entry has one.
@@ -334,7 +396,9 @@ def entry_from(
         for number, entry in enumerate(entries):
             begin = begin or entry.position
             with contextlib.suppress(CorruptEntryError):
-                found = StampedEntry(entry.position, read_stamp(entry.entry), index_count(entry.entry), begin)
+                found = StampedEntry(
+                    entry.position, read_stamp(entry.entry), index_count(entry.entry), begin
+                )
                 if found.stamp.index is not None or number >= skipped_most:
                     break
     return found
@@ -342,7 +406,9 @@ def entry_from(
 
 def _first_entry(cluster: Cluster, topic_partition: str) -> EntryReceived | None:
     """Return the first entry of a topic partition, whatever it holds; None for an empty topic."""
-    with contextlib.closing(_entries_from(cluster, topic_partition, BEFORE_ALL, AFTER_ALL)) as entries:
+    with contextlib.closing(
+        _entries_from(cluster, topic_partition, BEFORE_ALL, AFTER_ALL)
+    ) as entries:
         return next(entries, None)
 
 
@@ -355,7 +421,9 @@ def _entries_from(
     arrivals = Arrivals(reader)
     try:
         # Where the broker cannot read the last entry, it takes the whole topic to find the end.
-        is_end_known = last != AFTER_ALL or reader.read_compacted or reader.last_message() is not None
+        is_end_known = (
+            last != AFTER_ALL or reader.read_compacted or reader.last_message() is not None
+        )
         end = last if last != AFTER_ALL or not is_end_known else last_position(reader)
         while end is not None:
             entry = next_until(reader, end) if is_end_known else next_readable(reader)
@@ -384,7 +452,9 @@ def first_available(cluster: Cluster, topic_partition: str) -> Position:
     return BEFORE_ALL if first is None else Position(first.position.ledger_id, -1)
 
 
-def end_position(cluster: Cluster, topic_partition: str, known_end: Position = BEFORE_ALL) -> Position:
+def end_position(
+    cluster: Cluster, topic_partition: str, known_end: Position = BEFORE_ALL
+) -> Position:
     """Return the topic's last entry now; ``BEFORE_ALL`` for an empty topic. ``known_end``: see
     ``last_position``.
     """
@@ -403,7 +473,9 @@ def latest_offset(cluster: Cluster, topic_partition: str) -> PartitionOffset:
     try:
         offset = latest.get()
         if latest.is_gone:
-            raise TopicNotFoundError(f"the topic {topic_partition} does not exist; create it or correct its name")
+            raise TopicNotFoundError(
+                f"the topic {topic_partition} does not exist; create it or correct its name"
+            )
         return offset
     finally:
         latest.close()
@@ -424,12 +496,24 @@ def check_partitions(topic_partitions: Collection[str], by_topic: Mapping[str, B
     """
     for name, bound in by_topic.items():
         topic, number = split_partition(name)
-        numbers = {split_partition(other)[1] for other in topic_partitions if split_partition(other)[0] == topic}
+        numbers = {
+            split_partition(other)[1]
+            for other in topic_partitions
+            if split_partition(other)[0] == topic
+        }
         # An offset may have topic partitions that are not there any more.
-        if number >= 0 and numbers and number not in numbers and not isinstance(bound, PartitionOffset):
-            there = f"its last one is {max(numbers)}" if max(numbers) >= 0 else "it has no partitions"
+        if (
+            number >= 0
+            and numbers
+            and number not in numbers
+            and not isinstance(bound, PartitionOffset)
+        ):
+            there = (
+                f"its last one is {max(numbers)}" if max(numbers) >= 0 else "it has no partitions"
+            )
             raise UsageError(
-                f"{topic} has no partition {number} to start or to end at: {there}; correct the name {name}"
+                f"{topic} has no partition {number} to start or to end at: {there}; correct the "
+                f"name {name}"
             )
 
 
@@ -445,13 +529,17 @@ def _check_partition(topic_partition: str, bound: Bound) -> None:
     else:
         name = partition_name(topic, partition)
         advice = f'; give it by topic partition, as JSON such as {{"{name}": "..."}}'
-    raise UsageError(f"the message id {message_id} is of partition {partition}, not of {topic_partition}{advice}")
+    raise UsageError(
+        f"the message id {message_id} is of partition {partition}, not of {topic_partition}{advice}"
+    )
 
 
-def _check_is_there(cluster: Cluster, topic_partition: str, bound: Bound, *, is_bounded: bool) -> None:
-    """Check that a start is not behind the end of the topic: all that comes before it would never be
-    read. An id that names no partition may be meant for another one, in which a read that ends now
-    finds nothing.
+def _check_is_there(
+    cluster: Cluster, topic_partition: str, bound: Bound, *, is_bounded: bool
+) -> None:
+    """Check that a start is not behind the end of the topic: all that comes before it would never
+    be read. An id that names no partition may be meant for another one, in which a read that ends
+    now finds nothing.
     """
     message_id = _message_id(bound)
     if message_id is None:
@@ -473,21 +561,27 @@ def _check_is_there(cluster: Cluster, topic_partition: str, bound: Bound, *, is_
     if taken > last and first.position.entry_id >= 0 and not (is_bounded and may_be_of_another):
         advice = f', or give it by topic partition, as JSON such as {{"{topic_partition}": "..."}}'
         raise UsageError(
-            f"{topic_partition} has no entry {message_id} to start at: {end}; correct starting (startingOffsets)"
-            + (advice if may_be_of_another else "")
+            f"{topic_partition} has no entry {message_id} to start at: {end}; correct starting "
+            "(startingOffsets)" + (advice if may_be_of_another else "")
         )
     _check_has_message(cluster, topic_partition, first)
 
 
 def _check_has_message(cluster: Cluster, topic_partition: str, message_id: MessageId) -> None:
-    """Check that an entry has the message that a start names: an index beyond its messages would skip
-    them all.
+    """Check that an entry has the message that a start names: an index beyond its messages would
+    skip them all.
     """
-    entry = entry_at(cluster, topic_partition, message_id.position) if message_id.batch_index > 0 else None
+    entry = (
+        entry_at(cluster, topic_partition, message_id.position)
+        if message_id.batch_index > 0
+        else None
+    )
     if entry is not None and message_id.batch_index >= (count := message_count(entry.entry)):
         raise UsageError(
-            f"{topic_partition} has no message {message_id.batch_index} in the entry {message_id.position} to start at: it has "
-            f"{count}, counted from 0; the third number is no partition; write {message_id.position}"
+            f"{topic_partition} has no message {message_id.batch_index} in the entry "
+            f"{message_id.position} to start at: it has "
+            f"{count}, counted from 0; the third number is no partition; write "
+            f"{message_id.position}"
         )
 
 
@@ -524,7 +618,9 @@ def _message_id(bound: Bound) -> AnyMessageId | None:
     return bound if isinstance(bound, (MessageId, ChunkMessageId)) else None
 
 
-def _resolve_named_end(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset | None:
+def _resolve_named_end(
+    cluster: Cluster, topic_partition: str, bound: Bound
+) -> PartitionOffset | None:
     """Return the end that a bound names; None if that is the end of the topic."""
     if isinstance(bound, PartitionOffset):
         return replace(bound, clock_ms=None)
@@ -532,7 +628,9 @@ def _resolve_named_end(cluster: Cluster, topic_partition: str, bound: Bound) -> 
         entry, _ = find_entry(cluster, topic_partition, bound)
         if entry is None:
             return None
-        return _before_stamped(entry) if isinstance(bound, AtTime) else _through_message(entry, bound)
+        return (
+            _before_stamped(entry) if isinstance(bound, AtTime) else _through_message(entry, bound)
+        )
     if isinstance(bound, Before):
         return _before(cluster, topic_partition, _last_of(bound.message_id))
     if isinstance(bound, (MessageId, ChunkMessageId)):
@@ -571,7 +669,9 @@ def _inside(entry: StampedEntry, batch_index: int, index: int) -> PartitionOffse
 
 def _before(cluster: Cluster, topic_partition: str, message_id: MessageId) -> PartitionOffset:
     if message_id.batch_index > 0:
-        return _through_batch(cluster, topic_partition, message_id.position, message_id.batch_index - 1)
+        return _through_batch(
+            cluster, topic_partition, message_id.position, message_id.batch_index - 1
+        )
     return describe(cluster, topic_partition, message_id.position.before)
 
 
@@ -582,7 +682,9 @@ def _through(cluster: Cluster, topic_partition: str, message_id: AnyMessageId) -
     return _through_batch(cluster, topic_partition, last.position, last.batch_index)
 
 
-def _through_batch(cluster: Cluster, topic_partition: str, position: Position, batch_index: int) -> PartitionOffset:
+def _through_batch(
+    cluster: Cluster, topic_partition: str, position: Position, batch_index: int
+) -> PartitionOffset:
     """Return the offset up to a message of an entry, with the broker's index of that message."""
     offset = PartitionOffset(position.before, batch_index)
     entry = entry_at(cluster, topic_partition, position)

@@ -40,8 +40,12 @@ class ReadingDataSource(DataSource):  # type: ignore[misc]
         if options.view not in ("messages", "compat"):
             return from_arrow_schema(_ARROW_SCHEMAS[options.view])
         value_schema = find_value_schema(options) if options.is_typed else None
-        arrow_schema = schema.VIEW if value_schema is None else typed_columns(schema.VIEW, value_schema)
-        columns = from_arrow_schema(compat_columns(arrow_schema) if options.view == "compat" else arrow_schema)
+        arrow_schema = (
+            schema.VIEW if value_schema is None else typed_columns(schema.VIEW, value_schema)
+        )
+        columns = from_arrow_schema(
+            compat_columns(arrow_schema) if options.view == "compat" else arrow_schema
+        )
         return columns if value_schema is None else attach_schema(columns, value_schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -57,7 +61,8 @@ class ReadingDataSource(DataSource):  # type: ignore[misc]
                 raise
             # Spark before 4.2 asks for the end of a micro-batch without its start.
             raise UsageError(
-                f"a streaming read needs Spark 4.2 or later, and this is {pyspark.__version__}; upgrade Spark, or read batches"
+                f"a streaming read needs Spark 4.2 or later, and this is {pyspark.__version__}; "
+                "upgrade Spark, or read batches"
             ) from None
 
         return LedgerlakeStreamReader(self._options_with(schema))

@@ -8,7 +8,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ledgerlake.client.reader import EntryReader, Wanted, close_together, open_together, read_one_each
+from ledgerlake.client.reader import (
+    EntryReader,
+    Wanted,
+    close_together,
+    open_together,
+    read_one_each,
+)
 from ledgerlake.errors import CorruptEntryError, LedgerlakeError, TopicNotFoundError
 from ledgerlake.source.read_until import next_until
 from ledgerlake.source.topic_end import Follower, last_position
@@ -135,7 +141,9 @@ class LatestOffset:
         return position if moved else None
 
     def remember(self, offset: PartitionOffset) -> None:
-        """Remember the offset of an entry: if the topic ends there, nothing is read to describe it."""
+        """Remember the offset of an entry: if the topic ends there, nothing is read to
+        describe it.
+        """
         if offset.position > self._offset.position:
             self._offset = replace(offset, batch_index=None, clock_ms=None)
 
@@ -164,15 +172,21 @@ class LatestOffset:
         self._follower.close()
 
     def _reader_before(self, position: Position) -> EntryReader:
-        """Return a reader that soon gets the entry at a position: the one that is open, if it is not
-        far before it, since a subscription costs the broker much more than a few small entries.
+        """Return a reader that soon gets the entry at a position: the one that is open, if it is
+        not far before it, since a subscription costs the broker much more than a few small entries.
         """
         reader = self._reader
         most_entries = min(_NEAR_ENTRIES, max(1, _NEAR_BYTES // (self.entry_bytes or _NEAR_BYTES)))
         is_in_ledger = reader.session is not None and reader.after.ledger_id == position.ledger_id
-        if is_in_ledger and not reader.read_compacted and 0 < reader.distance(position) <= most_entries:
+        if (
+            is_in_ledger
+            and not reader.read_compacted
+            and 0 < reader.distance(position) <= most_entries
+        ):
             return reader
-        return EntryReader(self._cluster, self.topic_partition, position.before, read_compacted=False)
+        return EntryReader(
+            self._cluster, self.topic_partition, position.before, read_compacted=False
+        )
 
     def _take(self, reader: EntryReader, entry: EntryReceived | None) -> EntryReader | None:
         """Take the last entry from a reader, which asks for the end from now on; return the reader
@@ -199,7 +213,11 @@ def refresh_all(offsets: Collection[LatestOffset]) -> None:
     """
     due = [offset for offset in offsets if offset._is_due]
     for cluster in {offset._cluster for offset in due}:
-        closed = [offset._reader for offset in due if offset._cluster is cluster and offset._reader.session is None]
+        closed = [
+            offset._reader
+            for offset in due
+            if offset._cluster is cluster and offset._reader.session is None
+        ]
         open_together(cluster, closed)
     due = [offset for offset in due if offset._reader.session is not None]
     with suppress(LedgerlakeError), ExitStack() as requests:
@@ -223,16 +241,24 @@ def refresh_all(offsets: Collection[LatestOffset]) -> None:
 
 
 def _read_ends(session: Session, moved: Sequence[tuple[LatestOffset, Position]]) -> None:
-    """Read the last entries of topic partitions of one broker. An entry is described when it arrives,
-    and not kept: each may have the largest size.
+    """Read the last entries of topic partitions of one broker. An entry is described when it
+    arrives, and not kept: each may have the largest size.
     """
     wanted: list[Wanted] = []
     missing: dict[EntryReader, LatestOffset] = {}
     for offset, position in moved:
         reader = offset._reader_before(position)
         missing[reader] = offset
-        wanted.append(Wanted(reader, position, _UNKNOWN_BYTES if offset.entry_bytes is None else offset.entry_bytes))
-    left = [missing.pop(reader)._take(reader, entry) for reader, entry in read_one_each(session, wanted)]
+        wanted.append(
+            Wanted(
+                reader,
+                position,
+                _UNKNOWN_BYTES if offset.entry_bytes is None else offset.entry_bytes,
+            )
+        )
+    left = [
+        missing.pop(reader)._take(reader, entry) for reader, entry in read_one_each(session, wanted)
+    ]
     left += [offset._take(reader, None) for reader, offset in missing.items()]
     close_together(session, [reader for reader in left if reader is not None])
 
@@ -255,9 +281,11 @@ def entry_at(cluster: Cluster, topic_partition: str, position: Position) -> Entr
         reader.close()
 
 
-def entries_at(cluster: Cluster, positions: Mapping[str, Position]) -> Iterator[tuple[str, EntryReceived]]:
-    """Yield the entries at positions of topic partitions, with few round trips; those that are not there
-    are left out. A caller that keeps no entry has few of them in memory.
+def entries_at(
+    cluster: Cluster, positions: Mapping[str, Position]
+) -> Iterator[tuple[str, EntryReceived]]:
+    """Yield the entries at positions of topic partitions, with few round trips; those that are not
+    there are left out. A caller that keeps no entry has few of them in memory.
     """
     readers = {
         name: EntryReader(cluster, name, position.before, window=1, read_compacted=False)
@@ -297,7 +325,9 @@ def _entry_bytes(entry: EntryReceived) -> int:
         metadata = peek_metadata(entry.entry)
     except CorruptEntryError:
         return len(entry.frames)
-    return max(len(entry.frames), metadata.total_chunk_msg_size // max(metadata.num_chunks_from_msg, 1))
+    return max(
+        len(entry.frames), metadata.total_chunk_msg_size // max(metadata.num_chunks_from_msg, 1)
+    )
 
 
 def _offset_at(position: Position, entry: EntryReceived | None) -> PartitionOffset:

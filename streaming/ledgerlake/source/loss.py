@@ -24,12 +24,13 @@ cursor, a first index of 0 proves that nothing was lost, and a later one counts 
 index either, nothing is known to have been lost.
 
 Three cases are not detected: a ledger in the midst of a topic was lost, and the broker may skip it
-(see ``not_sent``); a cursor was moved just to the end of a ledger; or it was removed and created again. If a ledger that was read completely is removed, the broker itself moves the cursor
-before the first entry of the next one.
+(see ``not_sent``); a cursor was moved just to the end of a ledger; or it was removed and created
+again. If a ledger that was read completely is removed, the broker itself moves the cursor before
+the first entry of the next one.
 
 Another topic may have taken the name of the one that was read: it was deleted and created again,
-the cluster was created anew, or the address leads to another cluster. Ledger ids do not tell topics of
-two clusters apart. The topic is another one if it ends before the last entry that was read
+the cluster was created anew, or the address leads to another cluster. Ledger ids do not tell topics
+of two clusters apart. The topic is another one if it ends before the last entry that was read
 (``ends_before``), if it has another entry at that position (``is_entry``), or if its indexes begin
 again.
 
@@ -56,8 +57,8 @@ if TYPE_CHECKING:
 # message has index 0, or that was empty.
 NO_INDEX_YET = -1
 
-# A broker notices within the timeout of its metadata session, 30 seconds by default, that it has lost
-# a topic.
+# A broker notices within the timeout of its metadata session, 30 seconds by default, that it has
+# lost a topic.
 LOST_TOPIC_S = 40.0
 
 
@@ -90,7 +91,11 @@ class Loss:
         return Position(0, 0) if self.after == BEFORE_ALL else self.after.next
 
     def sentence(self) -> str:
-        count = "an unknown number of messages" if self.messages is None else f"at most {self.messages:,} messages"
+        count = (
+            "an unknown number of messages"
+            if self.messages is None
+            else f"at most {self.messages:,} messages"
+        )
         how = "the topic was deleted and created again" if self.is_new_topic else self.cause
         begin = "the topic's beginning" if self.after == BEFORE_ALL else self.after
         return f"{count} after {begin} and before {self.before} are lost: {how}"
@@ -120,8 +125,12 @@ def find_loss(
         pinned_from: a durable cursor has retained all unread entries after this position; None if
             there is no cursor.
     """
-    # A producer may claim less than nothing, so an index that falls proves nothing while the ledger is there.
-    if last_read.position.ledger_id < 0 or last_read.position.ledger_id >= first_available.ledger_id:
+    # A producer may claim less than nothing, so an index that falls proves nothing while the ledger
+    # is there.
+    if (
+        last_read.position.ledger_id < 0
+        or last_read.position.ledger_id >= first_available.ledger_id
+    ):
         return None
     if last_read.index is None or index is None:
         is_kept = pinned_from is not None and pinned_from <= last_read.position == after
@@ -133,18 +142,20 @@ def find_loss(
     if index <= last_read.index or index - count == NO_INDEX_YET < last_read.index:
         return Loss(last_read.position, following, None, True)
     missing = index - count - last_read.index
-    # Ledgers are removed whole, so the entries before it in its ledger are there, and hold no message.
+    # Ledgers are removed whole, so the entries before it in its ledger are there, and hold no
+    # message.
     undelivered = following.entry_id
     return Loss(last_read.position, following, missing, False) if missing > undelivered else None
 
 
 def not_sent(last_read: LastRead, following: Position, index: int | None, count: int) -> int:
-    """Return how many of the broker's indexes lie between two entries that came one after the other, more
-    than the entries before the second one in its ledger explain; 0 if there is no index.
+    """Return how many of the broker's indexes lie between two entries that came one after the
+    other, more than the entries before the second one in its ledger explain; 0 if there is no
+    index.
 
-    They may be those of aborted transactions and of markers at the end of a ledger. Or a broker that
-    may skip lost ledgers (``autoSkipNonRecoverableData``) skipped one: it acknowledges its entries, as
-    it does with markers, and nothing that a reader is told sets the two apart.
+    They may be those of aborted transactions and of markers at the end of a ledger. Or a broker
+    that may skip lost ledgers (``autoSkipNonRecoverableData``) skipped one: it acknowledges its
+    entries, as it does with markers, and nothing that a reader is told sets the two apart.
     """
     if last_read.index is None or index is None:
         return 0
@@ -163,12 +174,12 @@ def moved_to(mark_delete: Position, last_read: Position) -> Position:
 
 
 def ends_before(read_to: PartitionOffset, end: Position) -> bool:
-    """Return whether a topic that ends at ``end`` does not have the entry up to which it was read, and
-    cannot have removed it.
+    """Return whether a topic that ends at ``end`` does not have the entry up to which it was read,
+    and cannot have removed it.
 
-    A broker never answers that a topic ends before an entry that it has delivered: if no entry is left,
-    it answers entry -1. A position at which there was no entry may be after the end; the offset of an
-    entry that was there has a time.
+    A broker never answers that a topic ends before an entry that it has delivered: if no entry is
+    left, it answers entry -1. A position at which there was no entry may be after the end; the
+    offset of an entry that was there has a time.
     """
     return read_to.time_ms is not None and end.entry_id >= 0 and end < read_to.position
 
@@ -177,8 +188,9 @@ def is_entry(read_to: PartitionOffset, entry: memoryview) -> bool:
     """Return whether an entry at the position of an offset may be the one that was read: it has the
     time and the index of the offset. What cannot be read, or compared, proves nothing.
 
-    A broker may begin to add its metadata to what it sends, or cease to. So a time of the broker's is
-    compared with one of the broker's; the time of an offset without an index may be the producer's.
+    A broker may begin to add its metadata to what it sends, or cease to. So a time of the broker's
+    is compared with one of the broker's; the time of an offset without an index may be the
+    producer's.
     """
     try:
         stamp, publish_ms = read_stamp(entry), peek_metadata(entry).publish_time

@@ -1,7 +1,7 @@
 """Detects loss while a range is read (see ``loss``), and raises or reports it.
 
-If a cursor was moved from outside, the driver passes its position to the tasks of a micro-batch in a
-local property of their job, as ``{topic partition: [ledger, entry]}``.
+If a cursor was moved from outside, the driver passes its position to the tasks of a micro-batch in
+a local property of their job, as ``{topic partition: [ledger, entry]}``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _ASK_AGAIN_S = 1.0
 _MOVED_CURSORS = "ledgerlake.movedCursors"
 
 _NOT_KNOWN = (
-    "the broker counts %d messages after %s and before %s of %s that it does not send: they are of transactions, or it "
+    "the broker counts %d messages after %s and before %s of %s that it does not send: they are of "
+    "transactions, or it "
     "skipped a ledger that is lost (autoSkipNonRecoverableData)"
 )
 
@@ -70,10 +71,12 @@ class _Lookups:
 _lookups = _Lookups()
 
 
-def topic_end(cluster: Cluster, topic_partition: str, stored: Position, known: Position) -> Position:
+def topic_end(
+    cluster: Cluster, topic_partition: str, stored: Position, known: Position
+) -> Position:
     """Return the end of a topic partition. If it is before a position that was stored, the topic is
-    looked up again for a while: a broker that has lost it may not know its end. Such an end does not
-    move.
+    looked up again for a while: a broker that has lost it may not know its end. Such an end does
+    not move.
 
     Args:
         known: a position up to which it was read.
@@ -119,16 +122,22 @@ class LossWatch:
         if self._is_enabled and 0 <= self._ledger_id != received.ledger_id:
             index, count = _index_and_count(received.first_entry)
             loss = self._look(received.position, index, count)
-            if loss is None and (missing := not_sent(self._last_read(), received.position, index, count)):
+            if loss is None and (
+                missing := not_sent(self._last_read(), received.position, index, count)
+            ):
                 _log.warning(
-                    _NOT_KNOWN, missing, self._last_read().position, received.position, self._span.topic_partition
+                    _NOT_KNOWN,
+                    missing,
+                    self._last_read().position,
+                    received.position,
+                    self._span.topic_partition,
                 )
         self._ledger_id, self._last = received.ledger_id, received
         return loss
 
     def has_more(self, reader: EntryReader) -> bool:
-        """Return whether the topic has the end of the range, although the broker that was read from has
-        nothing more: that broker has lost the topic. The range is read on then.
+        """Return whether the topic has the end of the range, although the broker that was read from
+        has nothing more: that broker has lost the topic. The range is read on then.
 
         Raises:
             TransportError: that does not change.
@@ -147,7 +156,8 @@ class LossWatch:
             self._deadline_s = now_s + LOST_TOPIC_S
         elif now_s >= self._deadline_s:
             raise TransportError(
-                f"{span.topic_partition} ends at {self._topic_end} by one answer and at {after} by another, for {LOST_TOPIC_S:g} s; "
+                f"{span.topic_partition} ends at {self._topic_end} by one answer and at {after} by "
+                f"another, for {LOST_TOPIC_S:g} s; "
                 "check that the address leads to one cluster, and that all of its brokers are well"
             )
         else:
@@ -166,13 +176,17 @@ class LossWatch:
                 # The range has only noted where the topic begins.
                 return None
             last = self._last_read()
-            return self._report(Loss(last.position, self._span.end.next, None, False, "the topic was deleted"))
+            return self._report(
+                Loss(last.position, self._span.end.next, None, False, "the topic was deleted")
+            )
         if self._is_passed_over:
             unsent = Loss(self._last_read().position, self._span.end.next, None, False, _NOT_SENT)
             if self._fails:
-                # They are not known to be gone: a broker that is slow may send them to the next run.
+                # They are not known to be gone: a broker that is slow may send them to the next
+                # run.
                 raise DeadlineError(
-                    f"{self._span.topic_partition}: {unsent.sentence()}; check the broker's log, or, to record that in rejects "
+                    f"{self._span.topic_partition}: {unsent.sentence()}; check the broker's log, "
+                    "or, to record that in rejects "
                     "and go on, set failOnDataLoss (fail_on_data_loss) to false"
                 )
             return _reject(unsent)
@@ -183,7 +197,9 @@ class LossWatch:
             cause = f"the topic ends before them, at {self._topic_end}"
             if self._topic_end.ledger_id < self._span.end.ledger_id:
                 cause += ": it is another topic of that name"
-            return self._report(Loss(self._last_read().position, self._span.end.next, None, False, cause))
+            return self._report(
+                Loss(self._last_read().position, self._span.end.next, None, False, cause)
+            )
         # Ask for the topic's beginning before its first entry: if the pipeline's cursor moves in
         # between, ledgers that were read are removed.
         begin = first_available(self._cluster, self._span.topic_partition)
@@ -196,12 +212,16 @@ class LossWatch:
             loss = self._look(self._span.end, None, 1)
         else:
             loss = self._look(first.position, first.stamp.index, first.index_count)
-        return loss if loss is not None or self._last_read().position.entry_id >= 0 else self._look_at_beginning(begin)
+        return (
+            loss
+            if loss is not None or self._last_read().position.entry_id >= 0
+            else self._look_at_beginning(begin)
+        )
 
     def _look_at_beginning(self, begin: Position) -> RejectedEntry | None:
-        """Return the loss of a range from the topic's beginning that gave no entry: the
-        indexes of a topic that was made again begin again. A range that ends before the first entry of
-        a ledger has only noted where an unread topic begins.
+        """Return the loss of a range from the topic's beginning that gave no entry: the indexes of
+        a topic that was made again begin again. A range that ends before the first entry of a
+        ledger has only noted where an unread topic begins.
         """
         end = self._span.end
         is_lost = end.entry_id >= 0 and begin.ledger_id > end.ledger_id
@@ -210,7 +230,11 @@ class LossWatch:
     def _look(self, following: Position, index: int | None, count: int) -> RejectedEntry | None:
         span = self._span
         begin = first_available(self._cluster, span.topic_partition)
-        pinned_from = None if span.pinned_from is None else max(span.pinned_from, _moved_cursor(span.topic_partition))
+        pinned_from = (
+            None
+            if span.pinned_from is None
+            else max(span.pinned_from, _moved_cursor(span.topic_partition))
+        )
         loss = find_loss(
             self._last_read(),
             following,
@@ -226,7 +250,8 @@ class LossWatch:
     def _report(self, loss: Loss) -> RejectedEntry:
         if self._fails:
             raise DataLossError(
-                f"{self._span.topic_partition}: {loss.sentence()}; to record that in rejects and go on, "
+                f"{self._span.topic_partition}: {loss.sentence()}; to record that in rejects and "
+                "go on, "
                 "set failOnDataLoss (fail_on_data_loss) to false"
             )
         return _reject(loss)
@@ -262,8 +287,8 @@ def pass_moved_cursors(context: SparkContext, moved: dict[str, Position]) -> Non
 
 
 def _moved_cursor(topic_partition: str) -> Position:
-    """Return the position of a moved cursor that ``pass_moved_cursors`` passed to this task; ``BEFORE_ALL``
-    if the cursor was not moved.
+    """Return the position of a moved cursor that ``pass_moved_cursors`` passed to this task;
+    ``BEFORE_ALL`` if the cursor was not moved.
     """
     from pyspark import TaskContext
 

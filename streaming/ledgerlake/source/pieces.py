@@ -48,7 +48,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class SingleEntry:
-    """A chunk of a large message, or the marker that lists its chunks: position, bytes and content."""
+    """A chunk of a large message, or the marker that lists its chunks: position, bytes and
+    content.
+    """
 
     position: Position
     entry: memoryview

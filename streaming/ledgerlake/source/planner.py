@@ -8,10 +8,10 @@ Rules kept here:
     (``wakeup_files``). The clock of a batch is the broker's time of its entries. If the broker
     gives no index, or there are no entries, it is the broker's time as the planner knows it
     (``client.broker_clocks``), in the offset: when the broker was asked for an end that the batch
-    reaches. So no entry that was stored before that time is still unread. A batch that reaches no such
-    end has the clock of the one before. If the last entry is older than a message that is due, the
-    planner waits for a later one for a moment; if none comes, the topic partition is quiet, and the
-    planner's time counts.
+    reaches. So no entry that was stored before that time is still unread. A batch that reaches no
+    such end has the clock of the one before. If the last entry is older than a message that is due,
+    the planner waits for a later one for a moment; if none comes, the topic partition is quiet, and
+    the planner's time counts.
   - A batch of fewer messages than the minimum may be deferred (``admission``), unless messages are
     due.
   - The planner of a pipeline keeps the times of the trigger itself, and does not wait for them if
@@ -20,8 +20,8 @@ Rules kept here:
     the position of that, so that a removal before its first read is noticed. If it has messages, a
     batch that another one follows at once only notes the position too: that of a pipeline, and one
     of ``Trigger.AvailableNow``.
-  - Into how many parts a range is cut depends on the sizes of entries and on how many tasks can run,
-    so the offset has it: a batch that is run again is cut in the same places.
+  - Into how many parts a range is cut depends on the sizes of entries and on how many tasks can
+    run, so the offset has it: a batch that is run again is cut in the same places.
   - A position that did not move keeps its JSON unchanged, because Spark takes a changed offset for
     new data.
 """
@@ -36,7 +36,13 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.broker_clocks import BrokerClocks
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.missing_topics import with_similar
-from ledgerlake.errors import BrokerError, DataLossError, LedgerlakeError, TopicNotFoundError, is_retryable
+from ledgerlake.errors import (
+    BrokerError,
+    DataLossError,
+    LedgerlakeError,
+    TopicNotFoundError,
+    is_retryable,
+)
 from ledgerlake.source.admission import BatchAdmission
 from ledgerlake.source.batch_limits import READ_AHEAD_BYTES, BacklogCounts, LimitPlanner
 from ledgerlake.source.bounds import EndBound, beginning, check_partitions, resolve_start
@@ -94,8 +100,8 @@ class Planner:
         self._cursors = SourceCursors(self._cluster, options)
         self._fixed_end: Offset | None = None
         self._fixed_clocks_ms: dict[str, int] = {}
-        # Of topic partitions without a time by the broker: an end that is not reached yet, and when the
-        # broker was asked for it.
+        # Of topic partitions without a time by the broker: an end that is not reached yet, and when
+        # the broker was asked for it.
         self._aims: dict[str, tuple[PartitionOffset, int]] = {}
         self._clocks = BrokerClocks(self._cluster)
         self._trigger = None if options.trigger_ms is None else TriggerTimes(options.trigger_ms)
@@ -104,7 +110,9 @@ class Planner:
         self._answered: Offset = {}
         self._admission: BatchAdmission | None = None
         if options.min_rows_per_trigger:
-            self._admission = BatchAdmission(options.min_rows_per_trigger, options.max_trigger_delay_ms)
+            self._admission = BatchAdmission(
+                options.min_rows_per_trigger, options.max_trigger_delay_ms
+            )
             self._backlog = BacklogCounts(self._cluster, options.min_rows_per_trigger)
         self._warned = False
         self._missing = ""
@@ -153,10 +161,17 @@ class Planner:
         if missing != self._missing:
             self._missing = missing
             if missing:
-                _log.warning("a topic of this stream is not there any more, and the others are read: %s", missing)
+                _log.warning(
+                    "a topic of this stream is not there any more, and the others are read: %s",
+                    missing,
+                )
         names = self._topics.names
         # The names of a topic that is missing are those from before.
-        gone = [] if missing else [name for name, latest in self._latest.items() if latest.is_gone and name in names]
+        gone = (
+            []
+            if missing
+            else [name for name, latest in self._latest.items() if latest.is_gone and name in names]
+        )
         # The list of topics shows that those that are gone were created again.
         for name in [*gone, *sorted(names - set(self._latest))]:
             if self._has_begun:
@@ -177,9 +192,14 @@ class Planner:
             latest.close()
             if not isinstance(error, BrokerError) and not is_retryable(error):
                 raise
-            if not isinstance(error, TopicNotFoundError) and self._refused.get(name) != error.message:
+            if (
+                not isinstance(error, TopicNotFoundError)
+                and self._refused.get(name) != error.message
+            ):
                 self._refused[name] = error.message
-                _log.warning("%s is new and cannot be read yet, and the others are read: %s", name, error)
+                _log.warning(
+                    "%s is new and cannot be read yet, and the others are read: %s", name, error
+                )
             return
         self._refused.pop(name, None)
         if name in self._latest:
@@ -203,14 +223,28 @@ class Planner:
         """
         unread = PartitionOffset(BEFORE_ALL)
         result = dict(start)
-        deleted = [name for name, latest in self._latest.items() if latest.is_gone and name not in self._topics.names]
+        deleted = [
+            name
+            for name, latest in self._latest.items()
+            if latest.is_gone and name not in self._topics.names
+        ]
         for name in deleted:
             begin, end = start.get(name, unread), ends.get(name, unread)
             if end.is_beyond(begin) or (name in delayed and begin.position == BEFORE_ALL):
                 continue
             if end == unread and begin.position != BEFORE_ALL:
-                _log.warning("%s was deleted while no process read it; its messages after %s are lost", name, begin)
-            memory = (self._latest, self._end_bounds, self._limit_planners, self._aims, self._fixed_end or {})
+                _log.warning(
+                    "%s was deleted while no process read it; its messages after %s are lost",
+                    name,
+                    begin,
+                )
+            memory = (
+                self._latest,
+                self._end_bounds,
+                self._limit_planners,
+                self._aims,
+                self._fixed_end or {},
+            )
             for by_name in (*memory, ends, result):
                 by_name.pop(name, None)
             self._cursors.forget(name)
@@ -228,13 +262,17 @@ class Planner:
         for name, proof in self._replaced(start).items():
             if self._options.fail_on_data_loss:
                 raise DataLossError(
-                    f"{name}: the stream has read up to {start[name].position}, and {proof}: it is another topic of that name, "
-                    "deleted and created again, in a cluster that was made anew, or in one to which the address now leads; "
-                    "connect to the cluster that was read, or, to read this topic from its beginning, set failOnDataLoss "
+                    f"{name}: the stream has read up to {start[name].position}, and {proof}: it is "
+                    "another topic of that name, "
+                    "deleted and created again, in a cluster that was made anew, or in one to "
+                    "which the address now leads; "
+                    "connect to the cluster that was read, or, to read this topic from its "
+                    "beginning, set failOnDataLoss "
                     "(fail_on_data_loss) to false"
                 )
             _log.warning(
-                "%s was read up to %s, and %s: it is another topic of that name and read from its beginning",
+                "%s was read up to %s, and %s: it is another topic of that name and read from its "
+                "beginning",
                 name,
                 start[name].position,
                 proof,
@@ -246,23 +284,29 @@ class Planner:
         return result
 
     def _begin_again(self, name: str, start: Offset, ends: Offset) -> None:
-        """Take a topic partition for unread: this batch reads nothing of it, and the next one begins."""
+        """Take a topic partition for unread: this batch reads nothing of it, and the next one
+        begins.
+        """
         for by_name in (self._latest, self._end_bounds, self._limit_planners, self._aims, ends):
             by_name.pop(name, None)
         start[name] = PartitionOffset(BEFORE_ALL, clock_ms=start[name].clock_ms)
 
     def _restart_made_again(self, start: Offset, ends: Offset) -> Offset:
-        """Return the start, with topic partitions as unread that were deleted after they were read to
-        their end, and made again. The list of topics does not show it of a single partition.
+        """Return the start, with topic partitions as unread that were deleted after they were read
+        to their end, and made again. The list of topics does not show it of a single partition.
 
-        A broker may have denied for a moment that there is a topic. Then it has the entry that was read,
-        or it has removed that one, and all that is left is unread.
+        A broker may have denied for a moment that there is a topic. Then it has the entry that was
+        read, or it has removed that one, and all that is left is unread.
         """
         read: Offset = {}
         for name, latest in self._latest.items():
             if latest.ended is not None and not latest.is_gone:
                 ended, latest.ended = latest.ended, None
-                if name in start and start[name].time_ms is not None and not ended.is_beyond(start[name]):
+                if (
+                    name in start
+                    and start[name].time_ms is not None
+                    and not ended.is_beyond(start[name])
+                ):
                     read[name] = start[name]
         there = {name for name, is_same in self._entries_there(read).items() if is_same}
         result = dict(start)
@@ -277,38 +321,57 @@ class Planner:
         that was read.
         """
         positions = {name: offset.position for name, offset in read_to.items()}
-        return {name: is_entry(read_to[name], entry.entry) for name, entry in entries_at(self._cluster, positions)}
+        return {
+            name: is_entry(read_to[name], entry.entry)
+            for name, entry in entries_at(self._cluster, positions)
+        }
 
     def _replaced(self, start: Offset) -> dict[str, str]:
-        """Return the topic partitions whose name another topic has taken, each with what proves it."""
+        """Return the topic partitions whose name another topic has taken, each with what
+        proves it.
+        """
         # A compacted topic may end before the position that was read.
         if self._options.client.read_compacted:
             return {}
         ends = self._lasting_earlier_ends(start)
         proofs = {name: f"the topic ends before that, at {end}" for name, end in ends.items()}
-        return proofs | dict.fromkeys(self._other_entries(start), "the topic has another entry there")
+        return proofs | dict.fromkeys(
+            self._other_entries(start), "the topic has another entry there"
+        )
 
     def _other_entries(self, start: Offset) -> list[str]:
         """Return the topic partitions that have another entry than the one that was read. They are
         looked at when a consumer was opened: between two consumers, a topic may have been replaced.
         """
-        new = [name for name in start if name in self._latest and not self._latest[name].is_identified]
+        new = [
+            name for name in start if name in self._latest and not self._latest[name].is_identified
+        ]
         there = [name for name in new if not self._latest[name].is_gone]
-        have_it = {name: start[name] for name in there if self._latest[name].answered >= start[name].position}
-        is_same = self._entries_there({name: offset for name, offset in have_it.items() if offset.time_ms is not None})
+        have_it = {
+            name: start[name]
+            for name in there
+            if self._latest[name].answered >= start[name].position
+        }
+        is_same = self._entries_there(
+            {name: offset for name, offset in have_it.items() if offset.time_ms is not None}
+        )
         for name in have_it:
             self._latest[name].identify()
         return [name for name in is_same if not is_same[name]]
 
     def _lasting_earlier_ends(self, start: Offset) -> dict[str, Position]:
         """Return the ends of the topic partitions that end before what was read. A broker that has
-        lost a topic may not know its end, so it is asked for as long as that may be. Such an end does
-        not move.
+        lost a topic may not know its end, so it is asked for as long as that may be. Such an end
+        does not move.
         """
         ends = self._earlier_ends(start)
         if not ends:
             return ends
-        _log.warning("%s ends before what was read; it is looked up again for %g s", ", ".join(ends), LOST_TOPIC_S)
+        _log.warning(
+            "%s ends before what was read; it is looked up again for %g s",
+            ", ".join(ends),
+            LOST_TOPIC_S,
+        )
         first, deadline_s = ends, time.monotonic() + LOST_TOPIC_S
         while ends and ends.items() <= first.items() and time.monotonic() < deadline_s:
             time.sleep(_ASK_AGAIN_S)
@@ -318,7 +381,9 @@ class Planner:
         return ends
 
     def _earlier_ends(self, start: Offset) -> dict[str, Position]:
-        """Return the ends of the topic partitions that end before what was read, by the last answers."""
+        """Return the ends of the topic partitions that end before what was read, by the last
+        answers.
+        """
         known = {name: self._latest[name] for name in start if name in self._latest}
         return {
             name: latest.answered
@@ -334,7 +399,9 @@ class Planner:
         refresh_all(self._latest.values())
         offsets = {name: latest.get() for name, latest in self._latest.items()}
         self._warn_without_broker_metadata(offsets)
-        self._answered = {name: self._end_bounds[name].cap(offset) for name, offset in offsets.items()}
+        self._answered = {
+            name: self._end_bounds[name].cap(offset) for name, offset in offsets.items()
+        }
         return dict(self._answered)
 
     def reported_offsets(self) -> Offset:
@@ -363,7 +430,9 @@ class Planner:
         # Spark asks for the next batch only after a batch was committed, and calls ``commit`` only
         # with the next one.
         self._cursors.advance(start)
-        wakeup_times_ms = self._wakeup_times_ms(start) if self._awaited_ms is None else self._awaited_ms
+        wakeup_times_ms = (
+            self._wakeup_times_ms(start) if self._awaited_ms is None else self._awaited_ms
+        )
         if wakeup_times_ms and not self._answered:
             # The brokers are asked for their time.
             self.latest_offsets()
@@ -371,8 +440,8 @@ class Planner:
         # The times stay as they are until a batch has been planned.
         self._awaited_ms = None if is_time else wakeup_times_ms
         if not is_time:
-            # The broker keeps a new topic partition only once it has a cursor. Planning asks again, and
-            # raises what goes wrong.
+            # The broker keeps a new topic partition only once it has a cursor. Planning asks again,
+            # and raises what goes wrong.
             try:
                 self._refresh_topics()
             except LedgerlakeError:
@@ -390,7 +459,9 @@ class Planner:
             return start
         taken = {name: ends[name] for name in moved}
         result = start | (self._within_limits(start, taken) if limited else taken)
-        at_end = {name for name, end in ends.items() if name in result and not end.is_beyond(result[name])}
+        at_end = {
+            name for name, end in ends.items() if name in result and not end.is_beyond(result[name])
+        }
         last = at_end if self._fixed_end is not None else at_end.intersection(quiet)
         for name, clock_ms in self._clocks_ms(start, result, ends, to_wake, last).items():
             result[name] = replace(result[name], clock_ms=clock_ms)
@@ -404,7 +475,9 @@ class Planner:
         else:
             parts = parts_of_long(spans, self.entry_bytes(spans), options.task_slots)
         names = (span.topic_partition for span in spans)
-        return {name: replace(ends[name], parts=count) for name, count in zip(names, parts, strict=True)}
+        return {
+            name: replace(ends[name], parts=count) for name, count in zip(names, parts, strict=True)
+        }
 
     def _remember(self, start: Offset) -> None:
         for name, offset in start.items():
@@ -425,16 +498,18 @@ class Planner:
         ahead_bytes = READ_AHEAD_BYTES // max(len(ends), 1)
         unread = PartitionOffset(BEFORE_ALL)
         return {
-            name: self._limited(name, start.get(name, unread), end, max_rows, max_bytes, ahead_bytes)
+            name: self._limited(
+                name, start.get(name, unread), end, max_rows, max_bytes, ahead_bytes
+            )
             for name, end in ends.items()
         }
 
     def _clocks_ms(
         self, start: Offset, result: Offset, ends: Offset, to_wake: dict[str, int], last: set[str]
     ) -> dict[str, int | None]:
-        """Return the clocks that the end of a micro-batch carries: if a wake-up is due and no entry came
-        lately, the broker gives no index, or a fixed end is reached. Without an index, every batch of a
-        pipeline carries one.
+        """Return the clocks that the end of a micro-batch carries: if a wake-up is due and no entry
+        came lately, the broker gives no index, or a fixed end is reached. Without an index, every
+        batch of a pipeline carries one.
 
         Args:
             last: the topic partitions with no newer entries expected.
@@ -447,22 +522,30 @@ class Planner:
             if name in to_wake and (not is_moved or name in last):
                 # Time goes on also if the clock is fixed, or Spark would see no new offset.
                 clocks_ms[name] = max(to_wake[name], (begin.clock_ms or 0) + 1)
-            elif is_moved and taken.index is None and taken.position.entry_id >= 0 and self._options.needs_wakeups:
+            elif (
+                is_moved
+                and taken.index is None
+                and taken.position.entry_id >= 0
+                and self._options.needs_wakeups
+            ):
                 clock_ms = to_wake[name] if name in to_wake else self._known_since_ms(name)
                 reached_ms = self._reached_ms(name, taken, ends[name], clock_ms)
                 clocks_ms[name] = begin.clock_ms if reached_ms is None else reached_ms
         return clocks_ms
 
     def _known_since_ms(self, name: str) -> int:
-        """Return when the broker was asked for the end that is known; if the end is fixed, the time of
-        that.
+        """Return when the broker was asked for the end that is known; if the end is fixed, the time
+        of that.
         """
         if self._fixed_end is not None:
             return self._fixed_or_now_ms(name)
         return self._now_ms(name) - self._latest[name].known_for_ms
 
-    def _reached_ms(self, name: str, taken: PartitionOffset, end: PartitionOffset, clock_ms: int) -> int | None:
-        """Return a time before which no entry was stored that is still unread; None if it is not known.
+    def _reached_ms(
+        self, name: str, taken: PartitionOffset, end: PartitionOffset, clock_ms: int
+    ) -> int | None:
+        """Return a time before which no entry was stored that is still unread; None if it is not
+        known.
 
         Args:
             taken: the end of the micro-batch.
@@ -484,7 +567,10 @@ class Planner:
         result = dict(start)
         is_followed, has_noted_unread = self._is_followed_at_once, False
         for name, end in list(ends.items()):
-            begin, is_empty = start.get(name, PartitionOffset(BEFORE_ALL)), end.position == BEFORE_ALL
+            begin, is_empty = (
+                start.get(name, PartitionOffset(BEFORE_ALL)),
+                end.position == BEFORE_ALL,
+            )
             is_there = name in self._latest and not self._latest[name].is_gone
             if not is_there or begin.position != BEFORE_ALL or not (is_empty or is_followed):
                 continue
@@ -494,20 +580,24 @@ class Planner:
                 result[name] = replace(noted, clock_ms=begin.clock_ms)
                 del ends[name]
                 has_noted_unread |= end.is_beyond(noted)
-        # What comes during a batch that did not wait for the trigger waits for it, or as long as new
-        # topics come no batch would.
+        # What comes during a batch that did not wait for the trigger waits for it, or as long as
+        # new topics come no batch would.
         self._has_noted_unread = has_noted_unread and not self._has_noted_unread
         return result
 
     @property
     def _is_followed_at_once(self) -> bool:
-        """Return whether a batch that leaves entries is followed by one that does not wait. Losses of
-        compacted topics are not known, so nothing of them is noted.
+        """Return whether a batch that leaves entries is followed by one that does not wait. Losses
+        of compacted topics are not known, so nothing of them is noted.
         """
-        return not self._options.client.read_compacted and (self._trigger is not None or self._fixed_end is not None)
+        return not self._options.client.read_compacted and (
+            self._trigger is not None or self._fixed_end is not None
+        )
 
     def _beginning(self, name: str, *, is_empty: bool) -> PartitionOffset:
-        """Return where a topic partition begins; ``BEFORE_ALL`` if it has no ledger or is deleted."""
+        """Return where a topic partition begins; ``BEFORE_ALL`` if it has no ledger or is
+        deleted.
+        """
         if is_empty and name in self._beginnings:
             return self._beginnings[name]
         # A topic partition that came later had no messages before.
@@ -532,7 +622,9 @@ class Planner:
         deleted, that is its end: the tasks report the loss.
         """
         try:
-            return self._limit_planners[name].advance(begin.position, end, max_rows, max_bytes, ahead_bytes)
+            return self._limit_planners[name].advance(
+                begin.position, end, max_rows, max_bytes, ahead_bytes
+            )
         except TopicNotFoundError:
             return end
 
@@ -550,31 +642,39 @@ class Planner:
         whether it is time to plan.
 
         A message cuts a wait short once. If the batch does not release it, the broker's time of the
-        entries is behind the planner's clock, as in a backlog, and further batches keep the trigger.
+        entries is behind the planner's clock, as in a backlog, and further batches keep the
+        trigger.
         """
         if self._trigger is None or self._fixed_end is not None or self._has_noted_unread:
             return True
         ahead_ms = {
             name: time_ms
             for name, time_ms in wakeup_times_ms.items()
-            if self._needs_batch(start, name, time_ms) and (time_ms < 0 or self._woken_ms.get(name) != time_ms)
+            if self._needs_batch(start, name, time_ms)
+            and (time_ms < 0 or self._woken_ms.get(name) != time_ms)
         }
-        wait_ms = min((time_ms - self._now_ms(name) for name, time_ms in ahead_ms.items()), default=None)
+        wait_ms = min(
+            (time_ms - self._now_ms(name) for name, time_ms in ahead_ms.items()), default=None
+        )
         clock_ms = _clock_ms()
         pause_ms = self._trigger.pause_ms(clock_ms, None if wait_ms is None else clock_ms + wait_ms)
         time.sleep(min(pause_ms, _MOST_WAIT_MS) / 1000)
         if pause_ms > _MOST_WAIT_MS:
             return False
         self._trigger.plan(_clock_ms())
-        self._woken_ms |= {name: time_ms for name, time_ms in ahead_ms.items() if time_ms < self._now_ms(name)}
+        self._woken_ms |= {
+            name: time_ms for name, time_ms in ahead_ms.items() if time_ms < self._now_ms(name)
+        }
         return True
 
     @staticmethod
     def _needs_batch(start: Offset, name: str, wakeup_time_ms: int) -> bool:
-        """Return whether a topic partition has had no micro-batch at its wake-up time or later, or the
-        last one has left messages that are due.
+        """Return whether a topic partition has had no micro-batch at its wake-up time or later, or
+        the last one has left messages that are due.
         """
-        return name in start and (wakeup_time_ms < 0 or wakeup_time_ms > (start[name].clock_ms or 0))
+        return name in start and (
+            wakeup_time_ms < 0 or wakeup_time_ms > (start[name].clock_ms or 0)
+        )
 
     def _wakeup_times_ms(self, start: Offset) -> dict[str, int]:
         """Return when topic partitions need a batch without new entries."""
@@ -584,15 +684,23 @@ class Planner:
         return {} if folder is None else load_times_ms(folder)
 
     def _to_wake(self, start: Offset, wakeup_times_ms: dict[str, int]) -> dict[str, int]:
-        """Return the topic partitions whose wake-up time has passed, each with the time by its broker's
-        clock.
+        """Return the topic partitions whose wake-up time has passed, each with the time by its
+        broker's clock.
 
         The clock is read before the broker is asked for the ends, so that no entry is missed that
         a producer knew before that time that it was stored.
         """
-        waiting = {name for name, time_ms in wakeup_times_ms.items() if self._needs_batch(start, name, time_ms)}
+        waiting = {
+            name
+            for name, time_ms in wakeup_times_ms.items()
+            if self._needs_batch(start, name, time_ms)
+        }
         clocks_ms = {name: self._fixed_or_now_ms(name) for name in waiting}
-        to_wake = {name: clock_ms for name, clock_ms in clocks_ms.items() if clock_ms > wakeup_times_ms[name]}
+        to_wake = {
+            name: clock_ms
+            for name, clock_ms in clocks_ms.items()
+            if clock_ms > wakeup_times_ms[name]
+        }
         for name in to_wake:
             if name in self._latest:
                 self._latest[name].expire()
@@ -607,8 +715,8 @@ class Planner:
         return self._fixed_clocks_ms[name]
 
     def _now_ms(self, name: str) -> int:
-        """Return the time by the clock of a topic partition's broker; by this machine's, if the broker
-        does not tell.
+        """Return the time by the clock of a topic partition's broker; by this machine's, if the
+        broker does not tell.
         """
         latest = self._latest.get(name)
         now_ms = self._clocks.now_ms(name, None if latest is None else latest.session)
@@ -626,7 +734,11 @@ class Planner:
             return []
         asked: Offset = {}
         for _ in range(_LATER_TRIES):
-            behind = [name for name, time_ms in due_ms.items() if self._is_behind(start[name], ends.get(name), time_ms)]
+            behind = [
+                name
+                for name, time_ms in due_ms.items()
+                if self._is_behind(start[name], ends.get(name), time_ms)
+            ]
             if not behind:
                 break
             asked = {name: asked.get(name, ends[name]) for name in behind}
@@ -639,7 +751,12 @@ class Planner:
     @staticmethod
     def _is_behind(begin: PartitionOffset, end: PartitionOffset | None, due_ms: int) -> bool:
         """Return whether there are new entries, and all are older than a message that is due."""
-        return end is not None and end.is_beyond(begin) and end.time_ms is not None and end.time_ms < due_ms
+        return (
+            end is not None
+            and end.is_beyond(begin)
+            and end.time_ms is not None
+            and end.time_ms < due_ms
+        )
 
     def with_pins(self, spans: list[EntryRange]) -> list[EntryRange]:
         """Return the ranges, each with the position from which a durable cursor has retained its
@@ -660,9 +777,15 @@ class Planner:
         self._cluster.close()
 
     def _warn_without_broker_metadata(self, offsets: Offset) -> None:
-        bare = [name for name, offset in offsets.items() if offset.position.entry_id >= 0 and offset.index is None]
+        bare = [
+            name
+            for name, offset in offsets.items()
+            if offset.position.entry_id >= 0 and offset.index is None
+        ]
         if bare and not self._warned:
             self._warned = True
             _log.warning(
-                "the broker adds no entry metadata to %s: broker columns are null, order is by publish time", bare[0]
+                "the broker adds no entry metadata to %s: broker columns are null, order is by "
+                "publish time",
+                bare[0],
             )

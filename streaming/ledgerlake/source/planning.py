@@ -1,8 +1,9 @@
 """Plans the ranges that a micro-batch reads between two offsets, and shares a budget among topic
 partitions. Pure: numbers in, numbers out.
 
-A batch depends only on (start, end): the same two offsets always give the same ranges. Into how many
-parts a range is cut is in the end's offset, because what a task reads decides which limit it meets.
+A batch depends only on (start, end): the same two offsets always give the same ranges. Into how
+many parts a range is cut is in the end's offset, because what a task reads decides which limit it
+meets.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _LEAST_ENTRY_BYTES = 2 * 1024
 # A part of a long range has about so many bytes at least: less costs more as a task of its own.
 _PART_BYTES = 32 * 1024 * 1024
 
-# A bookie reads a hundred entries ahead of each reader. If they are larger, those of several readers do
-# not fit into its cache together, and it reads them again and again.
+# A bookie reads a hundred entries ahead of each reader. If they are larger, those of several
+# readers do not fit into its cache together, and it reads them again and again.
 _MOST_CUT_ENTRY_BYTES = 1024 * 1024
 
 
@@ -43,8 +44,8 @@ class EntryRange:
     None if there is no cursor. ``clock_ms`` is the time of the batch, if its offset carries one; a
     range without entries only carries that. ``end_ms`` is the broker's time of the entry at
     ``end``, if it gives one: a batch that is run again has reached that time even if the entry is
-    gone. ``is_end_stored``: the topic had an entry at ``end`` or after it when the range was planned.
-    ``parts`` is into how many ranges ``split`` cuts it at most.
+    gone. ``is_end_stored``: the topic had an entry at ``end`` or after it when the range was
+    planned. ``parts`` is into how many ranges ``split`` cuts it at most.
     """
 
     topic_partition: str
@@ -66,7 +67,9 @@ class EntryRange:
 
     @property
     def crosses(self) -> bool:
-        """Return whether the range ends in a later ledger than that of the last entry read before."""
+        """Return whether the range ends in a later ledger than that of the last entry read
+        before.
+        """
         return 0 <= self.after.ledger_id < self.end.ledger_id
 
     def size_bytes(self, entry_bytes: int | None) -> int | None:
@@ -110,7 +113,9 @@ def ranges(start: Offset, end: Offset) -> list[EntryRange]:
     return spans
 
 
-def entry_range(topic_partition: str, before: PartitionOffset, after: PartitionOffset) -> EntryRange:
+def entry_range(
+    topic_partition: str, before: PartitionOffset, after: PartitionOffset
+) -> EntryRange:
     """Return the range between two offsets of a topic partition."""
     end = after.position if after.batch_index is None else after.next_position
     return EntryRange(
@@ -130,8 +135,8 @@ def entry_range(topic_partition: str, before: PartitionOffset, after: PartitionO
 
 
 def split(spans: list[EntryRange]) -> list[EntryRange]:
-    """Return the same entries, with each range cut into its parts, if possible. A range is cut within
-    the ledger that it ends in.
+    """Return the same entries, with each range cut into its parts, if possible. A range is cut
+    within the ledger that it ends in.
 
     The entries in earlier ledgers stay one range, since their number is not known here.
     """
@@ -139,22 +144,26 @@ def split(spans: list[EntryRange]) -> list[EntryRange]:
 
 
 def parts_for(spans: list[EntryRange], min_partitions: int) -> list[int]:
-    """Return into how many parts each range is cut, so that there are at least ``min_partitions``."""
+    """Return into how many parts each range is cut, so that there are at least
+    ``min_partitions``.
+    """
     return [-(-min_partitions // max(len(spans), 1))] * len(spans)
 
 
 def parts_of_long(spans: list[EntryRange], entry_bytes: list[int | None], tasks: int) -> list[int]:
-    """Return into how many parts each range is cut: a long one into several, if there are fewer long
-    ranges than tasks that can run at once.
+    """Return into how many parts each range is cut: a long one into several, if there are fewer
+    long ranges than tasks that can run at once.
 
-    Without the broker's times, the rows of a topic are ordered by those of its producers. The files of
-    several parts may overlap then, and would be written again. Such a range is not cut. Neither is one of
-    large entries: two readers of one topic partition got a third of what one gets.
+    Without the broker's times, the rows of a topic are ordered by those of its producers. The files
+    of several parts may overlap then, and would be written again. Such a range is not cut. Neither
+    is one of large entries: two readers of one topic partition got a third of what one gets.
 
     Args:
         entry_bytes: about how large an entry of each range is; None if that is not known.
     """
-    most_parts = [_most_parts(span, of_entry) for span, of_entry in zip(spans, entry_bytes, strict=True)]
+    most_parts = [
+        _most_parts(span, of_entry) for span, of_entry in zip(spans, entry_bytes, strict=True)
+    ]
     long_ranges = sum(count > 1 for count in most_parts)
     parts: list[int] = []
     for span, most in zip(spans, most_parts, strict=True):
@@ -180,7 +189,9 @@ def _split_range(span: EntryRange) -> list[EntryRange]:
     ledger_id, last = span.end.ledger_id, span.end.entry_id
     same_ledger = span.after.ledger_id == ledger_id
     before, ledger_count = (span.after.entry_id, count) if same_ledger else (-1, count - 1)
-    cuts = {before + (last - before) * number // ledger_count for number in range(1, ledger_count)} - {before, last}
+    cuts = {
+        before + (last - before) * number // ledger_count for number in range(1, ledger_count)
+    } - {before, last}
     ledger_begins = [] if same_ledger else [Position(ledger_id, -1)]
     ends = [*ledger_begins, *(Position(ledger_id, entry_id) for entry_id in sorted(cuts)), span.end]
     starts = [span.after, *ends[:-1]]
@@ -197,7 +208,9 @@ def _split_range(span: EntryRange) -> list[EntryRange]:
     ]
 
 
-def group(spans: list[EntryRange], entry_bytes: list[int | None], min_groups: int) -> list[list[EntryRange]]:
+def group(
+    spans: list[EntryRange], entry_bytes: list[int | None], min_groups: int
+) -> list[list[EntryRange]]:
     """Return the ranges in groups that one task each reads. Small ones share a group:
     a task costs more than the entries of a quiet topic partition.
 

@@ -53,7 +53,10 @@ def read_ranges(
     readers = [EntryReader(cluster, span.topic_partition, span.after, scan=scan) for span in spans]
     try:
         if len(spans) > 1:
-            open_together(cluster, [reader for reader, span in zip(readers, spans, strict=True) if span.has_entries])
+            open_together(
+                cluster,
+                [reader for reader, span in zip(readers, spans, strict=True) if span.has_entries],
+            )
         for span, reader in zip(spans, readers, strict=True):
             yield span, None
             if span.has_entries:
@@ -79,7 +82,9 @@ def _read_range(
             yield from buffer.take()
             yield loss
         for entries in _cut(received, batch_ranges) if process is None else received.each():
-            batch_range = batch_ranges.get(entries.position, WHOLE_BATCH) if batch_ranges else WHOLE_BATCH
+            batch_range = (
+                batch_ranges.get(entries.position, WHOLE_BATCH) if batch_ranges else WHOLE_BATCH
+            )
             if batch_range is not WHOLE_BATCH:
                 yield from buffer.take()
             frames = entries.frames if process is None else process(entries.first_entry)
@@ -110,7 +115,9 @@ def _received(reader: EntryReader, end: Position, watch: LossWatch) -> Iterator[
 
 
 def _cut(received: Received, positions: Collection[Position]) -> Iterable[Received]:
-    """Yield entries one by one if the entry at one of the positions is among them, else together."""
+    """Yield entries one by one if the entry at one of the positions is among them, else
+    together.
+    """
     if any(received.position <= position <= received.last for position in positions):
         return received.each()
     return (received,)
@@ -142,7 +149,9 @@ def _process(
 ) -> bytes | bytearray | RejectedEntry:
     """Return an entry's frame after the user's function; empty if the function found no message."""
     try:
-        changed = process_entry(processor, entry.entry, entry.ledger_id, entry.entry_id, **options.decoding)
+        changed = process_entry(
+            processor, entry.entry, entry.ledger_id, entry.entry_id, **options.decoding
+        )
     except CorruptEntryError as error:
         return RejectedEntry(entry.position, bytes(entry.entry), error.reason, error.message)
     if not changed:
@@ -156,5 +165,7 @@ def _batch_ranges(span: EntryRange) -> dict[Position, BatchRange]:
     if span.after_batch_index is not None:
         batch_ranges[span.after.next] = BatchRange(after=span.after_batch_index)
     if span.end_batch_index is not None:
-        batch_ranges[span.end] = replace(batch_ranges.get(span.end, WHOLE_BATCH), until=span.end_batch_index)
+        batch_ranges[span.end] = replace(
+            batch_ranges.get(span.end, WHOLE_BATCH), until=span.end_batch_index
+        )
     return batch_ranges

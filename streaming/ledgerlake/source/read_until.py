@@ -15,26 +15,30 @@ if TYPE_CHECKING:
     from ledgerlake.wire.connection import EntryReceived, Received
     from ledgerlake.wire.message_id import Position
 
-# How long to wait for an entry before asking whether there is one, and in all before beginning again.
+# How long to wait for an entry before asking whether there is one, and in all before beginning
+# again.
 _IDLE_FIRST_S = 0.2
 _BEGIN_AGAIN_S = 0.5
 
 _log = logging.getLogger(__name__)
 
 
-def next_until(reader: EntryReader, end: Position, patience_s: float | None = None) -> EntryReceived | None:
+def next_until(
+    reader: EntryReader, end: Position, patience_s: float | None = None
+) -> EntryReceived | None:
     """Return the next entry up to and including ``end``; None if there is no more.
 
     The entry at ``end`` itself may never come: it can be a marker, a hole, or trimmed. So if
     nothing arrives, the broker is asked for its last entry. If that was read already, the range is
-    complete. If it was not, the broker's count of messages may be wrong, and the reader begins again
-    with a new consumer. If the broker passes over the rest for two of these, one after the other, as it
-    does with markers, the range is complete too, and the reader is behind its end. An entry that the
-    broker names, and sends to none of the consumers, never comes either: ``reader.is_passed_over`` says
-    so.
+    complete. If it was not, the broker's count of messages may be wrong, and the reader begins
+    again with a new consumer. If the broker passes over the rest for two of these, one after the
+    other, as it does with markers, the range is complete too, and the reader is behind its end. An
+    entry that the broker names, and sends to none of the consumers, never comes either:
+    ``reader.is_passed_over`` says so.
 
     Args:
-        patience_s: how long to wait for an entry that the broker names; None for ``poll_timeout_s``.
+        patience_s: how long to wait for an entry that the broker names; None for
+            ``poll_timeout_s``.
 
     Raises:
         DeadlineError: the broker sends nothing, and cannot return its last entry either.
@@ -53,7 +57,10 @@ def next_together_until(reader: EntryReader, end: Position) -> Received | None:
 
 
 def _next_until(
-    reader: EntryReader, end: Position, take: Callable[[EntryReader, float], Received | None], patience_s: float | None
+    reader: EntryReader,
+    end: Position,
+    take: Callable[[EntryReader, float], Received | None],
+    patience_s: float | None,
 ) -> Received | None:
     most_s = reader.cluster.settings.poll_timeout_s if patience_s is None else patience_s
     waited_s, pause_s, is_alone, is_new, has_passed = 0.0, _IDLE_FIRST_S, True, False, False
@@ -72,7 +79,8 @@ def _next_until(
         if waited_s >= most_s:
             _pass_over(reader, last)
             return None
-        # A broker that reads slowly gets more time by each consumer; a next one that shows the same needs no more.
+        # A broker that reads slowly gets more time by each consumer; a next one that shows the same
+        # needs no more.
         pause_s = pause_s if has_passed else min(pause_s * 2, max(most_s - waited_s, _IDLE_FIRST_S))
         if waited_s >= _BEGIN_AGAIN_S:
             # One that gets the last entry again acknowledges nothing behind it.
@@ -82,10 +90,10 @@ def _next_until(
 
 
 def _has_passed(reader: EntryReader, last: Position) -> bool:
-    """Return whether the broker has passed over all entries up to ``last`` for the consumer that the
-    reader has just opened. It acknowledges what it does not send, such as markers, and the reader
-    acknowledges nothing. Message expiry (TTL) acknowledges too, but not twice so soon: it takes two
-    consumers, one after the other, to know.
+    """Return whether the broker has passed over all entries up to ``last`` for the consumer that
+    the reader has just opened. It acknowledges what it does not send, such as markers, and the
+    reader acknowledges nothing. Message expiry (TTL) acknowledges too, but not twice so soon: it
+    takes two consumers, one after the other, to know.
     """
     if reader.read_compacted:
         return False
@@ -101,7 +109,12 @@ def _pass_over(reader: EntryReader, last: Position) -> None:
     """
     if reader.last_message() is None:
         raise DeadlineError(
-            f"the broker has entries of {reader.topic_partition} up to {last} and sends none; check its log"
+            f"the broker has entries of {reader.topic_partition} up to {last} and sends none; "
+            "check its log"
         )
-    _log.warning("the broker names %s as the last entry of %s, and does not send it", last, reader.topic_partition)
+    _log.warning(
+        "the broker names %s as the last entry of %s, and does not send it",
+        last,
+        reader.topic_partition,
+    )
     reader.is_passed_over = True

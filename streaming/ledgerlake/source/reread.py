@@ -31,8 +31,8 @@ _NEAR = 16
 class GoneEntries:
     """The entries that a topic partition no longer has, as far as reads have found them.
 
-    A broker removes the oldest ledgers. So these are all entries before the topic's first ledger, in
-    whatever order they are asked for, and the gap in which the last missing one was.
+    A broker removes the oldest ledgers. So these are all entries before the topic's first ledger,
+    in whatever order they are asked for, and the gap in which the last missing one was.
     """
 
     def __init__(self) -> None:
@@ -60,10 +60,13 @@ class GoneEntries:
 
 
 def read_again(
-    client: ClientSettings, topic_partition: str, positions: Iterable[Position], gone: GoneEntries | None = None
+    client: ClientSettings,
+    topic_partition: str,
+    positions: Iterable[Position],
+    gone: GoneEntries | None = None,
 ) -> Iterator[bytes | None]:
-    """Yield the entries at positions, in the given order; None for an entry that the topic no longer
-    has, or if the topic is gone.
+    """Yield the entries at positions, in the given order; None for an entry that the topic no
+    longer has, or if the topic is gone.
 
     Rising positions that are near to each other are read by one reader.
 
@@ -98,7 +101,12 @@ def _read_again(
             if reader is None or not _is_near(reader, entry, position):
                 if reader is not None:
                     reader.close()
-                reader = EntryReader(shared_cluster(client, "reading again"), topic_partition, position.before, _WINDOW)
+                reader = EntryReader(
+                    shared_cluster(client, "reading again"),
+                    topic_partition,
+                    position.before,
+                    _WINDOW,
+                )
                 entry = None
             has_looked_up = False
             while entry is None or entry.position < position:
@@ -106,7 +114,10 @@ def _read_again(
                 if entry is not None:
                     continue
                 # The entry was there: a broker that has lost the topic may not know it.
-                if has_looked_up or topic_end(reader.cluster, topic_partition, position, reader.after) < position:
+                if (
+                    has_looked_up
+                    or topic_end(reader.cluster, topic_partition, position, reader.after) < position
+                ):
                     break
                 reader.close()
                 has_looked_up = True

@@ -1,5 +1,5 @@
-"""Finds an entry by the broker's time or index (PIP-70). The number of reads grows with the logarithm
-of the topic's length.
+"""Finds an entry by the broker's time or index (PIP-70). The number of reads grows with the
+logarithm of the topic's length.
 
 The broker answers one question: which entry is the first at or after a position? Positions have
 gaps everywhere: ledger ids are those of the entire cluster, a ledger may end at any entry and may
@@ -56,7 +56,9 @@ Probe = Callable[[Position], "StampedEntry | None"]
 
 
 def first_since(probe: Probe, last: Position, time_ms: int) -> StampedEntry | None:
-    """Return the first entry stored at ``time_ms`` or later; None if there is none up to ``last``."""
+    """Return the first entry stored at ``time_ms`` or later; None if there is none up to
+    ``last``.
+    """
     probe = cache(probe)
     begin = _first_by_broker(probe, last)
     if begin is None:
@@ -64,15 +66,21 @@ def first_since(probe: Probe, last: Position, time_ms: int) -> StampedEntry | No
     if begin.stamp.time_ms < time_ms:
         # An entry without a broker timestamp was stored before those with one, whatever its
         # producer's clock said.
-        return _search(probe, last, lambda entry: entry.stamp.by_broker and entry.stamp.time_ms >= time_ms)[1]
-    return _search(probe, last, lambda entry: entry.stamp.by_broker or entry.stamp.time_ms >= time_ms)[1]
+        return _search(
+            probe, last, lambda entry: entry.stamp.by_broker and entry.stamp.time_ms >= time_ms
+        )[1]
+    return _search(
+        probe, last, lambda entry: entry.stamp.by_broker or entry.stamp.time_ms >= time_ms
+    )[1]
 
 
 def first_with_index(probe: Probe, last: Position, index: int) -> StampedEntry | None:
-    """Return the first entry whose last message has ``index`` or a higher one; None if there is none
-    up to ``last``.
+    """Return the first entry whose last message has ``index`` or a higher one; None if there is
+    none up to ``last``.
     """
-    return _search(probe, last, lambda entry: entry.stamp.index is not None and entry.stamp.index >= index)[1]
+    return _search(
+        probe, last, lambda entry: entry.stamp.index is not None and entry.stamp.index >= index
+    )[1]
 
 
 def last_before(probe: Probe, last: Position, position: Position) -> StampedEntry | None:
@@ -91,8 +99,8 @@ def _first_by_broker(probe: Probe, last: Position) -> StampedEntry | None:
 def _search(
     probe: Probe, last: Position, is_reached: Callable[[StampedEntry], bool]
 ) -> tuple[StampedEntry | None, StampedEntry | None]:
-    """Return the last entry for which ``is_reached`` is false, and the first for which it is true; it
-    must be true for all entries after that.
+    """Return the last entry for which ``is_reached`` is false, and the first for which it is true;
+    it must be true for all entries after that.
     """
     low = probe(BEFORE_ALL)
     if low is None or is_reached(low):
@@ -100,8 +108,8 @@ def _search(
     best = probe(last)
     if best is not None and not is_reached(best):
         return best, None
-    # Nothing is known of the entries between ``low`` and ``high``; at ``high`` or after it, ``best``
-    # is the first that is reached.
+    # Nothing is known of the entries between ``low`` and ``high``; at ``high`` or after it,
+    # ``best`` is the first that is reached.
     high, step = last, _FIRST_STEP
     while low.position.next < high:
         middle = _middle(low.position, high, step)

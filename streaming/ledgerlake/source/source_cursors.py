@@ -32,7 +32,9 @@ class SourceCursors:
 
     @property
     def is_pinned(self) -> bool:
-        """Return whether a durable cursor retains unread entries: the pipeline's, or the source's own."""
+        """Return whether a durable cursor retains unread entries: the pipeline's, or the source's
+        own.
+        """
         return bool(self._options.pinned_by or self._options.subscription)
 
     def begin(self, name: str, came_later: bool) -> None:
@@ -40,9 +42,9 @@ class SourceCursors:
         entry on.
 
         Args:
-            came_later: whether the topic partition was not there when the planner began. The driver,
-                which acquires its cursors before that, has none on it. If a topic is deleted and
-                created again, its cursor is gone too.
+            came_later: whether the topic partition was not there when the planner began. The
+                driver, which acquires its cursors before that, has none on it. If a topic is
+                deleted and created again, its cursor is gone too.
         """
         if self._options.pinned_by and (came_later or name not in self._options.starting_by_topic):
             self._make(name, self._options.pinned_by, came_later)
@@ -56,7 +58,8 @@ class SourceCursors:
         """Create the pipeline's cursor on a topic partition.
 
         The driver has cursors on the topic partitions that were there at its start. It learns of a
-        new one with the first batch, when a broker without a cursor may have removed entries already.
+        new one with the first batch, when a broker without a cursor may have removed entries
+        already.
         """
         cursor = DurableCursor(self._cluster, name, subscription)
         with contextlib.suppress(ConsumerBusyError, TopicNotFoundError):
@@ -98,8 +101,8 @@ class SourceCursors:
 
 
 def position_of(cluster: Cluster, cursor: DurableCursor) -> Position:
-    """Return the position of a cursor. If the broker cannot tell it and sends nothing, the cursor has
-    passed all that the topic can send.
+    """Return the position of a cursor. If the broker cannot tell it and sends nothing, the cursor
+    has passed all that the topic can send.
     """
     position = cursor.position()
     return position if position is not None else end_position(cluster, cursor.topic_partition)

@@ -8,9 +8,9 @@ end of the topic backwards.
 
 A broker stores any bytes that a producer sends as metadata. If it cannot read the last entry of a
 topic, it can neither return the last message nor deliver that entry until another one follows. Then
-the end is the last entry that a reader gets by reading on. On a topic with traffic that may not end.
-So the broker is asked again meanwhile, and a second reader shows what has come since: the first one
-need not read further.
+the end is the last entry that a reader gets by reading on. On a topic with traffic that may not
+end. So the broker is asked again meanwhile, and a second reader shows what has come since: the
+first one need not read further.
 """
 
 from __future__ import annotations
@@ -59,10 +59,14 @@ class Follower:
         self._reader: EntryReader | None = None
 
     def open(self, reader: EntryReader, after: Position) -> tuple[EntryReader, float]:
-        """Return the reader that reads on after a position, and how long to wait for an entry: one that
-        was open has got what came since.
+        """Return the reader that reads on after a position, and how long to wait for an entry: one
+        that was open has got what came since.
         """
-        if self._reader is not None and self._reader.after == after and self._reader.session is not None:
+        if (
+            self._reader is not None
+            and self._reader.after == after
+            and self._reader.session is not None
+        ):
             return self._reader, 0.0
         self.close()
         self._reader = EntryReader(reader.cluster, reader.topic_partition, after, _FOLLOWING_WINDOW)
@@ -75,8 +79,8 @@ class Follower:
 
 
 class Arrivals:
-    """What comes to a topic partition after this was first asked. A reader that has reached it has got
-    all that was there before, and need not read further.
+    """What comes to a topic partition after this was first asked. A reader that has reached it has
+    got all that was there before, and need not read further.
     """
 
     def __init__(self, reader: EntryReader) -> None:
@@ -108,7 +112,9 @@ def last_position(
 
 
 def next_readable(reader: EntryReader) -> EntryReceived | None:
-    """Return the next entry of a reader whose broker cannot read the last one; None if none comes soon."""
+    """Return the next entry of a reader whose broker cannot read the last one; None if none comes
+    soon.
+    """
     return reader.next(_QUIET_AT_END_S)
 
 
@@ -137,12 +143,18 @@ def _answered(received: LastMessageIdReceived) -> MessageId | None:
     return None if answered.ledger_id < 0 or answered.entry_id < 0 else answered
 
 
-def _of_last_entry(reader: EntryReader, answered: MessageId, received: LastMessageIdReceived) -> MessageId | None:
+def _of_last_entry(
+    reader: EntryReader, answered: MessageId, received: LastMessageIdReceived
+) -> MessageId | None:
     """Return the last message in the entry that came with an answer; None if it cannot be read."""
     try:
         return _convert(reader, answered.position, received.entry)
     except CorruptEntryError as error:
-        _log.warning("the last entry that the broker sent of %s is not usable: %s", reader.topic_partition, error)
+        _log.warning(
+            "the last entry that the broker sent of %s is not usable: %s",
+            reader.topic_partition,
+            error,
+        )
         return None
 
 
@@ -182,21 +194,30 @@ def _plain_payload(entry: RawEntry, crypto: CryptoSettings) -> bytes | None:
         return None
     metadata = opened.metadata
     return bytes(
-        decompress(metadata.compression, opened.payload, metadata.uncompressed_size, DEFAULT_MAX_UNCOMPRESSED_BYTES)
+        decompress(
+            metadata.compression,
+            opened.payload,
+            metadata.uncompressed_size,
+            DEFAULT_MAX_UNCOMPRESSED_BYTES,
+        )
     )
 
 
-def _read_on(reader: EntryReader, known_end: Position, follower: Follower | None) -> MessageId | None:
-    """Return the last entry after ``known_end`` that a reader gets, or a later one than the topic had
-    at first; ``known_end`` if it gets none. If the broker can return the last message meanwhile, that
-    is returned.
+def _read_on(
+    reader: EntryReader, known_end: Position, follower: Follower | None
+) -> MessageId | None:
+    """Return the last entry after ``known_end`` that a reader gets, or a later one than the topic
+    had at first; ``known_end`` if it gets none. If the broker can return the last message
+    meanwhile, that is returned.
     """
     is_own = follower is None
     follower = follower or Follower()
     following, quiet_s = follower.open(reader, known_end)
     if quiet_s:
         _log.warning(
-            "the broker cannot read the last entry of %s; reading on from %s", reader.topic_partition, known_end
+            "the broker cannot read the last entry of %s; reading on from %s",
+            reader.topic_partition,
+            known_end,
         )
     arrivals = Arrivals(reader)
     ask_at_s = time.monotonic() + _ASK_AGAIN_S
@@ -213,14 +234,20 @@ def _read_on(reader: EntryReader, known_end: Position, follower: Follower | None
         arrivals.close()
         if is_own:
             follower.close()
-    return None if following.after == BEFORE_ALL else MessageId(following.after.ledger_id, following.after.entry_id)
+    return (
+        None
+        if following.after == BEFORE_ALL
+        else MessageId(following.after.ledger_id, following.after.entry_id)
+    )
 
 
 def _search(reader: EntryReader) -> MessageId | None:
     """Return the last message that a compacted reader gets, by a search backwards from the end of
     the uncompacted topic; None if it gets none.
     """
-    uncompacted = EntryReader(reader.cluster, reader.topic_partition, AFTER_ALL, read_compacted=False)
+    uncompacted = EntryReader(
+        reader.cluster, reader.topic_partition, AFTER_ALL, read_compacted=False
+    )
     try:
         end = last_position(uncompacted)
     finally:

@@ -1,4 +1,5 @@
-"""When a pipeline plans its next micro-batch: at the times of its trigger, and when messages are due.
+"""When a pipeline plans its next micro-batch: at the times of its trigger, and when messages are
+due.
 
 As with Spark's trigger, the times are multiples of the interval since 1970, and if one has passed
 while a micro-batch ran, the next one is planned at once. The query itself has a trigger of 0, and

@@ -1,5 +1,5 @@
-"""Finds the schemas of a typed read (``schema = auto``): the one that it reads by, and those that its
-messages were written by.
+"""Finds the schemas of a typed read (``schema = auto``): the one that it reads by, and those that
+its messages were written by.
 
 A read goes by the newest schema that the registry has when the query is analysed. The schema
 travels as Spark's metadata of the first column, so that planner and tasks use the very schema from
@@ -48,7 +48,8 @@ def find_value_schema(options: SourceOptions) -> ValueSchema:
         topics = list(dict.fromkeys(split_partition(name)[0] for name in names))
         if not topics:
             raise SetupError(
-                f"no topic matches {options.topics.pattern} yet, so there is no schema to read by; create one, or read with "
+                f"no topic matches {options.topics.pattern} yet, so there is no schema to read by; "
+                "create one, or read with "
                 "schema = bytes"
             )
         schemas = {topic: _newest(cluster, topic) for topic in topics}
@@ -58,7 +59,8 @@ def find_value_schema(options: SourceOptions) -> ValueSchema:
     for topic, schema in others:
         if schema != first_schema and not options.allows_different_schemas:
             raise UsageError(
-                f"{first_topic} and {topic} have different schemas; read them apart, with schema = bytes, or set "
+                f"{first_topic} and {topic} have different schemas; read them apart, with schema = "
+                "bytes, or set "
                 "allowDifferentTopicSchemas for values as bytes"
             )
     return first_schema if len(set(schemas.values())) == 1 else NO_SCHEMA
@@ -77,7 +79,9 @@ class _Known:
     lack one.
     """
 
-    schemas: dict[tuple[ClientSettings, str, bytes], ValueSchema | None] = field(default_factory=dict)
+    schemas: dict[tuple[ClientSettings, str, bytes], ValueSchema | None] = field(
+        default_factory=dict
+    )
     newest: dict[tuple[ClientSettings, str], bytes] = field(default_factory=dict)
 
 
@@ -104,7 +108,9 @@ def schemas_of(client: ClientSettings, topic: str, batch: str = "") -> SchemaOfV
         cluster = shared_cluster(client)
         schema = with_retries(lambda: cluster.schema(topic, version), client.give_up_after_s)
         if schema is None and (client, topic) not in known.newest:
-            (newest,) = with_retries(lambda: cluster.schemas([(topic, None)]), client.give_up_after_s)
+            (newest,) = with_retries(
+                lambda: cluster.schemas([(topic, None)]), client.give_up_after_s
+            )
             # Versions before a deletion can still be asked for.
             known.newest[client, topic] = _LAST_VERSION if newest is None else newest[0]
         if schema is not None or len(known.schemas) < _MOST_UNKNOWN:
@@ -127,7 +133,9 @@ def _is_version(version: bytes) -> bool:
 
 
 def _newest(cluster: Cluster, topic: str) -> ValueSchema:
-    return with_retries(lambda: cluster.schema(topic), cluster.settings.give_up_after_s) or NO_SCHEMA
+    return (
+        with_retries(lambda: cluster.schema(topic), cluster.settings.give_up_after_s) or NO_SCHEMA
+    )
 
 
 def attach_schema(columns: StructType, schema: ValueSchema) -> StructType:

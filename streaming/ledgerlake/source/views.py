@@ -40,7 +40,9 @@ def read_view(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBat
 
 
 def read_bundles(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
-    """Yield the range as rows of ``schema.BUNDLES``: at least one, empty if the range has no entry."""
+    """Yield the range as rows of ``schema.BUNDLES``: at least one, empty if the range has
+    no entry.
+    """
     is_empty = True
     for piece in read_pieces(options, span):
         yield _bundle(span, piece)
@@ -50,8 +52,8 @@ def read_bundles(options: SourceOptions, span: EntryRange) -> Iterator[pa.Record
 
 
 def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
-    """Yield the range as rows of ``schema.VIEW``; a bad entry is a row with its bytes in ``value`` and a
-    ``reject_reason``.
+    """Yield the range as rows of ``schema.VIEW``; a bad entry is a row with its bytes in ``value``
+    and a ``reject_reason``.
 
     With a schema for the values, see ``values.typed``.
     """
@@ -63,7 +65,9 @@ def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.Recor
                 yield rows
             else:
                 keep_bytes = options.includes_value_bytes
-                yield from typed_parts(rows, options.value_schema, of_version, keep_bytes=keep_bytes)
+                yield from typed_parts(
+                    rows, options.value_schema, of_version, keep_bytes=keep_bytes
+                )
 
 
 def read_compat(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
@@ -81,7 +85,10 @@ def read_compat(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordB
 def _allowed_rejects(options: SourceOptions) -> list[Reason]:
     """Return the reasons of the rejects with which a read goes on by the options."""
     of_loss = [] if options.fail_on_data_loss else [DATA_LOSS]
-    return [*of_loss, *((ENCRYPTED, UNDECRYPTABLE) if options.client.crypto.failure_action == "reject" else ())]
+    return [
+        *of_loss,
+        *((ENCRYPTED, UNDECRYPTABLE) if options.client.crypto.failure_action == "reject" else ()),
+    ]
 
 
 def _without_rejects(rows: pa.RecordBatch, reasons: pa.Array) -> pa.RecordBatch:
@@ -98,7 +105,9 @@ def _without_rejects(rows: pa.RecordBatch, reasons: pa.Array) -> pa.RecordBatch:
     return rows.filter(pc.invert(is_left_out))
 
 
-def piece_as_view(piece: Piece, source: TopicPartition, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+def piece_as_view(
+    piece: Piece, source: TopicPartition, options: SourceOptions
+) -> Iterator[pa.RecordBatch]:
     """Yield a piece as rows of ``schema.VIEW``.
 
     Raises:
@@ -151,8 +160,10 @@ def check_broker_metadata(required: bool, messages: pa.RecordBatch, source: Topi
     """
     if required and messages["broker_timestamp"].null_count:
         raise SetupError(
-            f"the broker adds no entry metadata to {source.topic}; set brokerEntryMetadataInterceptors and "
-            "exposingBrokerEntryMetadataToClientEnabled in its configuration, or drop require_broker_metadata"
+            f"the broker adds no entry metadata to {source.topic}; set "
+            "brokerEntryMetadataInterceptors and "
+            "exposingBrokerEntryMetadataToClientEnabled in its configuration, or drop "
+            "require_broker_metadata"
         )
 
 
@@ -175,4 +186,9 @@ def _bundle(span: EntryRange, piece: Piece) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema.BUNDLES)
 
 
-_READERS = {"messages": read_messages, "entries": read_entries, "compat": read_compat, "bundles": read_bundles}
+_READERS = {
+    "messages": read_messages,
+    "entries": read_entries,
+    "compat": read_compat,
+    "bundles": read_bundles,
+}

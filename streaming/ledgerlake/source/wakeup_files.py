@@ -6,7 +6,8 @@ process has replaced the file, the pipeline writes, in a folder of the checkpoin
 
     <batch>.json    {"version": 1, "extends": 16,
                      "wakes": {"persistent://public/default/orders-partition-0": 1777626000123},
-                     "due": {"persistent://public/default/orders-partition-0": [[1777626000123, 1000, 4, 0]]}}
+                     "due": {"persistent://public/default/orders-partition-0": [[1777626000123,
+                     1000, 4, 0]]}}
 
 (milliseconds since 1970). A negative time says that messages have been due since then and were left
 to the next micro-batch. ``due`` has the spans of ``delay.due_times``: time of the first message,
@@ -14,8 +15,8 @@ length in milliseconds, number of messages, and 1 if that is an estimate. A topi
 a thousand spans. So a file that ``extends`` the one of an earlier micro-batch has the spans of the
 topic partitions that have changed since; the earlier file has the spans of the others. If a start
 does not know the times, it writes a file that wakes up all topic partitions and has no spans; each
-gets its spans with its next micro-batch. The file of the newest micro-batch counts, so a process that
-was suspended and continues beside its successor cannot replace the successor's file. A planned
+gets its spans with its next micro-batch. The file of the newest micro-batch counts, so a process
+that was suspended and continues beside its successor cannot replace the successor's file. A planned
 micro-batch carries the clock in its offset, so that it does the same when it is run again; these
 files only decide when one is planned.
 """
@@ -58,8 +59,8 @@ class WakeupTimes:
 
 @dataclass(frozen=True)
 class WakeupFile:
-    """The content of a file. If it ``extends`` the file of an earlier micro-batch, it lacks the spans of
-    topic partitions that have not changed since.
+    """The content of a file. If it ``extends`` the file of an earlier micro-batch, it lacks the
+    spans of topic partitions that have not changed since.
     """
 
     wakeups: WakeupTimes
@@ -90,8 +91,8 @@ def newest_digest(folder: Place) -> bytes | None:
 
 
 def load_wakeup_times(folder: Place) -> WakeupTimes | None:
-    """Return what the newest file and those that it extends say; None if there is no file, or one of
-    them is missing or not valid.
+    """Return what the newest file and those that it extends say; None if there is no file, or one
+    of them is missing or not valid.
 
     Raises:
         OSError: a file is there and cannot be read.
@@ -113,7 +114,10 @@ def read_wakeup_times(folder: Place) -> WakeupTimes | None:
     while (wakeups := _read_extended(folder, batch_id)) is None and batch_id is not None:
         newer = newest_wakeup_batch(folder)
         if newer == batch_id:
-            raise OffsetError("the checkpoint lacks wake-up times of an earlier micro-batch; restore all of its files")
+            raise OffsetError(
+                "the checkpoint lacks wake-up times of an earlier micro-batch; restore all of its "
+                "files"
+            )
         # A pipeline that runs has written a file that extends none, and removed those before it.
         batch_id = newer
     return wakeups
@@ -129,13 +133,15 @@ def _read_extended(folder: Place, batch_id: int | None) -> WakeupTimes | None:
             times_ms = newest.wakeups.times_ms
             if unknown := times_ms.keys() - due_spans.keys():
                 raise OffsetError(
-                    f"the checkpoint does not say when the delayed messages of {min(unknown)} are due; run the pipeline: its "
+                    f"the checkpoint does not say when the delayed messages of {min(unknown)} are "
+                    "due; run the pipeline: its "
                     "next micro-batches count them"
                 )
             return WakeupTimes(times_ms, {name: due_spans[name] for name in times_ms})
         if batch_id is None or file.extends >= batch_id:
             raise OffsetError(
-                f"the wake-up times of micro-batch {batch_id} extend those of {file.extends}; restore them"
+                f"the wake-up times of micro-batch {batch_id} extend those of {file.extends}; "
+                "restore them"
             )
         batch_id = file.extends
         file = _read(folder, batch_id, _file)
@@ -143,7 +149,11 @@ def _read_extended(folder: Place, batch_id: int | None) -> WakeupTimes | None:
 
 
 def _read(folder: Place, batch_id: int | None, read: Callable[[dict[str, Any]], T]) -> T | None:
-    return None if batch_id is None else load_stored(folder / _name(batch_id), "wake-up times", read, VERSION)
+    return (
+        None
+        if batch_id is None
+        else load_stored(folder / _name(batch_id), "wake-up times", read, VERSION)
+    )
 
 
 def newest_wakeup_batch(folder: Place) -> int | None:
@@ -152,9 +162,11 @@ def newest_wakeup_batch(folder: Place) -> int | None:
     return int(names[-1].removesuffix(".json")) if names else None
 
 
-def save_wakeup_times(folder: Place, batch_id: int, wakeups: WakeupTimes, extends: int | None = None) -> bytes:
-    """Write the file of a micro-batch, and return its digest. If it extends none, the files before it are
-    removed.
+def save_wakeup_times(
+    folder: Place, batch_id: int, wakeups: WakeupTimes, extends: int | None = None
+) -> bytes:
+    """Write the file of a micro-batch, and return its digest. If it extends none, the files before
+    it are removed.
 
     Args:
         extends: see ``WakeupFile``.
@@ -193,7 +205,9 @@ def _name(batch_id: int) -> str:
 
 def _names(folder: Place) -> list[str]:
     files = folder.filesystem().get_file_info(fs.FileSelector(folder.root, allow_not_found=True))
-    return sorted(file.base_name for file in files if file.base_name.removesuffix(".json").isdecimal())
+    return sorted(
+        file.base_name for file in files if file.base_name.removesuffix(".json").isdecimal()
+    )
 
 
 def _times_ms(fields: dict[str, Any]) -> dict[str, int]:
@@ -208,4 +222,6 @@ def _file(fields: dict[str, Any]) -> WakeupFile:
     for span in chain.from_iterable(due_spans.values()):
         if not 0 <= span.first_ms <= MAX_TIME_MS or span.length_ms < 1:
             raise ValueError(f"{span} is no span")
-    return WakeupFile(WakeupTimes(_times_ms(fields), due_spans), stored(int | None, fields["extends"]))
+    return WakeupFile(
+        WakeupTimes(_times_ms(fields), due_spans), stored(int | None, fields["extends"])
+    )

@@ -81,8 +81,8 @@ def exactly(data: dict[str, Any], *names: str) -> list[Any]:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by their names. As the ``default`` of ``json.dumps`` it writes
-    those within it too, without the copies that ``dataclasses.asdict`` makes.
+    """Return the fields of a dataclass by their names. As the ``default`` of ``json.dumps`` it
+    writes those within it too, without the copies that ``dataclasses.asdict`` makes.
     """
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
@@ -114,13 +114,16 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         return lambda value: origin(
             item(element)
             for element in _checked(
-                isinstance(value, list) and (not has_length or len(value) == len(arguments)), value, kind
+                isinstance(value, list) and (not has_length or len(value) == len(arguments)),
+                value,
+                kind,
             )
         )
     if origin is dict:
         item = _reader(arguments[1])
         return lambda value: {
-            name: item(element) for name, element in _checked(isinstance(value, dict), value, kind).items()
+            name: item(element)
+            for name, element in _checked(isinstance(value, dict), value, kind).items()
         }
     if kind is int:
         return lambda value: _checked(type(value) is int and -(2**63) <= value < 2**63, value, kind)
@@ -142,5 +145,7 @@ def _dataclass_reader(kind: Any) -> Callable[[Any], Any]:
 
 def _checked(fits: bool, value: Any, kind: Any) -> Any:
     if not fits:
-        raise ValueError(f"a {type(value).__name__} stands in place of {getattr(kind, '__name__', kind)}")
+        raise ValueError(
+            f"a {type(value).__name__} stands in place of {getattr(kind, '__name__', kind)}"
+        )
     return value

@@ -26,7 +26,9 @@ def load_json(file: Place) -> Any:
     return None if data is None else json.loads(data)
 
 
-def load_stored(file: Place, written: str, read: Callable[[dict[str, Any]], T], known: int) -> T | None:
+def load_stored(
+    file: Place, written: str, read: Callable[[dict[str, Any]], T], known: int
+) -> T | None:
     """Return a file's object, or None if there is no file. The other arguments are described at
     ``parse_stored``.
 

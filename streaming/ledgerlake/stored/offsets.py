@@ -8,10 +8,10 @@ The position is the last entry taken (``"entry": -1``: nothing of that ledger; l
 all). ``batch``, where present, says that only the messages up to that index of the *next* entry
 were taken. ``time`` is the broker's, of that entry, where it is one that can be written so, and
 ``index`` the broker's of the last message taken: for people, and to tell loss from a hole (see
-``source.loss``); where a read begins does not depend on them. ``clock``, if present, is the planner's
-time. A micro-batch without new entries, or without a time by the broker, needs it to release messages
-that are due and to expire incomplete ones. ``parts``, if present, is into how many ranges the entries
-before the position are cut, if they are cut.
+``source.loss``); where a read begins does not depend on them. ``clock``, if present, is the
+planner's time. A micro-batch without new entries, or without a time by the broker, needs it to
+release messages that are due and to expire incomplete ones. ``parts``, if present, is into how many
+ranges the entries before the position are cut, if they are cut.
 
 Rules kept here:
   - A newer version is refused with advice. An unknown field of a known version is an error too.
@@ -46,7 +46,11 @@ class PartitionOffset:
     parts: int = 1
 
     def __str__(self) -> str:
-        return str(self.position) if self.batch_index is None else f"{self.next_position}:{self.batch_index}"
+        return (
+            str(self.position)
+            if self.batch_index is None
+            else f"{self.next_position}:{self.batch_index}"
+        )
 
     @property
     def next_position(self) -> Position:
@@ -68,7 +72,10 @@ Offset = dict[str, PartitionOffset]
 
 
 def to_json(offset: Offset) -> dict[str, Any]:
-    return {"version": VERSION, "positions": {name: _to_json(offset[name]) for name in sorted(offset)}}
+    return {
+        "version": VERSION,
+        "positions": {name: _to_json(offset[name]) for name in sorted(offset)},
+    }
 
 
 def from_json(data: Any) -> Offset:
@@ -78,13 +85,18 @@ def from_json(data: Any) -> Offset:
         OffsetError: it was written by a newer release, or is no offset of ours.
     """
     if not isinstance(data, dict) or "version" not in data:
-        raise OffsetError("the checkpoint holds an offset that Ledgerlake did not write; use another checkpoint folder")
+        raise OffsetError(
+            "the checkpoint holds an offset that Ledgerlake did not write; use another checkpoint "
+            "folder"
+        )
     try:
         check_version(data["version"], VERSION, "offset version")
         _, positions = exactly(data, "version", "positions")
         return {str(name): _from_json(one) for name, one in positions.items()}
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
-        raise OffsetError(f"the checkpoint holds a damaged offset ({error!r}); restore it from a copy") from None
+        raise OffsetError(
+            f"the checkpoint holds a damaged offset ({error!r}); restore it from a copy"
+        ) from None
 
 
 def _to_json(offset: PartitionOffset) -> dict[str, Any]:

@@ -61,7 +61,9 @@ _MOST_CHARACTERS = 200
 # The arrow before a cause, which delta-rs may colour, and the end of the colour.
 _CAUSE, _PLAIN = "\u21b3", "\x1b[0m"
 
-_UNREACHABLE = "{endpoint} cannot be reached; check the network, and [storage] endpoint_url if it is set there"
+_UNREACHABLE = (
+    "{endpoint} cannot be reached; check the network, and [storage] endpoint_url if it is set there"
+)
 _CONNECT_S = 5.0
 
 # What the libraries' errors have in common, the most telling first.
@@ -73,7 +75,8 @@ _STORE_ERRORS = (
     (
         # The last places that the libraries look at are the services that give a machine its role.
         re.compile(
-            r"instance metadata|CredentialsNotLoaded|no providers in chain|no credentials found|IMDS|169\.254\.169\.254"
+            r"instance metadata|CredentialsNotLoaded|no providers in chain|no credentials "
+            r"found|IMDS|169\.254\.169\.254"
             r"|computeMetadata|metadata\.google|metadata/identity|Error performing token request",
             re.IGNORECASE,
         ),
@@ -85,14 +88,19 @@ _STORE_ERRORS = (
             r"|AccessDenied|ACCESS_DENIED|AuthorizationFailure|AuthenticationFailed|PERMISSION_DENIED|UNAUTHENTICATED"
             r"|403 Forbidden|401 Unauthorized|lacked the necessary privileges"
         ),
-        "{endpoint} refuses the credentials for the bucket {bucket}; check {keys}, and what they may do",
+        "{endpoint} refuses the credentials for the bucket {bucket}; check {keys}, and what they "
+        "may do",
     ),
     (
         re.compile(r"incorrectly configured region|PermanentRedirect|AuthorizationHeaderMalformed"),
-        "the bucket {bucket} is in another region; set [storage] region, or the variable AWS_REGION",
+        "the bucket {bucket} is in another region; set [storage] region, or the variable "
+        "AWS_REGION",
     ),
     (
-        re.compile(r"NETWORK_CONNECTION|error sending request|tcp connect|dns error|Could not connect to server"),
+        re.compile(
+            r"NETWORK_CONNECTION|error sending request|tcp connect|dns error|Could not connect to "
+            r"server"
+        ),
         _UNREACHABLE,
     ),
     (
@@ -140,7 +148,11 @@ class Place:
     @property
     def advice(self) -> str:
         """Return what to do if a pipeline has not written anything here."""
-        elsewhere = ", or, if the path was meant from another folder, start there" if self != self.absolute else ""
+        elsewhere = (
+            ", or, if the path was meant from another folder, start there"
+            if self != self.absolute
+            else ""
+        )
         return f"run the pipeline first{elsewhere}"
 
     @property
@@ -216,8 +228,8 @@ class Place:
             raise OSError(str(error).strip().partition("\n")[0]) from None
 
     def check_answers(self) -> None:
-        """Check that the store at the configured address takes a connection. The libraries would try for
-        more than a minute.
+        """Check that the store at the configured address takes a connection. The libraries would
+        try for more than a minute.
 
         Raises:
             SetupError: it does not.
@@ -261,7 +273,9 @@ class Place:
             self.filesystem().create_dir(self.root, recursive=True)
 
     def nearest_folder(self) -> str:
-        """Return the path of the folder on this machine, or of the first one above it that exists."""
+        """Return the path of the folder on this machine, or of the first one above it that
+        exists.
+        """
         return self._nearest(os.path.exists)
 
     def _nearest(self, exists: Callable[[str], bool]) -> str:
@@ -294,7 +308,11 @@ class Place:
 
     def refusal(self, error: OSError) -> str:
         """Return why the folder cannot be read or written, and what to do."""
-        return f"{error.strerror or error}; choose another path" if self.is_local else self.reason(error)
+        return (
+            f"{error.strerror or error}; choose another path"
+            if self.is_local
+            else self.reason(error)
+        )
 
     def reason(self, error: Exception) -> str:
         """Return what went wrong at this place, and what to look at."""
@@ -305,13 +323,21 @@ class Place:
             endpoint = self.store.endpoint(self.settings)
             for pattern, sentence in _STORE_ERRORS:
                 if pattern.search(text):
-                    return sentence.format(endpoint=endpoint, bucket=self._container, keys=self.store.keys)
+                    return sentence.format(
+                        endpoint=endpoint, bucket=self._container, keys=self.store.keys
+                    )
         lines = text.strip().splitlines() or [type(error).__name__]
         if _CAUSE in text:
             # delta-rs writes what an error was caused by below it; the last is the first cause, and
             # may be an answer of many lines.
-            causes = [cause.removeprefix(_PLAIN).strip().split("\n")[0] for cause in text.split(_CAUSE)[1:]]
-            lines = [f"{lines[0]}: {next((cause for cause in reversed(causes) if not cause.startswith('<')), '')}"]
+            causes = [
+                cause.removeprefix(_PLAIN).strip().split("\n")[0]
+                for cause in text.split(_CAUSE)[1:]
+            ]
+            lines = [
+                f"{lines[0]}: "
+                f"{next((cause for cause in reversed(causes) if not cause.startswith('<')), '')}"
+            ]
         return lines[0][:_MOST_CHARACTERS]
 
     def delta_options(self) -> dict[str, str] | None:
@@ -320,7 +346,9 @@ class Place:
         Raises:
             SetupError: a secret cannot be read.
         """
-        return None if self.store is None else delta_options(self.store, self._bucket, self.settings)
+        return (
+            None if self.store is None else delta_options(self.store, self._bucket, self.settings)
+        )
 
     def hadoop_settings(self) -> dict[str, str]:
         """Return the settings with which Spark's connector reaches it; none for a local path.
@@ -328,7 +356,9 @@ class Place:
         Raises:
             SetupError: a secret cannot be read.
         """
-        return {} if self.store is None else hadoop_settings(self.store, self._bucket, self.settings)
+        return (
+            {} if self.store is None else hadoop_settings(self.store, self._bucket, self.settings)
+        )
 
     @property
     def _bucket(self) -> str:
@@ -351,11 +381,14 @@ def parse_place(text: str, where: str, settings: StorageSettings = ENVIRONMENT) 
         where: the name of the option, for the error.
 
     Raises:
-        UsageError: the scheme is not known, the URI has no bucket, or the path begins with a variable.
+        UsageError: the scheme is not known, the URI has no bucket, or the path begins with a
+        variable.
     """
     matched = _SCHEME.match(text)
     if matched is None and text.startswith("$"):
-        raise UsageError(f"{where} cannot be '{text}'; variables are not replaced here, so write the path itself")
+        raise UsageError(
+            f"{where} cannot be '{text}'; variables are not replaced here, so write the path itself"
+        )
     if matched is None:
         return Place(os.path.expanduser(text) if text.startswith("~/") else text, settings)
     scheme = matched[1].lower()
@@ -372,7 +405,8 @@ def parse_place(text: str, where: str, settings: StorageSettings = ENVIRONMENT) 
         raise UsageError(f"{where} cannot be a whole bucket; write {store.scheme}://{bucket}/PATH")
     if not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
         raise UsageError(
-            f"{where} cannot be '{shown}'; below the bucket write letters, digits and . _ = + - between single slashes"
+            f"{where} cannot be '{shown}'; below the bucket write letters, digits and . _ = + - "
+            "between single slashes"
         )
     return Place(f"{store.scheme}://{bucket}/{path.rstrip('/')}", settings)
 
@@ -404,7 +438,8 @@ def check_table_place(place: Place, where: str) -> None:
     found = _NOT_OF_TABLES.search(path)
     if found is not None:
         raise UsageError(
-            f"{where} cannot be {path!r}: the folder of a table has no {found[0]!r} in its path; choose another path"
+            f"{where} cannot be {path!r}: the folder of a table has no {found[0]!r} in its path; "
+            "choose another path"
         )
 
 

@@ -2,8 +2,8 @@
 secret itself.
 
 A reference is resolved where and when the secret is needed, so a secret that is renewed in its file
-is seen at the next use. A variable is the exception, since tasks on other machines do not have it: in
-a configuration file it is read at once, and the secret travels (``read_variable``).
+is seen at the next use. A variable is the exception, since tasks on other machines do not have it:
+in a configuration file it is read at once, and the secret travels (``read_variable``).
 
 Libraries and servers repeat secrets in their errors, and spell them in their own way. ``blanked``
 compares texts after all escapes are taken out of both.
@@ -65,19 +65,24 @@ def resolve_secret(text: str) -> str:
     if text.startswith("env:"):
         name = text.removeprefix("env:")
         if not os.environ.get(name, "").strip():
-            raise SetupError(f"the variable {name}, which should hold a secret, is not set in this process; set it")
+            raise SetupError(
+                f"the variable {name}, which should hold a secret, is not set in this process; set "
+                "it"
+            )
         return os.environ[name].strip()
     if text.startswith("file:"):
         secret = read_text(text).strip()
         if not secret:
-            raise SetupError(f"the file {text.removeprefix('file:')}, which should hold a secret, is empty")
+            raise SetupError(
+                f"the file {text.removeprefix('file:')}, which should hold a secret, is empty"
+            )
         return secret
     return text
 
 
 def read_variable(text: str) -> str:
-    """Return the secret of a reference to a variable of this process. Other texts, and a variable that
-    is not set here, stay as they are.
+    """Return the secret of a reference to a variable of this process. Other texts, and a variable
+    that is not set here, stay as they are.
     """
     is_variable = text.startswith("env:")
     return (os.environ.get(text.removeprefix("env:"), "").strip() if is_variable else "") or text
@@ -96,7 +101,8 @@ def read_text(url: str) -> str:
             return file.read()
     except OSError as error:
         raise SetupError(
-            f"the file {path}, which should hold a secret, cannot be read ({error.strerror}); check its path and its rights"
+            f"the file {path}, which should hold a secret, cannot be read ({error.strerror}); "
+            "check its path and its rights"
         ) from None
     except (UnicodeDecodeError, ValueError):
         raise SetupError(f"the file {path}, which should hold a secret, is not text") from None
@@ -119,7 +125,11 @@ def blanked(text: str, secrets: Collection[str]) -> str:
         # Half of it, so that no secret is cut and passed over.
         return blanked(text[:_LONG_CHARACTERS], secrets)[: _LONG_CHARACTERS // 2]
     hidden = bytearray(len(text))
-    for unescaped in (_Plain.of, partial(_unescaped, x_is_byte=True), partial(_unescaped, x_is_byte=False)):
+    for unescaped in (
+        _Plain.of,
+        partial(_unescaped, x_is_byte=True),
+        partial(_unescaped, x_is_byte=False),
+    ):
         searched = unescaped(text)
         for secret in {unescaped(secret).content for secret in wanted} - {b""}:
             begin = searched.content.find(secret)
@@ -128,7 +138,9 @@ def blanked(text: str, secrets: Collection[str]) -> str:
                 hidden[first:last] = b"\1" * (last - first)
                 begin = searched.content.find(secret, begin + 1)
     parts = groupby(zip(text, hidden, strict=True), itemgetter(1))
-    return "".join(BLANK if is_hidden else "".join(sign for sign, _ in signs) for is_hidden, signs in parts)
+    return "".join(
+        BLANK if is_hidden else "".join(sign for sign, _ in signs) for is_hidden, signs in parts
+    )
 
 
 def _spellings(secret: str) -> Iterator[str]:
@@ -144,8 +156,8 @@ def _spellings(secret: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class _Plain:
-    """The bytes of a text, perhaps without escapes, and the begin and the end in the text of what each
-    byte comes from.
+    """The bytes of a text, perhaps without escapes, and the begin and the end in the text of what
+    each byte comes from.
     """
 
     content: bytes
@@ -156,7 +168,9 @@ class _Plain:
         signs = [sign.encode(errors="surrogatepass") for sign in text]
         return cls(b"".join(signs), [(at, at + 1) for at, sign in enumerate(signs) for _ in sign])
 
-    def without(self, escapes: re.Pattern[bytes], meant: Callable[[re.Match[bytes]], bytes]) -> _Plain:
+    def without(
+        self, escapes: re.Pattern[bytes], meant: Callable[[re.Match[bytes]], bytes]
+    ) -> _Plain:
         """Return the same with what escapes stand for in their places."""
         content, places, done = bytearray(), list[tuple[int, int]](), 0
         for escape in escapes.finditer(self.content):

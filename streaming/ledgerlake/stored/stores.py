@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from obstore.store import ObjectStore
 
-# A failed request is tried again for at least a minute. The time alone ends the tries of delta-rs and
-# obstore: their own limit, ten tries, is reached in two to eight seconds.
+# A failed request is tried again for at least a minute. The time alone ends the tries of delta-rs
+# and obstore: their own limit, ten tries, is reached in two to eight seconds.
 _S3_RETRIES = fs.AwsStandardS3RetryStrategy(max_attempts=9)
 _GOOGLE_RETRIES = timedelta(seconds=60)
 _RETRY_TIMEOUT = timedelta(seconds=90)
@@ -85,13 +85,11 @@ class Store:
     """One kind of object store.
 
     Args:
-        scheme, hadoop_scheme: what its URIs begin with, and what they begin with for Spark.
-        bucket: a valid first part of a URI; of Azure's, the container and the account.
-        shape: a URI, for errors.
-        keys: where its keys may come from, for errors.
-        settings: the names of the settings that it takes.
-        endpoint: its address with some settings.
-        filesystem, delta_options, hadoop_settings: what pyarrow, delta-rs and Spark's connector need
+        scheme, hadoop_scheme: what its URIs begin with, and what they begin with for Spark. bucket:
+        a valid first part of a URI; of Azure's, the container and the account. shape: a URI, for
+        errors. keys: where its keys may come from, for errors. settings: the names of the settings
+        that it takes. endpoint: its address with some settings. filesystem, delta_options,
+        hadoop_settings: what pyarrow, delta-rs and Spark's connector need
             for a bucket, with resolved settings.
         connector: the Maven artifact of Spark's connector.
     """
@@ -129,14 +127,17 @@ def _s3_filesystem(_bucket: str, settings: StorageSettings) -> fs.FileSystem:
         "session_token": settings.session_token,
     }
     # A file of less than 5 MB is then one request, and a process that is killed leaves nothing.
-    return _opened(fs.S3FileSystem, **_given(arguments), retry_strategy=_S3_RETRIES, allow_delayed_open=True)
+    return _opened(
+        fs.S3FileSystem, **_given(arguments), retry_strategy=_S3_RETRIES, allow_delayed_open=True
+    )
 
 
 def _s3_delta_options(bucket: str, settings: StorageSettings) -> dict[str, str]:
     if settings.access_key_id and not settings.session_token and _variable("AWS_SESSION_TOKEN"):
         # delta-rs would send it with the other keys.
         raise SetupError(
-            "the variable AWS_SESSION_TOKEN does not belong to the keys of [storage]; unset it, or set [storage] session_token"
+            "the variable AWS_SESSION_TOKEN does not belong to the keys of [storage]; unset it, or "
+            "set [storage] session_token"
         )
     endpoint = _s3_endpoint(settings)
     return {
@@ -168,7 +169,9 @@ def _s3_hadoop_settings(bucket: str, settings: StorageSettings) -> dict[str, str
     if settings.access_key_id:
         # Otherwise the connector would send a session token of the environment with them.
         kind = "Temporary" if settings.session_token else "Simple"
-        values["aws.credentials.provider"] = f"org.apache.hadoop.fs.s3a.{kind}AWSCredentialsProvider"
+        values["aws.credentials.provider"] = (
+            f"org.apache.hadoop.fs.s3a.{kind}AWSCredentialsProvider"
+        )
     return {f"fs.s3a.bucket.{bucket}.{name}": value for name, value in values.items()}
 
 
@@ -177,7 +180,11 @@ def _s3_hadoop_settings(bucket: str, settings: StorageSettings) -> dict[str, str
 
 def _google_filesystem(_bucket: str, settings: StorageSettings) -> fs.FileSystem:
     url = urlsplit(settings.endpoint_url)
-    arguments = {"endpoint_override": url.netloc, "scheme": url.scheme, "anonymous": url.scheme == "http"}
+    arguments = {
+        "endpoint_override": url.netloc,
+        "scheme": url.scheme,
+        "anonymous": url.scheme == "http",
+    }
     return _opened(fs.GcsFileSystem, **_given(arguments), retry_time_limit=_GOOGLE_RETRIES)
 
 
@@ -185,8 +192,16 @@ def _google_delta_options(_bucket: str, settings: StorageSettings) -> dict[str, 
     endpoint = settings.endpoint_url
     if _allow_http(endpoint):
         # An emulator, which knows no keys.
-        key = {"gcs_base_url": endpoint, "disable_oauth": True, "client_email": "", "private_key": ""}
-        return {"google_service_account_key": json.dumps({**key, "private_key_id": ""}), "allow_http": "true"}
+        key = {
+            "gcs_base_url": endpoint,
+            "disable_oauth": True,
+            "client_email": "",
+            "private_key": "",
+        }
+        return {
+            "google_service_account_key": json.dumps({**key, "private_key_id": ""}),
+            "allow_http": "true",
+        }
     return {"google_base_url": endpoint}
 
 
@@ -225,7 +240,9 @@ def _azure_delta_options(bucket: str, settings: StorageSettings) -> dict[str, st
 
 
 def _no_hadoop_settings(_bucket: str, _settings: StorageSettings) -> dict[str, str]:
-    """Their connectors have not been tried; they find keys by themselves, or in ``[spark] settings``."""
+    """Their connectors have not been tried; they find keys by themselves, or in ``[spark]
+    settings``.
+    """
     return {}
 
 
@@ -279,16 +296,25 @@ def check_settings(settings: StorageSettings, stores: set[Store]) -> None:
     """
     given = {name for name, value in vars(settings).items() if value}
     if "endpoint_url" in given and not settings.endpoint_url.startswith(("http://", "https://")):
-        raise UsageError("[storage] endpoint_url is no address of a store; write http://HOST:PORT or https://HOST")
+        raise UsageError(
+            "[storage] endpoint_url is no address of a store; write http://HOST:PORT or "
+            "https://HOST"
+        )
     if ("access_key_id" in given) != ("secret_access_key" in given):
         raise UsageError("[storage] needs access_key_id and secret_access_key, or neither")
     for name in sorted(given):
         takers = [store for store in stores if name in store.settings]
         if not takers:
-            schemes = " or ".join(f"{store.scheme}://" for store in (S3, GOOGLE, AZURE) if name in store.settings)
-            raise UsageError(f"[storage] {name} is for {schemes}, and no path of this configuration is there")
+            schemes = " or ".join(
+                f"{store.scheme}://" for store in (S3, GOOGLE, AZURE) if name in store.settings
+            )
+            raise UsageError(
+                f"[storage] {name} is for {schemes}, and no path of this configuration is there"
+            )
     if "endpoint_url" in given and len(stores) > 1:
-        raise UsageError("[storage] endpoint_url cannot be the address of two stores; put all paths into one")
+        raise UsageError(
+            "[storage] endpoint_url cannot be the address of two stores; put all paths into one"
+        )
 
 
 def delta_options(store: Store, bucket: str, settings: StorageSettings) -> dict[str, str]:

@@ -1,1 +1,3 @@
-"""The Delta tables: ordered Parquet files, commits, and the removal of files that no table knows."""
+"""The Delta tables: ordered Parquet files, commits, and the removal of files that no table
+knows.
+"""

@@ -61,8 +61,8 @@ class BatchRecord:
         ]
 
     def more(self, number: int) -> BatchRecord:
-        """Return the record of an addition to this micro-batch (see ``table.repeated_rejects``); the first
-        has the number 1.
+        """Return the record of an addition to this micro-batch (see ``table.repeated_rejects``);
+        the first has the number 1.
         """
         return replace(self, query=f"{self.query}{_MORE}{number}")
 

@@ -2,10 +2,11 @@
 files (see ``clusters`` and ``compaction``), and other writers' ``OPTIMIZE`` does likewise.
 
     protocol         writer version 7 with the features clustering and domainMetadata
-    domainMetadata   delta.clustering: {"clusteringColumns": [["customer"]], "domainName": "delta.clustering"}
+    domainMetadata   delta.clustering: {"clusteringColumns": [["customer"]], "domainName":
+                     "delta.clustering"}
 
-delta-rs (1.6) reads such a table and commits nothing to it. So all commits are written here. Other columns may be named from one run to the next; files that are
-clustered already stay as they are.
+delta-rs (1.6) reads such a table and commits nothing to it. So all commits are written here. Other
+columns may be named from one run to the next; files that are clustered already stay as they are.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class _ClusteredCommits(OwnCommits, MetadataCommits):
         unknown = set(self.cluster_by) - set(known)
         if exists and unknown:
             raise TableError(
-                f"cluster_by names {min(unknown)}, by which the table at {self.path} cannot be clustered; it can be by "
+                f"cluster_by names {min(unknown)}, by which the table at {self.path} cannot be "
+                "clustered; it can be by "
                 f"{', '.join(known)}"
             )
         return exists
@@ -65,22 +67,38 @@ class _ClusteredCommits(OwnCommits, MetadataCommits):
         def actions(table: DeltaTable) -> list[Action]:
             if clustering_columns(self.path, table.version()) == columns:
                 return []
-            content = {"clusteringColumns": [name.split(".") for name in columns], "domainName": CLUSTERING_DOMAIN}
-            domain = {"domain": CLUSTERING_DOMAIN, "configuration": log_text(content), "removed": False}
+            content = {
+                "clusteringColumns": [name.split(".") for name in columns],
+                "domainName": CLUSTERING_DOMAIN,
+            }
+            domain = {
+                "domain": CLUSTERING_DOMAIN,
+                "configuration": log_text(content),
+                "removed": False,
+            }
             return [*protocol_change(table, str(self.path), CLUSTERED), {"domainMetadata": domain}]
 
         self._change("CLUSTER BY", {"newClusteringColumns": ",".join(columns)}, actions)
 
     def _try_to_append(
-        self, table: DeltaTable, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None
+        self,
+        table: DeltaTable,
+        files: list[DataFile],
+        numbers: dict[str, int],
+        metadata: dict[str, str] | None,
     ) -> int | None:
         now_ms = self._modified_ms = self._next_modified_ms(table)
         actions: list[Action] = [
-            *({"txn": {"appId": name, "version": number, "lastUpdated": now_ms}} for name, number in numbers.items()),
+            *(
+                {"txn": {"appId": name, "version": number, "lastUpdated": now_ms}}
+                for name, number in numbers.items()
+            ),
             *({"add": _added(file, now_ms)} for file in files),
         ]
         version = table.version()
-        commit = OwnCommit(self.path, "WRITE", {"mode": "Append"}, version, actions, metadata, is_blind=True)
+        commit = OwnCommit(
+            self.path, "WRITE", {"mode": "Append"}, version, actions, metadata, is_blind=True
+        )
         return version + 1 if commit.land(version + 1) else None
 
 

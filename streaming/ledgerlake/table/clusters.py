@@ -73,7 +73,9 @@ def part_numbers(columns: pa.Table, split: Split | None) -> NDArray[np.int64]:
     is_below = _is_below(columns, split.column, split.value)
     below = is_below.to_numpy()
     numbers[below] = part_numbers(columns.filter(is_below), split.below)
-    numbers[~below] = parts_of(split.below) + part_numbers(columns.filter(pc.invert(is_below)), split.above)
+    numbers[~below] = parts_of(split.below) + part_numbers(
+        columns.filter(pc.invert(is_below)), split.above
+    )
     return numbers
 
 

@@ -73,7 +73,9 @@ _log = logging.getLogger(__name__)
 
 _FILE_COLUMNS = ("path", "size_bytes", "num_records", "modification_time")
 _BOUND_COLUMNS = ("min.topic", "max.topic", "min.partition", "max.partition")
-_BOUND_COLUMNS_OF_RECORDS = tuple(name.replace(".", f".{PULSAR_COLUMN}.") for name in _BOUND_COLUMNS)
+_BOUND_COLUMNS_OF_RECORDS = tuple(
+    name.replace(".", f".{PULSAR_COLUMN}.") for name in _BOUND_COLUMNS
+)
 
 # What the rows of small files may take in memory, and the row groups of larger ones together.
 # Parquet's own sizes leave out what a dictionary saves, which is some hundred bytes a row.
@@ -145,8 +147,8 @@ class Compaction:
 
     def run(self) -> int:
         """Merge the small files that the table has now, until there is nothing to merge; return how
-        many were replaced. Files that come meanwhile wait for the next call: a busy table would have
-        more of them at each look, and other tables would wait forever.
+        many were replaced. Files that come meanwhile wait for the next call: a busy table would
+        have more of them at each look, and other tables would wait forever.
 
         Raises:
             TableError: the table cannot be read or written.
@@ -199,12 +201,16 @@ class Compaction:
         version, columns = table.version(), pa.schema(table.schema())
         partition_columns = table.metadata().partition_columns
         rows = (
-            rows_of_table(columns) if self._schema is None else _with_columns(self._schema, columns, partition_columns)
+            rows_of_table(columns)
+            if self._schema is None
+            else _with_columns(self._schema, columns, partition_columns)
         )
         self._look_for_rivals(version)
         features = special_features(table)
         cluster_by = clustering_columns(self.path, version) if CLUSTERED.issubset(features) else []
-        self.obstacles = [feature for feature in features if feature not in {PARTITIONED, *CLUSTERED}]
+        self.obstacles = [
+            feature for feature in features if feature not in {PARTITIONED, *CLUSTERED}
+        ]
         if any(column_differences(file_schema(rows), table)):
             self.obstacles.append("other columns")
         if time.time() * 1000 - self._rival_ms < _RIVAL_MS:
@@ -222,16 +228,23 @@ class Compaction:
             for group in groups_to_merge(part, are_clustered=bool(cluster_by))
         ]
         properties = table.metadata().configuration
-        return _Plan(version, newest_ms, rows, cluster_by, groups, checkpoint_interval(table), properties)
+        return _Plan(
+            version, newest_ms, rows, cluster_by, groups, checkpoint_interval(table), properties
+        )
 
     def _look_for_rivals(self, version: int) -> None:
-        first = max(0, version - _COMMITS_LOOKED_AT) if self._looked_at is None else self._looked_at + 1
+        first = (
+            max(0, version - _COMMITS_LOOKED_AT) if self._looked_at is None else self._looked_at + 1
+        )
         for number in range(first, version + 1):
             with contextlib.suppress(FileNotFoundError):
                 for action in read_commit(self.path, number):
                     commit = action.get("commitInfo", {})
                     if commit.get("operation") == "OPTIMIZE" and commit.get("engineInfo") != ENGINE:
-                        self._rival, self._rival_ms = str(commit.get("engineInfo")), int(commit.get("timestamp", 0))
+                        self._rival, self._rival_ms = (
+                            str(commit.get("engineInfo")),
+                            int(commit.get("timestamp", 0)),
+                        )
         self._looked_at = version
 
     def _carry_out(self, plan: _Plan) -> tuple[int, bool]:
@@ -246,7 +259,11 @@ class Compaction:
             self._rest()
             if landed is None:
                 return replaced, True
-            if count and (landed + 1) // plan.checkpoint_interval != (version + 1) // plan.checkpoint_interval:
+            if (
+                count
+                and (landed + 1) // plan.checkpoint_interval
+                != (version + 1) // plan.checkpoint_interval
+            ):
                 # delta-rs makes one with its own commit of such a version, and this may be ours.
                 write_checkpoint(self.path)
             needed -= names
@@ -259,14 +276,20 @@ class Compaction:
         """Replace a group; return how many files that were, and the version of the table then, None
         if another writer came first.
         """
-        folder = replace(data_folder(self.path, plan.rows, _PREFIX), partition_values=group[0].partition_values)
+        folder = replace(
+            data_folder(self.path, plan.rows, _PREFIX), partition_values=group[0].partition_values
+        )
         try:
             old, new = _write(folder, group, plan.cluster_by, self._is_stopped)
         except _UnfitFileError as error:
             self._unfit.add(error.name)
             return 0, version
         except (pa.ArrowException, ValueError) as error:
-            _log.warning("files of the table at %s cannot be merged and are left: %s", self.path, first_line(error))
+            _log.warning(
+                "files of the table at %s cannot be merged and are left: %s",
+                self.path,
+                first_line(error),
+            )
             self._unfit.update(file.name for file in group)
             return 0, version
         new = [with_named_statistics(file, plan.properties) for file in new]
@@ -321,7 +344,9 @@ def _files_of(table: DeltaTable, unfit: Collection[str]) -> Iterator[TableFile]:
             _bounds_of([action.get(column) for column in bound_columns]),
             is_fixed,
             is_foreign=not is_own_file(name),
-            partition_values={name: partition_text(action[f"partition.{name}"]) for name in partition_columns},
+            partition_values={
+                name: partition_text(action[f"partition.{name}"]) for name in partition_columns
+            },
         )
 
 
@@ -333,7 +358,10 @@ def _bounds_of(values: list[Any]) -> Bounds | None:
 
 
 def _write(
-    folder: ParquetFolder, group: Sequence[TableFile], cluster_by: list[str], is_stopped: Callable[[], bool]
+    folder: ParquetFolder,
+    group: Sequence[TableFile],
+    cluster_by: list[str],
+    is_stopped: Callable[[], bool],
 ) -> tuple[Sequence[TableFile], list[DataFile]]:
     """Write the rows of a group to one file, or to several by the clustering columns; return the
     files that it replaces, and the new ones.
@@ -368,7 +396,9 @@ class _Writers:
         self._cluster_by, self._split = cluster_by, split
         if split is not None:
             folder = replace(folder, prefix=CLUSTERED_PREFIX)
-        self._writers = [BufferedWriter(folder, makes_one_file=True) for _ in range(parts_of(split))]
+        self._writers = [
+            BufferedWriter(folder, makes_one_file=True) for _ in range(parts_of(split))
+        ]
 
     def write(self, rows: pa.Table) -> None:
         if self._split is None:
@@ -444,21 +474,33 @@ class _Reader:
             samples += self._sample_of(file.name, cluster_by, step)
             if sum(sample.nbytes for sample in samples) > _MOST_SAMPLE_BYTES:
                 step *= 2
-                samples = [sample.take(pa.array(np.arange(0, sample.num_rows, 2))) for sample in samples]
-        return split_of(pa.concat_tables(samples, promote_options="permissive"), parts) if samples else None
+                samples = [
+                    sample.take(pa.array(np.arange(0, sample.num_rows, 2))) for sample in samples
+                ]
+        return (
+            split_of(pa.concat_tables(samples, promote_options="permissive"), parts)
+            if samples
+            else None
+        )
 
     def _sample_of(self, name: str, paths: list[str], step: int) -> Iterator[pa.Table]:
-        """Yield the values of some columns in each ``step``-th row of a file; none if it has none of
-        them.
+        """Yield the values of some columns in each ``step``-th row of a file; none if it has none
+        of them.
         """
         try:
-            with pq.ParquetFile(f"{self._folder.root}/{name}", filesystem=self._folder.filesystem) as file:
-                present = [path for path in paths if path.partition(".")[0] in file.schema_arrow.names]
+            with pq.ParquetFile(
+                f"{self._folder.root}/{name}", filesystem=self._folder.filesystem
+            ) as file:
+                present = [
+                    path for path in paths if path.partition(".")[0] in file.schema_arrow.names
+                ]
                 for index in range(file.num_row_groups if present else 0):
                     if self._is_stopped():
                         raise _StoppedError
                     content = file.read_row_group(index, columns=present, use_threads=False)
-                    yield _columns_at(content.take(pa.array(np.arange(0, content.num_rows, step))), paths)
+                    yield _columns_at(
+                        content.take(pa.array(np.arange(0, content.num_rows, step))), paths
+                    )
         except (FileNotFoundError, ValueError, pa.ArrowException):
             raise _UnfitFileError(name) from None
 
@@ -502,7 +544,9 @@ class _Reader:
     def _sizes_bytes(self, name: str) -> list[int]:
         """Return about how much memory the rows of each row group take."""
         try:
-            footer = pq.read_metadata(f"{self._folder.root}/{name}", filesystem=self._folder.filesystem)
+            footer = pq.read_metadata(
+                f"{self._folder.root}/{name}", filesystem=self._folder.filesystem
+            )
         except (FileNotFoundError, ValueError, pa.ArrowException):
             raise _UnfitFileError(name) from None
         groups = [footer.row_group(number) for number in range(footer.num_row_groups)]

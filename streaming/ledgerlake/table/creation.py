@@ -1,11 +1,11 @@
 """Creates tables: the first commit of a log, for all kinds of tables.
 
-delta-rs (1.6) adds ``variantType`` to the features of a table that it makes with deletion vectors, or
-to which it adds a time without a zone, and readers that do not know that feature then refuse the
-table. It leaves out a feature that a type within a map needs, and commits a schema that it cannot read
-back; nothing opens such a table. So the commits that have a schema are written by Ledgerlake, by two
-rules: a table has exactly the features that it needs, and a schema is committed only if a table with
-it was opened.
+delta-rs (1.6) adds ``variantType`` to the features of a table that it makes with deletion vectors,
+or to which it adds a time without a zone, and readers that do not know that feature then refuse the
+table. It leaves out a feature that a type within a map needs, and commits a schema that it cannot
+read back; nothing opens such a table. So the commits that have a schema are written by Ledgerlake,
+by two rules: a table has exactly the features that it needs, and a schema is committed only if a
+table with it was opened.
 """
 
 from __future__ import annotations
@@ -102,10 +102,14 @@ def _create(
     legacy = {"protocol": {"minReaderVersion": 1, "minWriterVersion": LEGACY_VERSION}}
     protocol = protocol_of({*LEGACY_FEATURES, *needed}, needed) if needed else legacy
     (path / "_delta_log").make()
-    OwnCommit(path, "CREATE TABLE", {"mode": "Ignore"}, -1, [protocol, {"metaData": metadata}]).create(0)
+    OwnCommit(
+        path, "CREATE TABLE", {"mode": "Ignore"}, -1, [protocol, {"metaData": metadata}]
+    ).create(0)
 
 
-def protocol_of(writers: Collection[str], readers: Collection[str], reader_version: int = 1) -> Action:
+def protocol_of(
+    writers: Collection[str], readers: Collection[str], reader_version: int = 1
+) -> Action:
     """Return the action that gives a table its features.
 
     Args:

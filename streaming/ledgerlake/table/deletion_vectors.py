@@ -41,13 +41,15 @@ _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?
 
 
 def live_rows(table: DeltaTable) -> dict[str, NDArray[np.bool_]]:
-    """Return the masks of the rows that are not deleted, by the names of the files that have a vector.
-    A mask may end before the last rows of its file, which are not deleted then.
+    """Return the masks of the rows that are not deleted, by the names of the files that have a
+    vector. A mask may end before the last rows of its file, which are not deleted then.
     """
     vectors = pa.table(table.deletion_vectors())
     return {
         path.rpartition("/")[2]: selection.values.to_numpy(zero_copy_only=False)
-        for path, selection in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True)
+        for path, selection in zip(
+            vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True
+        )
     }
 
 
@@ -93,7 +95,9 @@ def file_of(descriptor: Descriptor) -> str | None:
     """Return the name of the file in which a vector is; None if it is in none that this module
     made.
     """
-    if descriptor.get("storageType") != "u" or len(descriptor["pathOrInlineDv"]) != len(_z85(bytes(16))):
+    if descriptor.get("storageType") != "u" or len(descriptor["pathOrInlineDv"]) != len(
+        _z85(bytes(16))
+    ):
         return None
     return f"deletion_vector_{uuid.UUID(bytes=_from_z85(descriptor['pathOrInlineDv']))}.bin"
 

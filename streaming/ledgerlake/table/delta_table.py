@@ -4,28 +4,38 @@ A table's app transactions (Delta's own idempotence record, in its log and check
 numbers that the pipeline needs. ``<query>`` names the stream and its checkpoint:
 
     <query>                              the last micro-batch of that query which is in the table
-    <query>:range                        the digest of a micro-batch's offsets (see ``batch_record``)
-    <query>:outcomes                     a hash of what that micro-batch made of its offsets (see ``batch_record``)
-    <query>:since                        its commit is the first one of the micro-batch in this version or a later one
-    <query>:more:<number>                a micro-batch to which a repeat has added rows (see ``additions``)
-    <query>:range_of                     the number of that micro-batch. If delta-spark wrote a later one (see ``spark_table``), it set
-                                         ``<query>`` alone, and the digest is not valid
+    <query>:range                        the digest of a micro-batch's offsets (see
+                                         ``batch_record``)
+    <query>:outcomes                     a hash of what that micro-batch made of its offsets (see
+                                         ``batch_record``)
+    <query>:since                        its commit is the first one of the micro-batch in this
+                                         version or a later one
+    <query>:more:<number>                a micro-batch to which a repeat has added rows (see
+                                         ``additions``)
+    <query>:range_of                     the number of that micro-batch. If delta-spark wrote a
+                                         later one (see ``spark_table``), it set ``<query>`` alone,
+                                         and the digest is not valid
     ledgerlake.stream:<stream>           the same number, for a start that finds no checkpoint
-    ledgerlake.checkpoint:<stream>       the number of the checkpoint that committed last, which is greater than that of any earlier one
-                                         (see ``pipeline.checkpoint``): an earlier checkpoint of the stream is refused
-    ledgerlake.attempt:<stream>          a random number of the last commit for the stream; the writer finds its own commit by it
-    ledgerlake.replay:<stream>           the last part of a replay of rejects (see ``replay.replay``)
+    ledgerlake.checkpoint:<stream>       the number of the checkpoint that committed last, which is
+                                         greater than that of any earlier one (see
+                                         ``pipeline.checkpoint``): an earlier checkpoint of the
+                                         stream is refused
+    ledgerlake.attempt:<stream>          a random number of the last commit for the stream; the
+                                         writer finds its own commit by it
+    ledgerlake.replay:<stream>           the last part of a replay of rejects (see
+                                         ``replay.replay``)
     ledgerlake.outbox:<outbox>           how many messages the outbox has had up to that micro-batch
     ledgerlake.effective_time_us:<topic partition>   the greatest time of that topic partition
-    ledgerlake.writer:<topic partition>  the number of the stream that writes its messages, a hash of its name; another stream
-                                         is refused, or takes the topic partition over (``[delta] fail_on_second_stream``)
+    ledgerlake.writer:<topic partition>  the number of the stream that writes its messages, a hash
+                                         of its name; another stream is refused, or takes the topic
+                                         partition over (``[delta] fail_on_second_stream``)
 
 Two writers of one query cannot both commit: Delta refuses a commit if another one with the same
 transaction came first. The history shows each micro-batch with its ranges, under ``ledgerlake``.
 
 Others commit to the table too, and how often must decide nothing. So what a repeat of a micro-batch
-is compared with is found by the numbers, and the recent history is searched only for what delta-spark
-has written.
+is compared with is found by the numbers, and the recent history is searched only for what
+delta-spark has written.
 """
 
 from __future__ import annotations
@@ -46,7 +56,14 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 from pyarrow import fs
 
-from ledgerlake.errors import CheckpointError, OwnershipError, SetupError, TableAccessError, TableError, refuse_newer
+from ledgerlake.errors import (
+    CheckpointError,
+    OwnershipError,
+    SetupError,
+    TableAccessError,
+    TableError,
+    refuse_newer,
+)
 from ledgerlake.stored.fields import stored
 from ledgerlake.table.batch_record import Recorded, number_of
 from ledgerlake.table.creation import create_table
@@ -131,7 +148,9 @@ class Table:
     # The features that the properties of a new table need.
     created_with: frozenset[str] = frozenset()
 
-    def __init__(self, path: Place, schema: pa.Schema, partition_by: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, path: Place, schema: pa.Schema, partition_by: Mapping[str, str] | None = None
+    ) -> None:
         self.path = self.folder = path
         self.schema = schema
         self.partition_by = dict(partition_by or {})
@@ -183,11 +202,15 @@ class Table:
         """
         log = self.path / "_delta_log"
         # A log that exists can have rights of its own.
-        for folder in (self.path, log) if self.path.is_local and os.path.isdir(log.root) else (self.path,):
+        for folder in (
+            (self.path, log) if self.path.is_local and os.path.isdir(log.root) else (self.path,)
+        ):
             try:
                 folder.check_writable()
             except OSError as error:
-                raise SetupError(f"the table folder {folder} cannot be written ({folder.refusal(error)})") from None
+                raise SetupError(
+                    f"the table folder {folder} cannot be written ({folder.refusal(error)})"
+                ) from None
 
     def create(self, properties: dict[str, str] | None = None) -> None:
         """Create the table, unless another process has just done so.
@@ -209,7 +232,9 @@ class Table:
             )
         except OSError as error:
             if existing_table(self.path) is None:
-                raise TableAccessError(f"the table at {self.path} cannot be made: {self.path.reason(error)}") from None
+                raise TableAccessError(
+                    f"the table at {self.path} cannot be made: {self.path.reason(error)}"
+                ) from None
 
     def _statistics_property(self) -> dict[str, str]:
         return {STATISTICS_PROPERTY: statistics_columns(self.schema, self.partition_by)}
@@ -252,7 +277,9 @@ class Table:
         """
         table = self._current()
         # delta-spark sets no such number, so the history may have a later commit.
-        batches = (batch["batch"] for batch in self._recent_batches(table) if batch["stream"] == stream)
+        batches = (
+            batch["batch"] for batch in self._recent_batches(table) if batch["stream"] == stream
+        )
         last = next(batches, None)
         return self._number(table, _STREAM_PREFIX + stream) if last is None else last
 
@@ -264,19 +291,25 @@ class Table:
         """
         self._check_writers(self._current(), stream, topic_partitions)
 
-    def _check_writers(self, table: DeltaTable, stream: str, topic_partitions: Iterable[str]) -> None:
+    def _check_writers(
+        self, table: DeltaTable, stream: str, topic_partitions: Iterable[str]
+    ) -> None:
         other = self._other_stream(table, stream, topic_partitions)
         if other is None:
             return
         name, writer = other
         raise CheckpointError(
             f"{writer} writes the messages of {name} to the table at "
-            f"{self.path}, and the stream {stream} would write them a second time; set [stream] name and checkpoint back, "
-            "or give the stream tables of its own; if it is to take the topic over, and what it reads may come twice, set "
+            f"{self.path}, and the stream {stream} would write them a second time; set [stream] "
+            "name and checkpoint back, "
+            "or give the stream tables of its own; if it is to take the topic over, and what it "
+            "reads may come twice, set "
             "[delta] fail_on_second_stream to false"
         )
 
-    def _other_stream(self, table: DeltaTable, stream: str, topic_partitions: Iterable[str]) -> tuple[str, str] | None:
+    def _other_stream(
+        self, table: DeltaTable, stream: str, topic_partitions: Iterable[str]
+    ) -> tuple[str, str] | None:
         """Return the first topic partition that another stream writes, and words for that stream;
         None if there is none.
         """
@@ -311,7 +344,10 @@ class Table:
     def _recent_batches(self, table: DeltaTable) -> Iterator[dict[str, Any]]:
         """Yield the micro-batches in the metadata of recent commits, the newest first."""
         for batch in map(batch_of_commit, self._history(table)):
-            if batch is not None and {"query", "batch", "range_digest", "stream", "checkpoint"} <= batch.keys():
+            if (
+                batch is not None
+                and {"query", "batch", "range_digest", "stream", "checkpoint"} <= batch.keys()
+            ):
                 yield batch
 
     def _number(self, table: DeltaTable, name: str) -> int | None:
@@ -345,7 +381,9 @@ class Table:
         is_own = self._own_commit.items() <= transactions_of(self.path, version).items()
         return dict(self._own_numbers) if is_own else {}
 
-    def _find(self, table: DeltaTable, query: str, batch_id: int) -> tuple[int, dict[str, Any]] | None:
+    def _find(
+        self, table: DeltaTable, query: str, batch_id: int
+    ) -> tuple[int, dict[str, Any]] | None:
         """Return the version and the metadata of the commit of a query's last micro-batch; None if
         the log does not have it any more.
         """
@@ -355,11 +393,15 @@ class Table:
         return None
 
     def _batches_since(self, table: DeltaTable, query: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield micro-batches with the versions of their commits, from the recorded version of a query's
-        last one on. Without a recorded version, yield the ones in the recent history.
+        """Yield micro-batches with the versions of their commits, from the recorded version of a
+        query's last one on. Without a recorded version, yield the ones in the recent history.
         """
         since = self._number(table, since_of(query))
-        versions = range(0) if since is None else range(since, min(since + HISTORY_COMMITS, table.version() + 1))
+        versions = (
+            range(0)
+            if since is None
+            else range(since, min(since + HISTORY_COMMITS, table.version() + 1))
+        )
         try:
             for version in versions:
                 batch = batch_at(self.path, version)
@@ -373,7 +415,9 @@ class Table:
                 yield commit["version"], batch
 
     def _log_unreadable(self, error: Exception) -> TableAccessError:
-        return TableAccessError(f"the log of the table at {self.path} cannot be read: {self.path.reason(error)}")
+        return TableAccessError(
+            f"the log of the table at {self.path} cannot be read: {self.path.reason(error)}"
+        )
 
     def _history(self, table: DeltaTable) -> list[dict[str, Any]]:
         """Return the recent commits, the newest first."""
@@ -389,7 +433,9 @@ class Table:
         """
         return self._number(self._current(), name)
 
-    def append_once(self, name: str, number: int, before: int | None, files: list[DataFile]) -> None:
+    def append_once(
+        self, name: str, number: int, before: int | None, files: list[DataFile]
+    ) -> None:
         """Add files as one commit that carries a number, unless the table has that number by a
         name.
 
@@ -404,11 +450,17 @@ class Table:
         if known == number:
             return
         if known != before:
-            raise TableAccessError(f"another process has committed to the table at {self.path} by {name}; start again")
+            raise TableAccessError(
+                f"another process has committed to the table at {self.path} by {name}; start again"
+            )
         numbers = {name: number, f"{name}:attempt": secrets.randbits(63)}
-        self._append(files, numbers, None, f"the files of {name} could not be committed to {self.path}")
+        self._append(
+            files, numbers, None, f"the files of {name} could not be committed to {self.path}"
+        )
 
-    def begin_stream(self, stream: str, topic_partitions: Iterable[str] = (), *, takes_over: bool = False) -> None:
+    def begin_stream(
+        self, stream: str, topic_partitions: Iterable[str] = (), *, takes_over: bool = False
+    ) -> None:
         """Record that a stream begins, so that the loss of its checkpoint is noticed even before
         its first row, and that it writes the messages of some topic partitions.
 
@@ -448,7 +500,8 @@ class Table:
 
         Raises:
             CheckpointError: the table has another one of that number, or a later one.
-            OwnershipError: a later checkpoint has committed for the stream since this process began,
+            OwnershipError: a later checkpoint has committed for the stream since this process
+            began,
                 or another stream has taken over a topic partition of the micro-batch.
         """
         # Bringing the table up to date costs requests to its store, so all checks read one
@@ -462,8 +515,10 @@ class Table:
         if recorded.is_batch(batch):
             return True
         raise CheckpointError(
-            f"batch {batch.batch_id} of the stream {batch.stream} is not the one in the table at {self.path}, which "
-            f"has batch {recorded.batch_id}: another process runs this stream, or its checkpoint is an older copy; end the "
+            f"batch {batch.batch_id} of the stream {batch.stream} is not the one in the table at "
+            f"{self.path}, which "
+            f"has batch {recorded.batch_id}: another process runs this stream, or its checkpoint "
+            "is an older copy; end the "
             "other process, or restore the newest copy of the checkpoint"
         )
 
@@ -473,7 +528,8 @@ class Table:
         if (self._recorded_writer(table, batch.stream) or 0) <= batch.checkpoint:
             return
         raise OwnershipError(
-            f"another checkpoint of the stream {batch.stream} has written to the table at {self.path} since this process "
+            f"another checkpoint of the stream {batch.stream} has written to the table at "
+            f"{self.path} since this process "
             "began; let only one process run it, with the newest checkpoint"
         )
 
@@ -491,7 +547,11 @@ class Table:
         )
 
     def commit(
-        self, batch: BatchRecord, files: list[DataFile], times_us: dict[str, int], outbox: dict[str, int] | None = None
+        self,
+        batch: BatchRecord,
+        files: list[DataFile],
+        times_us: dict[str, int],
+        outbox: dict[str, int] | None = None,
     ) -> None:
         """Add the files of a micro-batch as one commit; ``contains`` must have been False.
 
@@ -528,8 +588,10 @@ class Table:
         missing = self.missing(files)
         if missing:
             raise TableError(
-                f"batch {batch.batch_id} was not committed to {self.path}: {missing[0]}, which its tasks wrote, is gone. If a "
-                "vacuum removed it, start the pipeline again. If executors are on other machines, they need the same folder"
+                f"batch {batch.batch_id} was not committed to {self.path}: {missing[0]}, which its "
+                "tasks wrote, is gone. If a "
+                "vacuum removed it, start the pipeline again. If executors are on other machines, "
+                "they need the same folder"
             )
 
     def missing(self, files: list[DataFile]) -> list[str]:
@@ -542,7 +604,9 @@ class Table:
         try:
             found = folder.filesystem().get_file_info([(folder / file.name).root for file in files])
         except OSError as error:
-            raise TableAccessError(f"the files of {self.path} cannot be listed: {folder.reason(error)}") from None
+            raise TableAccessError(
+                f"the files of {self.path} cannot be listed: {folder.reason(error)}"
+            ) from None
         return [file.base_name for file in found if file.type == fs.FileType.NotFound]
 
     def version_of(self, batch: BatchRecord) -> int | None:
@@ -553,16 +617,16 @@ class Table:
         return None if found is None else found[0]
 
     def outcomes_of(self, batch: BatchRecord) -> dict[str, Any] | None:
-        """Return the ``outcomes`` with which a micro-batch was committed, the last one of its query;
-        None if the log does not have them any more.
+        """Return the ``outcomes`` with which a micro-batch was committed, the last one of its
+        query; None if the log does not have them any more.
         """
         found = self._commit_of(batch)
         outcomes = None if found is None else found[1].get("outcomes")
         return outcomes if isinstance(outcomes, dict) else None
 
     def _commit_of(self, batch: BatchRecord) -> tuple[int, dict[str, Any]] | None:
-        """Return the version and the metadata of the commit of a micro-batch, the last one of its query;
-        None if the log does not have it any more.
+        """Return the version and the metadata of the commit of a micro-batch, the last one of its
+        query; None if the log does not have it any more.
         """
         found = self._find(self._current(), batch.query, batch.batch_id)
         return found if found is not None and batch.is_of(found[1]) else None
@@ -586,7 +650,9 @@ class Table:
         try:
             for name in files_added_at(self.path, version):
                 rows = pq.read_table(
-                    (self.path / name).root, columns=list(KEY_COLUMNS), filesystem=self.path.filesystem()
+                    (self.path / name).root,
+                    columns=list(KEY_COLUMNS),
+                    filesystem=self.path.filesystem(),
                 )
                 keys.update(row_keys(rows))
         except (OSError, ValueError, pa.ArrowException) as error:
@@ -598,13 +664,19 @@ class Table:
         run.
         """
         return CheckpointError(
-            f"batch {batch.batch_id} of the stream {batch.stream} is run again, and its rows cannot be compared with those in the "
-            f"table at {self.path} ({reason}): restore the missing files of the table, or choose a new [delta] rejects_path, which "
+            f"batch {batch.batch_id} of the stream {batch.stream} is run again, and its rows "
+            "cannot be compared with those in the "
+            f"table at {self.path} ({reason}): restore the missing files of the table, or choose a "
+            "new [delta] rejects_path, which "
             "may get rows of that batch again"
         )
 
     def _append(
-        self, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None, attempt: str
+        self,
+        files: list[DataFile],
+        numbers: dict[str, int],
+        metadata: dict[str, str] | None,
+        attempt: str,
     ) -> None:
         for _ in range(_COMMIT_ATTEMPTS):
             table = self._opened or self._current()
@@ -631,11 +703,16 @@ class Table:
         raise TableAccessError(f"{attempt}: {reason}")
 
     def _append_to(
-        self, table: DeltaTable, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None
+        self,
+        table: DeltaTable,
+        files: list[DataFile],
+        numbers: dict[str, int],
+        metadata: dict[str, str] | None,
     ) -> None:
         now_ms = self._modified_ms = self._next_modified_ms(table)
         actions = [
-            AddAction(file.name, file.size_bytes, file.partition_values, now_ms, True, file.stats) for file in files
+            AddAction(file.name, file.size_bytes, file.partition_values, now_ms, True, file.stats)
+            for file in files
         ]
         transactions = [Transaction(name, number, now_ms) for name, number in numbers.items()]
         # To remove expired entries, the whole log is read, so this is not done at each commit.
@@ -647,7 +724,9 @@ class Table:
             "append",
             table.schema(),
             partition_by=list(self.partition_by) or None,
-            commit_properties=CommitProperties(custom_metadata=metadata, app_transactions=transactions),
+            commit_properties=CommitProperties(
+                custom_metadata=metadata, app_transactions=transactions
+            ),
             post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=expires),
         )
 
@@ -706,7 +785,9 @@ class Table:
             else:
                 table.update_incremental()
         except (DeltaError, OSError) as error:
-            raise TableAccessError(f"the table at {self.path} cannot be opened: {self.path.reason(error)}") from None
+            raise TableAccessError(
+                f"the table at {self.path} cannot be opened: {self.path.reason(error)}"
+            ) from None
         self._numbers = self._numbers_of(table.version())
         return table
 
@@ -743,14 +824,19 @@ class Table:
             TableError: it is not.
         """
         if existing.metadata().configuration.get(MODE) == LATEST:
-            raise TableError(f'the table at {self.path} was made with mode = "latest"; set that, or use another path')
+            raise TableError(
+                f'the table at {self.path} was made with mode = "latest"; set that, or use another '
+                "path"
+            )
 
     def _check_keeps_transactions(self, existing: DeltaTable) -> None:
         self._check_mode(existing)
         if _FORGETFUL_PROPERTY in existing.metadata().configuration:
             raise TableError(
-                f"the table at {self.path} has the property {_FORGETFUL_PROPERTY}, by which it forgets its batches; "
-                f"remove it: ALTER TABLE delta.`{self.path}` UNSET TBLPROPERTIES ('{_FORGETFUL_PROPERTY}')"
+                f"the table at {self.path} has the property {_FORGETFUL_PROPERTY}, by which it "
+                "forgets its batches; "
+                f"remove it: ALTER TABLE delta.`{self.path}` UNSET TBLPROPERTIES "
+                f"('{_FORGETFUL_PROPERTY}')"
             )
 
     def _make_folder(self) -> None:
@@ -758,7 +844,8 @@ class Table:
             self.path.make()
         except OSError as error:
             raise SetupError(
-                f"the table folder {self.path} cannot be made ({error.strerror or error}); choose another path"
+                f"the table folder {self.path} cannot be made ({error.strerror or error}); choose "
+                "another path"
             ) from None
 
     def _compare(self, existing: DeltaTable) -> None:
@@ -767,19 +854,24 @@ class Table:
         missing, extra, changed = column_differences(self.schema, existing)
         if missing or extra or changed:
             raise TableError(
-                f"the table at {self.path} has another schema ({listed(missing, extra, changed)}); use another path"
+                f"the table at {self.path} has another schema ({listed(missing, extra, changed)}); "
+                "use another path"
             )
         reasons = self._reasons(existing, self.schema)
         if reasons:
             raise TableError(
-                f"the table at {self.path} has {', '.join(reasons)}, which this writer cannot honour; {self._way_out(reasons)}"
+                f"the table at {self.path} has {', '.join(reasons)}, which this writer cannot "
+                f"honour; {self._way_out(reasons)}"
             )
 
     def _way_out(self, reasons: list[str]) -> str:
         """Return what to do about features that the files of tasks cannot honour."""
         if set(reasons) == CLUSTERED:
             return "set cluster_by again, or use another path"
-        return "start again with [delta] writer = auto, without [[tables]] and cluster_by, or use another path"
+        return (
+            "start again with [delta] writer = auto, without [[tables]] and cluster_by, or use "
+            "another path"
+        )
 
     def _check_partitions(self, existing: DeltaTable) -> None:
         """Check how a table is partitioned, if this writer or the configuration says how.
@@ -792,7 +884,8 @@ class Table:
         if self.partition_by and columns != list(self.partition_by):
             there = f"is partitioned by {', '.join(columns)}" if columns else "is not partitioned"
             raise TableError(
-                f"the table at {self.path} {there}, and partition_by says {', '.join(self.partition_by)}; correct it, or use another "
+                f"the table at {self.path} {there}, and partition_by says "
+                f"{', '.join(self.partition_by)}; correct it, or use another "
                 "path"
             )
         computed = _expressions(existing.metadata().configuration.get(PARTITION_BY), str(self.path))
@@ -807,13 +900,16 @@ class Table:
             if now != before:
                 was = f"was computed by {before}" if before else "was not computed"
                 raise TableError(
-                    f"the partition column {name} of the table at {self.path} {was}, and partition_by has {now or 'no expression'}; "
+                    f"the partition column {name} of the table at {self.path} {was}, and "
+                    f"partition_by has {now or 'no expression'}; "
                     "set it back, or use another path"
                 )
 
     def _partition_property(self) -> dict[str, str]:
         """Return the property that says how partition columns are computed, if any is."""
-        computed = {name: expression for name, expression in self.partition_by.items() if expression}
+        computed = {
+            name: expression for name, expression in self.partition_by.items() if expression
+        }
         return {PARTITION_BY: f"{_PARTITION_VERSION} {json.dumps(computed)}"} if computed else {}
 
     def _reasons(self, existing: DeltaTable, columns: pa.Schema) -> list[str]:
@@ -841,11 +937,14 @@ def _expressions(text: str | None, place: str) -> dict[str, str]:
         return {}
     version, _, content = text.partition(" ")
     try:
-        refuse_newer(f"the table at {place}", int(version), _PARTITION_VERSION, "partitions of version")
+        refuse_newer(
+            f"the table at {place}", int(version), _PARTITION_VERSION, "partitions of version"
+        )
         expressions: dict[str, str] = stored(dict[str, str], json.loads(content))
     except (ValueError, TypeError):
         raise TableError(
-            f"the property {PARTITION_BY} of the table at {place} is damaged; remove it: ALTER TABLE delta.`{place}` UNSET TBLPROPERTIES "
+            f"the property {PARTITION_BY} of the table at {place} is damaged; remove it: ALTER "
+            f"TABLE delta.`{place}` UNSET TBLPROPERTIES "
             f"('{PARTITION_BY}')"
         ) from None
     return expressions

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 
 # The features of a protocol whose tables delta-rs commits to, and which appended files honour. A
 # table with any other feature is delta-spark's.
-HONOURED_FEATURES = {"appendOnly", "invariants", "deletionVectors", "timestampNtz", "v2Checkpoint", "variantType", "variantType-preview"}  # fmt: skip
+HONOURED_FEATURES = {
+    "appendOnly",
+    "invariants",
+    "deletionVectors",
+    "timestampNtz",
+    "v2Checkpoint",
+    "variantType",
+    "variantType-preview",
+}
 
 # What our files cannot carry may be said by a property too, or by a column. Protocols before
 # features have only those; the last of them requires identity columns, which delta-rs lacks.
@@ -26,7 +34,10 @@ _REFUSED_PROPERTIES = {
     "delta.enableChangeDataFeed": "changeDataFeed",
     "delta.enableRowTracking": "rowTracking",
 }
-_REFUSED_COLUMNS = {"delta.generationExpression": "generatedColumns", "delta.invariants": "column invariants"}
+_REFUSED_COLUMNS = {
+    "delta.generationExpression": "generatedColumns",
+    "delta.invariants": "column invariants",
+}
 _IDENTITY_VERSION = 6
 
 # The metadata of a column whose values Spark computes begins with one of these.
@@ -55,7 +66,9 @@ def special_features(table: DeltaTable) -> list[str]:
         if name.startswith("delta.constraints."):
             features.add("checkConstraints")
     for column in _fields(table.schema()):
-        features.update(_REFUSED_COLUMNS[name] for name in column["metadata"] if name in _REFUSED_COLUMNS)
+        features.update(
+            _REFUSED_COLUMNS[name] for name in column["metadata"] if name in _REFUSED_COLUMNS
+        )
     if metadata.partition_columns:
         features.add(PARTITIONED)
     return sorted(features)
@@ -80,7 +93,11 @@ def null_constraints(schema: pa.Schema, table: DeltaTable) -> list[str]:
     as words.
     """
     ours, theirs, own = _never_null(schema), _never_null(table.schema()), set(schema.names)
-    return [f"NOT NULL on {path}" for path, column in theirs.items() if column in own and path not in ours]
+    return [
+        f"NOT NULL on {path}"
+        for path, column in theirs.items()
+        if column in own and path not in ours
+    ]
 
 
 def _never_null(schema: pa.Schema | deltalake.Schema) -> dict[str, str]:
@@ -111,11 +128,15 @@ def _type_name(kind: str | dict[str, Any]) -> str:
     if isinstance(kind, str):
         return kind
     return (
-        f"map<{_type_name(kind['keyType'])},{_type_name(kind['valueType'])}>" if kind["type"] == "map" else kind["type"]
+        f"map<{_type_name(kind['keyType'])},{_type_name(kind['valueType'])}>"
+        if kind["type"] == "map"
+        else kind["type"]
     )
 
 
-def column_differences(schema: pa.Schema, table: DeltaTable) -> tuple[list[str], list[str], list[str]]:
+def column_differences(
+    schema: pa.Schema, table: DeltaTable
+) -> tuple[list[str], list[str], list[str]]:
     """Return the missing columns of a table, its extra columns, and those of another type; each as
     a phrase.
     """
@@ -123,7 +144,11 @@ def column_differences(schema: pa.Schema, table: DeltaTable) -> tuple[list[str],
     missing = [f"it lacks {name}" for name in expected if name not in actual]
     extra = [f"it has {name}" for name in actual if name not in expected]
     changed = [name for name in expected if name in actual and expected[name] != actual[name]]
-    return missing, extra, [f"{name} is {actual[name]} instead of {expected[name]}" for name in changed]
+    return (
+        missing,
+        extra,
+        [f"{name} is {actual[name]} instead of {expected[name]}" for name in changed],
+    )
 
 
 def listed(*differences: list[str]) -> str:

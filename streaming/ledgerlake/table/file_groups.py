@@ -77,7 +77,11 @@ class TableFile:
         """Return the level of its size; one more than the last for a large file."""
         if self.is_fixed or self.is_foreign or self.size_bytes > self.rows * _LARGE_ROW_BYTES:
             return len(_LEVELS)
-        fitting = (level for level, (size, rows) in enumerate(_LEVELS) if self.size_bytes < size and self.rows < rows)
+        fitting = (
+            level
+            for level, (size, rows) in enumerate(_LEVELS)
+            if self.size_bytes < size and self.rows < rows
+        )
         return next(fitting, len(_LEVELS))
 
     def may_share_topic_partition(self, others: Iterable[TableFile]) -> bool:
@@ -87,7 +91,9 @@ class TableFile:
         return any(_overlap(self.bounds, other.bounds) for other in others)
 
 
-def groups_to_merge(files: Sequence[TableFile], *, are_clustered: bool = False) -> list[list[TableFile]]:
+def groups_to_merge(
+    files: Sequence[TableFile], *, are_clustered: bool = False
+) -> list[list[TableFile]]:
     """Return groups of files that are to become one file each, of the lowest level that has any.
 
     Args:
@@ -112,7 +118,9 @@ def _is_enough(run: Sequence[TableFile]) -> bool:
     return size_bytes >= _CLUSTERED_BYTES or rows >= _CLUSTERED_ROWS
 
 
-def _runs(files: Sequence[TableFile], foreign: Sequence[TableFile], level: int) -> list[list[TableFile]]:
+def _runs(
+    files: Sequence[TableFile], foreign: Sequence[TableFile], level: int
+) -> list[list[TableFile]]:
     """Return runs of neighbours that are small enough for a group of that level."""
     runs: list[list[TableFile]] = [[]]
     for _, of_commit in groupby(files, attrgetter("modified_ms")):

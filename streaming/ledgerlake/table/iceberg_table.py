@@ -87,7 +87,9 @@ class IcebergTable:
         retention_ms: how long older snapshots can be read.
     """
 
-    def __init__(self, place: Place, name: str, catalog: str, settings: Mapping[str, str], retention_ms: int) -> None:
+    def __init__(
+        self, place: Place, name: str, catalog: str, settings: Mapping[str, str], retention_ms: int
+    ) -> None:
         self.place = place
         self.name = name
         self._catalog_name = catalog
@@ -115,7 +117,8 @@ class IcebergTable:
             table = self._open(delta)
             known = _version_of(table.current_snapshot())
             if known is not None and known > delta.version():
-                # Another process has got further since, or the Delta table was restored from a copy.
+                # Another process has got further since, or the Delta table was restored from a
+                # copy.
                 self._delta = None
                 delta = self._current()
             if delta is None or known == delta.version():
@@ -126,8 +129,8 @@ class IcebergTable:
 
     def named_files(self) -> set[str]:
         """Return the names of the data files that readers of the Iceberg table may still need. They
-        belong to its current snapshot, or to an earlier one within the retention, and are in the folder
-        of the Delta table.
+        belong to its current snapshot, or to an earlier one within the retention, and are in the
+        folder of the Delta table.
 
         Raises:
             SetupError: a secret cannot be read.
@@ -141,7 +144,9 @@ class IcebergTable:
             except NoSuchTableError:
                 return set()
             old = {snapshot.snapshot_id for snapshot in self._old_snapshots(table)}
-            snapshots = [snapshot for snapshot in table.snapshots() if snapshot.snapshot_id not in old]
+            snapshots = [
+                snapshot for snapshot in table.snapshots() if snapshot.snapshot_id not in old
+            ]
             return {file.file_path.rpartition("/")[2] for file in _files(table, snapshots)}
 
     @contextlib.contextmanager
@@ -155,7 +160,9 @@ class IcebergTable:
             # A secret that is cut would not be found.
             text = blanked(str(error), [*self._secrets()]) or type(error).__name__
             reason = self.place.reason(ValueError(text))
-            raise TableError(f"the Iceberg table {self.name} {failure} at {self.place}: {reason}") from None
+            raise TableError(
+                f"the Iceberg table {self.name} {failure} at {self.place}: {reason}"
+            ) from None
 
     def _current(self) -> DeltaTable | None:
         keys = self.place.delta_options()
@@ -174,12 +181,17 @@ class IcebergTable:
         Raises:
             TableError: they do not.
         """
-        features = [feature for feature in special_features(delta) if feature not in {PARTITIONED, *CLUSTERED}]
+        features = [
+            feature
+            for feature in special_features(delta)
+            if feature not in {PARTITIONED, *CLUSTERED}
+        ]
         if pa.table(delta.deletion_vectors()).num_rows:
             features.append("deletion vectors")
         if features:
             raise TableError(
-                f"the Iceberg table {self.name} cannot follow the table at {self.place}, because that has {', '.join(features)}; "
+                f"the Iceberg table {self.name} cannot follow the table at {self.place}, because "
+                f"that has {', '.join(features)}; "
                 "remove iceberg_table, or what the table has"
             )
 
@@ -198,12 +210,17 @@ class IcebergTable:
         except NoSuchTableError:
             catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
             properties = {**_PROPERTIES, _TABLE: identity}
-            table = catalog.create_table_if_not_exists(self.name, schema=_columns(delta), properties=properties)
+            table = catalog.create_table_if_not_exists(
+                self.name, schema=_columns(delta), properties=properties
+            )
         snapshot = table.current_snapshot()
-        is_own = table.properties.get(_TABLE) == identity and (snapshot is None or _version_of(snapshot) is not None)
+        is_own = table.properties.get(_TABLE) == identity and (
+            snapshot is None or _version_of(snapshot) is not None
+        )
         if not is_own:
             raise TableError(
-                f"the Iceberg table {self.name} was not made from the table at {self.place}, or another writer has changed it since; "
+                f"the Iceberg table {self.name} was not made from the table at {self.place}, or "
+                "another writer has changed it since; "
                 "drop it, and it is made again, or name another one"
             )
         return table
@@ -229,8 +246,12 @@ class IcebergTable:
 
     def _step(self, table: Table, delta: DeltaTable) -> None:
         """Commit the difference between the tables as one snapshot."""
-        wanted = {self._uri(name): name for name in pa.table(delta.get_add_actions())["path"].to_pylist()}
-        present = {file.file_path: file for file in _files(table, filter(None, [table.current_snapshot()]))}
+        wanted = {
+            self._uri(name): name for name in pa.table(delta.get_add_actions())["path"].to_pylist()
+        }
+        present = {
+            file.file_path: file for file in _files(table, filter(None, [table.current_snapshot()]))
+        }
         summary = {_VERSION: str(delta.version()), _TABLE: str(delta.metadata().id)}
         removed = [present[uri] for uri in present.keys() - wanted.keys()]
         new = [wanted[uri] for uri in sorted(wanted.keys() - present.keys())]
@@ -240,11 +261,15 @@ class IcebergTable:
             with update.overwrite() if removed else update.merge_append() as snapshot:
                 for file in removed:
                     snapshot.delete_data_file(file)
-                for added in self._described(transaction, new, set(delta.metadata().partition_columns)):
+                for added in self._described(
+                    transaction, new, set(delta.metadata().partition_columns)
+                ):
                     snapshot.append_data_file(added)
         self._remove_old(table)
 
-    def _described(self, transaction: Transaction, names: list[str], partition_columns: set[str]) -> Iterator[DataFile]:
+    def _described(
+        self, transaction: Transaction, names: list[str], partition_columns: set[str]
+    ) -> Iterator[DataFile]:
         """Yield Iceberg's entries of files, with the bounds in their footers.
 
         Raises:
@@ -265,11 +290,17 @@ class IcebergTable:
             missing = partition_columns - set(footer.schema.to_arrow_schema().names)
             if missing:
                 raise TableError(
-                    f"the Iceberg table {self.name} cannot follow the table at {self.place}, because another writer's file {name} lacks "
+                    f"the Iceberg table {self.name} cannot follow the table at {self.place}, "
+                    f"because another writer's file {name} lacks "
                     f"the partition column {min(missing)}; remove iceberg_table"
                 )
-            left_out = {number: replace(columns[number], mode=none) for number in _without_bounds(footer, ids)}
-            statistics = files.data_file_statistics_from_parquet_metadata(footer, columns | left_out, ids)
+            left_out = {
+                number: replace(columns[number], mode=none)
+                for number in _without_bounds(footer, ids)
+            }
+            statistics = files.data_file_statistics_from_parquet_metadata(
+                footer, columns | left_out, ids
+            )
             return DataFile.from_args(
                 content=DataFileContent.DATA,
                 file_path=self._uri(name),
@@ -295,7 +326,9 @@ class IcebergTable:
         if len(old) < _SNAPSHOTS_AT_ONCE:
             return
         before = {manifest for snapshot in old for manifest in _metadata_files(table, snapshot)}
-        table.maintenance.expire_snapshots().by_ids([snapshot.snapshot_id for snapshot in old]).commit()
+        table.maintenance.expire_snapshots().by_ids(
+            [snapshot.snapshot_id for snapshot in old]
+        ).commit()
         table.refresh()
         kept = {file for snapshot in table.snapshots() for file in _metadata_files(table, snapshot)}
         for file in before - kept:
@@ -317,8 +350,8 @@ class IcebergTable:
 
 
 def _serialized(statistics: DataFileStatistics) -> dict[str, Any]:
-    """Return statistics with bounds of texts that are made here: those of ``pyiceberg`` may have half
-    of a pair of surrogates, which it then cannot write.
+    """Return statistics with bounds of texts that are made here: those of ``pyiceberg`` may have
+    half of a pair of surrogates, which it then cannot write.
     """
     for column in statistics.column_aggregates.values():
         if isinstance(column.current_max, str) and column.trunc_length is not None:
@@ -329,14 +362,15 @@ def _serialized(statistics: DataFileStatistics) -> dict[str, Any]:
 
 
 def _secrets_of_address(address: str) -> Iterator[str]:
-    """Yield what no error shows of a catalog's address: user, password and query of a URL. Any other
-    text may be a password, and so may each of its words.
+    """Yield what no error shows of a catalog's address: user, password and query of a URL. Any
+    other text may be a password, and so may each of its words.
     """
     if not _is_url(address):
         words = re.split(r"[\s:;,=&@/?#\[\]]", address)
         yield from (address, *(word for word in words if len(word) > _SHORT_CHARACTERS))
         return
-    # A password with a sign such as ``/`` ends the host for some libraries, which quote a part of it.
+    # A password with a sign such as ``/`` ends the host for some libraries, which quote a part of
+    # it.
     user, _, host = address.partition("://")[2].rpartition("@")
     query = host.partition("?")[2]
     password = user.partition(":")[2]
@@ -355,9 +389,9 @@ def _is_url(text: str) -> bool:
 
 
 def _without_bounds(footer: pq.FileMetaData, ids: dict[str, int]) -> Iterator[int]:
-    """Yield the columns of a file if a row group lacks their bounds, or has bounds that Python cannot
-    have. Our files have bounds of the columns that readers need, and Parquet leaves out those of
-    long texts.
+    """Yield the columns of a file if a row group lacks their bounds, or has bounds that Python
+    cannot have. Our files have bounds of the columns that readers need, and Parquet leaves out
+    those of long texts.
     """
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
@@ -413,7 +447,11 @@ def _add_columns(transaction: Transaction, delta: DeltaTable) -> None:
 
 def _files(table: Table, snapshots: Iterable[Snapshot]) -> Iterator[DataFile]:
     """Yield the files of some snapshots, which share most of their manifests."""
-    manifests = {manifest.manifest_path: manifest for snapshot in snapshots for manifest in _manifests(table, snapshot)}
+    manifests = {
+        manifest.manifest_path: manifest
+        for snapshot in snapshots
+        for manifest in _manifests(table, snapshot)
+    }
     for manifest in manifests.values():
         for entry in manifest.fetch_manifest_entry(table.io):
             yield entry.data_file

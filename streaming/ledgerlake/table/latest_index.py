@@ -65,7 +65,10 @@ class LatestIndex:
         now.
         """
         new = list(added)
-        numbers = np.repeat(np.arange(len(self.files), len(self.files) + len(new)), [len(rows.hashes) for rows in new])
+        numbers = np.repeat(
+            np.arange(len(self.files), len(self.files) + len(new)),
+            [len(rows.hashes) for rows in new],
+        )
         self.files += [rows.name for rows in new]
         self.deleted |= {rows.name: BitMap() for rows in new}
         if not len(numbers):
@@ -77,9 +80,9 @@ class LatestIndex:
         return self._take(hashes[order], numbers[order], rows[order], is_deletion[order])
 
     def restore(self, files: Iterable[tuple[str, Hashes, NDArray[np.bool_]]]) -> set[str]:
-        """Take the files of a table that the index does not know yet, in the order of their commits:
-        the hashes of their rows, and which are live. Another writer may have added a second row of
-        a key: the last one counts.
+        """Take the files of a table that the index does not know yet, in the order of their
+        commits: the hashes of their rows, and which are live. Another writer may have added a
+        second row of a key: the last one counts.
 
         Returns:
             The names of the files with rows that have to be deleted.
@@ -95,16 +98,22 @@ class LatestIndex:
             return set()
         hashes, numbers, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.lexsort((rows, numbers, hashes))
-        return self._take(hashes[order], numbers[order], rows[order], np.zeros(len(order), dtype=bool))
+        return self._take(
+            hashes[order], numbers[order], rows[order], np.zeros(len(order), dtype=bool)
+        )
 
     def drop(self, gone: Collection[str], deleted: Mapping[str, BitMap]) -> None:
-        """Drop what another writer has removed: whole files, and rows by the names of their files."""
+        """Drop what another writer has removed: whole files, and rows by the names of their
+        files.
+        """
         numbers = {name: number for number, name in enumerate(self.files)}
         is_gone = np.isin(self._file, [numbers[name] for name in gone])
         changed = np.flatnonzero(np.isin(self._file, [numbers[name] for name in deleted]))
         for name, rows in deleted.items():
             of_file = changed[self._file[changed] == numbers[name]]
-            is_gone[of_file] = np.isin(self._row[of_file], np.array(rows - self.deleted[name], dtype=np.int32))
+            is_gone[of_file] = np.isin(
+                self._row[of_file], np.array(rows - self.deleted[name], dtype=np.int32)
+            )
             self.deleted[name] |= rows
         kept = np.flatnonzero(~is_gone)
         self._hashes, self._file, self._row = self._hashes[kept], self._file[kept], self._row[kept]
@@ -129,13 +138,21 @@ class LatestIndex:
             self._file = numbers[self._file]
             self.files = [self.files[number] for number in kept]
 
-    def _take(self, hashes: Hashes, files: Numbers, rows: Numbers, is_deletion: NDArray[np.bool_]) -> set[str]:
-        """Take rows whose hashes rise, the later row of a key behind the earlier one; they are later
-        than all rows that the index has. Return the names of the files that have deleted rows.
+    def _take(
+        self, hashes: Hashes, files: Numbers, rows: Numbers, is_deletion: NDArray[np.bool_]
+    ) -> set[str]:
+        """Take rows whose hashes rise, the later row of a key behind the earlier one; they are
+        later than all rows that the index has. Return the names of the files that have deleted
+        rows.
         """
         is_last = _is_last(hashes)
         touched = self._delete(files[~is_last], rows[~is_last])
-        hashes, files, rows, is_deletion = hashes[is_last], files[is_last], rows[is_last], is_deletion[is_last]
+        hashes, files, rows, is_deletion = (
+            hashes[is_last],
+            files[is_last],
+            rows[is_last],
+            is_deletion[is_last],
+        )
         touched |= self._delete(files[is_deletion], rows[is_deletion])
         places = np.searchsorted(self._hashes, hashes)
         is_known = places < len(self._hashes)
@@ -211,10 +228,14 @@ def ranks(rows: pa.Table) -> Numbers:
     topic partitions the time counts.
     """
     times = effective_times(rows).copy()
-    times[(rows["broker_timestamp"].is_null().to_numpy()) & rows["delivered_at"].is_null().to_numpy()] = 0
+    times[
+        (rows["broker_timestamp"].is_null().to_numpy()) & rows["delivered_at"].is_null().to_numpy()
+    ] = 0
     position = [rows[name].to_numpy() for name in ("ledger_id", "entry_id", "batch_index")]
     names = pc.binary_join_element_wise(rows["topic"], rows["partition"].cast(pa.string()), "\0")
-    partitions = pa.chunked_array([names.combine_chunks()]).chunk(0).dictionary_encode().indices.to_numpy()
+    partitions = (
+        pa.chunked_array([names.combine_chunks()]).chunk(0).dictionary_encode().indices.to_numpy()
+    )
     is_plain = rows["delivered_at"].is_null().to_numpy()
     order = np.lexsort((*reversed(position), partitions))
     plain = order[is_plain[order]]

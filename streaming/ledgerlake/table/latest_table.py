@@ -6,8 +6,8 @@ vectors of all rows that are not the latest any more. So no file is written agai
 changes, and the commit carries the micro-batch's numbers as every table's does (see
 ``delta_table``).
 
-The same commit writes files again if most of their rows are deleted, and merges small ones, as far as
-that is little work. Nobody else has to: upkeep leaves such a table alone.
+The same commit writes files again if most of their rows are deleted, and merges small ones, as far
+as that is little work. Nobody else has to: upkeep leaves such a table alone.
 
 delta-rs commits no deletion vectors from Python, so the commit is written here (see
 ``log_commit``). The index is read from the table when a query starts. It follows what other writers
@@ -102,15 +102,28 @@ class _LatestCommits(OwnCommits):
         protocol = existing.protocol()
         if existing.metadata().configuration.get(MODE) != LATEST:
             raise TableError(
-                f'the table at {self.path} was not made with mode = "latest", and may have several rows of a key; use another path'
+                f'the table at {self.path} was not made with mode = "latest", and may have several '
+                "rows of a key; use another path"
             )
-        if not is_on(existing, _VECTORS) or "deletionVectors" not in (protocol.writer_features or ()):
-            raise TableError(f"the table at {self.path} has no deletion vectors any more; set {_VECTORS} to true again")
+        if not is_on(existing, _VECTORS) or "deletionVectors" not in (
+            protocol.writer_features or ()
+        ):
+            raise TableError(
+                f"the table at {self.path} has no deletion vectors any more; set {_VECTORS} to "
+                "true again"
+            )
         if is_on(existing, _APPEND_ONLY):
-            raise TableError(f"the table at {self.path} has {_APPEND_ONLY}, and its rows have to be deleted; unset it")
+            raise TableError(
+                f"the table at {self.path} has {_APPEND_ONLY}, and its rows have to be deleted; "
+                "unset it"
+            )
 
     def _try_to_append(
-        self, table: DeltaTable, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None
+        self,
+        table: DeltaTable,
+        files: list[DataFile],
+        numbers: dict[str, int],
+        metadata: dict[str, str] | None,
     ) -> int | None:
         """Commit the files with the rows that they make obsolete."""
         state = self._current_state(table)
@@ -123,8 +136,8 @@ class _LatestCommits(OwnCommits):
         return None if self._state is None else self._state.version
 
     def _current_state(self, table: DeltaTable) -> _State:
-        """Return the state of a version of the table: that of the last commit with what other writers
-        have changed since.
+        """Return the state of a version of the table: that of the last commit with what other
+        writers have changed since.
         """
         known, version = self._state, table.version()
         if known is not None and known.version == version:
@@ -135,7 +148,9 @@ class _LatestCommits(OwnCommits):
         try:
             entries = read_log_state(self.path, version).files
             followed = None if known is None else self._followed(known, version, entries)
-            self._state = followed or _State(version, entries, *self._read_index(table, _in_order(entries)))
+            self._state = followed or _State(
+                version, entries, *self._read_index(table, _in_order(entries))
+            )
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
             raise TableAccessError(
                 f"the keys of the table at {self.path} cannot be read: {self.path.reason(error)}"
@@ -148,15 +163,23 @@ class _LatestCommits(OwnCommits):
         """
 
     def _followed(self, known: _State, version: int, entries: dict[str, Action]) -> _State | None:
-        """Return the state of a later version. None if only the whole table says it: rows came back,
-        a vector is none of ours, or second rows of keys are not deleted in the table yet.
+        """Return the state of a later version. None if only the whole table says it: rows came
+        back, a vector is none of ours, or second rows of keys are not deleted in the table yet.
         """
         before, index = known.entries, known.index
         added = [name for name in _in_order(entries) if name not in before]
-        changed = [name for name in before if name in entries and _vector(entries[name]) != _vector(before[name])]
+        changed = [
+            name
+            for name in before
+            if name in entries and _vector(entries[name]) != _vector(before[name])
+        ]
         deleted = {name: self._read_vector(entries[name]) for name in (*added, *changed)}
         vectors = {name: vector for name, vector in deleted.items() if vector is not None}
-        if known.touched or len(vectors) < len(deleted) or any(index.deleted[name] - vectors[name] for name in changed):
+        if (
+            known.touched
+            or len(vectors) < len(deleted)
+            or any(index.deleted[name] - vectors[name] for name in changed)
+        ):
             return None
         files = [self._rows_of(name, vectors[name]) for name in added]
         index.drop(before.keys() - entries.keys(), {name: vectors[name] for name in changed})
@@ -165,13 +188,17 @@ class _LatestCommits(OwnCommits):
     def _read_index(self, table: DeltaTable, names: list[str]) -> tuple[LatestIndex, set[str]]:
         deleted = _deleted_rows(table)
         index = LatestIndex()
-        return index, index.restore(self._rows_of(name, deleted.get(name, BitMap())) for name in names)
+        return index, index.restore(
+            self._rows_of(name, deleted.get(name, BitMap())) for name in names
+        )
 
     def _read_vector(self, entry: Action) -> BitMap | None:
         descriptor = _vector(entry)
         return BitMap() if descriptor is None else read_vector(self.path, descriptor)
 
-    def _rows_of(self, name: str, deleted: BitMap) -> tuple[str, NDArray[np.bytes_], NDArray[np.bool_]]:
+    def _rows_of(
+        self, name: str, deleted: BitMap
+    ) -> tuple[str, NDArray[np.bytes_], NDArray[np.bool_]]:
         """Return a file's name, the hashes of its rows' keys, and which rows are live."""
         keys = self._read_columns(name, _KEY_COLUMNS)
         return name, key_hashes(keys), ~_mask(deleted, 0, keys.num_rows)
@@ -184,7 +211,12 @@ class _LatestCommits(OwnCommits):
         rank = ranks(pa.concat_tables(columns))
         ends = np.cumsum([rows.num_rows for rows in columns])
         return [
-            FileRows(file.name, key_hashes(rows), rows["is_null"].to_numpy(), rank[end - rows.num_rows : end])
+            FileRows(
+                file.name,
+                key_hashes(rows),
+                rows["is_null"].to_numpy(),
+                rank[end - rows.num_rows : end],
+            )
             for file, rows, end in zip(files, columns, ends, strict=True)
         ]
 
@@ -192,9 +224,15 @@ class _LatestCommits(OwnCommits):
         """Read columns of a file's rows, in the order in which they are in it."""
         with pq.ParquetFile((self.path / name).root, filesystem=self.path.filesystem()) as file:
             rows = file.read([path_in_file(self.schema, column) for column in columns])
-        found = pa.Table.from_struct_array(rows[PULSAR_COLUMN]) if record_of(self.schema) is not None else rows
+        found = (
+            pa.Table.from_struct_array(rows[PULSAR_COLUMN])
+            if record_of(self.schema) is not None
+            else rows
+        )
         # Other writers have other types of Arrow for the same columns of Delta.
-        return found.select(columns).cast(pa.schema([self.schema.field(column) for column in columns]))
+        return found.select(columns).cast(
+            pa.schema([self.schema.field(column) for column in columns])
+        )
 
 
 class LatestTable(_LatestCommits):
@@ -214,7 +252,9 @@ class _Change:
     The index is changed at once. If the commit fails, it has to be read again.
     """
 
-    def __init__(self, table: Table, state: _State, files: Sequence[DataFile], added: Sequence[FileRows]) -> None:
+    def __init__(
+        self, table: Table, state: _State, files: Sequence[DataFile], added: Sequence[FileRows]
+    ) -> None:
         self._table = table
         self._state = state
         self._new = {file.name: file for file in files}
@@ -239,7 +279,10 @@ class _Change:
     def _entries(self, rewritten: Sequence[str], written: Sequence[DataFile]) -> dict[str, Action]:
         """Return the log's entries of new and changed files."""
         now_ms = int(time.time() * 1000)
-        sizes = {file.name: (file.size_bytes, file.rows, file.stats) for file in (*self._new.values(), *written)}
+        sizes = {
+            file.name: (file.size_bytes, file.rows, file.stats)
+            for file in (*self._new.values(), *written)
+        }
         for name in self._touched:
             entry = self._state.entries.get(name)
             if entry is not None:
@@ -263,7 +306,9 @@ class _Change:
                 "size": size_bytes,
                 "modificationTime": now_ms,
                 "dataChange": True,
-                "stats": log_text(json.loads(stats) | ({"tightBounds": False} if name in descriptors else {})),
+                "stats": log_text(
+                    json.loads(stats) | ({"tightBounds": False} if name in descriptors else {})
+                ),
                 **({"deletionVector": descriptors[name]} if name in descriptors else {}),
             }
             for name, (size_bytes, _, stats) in live.items()
@@ -274,11 +319,17 @@ class _Change:
         new ones.
         """
         files = {file.name: (file.rows, file.size_bytes) for file in self._new.values()}
-        files |= {name: (self._rows(entry), entry["size"]) for name, entry in self._state.entries.items()}
-        names = _to_rewrite([_Sized(name, *sizes, len(self._index.deleted[name])) for name, sizes in files.items()])
+        files |= {
+            name: (self._rows(entry), entry["size"]) for name, entry in self._state.entries.items()
+        }
+        names = _to_rewrite(
+            [_Sized(name, *sizes, len(self._index.deleted[name])) for name, sizes in files.items()]
+        )
         if not names:
             return [], []
-        writer = BufferedWriter(data_folder(self._table.path, self._table.schema, _PREFIX), makes_one_file=True)
+        writer = BufferedWriter(
+            data_folder(self._table.path, self._table.schema, _PREFIX), makes_one_file=True
+        )
         parts: list[Any] = []
         for name in names:
             for part in self._live_rows(name):
@@ -299,7 +350,9 @@ class _Change:
         count = json.loads(entry.get("stats") or "{}").get("numRecords")
         if count is None:
             place = self._table.path
-            count = pq.read_metadata((place / entry["path"]).root, filesystem=place.filesystem()).num_rows
+            count = pq.read_metadata(
+                (place / entry["path"]).root, filesystem=place.filesystem()
+            ).num_rows
         return int(count)
 
     def _live_rows(self, name: str) -> Iterator[pa.Table]:
@@ -321,11 +374,16 @@ class _Change:
     ) -> OwnCommit:
         now_ms = int(time.time() * 1000)
         actions: list[Action] = [
-            *({"txn": {"appId": name, "version": number, "lastUpdated": now_ms}} for name, number in numbers.items()),
+            *(
+                {"txn": {"appId": name, "version": number, "lastUpdated": now_ms}}
+                for name, number in numbers.items()
+            ),
             *({"remove": _removed(entry, now_ms)} for entry in removed),
             *({"add": entry} for entry in added),
         ]
-        return OwnCommit(self._table.path, "WRITE", {"mode": "Append"}, self._state.version, actions, metadata)
+        return OwnCommit(
+            self._table.path, "WRITE", {"mode": "Append"}, self._state.version, actions, metadata
+        )
 
 
 @dataclass(frozen=True)
@@ -350,7 +408,9 @@ def _to_rewrite(files: Sequence[_Sized]) -> list[str]:
     """Return the files to write again in a commit, into one file."""
     sparse = [file for file in files if 0 < file.live <= file.rows * (1 - _DELETED_PART)]
     small = [file for file in files if file.live and file.is_small]
-    wanted = {file.name: file for file in (*sparse, *(small if len(small) > _MOST_SMALL_FILES else ()))}
+    wanted = {
+        file.name: file for file in (*sparse, *(small if len(small) > _MOST_SMALL_FILES else ()))
+    }
     chosen: list[str] = []
     left_rows, left_bytes = _MOST_REWRITTEN_ROWS, _MOST_REWRITTEN_BYTES
     for file in sorted(wanted.values(), key=lambda file: file.live):
@@ -393,4 +453,7 @@ def _mask(numbers: BitMap, first: int, count: int) -> NDArray[np.bool_]:
 
 
 def _deleted_rows(table: DeltaTable) -> dict[str, BitMap]:
-    return {name: BitMap(np.flatnonzero(~live).astype(np.uint32)) for name, live in live_rows(table).items()}
+    return {
+        name: BitMap(np.flatnonzero(~live).astype(np.uint32))
+        for name, live in live_rows(table).items()
+    }

@@ -1,7 +1,8 @@
 """How rows stand in the files of a table.
 
     messages, rejects   as they are
-    records             each field of the record is a column; everything else is in one struct column ``pulsar``
+    records             each field of the record is a column; everything else is in one struct
+                        column ``pulsar``
 
 Rows of records have a column ``record`` (see ``values.record_rows``); so the columns of the rows
 say how they stand in the files. A file may lack columns that the table got later; they are read as
@@ -48,7 +49,9 @@ def to_file(rows: pa.Table) -> pa.Table:
         return rows
     columns = [_one_chunk(rows[field.name]) for field in PULSAR_FIELDS]
     pulsar = pa.StructArray.from_arrays(columns, fields=PULSAR_FIELDS)
-    return pa.Table.from_arrays([*_one_chunk(rows[RECORD_COLUMN]).flatten(), pulsar], schema=file_schema(rows.schema))
+    return pa.Table.from_arrays(
+        [*_one_chunk(rows[RECORD_COLUMN]).flatten(), pulsar], schema=file_schema(rows.schema)
+    )
 
 
 def from_file(content: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -87,4 +90,8 @@ def partition_text(value: Any) -> str | None:
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])
+    return (
+        column.chunk(0)
+        if column.num_chunks == 1
+        else pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])
+    )

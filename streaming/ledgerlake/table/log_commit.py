@@ -1,10 +1,9 @@
 """Commits that delta-rs does not make from Python: files of a table's log that are written here.
 
 A commit is a file with one action a line, named by its version. It is created only if there is none
-of that version; by this rule all writers agree on an order. It is created only if all files are there
-that it adds to the table. Its ``commitInfo`` has
-``ledgerlakeAttempt``, a random text by which a process finds its own commit: a store may keep the file
-and answer with a failure.
+of that version; by this rule all writers agree on an order. It is created only if all files are
+there that it adds to the table. Its ``commitInfo`` has ``ledgerlakeAttempt``, a random text by
+which a process finds its own commit: a store may keep the file and answer with a failure.
 """
 
 from __future__ import annotations
@@ -63,7 +62,8 @@ class OwnCommit:
             "timestamp": int(time.time() * 1000),
             "operation": operation,
             "operationParameters": parameters,
-            # The first commit reads none, and delta-rs refuses a whole history with a number below 0.
+            # The first commit reads none, and delta-rs refuses a whole history with a number below
+            # 0.
             **({"readVersion": read_version} if read_version >= 0 else {}),
             "isBlindAppend": is_blind,
             "engineInfo": ENGINE,
@@ -83,11 +83,13 @@ class OwnCommit:
         be this one (``is_at``).
 
         Raises:
-            FileNotFoundError: a file that it adds is gone: while a process is suspended, a vacuum may
-                remove what no version names yet.
+            FileNotFoundError: a file that it adds is gone: while a process is suspended, a vacuum
+                may remove what no version names yet.
             OSError: the store does not do what it is asked; it may have done it all the same.
         """
-        found = self._path.filesystem().get_file_info([(self._path / name).root for name in self._files])
+        found = self._path.filesystem().get_file_info(
+            [(self._path / name).root for name in self._files]
+        )
         gone = [file.base_name for file in found if file.type == fs.FileType.NotFound]
         if gone:
             raise FileNotFoundError(f"{gone[0]}, which the commit adds, is gone")
@@ -95,7 +97,9 @@ class OwnCommit:
 
     def is_in(self, actions: Sequence[Action]) -> bool:
         """Return whether the actions of a version are those of this commit."""
-        return any(action.get("commitInfo", {}).get(_ATTEMPT) == self._attempt for action in actions)
+        return any(
+            action.get("commitInfo", {}).get(_ATTEMPT) == self._attempt for action in actions
+        )
 
     def is_at(self, version: int) -> bool:
         """Return whether a version is this commit.

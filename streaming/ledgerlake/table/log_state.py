@@ -105,7 +105,9 @@ def clustering_columns(path: Place, version: int) -> list[str]:
         with file.filesystem().open_input_file(file.root) as source:
             if "domainMetadata" not in pq.read_schema(source).names:
                 continue
-            for domain in pq.read_table(source, columns=["domainMetadata"])["domainMetadata"].to_pylist():
+            for domain in pq.read_table(source, columns=["domainMetadata"])[
+                "domainMetadata"
+            ].to_pylist():
                 if domain is not None and domain["domain"] == CLUSTERING_DOMAIN:
                     return _columns_of(domain)
     return []
@@ -160,7 +162,9 @@ def _last_checkpoint(path: Place, version: int) -> tuple[int, list[str]]:
             found.setdefault(int(matched[1]), {})[file.base_name] = int(matched[2] or 1)
     for number in sorted(found, reverse=True):
         single = [name for name, count in found[number].items() if count == 1]
-        complete = single[:1] or [name for name, count in found[number].items() if count == len(found[number])]
+        complete = single[:1] or [
+            name for name, count in found[number].items() if count == len(found[number])
+        ]
         if complete:
             return number, sorted(complete)
     return -1, []
@@ -169,19 +173,25 @@ def _last_checkpoint(path: Place, version: int) -> tuple[int, list[str]]:
 def _of_checkpoint(file: Place) -> Iterator[tuple[str, Action]]:
     with file.filesystem().open_input_file(file.root) as source:
         known = set(pq.read_schema(source).names)
-        rows = pq.read_table(source, columns=[kind for kind in ("remove", "add", _SIDECAR) if kind in known])
+        rows = pq.read_table(
+            source, columns=[kind for kind in ("remove", "add", _SIDECAR) if kind in known]
+        )
     if _SIDECAR in rows.column_names and rows[_SIDECAR].null_count < rows.num_rows:
         raise ValueError("the checkpoint of the log is in files that are not known here")
     for kind in ("remove", "add"):
         if kind in rows.column_names:
-            yield from ((kind, _plain(action)) for action in rows[kind].to_pylist() if action is not None)
+            yield from (
+                (kind, _plain(action)) for action in rows[kind].to_pylist() if action is not None
+            )
 
 
 def _plain(action: Action) -> Action:
     """Return an action of a checkpoint as JSON has it."""
     values = {name: value for name, value in action.items() if value is not None}
     # Such a field says nothing if it is empty.
-    values = {name: value for name, value in values.items() if name not in ("tags", "clusteringProvider")}
+    values = {
+        name: value for name, value in values.items() if name not in ("tags", "clusteringProvider")
+    }
     return {**values, "partitionValues": dict(values.get("partitionValues") or ())}
 
 

@@ -1,4 +1,6 @@
-"""Commits that change a table's columns, its properties or its features, by the rules of ``creation``."""
+"""Commits that change a table's columns, its properties or its features, by the rules of
+``creation``.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ class MetadataCommits(Table):
                     return
                 table = self._load()
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise TableAccessError(f"the table at {self.path} cannot be changed: {self.path.reason(error)}") from None
+            raise TableAccessError(
+                f"the table at {self.path} cannot be changed: {self.path.reason(error)}"
+            ) from None
         raise TableAccessError(f"other writers commit to the table at {self.path} without pause")
 
 
@@ -96,7 +100,11 @@ def protocol_change(
     known = protocol.writer_features
     writers = {*(LEGACY_FEATURES if known is None else known)}
     readers = {*(protocol.reader_features or ())}
-    if (not features or known is not None) and writers.issuperset(features) and readers.issuperset(reader_features):
+    if (
+        (not features or known is not None)
+        and writers.issuperset(features)
+        and readers.issuperset(reader_features)
+    ):
         return []
     if known is None and protocol.min_writer_version > LEGACY_VERSION:
         raise TableError(
@@ -104,7 +112,11 @@ def protocol_change(
             f"{protocol.min_writer_version}, which cannot get the features "
             f"{', '.join(sorted(features))} here; use another path"
         )
-    return [protocol_of(writers.union(features), readers.union(reader_features), protocol.min_reader_version)]
+    return [
+        protocol_of(
+            writers.union(features), readers.union(reader_features), protocol.min_reader_version
+        )
+    ]
 
 
 def _changed_metadata(
@@ -112,7 +124,11 @@ def _changed_metadata(
 ) -> Action:
     """Return the action that gives a table another schema, or more properties."""
     known = table.metadata()
-    named = {"name": known.name, "description": known.description, "createdTime": known.created_time}
+    named = {
+        "name": known.name,
+        "description": known.description,
+        "createdTime": known.created_time,
+    }
     return {
         "metaData": {
             "id": str(known.id),

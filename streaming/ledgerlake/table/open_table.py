@@ -51,13 +51,17 @@ def _not_opened(path: Place, error: Exception) -> str:
 
 
 def _answers(path: Place) -> bool:
-    """Return whether the store of a table answers: it gives a file of the log. This machine's own file
-    system also answers by what is in the place of the log, or by whom it lets in.
+    """Return whether the store of a table answers: it gives a file of the log. This machine's own
+    file system also answers by what is in the place of the log, or by whom it lets in.
     """
     log = path / "_delta_log"
     try:
         filesystem = log.filesystem()
-        files = [file.path for file in filesystem.get_file_info(fs.FileSelector(log.root)) if file.is_file]
+        files = [
+            file.path
+            for file in filesystem.get_file_info(fs.FileSelector(log.root))
+            if file.is_file
+        ]
         with filesystem.open_input_stream(max(files)) as file:
             file.read(1)
     except (ValueError, FileNotFoundError, NotADirectoryError, PermissionError):
@@ -118,7 +122,9 @@ def transactions_of(path: Place, version: int) -> dict[str, int]:
 
 def transactions_in(actions: list[dict[str, dict[str, Any]]]) -> dict[str, int]:
     """Return the numbers of the application transactions in the actions of a commit."""
-    return {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
+    return {
+        action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action
+    }
 
 
 def read_commit(path: Place, version: int) -> list[dict[str, dict[str, Any]]]:
@@ -153,7 +159,9 @@ def files_added_at(path: Place, version: int) -> list[str]:
     Raises:
         OSError, ValueError: it was removed, or cannot be read.
     """
-    return [unquote(action["add"]["path"]) for action in read_commit(path, version) if "add" in action]
+    return [
+        unquote(action["add"]["path"]) for action in read_commit(path, version) if "add" in action
+    ]
 
 
 def commit_file(path: Place, version: int) -> Place:
@@ -168,6 +176,11 @@ def batch_of_commit(commit: dict[str, Any]) -> dict[str, Any] | None:
             batch = json.loads(commit.get(name) or "null")
             if isinstance(batch, dict):
                 if "range_digest" in batch:
-                    refuse_newer("the table", batch.get("version", 0), VERSION, "record of a micro-batch of version")
+                    refuse_newer(
+                        "the table",
+                        batch.get("version", 0),
+                        VERSION,
+                        "record of a micro-batch of version",
+                    )
                 return batch
     return None

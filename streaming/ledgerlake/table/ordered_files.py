@@ -9,8 +9,8 @@ step back.
 
 Memory is bounded: rows are collected up to one row group and sorted there. While each group begins
 at or after the end of the one before, all groups go into one file, a run. A group that begins
-earlier begins a new run. At the end, the runs are merged. Publish times of several producers overlap
-a little, so the merge has a row group of two or three runs in memory. If more runs than
+earlier begins a new run. At the end, the runs are merged. Publish times of several producers
+overlap a little, so the merge has a row group of two or three runs in memory. If more runs than
 ``_MOST_OPEN_FILES`` overlap at one time, they become fewer by merges of so many first. Overlapping
 files of several writers are merged the same way.
 
@@ -20,9 +20,9 @@ shrinks.
 The statistics of a file come from Parquet's own footer, and the bounds of long texts from the rows.
 Readers of delta-rs's PyArrow dataset skip a file if the table names a column
 (``STATISTICS_PROPERTY``) for which the file has no bounds or no count of nulls; a table that names
-none means its first 32. So a file has the statistics of all columns with bounds, our tables name only
-these, and the log gets the statistics of the named columns. In a table that names others, the log has
-only the number of rows of our files, which no reader skips.
+none means its first 32. So a file has the statistics of all columns with bounds, our tables name
+only these, and the log gets the statistics of the named columns. In a table that names others, the
+log has only the number of rows of our files, which no reader skips.
 """
 
 from __future__ import annotations
@@ -44,7 +44,14 @@ import pyarrow.parquet as pq
 from ledgerlake.decode import sorted_runs
 from ledgerlake.decode.schema import TIMESTAMP
 from ledgerlake.runtime.memory import give_back
-from ledgerlake.table.layout import file_schema, from_file, log_text, path_in_file, record_of, to_file
+from ledgerlake.table.layout import (
+    file_schema,
+    from_file,
+    log_text,
+    path_in_file,
+    record_of,
+    to_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -69,8 +76,8 @@ _SAMPLE_BYTES = 256 * 1024
 _MOST_BOUND_CHARACTERS = 256
 _LAST_CHARACTER = "\U0010ffff"
 
-# Producers choose texts, and the authors of schemas names and columns. The log keeps the statistics of
-# each file, and a task's result has those of all its files.
+# Producers choose texts, and the authors of schemas names and columns. The log keeps the statistics
+# of each file, and a task's result has those of all its files.
 _MOST_STATS_BYTES = 256 * 1024
 
 # Parquet leaves out the bounds of longer texts; its limit is 4096 bytes.
@@ -172,10 +179,16 @@ class FileWriter:
         self._files: list[DataFile] = []
 
     def write(self, table: pa.Table) -> None:
-        if not self._makes_one_file and self._open is not None and self._open.bytes_taken >= FILE_BYTES:
+        if (
+            not self._makes_one_file
+            and self._open is not None
+            and self._open.bytes_taken >= FILE_BYTES
+        ):
             self.roll_file()
         if self._open is None:
-            self._open = self._new_file("none" if _is_row_group(table) and not _shrinks(table) else "zstd")
+            self._open = self._new_file(
+                "none" if _is_row_group(table) and not _shrinks(table) else "zstd"
+            )
         self._open.bytes_taken += table.nbytes
         if self._is_ordered:
             self._open.first = self._open.first or key_of(table, 0)
@@ -190,7 +203,9 @@ class FileWriter:
             return
         self._open.writer.close()
         footer = self._open.footer[0]
-        size_bytes = self._folder.filesystem.get_file_info(f"{self._folder.root}/{self._open.name}").size
+        size_bytes = self._folder.filesystem.get_file_info(
+            f"{self._folder.root}/{self._open.name}"
+        ).size
         self._files.append(
             DataFile(
                 self._open.name,
@@ -233,7 +248,9 @@ class FileWriter:
             compression=codec,
             compression_level=1 if codec == "zstd" else None,
             use_dictionary=[*_paths_of(rows, _DICTIONARY_COLUMNS), *_text_paths(record_of(rows))],
-            column_encoding=dict.fromkeys(_paths_of(rows, _DELTA_ENCODED_COLUMNS), "DELTA_BINARY_PACKED"),
+            column_encoding=dict.fromkeys(
+                _paths_of(rows, _DELTA_ENCODED_COLUMNS), "DELTA_BINARY_PACKED"
+            ),
             write_statistics=self._statistics_paths,
             store_schema=False,
             metadata_collector=footer,
@@ -313,16 +330,19 @@ class OrderedWriter:
         self.max_effective_us: int | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add a batch, in which positions must rise, unless its messages were delayed; batches may come
-        in any order.
+        """Add a batch, in which positions must rise, unless its messages were delayed; batches may
+        come in any order.
         """
         if batch.num_rows == 0:
             return
         first, last = (
-            (batch["ledger_id"][row].as_py(), batch["entry_id"][row].as_py()) for row in (0, batch.num_rows - 1)
+            (batch["ledger_id"][row].as_py(), batch["entry_id"][row].as_py())
+            for row in (0, batch.num_rows - 1)
         )
         # Delayed messages come in the order in which they were due.
-        self._stepped_back |= first < self._last_taken or batch["delivered_at"].null_count < batch.num_rows
+        self._stepped_back |= (
+            first < self._last_taken or batch["delivered_at"].null_count < batch.num_rows
+        )
         self._last_taken = last
         alone = _is_row_group(batch)
         if alone:
@@ -430,7 +450,9 @@ def copy_rows(
     return writer.finish()
 
 
-def merge_overlapping(folder: ParquetFolder, files: list[DataFile]) -> tuple[list[DataFile], list[str]]:
+def merge_overlapping(
+    folder: ParquetFolder, files: list[DataFile]
+) -> tuple[list[DataFile], list[str]]:
     """Merge the files of one topic partition that overlap, so that all files follow each other.
 
     Args:
@@ -469,7 +491,9 @@ def _merged(folder: ParquetFolder, files: list[DataFile]) -> list[DataFile]:
     return result
 
 
-def _merged_at_once(folder: ParquetFolder, files: list[DataFile], out: FileWriter) -> list[DataFile]:
+def _merged_at_once(
+    folder: ParquetFolder, files: list[DataFile], out: FileWriter
+) -> list[DataFile]:
     first_keys = [file.first for file in files if file.first is not None]
     for table in merge_sorted([read_row_groups(folder, file.name) for file in files], first_keys):
         count = -(-table.num_rows * ROW_GROUP_BYTES // max(table.nbytes, ROW_GROUP_BYTES))
@@ -513,7 +537,9 @@ def delete_files(folder: ParquetFolder, names: Iterable[str]) -> None:
             folder.filesystem.delete_file(f"{folder.root}/{name}")
 
 
-def read_row_groups(folder: ParquetFolder, name: str, *, use_threads: bool = True) -> Iterator[pa.Table]:
+def read_row_groups(
+    folder: ParquetFolder, name: str, *, use_threads: bool = True
+) -> Iterator[pa.Table]:
     """Yield the row groups of a file, one at a time.
 
     Raises:
@@ -550,12 +576,17 @@ def effective_times(table: pa.Table | pa.RecordBatch) -> Times:
 
 def sort_keys(table: pa.Table | pa.RecordBatch) -> tuple[Times, ...]:
     """Return the columns of the key, most significant first."""
-    return (effective_times(table), *(table[name].to_numpy() for name in ("ledger_id", "entry_id", "batch_index")))
+    return (
+        effective_times(table),
+        *(table[name].to_numpy() for name in ("ledger_id", "entry_id", "batch_index")),
+    )
 
 
 def key_of(table: pa.Table | pa.RecordBatch, row: int) -> Key:
     """Return the key of one row."""
-    effective_us, ledger_id, entry_id, batch_index = (int(column[0]) for column in sort_keys(table.slice(row, 1)))
+    effective_us, ledger_id, entry_id, batch_index = (
+        int(column[0]) for column in sort_keys(table.slice(row, 1))
+    )
     return effective_us, ledger_id, entry_id, batch_index
 
 
@@ -565,9 +596,11 @@ def packed(rows: NDArray[np.int64]) -> NDArray[np.void]:
     return values.view(np.dtype((np.void, values.shape[1] * values.itemsize))).reshape(-1)
 
 
-def merge_sorted(runs: list[Iterator[pa.Table]], first_keys: list[Key] | None = None) -> Iterator[pa.Table]:
-    """Merge sorted runs; one table of each is in memory at a time. With their first keys, which rise,
-    those that are not needed yet are not opened.
+def merge_sorted(
+    runs: list[Iterator[pa.Table]], first_keys: list[Key] | None = None
+) -> Iterator[pa.Table]:
+    """Merge sorted runs; one table of each is in memory at a time. With their first keys, which
+    rise, those that are not needed yet are not opened.
     """
     return sorted_runs.merge_sorted(runs, sort_keys, pa.Table.slice, _joined, first_keys)
 
@@ -590,12 +623,16 @@ def bounded_paths(rows: pa.Schema) -> list[str]:
     inside another.
     """
     fields = record_of(rows) or ()
-    return [*_paths_of(rows, _STATISTICS_COLUMNS), *(field.name for field in fields if _has_bounds(field.type))]
+    return [
+        *_paths_of(rows, _STATISTICS_COLUMNS),
+        *(field.name for field in fields if _has_bounds(field.type)),
+    ]
 
 
 def statistics_columns(rows: pa.Schema, partitioned_by: Collection[str] = ()) -> str:
-    """Return the value of ``STATISTICS_PROPERTY`` for a table: the columns for which the log gets the
-    bounds. Names that would have to be quoted are left out, as are columns that partition the table.
+    """Return the value of ``STATISTICS_PROPERTY`` for a table: the columns for which the log gets
+    the bounds. Names that would have to be quoted are left out, as are columns that partition the
+    table.
     """
     paths = [path for path in bounded_paths(rows) if path not in partitioned_by]
     return ",".join(path for path in paths if _PLAIN_PATH.fullmatch(path))
@@ -603,8 +640,8 @@ def statistics_columns(rows: pa.Schema, partitioned_by: Collection[str] = ()) ->
 
 def with_named_statistics(file: DataFile, properties: Mapping[str, str]) -> DataFile:
     """Return a file with its statistics of the columns that the table names, or with its number of
-    rows alone if one of them has none. With other columns, each file would have all fields in the log
-    that the schemas of a topic ever added.
+    rows alone if one of them has none. With other columns, each file would have all fields in the
+    log that the schemas of a topic ever added.
 
     Args:
         properties: Delta's properties of the table.
@@ -613,7 +650,9 @@ def with_named_statistics(file: DataFile, properties: Mapping[str, str]) -> Data
     named = [tuple(path.split(".")) for path in properties.get(STATISTICS_PROPERTY, "*").split(",")]
     stats: dict[str, Any] = {"numRecords": file.rows}
     if all(_at(known.get("nullCount"), path) is not None for path in named):
-        stats |= {part: _chosen(known[part], named) for part in ("minValues", "maxValues", "nullCount")}
+        stats |= {
+            part: _chosen(known[part], named) for part in ("minValues", "maxValues", "nullCount")
+        }
     return replace(file, stats=log_text(stats))
 
 
@@ -642,7 +681,12 @@ def _has_bounds(kind: pa.DataType) -> bool:
     """Return whether Delta's statistics are written of a column of a record. Parquet leaves numbers
     that are none out of the bounds of floating columns, and readers count them as the largest.
     """
-    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind) or kind == TIMESTAMP)
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_date(kind)
+        or kind == TIMESTAMP
+    )
 
 
 def _text_paths(kind: pa.DataType | None, path: str = "") -> Iterator[str]:
@@ -663,7 +707,9 @@ def _text_paths(kind: pa.DataType | None, path: str = "") -> Iterator[str]:
         yield path
 
 
-def _note_long_texts(bounds: dict[str, tuple[str, str]], content: pa.Table, paths: Iterable[str]) -> None:
+def _note_long_texts(
+    bounds: dict[str, tuple[str, str]], content: pa.Table, paths: Iterable[str]
+) -> None:
     """Add the bounds of those texts of a file that may be too long for its footer."""
     for path in paths:
         outer, _, name = path.rpartition(".")
@@ -740,9 +786,9 @@ def text_before(text: str, characters: int) -> str:
 
 
 def text_after(text: str, characters: int) -> str | None:
-    """Return an upper bound of a text, of so many characters and one at most: the beginning of a long
-    text, with the last character in place of the last one that can become greater. None if there is
-    no such bound.
+    """Return an upper bound of a text, of so many characters and one at most: the beginning of a
+    long text, with the last character in place of the last one that can become greater. None if
+    there is no such bound.
     """
     if len(text) <= characters:
         return text
@@ -767,5 +813,7 @@ def _nested(values: dict[str, Any]) -> dict[str, Any]:
 def _plain(bound: Any) -> Any:
     """Return a bound as JSON has it."""
     if isinstance(bound, datetime):
-        return bound.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return (
+            bound.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        )
     return bound.isoformat() if isinstance(bound, date) else bound

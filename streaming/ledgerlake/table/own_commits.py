@@ -27,7 +27,11 @@ class OwnCommits(Table):
         """Leave it to the commit, which checks all files that it adds (see ``log_commit``)."""
 
     def _try_to_append(
-        self, table: DeltaTable, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None
+        self,
+        table: DeltaTable,
+        files: list[DataFile],
+        numbers: dict[str, int],
+        metadata: dict[str, str] | None,
     ) -> int | None:
         """Commit as the version after that of ``table``; return it, None if another writer came
         first.
@@ -39,7 +43,11 @@ class OwnCommits(Table):
         raise NotImplementedError
 
     def _append_to(
-        self, table: DeltaTable, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None
+        self,
+        table: DeltaTable,
+        files: list[DataFile],
+        numbers: dict[str, int],
+        metadata: dict[str, str] | None,
     ) -> None:
         """Commit files.
 
@@ -71,5 +79,7 @@ class OwnCommits(Table):
         """
         for number in range(before + 1, version + 1):
             actions = read_commit(self.path, number)
-            if not {action["txn"]["appId"] for action in actions if "txn" in action}.isdisjoint(numbers):
+            if not {action["txn"]["appId"] for action in actions if "txn" in action}.isdisjoint(
+                numbers
+            ):
                 raise OSError("a concurrent transaction has the same app id")

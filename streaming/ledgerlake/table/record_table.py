@@ -122,21 +122,25 @@ class RecordTable(MetadataCommits):
         types = {field.name: field.type for field in columns}
         if types.get(PULSAR_COLUMN) != own.field(PULSAR_COLUMN).type:
             raise TableError(
-                f"the table at {self.path} is none of records: it has no column {PULSAR_COLUMN} with what is Pulsar's; use another "
+                f"the table at {self.path} is none of records: it has no column {PULSAR_COLUMN} "
+                "with what is Pulsar's; use another "
                 'path, or set [delta] shape = "messages"'
             )
         changed = [field.name for field in own if not _like(types.get(field.name), field.type)]
         if changed:
             raise TableError(
-                f"another writer changed the columns {', '.join(changed)} of the table at {self.path}; start the pipeline again"
+                f"another writer changed the columns {', '.join(changed)} of the table at "
+                f"{self.path}; start the pipeline again"
             )
         nullable = pa.schema([field.with_nullable(True) for field in columns])
         self._check_partitions(existing)
         reasons = self._reasons(existing, nullable)
         if reasons:
             raise TableError(
-                f"the table at {self.path} has {', '.join(reasons)}, which a table of records cannot honour; "
-                f"{'set cluster_by again, or ' if set(reasons) == CLUSTERED else ''}use another path"
+                f"the table at {self.path} has {', '.join(reasons)}, which a table of records "
+                "cannot honour; "
+                f"{'set cluster_by again, or ' if set(reasons) == CLUSTERED else ''}use another "
+                "path"
             )
 
 
@@ -171,9 +175,12 @@ def learned_from_text(text: str, place: str) -> pa.StructType:
     version, _, content = text.partition(" ")
     try:
         refuse_newer(f"the table at {place}", int(version), _VERSION, "columns of version")
-        return pa.struct(list(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(content, validate=True)))))
+        return pa.struct(
+            list(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(content, validate=True))))
+        )
     except (ValueError, binascii.Error, pa.ArrowException):
         raise TableError(
-            f"the property {LEARNED} of the table at {place} is damaged; remove it: ALTER TABLE delta.`{place}` UNSET TBLPROPERTIES "
+            f"the property {LEARNED} of the table at {place} is damaged; remove it: ALTER TABLE "
+            f"delta.`{place}` UNSET TBLPROPERTIES "
             f"('{LEARNED}')"
         ) from None

@@ -8,7 +8,8 @@ the rows of the repeat are compared with those in the table, and the missing one
 under an application transaction of their own:
 
     <query>                  the micro-batch as the first run committed it
-    <query>:more:<number>    what a repeat has added to it; ``number`` counts from 1, since a repeat may be killed too
+    <query>:more:<number>    what a repeat has added to it; ``number`` counts from 1, since a repeat
+                             may be killed too
 
 If ``messages`` has the micro-batch too, the first run's messages stand, and rejects of them by a
 repeat are wrong. But the first run's state is gone with it, so a loss that the repeat finds is
@@ -74,7 +75,11 @@ def add_losses(table: Table, batch: BatchRecord, files: list[DataFile], is_in_ta
 
 
 def _add(
-    table: Table, batch: BatchRecord, files: list[DataFile], is_in_table: bool, is_wanted: Callable[[str], bool]
+    table: Table,
+    batch: BatchRecord,
+    files: list[DataFile],
+    is_in_table: bool,
+    is_wanted: Callable[[str], bool],
 ) -> None:
     additions = _additions(table, batch)
     known = Counter[RowKey]()
@@ -97,7 +102,9 @@ def _additions(table: Table, batch: BatchRecord) -> int:
 
 def row_keys(rows: pa.Table) -> Iterator[RowKey]:
     """Yield the key of each row."""
-    for *position, reason, detail in zip(*(rows[name].to_pylist() for name in KEY_COLUMNS), strict=True):
+    for *position, reason, detail in zip(
+        *(rows[name].to_pylist() for name in KEY_COLUMNS), strict=True
+    ):
         yield row_key(*position, reason, detail)
 
 

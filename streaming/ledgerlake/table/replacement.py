@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 
 def replace_files(
-    path: Place, version: int, old: Sequence[TableFile], new: Sequence[DataFile], needed: Collection[str]
+    path: Place,
+    version: int,
+    old: Sequence[TableFile],
+    new: Sequence[DataFile],
+    needed: Collection[str],
 ) -> int | None:
     """Commit the replacement; return its version. None if another writer came first, and nothing
     was changed.
@@ -64,14 +68,23 @@ def replace_files(
     except (OSError, ValueError) as error:
         if _has_landed(commit, version):
             return version
-        raise TableAccessError(f"files of the table at {path} could not be replaced: {path.reason(error)}") from None
+        raise TableAccessError(
+            f"files of the table at {path} could not be replaced: {path.reason(error)}"
+        ) from None
 
 
-def _commit(path: Place, version: int, old: Sequence[TableFile], new: Sequence[DataFile]) -> OwnCommit:
+def _commit(
+    path: Place, version: int, old: Sequence[TableFile], new: Sequence[DataFile]
+) -> OwnCommit:
     now_ms = int(time.time() * 1000)
-    actions = [*({"remove": _removed(file, now_ms)} for file in old), *({"add": _added(file, old)} for file in new)]
+    actions = [
+        *({"remove": _removed(file, now_ms)} for file in old),
+        *({"add": _added(file, old)} for file in new),
+    ]
     metrics = {"numAddedFiles": str(len(new)), "numRemovedFiles": str(len(old))}
-    return OwnCommit(path, "OPTIMIZE", {"predicate": "[]"}, version, actions, {"operationMetrics": metrics})
+    return OwnCommit(
+        path, "OPTIMIZE", {"predicate": "[]"}, version, actions, {"operationMetrics": metrics}
+    )
 
 
 def _removed(file: TableFile, now_ms: int) -> dict[str, Any]:
@@ -101,7 +114,9 @@ def _added(file: DataFile, old: Sequence[TableFile]) -> dict[str, Any]:
 def _conflicts(actions: Sequence[Action], names: Collection[str]) -> bool:
     """Return whether a commit of another writer forbids a replacement of these files."""
     return any(
-        "metaData" in action or "protocol" in action or action.get("remove", {}).get("path") in names
+        "metaData" in action
+        or "protocol" in action
+        or action.get("remove", {}).get("path") in names
         for action in actions
     )
 

@@ -1,8 +1,9 @@
 """How long a table keeps what it no longer uses, as its properties say it.
 
-Delta reads an interval as Spark does: ``interval 30 days``, ``30 days``, ``INTERVAL 1 DAY 12 HOURS``.
-delta-rs (1.6) knows only ``interval N unit`` in small letters, and takes its default for anything
-else. So it is not asked how long files are kept, and it may clean a log only if it knows how long.
+Delta reads an interval as Spark does: ``interval 30 days``, ``30 days``, ``INTERVAL 1 DAY 12
+HOURS``. delta-rs (1.6) knows only ``interval N unit`` in small letters, and takes its default for
+anything else. So it is not asked how long files are kept, and it may clean a log only if it knows
+how long.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _HOURS = {
     "millisecond": 1 / 3.6e6,
     "microsecond": 1 / 3.6e9,
 }
-_PART = re.compile(rf"\+?\s*(\d{{1,18}}(?:\.\d{{1,9}}(?=\s+second))?)\s+({'|'.join(_HOURS)})s?(?:\s+|$)", re.ASCII)
+_PART = re.compile(
+    rf"\+?\s*(\d{{1,18}}(?:\.\d{{1,9}}(?=\s+second))?)\s+({'|'.join(_HOURS)})s?(?:\s+|$)", re.ASCII
+)
 _INTERVAL = re.compile(rf"(?:interval\s+)?(?:{_PART.pattern})+", re.ASCII)
 _KNOWN_TO_DELTA_RS = re.compile(r"interval \d{1,9} (second|minute|hour|day|week)s?")
 
@@ -66,7 +69,8 @@ def retention_hours(path: Place, table: DeltaTable) -> float:
     hours = DEFAULT_RETENTION_HOURS if text is None else interval_hours(text)
     if hours is None:
         raise TableError(
-            f"no unused file of the table at {path} is removed, because its property {_FILES_PROPERTY} = '{text}' is not known; "
+            f"no unused file of the table at {path} is removed, because its property "
+            f"{_FILES_PROPERTY} = '{text}' is not known; "
             "write for example 'interval 30 days', or run ledgerlake vacuum with --retention-hours"
         )
     return hours
@@ -88,7 +92,8 @@ def may_clean_log(path: Place, table: DeltaTable) -> bool:
 @cache
 def _warn_of_words(path: str, text: str) -> None:
     _log.warning(
-        "the log of the table at %s is not cleaned, because its property %s = '%s' is not known; write for example 'interval 30 days'",
+        "the log of the table at %s is not cleaned, because its property %s = '%s' is not known; "
+        "write for example 'interval 30 days'",
         path,
         _LOG_PROPERTY,
         text,

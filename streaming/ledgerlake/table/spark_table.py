@@ -7,11 +7,11 @@ batch's number, by which Delta skips a batch that it has. So delta-spark enforce
 generated columns, the change data feed and column mapping, at the cost of one extra pass over every
 row.
 
-delta-spark's commits carry only one number for each query. So the other numbers of a micro-batch (see
-``delta_table``) are stored in the metadata of its commit. What a start records is in commits without
-files, which are written here. So is, from time to time, from which version on a query's last commit
-is found, however often others have committed since. The greatest time of each topic partition is
-computed from the rows too when a query starts.
+delta-spark's commits carry only one number for each query. So the other numbers of a micro-batch
+(see ``delta_table``) are stored in the metadata of its commit. What a start records is in commits
+without files, which are written here. So is, from time to time, from which version on a query's
+last commit is found, however often others have committed since. The greatest time of each topic
+partition is computed from the rows too when a query starts.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ _COMMIT_TIMES = "delta.enableInCommitTimestamps"
 # After so many commits of all writers, the place of the next micro-batch is recorded again.
 _COMMITS_PER_PLACE = 20
 
-# The exception of a row that a constraint, a column that is NOT NULL, or the length of a text refuses.
+# The exception of a row that a constraint, a column that is NOT NULL, or the length of a text
+# refuses.
 _VIOLATION = "DeltaInvariantViolationException"
 
 # Features of a table whose commits another service has to order.
@@ -96,18 +97,21 @@ class SparkTable(OwnCommits):
         missing, _, changed = column_differences(self.schema, existing)
         if missing or changed:
             raise TableError(
-                f"the table at {self.path} has another schema ({listed(missing, changed)}); use another path"
+                f"the table at {self.path} has another schema ({listed(missing, changed)}); use "
+                "another path"
             )
         unfillable = unfillable_columns(self.schema, existing)
         if unfillable:
             raise TableError(
-                f"the table at {self.path} has {listed(unfillable)}, which no message has and Spark "
+                f"the table at {self.path} has {listed(unfillable)}, which no message has and "
+                "Spark "
                 "cannot compute; give it a default, or use another path"
             )
         elsewhere = _ORDERED_ELSEWHERE & set(existing.protocol().writer_features or [])
         if elsewhere:
             raise TableError(
-                f"the table at {self.path} has {min(elsewhere)}, so that only its catalog may commit "
+                f"the table at {self.path} has {min(elsewhere)}, so that only its catalog may "
+                "commit "
                 "to it; use another path"
             )
 
@@ -123,16 +127,27 @@ class SparkTable(OwnCommits):
             self.folder.filesystem().delete_dir_contents(self.folder.root, missing_dir_ok=True)
         except OSError as error:
             raise SetupError(
-                f"the folder {self.folder} cannot be made ({error.strerror or error}); choose another checkpoint"
+                f"the folder {self.folder} cannot be made ({error.strerror or error}); choose "
+                "another checkpoint"
             ) from None
         super().begin()
 
     def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
         # A row that somebody else has added may be without a topic.
-        rows = self._spark.read.format("delta").load(self.path.hadoop_uri).dropna(subset=["topic", "partition"])
-        rows = rows.where(f.col("topic").isin(sorted({split_partition(name)[0] for name in topic_partitions})))
-        latest = rows.groupBy("topic", "partition").agg(f.max(f.unix_micros(_effective_time())).alias("time_us"))
-        times_us = {join_partition(row.topic, row.partition): int(row.time_us) for row in latest.collect()}
+        rows = (
+            self._spark.read.format("delta")
+            .load(self.path.hadoop_uri)
+            .dropna(subset=["topic", "partition"])
+        )
+        rows = rows.where(
+            f.col("topic").isin(sorted({split_partition(name)[0] for name in topic_partitions}))
+        )
+        latest = rows.groupBy("topic", "partition").agg(
+            f.max(f.unix_micros(_effective_time())).alias("time_us")
+        )
+        times_us = {
+            join_partition(row.topic, row.partition): int(row.time_us) for row in latest.collect()
+        }
         recorded = super().effective_times_us(topic_partitions)
         return {
             name: max(times.get(name, 0) for times in (times_us, recorded))
@@ -163,11 +178,13 @@ class SparkTable(OwnCommits):
         more: dict[str, Any] = dict(metadata or {})
         if is_on(table, _COMMIT_TIMES):
             last_ms = max(
-                action.get("commitInfo", {}).get("inCommitTimestamp", 0) for action in read_commit(self.path, version)
+                action.get("commitInfo", {}).get("inCommitTimestamp", 0)
+                for action in read_commit(self.path, version)
             )
             more["inCommitTimestamp"] = max(now_ms, last_ms + 1)
         actions = [
-            {"txn": {"appId": name, "version": number, "lastUpdated": now_ms}} for name, number in numbers.items()
+            {"txn": {"appId": name, "version": number, "lastUpdated": now_ms}}
+            for name, number in numbers.items()
         ]
         parameters = {"mode": "Append"}
         commit = OwnCommit(self.path, "WRITE", parameters, version, actions, more, is_blind=True)
@@ -180,7 +197,11 @@ class SparkTable(OwnCommits):
         # Spark applies the column mapping and the deletion vectors of the table.
         try:
             names = [name.rpartition("/")[2] for name in files_added_at(self.path, version)]
-            rows = self._at(version).where(f.col("_metadata.file_name").isin(names)).select(*KEY_COLUMNS)
+            rows = (
+                self._at(version)
+                .where(f.col("_metadata.file_name").isin(names))
+                .select(*KEY_COLUMNS)
+            )
             return Counter(row_key(*row) for row in rows.collect())
         except (OSError, ValueError) as error:
             raise self.not_comparable(batch, self.path.reason(error)) from None
@@ -188,10 +209,18 @@ class SparkTable(OwnCommits):
             raise self.not_comparable(batch, root_cause(error)) from None
 
     def _at(self, version: int) -> DataFrame:
-        return self._spark.read.format("delta").option("versionAsOf", version).load(self.path.hadoop_uri)
+        return (
+            self._spark.read.format("delta")
+            .option("versionAsOf", version)
+            .load(self.path.hadoop_uri)
+        )
 
     def commit(
-        self, batch: BatchRecord, files: list[DataFile], times_us: dict[str, int], outbox: dict[str, int] | None = None
+        self,
+        batch: BatchRecord,
+        files: list[DataFile],
+        times_us: dict[str, int],
+        outbox: dict[str, int] | None = None,
     ) -> None:
         self._record_place(batch)
         metadata = json.loads(batch.to_json()) | {EFFECTIVE_TIMES: times_us, OUTBOX: outbox or {}}
@@ -201,14 +230,19 @@ class SparkTable(OwnCommits):
                 if files
                 else self._spark.createDataFrame(self.schema.empty_table())
             )
-            sorted_rows = rows.repartition("topic", "partition").sortWithinPartitions(*self._sort_keys())
-            writer = sorted_rows.write.format("delta").mode("append").option("optimizeWrite", "false")
+            sorted_rows = rows.repartition("topic", "partition").sortWithinPartitions(
+                *self._sort_keys()
+            )
+            writer = (
+                sorted_rows.write.format("delta").mode("append").option("optimizeWrite", "false")
+            )
             writer = writer.option("txnAppId", batch.query).option("txnVersion", batch.batch_id)
             writer.option("userMetadata", json.dumps(metadata)).save(self.path.hadoop_uri)
         except (PySparkException, Py4JJavaError) as error:
             if _VIOLATION in str(error):
                 raise TableError(
-                    f"batch {batch.batch_id} has a row that the table at {self.path} refuses: {root_cause(error)}; change the "
+                    f"batch {batch.batch_id} has a row that the table at {self.path} refuses: "
+                    f"{root_cause(error)}; change the "
                     "table, or leave such messages out (where), and run again"
                 ) from None
             raise TableAccessError(
@@ -229,7 +263,11 @@ class SparkTable(OwnCommits):
         self._append([], {since_of(batch.query): version, **writer_numbers(batch)}, None, attempt)
 
     def _sort_keys(self) -> list[Column]:
-        position = [f.col(name) for name in ("ledger_id", "entry_id", "batch_index") if name in self.schema.names]
+        position = [
+            f.col(name)
+            for name in ("ledger_id", "entry_id", "batch_index")
+            if name in self.schema.names
+        ]
         times = [_effective_time()] if "publish_time" in self.schema.names else []
         return [f.col("topic"), f.col("partition"), *times, *position]
 
@@ -238,8 +276,12 @@ def _effective_time() -> Column:
     """Return the column of the effective time; 1970 if there is none. See
     ``table.ordered_files``.
     """
-    stored = f.coalesce(f.col("broker_timestamp"), f.col("publish_time"), f.timestamp_seconds(f.lit(0)))
-    return f.when(f.col("delivered_at").isNull(), stored).otherwise(f.greatest(stored, f.col("deliver_at")))
+    stored = f.coalesce(
+        f.col("broker_timestamp"), f.col("publish_time"), f.timestamp_seconds(f.lit(0))
+    )
+    return f.when(f.col("delivered_at").isNull(), stored).otherwise(
+        f.greatest(stored, f.col("deliver_at"))
+    )
 
 
 def _as_pattern(file: Place) -> str:
@@ -248,7 +290,11 @@ def _as_pattern(file: Place) -> str:
 
 
 def open_table(
-    path: Place, schema: pa.Schema, writer: str, staging: Place, partition_by: Mapping[str, str] | None = None
+    path: Place,
+    schema: pa.Schema,
+    writer: str,
+    staging: Place,
+    partition_by: Mapping[str, str] | None = None,
 ) -> Table:
     """Return a table with its writer: ``arrow`` appends files, ``spark`` is delta-spark's, ``auto``
     chooses the one that the table needs.
@@ -273,5 +319,9 @@ def open_table(
     special += [phrase.replace("it has", "a column", 1) for phrase in extra]
     if not special or missing or changed:
         return Table(path, schema, partition_by)
-    _log.warning("the table at %s has %s: it is written by delta-spark, which is slower", path, ", ".join(special))
+    _log.warning(
+        "the table at %s has %s: it is written by delta-spark, which is slower",
+        path,
+        ", ".join(special),
+    )
     return SparkTable(path, schema, staging)

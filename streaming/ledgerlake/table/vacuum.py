@@ -18,9 +18,9 @@ version at the begin of the retention is opened too, or the oldest one that can 
 ``deltalake`` lists the files that the log has not, and those that were removed for the first time
 before the retention. But a commit that changes the deletion vector of a file removes it and adds it
 again. So the log of a table with deletion vectors is read here. The vectors of tables with the
-latest messages (see ``table.latest_table``) are in files of their own, ``deletion_vector_<uuid>.bin``,
-and ``deltalake`` counts each of them as unused. They are judged in the same way; those of other
-tables are Spark's.
+latest messages (see ``table.latest_table``) are in files of their own,
+``deletion_vector_<uuid>.bin``, and ``deltalake`` counts each of them as unused. They are judged in
+the same way; those of other tables are Spark's.
 
 All other files in the folder or below it are left alone: another table, a checkpoint, files of a
 user.
@@ -99,14 +99,19 @@ def vacuum(
         dry_run: only list the files.
 
     Raises:
-        UsageError: the retention is less than an hour, the time of a running micro-batch, or absurd.
+        UsageError: the retention is less than an hour, the time of a running micro-batch, or
+        absurd.
         TableError: the table cannot be opened or its files not removed, or it is not known whether
             they are in use.
     """
     if hours < 1:
-        raise UsageError("the retention is less than an hour, and files of a micro-batch in work could be older")
+        raise UsageError(
+            "the retention is less than an hour, and files of a micro-batch in work could be older"
+        )
     if hours > MOST_RETENTION_HOURS:
-        raise UsageError(f"the retention is more than {MOST_RETENTION_HOURS:,} hours, which are 100 years")
+        raise UsageError(
+            f"the retention is more than {MOST_RETENTION_HOURS:,} hours, which are 100 years"
+        )
     try:
         table = open_delta(path)
         if not overrules_table:
@@ -122,14 +127,18 @@ def vacuum(
     except TableNotFoundError:
         raise no_table(path) from None
     except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
-        raise TableAccessError(f"the table at {path} cannot be vacuumed: {path.reason(error)}") from None
+        raise TableAccessError(
+            f"the table at {path} cannot be vacuumed: {path.reason(error)}"
+        ) from None
     return Vacuumed(str(path), sorted(names))
 
 
 def _unused(path: Place, table: DeltaTable, hours: int) -> set[str]:
     """Return the old files of a table that no version within the retention names."""
     before_s = time.time() - 3600 * hours
-    listed = table.vacuum(retention_hours=hours, dry_run=True, enforce_retention_duration=False, full=True)
+    listed = table.vacuum(
+        retention_hours=hours, dry_run=True, enforce_retention_duration=False, full=True
+    )
     names = {name for name in listed if is_data_file(name)}
     has_vectors = "deletionVectors" in (table.protocol().reader_features or ())
     if has_vectors and table.metadata().configuration.get(MODE) == LATEST:
@@ -144,15 +153,21 @@ def _unused(path: Place, table: DeltaTable, hours: int) -> set[str]:
 
 def _old_vectors(path: Place, before_s: float) -> set[str]:
     files = path.filesystem().get_file_info(fs.FileSelector(path.root, allow_not_found=True))
-    return {file.base_name for file in files if _VECTORS.fullmatch(file.base_name) and file.mtime_ns / 1e9 < before_s}
+    return {
+        file.base_name
+        for file in files
+        if _VECTORS.fullmatch(file.base_name) and file.mtime_ns / 1e9 < before_s
+    }
 
 
 def _named_with_vectors(path: Place, first: int, last: int, since_s: float) -> set[str]:
-    """Return the files, and those with vectors, that the first or the last of some versions names, or
-    one between them by what the log says of removals since a time.
+    """Return the files, and those with vectors, that the first or the last of some versions names,
+    or one between them by what the log says of removals since a time.
     """
     state = read_log_state(path, last)
-    kept = [action for action in state.removed if action.get("deletionTimestamp", 0) / 1000 >= since_s]
+    kept = [
+        action for action in state.removed if action.get("deletionTimestamp", 0) / 1000 >= since_s
+    ]
     actions = [*read_log_state(path, first).files.values(), *state.files.values(), *kept]
     vectors = (file_of(vector) for vector in vectors_of(actions))
     return {action["path"] for action in actions} | {name for name in vectors if name is not None}

@@ -1,5 +1,5 @@
-"""Which entries are in a set of entries: those in ``rejects``, for ``verify``. They are in memory, with
-16 bytes each, and messages with 24.
+"""Which entries are in a set of entries: those in ``rejects``, for ``verify``. They are in memory,
+with 16 bytes each, and messages with 24.
 """
 
 from __future__ import annotations
@@ -33,5 +33,7 @@ class EntrySet:
             return np.zeros(len(entries), dtype=bool)
         wanted = packed(entries)
         places = np.searchsorted(self._entries, wanted)
-        is_there: NDArray[np.bool_] = self._entries[np.minimum(places, len(self._entries) - 1)] == wanted
+        is_there: NDArray[np.bool_] = (
+            self._entries[np.minimum(places, len(self._entries) - 1)] == wanted
+        )
         return is_there

@@ -1,12 +1,12 @@
 """Records divided by a hash into parts that fit in memory, as in a hash join of two large inputs.
 
-All records of one hash are in one part, in the order in which they were added. A few records stay in
-memory. If there are more, each full buffer is sorted by hash and written to one temporary file. A part
-is a range of hashes, so each of the buffers has its records in one piece. The number of parts follows
-from the size of all records.
+All records of one hash are in one part, in the order in which they were added. A few records stay
+in memory. If there are more, each full buffer is sorted by hash and written to one temporary file.
+A part is a range of hashes, so each of the buffers has its records in one piece. The number of
+parts follows from the size of all records.
 
-The file is in the temporary folder and has no name. So it is gone when the process has ended, however
-that came.
+The file is in the temporary folder and has no name. So it is gone when the process has ended,
+however that came.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class HashedParts:
         hashes_of: the hashes of records. Their first bits divide the records.
     """
 
-    def __init__(self, dtype: np.dtype[Any], hashes_of: Callable[[Records], NDArray[np.uint64]]) -> None:
+    def __init__(
+        self, dtype: np.dtype[Any], hashes_of: Callable[[Records], NDArray[np.uint64]]
+    ) -> None:
         self._dtype, self._hashes_of = dtype, hashes_of
         self._buffer: list[Records] = []
         self._buffered, self._size = 0, 0
@@ -136,6 +138,7 @@ def _temporary_file() -> BufferedRandom:
 
 def _unusable(error: OSError) -> SetupError:
     return SetupError(
-        f"the temporary folder {tempfile.gettempdir()} cannot be used ({error.strerror or error}); make room there, or choose "
+        f"the temporary folder {tempfile.gettempdir()} cannot be used ({error.strerror or error}); "
+        "make room there, or choose "
         "another folder by the environment variable TMPDIR"
     )

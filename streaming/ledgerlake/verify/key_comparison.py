@@ -1,11 +1,11 @@
 """Compares the messages of topics with the rows of tables by their keys. Pure.
 
-Both have a key: topic partition, ledger, entry, batch index and broker index. Messages and rows come
-mostly in order, so a record stands for a run of them: ``count`` keys of one entry; both of their indexes
-rise by one. Runs of an entry that overlap are compared key by key.
+Both have a key: topic partition, ledger, entry, batch index and broker index. Messages and rows
+come mostly in order, so a record stands for a run of them: ``count`` keys of one entry; both of
+their indexes rise by one. Runs of an entry that overlap are compared key by key.
 
-All records of one entry have one hash, so the records of some hashes can be compared by themselves, and
-the results are added up (see ``hashed_parts``).
+All records of one entry have one hash, so the records of some hashes can be compared by themselves,
+and the results are added up (see ``hashed_parts``).
 
 The tables of a topic partition are compared in groups: a message has to be in at least one table of
 each group. A table with all messages of the topic is a group by itself; if there is none, all its
@@ -42,8 +42,8 @@ class Kind(IntEnum):
 
 
 # ``partition`` and ``table`` are numbers. ``table``, ``group`` and ``due_us`` are of rows only; the
-# group is -1 if the row is in none. ``is_waiting``: the message is not due. A broker index of -1 does
-# not rise: the broker gave none.
+# group is -1 if the row is in none. ``is_waiting``: the message is not due. A broker index of -1
+# does not rise: the broker gave none.
 RECORD = np.dtype(
     [
         ("kind", np.int8),
@@ -95,12 +95,19 @@ def chunk_record(kind: Kind, partition: int, entry: Keys, *, is_waiting: bool) -
         entry: its ledger and entry.
     """
     record = np.zeros(1, dtype=RECORD)
-    record["kind"], record["partition"], record["is_waiting"], record["count"] = kind, partition, is_waiting, 1
+    record["kind"], record["partition"], record["is_waiting"], record["count"] = (
+        kind,
+        partition,
+        is_waiting,
+        1,
+    )
     record["ledger_id"], record["entry_id"] = entry[:, 0], entry[:, 1]
     return record
 
 
-def row_records(table: int, group: int, partition: int, keys: Keys, due_us: NDArray[np.int64]) -> Records:
+def row_records(
+    table: int, group: int, partition: int, keys: Keys, due_us: NDArray[np.int64]
+) -> Records:
     """Return the records of rows.
 
     Args:
@@ -115,12 +122,18 @@ def _runs(partition: int, keys: Keys, due_us: NDArray[np.int64]) -> Records:
     """Return a record for each run of keys with the same time."""
     ledger, entry, batch_index, broker_index = keys.T
     begins = np.ones(len(keys), dtype=bool)
-    begins[1:] = (ledger[1:] != ledger[:-1]) | (entry[1:] != entry[:-1]) | (due_us[1:] != due_us[:-1])
+    begins[1:] = (
+        (ledger[1:] != ledger[:-1]) | (entry[1:] != entry[:-1]) | (due_us[1:] != due_us[:-1])
+    )
     begins[1:] |= batch_index[1:] != batch_index[:-1] + 1
-    begins[1:] |= broker_index[1:] != np.where(broker_index[:-1] < 0, broker_index[:-1], broker_index[:-1] + 1)
+    begins[1:] |= broker_index[1:] != np.where(
+        broker_index[:-1] < 0, broker_index[:-1], broker_index[:-1] + 1
+    )
     first = np.flatnonzero(begins)
     records = np.zeros(len(first), dtype=RECORD)
-    for name, column in zip(("ledger_id", "entry_id", "batch_index", "broker_index"), keys.T, strict=True):
+    for name, column in zip(
+        ("ledger_id", "entry_id", "batch_index", "broker_index"), keys.T, strict=True
+    ):
         records[name] = column[first]
     records["partition"], records["due_us"] = partition, due_us[first]
     records["count"] = np.diff(first, append=len(keys))
@@ -179,7 +192,9 @@ def _with_comparable_indexes(records: Records) -> Records:
 
 
 def _without_overlaps(records: Records) -> Records:
-    """Return the records with one for each key, if runs of their entry overlap and are not the same."""
+    """Return the records with one for each key, if runs of their entry overlap and are not the
+    same.
+    """
     begins_entry = _differs(records, _ENTRY)
     overlaps = _differs(records, _RUN) & ~begins_entry
     overlaps[1:] &= records["batch_index"][1:] < (records["batch_index"] + records["count"])[:-1]

@@ -26,7 +26,15 @@ from ledgerlake.table.open_table import not_readable
 from ledgerlake.values.record_columns import PULSAR_COLUMN
 from ledgerlake.verify.entry_set import EntrySet
 from ledgerlake.verify.hashed_parts import HashedParts
-from ledgerlake.verify.latest_rule import MESSAGE, NO_MESSAGES, REPEATS_US, Finding, LatestMessages, Span, judge
+from ledgerlake.verify.latest_rule import (
+    MESSAGE,
+    NO_MESSAGES,
+    REPEATS_US,
+    Finding,
+    LatestMessages,
+    Span,
+    judge,
+)
 from ledgerlake.verify.table_rows import entries_of
 
 if TYPE_CHECKING:
@@ -64,18 +72,22 @@ _MOST_KEPT = 500_000
 
 
 class LatestComparison:
-    """A table with the latest messages, and the messages of its topics that count for it. To be used
-    as a context.
+    """A table with the latest messages, and the messages of its topics that count for it. To be
+    used as a context.
 
     Args:
         options: without placeholders.
         snapshot: the version of the table that is compared.
     """
 
-    def __init__(self, config: Config, options: TableOptions, snapshot: DeltaTable, cluster: Cluster) -> None:
+    def __init__(
+        self, config: Config, options: TableOptions, snapshot: DeltaTable, cluster: Cluster
+    ) -> None:
         self._options, self._snapshot, self._cluster = options, snapshot, cluster
         self._client = config.source.client
-        table = MessagesTable(options, config.delta.writer, config.checkpoint_place / "ledgerlake" / "staging")
+        table = MessagesTable(
+            options, config.delta.writer, config.checkpoint_place / "ledgerlake" / "staging"
+        )
         table.table.examine()
         table.adopt()
         self._settings = table.settings()
@@ -95,10 +107,14 @@ class LatestComparison:
         Raises:
             BrokerError, TransportError: the registry of schemas cannot be asked.
         """
-        (newest,) = with_retries(lambda: self._cluster.schemas([(topic, None)]), self._cluster.settings.give_up_after_s)
+        (newest,) = with_retries(
+            lambda: self._cluster.schemas([(topic, None)]), self._cluster.settings.give_up_after_s
+        )
         schemas = TopicSchemas.of({} if newest is None else {topic: newest})
         batch = BatchSettings(0, {self._options.name: self._settings}, [], schemas)
-        maker = RowMaker(self._options, topic, self._client, batch, self._settings, self._settings.obstacle)
+        maker = RowMaker(
+            self._options, topic, self._client, batch, self._settings, self._settings.obstacle
+        )
         number = self._number(join_partition(topic, partition))
         return CountingMessages(maker, number, reject_entries, self._add_messages)
 
@@ -131,15 +147,24 @@ class LatestComparison:
     def _rows(self) -> Iterator[Messages]:
         inside = f"{PULSAR_COLUMN}." if self._options.is_of_records else ""
         # Rows that somebody else has added are of no message.
-        are_own = " and ".join(f"{inside}{name} is not null" for name in ("topic", "partition", *_POSITION))
-        query = f"select {', '.join(f'{inside}{name} as {name}' for name in _COLUMNS)} from t where {are_own}"
+        are_own = " and ".join(
+            f"{inside}{name} is not null" for name in ("topic", "partition", *_POSITION)
+        )
+        query = (
+            f"select {', '.join(f'{inside}{name} as {name}' for name in _COLUMNS)} from t "
+            f"where {are_own}"
+        )
         try:
             for part in QueryBuilder().register("t", self._snapshot).execute(query):
                 rows = pa.record_batch(part)
-                messages = _packed(rows, pc.is_valid(rows["delivered_at"]).to_numpy(zero_copy_only=False))
+                messages = _packed(
+                    rows, pc.is_valid(rows["delivered_at"]).to_numpy(zero_copy_only=False)
+                )
                 messages["partition"] = [
                     self._number(join_partition(*source))
-                    for source in zip(rows["topic"].to_pylist(), rows["partition"].to_pylist(), strict=True)
+                    for source in zip(
+                        rows["topic"].to_pylist(), rows["partition"].to_pylist(), strict=True
+                    )
                 ]
                 yield messages
         # Errors while the answer comes have no type of their own.
@@ -158,7 +183,11 @@ class CountingMessages:
     """
 
     def __init__(
-        self, maker: RowMaker, number: int, reject_entries: Keys, spill: Callable[[Messages], None] | None = None
+        self,
+        maker: RowMaker,
+        number: int,
+        reject_entries: Keys,
+        spill: Callable[[Messages], None] | None = None,
     ) -> None:
         self.number = number
         self.latest = LatestMessages()
@@ -224,7 +253,9 @@ def _as_records(messages: Messages, *, is_row: bool) -> Records:
 
 def _key_hashes(records: Records) -> NDArray[np.uint64]:
     """Return the first bytes of each key's hash."""
-    hashes: NDArray[np.uint64] = np.ascontiguousarray(records["message"]["key"]).view(np.uint64).reshape(-1, 2)[:, 0]
+    hashes: NDArray[np.uint64] = (
+        np.ascontiguousarray(records["message"]["key"]).view(np.uint64).reshape(-1, 2)[:, 0]
+    )
     return hashes
 
 

@@ -134,7 +134,9 @@ def judge(messages: Messages, rows: Messages, spans: Mapping[int, Span]) -> Coun
     findings[Finding.RIGHT] += int(is_right.sum())
     for number in np.flatnonzero(~is_right).tolist():
         of_key = messages[first[number] : first[number] + count[number]]
-        findings[judge_key(list(of_key), rows[place[number]] if there[number] else None, spans)] += 1
+        findings[
+            judge_key(list(of_key), rows[place[number]] if there[number] else None, spans)
+        ] += 1
     _, is_known = _find(keys, rows["key"])
     return findings + _without_messages(rows[~is_known], spans)
 
@@ -177,11 +179,17 @@ def judge_key(messages: Sequence[Any], row: Any, spans: Mapping[int, Span]) -> F
     possible = _possible([*messages, row] if is_trimmed else messages)
     if any(message["is_uncertain"] for message in possible):
         return Finding.UNDECIDED
-    latest = max(possible, key=lambda message: (message["time_us"], message["was_delayed"]), default=None)
+    latest = max(
+        possible, key=lambda message: (message["time_us"], message["was_delayed"]), default=None
+    )
     if row is None:
         if latest is not None and latest["is_deletion"]:
             return Finding.RIGHT
-        return Finding.UNDECIDED if any(message["is_deletion"] for message in possible) else Finding.MISSING
+        return (
+            Finding.UNDECIDED
+            if any(message["is_deletion"] for message in possible)
+            else Finding.MISSING
+        )
     own = [message for message in possible if _is_same(message, row) and not message["is_deletion"]]
     if not own:
         return Finding.OUTDATED
@@ -195,7 +203,11 @@ def _possible(messages: Sequence[Any]) -> list[Any]:
     possible = []
     for partition in sorted({int(message["partition"]) for message in messages}):
         of_partition = [message for message in messages if message["partition"] == partition]
-        plain = max((message for message in of_partition if not message["was_delayed"]), key=_position, default=None)
+        plain = max(
+            (message for message in of_partition if not message["was_delayed"]),
+            key=_position,
+            default=None,
+        )
         # It may have left with a later micro-batch than a plain message that came after it was due.
         delayed = max(
             (message for message in of_partition if message["was_delayed"]),

@@ -98,9 +98,13 @@ class TableRows:
         except TableNotFoundError:
             raise no_table(path) from None
         except (DeltaError, OSError) as error:
-            raise TableAccessError(f"the table at {path} cannot be opened: {path.reason(error)}") from None
+            raise TableAccessError(
+                f"the table at {path} cannot be opened: {path.reason(error)}"
+            ) from None
 
-    def batches(self, wanted: Container[object] | None = None) -> Iterator[tuple[TableFile, pa.Table]]:
+    def batches(
+        self, wanted: Container[object] | None = None
+    ) -> Iterator[tuple[TableFile, pa.Table]]:
         """Yield the rows of each file in their order, and file after file.
 
         Args:
@@ -122,7 +126,9 @@ class TableRows:
     def _read(self, name: str) -> Iterator[pa.Table]:
         live, first = self._live.get(name.rpartition("/")[2]), 0
         try:
-            with pq.ParquetFile((self._path / name).root, filesystem=self._path.filesystem()) as file:
+            with pq.ParquetFile(
+                (self._path / name).root, filesystem=self._path.filesystem()
+            ) as file:
                 present = set(file.schema_arrow.names)
                 if PULSAR_COLUMN in present:
                     columns = [f"{PULSAR_COLUMN}.{name}" for name in self._columns]
@@ -147,14 +153,26 @@ class TableRows:
         spark = replace(self._spark, master=LOCAL_MASTER)
         session = start_session("ledgerlake verify", spark.master, spark.session_settings)
         connect_store(session, self._path)
-        rows = session.read.format("delta").option("versionAsOf", self._version).load(self._path.hadoop_uri)
+        rows = (
+            session.read.format("delta")
+            .option("versionAsOf", self._version)
+            .load(self._path.hadoop_uri)
+        )
         inside = f"{PULSAR_COLUMN}." if PULSAR_COLUMN in rows.columns else ""
         columns = rows.select(f"{PULSAR_COLUMN}.*").columns if inside else rows.columns
         names = [name for name in self._columns if name in columns]
         # A large file is read in splits; within a split, rows are numbered in their order.
-        place = ["_metadata.file_path", "_metadata.file_block_start", "monotonically_increasing_id() as row"]
-        partition = f"to_json(struct({', '.join(self._partitioned_by)}))" if self._partitioned_by else "''"
-        selected = rows.selectExpr(*(f"{inside}{name}" for name in names), *place, f"{partition} as of_partition")
+        place = [
+            "_metadata.file_path",
+            "_metadata.file_block_start",
+            "monotonically_increasing_id() as row",
+        ]
+        partition = (
+            f"to_json(struct({', '.join(self._partitioned_by)}))" if self._partitioned_by else "''"
+        )
+        selected = rows.selectExpr(
+            *(f"{inside}{name}" for name in names), *place, f"{partition} as of_partition"
+        )
         in_order = selected.sort("file_path", "file_block_start", "row")
         for (packed_rows,) in in_order.mapInArrow(_as_streams, "rows binary").toLocalIterator():
             with pa.ipc.open_stream(pa.py_buffer(packed_rows)) as stream:
@@ -184,8 +202,8 @@ def by_topic_partition(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
 
 
 def _by_values(rows: pa.Table, names: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the rows that have the same values in some columns, in their order; rows without a value
-    are left out.
+    """Yield the rows that have the same values in some columns, in their order; rows without a
+    value are left out.
     """
     for name in names:
         if rows[name].null_count:
@@ -219,8 +237,8 @@ def up_to(rows: pa.Table, end: Position) -> pa.Table:
 
 
 def rejected_keys(rows: pa.Table, reasons: pa.ChunkedArray) -> Keys:
-    """Return ledger, entry, batch index and reason of rejects; the index is -1 if the entire entry is
-    one.
+    """Return ledger, entry, batch index and reason of rejects; the index is -1 if the entire entry
+    is one.
 
     Args:
         reasons: their reasons, or those of the rejects that were replayed.
@@ -232,8 +250,8 @@ def rejected_keys(rows: pa.Table, reasons: pa.ChunkedArray) -> Keys:
 
 
 def not_replayed(rejected: Keys, replayed: Keys) -> tuple[Keys, int]:
-    """Return the keys that were rejected more often than replayed, each once, and how many rejects they
-    have that were not replayed.
+    """Return the keys that were rejected more often than replayed, each once, and how many rejects
+    they have that were not replayed.
     """
     keys, which, counts = np.unique(
         np.concatenate([rejected, replayed]), axis=0, return_inverse=True, return_counts=True
@@ -259,8 +277,8 @@ class _FileOrder:
 
 
 class RowOrder:
-    """Finds rows that come after a later row: inside each file, and between the files of a lane in the
-    order of their first rows. Rows that are marked late are not looked at.
+    """Finds rows that come after a later row: inside each file, and between the files of a lane in
+    the order of their first rows. Rows that are marked late are not looked at.
 
     A lane is one whose rows have an order: a topic partition in a place of the table.
     """
@@ -316,7 +334,9 @@ def _descends(before: Keys, after: Keys) -> NDArray[np.bool_]:
     """Return a mask of the rows in which ``after`` is less than ``before``."""
     result = np.zeros(len(before), dtype=bool)
     for column in reversed(range(before.shape[1])):
-        result = (after[:, column] < before[:, column]) | ((after[:, column] == before[:, column]) & result)
+        result = (after[:, column] < before[:, column]) | (
+            (after[:, column] == before[:, column]) & result
+        )
     return result
 
 

@@ -1,5 +1,5 @@
-"""The content of a range of a topic partition, for ``verify``: read and decoded as by the pipeline, and
-left as records of its messages (see ``key_comparison``).
+"""The content of a range of a topic partition, for ``verify``: read and decoded as by the pipeline,
+and left as records of its messages (see ``key_comparison``).
 
 Whether a large message is complete is found by the rules of ``assembly.rules`` over all chunks of
 the range, without limits.
@@ -55,8 +55,8 @@ _NO_LIMITS = Limits(
 
 @dataclass
 class TopicContent:
-    """What is in a range of a topic partition beside its messages: entries that can be no messages and
-    are not in rejects, chunks of incomplete large messages, and the first entry.
+    """What is in a range of a topic partition beside its messages: entries that can be no messages
+    and are not in rejects, chunks of incomplete large messages, and the first entry.
     """
 
     bad_entries: int = 0
@@ -74,7 +74,11 @@ class ExpectedMessages:
     """
 
     def __init__(
-        self, partition: int, rejects: EntrySet, records: HashedParts, messages: EntrySet | None = None
+        self,
+        partition: int,
+        rejects: EntrySet,
+        records: HashedParts,
+        messages: EntrySet | None = None,
     ) -> None:
         self._partition, self._rejects, self._records = partition, rejects, records
         self._messages = messages
@@ -90,16 +94,20 @@ class ExpectedMessages:
             is_wanted &= ~self._messages.contains(keys[:, :3])
         for waits in (False, True):
             wanted = keys[is_wanted & (is_waiting == waits)]
-            self._records.add(message_records(self._partition, wanted, is_waiting=waits), len(wanted))
+            self._records.add(
+                message_records(self._partition, wanted, is_waiting=waits), len(wanted)
+            )
 
     def add_large(self, positions: Sequence[Position], *, is_waiting: bool) -> None:
-        """Add a large message by its chunks, or a chunk that belongs to none. A message that does not fit
-        a table is in rejects with the position of its last chunk.
+        """Add a large message by its chunks, or a chunk that belongs to none. A message that does
+        not fit a table is in rejects with the position of its last chunk.
         """
         entries = _entries(positions)
         if not self._rejects.contains(entries)[-1]:
             kind = Kind.LARGE if len(positions) > 1 else Kind.CHUNK
-            self._records.add(chunk_record(kind, self._partition, entries[-1:], is_waiting=is_waiting), 1)
+            self._records.add(
+                chunk_record(kind, self._partition, entries[-1:], is_waiting=is_waiting), 1
+            )
 
     def count_missing(self, entries: Keys) -> int:
         """Return how many of the entries are not in rejects."""
@@ -146,16 +154,27 @@ def read_topic(
             except CorruptEntryError:
                 content.bad_entries += expected.count_missing(_entries([position]))
             continue
-        for decoded in decode_bundle(piece.frames, source, first_entry=piece.first_entry, **options.decoding):
+        for decoded in decode_bundle(
+            piece.frames, source, first_entry=piece.first_entry, **options.decoding
+        ):
             is_delayed = np.zeros(decoded.messages.num_rows, dtype=bool)
             were_delayed = piece.kind == PieceKind.DELAYED and reached_ms is not None
             if reached_ms is not None and were_delayed:
-                is_delayed = decoded.messages["deliver_at"].cast(pa.int64()).to_numpy() > reached_ms * 1000
+                is_delayed = (
+                    decoded.messages["deliver_at"].cast(pa.int64()).to_numpy() > reached_ms * 1000
+                )
             repeats = np.zeros(decoded.messages.num_rows, dtype=bool)
             if were_delayed:
-                repeats[rows_with_property(decoded.messages["properties"], [CRON_PROPERTY, EVERY_PROPERTY])] = True
+                repeats[
+                    rows_with_property(
+                        decoded.messages["properties"], [CRON_PROPERTY, EVERY_PROPERTY]
+                    )
+                ] = True
             for table in counting:
-                table.take(decoded.messages.filter(pa.array(~is_delayed & ~repeats)), were_delayed=were_delayed)
+                table.take(
+                    decoded.messages.filter(pa.array(~is_delayed & ~repeats)),
+                    were_delayed=were_delayed,
+                )
                 if repeats.any():
                     is_due = pa.array(~is_delayed & repeats)
                     table.take(decoded.messages.filter(is_due), were_delayed=True, repeat=True)
@@ -217,8 +236,11 @@ class _Chunks:
                 ended.append(_Ended(outcome.positions, outcome.deliver_ms or 0, message))
             elif isinstance(outcome, Rejected):
                 ended += [_Ended((rejected,)) for rejected, _ in outcome.entries]
-        # Nothing before the range is known here. So a chunk for the stateful stage belongs to no message.
-        ended += [_Ended((left.position,)) for left in self._assembly.events if isinstance(left, Chunk)]
+        # Nothing before the range is known here. So a chunk for the stateful stage belongs to no
+        # message.
+        ended += [
+            _Ended((left.position,)) for left in self._assembly.events if isinstance(left, Chunk)
+        ]
         self._assembly.events.clear()
         self._assembly.budget = EventBudget()
         return ended

@@ -1,11 +1,10 @@
 """Compares the tables with their topics, by position and broker index.
 
 The topic's messages after the query's first offset, up to the last micro-batch that it committed,
-are compared with the table's rows of that range. An entry in ``rejects`` accounts for its messages, a
-message of a batch there for itself, and what was replayed for nothing.
-Chunks are accounted for by their large message, which has the position of its last chunk. Whether
-that message is complete is found by the rules of ``assembly.rules`` over all chunks of the range,
-without limits.
+are compared with the table's rows of that range. An entry in ``rejects`` accounts for its messages,
+a message of a batch there for itself, and what was replayed for nothing. Chunks are accounted for
+by their large message, which has the position of its last chunk. Whether that message is complete
+is found by the rules of ``assembly.rules`` over all chunks of the range, without limits.
 
 A table that takes all messages of a topic is compared by itself. The others are compared together:
 a message has to be in one of them. If one of them has a query or a function, nothing is missing for
@@ -16,25 +15,29 @@ the latest message that counts for it by the configuration of today, as far as t
 messages of the key (see ``latest_rule``). Keys without a row are ``missing``, rows beyond the first
 of a key are ``duplicate``, and rows of keys that the topic does not have are ``not_checked``.
 
-Topics and tables are read a piece at a time. What is compared becomes records, which are compared part
-by part (see ``hashed_parts`` and ``key_comparison``). So memory does not grow with messages and rows.
-In memory are the rejects, with up to 32 bytes each, and the positions of the chunks of
+Topics and tables are read a piece at a time. What is compared becomes records, which are compared
+part by part (see ``hashed_parts`` and ``key_comparison``). So memory does not grow with messages
+and rows. In memory are the rejects, with up to 32 bytes each, and the positions of the chunks of
 incomplete large messages.
 
     missing        in the topic, neither in the table nor in rejects
     left_out       in the topic, and in no table, because a query or a function makes the rows
-    duplicate      rows beyond the first of one position in a table, but for the occurrences of a message that repeats
-    out_of_order   rows that come after a later one, inside a file, or in a file whose range overlaps another's
-                   (rows marked ``late`` are not counted)
-    not_checked    rows of positions that the topic no longer has, or that are before the start of the checkpoint
+    duplicate      rows beyond the first of one position in a table, but for the occurrences of a
+                   message that repeats
+    out_of_order   rows that come after a later one, inside a file, or in a file whose range
+                   overlaps another's (rows marked ``late`` are not counted)
+    not_checked    rows of positions that the topic no longer has, or that are before the start of
+                   the checkpoint
     incomplete_chunks
                    chunks of incomplete large messages
-    waiting        delayed messages that were not due when the last micro-batch was planned, and messages that repeat of
-                   which no occurrence is in the table
+    waiting        delayed messages that were not due when the last micro-batch was planned, and
+                   messages that repeat of which no occurrence is in the table
     early          rows that were delivered before they were due
-    outdated       rows of a table with the latest messages that are not the latest of their key, or whose key was deleted
-    undecided      keys of such a table that nothing can decide: a large message, one of an entry in rejects, or one that
-                   repeats, may be the latest, or the micro-batches decided between two topic partitions
+    outdated       rows of a table with the latest messages that are not the latest of their key, or
+                   whose key was deleted
+    undecided      keys of such a table that nothing can decide: a large message, one of an entry in
+                   rejects, or one that repeats, may be the latest, or the micro-batches decided
+                   between two topic partitions
 """
 
 from __future__ import annotations
@@ -116,14 +119,21 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        return not (self.missing or self.duplicate or self.out_of_order or self.early or self.outdated)
+        return not (
+            self.missing or self.duplicate or self.out_of_order or self.early or self.outdated
+        )
 
     def sentence(self) -> str:
-        problems = f"{self.missing:,} missing, {self.duplicate:,} duplicate, {self.out_of_order:,} out of order"
+        problems = (
+            f"{self.missing:,} missing, {self.duplicate:,} duplicate, "
+            f"{self.out_of_order:,} "
+            "out of order"
+        )
         notes = f"{counted(self.rejects, 'reject', 'rejects')}, {self.late:,} late"
         if self.not_checked:
             notes += (
-                f", {self.not_checked:,} not compared: removed from the topic, or before the start of this checkpoint"
+                f", {self.not_checked:,} not compared: removed from the topic, or before the "
+                "start of this checkpoint"
             )
         if self.incomplete_chunks:
             chunks = counted(self.incomplete_chunks, "chunk", "chunks")
@@ -162,8 +172,12 @@ def verify(config: Config) -> Verdict:
         partitions = []
         for number, name in enumerate(sorted(end)):
             span = entry_range(name, start.get(name, PartitionOffset(BEFORE_ALL)), end[name])
-            reached_ms = _reached_ms(end[name], wakeup_times_ms.get(name)) if config.delay.enabled else None
-            partitions.append(_Partition(number, span, reached_ms, tables.of_topic(split_partition(name)[0])))
+            reached_ms = (
+                _reached_ms(end[name], wakeup_times_ms.get(name)) if config.delay.enabled else None
+            )
+            partitions.append(
+                _Partition(number, span, reached_ms, tables.of_topic(split_partition(name)[0]))
+            )
         comparison = _Comparison(partitions, stack.enter_context(HashedParts(RECORD, entry_hashes)))
         comparison.read_rejects(tables.rejects)
         for partition in partitions:
@@ -180,8 +194,8 @@ def verify(config: Config) -> Verdict:
 class _Partition:
     """A topic partition: what is compared of it, and what is known so far.
 
-    ``number`` is that of its records. ``rejected`` and ``replayed`` have ledger, entry, batch index and
-    reason of rejects, until the topic is read.
+    ``number`` is that of its records. ``rejected`` and ``replayed`` have ledger, entry, batch index
+    and reason of rejects, until the topic is read.
     """
 
     number: int
@@ -215,16 +229,24 @@ class _Comparison:
         """Read a topic partition."""
         source = split_partition(partition.span.topic_partition)
         nothing = np.empty((0, 4), dtype=np.int64)
-        rejected, replayed = (np.concatenate([nothing, *keys]) for keys in (partition.rejected, partition.replayed))
+        rejected, replayed = (
+            np.concatenate([nothing, *keys]) for keys in (partition.rejected, partition.replayed)
+        )
         partition.rejected, partition.replayed = [], []
         # A replay writes nothing into a table with the latest messages.
-        latest = [(table, table.begin(*source, rejected[:, :2])) for table in partition.tables.latest]
+        latest = [
+            (table, table.begin(*source, rejected[:, :2])) for table in partition.tables.latest
+        ]
         rejected, rejects = not_replayed(rejected, replayed)
         is_entry = rejected[:, 2] < 0
         entries, messages = EntrySet(rejected[is_entry, :2]), EntrySet(rejected[~is_entry, :3])
         expected = ExpectedMessages(partition.number, entries, self._records, messages)
         content = read_topic(
-            options, partition.span, partition.reached_ms, expected, [counting for _, counting in latest]
+            options,
+            partition.span,
+            partition.reached_ms,
+            expected,
+            [counting for _, counting in latest],
         )
         partition.first, end = content.first, partition.span.end
         first = None if content.first is None else (content.first.ledger_id, content.first.entry_id)
@@ -256,7 +278,9 @@ class _Comparison:
     def judge(self) -> Verdict:
         """Compare all records; return the result."""
         partitions = self._partitions.values()
-        groups = np.array([partition.tables.group_count for partition in partitions], dtype=np.int64)
+        groups = np.array(
+            [partition.tables.group_count for partition in partitions], dtype=np.int64
+        )
         absent = np.zeros((groups.max(initial=0), len(groups)), dtype=np.int64)
         waiting = np.zeros_like(absent)
         for part in self._records.parts():
@@ -266,7 +290,9 @@ class _Comparison:
             waiting += compared.waiting
         for partition in partitions:
             number = partition.number
-            partition.tables.count_absent(self._verdict, absent[:, number].tolist(), waiting[:, number].tolist())
+            partition.tables.count_absent(
+                self._verdict, absent[:, number].tolist(), waiting[:, number].tolist()
+            )
         return self._verdict
 
     def _rows(
@@ -287,7 +313,9 @@ class _Comparison:
         self._records.add(row_records(table, group, partition.number, keys, due_us), len(keys))
         self._verdict.messages += len(keys)
         self._verdict.late += int(pc.sum(rows["late"]).as_py() or 0)
-        self._verdict.early += int(pc.sum(pc.less(rows["delivered_at"], rows["deliver_at"])).as_py() or 0)
+        self._verdict.early += int(
+            pc.sum(pc.less(rows["delivered_at"], rows["deliver_at"])).as_py() or 0
+        )
         self._verdict.not_checked += _before(keys, partition.first)
 
 
@@ -296,7 +324,9 @@ def _before(rows: Keys, first: Position | None) -> int:
     if first is None:
         return len(rows)
     ledger_id, entry_id = first.ledger_id, first.entry_id
-    return int(((rows[:, 0] < ledger_id) | ((rows[:, 0] == ledger_id) & (rows[:, 1] < entry_id))).sum())
+    return int(
+        ((rows[:, 0] < ledger_id) | ((rows[:, 0] == ledger_id) & (rows[:, 1] < entry_id))).sum()
+    )
 
 
 def _verify_keys(table: LatestComparison) -> Verdict:
@@ -312,8 +342,8 @@ def _verify_keys(table: LatestComparison) -> Verdict:
 
 
 def _reached_ms(end: PartitionOffset, wakeup_time_ms: int | None) -> int:
-    """Return the time up to which delayed messages have left: the broker's time of the last entry, or
-    the planner's clock; less if the last micro-batch has left messages that were due.
+    """Return the time up to which delayed messages have left: the broker's time of the last entry,
+    or the planner's clock; less if the last micro-batch has left messages that were due.
     """
     broker_ms = end.time_ms if end.index is not None else None
     reached_ms = max(broker_ms or 0, end.clock_ms or 0)
@@ -343,8 +373,11 @@ class _Tables:
 
     def __init__(self, config: Config, cluster: Cluster, end: Offset) -> None:
         self._config = config
-        # First, because a replay commits to it last: of what it marks there, the others have the rows.
-        self.rejects = TableRows(config.rejects_place, config.spark, ["message_id", "reason", "detail"])
+        # First, because a replay commits to it last: of what it marks there, the others have the
+        # rows.
+        self.rejects = TableRows(
+            config.rejects_place, config.spark, ["message_id", "reason", "detail"]
+        )
         self._rows: dict[str, TableRows | None] = {}
         for options in config.table_options:
             if not options.is_template and not options.keeps_latest:
@@ -380,7 +413,9 @@ class _Tables:
         if query_id is None or committed is None:
             return False
         name = query_name(self._config.stream.name, query_id)
-        return any((table.transaction_version(name) or 0) > committed for table in self._snapshots.values())
+        return any(
+            (table.transaction_version(name) or 0) > committed for table in self._snapshots.values()
+        )
 
     def of_topic(self, topic: str) -> _TablesOfTopic:
         """Return the tables that take messages of a topic."""
@@ -404,7 +439,9 @@ class _Tables:
         """Return the rows of a table; None if it does not exist yet."""
         if options.name not in self._rows:
             place = options.place
-            is_expected = existing_table(place) is not None or is_missed(self._config, options.name, place)
+            is_expected = existing_table(place) is not None or is_missed(
+                self._config, options.name, place
+            )
             self._rows[options.name] = TableRows(place, self._config.spark) if is_expected else None
         return self._rows[options.name]
 
@@ -420,7 +457,12 @@ class _TablesOfTopic:
     """
 
     def __init__(
-        self, whole: list[TableRows], parts: list[TableRows], latest: list[LatestComparison], *, leaves_out: bool
+        self,
+        whole: list[TableRows],
+        parts: list[TableRows],
+        latest: list[LatestComparison],
+        *,
+        leaves_out: bool,
     ) -> None:
         self.latest = latest
         self._has_whole, self._leaves_out = bool(whole), leaves_out
@@ -439,7 +481,8 @@ class _TablesOfTopic:
             verdict.missing += sum(absent)
             verdict.waiting += max(waiting)
         elif self.latest:
-            # An absent message may be a row there, or have been one. Those tables are compared by key.
+            # An absent message may be a row there, or have been one. Those tables are compared by
+            # key.
             verdict.waiting += waiting[0]
         elif self._leaves_out:
             verdict.left_out += absent[0]

@@ -1,22 +1,24 @@
 """The process that Spark's Python processes are forked from, on the machine of a local master.
 
-A start of a query has six Python processes: four planners, one that describes the stateful operator,
-and the daemon of the workers. Spark starts them one after another, and each would import PySpark,
-pandas, Arrow and Ledgerlake. This process imports them once, while the JVM starts, and the six share
-its memory.
+A start of a query has six Python processes: four planners, one that describes the stateful
+operator, and the daemon of the workers. Spark starts them one after another, and each would import
+PySpark, pandas, Arrow and Ledgerlake. This process imports them once, while the JVM starts, and the
+six share its memory.
 
-Spark finds ``fork_client`` in place of Python (``PYSPARK_PYTHON``). A client connects to a Unix socket
-in a folder that no other user may enter, and sends what Spark gave it: three standard streams, then
-the length of a JSON document (8 bytes, big endian) and the document, with the arguments, the
-environment and the working folder. The answer is a byte once the process is forked, and one more with
-its status when it has ended. A client that gets no first byte becomes Python itself.
+Spark finds ``fork_client`` in place of Python (``PYSPARK_PYTHON``). A client connects to a Unix
+socket in a folder that no other user may enter, and sends what Spark gave it: three standard
+streams, then the length of a JSON document (8 bytes, big endian) and the document, with the
+arguments, the environment and the working folder. The answer is a byte once the process is forked,
+and one more with its status when it has ended. A client that gets no first byte becomes Python
+itself.
 
     client ends, since Spark ended it    its process gets SIGTERM
     process ends                         its client gets the status, and ends with it
     standard input ends                  this process takes no more clients, and ends after the last
 
-The kernels are compiled in a fork of their own, which takes a minute on the first start of a machine
-and a third of a second later. After it this process loads them too, and with it all later forks.
+The kernels are compiled in a fork of their own, which takes a minute on the first start of a
+machine and a third of a second later. After it this process loads them too, and with it all later
+forks.
 """
 
 from __future__ import annotations
@@ -88,10 +90,11 @@ class ForkServer:
         self._ended_reader, self._ended_writer = socket.socketpair()
 
     def serve(self) -> Request | None:
-        """Return in each forked process with its request, and in this one with nothing, after the last
-        has ended.
+        """Return in each forked process with its request, and in this one with nothing, after the
+        last has ended.
         """
-        # Signals to all processes of a service or a terminal are for the process that started this one.
+        # Signals to all processes of a service or a terminal are for the process that started this
+        # one.
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -197,7 +200,12 @@ class ForkServer:
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         self._selector.close()
-        for server_socket in (self._listener, self._ended_reader, self._ended_writer, *self._clients_by_pid.values()):
+        for server_socket in (
+            self._listener,
+            self._ended_reader,
+            self._ended_writer,
+            *self._clients_by_pid.values(),
+        ):
             server_socket.close()
 
 
@@ -232,7 +240,11 @@ def run(request: Request) -> None:
     os.environ.clear()
     os.environ.update(request.environment)
     _, module, *arguments = request.arguments
-    added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
+    added = [
+        path
+        for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if path and path not in sys.path
+    ]
     # As with ``python -m``, unless Python is told to search no working folder.
     sys.path[:0] = added if os.environ.get("PYTHONSAFEPATH") else [request.folder, *added]
     sys.argv = ["-m", *arguments]
@@ -259,8 +271,8 @@ def _raise_limit_of_files() -> None:
 def main() -> None:
     """Listen at a socket that was bound by the process that started this one.
 
-    ``python -m ledgerlake.workers.fork_server FOLDER LISTENER``, which are the folder that is removed at
-    the end and the number of an open file.
+    ``python -m ledgerlake.workers.fork_server FOLDER LISTENER``, which are the folder that is
+    removed at the end and the number of an open file.
     """
     folder, listener = sys.argv[1:]
     # It is where this process has started, and has no modules.

@@ -42,8 +42,8 @@ _SOCKET_FOLDER = "PYTHON_WORKER_FACTORY_SOCK_DIR"
 
 
 def prepare() -> bool:
-    """Load the kernels, and compile them before if they are not; return whether machine code is kept. If
-    not, nothing is done.
+    """Load the kernels, and compile them before if they are not; return whether machine code is
+    kept. If not, nothing is done.
     """
     is_kept = kernels.is_kept()
     if is_kept:
@@ -56,7 +56,8 @@ def main() -> None:
     quieten(daemon)
     if not prepare():
         _log.warning(
-            "there is no folder for compiled code that nobody else can write to, so every worker compiles for itself "
+            "there is no folder for compiled code that nobody else can write to, so every worker "
+            "compiles for itself "
             "at its start; set NUMBA_CACHE_DIR to a folder of your own"
         )
         warm_up()

@@ -63,7 +63,9 @@ def _runs(batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition, int, int]]:
 
 
 def _decode_run(rows: pa.RecordBatch, source: TopicPartition) -> Iterator[pa.RecordBatch]:
-    ledger_ids, entry_ids = (rows[name].to_numpy().astype(np.int64) for name in ("ledger_id", "entry_id"))
+    ledger_ids, entry_ids = (
+        rows[name].to_numpy().astype(np.int64) for name in ("ledger_id", "entry_id")
+    )
     for decoded in decode_entries(rows["entry"].cast(pa.binary()), ledger_ids, entry_ids, source):
         yield decoded.messages
         if decoded.rejects.num_rows:

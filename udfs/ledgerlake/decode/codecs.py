@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 DEFAULT_MAX_UNCOMPRESSED_BYTES = 128 * 1024 * 1024
 
 
-def decompress(codec: int, data: memoryview, declared_bytes: int, max_bytes: int) -> bytes | memoryview:
+def decompress(
+    codec: int, data: memoryview, declared_bytes: int, max_bytes: int
+) -> bytes | memoryview:
     """Return the plain bytes of a payload; ``data`` itself if it is not compressed.
 
     Raises:
@@ -46,11 +48,13 @@ def decompress(codec: int, data: memoryview, declared_bytes: int, max_bytes: int
     limit_bytes = min(max_bytes, MAX_PLAIN_BYTES)
     if declared_bytes > limit_bytes:
         raise CorruptEntryError(
-            f"{declared_bytes} uncompressed bytes are over the limit of {limit_bytes}", reason=TOO_LARGE
+            f"{declared_bytes} uncompressed bytes are over the limit of {limit_bytes}",
+            reason=TOO_LARGE,
         )
     if declared_bytes > _MOST_EXPANSION[codec] * len(data) + _EXPANSION_BESIDE:
         raise CorruptEntryError(
-            f"{declared_bytes} bytes were declared, more than {len(data)} of {pb.CompressionType.Name(codec)} can hold",
+            f"{declared_bytes} bytes were declared, more than {len(data)} of "
+            f"{pb.CompressionType.Name(codec)} can hold",
             reason=BAD_COMPRESSION,
         )
     if not data and not declared_bytes:
@@ -61,11 +65,13 @@ def decompress(codec: int, data: memoryview, declared_bytes: int, max_bytes: int
             plain = _CODECS[codec](data, declared_bytes)
     except Unreadable as failure:
         raise CorruptEntryError(
-            f"{pb.CompressionType.Name(codec)} data is damaged: {failure.error}", reason=BAD_COMPRESSION
+            f"{pb.CompressionType.Name(codec)} data is damaged: {failure.error}",
+            reason=BAD_COMPRESSION,
         ) from None
     if len(plain) != declared_bytes:
         raise CorruptEntryError(
-            f"{len(plain)} bytes came out, and {declared_bytes} were declared", reason=BAD_COMPRESSION
+            f"{len(plain)} bytes came out, and {declared_bytes} were declared",
+            reason=BAD_COMPRESSION,
         )
     return plain
 

@@ -63,7 +63,9 @@ class DecodedValues:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The bytes from which values are decoded: payloads and messages' keys, null if there is none."""
+    """The bytes from which values are decoded: payloads and messages' keys, null if there
+    is none.
+    """
 
     payloads: pa.BinaryArray
     keys: pa.BinaryArray | None = None
@@ -111,7 +113,9 @@ def too_wide() -> SetupError:
     return SetupError(f"a schema has more than {COLUMNS_MOST} columns; read it with schema = bytes")
 
 
-def check_depth(kind: pa.DataType, what: str, advice: str = "; read it with schema = bytes") -> None:
+def check_depth(
+    kind: pa.DataType, what: str, advice: str = "; read it with schema = bytes"
+) -> None:
     """Check that all readers of a table can read a type.
 
     Args:
@@ -122,7 +126,9 @@ def check_depth(kind: pa.DataType, what: str, advice: str = "; read it with sche
         SetupError: the type is nested too deeply.
     """
     if _depth(kind) > DEPTH_MOST:
-        raise SetupError(f"{what} is nested too deeply, in {_depth(kind)} levels of {DEPTH_MOST} at most{advice}")
+        raise SetupError(
+            f"{what} is nested too deeply, in {_depth(kind)} levels of {DEPTH_MOST} at most{advice}"
+        )
 
 
 def _depth(kind: pa.DataType) -> int:
@@ -151,7 +157,9 @@ def has_column(kind: pa.DataType) -> bool:
     return has_column(kind.item_type) if pa.types.is_map(kind) else True
 
 
-def build(rows: list[Any], physical: pa.DataType, target: pa.DataType, bad: dict[int, str]) -> pa.Array:
+def build(
+    rows: list[Any], physical: pa.DataType, target: pa.DataType, bad: dict[int, str]
+) -> pa.Array:
     """Return a column of Python values; those that do not fit are null, and bad."""
     with contextlib.suppress(Unreadable), reading():
         return pa.array(rows, physical).cast(target)
@@ -166,13 +174,15 @@ def build(rows: list[Any], physical: pa.DataType, target: pa.DataType, bad: dict
 
 
 def exceeds(values: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:
-    """Return which values are farther from 0 than the limit. The least 64-bit integer has no absolute
-    value.
+    """Return which values are farther from 0 than the limit. The least 64-bit integer has no
+    absolute value.
     """
     return (values > limit) | (values < -limit)
 
 
-def decode_rows(payloads: pa.BinaryArray, read: Callable[[bytes], Any]) -> tuple[list[Any], dict[int, str]]:
+def decode_rows(
+    payloads: pa.BinaryArray, read: Callable[[bytes], Any]
+) -> tuple[list[Any], dict[int, str]]:
     """Decode values one by one; return them, None for null and bad ones, and the reasons."""
     rows: list[Any] = []
     bad: dict[int, str] = {}
@@ -200,10 +210,16 @@ def halved(encoded: Encoded, read: Read, target: pa.DataType) -> DecodedValues:
             return read(encoded)
     except Unreadable as failure:
         if count <= 1:
-            bad = {} if encoded.payloads.null_count else dict.fromkeys(range(count), first_line(failure.error))
+            bad = (
+                {}
+                if encoded.payloads.null_count
+                else dict.fromkeys(range(count), first_line(failure.error))
+            )
             return DecodedValues(pa.nulls(count, target), bad)
     half = count // 2
-    first, second = (halved(_slice(encoded, *part), read, target) for part in ((0, half), (half, count)))
+    first, second = (
+        halved(_slice(encoded, *part), read, target) for part in ((0, half), (half, count))
+    )
     return DecodedValues(
         pa.concat_arrays([first.values, second.values]),
         first.bad | {row + half: reason for row, reason in second.bad.items()},
@@ -217,8 +233,8 @@ def _slice(encoded: Encoded, start: int, end: int) -> Encoded:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the error of a library or a user's function in one line of UTF-8, with its type; one of
-    ours without.
+    """Return the error of a library or a user's function in one line of UTF-8, with its type; one
+    of ours without.
     """
     try:
         text = str(error).strip()

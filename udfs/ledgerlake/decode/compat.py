@@ -2,8 +2,8 @@
 were written for them.
 
     value, or the fields of a record      by the topic's schema
-    __key binary, __topic string, __messageId binary (as every Pulsar client serialises it), __publishTime timestamp,
-    __eventTime timestamp, __messageProperties map<string,string>
+    __key binary, __topic string, __messageId binary (as every Pulsar client serialises it),
+    __publishTime timestamp, __eventTime timestamp, __messageProperties map<string,string>
 
 These columns have no place for a reject, so a reject is an error, as in those connectors. A source
 leaves out the rejects that its options allow (``source.views``).
@@ -50,7 +50,10 @@ def as_compat(messages: pa.RecordBatch) -> pa.RecordBatch:
     names = zip(messages["topic"].to_pylist(), partitions, strict=True)
     metadata = [
         pc.coalesce(messages["key_bytes"], messages["key"].cast(pa.binary())),
-        pa.array([name if number < 0 else f"{name}-partition-{number}" for name, number in names], pa.string()),
+        pa.array(
+            [name if number < 0 else f"{name}-partition-{number}" for name, number in names],
+            pa.string(),
+        ),
         _serialised_ids(messages),
         messages["publish_time"],
         messages["event_time"],
@@ -70,7 +73,9 @@ def _serialised_ids(messages: pa.RecordBatch) -> pa.Array:
     return pa.array([_serialised(*row) for row in rows], pa.binary())
 
 
-def _serialised(partition: int, ledger_id: int, entry_id: int, batch_index: int, first_chunk_id: str | None) -> bytes:
+def _serialised(
+    partition: int, ledger_id: int, entry_id: int, batch_index: int, first_chunk_id: str | None
+) -> bytes:
     message_id = MessageId(ledger_id, entry_id, batch_index)
     if first_chunk_id is None:
         return to_bytes(message_id, partition)
@@ -80,14 +85,20 @@ def _serialised(partition: int, ledger_id: int, entry_id: int, batch_index: int,
 
 
 def _refuse_what_is_no_message(messages: pa.RecordBatch) -> None:
-    for name, what in (("reject_reason", "no message"), ("chunk_uuid", "a chunk of a large message")):
+    for name, what in (
+        ("reject_reason", "no message"),
+        ("chunk_uuid", "a chunk of a large message"),
+    ):
         if name not in messages.schema.names or messages[name].null_count == messages.num_rows:
             continue
         row = pc.index(pc.is_valid(messages[name]), True).as_py()
         detail = f" ({messages[name][row]})" if name == "reject_reason" else ""
         raise CorruptEntryError(
-            f"{messages['message_id'][row]} of {messages['topic'][row]} is {what}{detail}, for which there is no column; use "
-            "compat(messages(spark, config)) of ledgerlake.decode.as_udf and ledgerlake.api, which has these columns with values as "
-            "bytes, large messages whole, and no rejects; or view = messages, with a row for each chunk and reject",
+            f"{messages['message_id'][row]} of {messages['topic'][row]} is {what}{detail}, for "
+            "which there is no column; use "
+            "compat(messages(spark, config)) of ledgerlake.decode.as_udf and ledgerlake.api, which "
+            "has these columns with values as "
+            "bytes, large messages whole, and no rejects; or view = messages, with a row for each "
+            "chunk and reject",
             reason=str(messages[name][row]),
         )

@@ -5,8 +5,8 @@ without additional data, followed by the 16-byte tag; the nonce is in ``encrypti
 metadata contains the data key once for each recipient, wrapped by RSA-OAEP (SHA-1), with the name
 of the recipient's key. Each chunk of a large message is encrypted as its own entry.
 
-Keys are in ``data_keys``, which needs a large library. So it is imported when the first encrypted entry
-comes.
+Keys are in ``data_keys``, which needs a large library. So it is imported when the first encrypted
+entry comes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def open_entry(entry: RawEntry, settings: CryptoSettings) -> RawEntry:
     except CorruptEntryError as error:
         if settings.failure_action == "fail":
             raise DecryptionError(
-                f"{error.message}; see cryptoKeyFolder and cryptoFailureAction, in a configuration file crypto_key_folder and "
+                f"{error.message}; see cryptoKeyFolder and cryptoFailureAction, in a configuration "
+                "file crypto_key_folder and "
                 "crypto_failure_action"
             ) from None
         raise

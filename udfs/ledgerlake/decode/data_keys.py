@@ -86,7 +86,11 @@ class _Opener:
             self._read_key: CryptoKeyReader | None = load(settings.key_reader)
         else:
             folder = settings.key_folder
-            self._read_key = None if folder is None else lambda name, _metadata: _key_of_folder(Path(folder), name)
+            self._read_key = (
+                None
+                if folder is None
+                else lambda name, _metadata: _key_of_folder(Path(folder), name)
+            )
         self._data_keys: OrderedDict[bytes, AESGCM] = OrderedDict()
 
     def open(self, entry: RawEntry) -> RawEntry:
@@ -100,7 +104,8 @@ class _Opener:
         if self._read_key is None:
             names = [str(wrapped.key) for wrapped in entry.metadata.encryption_keys[:_NAMED_MOST]]
             raise CorruptEntryError(
-                f"the entry is encrypted for {', '.join(names)}, and no key is configured", reason=ENCRYPTED
+                f"the entry is encrypted for {', '.join(names)}, and no key is configured",
+                reason=ENCRYPTED,
             )
         names, failure = [], "no key here opens it"
         for wrapped in entry.metadata.encryption_keys[:_RECIPIENTS_MOST]:
@@ -114,7 +119,9 @@ class _Opener:
                 continue
             try:
                 with reading():
-                    return data_key.decrypt(entry.metadata.encryption_param, bytes(entry.payload), None)
+                    return data_key.decrypt(
+                        entry.metadata.encryption_param, bytes(entry.payload), None
+                    )
             except Unreadable:
                 self._data_keys.pop(wrapped.value, None)
         raise CorruptEntryError(
@@ -156,11 +163,18 @@ class _Opener:
         assert self._read_key is not None
         try:
             pem: object = self._read_key(name, metadata)
-        except (Exception, SystemExit) as error:  # whatever a user's code raises; its text may have a key
-            raise _KeyReaderError(f"the crypto_key_reader failed with {type(error).__name__}") from None
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # whatever a user's code raises; its text may have a key
+            raise _KeyReaderError(
+                f"the crypto_key_reader failed with {type(error).__name__}"
+            ) from None
         pem = pem.encode() if isinstance(pem, str) else pem
         if pem is not None and not isinstance(pem, bytes):
-            raise _KeyReaderError(f"the crypto_key_reader returned {type(pem).__name__} and not bytes")
+            raise _KeyReaderError(
+                f"the crypto_key_reader returned {type(pem).__name__} and not bytes"
+            )
         return pem
 
 

@@ -27,9 +27,16 @@ def entry_rows(frames: pa.Buffer | memoryview | bytes, source: TopicPartition) -
     buffer, entries = read_entry_table(frames)
     view = buffer.data
     rows = []
-    for start, end, ledger_id, entry_id in entries[:, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]].tolist():
+    for start, end, ledger_id, entry_id in entries[
+        :, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]
+    ].tolist():
         raw = view[start:end]
-        place = {"topic": source.topic, "partition": source.partition, "ledger_id": ledger_id, "entry_id": entry_id}
+        place = {
+            "topic": source.topic,
+            "partition": source.partition,
+            "ledger_id": ledger_id,
+            "entry_id": entry_id,
+        }
         rows.append({**place, **_describe(raw), "entry": bytes(raw)})
     return pa.RecordBatch.from_pylist(rows, schema=schema.ENTRIES)
 
@@ -48,7 +55,10 @@ def _describe(raw: memoryview) -> dict[str, Any]:
 
 def _broker_columns(broker: pb.BrokerEntryMetadata) -> dict[str, Any]:
     time_ms = _present(broker, "broker_timestamp")
-    return {"broker_timestamp": None if time_ms is None else time_ms * 1000, "broker_index": _present(broker, "index")}
+    return {
+        "broker_timestamp": None if time_ms is None else time_ms * 1000,
+        "broker_index": _present(broker, "index"),
+    }
 
 
 def _metadata_columns(metadata: pb.MessageMetadata) -> dict[str, Any]:
@@ -68,7 +78,9 @@ def _metadata_columns(metadata: pb.MessageMetadata) -> dict[str, Any]:
         "key": _text(metadata.partition_key) if metadata.HasField("partition_key") else None,
         "properties": once_each(properties),
         "schema_version": _present(metadata, "schema_version"),
-        "compression": {number: name for name, number in codecs}.get(metadata.compression, str(metadata.compression)),
+        "compression": {number: name for name, number in codecs}.get(
+            metadata.compression, str(metadata.compression)
+        ),
         "uncompressed_size": _present(metadata, "uncompressed_size"),
         "num_messages_in_batch": _present(metadata, "num_messages_in_batch"),
         "chunk_uuid": _text(metadata.uuid) if metadata.HasField("uuid") else None,

@@ -1,9 +1,9 @@
 """Where compiled kernels are kept: Numba's folders, if nobody else can write to them.
 
-Numba runs what it finds in an index, a pickle. So a folder is used only if this user or root owns it
-and nobody else may write to it, and files are made in such a way, whatever the umask is. Folders are
-tried in Numba's order: NUMBA_CACHE_DIR, ``__pycache__`` beside the module, the user's cache folder.
-The umask itself stays as it is, since it is of all threads.
+Numba runs what it finds in an index, a pickle. So a folder is used only if this user or root owns
+it and nobody else may write to it, and files are made in such a way, whatever the umask is. Folders
+are tried in Numba's order: NUMBA_CACHE_DIR, ``__pycache__`` beside the module, the user's cache
+folder. The umask itself stays as it is, since it is of all threads.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class _TrustedLocator:
 
 
 def _check(folder: Path) -> None:
-    """Check a folder, and the folder that it is in. The sources are beside ``__pycache__``, and who can
-    change them needs no cache.
+    """Check a folder, and the folder that it is in. The sources are beside ``__pycache__``, and who
+    can change them needs no cache.
 
     Raises:
         _UntrustedFolderError: another user owns it or may write to it.
@@ -79,7 +79,8 @@ def _check(folder: Path) -> None:
 def _warn(folder: Path) -> None:
     """Warn of a folder, once."""
     warnings.warn(
-        f"other users can write to {folder}, so no compiled code is kept there; remove it, or set NUMBA_CACHE_DIR to "
+        f"other users can write to {folder}, so no compiled code is kept there; remove it, or set "
+        "NUMBA_CACHE_DIR to "
         "a folder of your own",
         RuntimeWarning,
         stacklevel=2,
@@ -88,7 +89,8 @@ def _warn(folder: Path) -> None:
 
 class _Implementation(CompileResultCacheImpl):  # type: ignore[misc]
     _locator_classes: ClassVar[list[type]] = [
-        type(locator.__name__, (_TrustedLocator, locator), {}) for locator in CompileResultCacheImpl._locator_classes
+        type(locator.__name__, (_TrustedLocator, locator), {})
+        for locator in CompileResultCacheImpl._locator_classes
     ]
 
 
@@ -97,7 +99,9 @@ class _IndexFile(IndexDataCacheFile):  # type: ignore[misc]
     def _open_for_write(self, filepath: str) -> Iterator[IO[bytes]]:
         new = Path(f"{filepath}.{uuid.uuid4().hex[:16]}.new")
         try:
-            with open(new, "wb", opener=lambda path, flags: os.open(path, flags, _FILE_RIGHTS)) as file:
+            with open(
+                new, "wb", opener=lambda path, flags: os.open(path, flags, _FILE_RIGHTS)
+            ) as file:
                 yield file
             new.replace(filepath)
         except BaseException:
@@ -117,7 +121,9 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
                 _check(folder)
             except _UntrustedFolderError as error:
                 raise RuntimeError(str(error)) from None
-        self._cache_file = _IndexFile(self.cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp())
+        self._cache_file = _IndexFile(
+            self.cache_path, self._impl.filename_base, self._impl.locator.get_source_stamp()
+        )
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep machine code, if the folder still takes it."""

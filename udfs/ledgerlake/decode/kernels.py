@@ -112,15 +112,15 @@ def compiled(function: F) -> F:
 
 
 def is_kept() -> bool:
-    """Return whether machine code is kept. If there is no folder for it that nobody else can write to,
-    each process compiles it again.
+    """Return whether machine code is kept. If there is no folder for it that nobody else can write
+    to, each process compiles it again.
     """
     return _compile_all()
 
 
 def _compile_all() -> bool:
-    """Replace the functions of this module by compiled ones, once; return whether their machine code
-    is kept. One kernel calls another by its name in this module.
+    """Replace the functions of this module by compiled ones, once; return whether their machine
+    code is kept. One kernel calls another by its name in this module.
     """
     global _is_kept  # noqa: PLW0603
     with _lock:
@@ -135,7 +135,9 @@ def _compile_all() -> bool:
             except RuntimeError:
                 kernels = [njit(nogil=True)(one) for one in _functions]
                 _is_kept = False
-            globals().update({one.__name__: kernel for one, kernel in zip(_functions, kernels, strict=True)})
+            globals().update(
+                {one.__name__: kernel for one, kernel in zip(_functions, kernels, strict=True)}
+            )
         return _is_kept
 
 
@@ -238,7 +240,12 @@ def skip_field(buffer, position, end, wire_type):  # type: ignore[no-untyped-def
 @compiled
 def is_unknown(tag, first_unknown_field):  # type: ignore[no-untyped-def]
     """Return whether a field is newer than what we know, and of a kind that can be skipped."""
-    return first_unknown_field <= tag >> 3 <= _LAST_FIELD and (tag & 7) in (VARINT, FIXED64, SIZED, FIXED32)
+    return first_unknown_field <= tag >> 3 <= _LAST_FIELD and (tag & 7) in (
+        VARINT,
+        FIXED64,
+        SIZED,
+        FIXED32,
+    )
 
 
 @compiled
@@ -327,7 +334,12 @@ def read_message_command(buffer, position, end):  # type: ignore[no-untyped-def]
     """
     odd = np.int64(-1), np.int64(-1), np.int64(-1)
     # BaseCommand.type = MESSAGE, then BaseCommand.message up to the end.
-    if end - position < 4 or buffer[position] != 8 or buffer[position + 1] != 9 or buffer[position + 2] != 74:
+    if (
+        end - position < 4
+        or buffer[position] != 8
+        or buffer[position + 1] != 9
+        or buffer[position + 2] != 74
+    ):
         return odd
     size, position = read_short_varint(buffer, position + 3, end)
     if position < 0 or size != end - position:
@@ -373,12 +385,19 @@ def scan_messages(buffer, limit, rows, found):  # type: ignore[no-untyped-def]
         total, command_size = read_u32(buffer, position), read_u32(buffer, position + 4)
         start = position + 8 + command_size
         end = position + 4 + total
-        if total > limit or end > len(buffer) or start > end or command_size > MAX_SCANNED_COMMAND_BYTES:
+        if (
+            total > limit
+            or end > len(buffer)
+            or start > end
+            or command_size > MAX_SCANNED_COMMAND_BYTES
+        ):
             break
         consumer_id, ledger_id, entry_id = read_message_command(buffer, position + 8, start)
         if consumer_id < 0:
             break
-        if row and (consumer_id != found[0] or ledger_id != found[1] or entry_id <= rows[row - 1, 0]):
+        if row and (
+            consumer_id != found[0] or ledger_id != found[1] or entry_id <= rows[row - 1, 0]
+        ):
             break
         entry[E_START], entry[E_END] = start, end
         if not read_entry(buffer, entry):
@@ -461,7 +480,9 @@ def walk_frames(buffer, entries):  # type: ignore[no-untyped-def]
 
 @compiled
 def walk_entries(buffer, entries, status):  # type: ignore[no-untyped-def]
-    """Read broker metadata, checksum and message metadata of every entry that is not ODD already."""
+    """Read broker metadata, checksum and message metadata of every entry that is not ODD
+    already.
+    """
     for row in range(len(entries)):
         if status[row] == OK and not read_entry(buffer, entries[row]):
             status[row] = ODD
@@ -551,7 +572,11 @@ def read_metadata(buffer, entry, position, end):  # type: ignore[no-untyped-def]
                 entry[E_TRANSACTION] = value
             elif field == ENTRY_NULL_VALUE:
                 entry[E_NULL] = value
-            elif field not in (ENTRY_TXNID_LEAST_BITS, ENTRY_HIGHEST_SEQUENCE_ID, ENTRY_NULL_PARTITION_KEY):
+            elif field not in (
+                ENTRY_TXNID_LEAST_BITS,
+                ENTRY_HIGHEST_SEQUENCE_ID,
+                ENTRY_NULL_PARTITION_KEY,
+            ):
                 return False
         elif wire_type == SIZED:
             size, position = read_short_varint(buffer, position, end)
@@ -647,13 +672,19 @@ def read_batch(buffer, entry, index, messages, column):  # type: ignore[no-untyp
             return -1
         size = read_u32(buffer, position)
         position += 4
-        if size > end - position or size > MAX_MESSAGE_METADATA_BYTES or column + filled >= messages.shape[1]:
+        if (
+            size > end - position
+            or size > MAX_MESSAGE_METADATA_BYTES
+            or column + filled >= messages.shape[1]
+        ):
             return -1
         message = messages[:, column + filled]
         message[M_ENTRY] = index
         message[M_BATCH_INDEX] = batch_index
         message[M_SEQUENCE] = entry[E_SEQUENCE]
-        payload_size, compacted_out = read_single_metadata(buffer, message, position, position + size)
+        payload_size, compacted_out = read_single_metadata(
+            buffer, message, position, position + size
+        )
         position += size
         if payload_size < 0 or payload_size > end - position:
             return -1
@@ -757,7 +788,9 @@ def walk_properties(buffer, messages, spans):  # type: ignore[no-untyped-def]
             position += size
             row += 1
         # Comparing many keys with each other would take quadratic time.
-        repeats = repeats or row - first > COMPARED_PROPERTIES or has_equal(buffer, spans, first, row)
+        repeats = (
+            repeats or row - first > COMPARED_PROPERTIES or has_equal(buffer, spans, first, row)
+        )
     return repeats
 
 
@@ -871,11 +904,11 @@ A_NULLABLE, A_RECORD, A_BOOLEAN, A_INT, A_LONG, A_FIXED_NUMBER, A_BYTES, A_FIXED
 
 @compiled
 def walk_avro(buffer, offsets, present, program, values, sizes, valid, ok):  # type: ignore[no-untyped-def]
-    """Read a record of each row. An instruction has four numbers: what it is, its column, an argument,
-    and where to go on if a nullable is null. A row that is odd is not ``ok``.
+    """Read a record of each row. An instruction has four numbers: what it is, its column, an
+    argument, and where to go on if a nullable is null. A row that is odd is not ``ok``.
 
-    A column has a number for each row: a value, the bits of a floating one, or where its bytes begin,
-    with their size in ``sizes``.
+    A column has a number for each row: a value, the bits of a floating one, or where its bytes
+    begin, with their size in ``sizes``.
     """
     for row in range(len(present)):
         if not present[row]:
@@ -943,8 +976,8 @@ P_VARINT, P_FIXED32, P_FIXED64, P_BYTES = range(4)
 
 @compiled
 def walk_protobuf(buffer, offsets, present, columns, kinds, values, sizes, valid, ok):  # type: ignore[no-untyped-def]
-    """Read a message of each row; ``columns`` has the column of each field number, -1 if there is none.
-    A row that is odd, for example with a field that comes twice, is not ``ok``.
+    """Read a message of each row; ``columns`` has the column of each field number, -1 if there is
+    none. A row that is odd, for example with a field that comes twice, is not ``ok``.
     """
     for row in range(len(present)):
         if not present[row]:
@@ -972,7 +1005,9 @@ def walk_protobuf(buffer, offsets, present, columns, kinds, values, sizes, valid
                 position += size
             elif kind == P_VARINT and wire_type == VARINT:
                 values[column, row], position = read_bits(buffer, position, end)
-            elif (kind == P_FIXED32 and wire_type == FIXED32) or (kind == P_FIXED64 and wire_type == FIXED64):
+            elif (kind == P_FIXED32 and wire_type == FIXED32) or (
+                kind == P_FIXED64 and wire_type == FIXED64
+            ):
                 width = 4 if kind == P_FIXED32 else 8
                 if end - position < width:
                     position = np.int64(-1)
@@ -1009,7 +1044,12 @@ def weigh_avro(buffer, offsets, nodes, items, depth, limit, weights):  # type: i
         top = 0
         while top >= 0 and position >= 0 and weights[row] <= limit:
             node, done = stack[top, 0], stack[top, 1]
-            kind, argument, count, weight = nodes[node, 0], nodes[node, 1], nodes[node, 2], nodes[node, 3]
+            kind, argument, count, weight = (
+                nodes[node, 0],
+                nodes[node, 1],
+                nodes[node, 2],
+                nodes[node, 3],
+            )
             child = np.int64(-1)
             if kind == W_RECORD:
                 if done < count:
@@ -1043,7 +1083,9 @@ def weigh_avro(buffer, offsets, nodes, items, depth, limit, weights):  # type: i
                     position = position + argument if argument <= end - position else np.int64(-1)
                     continue
                 if kind == W_BOOLEAN:
-                    position = position + 1 if position < end and buffer[position] < 2 else np.int64(-1)
+                    position = (
+                        position + 1 if position < end and buffer[position] < 2 else np.int64(-1)
+                    )
                     continue
                 number, position = read_avro_number(buffer, position, end)
                 if position < 0:
@@ -1080,8 +1122,8 @@ def weigh_protobuf(buffer, offsets, nodes, fields, depth, limit, weights):  # ty
 
     A node, one for each message at its place in the schema, has its first field, the number of its
     fields and the weight of an unknown field. A field has its number, its kind, the node of its
-    message (-1: none) and the weight of each time that it is written. A row that is odd, for example
-    one with a group, is -1. A row that passes the limit is not read to its end.
+    message (-1: none) and the weight of each time that it is written. A row that is odd, for
+    example one with a group, is -1. A row that passes the limit is not read to its end.
     """
     stack = np.zeros((depth, 2), np.int64)
     for row in range(len(weights)):
@@ -1136,8 +1178,8 @@ def weigh_protobuf(buffer, offsets, nodes, fields, depth, limit, weights):  # ty
 
 @compiled
 def count_json(buffer, offsets, rows, counts):  # type: ignore[no-untyped-def]
-    """Count commas, colons, braces and brackets that open, outside of texts, in some rows, and the most of
-    those that are open at once.
+    """Count commas, colons, braces and brackets that open, outside of texts, in some rows, and the
+    most of those that are open at once.
     """
     for index in range(len(rows)):
         row = rows[index]

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
 
 def read_chunks(
-    entries: Iterable[bytes | memoryview | None], count: int, max_bytes: int, sender: tuple[str, str] | None = None
+    entries: Iterable[bytes | memoryview | None],
+    count: int,
+    max_bytes: int,
+    sender: tuple[str, str] | None = None,
 ) -> Iterator[tuple[bytes | memoryview, RawEntry]]:
     """Yield each stored entry with its parts, after checking that it is the next chunk of the
     message.
@@ -59,7 +62,9 @@ def read_chunks(
     size_bytes = 0
     for chunk_id, raw in enumerate(entries):
         if raw is None:
-            raise CorruptEntryError("the topic no longer has all of its chunks", reason=CHUNK_TRIMMED)
+            raise CorruptEntryError(
+                "the topic no longer has all of its chunks", reason=CHUNK_TRIMMED
+            )
         if before is None:
             _check_sender(raw, sender)
         entry = _checked(parse_entry(raw), chunk_id, count, before)
@@ -95,15 +100,22 @@ def decode_large(
     joined = _join(payloads, max_bytes)
     is_opaque = bool(last.metadata.encryption_keys)
     codec = 0 if is_opaque else last.metadata.compression
-    value = joined if codec == 0 else decompress(codec, joined, last.metadata.uncompressed_size, max_bytes)
+    value = (
+        joined
+        if codec == 0
+        else decompress(codec, joined, last.metadata.uncompressed_size, max_bytes)
+    )
     batch = _row(last, positions[-1], positions[0], source)
     if batch["is_null"][0].as_py():
         return batch
     return batch.set_column(batch.schema.get_field_index("value"), "value", _binary(value))
 
 
-def large_message(last: bytes | memoryview, position: Position, source: TopicPartition) -> pa.RecordBatch:
-    """Return a large message as one row of ``schema.MESSAGES`` without its value, by its last chunk.
+def large_message(
+    last: bytes | memoryview, position: Position, source: TopicPartition
+) -> pa.RecordBatch:
+    """Return a large message as one row of ``schema.MESSAGES`` without its value, by its last
+    chunk.
 
     Raises:
         CorruptEntryError: the entry is none.
@@ -111,7 +123,9 @@ def large_message(last: bytes | memoryview, position: Position, source: TopicPar
     return _row(replace(parse_entry(last), payload=memoryview(b"")), position, position, source)
 
 
-def _row(last: RawEntry, position: Position, first: Position, source: TopicPartition) -> pa.RecordBatch:
+def _row(
+    last: RawEntry, position: Position, first: Position, source: TopicPartition
+) -> pa.RecordBatch:
     row = large_row(last, position.ledger_id, position.entry_id, first_chunk_id=str(first))
     row |= {"topic": source.topic, "partition": source.partition, "late": False, "value": None}
     return pa.RecordBatch.from_pylist([row], schema=schema.MESSAGES)
@@ -142,7 +156,9 @@ def _check_size(size_bytes: int, max_bytes: int) -> None:
 def _check_sender(first: bytes | memoryview, sender: tuple[str, str] | None) -> None:
     metadata = peek_metadata(memoryview(first))
     if sender not in (None, (metadata.producer_name, metadata.uuid)):
-        raise CorruptEntryError("its chunks were listed by the sender of another message", reason=CHUNK_MISMATCH)
+        raise CorruptEntryError(
+            "its chunks were listed by the sender of another message", reason=CHUNK_MISMATCH
+        )
 
 
 def _checked(entry: RawEntry, chunk_id: int, count: int, before: RawEntry | None) -> RawEntry:
@@ -150,7 +166,9 @@ def _checked(entry: RawEntry, chunk_id: int, count: int, before: RawEntry | None
     metadata = entry.metadata
     same = before is None or _message_of(before.metadata) == _message_of(metadata)
     if not same or (metadata.chunk_id, metadata.num_chunks_from_msg) != (chunk_id, count):
-        raise CorruptEntryError(f"an entry is not chunk {chunk_id} of {count} of its message", reason=CHUNK_MISMATCH)
+        raise CorruptEntryError(
+            f"an entry is not chunk {chunk_id} of {count} of its message", reason=CHUNK_MISMATCH
+        )
     return entry
 
 
@@ -161,9 +179,11 @@ def _message_of(metadata: pb.MessageMetadata) -> tuple[str, str, int]:
     return metadata.producer_name, metadata.uuid, metadata.publish_time
 
 
-def _open_all(chunks: Iterable[RawEntry], crypto: CryptoSettings) -> tuple[RawEntry, list[memoryview]]:
-    """Return the last chunk without its payload, and the payloads of all: either all opened, or all as
-    they are stored. Then the last chunk has the recipients of the first one that no key opens.
+def _open_all(
+    chunks: Iterable[RawEntry], crypto: CryptoSettings
+) -> tuple[RawEntry, list[memoryview]]:
+    """Return the last chunk without its payload, and the payloads of all: either all opened, or all
+    as they are stored. Then the last chunk has the recipients of the first one that no key opens.
     """
     passes = crypto.failure_action == "pass"
     stored: list[memoryview] = []

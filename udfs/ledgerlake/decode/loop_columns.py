@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class LoopColumns:
     """The columns that a loop fills.
 
-    A column has a number for each row: a value, the bits of a floating one, or where its bytes begin
-    in ``data``, with their size in ``sizes``. ``valid`` says which are there, ``ok`` which rows were
-    read.
+    A column has a number for each row: a value, the bits of a floating one, or where its bytes
+    begin in ``data``, with their size in ``sizes``. ``valid`` says which are there, ``ok`` which
+    rows were read.
     """
 
     data: NDArray[np.uint8]
@@ -43,7 +43,9 @@ class LoopColumns:
     def of(cls, payloads: pa.BinaryArray, columns: int) -> LoopColumns:
         """Return empty columns for the rows of payloads."""
         count = len(payloads)
-        offsets = np.frombuffer(payloads.buffers()[1], np.int32)[payloads.offset : payloads.offset + count + 1]
+        offsets = np.frombuffer(payloads.buffers()[1], np.int32)[
+            payloads.offset : payloads.offset + count + 1
+        ]
         data = np.frombuffer(payloads.buffers()[2] or b"", np.uint8)
         values, sizes = (np.zeros((columns, count), np.int64) for _ in range(2))
         valid, ok = np.zeros((columns, count), np.uint8), np.zeros(count, np.uint8)
@@ -104,7 +106,9 @@ def with_loop(
         places = np.arange(len(payloads))
         places[others] = len(payloads) + np.arange(len(others))
         together = pa.concat_arrays([finished(values), decoded.values]).take(pa.array(places))
-        return DecodedValues(together, {int(others[row]): reason for row, reason in decoded.bad.items()})
+        return DecodedValues(
+            together, {int(others[row]): reason for row, reason in decoded.bad.items()}
+        )
 
     return decode_both
 

@@ -8,8 +8,9 @@ others, so that rows are always in the order of the entries and batch indexes.
 Memory: one slice of a bundle is decompressed at a time, at most ``max_bytes`` of plain payload or
 one entry. Odd entries are expanded one at a time. Fields of an entry are copied for each of its
 messages, and the values of several odd entries may be large together, so rows are returned in
-pieces of ``DECODED_PIECE_BYTES``, or one row if a single one is larger. Apart from that, an entry allocates at most ``DECODING_FACTOR`` times its
-bytes, whatever sizes it declares (see ``wire.limits``).
+pieces of ``DECODED_PIECE_BYTES``, or one row if a single one is larger. Apart from that, an entry
+allocates at most ``DECODING_FACTOR`` times its bytes, whatever sizes it declares (see
+``wire.limits``).
 """
 
 from __future__ import annotations
@@ -131,7 +132,9 @@ def decode_bundle(
         DecryptionError: there is no key for an entry, and the settings are to fail.
     """
     buffer, entries = read_entry_table(frames)
-    yield from _decode(buffer, entries, source, first_entry, _Rules(max_bytes, crypto, chunks_as_rejects))
+    yield from _decode(
+        buffer, entries, source, first_entry, _Rules(max_bytes, crypto, chunks_as_rejects)
+    )
 
 
 def decode_entries(
@@ -147,7 +150,9 @@ def decode_entries(
     ``view = entries``.
     """
     buffer = np.frombuffer(raw.buffers()[2] or b"", dtype=np.uint8)
-    offsets = np.frombuffer(raw.buffers()[1], dtype=np.int32)[raw.offset : raw.offset + len(raw) + 1]
+    offsets = np.frombuffer(raw.buffers()[1], dtype=np.int32)[
+        raw.offset : raw.offset + len(raw) + 1
+    ]
     entries = np.zeros((len(raw), k.ENTRY_COLUMNS), dtype=np.int64)
     entries[:, k.E_START], entries[:, k.E_END] = offsets[:-1], offsets[1:]
     entries[:, k.E_LEDGER], entries[:, k.E_ENTRY] = ledger_ids, entry_ids
@@ -156,7 +161,10 @@ def decode_entries(
 
 def as_view(messages: pa.RecordBatch) -> pa.RecordBatch:
     """Return rows of ``schema.MESSAGES`` in the columns of ``schema.VIEW``."""
-    missing = [pa.nulls(messages.num_rows, field.type) for field in list(schema.VIEW)[len(schema.MESSAGES) :]]
+    missing = [
+        pa.nulls(messages.num_rows, field.type)
+        for field in list(schema.VIEW)[len(schema.MESSAGES) :]
+    ]
     return pa.RecordBatch.from_arrays([*messages.columns, *missing], schema=schema.VIEW)
 
 
@@ -165,8 +173,14 @@ def rejects_as_view(rejects: pa.RecordBatch) -> pa.RecordBatch:
     ``reject_reason``.
     """
     count = rejects.num_rows
-    arrays = {name: rejects[name] for name in ("topic", "partition", "message_id", "ledger_id", "entry_id")}
-    arrays |= {"broker_timestamp": rejects["broker_timestamp"], "broker_index": rejects["broker_index"]}
+    arrays = {
+        name: rejects[name]
+        for name in ("topic", "partition", "message_id", "ledger_id", "entry_id")
+    }
+    arrays |= {
+        "broker_timestamp": rejects["broker_timestamp"],
+        "broker_index": rejects["broker_index"],
+    }
     arrays |= {"reject_reason": rejects["reason"], "value": rejects["entry"]}
     columns = [arrays.get(field.name, pa.nulls(count, field.type)) for field in schema.VIEW]
     return pa.RecordBatch.from_arrays(columns, schema=schema.VIEW)
@@ -182,7 +196,9 @@ def read_entry_table(frames: pa.Buffer | memoryview | bytes) -> tuple[Bytes, Mat
     buffer = np.frombuffer(frames, dtype=np.uint8)
     entries = np.zeros((k.count_frames(buffer), k.ENTRY_COLUMNS), dtype=np.int64)
     if k.walk_frames(buffer, entries) != len(entries):
-        raise MalformedFrameError("a bundle does not consist of whole frames; this is a bug, please report it")
+        raise MalformedFrameError(
+            "a bundle does not consist of whole frames; this is a bug, please report it"
+        )
     return buffer, entries
 
 
@@ -203,7 +219,9 @@ def _decode(
     copied = np.maximum(entries[:, k.E_BATCH], 0) * _copied_bytes(entries, status) > rules.max_bytes
     status[(status == k.OK) & (too_large | copied)] = k.ODD
     for start, stop in _slices(entries, status):
-        part = _expand(_Slice(buffer, entries[start:stop], status[start:stop], stored), rules.max_bytes)
+        part = _expand(
+            _Slice(buffer, entries[start:stop], status[start:stop], stored), rules.max_bytes
+        )
         batch_range = first_entry if start == 0 else WHOLE_BATCH
         yield from _decode_slice(part, source, batch_range, rules)
 
@@ -270,14 +288,18 @@ def _slices(entries: Matrix, status: NDArray[np.int8]) -> Iterator[tuple[int, in
     at least one entry.
     """
     packed = entries[:, k.E_END] - entries[:, k.E_START]
-    plain = np.where((status == k.OK) & (entries[:, k.E_COMPRESSION] > 0), entries[:, k.E_UNCOMPRESSED], packed)
+    plain = np.where(
+        (status == k.OK) & (entries[:, k.E_COMPRESSION] > 0), entries[:, k.E_UNCOMPRESSED], packed
+    )
     counts = np.maximum(np.where(status == k.OK, entries[:, k.E_BATCH], 1), 1)
     if plain.sum() <= _SLICE_BYTES and counts.sum() <= MAX_BATCH_MESSAGES and len(entries):
         yield 0, len(entries)
         return
     start, total_bytes, total_rows = 0, 0, 0
     for row, (size, count) in enumerate(zip(plain.tolist(), counts.tolist(), strict=True)):
-        if row > start and (total_bytes + size > _SLICE_BYTES or total_rows + count > MAX_BATCH_MESSAGES):
+        if row > start and (
+            total_bytes + size > _SLICE_BYTES or total_rows + count > MAX_BATCH_MESSAGES
+        ):
             yield start, row
             start, total_bytes, total_rows = row, 0, 0
         total_bytes += size
@@ -305,9 +327,14 @@ def _expand(part: _Slice, max_bytes: int) -> _Slice:
             part.status[row] = k.ODD
             continue
         pieces.append(plain)
-        part.entries[row, k.E_PLAIN], part.entries[row, k.E_PLAIN_END] = position, position + len(plain)
+        part.entries[row, k.E_PLAIN], part.entries[row, k.E_PLAIN_END] = (
+            position,
+            position + len(plain),
+        )
         position += len(plain)
-    return _Slice(np.frombuffer(b"".join(pieces), dtype=np.uint8), part.entries, part.status, part.stored)
+    return _Slice(
+        np.frombuffer(b"".join(pieces), dtype=np.uint8), part.entries, part.status, part.stored
+    )
 
 
 _POSITION_COLUMNS = [
@@ -322,17 +349,27 @@ def _shift(entries: Matrix, distance: int) -> None:
         entries[present, column] += distance
 
 
-def _decode_slice(part: _Slice, source: TopicPartition, first_entry: BatchRange, rules: _Rules) -> Iterator[Decoded]:
+def _decode_slice(
+    part: _Slice, source: TopicPartition, first_entry: BatchRange, rules: _Rules
+) -> Iterator[Decoded]:
     fields = _allocate_fields(part)
     fields = fields[:, : k.walk_messages(part.buffer, part.entries, part.status, fields)]
     for run in _runs(part, fields, source, rules):
-        messages = _columns(part, fields[:, run.start : run.stop], source) if run.stop > run.start else _NO_MESSAGES
+        messages = (
+            _columns(part, fields[:, run.start : run.stop], source)
+            if run.stop > run.start
+            else _NO_MESSAGES
+        )
         if run.odd_rows:
-            entry_numbers = np.concatenate([fields[k.M_ENTRY, run.start : run.stop], run.odd_entries])
+            entry_numbers = np.concatenate(
+                [fields[k.M_ENTRY, run.start : run.stop], run.odd_entries]
+            )
             messages = _put_back(messages, run.odd_rows, entry_numbers, source)
         if first_entry != WHOLE_BATCH and messages.num_rows:
             messages = _keep_part(messages, part.entries[0], first_entry)
-        yield Decoded(messages, _to_batch(run.rejects, source, schema.REJECTS) if run.rejects else _NO_REJECTS)
+        yield Decoded(
+            messages, _to_batch(run.rejects, source, schema.REJECTS) if run.rejects else _NO_REJECTS
+        )
 
 
 @dataclass
@@ -368,12 +405,14 @@ class _Run:
 def _runs(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -> Iterator[_Run]:
     """Yield the messages of a slice in order, in pieces of limited size; at least one piece.
 
-    A batch is in one piece, or begins a piece. So what comes before it in a bundle does not decide how
-    it is cut: rejects of its messages are made by piece. Only the size ends a piece, since each one
-    has a cost of its own, however few messages it has.
+    A batch is in one piece, or begins a piece. So what comes before it in a bundle does not decide
+    how it is cut: rejects of its messages are made by piece. Only the size ends a piece, since each
+    one has a cost of its own, however few messages it has.
     """
     row_bytes = _ROW_BYTES + len(source.topic) + _copied_bytes(part.entries, part.status)
-    most_bytes = fields.shape[1] * int(row_bytes.max(initial=0)) + _PROPERTY_BYTES * int(fields[k.M_PROPERTIES].sum())
+    most_bytes = fields.shape[1] * int(row_bytes.max(initial=0)) + _PROPERTY_BYTES * int(
+        fields[k.M_PROPERTIES].sum()
+    )
     if (part.status == k.OK).all() and most_bytes <= DECODED_PIECE_BYTES:
         yield _Run(0, fields.shape[1])
         return
@@ -386,10 +425,15 @@ def _runs(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -
     yielded = False
     for index in [*np.flatnonzero(part.status != k.OK).tolist(), None]:
         reached = fields.shape[1] if index is None else int(behind[index])
-        while run.odd_bytes + sizes[reached] - sizes[run.start] > DECODED_PIECE_BYTES and reached > run.stop:
+        while (
+            run.odd_bytes + sizes[reached] - sizes[run.start] > DECODED_PIECE_BYTES
+            and reached > run.stop
+        ):
             # The messages up to ``stop`` fit. Without odd entries, more of them may fit.
             if not run.odd_rows and not run.rejects:
-                fitting = int(np.searchsorted(sizes, sizes[run.start] + DECODED_PIECE_BYTES, "right")) - 1
+                fitting = (
+                    int(np.searchsorted(sizes, sizes[run.start] + DECODED_PIECE_BYTES, "right")) - 1
+                )
                 whole = int(behind[behind <= fitting].max(initial=0))
                 run.stop = min(whole if whole > run.start else max(fitting, run.start + 1), reached)
             yield run
@@ -424,7 +468,9 @@ def _row_bytes(row: Row) -> int:
 
 def _copied_bytes(entries: Matrix, status: NDArray[np.int8]) -> Matrix:
     """Return how many bytes of each entry are copied for each of its messages."""
-    sizes = np.maximum(entries[:, k.E_PRODUCER_SIZE], 0) + np.maximum(entries[:, k.E_SCHEMA_SIZE], 0)
+    sizes = np.maximum(entries[:, k.E_PRODUCER_SIZE], 0) + np.maximum(
+        entries[:, k.E_SCHEMA_SIZE], 0
+    )
     return np.where(status == k.OK, sizes, 0)
 
 
@@ -441,7 +487,9 @@ def _allocate_fields(part: _Slice) -> Matrix:
 
 def _judge(part: _Slice, index: int, rules: _Rules) -> Iterator[Row]:
     """Return the reference decoder's rows of an odd entry."""
-    start, end, ledger_id, entry_id = part.entries[index, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]].tolist()
+    start, end, ledger_id, entry_id = part.entries[
+        index, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]
+    ].tolist()
     raw = part.stored.get((ledger_id, entry_id)) or part.buffer.data[start:end]
     try:
         rows = decode_entry(raw, ledger_id, entry_id, rules.max_bytes, rules.crypto)
@@ -471,10 +519,13 @@ def _reject(raw: memoryview, entry: Matrix, reason: Reason, detail: str) -> Row:
 
 
 def _put_back(
-    messages: pa.RecordBatch, odd_rows: list[Row], entry_numbers: NDArray[np.int64], source: TopicPartition
+    messages: pa.RecordBatch,
+    odd_rows: list[Row],
+    entry_numbers: NDArray[np.int64],
+    source: TopicPartition,
 ) -> pa.RecordBatch:
-    """Return messages with the rows of odd entries, in the order of the entries, which need not be that
-    of their positions.
+    """Return messages with the rows of odd entries, in the order of the entries, which need not be
+    that of their positions.
     """
     odd = _to_batch(odd_rows, source, schema.VIEW)
     if not messages.num_rows:
@@ -497,12 +548,18 @@ def _keep_part(messages: pa.RecordBatch, first_entry: Matrix, part: BatchRange) 
     return messages.filter(pa.array(~(of_first & left_out)))
 
 
-_NO_MESSAGES = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema.VIEW], schema=schema.VIEW)
-_NO_REJECTS = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema.REJECTS], schema=schema.REJECTS)
+_NO_MESSAGES = pa.RecordBatch.from_arrays(
+    [pa.nulls(0, field.type) for field in schema.VIEW], schema=schema.VIEW
+)
+_NO_REJECTS = pa.RecordBatch.from_arrays(
+    [pa.nulls(0, field.type) for field in schema.REJECTS], schema=schema.REJECTS
+)
 
 
 def _to_batch(rows: list[Row], source: TopicPartition, target: pa.Schema) -> pa.RecordBatch:
-    complete_rows = [{"topic": source.topic, "partition": source.partition, "late": False, **row} for row in rows]
+    complete_rows = [
+        {"topic": source.topic, "partition": source.partition, "late": False, **row} for row in rows
+    ]
     return pa.RecordBatch.from_pylist(complete_rows, schema=target)
 
 
@@ -510,7 +567,9 @@ def _columns(part: _Slice, fields: Matrix, source: TopicPartition) -> pa.RecordB
     """Return the messages of some fields; there must be one at least."""
     # Messages are in the order of their entries. Other entries than theirs are left out.
     first, last = fields[k.M_ENTRY, [0, -1]].tolist()
-    part = _Slice(part.buffer, part.entries[first : last + 1], part.status[first : last + 1], part.stored)
+    part = _Slice(
+        part.buffer, part.entries[first : last + 1], part.status[first : last + 1], part.stored
+    )
     entry = fields[k.M_ENTRY] - first
     of_entries = np.bincount(entry, minlength=len(part.entries))
     ledger_ids, entry_ids, broker_ms, publish_ms, deliver_ms = (
@@ -540,9 +599,14 @@ def _columns(part: _Slice, fields: Matrix, source: TopicPartition) -> pa.RecordB
         "key": key,
         "key_bytes": key_bytes,
         "ordering_key": _spans(
-            buffer, fields[k.M_ORDERING], _absent(fields, k.M_ORDERING, k.M_ORDERING_SIZE), pa.binary()
+            buffer,
+            fields[k.M_ORDERING],
+            _absent(fields, k.M_ORDERING, k.M_ORDERING_SIZE),
+            pa.binary(),
         ),
-        "properties": _properties(buffer, fields, {"publish_time": publish_ms, "event_time": fields[k.M_EVENT]}),
+        "properties": _properties(
+            buffer, fields, {"publish_time": publish_ms, "event_time": fields[k.M_EVENT]}
+        ),
         "schema_version": _per_entry(part, k.E_SCHEMA, k.E_SCHEMA_SIZE, pa.binary(), entry),
         "is_null": pa.array(null_value),
         "late": pa.repeat(pa.scalar(False), count),
@@ -562,20 +626,28 @@ def _absent(fields: Matrix, start_field: int, size_field: int) -> Matrix:
     return np.where(fields[start_field] == k.NONE, k.NONE, fields[size_field])
 
 
-def _per_entry(part: _Slice, start_column: int, size_column: int, kind: pa.DataType, entry: Matrix) -> pa.Array:
+def _per_entry(
+    part: _Slice, start_column: int, size_column: int, kind: pa.DataType, entry: Matrix
+) -> pa.Array:
     """Return a field of each message's entry. An odd entry may have incomplete fields, but has no
     messages here.
     """
     sizes = np.where(part.status == k.OK, part.entries[:, size_column], k.NONE)
     values = _spans(part.buffer, part.entries[:, start_column], sizes, kind)
-    return pa.nulls(len(entry), kind) if values.null_count == len(values) else values.take(pa.array(entry))
+    return (
+        pa.nulls(len(entry), kind)
+        if values.null_count == len(values)
+        else values.take(pa.array(entry))
+    )
 
 
 def _keys(buffer: Bytes, fields: Matrix) -> tuple[pa.Array, pa.Array]:
     sizes = _absent(fields, k.M_KEY, k.M_KEY_SIZE)
     encoded = (fields[k.M_KEY_BASE64] == 1) & (sizes != k.NONE)
     if not encoded.any():
-        return _spans(buffer, fields[k.M_KEY], sizes, pa.string()), pa.nulls(fields.shape[1], pa.binary())
+        return _spans(buffer, fields[k.M_KEY], sizes, pa.string()), pa.nulls(
+            fields.shape[1], pa.binary()
+        )
     text = _spans(buffer, fields[k.M_KEY], np.where(encoded, k.NONE, sizes), pa.string())
     packed = _spans(buffer, fields[k.M_KEY], np.where(encoded, sizes, k.NONE), pa.string())
     plain = [None if key is None else decode_base64_key(key) for key in packed.to_pylist()]
@@ -603,7 +675,9 @@ def _validity(present: NDArray[np.bool_]) -> pa.Buffer | None:
 def _integers(values: Matrix) -> pa.Array:
     present = values != k.NONE
     # Without the copy, the array would keep all fields of its messages in memory.
-    return pa.Array.from_buffers(pa.int64(), len(values), [_validity(present), pa.py_buffer(values.copy())])
+    return pa.Array.from_buffers(
+        pa.int64(), len(values), [_validity(present), pa.py_buffer(values.copy())]
+    )
 
 
 def _times(values_ms: Matrix, absent: int) -> pa.Array:
@@ -611,12 +685,18 @@ def _times(values_ms: Matrix, absent: int) -> pa.Array:
     if not present.any():
         return pa.nulls(len(values_ms), schema.TIMESTAMP)
     microseconds = np.where(present, values_ms, 0) * 1000
-    return pa.Array.from_buffers(schema.TIMESTAMP, len(values_ms), [_validity(present), pa.py_buffer(microseconds)])
+    return pa.Array.from_buffers(
+        schema.TIMESTAMP, len(values_ms), [_validity(present), pa.py_buffer(microseconds)]
+    )
 
 
 def _known(values_ms: Matrix) -> Matrix:
     """Return times, absent if they are out of range."""
-    return np.where(values_ms > MAX_TIME_MS, k.NONE, values_ms) if _passes_range(values_ms) else values_ms
+    return (
+        np.where(values_ms > MAX_TIME_MS, k.NONE, values_ms)
+        if _passes_range(values_ms)
+        else values_ms
+    )
 
 
 def _passes_range(values_ms: Matrix) -> bool:
@@ -633,14 +713,22 @@ def _message_ids(ledgers: Matrix, entries: Matrix, batch_indexes: Matrix) -> pa.
 
 
 def _properties(buffer: Bytes, fields: Matrix, times_ms: dict[str, Matrix]) -> pa.Array:
-    """Return each message's properties, followed by its times that are out of range. Of a key that a
-    message has several times, the last value counts, as in Pulsar's clients.
+    """Return each message's properties, followed by its times that are out of range. Of a key that
+    a message has several times, the last value counts, as in Pulsar's clients.
     """
     counts = fields[k.M_PROPERTIES]
     spans = np.empty((int(counts.sum()), 4), dtype=np.int64)
     repeats = k.walk_properties(buffer, np.ascontiguousarray(fields), spans)
-    keys: Any = _spans(buffer, spans[:, 0], spans[:, 1], pa.string()) if len(spans) else pa.array([], pa.string())
-    values: Any = _spans(buffer, spans[:, 2], spans[:, 3], pa.string()) if len(spans) else pa.array([], pa.string())
+    keys: Any = (
+        _spans(buffer, spans[:, 0], spans[:, 1], pa.string())
+        if len(spans)
+        else pa.array([], pa.string())
+    )
+    values: Any = (
+        _spans(buffer, spans[:, 2], spans[:, 3], pa.string())
+        if len(spans)
+        else pa.array([], pa.string())
+    )
     for column, numbers in times_ms.items():
         if _passes_range(numbers):
             rows = np.flatnonzero(numbers > MAX_TIME_MS)
@@ -648,7 +736,9 @@ def _properties(buffer: Bytes, fields: Matrix, times_ms: dict[str, Matrix]) -> p
             order = pa.array(np.argsort(np.concatenate([owners, rows]), kind="stable"))
             more = pa.repeat(pa.scalar(property_of(column), pa.string()), len(rows))
             keys = pa.concat_arrays([keys, more]).take(order)
-            values = pa.concat_arrays([values, pa.array(numbers[rows]).cast(pa.string())]).take(order)
+            values = pa.concat_arrays([values, pa.array(numbers[rows]).cast(pa.string())]).take(
+                order
+            )
             counts = counts + np.bincount(rows, minlength=len(counts))
             repeats = True
     if repeats:

@@ -4,8 +4,8 @@ The user's function gets an entry's metadata and plain payload, and returns the 
 replace the payload, as a batch that is neither encrypted nor compressed. The position and the
 broker timestamp do not change, nor does the broker's index if the number of messages is the same.
 
-What the sender of an entry says to Ledgerlake holds for its messages, whatever the function makes of
-it: they have the entry's properties ``ledgerlake.*``, in place of their own of the same names. A
+What the sender of an entry says to Ledgerlake holds for its messages, whatever the function makes
+of it: they have the entry's properties ``ledgerlake.*``, in place of their own of the same names. A
 schedule is of a message that was sent alone. So a delayed message with such properties stays alone,
 and is no batch of one, if it is the only one of an entry that was none.
 
@@ -29,7 +29,9 @@ from ledgerlake.wire.entry import encode_batch, encode_entry, parse_entry
 
 @dataclass(frozen=True)
 class EntryPayload:
-    """An entry for a user's function: bytes of its MessageMetadata, and the payload, decompressed."""
+    """An entry for a user's function: bytes of its MessageMetadata, and the payload,
+    decompressed.
+    """
 
     ledger_id: int
     entry_id: int
@@ -79,12 +81,16 @@ def process_entry(
         metadata = entry.metadata
         if metadata.num_chunks_from_msg > 0 or metadata.HasField("marker_type"):
             return None
-        plain = decompress(metadata.compression, entry.payload, metadata.uncompressed_size, max_bytes)
+        plain = decompress(
+            metadata.compression, entry.payload, metadata.uncompressed_size, max_bytes
+        )
     except CorruptEntryError:
         # The decoder rejects the entry, with the reason.
         return None
     try:
-        messages = processor(EntryPayload(ledger_id, entry_id, metadata.SerializeToString(), bytes(plain)))
+        messages = processor(
+            EntryPayload(ledger_id, entry_id, metadata.SerializeToString(), bytes(plain))
+        )
         told = _told(metadata)
         slots = None if messages is None else [_slot(message, told) for message in messages]
         payload = encode_batch(slots or [])
@@ -104,8 +110,8 @@ def process_entry(
 
 
 def _told(metadata: pb.MessageMetadata) -> dict[str, pb.KeyValue]:
-    """Return what the sender of an entry says to Ledgerlake; nothing for a batch, whose messages say
-    it.
+    """Return what the sender of an entry says to Ledgerlake; nothing for a batch, whose messages
+    say it.
     """
     if metadata.HasField("num_messages_in_batch"):
         return {}
@@ -121,7 +127,13 @@ def _stays_alone(metadata: pb.MessageMetadata, slots: list[_Slot]) -> bool:
 
 def _describe(metadata: pb.MessageMetadata, single: pb.SingleMessageMetadata) -> None:
     """Give an entry the metadata of its message, in place of its own."""
-    for name in ("partition_key", "partition_key_b64_encoded", "ordering_key", "event_time", "properties"):
+    for name in (
+        "partition_key",
+        "partition_key_b64_encoded",
+        "ordering_key",
+        "event_time",
+        "properties",
+    ):
         metadata.ClearField(name)
     if single.HasField("partition_key"):
         metadata.partition_key = single.partition_key

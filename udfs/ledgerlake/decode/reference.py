@@ -69,14 +69,19 @@ def decode_entry(
         for _ in _batch_rows(shared, entry, memoryview(plain), max_bytes):
             pass
         return _batch_rows(shared, entry, memoryview(plain), max_bytes)
-    row = {**_with_own_columns(shared, metadata), "value": None if metadata.null_value else bytes(plain)}
+    row = {
+        **_with_own_columns(shared, metadata),
+        "value": None if metadata.null_value else bytes(plain),
+    }
     return iter([row])
 
 
 def _check(entry: RawEntry) -> None:
     if rejected(entry.metadata, "deliver_at_time"):
         deliver_ms = entry.metadata.deliver_at_time
-        raise CorruptEntryError(f"deliver_at_time is {deliver_ms}, which is out of range", reason=MALFORMED_ENTRY)
+        raise CorruptEntryError(
+            f"deliver_at_time is {deliver_ms}, which is out of range", reason=MALFORMED_ENTRY
+        )
 
 
 def _shared_columns(entry: RawEntry, ledger_id: int, entry_id: int) -> Row:
@@ -88,7 +93,9 @@ def _shared_columns(entry: RawEntry, ledger_id: int, entry_id: int) -> Row:
         "ledger_id": ledger_id,
         "entry_id": entry_id,
         "batch_index": -1,
-        "broker_timestamp": broker.broker_timestamp * 1000 if broker and broker.HasField("broker_timestamp") else None,
+        "broker_timestamp": broker.broker_timestamp * 1000
+        if broker and broker.HasField("broker_timestamp")
+        else None,
         "broker_index": broker.index if broker and broker.HasField("index") else None,
         "publish_time": publish_us,
         "deliver_at": deliver_us if metadata.HasField("deliver_at_time") else None,
@@ -98,7 +105,9 @@ def _shared_columns(entry: RawEntry, ledger_id: int, entry_id: int) -> Row:
     }
 
 
-def _microseconds(source: pb.MessageMetadata | pb.SingleMessageMetadata, name: str) -> tuple[int | None, KeptNumber]:
+def _microseconds(
+    source: pb.MessageMetadata | pb.SingleMessageMetadata, name: str
+) -> tuple[int | None, KeptNumber]:
     milliseconds, kept = read_number(source, name)
     return (None if milliseconds is None else milliseconds * 1000), kept
 
@@ -142,10 +151,17 @@ def _recipients(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> list[t
     """Return the names of the keys of an encrypted entry, as a property."""
     if isinstance(source, pb.SingleMessageMetadata) or not source.encryption_keys:
         return []
-    return [(ENCRYPTED_FOR, ",".join(dict.fromkeys(text_of(key, "key") for key in source.encryption_keys)))]
+    return [
+        (
+            ENCRYPTED_FOR,
+            ",".join(dict.fromkeys(text_of(key, "key") for key in source.encryption_keys)),
+        )
+    ]
 
 
-def key_of(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> tuple[str | None, bytes | None]:
+def key_of(
+    source: pb.MessageMetadata | pb.SingleMessageMetadata,
+) -> tuple[str | None, bytes | None]:
     """Return a message's key: its text, or its bytes if it is not text."""
     if not source.HasField("partition_key"):
         return None, None
@@ -181,13 +197,17 @@ def _opaque_row(shared: Row, entry: RawEntry) -> Row:
     """Return an entry that cannot be decrypted as one message of its bytes; a property has the
     names of its recipients.
     """
-    return {**_with_own_columns(shared, entry.metadata), "is_null": False, "value": bytes(entry.payload)}
+    return {
+        **_with_own_columns(shared, entry.metadata),
+        "is_null": False,
+        "value": bytes(entry.payload),
+    }
 
 
 def unread_row(raw: memoryview, ledger_id: int, entry_id: int) -> Row | None:
-    """Return the row, without a value, of an entry whose payload cannot be read: its metadata alone says
-    what it is. None for a batch, whose payload has the metadata of its messages, for a part of a large
-    message, and for a broker's own marker.
+    """Return the row, without a value, of an entry whose payload cannot be read: its metadata alone
+    says what it is. None for a batch, whose payload has the metadata of its messages, for a part of
+    a large message, and for a broker's own marker.
 
     Raises:
         CorruptEntryError: the entry is damaged, or its metadata cannot be read either.
@@ -196,7 +216,11 @@ def unread_row(raw: memoryview, ledger_id: int, entry_id: int) -> Row | None:
     metadata = entry.metadata
     _check(entry)
     is_of_large = metadata.num_chunks_from_msg > 1 or has_promise(metadata)
-    if is_of_large or metadata.HasField("num_messages_in_batch") or metadata.HasField("marker_type"):
+    if (
+        is_of_large
+        or metadata.HasField("num_messages_in_batch")
+        or metadata.HasField("marker_type")
+    ):
         return None
     return _with_own_columns(_shared_columns(entry, ledger_id, entry_id), metadata)
 
@@ -223,14 +247,17 @@ def _batch_rows(shared: Row, entry: RawEntry, payload: memoryview, max_bytes: in
     copied_bytes = len(shared["producer_name"].encode()) + len(shared["schema_version"] or b"")
     if count * copied_bytes > max_bytes:
         raise CorruptEntryError(
-            f"{count} copies of {copied_bytes} bytes of the batch's metadata are over the limit of {max_bytes}",
+            f"{count} copies of {copied_bytes} bytes of the batch's metadata are over the limit of "
+            f"{max_bytes}",
             reason=TOO_LARGE,
         )
     for batch_index in range(count):
         single, value, payload = take_message(payload, batch_index, count)
         if single.compacted_out:
             continue
-        row = _with_own_columns(shared, single, single if single.HasField("sequence_id") else entry.metadata)
+        row = _with_own_columns(
+            shared, single, single if single.HasField("sequence_id") else entry.metadata
+        )
         row["message_id"] = f"{shared['message_id']}:{batch_index}"
         row["batch_index"] = batch_index
         row["value"] = None if single.null_value else bytes(value)
@@ -241,4 +268,6 @@ def _batch_rows(shared: Row, entry: RawEntry, payload: memoryview, max_bytes: in
             row["broker_index"] = index if index >= 0 else None
         yield row
     if len(payload):
-        raise CorruptEntryError(f"{len(payload)} bytes follow the batch's {count} messages", reason=BATCH_COUNT)
+        raise CorruptEntryError(
+            f"{len(payload)} bytes follow the batch's {count} messages", reason=BATCH_COUNT
+        )

@@ -40,7 +40,10 @@ class RejectedEntry:
 
 def reject_rows(rejected: list[RejectedEntry], source: TopicPartition) -> pa.Table:
     """Return rows of ``schema.REJECTS``."""
-    rows = [{"topic": source.topic, "partition": source.partition, **_row(reject)} for reject in rejected]
+    rows = [
+        {"topic": source.topic, "partition": source.partition, **_row(reject)}
+        for reject in rejected
+    ]
     return pa.Table.from_pylist(rows, schema=schema.REJECTS)
 
 
@@ -63,7 +66,9 @@ def reject_frame(rejected: RejectedEntry) -> memoryview:
     """
     header = f"{rejected.reason}\0{rejected.detail}".encode()
     content = _U32.pack(len(header)) + header + bytes(rejected.entry or b"")
-    return memoryview(commands.message(0, rejected.position.ledger_id, rejected.position.entry_id, content))
+    return memoryview(
+        commands.message(0, rejected.position.ledger_id, rejected.position.entry_id, content)
+    )
 
 
 def read_reject(frames: memoryview) -> RejectedEntry:
@@ -76,7 +81,9 @@ def read_reject(frames: memoryview) -> RejectedEntry:
 
 def _row(reject: RejectedEntry) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "message_id": f"{reject.position}:{reject.batch_index}" if reject.batch_index >= 0 else str(reject.position),
+        "message_id": f"{reject.position}:{reject.batch_index}"
+        if reject.batch_index >= 0
+        else str(reject.position),
         "ledger_id": reject.position.ledger_id,
         "entry_id": reject.position.entry_id,
         "reason": reject.reason,
@@ -84,7 +91,11 @@ def _row(reject: RejectedEntry) -> dict[str, Any]:
     if reject.entry is None:
         return row | {"detail": reject.detail or "the topic no longer has this entry"}
     raw = memoryview(reject.entry)
-    return row | _broker_columns(raw) | {"detail": reject.detail or _describe(raw), "entry": bytes(raw)}
+    return (
+        row
+        | _broker_columns(raw)
+        | {"detail": reject.detail or _describe(raw), "entry": bytes(raw)}
+    )
 
 
 def _broker_columns(raw: memoryview) -> dict[str, Any]:
@@ -95,7 +106,9 @@ def _broker_columns(raw: memoryview) -> dict[str, Any]:
     if broker is None:
         return {}
     return {
-        "broker_timestamp": broker.broker_timestamp * 1000 if broker.HasField("broker_timestamp") else None,
+        "broker_timestamp": broker.broker_timestamp * 1000
+        if broker.HasField("broker_timestamp")
+        else None,
         "broker_index": broker.index if broker.HasField("index") else None,
     }
 

@@ -44,7 +44,9 @@ MESSAGES = pa.schema(
 
 _CHUNK = [("chunk_uuid", pa.string()), ("chunk_id", pa.int32()), ("chunk_total_bytes", pa.int64())]
 
-VIEW = pa.schema([*MESSAGES, *(pa.field(*column) for column in _CHUNK), pa.field("reject_reason", pa.string())])
+VIEW = pa.schema(
+    [*MESSAGES, *(pa.field(*column) for column in _CHUNK), pa.field("reject_reason", pa.string())]
+)
 
 REJECTS = pa.schema(
     [

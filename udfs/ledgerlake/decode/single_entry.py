@@ -58,8 +58,8 @@ def _entry_of(row: Mapping[str, Any]) -> bytes:
 
 
 def _outside(row: Mapping[str, Any]) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Return the numbers that their columns could not hold, that decoding made properties of, and the
-    other properties.
+    """Return the numbers that their columns could not hold, that decoding made properties of, and
+    the other properties.
     """
     columns = {property_of(name): name for name in _UNSIGNED if row[name] is None}
     outside: dict[str, int] = {}
@@ -78,7 +78,9 @@ def _outside(row: Mapping[str, Any]) -> tuple[dict[str, int], list[tuple[str, st
 def _broker_metadata(row: Mapping[str, Any]) -> pb.BrokerEntryMetadata | None:
     if row["broker_timestamp"] is None and row["broker_index"] is None:
         return None
-    return pb.BrokerEntryMetadata(broker_timestamp=_milliseconds(row["broker_timestamp"]), index=row["broker_index"])
+    return pb.BrokerEntryMetadata(
+        broker_timestamp=_milliseconds(row["broker_timestamp"]), index=row["broker_index"]
+    )
 
 
 def _milliseconds(time_us: int | None) -> int | None:

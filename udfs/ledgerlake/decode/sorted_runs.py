@@ -2,8 +2,8 @@
 in memory.
 
 A row is output if no source can still have an earlier one. In each step, these are the rows up to
-the smallest of the last keys of the batches in memory. If the first keys of the sources are known, a
-source is opened when the rows before its own have been output.
+the smallest of the last keys of the batches in memory. If the first keys of the sources are known,
+a source is opened when the rows before its own have been output.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def merge_sorted(
     heads: dict[int, Rows] = {}
     while heads or unopened:
         last = min((_last_key(keys(rows)) for rows in heads.values()), default=None)
-        while unopened and (first_keys is None or last is None or first_keys[unopened[0][0]] <= last):
+        while unopened and (
+            first_keys is None or last is None or first_keys[unopened[0][0]] <= last
+        ):
             number, source = unopened.popleft()
             rows = next(source, None)
             if rows is not None:
@@ -76,7 +78,11 @@ def _taken_through(
         count = count_through(keys(rows), last)
         if count:
             ready.append(part(rows, 0, count))
-        rest = part(rows, count, rows.num_rows - count) if count < rows.num_rows else next(sources[number], None)
+        rest = (
+            part(rows, count, rows.num_rows - count)
+            if count < rows.num_rows
+            else next(sources[number], None)
+        )
         if rest is None:
             del heads[number]
         else:

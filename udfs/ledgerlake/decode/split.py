@@ -10,9 +10,9 @@ Kinds of pieces:
 
 Each chunk, marker and reject is its own piece. The others are cut at a few chunks and markers of a
 bundle, so that a message that one of them completes comes between its neighbours. A piece costs as
-much as hundreds of its entries, so beyond these places all the rest is together. A chunk is never ``delayed``, even if it has a
-delivery time. The delivery time of an entry is used only if its checksum is right: a damaged entry
-is rejected at once.
+much as hundreds of its entries, so beyond these places all the rest is together. A chunk is never
+``delayed``, even if it has a delivery time. The delivery time of an entry is used only if its
+checksum is right: a damaged entry is rejected at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ from ledgerlake.decode import kernels as k
 from ledgerlake.decode.messages import read_entry_table
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.chunks import has_promise
-from ledgerlake.wire.entry import delivery_time_ms, parse_entry, peek_metadata, split_broker_metadata
+from ledgerlake.wire.entry import (
+    delivery_time_ms,
+    parse_entry,
+    peek_metadata,
+    split_broker_metadata,
+)
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -54,8 +59,8 @@ class PieceKind(str, Enum):
 # The largest entry id in a bitmap of the delayed index. Brokers close ledgers long before.
 MAX_DELAYED_ENTRY_ID = 2**32 - 1
 
-# At so many chunks and markers of a bundle the other entries are cut. A bundle with more has tiny ones,
-# and messages of these are sorted in memory.
+# At so many chunks and markers of a bundle the other entries are cut. A bundle with more has tiny
+# ones, and messages of these are sorted in memory.
 _MOST_CUTS = 8
 
 
@@ -71,10 +76,12 @@ class DelayedEntries:
     frame_ends: Matrix
 
 
-def split_bundle(frames: bytes | bytearray | memoryview) -> Iterator[tuple[PieceKind, memoryview, int | None]]:
+def split_bundle(
+    frames: bytes | bytearray | memoryview,
+) -> Iterator[tuple[PieceKind, memoryview, int | None]]:
     """Yield the pieces of a bundle in order, each with its kind and the latest broker's time of its
-    entries, None if there is none. A broker's clock may step back. So the time of a micro-batch is the
-    latest one of all its entries, however they were cut into bundles and pieces.
+    entries, None if there is none. A broker's clock may step back. So the time of a micro-batch is
+    the latest one of all its entries, however they were cut into bundles and pieces.
 
     Raises:
         MalformedFrameError: the bundle does not consist of complete frames.
@@ -100,10 +107,12 @@ def split_bundle(frames: bytes | bytearray | memoryview) -> Iterator[tuple[Piece
         yield kind, frames_of_piece, None if latest_ms == k.NONE else latest_ms
 
 
-def _pieces(count: int, kinds: dict[int, PieceKind]) -> Iterator[tuple[PieceKind, list[tuple[int, int]]]]:
+def _pieces(
+    count: int, kinds: dict[int, PieceKind]
+) -> Iterator[tuple[PieceKind, list[tuple[int, int]]]]:
     """Yield kinds with their runs of rows (first and last). Between chunks and markers there is one
-    piece of each other kind. Behind ``_MOST_CUTS`` of them, one piece of each other kind comes first,
-    and then the chunks and markers.
+    piece of each other kind. Behind ``_MOST_CUTS`` of them, one piece of each other kind comes
+    first, and then the chunks and markers.
 
     The piece with the first row comes first.
     """
@@ -143,7 +152,9 @@ def read_delayed(frames: bytes | memoryview) -> DelayedEntries:
 def only_entry(frames: pa.Buffer | memoryview) -> tuple[Position, memoryview]:
     """Return the entry of a piece with a single entry."""
     buffer, entries = read_entry_table(frames)
-    start, end, ledger_id, entry_id = entries[0, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]].tolist()
+    start, end, ledger_id, entry_id = entries[
+        0, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]
+    ].tolist()
     return Position(ledger_id, entry_id), buffer.data[start:end]
 
 
@@ -156,7 +167,10 @@ def placed_entries(frames: bytes | memoryview) -> list[tuple[Position, bytes]]:
     """Return the stored entries of a piece, each with its position, which several may have."""
     buffer, entries = read_entry_table(frames)
     rows = entries[:, [k.E_LEDGER, k.E_ENTRY, k.E_START, k.E_END]].tolist()
-    return [(Position(ledger_id, entry_id), bytes(buffer.data[start:end])) for ledger_id, entry_id, start, end in rows]
+    return [
+        (Position(ledger_id, entry_id), bytes(buffer.data[start:end]))
+        for ledger_id, entry_id, start, end in rows
+    ]
 
 
 def _broker_ms(raw: memoryview) -> int | None:
@@ -167,7 +181,11 @@ def _broker_ms(raw: memoryview) -> int | None:
         broker, _ = split_broker_metadata(raw)
     except CorruptEntryError:
         return None
-    return broker.broker_timestamp if broker is not None and broker.HasField("broker_timestamp") else None
+    return (
+        broker.broker_timestamp
+        if broker is not None and broker.HasField("broker_timestamp")
+        else None
+    )
 
 
 def _span(entries: Matrix, row: int) -> tuple[int, int]:
@@ -178,7 +196,9 @@ def _delayed(buffer: Bytes, entries: Matrix, status: NDArray[np.int8]) -> Matrix
     """Return the rows of undamaged, plain entries with a delivery time."""
     timed = (entries[:, k.E_DELIVER] > 0) & (entries[:, k.E_ENTRY] <= MAX_DELAYED_ENTRY_ID)
     rows = np.flatnonzero((status == k.OK) & timed)
-    return np.array([row for row in rows.tolist() if _checksum_fits(buffer, entries[row])], dtype=np.int64)
+    return np.array(
+        [row for row in rows.tolist() if _checksum_fits(buffer, entries[row])], dtype=np.int64
+    )
 
 
 def _checksum_fits(buffer: Bytes, entry: Matrix) -> bool:
@@ -194,7 +214,9 @@ def _kind(raw: memoryview, entry_id: int) -> PieceKind:
             return PieceKind.CHUNK
         if metadata.num_chunks_from_msg == 1 and has_promise(metadata):
             return PieceKind.MARKER
-        delayed = entry_id <= MAX_DELAYED_ENTRY_ID and delivery_time_ms(parse_entry(raw)) is not None
+        delayed = (
+            entry_id <= MAX_DELAYED_ENTRY_ID and delivery_time_ms(parse_entry(raw)) is not None
+        )
     except CorruptEntryError:
         return PieceKind.ENTRIES
     return PieceKind.DELAYED if delayed else PieceKind.ENTRIES

@@ -1,7 +1,8 @@
 """Times and dates that Python has: the years 1 to 9999.
 
-Arrow, Delta and Spark can store others. But readers that make Python's ``datetime`` of a column then
-fail for all its rows: ``collect()``, pandas, Polars. So a value with another time fits no column.
+Arrow, Delta and Spark can store others. But readers that make Python's ``datetime`` of a column
+then fail for all its rows: ``collect()``, pandas, Polars. So a value with another time fits no
+column.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def without_python_time(values: pa.Array, path: str = "") -> dict[int, str]:
     if pa.types.is_struct(kind):
         found: dict[int, str] = {}
         for field, part in zip(kind, values.flatten(), strict=True):
-            found = without_python_time(part, f"{path}.{field.name}" if path else field.name) | found
+            found = (
+                without_python_time(part, f"{path}.{field.name}" if path else field.name) | found
+            )
         return found
     if pa.types.is_list(kind) or pa.types.is_map(kind):
         return _of_items(values, path)
@@ -81,4 +84,7 @@ def _outside(numbers: pa.Array, first: int, last: int, path: str, unit: str) -> 
     known = pc.fill_null(numbers, 0).to_numpy()
     rows: NDArray[np.int64] = np.flatnonzero((known < first) | (known > last))
     subject = path or "the value"
-    return {int(row): f"{subject} is {known[row]} {unit} after 1970; the years are 1 to 9999" for row in rows}
+    return {
+        int(row): f"{subject} is {known[row]} {unit} after 1970; the years are 1 to 9999"
+        for row in rows
+    }

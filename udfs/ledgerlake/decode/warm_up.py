@@ -18,8 +18,12 @@ def warm_up() -> None:
     There are two entries, because a column of a matrix with one row is contiguous, for which numba
     compiles another version.
     """
-    entry = pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=0, num_messages_in_batch=1)
-    message = pb.SingleMessageMetadata(payload_size=0, partition_key="k", properties=[pb.KeyValue(key="a", value="b")])
+    entry = pb.MessageMetadata(
+        producer_name="p", sequence_id=0, publish_time=0, num_messages_in_batch=1
+    )
+    message = pb.SingleMessageMetadata(
+        payload_size=0, partition_key="k", properties=[pb.KeyValue(key="a", value="b")]
+    )
     raw = encode_entry(entry, encode_batch([(message, b"value")]))
     frames = b"".join(commands.message(0, 0, entry_id, raw) for entry_id in range(2))
     scan(memoryview(frames), len(frames))

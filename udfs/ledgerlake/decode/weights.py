@@ -5,9 +5,10 @@ entries are compressed. So each value has a weight, an upper bound of what its p
 objects and in columns. Its own texts and bytes are not in it, since they are as long when decoded.
 
 Weights follow from the schema for values without arrays and maps. For all others there is a bound
-by the number of their bytes. Only if a bound passes ``MAX_VALUES_BYTES``, the values of its batch are
-walked through, which takes linear time. A value whose weight passes the limit is not decoded. Other
-values of its batch do not decide about that: in a batch that is not walked, no bound passes it.
+by the number of their bytes. Only if a bound passes ``MAX_VALUES_BYTES``, the values of its batch
+are walked through, which takes linear time. A value whose weight passes the limit is not decoded.
+Other values of its batch do not decide about that: in a batch that is not walked, no bound passes
+it.
 
 ``cuts`` divides rows so that no more is decoded at once.
 """
@@ -79,7 +80,9 @@ class Weigher:
         np.copyto(weights, np.where(weights < 0, most, np.minimum(weights, most)))
 
     def _most(self, encoded: Encoded) -> Weights:
-        sizes: Weights = np.sum([np.diff(offsets_of(part)) for part in self._parts(encoded)], axis=0, dtype=np.int64)
+        sizes: Weights = np.sum(
+            [np.diff(offsets_of(part)) for part in self._parts(encoded)], axis=0, dtype=np.int64
+        )
         return self.rate * sizes
 
     def _parts(self, encoded: Encoded) -> list[pa.BinaryArray]:
@@ -104,8 +107,8 @@ def too_heavy(weight: int) -> str:
 
 
 def fixed_bytes(kind: pa.DataType) -> int:
-    """Return the weight of a value of a type without the items of its arrays and maps. The columns of
-    a record that is null take as much.
+    """Return the weight of a value of a type without the items of its arrays and maps. The columns
+    of a record that is null take as much.
     """
     if pa.types.is_struct(kind):
         return RECORD_BYTES + sum(fixed_bytes(field.type) for field in kind)

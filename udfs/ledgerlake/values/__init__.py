@@ -1,1 +1,3 @@
-"""Typed values: the schemas of Pulsar's registry, their bytes as Arrow columns, and queries over rows."""
+"""Typed values: the schemas of Pulsar's registry, their bytes as Arrow columns, and queries over
+rows.
+"""

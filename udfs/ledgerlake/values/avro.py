@@ -64,7 +64,16 @@ class AvroReader:
     def read(self, payloads: pa.BinaryArray) -> tuple[pa.Array, NDArray[np.bool_]]:
         """Return the records, and which rows have one. All others are null, or odd."""
         read = LoopColumns.of(payloads, self.columns)
-        walk_avro(read.data, read.offsets, read.present, self.program, read.values, read.sizes, read.valid, read.ok)
+        walk_avro(
+            read.data,
+            read.offsets,
+            read.present,
+            self.program,
+            read.values,
+            read.sizes,
+            read.valid,
+            read.ok,
+        )
         read.refuse_wrong_texts(self.texts)
         for column, limit in self.limits.items():
             read.refuse(np.flatnonzero(exceeds(read.values[column], limit)).tolist())
@@ -141,11 +150,16 @@ class _Compiler:
 
     def _record(self, node: dict[str, Any], physical: pa.DataType) -> _Build:
         column = self._add(A_RECORD)
-        parts = [self.compile(part["type"], field.type) for part, field in zip(node["fields"], physical, strict=True)]
+        parts = [
+            self.compile(part["type"], field.type)
+            for part, field in zip(node["fields"], physical, strict=True)
+        ]
 
         def build(read: LoopColumns) -> pa.Array:
             columns = [part(read) for part in parts]
-            return pa.StructArray.from_arrays(columns, fields=list(physical), mask=pa.array(read.missing(column)))
+            return pa.StructArray.from_arrays(
+                columns, fields=list(physical), mask=pa.array(read.missing(column))
+            )
 
         return build
 
@@ -155,12 +169,17 @@ class _Compiler:
         if pa.types.is_timestamp(physical) and physical.unit == "ms":
             # Columns of Spark have microseconds.
             self.limits[column] = (2**63 - 1) // 1000
-        return lambda read: pa.array(read.values[column].astype(dtype), plain, mask=read.missing(column)).cast(physical)
+        return lambda read: pa.array(
+            read.values[column].astype(dtype), plain, mask=read.missing(column)
+        ).cast(physical)
 
     def _floating(self, size: int, bits: Any, dtype: Any, physical: pa.DataType) -> _Build:
         column = self._add(A_FIXED_NUMBER, size)
         return lambda read: pa.array(
-            read.values[column].astype(bits).view(dtype), physical, mask=read.missing(column), from_pandas=False
+            read.values[column].astype(bits).view(dtype),
+            physical,
+            mask=read.missing(column),
+            from_pandas=False,
         )
 
     def _bytes(self, instruction: int, argument: int, physical: pa.DataType) -> _Build:

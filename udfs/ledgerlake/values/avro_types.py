@@ -15,8 +15,8 @@ def short_name(name: str) -> str:
 
 def with_full_names(definition: Any) -> Any:
     """Return a schema that names each of its types in full, where it is defined and where it is
-    used. A type that is wrapped, as in ``{"type": {"type": "int"}}`` or ``{"type": "Color"}``, stands
-    there without the wrapping.
+    used. A type that is wrapped, as in ``{"type": {"type": "int"}}`` or ``{"type": "Color"}``,
+    stands there without the wrapping.
     """
     return _Names().full(definition, "")
 
@@ -43,7 +43,9 @@ class _Names:
         if not isinstance(node, dict):
             return node
         kind = node.get("type")
-        if isinstance(kind, (dict, list)) or (isinstance(kind, str) and self._resolved(kind, namespace) in self.known):
+        if isinstance(kind, (dict, list)) or (
+            isinstance(kind, str) and self._resolved(kind, namespace) in self.known
+        ):
             return self.full(kind, namespace)
         if kind in NAMED:
             node = self._defined(node, namespace)
@@ -53,7 +55,9 @@ class _Names:
             if inner in node:
                 named[inner] = self.full(node[inner], namespace)
         if "fields" in node:
-            named["fields"] = [{**part, "type": self.full(part["type"], namespace)} for part in node["fields"]]
+            named["fields"] = [
+                {**part, "type": self.full(part["type"], namespace)} for part in node["fields"]
+            ]
         return named
 
     def _defined(self, node: dict[str, Any], namespace: str) -> dict[str, Any]:

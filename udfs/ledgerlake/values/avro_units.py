@@ -1,7 +1,7 @@
 """The units of times, if one schema wrote them and another one reads them.
 
-Avro's rules convert numbers and ignore their units. Here a timestamp is read in the unit that it was
-written in. A value does not fit if the reader has another kind of time.
+Avro's rules convert numbers and ignore their units. Here a timestamp is read in the unit that it
+was written in. A value does not fit if the reader has another kind of time.
 """
 
 from __future__ import annotations
@@ -55,10 +55,14 @@ class _Pair:
         if pa.types.is_list(physical):
             return pa.list_(self.of(physical.value_type, writer.get("items"), reader["items"]))
         if pa.types.is_map(physical):
-            return pa.map_(pa.string(), self.of(physical.item_type, writer.get("values"), reader["values"]))
+            return pa.map_(
+                pa.string(), self.of(physical.item_type, writer.get("values"), reader["values"])
+            )
         return _of_number(physical, writer, reader)
 
-    def _record(self, physical: pa.StructType, writer: dict[str, Any], reader: dict[str, Any]) -> pa.DataType:
+    def _record(
+        self, physical: pa.StructType, writer: dict[str, Any], reader: dict[str, Any]
+    ) -> pa.DataType:
         written = {part["name"]: part["type"] for part in writer.get("fields", ())}
         fields = []
         for column, part in zip(physical, reader["fields"], strict=True):
@@ -68,9 +72,16 @@ class _Pair:
         return pa.struct(fields)
 
 
-def _of_number(physical: pa.DataType, writer: dict[str, Any], reader: dict[str, Any]) -> pa.DataType:
-    theirs, ours = (_UNITS.get((str(node.get("type")), str(node.get("logicalType")))) for node in (writer, reader))
+def _of_number(
+    physical: pa.DataType, writer: dict[str, Any], reader: dict[str, Any]
+) -> pa.DataType:
+    theirs, ours = (
+        _UNITS.get((str(node.get("type")), str(node.get("logicalType"))))
+        for node in (writer, reader)
+    )
     if theirs is None or ours is None or theirs == ours:
         return physical
-    is_converted = pa.types.is_timestamp(physical) and theirs[0] == ours[0] and theirs[1] in _CONVERTED
+    is_converted = (
+        pa.types.is_timestamp(physical) and theirs[0] == ours[0] and theirs[1] in _CONVERTED
+    )
     return pa.timestamp(theirs[1], physical.tz) if is_converted else pa.null()

@@ -5,9 +5,9 @@ since those say how the bytes go on, and the reader's weights, since its fields 
 that the reader lacks weighs nothing. One that only the reader has weighs as much as its default,
 with the items and texts in it.
 
-The same walk judges values: bytes that do not fit the writer's schema are none. The compiled loop of
-``avro`` refuses them too, but fastavro takes some for other values: a symbol's number below zero, a
-number of more than 64 bits, a boolean of 7.
+The same walk judges values: bytes that do not fit the writer's schema are none. The compiled loop
+of ``avro`` refuses them too, but fastavro takes some for other values: a symbol's number below
+zero, a number of more than 64 bits, a boolean of 7.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ _WEIGHT_MOST = MAX_VALUES_BYTES + 1
 
 @dataclass(frozen=True)
 class _Part:
-    """A node, its weight without items, its fewest bytes, and what each of its bytes adds at most."""
+    """A node, its weight without items, its fewest bytes, and what each of its bytes adds
+    at most.
+    """
 
     node: int
     fixed_bytes: int
@@ -64,8 +66,8 @@ def avro_weigher(writer: Any, reader: Any) -> Weigher:
 
 
 def avro_misfits(writer: Any) -> Callable[[pa.BinaryArray], NDArray[np.bool_]]:
-    """Return a function that says which payloads are not one value of a schema, from the first byte to
-    the last.
+    """Return a function that says which payloads are not one value of a schema, from the first byte
+    to the last.
 
     Args:
         writer: the parsed schema, which has a column.
@@ -84,7 +86,10 @@ def avro_misfits(writer: Any) -> Callable[[pa.BinaryArray], NDArray[np.bool_]]:
 def _walk(writer: Any, reader: Any) -> tuple[_Part, Walk]:
     plan = _Plan(named_types(writer), named_types(reader))
     root = plan.add(writer, reader)
-    nodes, items = np.array(plan.nodes, np.int64).reshape(-1, 4), np.array([*plan.items, 0], np.int64)
+    nodes, items = (
+        np.array(plan.nodes, np.int64).reshape(-1, 4),
+        np.array([*plan.items, 0], np.int64),
+    )
     # The root is the first node.
     order = [root.node, *(number for number in range(len(nodes)) if number != root.node)]
     places = np.empty(len(order), np.int64)
@@ -171,10 +176,21 @@ class _Plan:
             of_reader = fields.get(part["name"]) or by_alias.get(part["name"])
             if of_reader is not None:
                 matched.add(of_reader["name"])
-            parts.append(self.add(part["type"], _DROPPED if of_reader is None else of_reader["type"], depth + 1))
-        fixed = (0 if reader is _DROPPED else RECORD_BYTES) + sum(part.fixed_bytes for part in parts)
-        fixed += sum(self._default_bytes(part) for name, part in fields.items() if name not in matched)
-        least, rate = sum(part.least_bytes for part in parts), max((part.rate for part in parts), default=0)
+            parts.append(
+                self.add(
+                    part["type"], _DROPPED if of_reader is None else of_reader["type"], depth + 1
+                )
+            )
+        fixed = (0 if reader is _DROPPED else RECORD_BYTES) + sum(
+            part.fixed_bytes for part in parts
+        )
+        fixed += sum(
+            self._default_bytes(part) for name, part in fields.items() if name not in matched
+        )
+        least, rate = (
+            sum(part.least_bytes for part in parts),
+            max((part.rate for part in parts), default=0),
+        )
         return _Part(self._with_children(k.W_RECORD, parts), min(fixed, _WEIGHT_MOST), least, rate)
 
     def _longest_symbol(self, enumeration: dict[str, Any]) -> int:
@@ -186,7 +202,9 @@ class _Plan:
     def _default_bytes(self, part: dict[str, Any]) -> int:
         """Return what a field weighs that has its default."""
         if id(part) not in self._of_defaults:
-            own = self._fixed_bytes(part["type"]) + self._items_bytes(part["type"], part.get("default"))
+            own = self._fixed_bytes(part["type"]) + self._items_bytes(
+                part["type"], part.get("default")
+            )
             self._of_defaults[id(part)] = own
         return self._of_defaults[id(part)]
 
@@ -204,9 +222,14 @@ class _Plan:
             return sum(own + self._items_bytes(node["items"], item) for item in value)
         if isinstance(value, dict) and node["type"] == "map":
             own = PART_BYTES + self._fixed_bytes(node["values"])
-            return sum(own + _size(name) + self._items_bytes(node["values"], item) for name, item in value.items())
+            return sum(
+                own + _size(name) + self._items_bytes(node["values"], item)
+                for name, item in value.items()
+            )
         if isinstance(value, dict):
-            return sum(self._items_bytes(part["type"], value[part["name"]]) for part in node["fields"])
+            return sum(
+                self._items_bytes(part["type"], value[part["name"]]) for part in node["fields"]
+            )
         return _size(value)
 
     def _items(self, writer: dict[str, Any], reader: Any, kind: str, depth: int) -> _Part:
@@ -224,4 +247,8 @@ class _Plan:
 
 def _size(value: Any) -> int:
     """Return the bytes of a text or of bytes."""
-    return len(value.encode() if isinstance(value, str) else value) if isinstance(value, (str, bytes)) else 0
+    return (
+        len(value.encode() if isinstance(value, str) else value)
+        if isinstance(value, (str, bytes))
+        else 0
+    )

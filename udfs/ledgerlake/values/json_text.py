@@ -1,9 +1,9 @@
-"""JSON values: how their bytes are read, wherever that is. They are UTF-8, which may begin with a mark
-that says so; Python's parser alone would also guess UTF-16 and UTF-32.
+"""JSON values: how their bytes are read, wherever that is. They are UTF-8, which may begin with a
+mark that says so; Python's parser alone would also guess UTF-16 and UTF-32.
 
-Two parsers read them, Arrow's and Python's, and which one reads a value depends on the others of its
-batch. So Python's is made to take all that Arrow's takes: it knows more words for numbers that are
-none.
+Two parsers read them, Arrow's and Python's, and which one reads a value depends on the others of
+its batch. So Python's is made to take all that Arrow's takes: it knows more words for numbers that
+are none.
 """
 
 from __future__ import annotations
@@ -77,13 +77,15 @@ def without_deep(payloads: pa.BinaryArray) -> tuple[pa.BinaryArray, dict[int, st
     deep: dict[int, str] = {}
     if len(long):
         levels = count_marks(data, offsets, long)[:, 4]
-        deep = dict.fromkeys(long[levels > _LEVELS_MOST].tolist(), f"it has more than {_LEVELS_MOST} levels")
+        deep = dict.fromkeys(
+            long[levels > _LEVELS_MOST].tolist(), f"it has more than {_LEVELS_MOST} levels"
+        )
     return without(payloads, deep), deep
 
 
 def count_marks(data: Bytes, offsets: Offsets, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each of some rows how many commas, colons, braces and brackets it has outside of texts,
-    and how many levels.
+    """Return for each of some rows how many commas, colons, braces and brackets it has outside of
+    texts, and how many levels.
     """
     counts = np.zeros((len(rows), 5), np.int64)
     k.count_json(data, offsets, rows, counts)

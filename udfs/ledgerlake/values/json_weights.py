@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def json_weigher(kind: pa.DataType) -> Weigher:
     """Return the weights of values that are decoded into a type."""
     item_bytes = _item_bytes(kind)
-    # The most for a byte: an object without fields and its comma, three bytes that are two parts. An
-    # item of a list has two bytes at least.
+    # The most for a byte: an object without fields and its comma, three bytes that are two parts.
+    # An item of a list has two bytes at least.
     rate = -(-(RECORD_BYTES + 2 * PART_BYTES) // 3) + item_bytes // 2
 
     def walk(encoded: Encoded, weights: Weights) -> None:
@@ -43,7 +43,9 @@ def json_weigher(kind: pa.DataType) -> Weigher:
 
 
 def _item_bytes(kind: pa.DataType) -> int:
-    """Return the weight of the heaviest item of the lists and maps in a type; 0 if there are none."""
+    """Return the weight of the heaviest item of the lists and maps in a type; 0 if there
+    are none.
+    """
     if pa.types.is_struct(kind):
         return max((_item_bytes(field.type) for field in kind), default=0)
     if pa.types.is_list(kind) or pa.types.is_map(kind):

@@ -57,7 +57,9 @@ def _number(kind: int) -> Callable[[pa.BinaryArray], DecodedValues]:
 
     def decode(payloads: pa.BinaryArray) -> DecodedValues:
         found, present, bad = _fixed(payloads, dtype)
-        return DecodedValues(pa.array(found.astype(dtype.newbyteorder("=")), arrow_type, mask=~present), bad)
+        return DecodedValues(
+            pa.array(found.astype(dtype.newbyteorder("=")), arrow_type, mask=~present), bad
+        )
 
     return decode
 
@@ -82,13 +84,17 @@ def _local_dates(payloads: pa.BinaryArray) -> DecodedValues:
     found, present, bad = _fixed(payloads, np.dtype(">i8"))
     days = found.astype(np.int64)
     _refuse(exceeds(days, 2**31 - 1), "the day is out of range", present, bad)
-    return DecodedValues(pa.array(np.where(present, days, 0).astype(np.int32), pa.date32(), mask=~present), bad)
+    return DecodedValues(
+        pa.array(np.where(present, days, 0).astype(np.int32), pa.date32(), mask=~present), bad
+    )
 
 
 def _local_date_times(payloads: pa.BinaryArray) -> DecodedValues:
     found, present, bad = _fixed(payloads, np.dtype([("day", ">i8"), ("nanoseconds", ">i8")]))
     more = found["nanoseconds"].astype(np.int64) // 1000
-    return _in_microseconds(found["day"].astype(np.int64), 86_400 * 10**6, present, bad, pa.timestamp("us"), more)
+    return _in_microseconds(
+        found["day"].astype(np.int64), 86_400 * 10**6, present, bad, pa.timestamp("us"), more
+    )
 
 
 def _in_microseconds(
@@ -106,19 +112,29 @@ def _in_microseconds(
     return DecodedValues(pa.array(microseconds, pa.int64(), mask=~present).cast(target), bad)
 
 
-def _refuse(wrong: NDArray[np.bool_], why: str, present: NDArray[np.bool_], bad: dict[int, str]) -> None:
+def _refuse(
+    wrong: NDArray[np.bool_], why: str, present: NDArray[np.bool_], bad: dict[int, str]
+) -> None:
     wrong = wrong & present
     bad.update(dict.fromkeys(np.flatnonzero(wrong).tolist(), why))
     present &= ~wrong
 
 
-def _fixed(payloads: pa.BinaryArray, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.bool_], dict[int, str]]:
+def _fixed(
+    payloads: pa.BinaryArray, dtype: np.dtype[Any]
+) -> tuple[NDArray[Any], NDArray[np.bool_], dict[int, str]]:
     """Return values of one size as numbers, a mask of the values that are not null, and errors for
     values of another size.
     """
     count, width = len(payloads), dtype.itemsize
-    present = np.ones(count, dtype=bool) if payloads.null_count == 0 else payloads.is_valid().to_numpy(False)
-    offsets = np.frombuffer(payloads.buffers()[1], dtype=np.int32)[payloads.offset : payloads.offset + count + 1]
+    present = (
+        np.ones(count, dtype=bool)
+        if payloads.null_count == 0
+        else payloads.is_valid().to_numpy(False)
+    )
+    offsets = np.frombuffer(payloads.buffers()[1], dtype=np.int32)[
+        payloads.offset : payloads.offset + count + 1
+    ]
     wrong = np.diff(offsets) != width
     bad: dict[int, str] = {}
     _refuse(wrong, f"a value of this kind has {width} bytes", present, bad)

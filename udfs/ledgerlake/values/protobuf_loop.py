@@ -1,8 +1,8 @@
 """Flat Protobuf messages by a compiled loop, without a Python object for each value.
 
-The loop (``kernels.walk_protobuf``) reads regular values of messages whose fields are single numbers,
-texts, bytes and open enumerations. ``protobufs`` reads all others by Protobuf's own library, value by
-value, and so decides about all that is odd.
+The loop (``kernels.walk_protobuf``) reads regular values of messages whose fields are single
+numbers, texts, bytes and open enumerations. ``protobufs`` reads all others by Protobuf's own
+library, value by value, and so decides about all that is odd.
 """
 
 from __future__ import annotations
@@ -79,11 +79,17 @@ class ProtobufReader:
             read.ok,
         )
         read.refuse_wrong_texts(
-            [column for column, field in enumerate(self.fields) if field.type == FieldDescriptor.TYPE_STRING]
+            [
+                column
+                for column, field in enumerate(self.fields)
+                if field.type == FieldDescriptor.TYPE_STRING
+            ]
         )
         parts = [self._column(read, column) for column in range(len(self.fields))]
         is_read = read.ok != 0
-        return pa.StructArray.from_arrays(parts, fields=list(self.target), mask=pa.array(~is_read)), is_read
+        return pa.StructArray.from_arrays(
+            parts, fields=list(self.target), mask=pa.array(~is_read)
+        ), is_read
 
     def _column(self, read: LoopColumns, column: int) -> pa.Array:
         field, kind = self.fields[column], self.target.field(column).type
@@ -115,7 +121,10 @@ def _is_plain(field: Any) -> bool:
         return False
     if field.type == FieldDescriptor.TYPE_ENUM:
         return not field.enum_type.is_closed
-    return field.type in _NUMBERS or field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+    return field.type in _NUMBERS or field.type in (
+        FieldDescriptor.TYPE_STRING,
+        FieldDescriptor.TYPE_BYTES,
+    )
 
 
 def _kind(field: Any) -> int:

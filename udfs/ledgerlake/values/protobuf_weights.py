@@ -1,10 +1,11 @@
 """The weights of Protobuf messages (see ``weights``), by their descriptor.
 
 A message becomes one node for each place where it is in the schema (``kernels.weigh_protobuf``).
-What its writer may write again and again is counted each time: items of repeated fields; messages in
-a union, since the parser keeps each one that another field replaces; and, beside a closed enumeration,
-fields that become objects of their own (see ``closed_fields``). A message with a group, which only old
-schemas have, is not walked through: its weight is the bound by the number of its bytes.
+What its writer may write again and again is counted each time: items of repeated fields; messages
+in a union, since the parser keeps each one that another field replaces; and, beside a closed
+enumeration, fields that become objects of their own (see ``closed_fields``). A message with a
+group, which only old schemas have, is not walked through: its weight is the bound by the number of
+its bytes.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ def is_map(one: Any) -> bool:
 
 
 def closed_fields(message: Descriptor) -> dict[int, Any]:
-    """Return the fields of a message, by number, that take only the numbers which their enumeration has.
-    Protobuf keeps other numbers as unknown fields; so with such a field, all unknown fields of the
-    message become objects, and those whose bytes are of another kind than their schema says.
+    """Return the fields of a message, by number, that take only the numbers which their enumeration
+    has. Protobuf keeps other numbers as unknown fields; so with such a field, all unknown fields of
+    the message become objects, and those whose bytes are of another kind than their schema says.
     """
     return {one.number: one for one in message.fields if _is_closed(one)}
 
@@ -93,12 +94,14 @@ class _Plan:
             return 0
         name = one.enum_type.full_name
         if name not in self._longest_names:
-            self._longest_names[name] = max((len(value.name) for value in one.enum_type.values), default=0)
+            self._longest_names[name] = max(
+                (len(value.name) for value in one.enum_type.values), default=0
+            )
         return self._longest_names[name]
 
     def add(self, message: Descriptor, depth: int) -> tuple[int, int]:
-        """Add the node of a message; return its weight without items, and what each of its bytes adds
-        at most.
+        """Add the node of a message; return its weight without items, and what each of its bytes
+        adds at most.
         """
         self.depth = max(self.depth, depth)
         own: list[list[int]] = []
@@ -107,14 +110,21 @@ class _Plan:
         self.unknown_bytes.append(unknown_bytes)
         fixed_bytes, rate = RECORD_BYTES, unknown_bytes // _LEAST_FIELD_BYTES
         for one in message.fields:
-            number, kind, node, weight = one.number, _kind(one), -1, PART_BYTES + self._name_bytes(one)
+            number, kind, node, weight = (
+                one.number,
+                _kind(one),
+                -1,
+                PART_BYTES + self._name_bytes(one),
+            )
             inside = 0
             if one.message_type is not None:
                 kind, node = k.F_MESSAGE, len(self.fields)
                 weight, inside = self.add(one.message_type, depth + 1)
             fixed_bytes += PART_BYTES if one.is_repeated else weight
             least_bytes = (
-                1 if one.is_repeated and kind in (k.F_VARINT, k.F_FIXED32, k.F_FIXED64) else _LEAST_FIELD_BYTES
+                1
+                if one.is_repeated and kind in (k.F_VARINT, k.F_FIXED32, k.F_FIXED64)
+                else _LEAST_FIELD_BYTES
             )
             each_bytes = weight if one.is_repeated or _is_replaced(one) else unknown_bytes
             rate = max(rate, inside + -(-each_bytes // least_bytes))

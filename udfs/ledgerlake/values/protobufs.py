@@ -3,8 +3,8 @@
 The definition is JSON: ``fileDescriptorSet`` in base64, and ``rootMessageTypeName``. Messages
 become structs, repeated fields arrays, maps maps with keys as text, enums the names of their values
 (the number of an unknown value; a value is bad if that number is one of several), ``uint32`` a
-``long`` and ``uint64`` a ``decimal(20, 0)``. A missing field is null if Protobuf tracks its presence;
-otherwise it has its default. A recursive message has no column.
+``long`` and ``uint64`` a ``decimal(20, 0)``. A missing field is null if Protobuf tracks its
+presence; otherwise it has its default. A recursive message has no column.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, Decoder, build, decode_rows, too_wide
+from ledgerlake.decode.columns import (
+    COLUMNS_MOST,
+    DecodedValues,
+    Decoder,
+    build,
+    decode_rows,
+    too_wide,
+)
 from ledgerlake.decode.loop_columns import with_loop
 from ledgerlake.errors import SetupError
 from ledgerlake.outside import Unreadable, reading
@@ -84,7 +91,9 @@ def _root(schema: ValueSchema) -> Descriptor:
     try:
         with reading():
             definition = json.loads(schema.definition)
-            files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(definition["fileDescriptorSet"]))
+            files = descriptor_pb2.FileDescriptorSet.FromString(
+                base64.b64decode(definition["fileDescriptorSet"])
+            )
             pool = descriptor_pool.DescriptorPool()
             _add_all(pool, {file.name: _without_extensions(file) for file in files.file})
             return pool.FindMessageTypeByName(definition["rootMessageTypeName"])
@@ -102,7 +111,9 @@ def _without_extensions(part: Any) -> Any:
     return part
 
 
-def _add_all(pool: descriptor_pool.DescriptorPool, files: dict[str, descriptor_pb2.FileDescriptorProto]) -> None:
+def _add_all(
+    pool: descriptor_pool.DescriptorPool, files: dict[str, descriptor_pb2.FileDescriptorProto]
+) -> None:
     """Add files, each after those that it imports."""
 
     def add(name: str) -> None:
@@ -120,10 +131,14 @@ def _add_all(pool: descriptor_pool.DescriptorPool, files: dict[str, descriptor_p
 def _struct(descriptor: Descriptor, inside: tuple[str, ...], columns: Iterator[int]) -> pa.DataType:
     if descriptor.full_name in inside:
         raise SetupError(
-            f"the message {descriptor.full_name} of a schema holds itself, which no column can; read it with schema = bytes"
+            f"the message {descriptor.full_name} of a schema holds itself, which no column can; "
+            "read it with schema = bytes"
         )
     return pa.struct(
-        [(field.name, _type(field, (*inside, descriptor.full_name), columns)) for field in descriptor.fields]
+        [
+            (field.name, _type(field, (*inside, descriptor.full_name), columns))
+            for field in descriptor.fields
+        ]
     )
 
 
@@ -131,7 +146,9 @@ def _type(field: Any, inside: tuple[str, ...], columns: Iterator[int]) -> pa.Dat
     if next(columns) > COLUMNS_MOST:
         raise too_wide()
     if is_map(field):
-        return pa.map_(pa.string(), _type(field.message_type.fields_by_name["value"], inside, columns))
+        return pa.map_(
+            pa.string(), _type(field.message_type.fields_by_name["value"], inside, columns)
+        )
     single = _single(field, inside, columns)
     return pa.list_(single) if field.is_repeated else single
 
@@ -155,7 +172,9 @@ def _values(message: Message) -> dict[str, Any]:
             continue
         # Protobuf keeps a number that a closed enumeration lacks as an unknown field.
         if field.is_repeated or values[field.name] is not None:
-            raise ValueError(f"the field {field.name} has a number that its enumeration lacks, beside others")
+            raise ValueError(
+                f"the field {field.name} has a number that its enumeration lacks, beside others"
+            )
         values[field.name] = str((unknown.data + 2**31) % 2**32 - 2**31)
     return values
 
@@ -167,7 +186,9 @@ def _value(message: Message, field: Any) -> Any:
     if is_map(field):
         item = field.message_type.fields_by_name["value"]
         return [(str(key), _plain(item, value[key])) for key in value]
-    return [_plain(field, element) for element in value] if field.is_repeated else _plain(field, value)
+    return (
+        [_plain(field, element) for element in value] if field.is_repeated else _plain(field, value)
+    )
 
 
 def _plain(field: Any, value: Any) -> Any:

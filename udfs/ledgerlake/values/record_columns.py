@@ -49,7 +49,9 @@ PULSAR_COLUMN = "pulsar"
 VALUE_COLUMN = "value"
 
 # Columns that Spark adds to a table while it reads it or its changes. With one of its own it fails.
-_RESERVED = re.compile(r"_change_type$|_commit_(version|timestamp)$|_tmp_metadata_|__delta_internal_")
+_RESERVED = re.compile(
+    r"_change_type$|_commit_(version|timestamp)$|_tmp_metadata_|__delta_internal_"
+)
 
 # Spark takes none of the signs, and Arrow ends a name at a zero byte.
 _FORBIDDEN = {*" ,;{}()=.\x7f", *map(chr, range(32))}
@@ -70,11 +72,14 @@ def record_of(schema: ValueSchema) -> pa.StructType:
         SetupError: no column can have a value or a field, or readers could not read it.
     """
     value_type = column_type(schema)
-    record = value_type if pa.types.is_struct(value_type) else pa.struct([(VALUE_COLUMN, value_type)])
+    record = (
+        value_type if pa.types.is_struct(value_type) else pa.struct([(VALUE_COLUMN, value_type)])
+    )
     for field in record:
         if folded(field.name) == PULSAR_COLUMN:
             raise SetupError(
-                f"a schema has a field {field.name}, and the table keeps what is Pulsar's in a column of that name; {_OTHER_SHAPE}"
+                f"a schema has a field {field.name}, and the table keeps what is Pulsar's in a "
+                f"column of that name; {_OTHER_SHAPE}"
             )
     check_columns(record, "a schema")
     return _storable(record) or pa.struct([])
@@ -96,12 +101,16 @@ def united(known: pa.DataType, more: pa.DataType, *, has_files: bool = False) ->
         fields = []
         for field in known:
             other = others.pop(folded(field.name), None)
-            fields.append(field if other is None else field.with_type(unite(field.type, other.type)))
+            fields.append(
+                field if other is None else field.with_type(unite(field.type, other.type))
+            )
         return pa.struct([*fields, *(field.with_nullable(True) for field in others.values())])
     if pa.types.is_list(known) and pa.types.is_list(more):
         return pa.list_(known.value_field.with_type(unite(known.value_type, more.value_type)))
     if pa.types.is_map(known) and pa.types.is_map(more) and not has_files:
-        return pa.map_(known.key_type, known.item_field.with_type(unite(known.item_type, more.item_type)))
+        return pa.map_(
+            known.key_type, known.item_field.with_type(unite(known.item_type, more.item_type))
+        )
     return known
 
 
@@ -114,7 +123,8 @@ def check_width(columns: pa.StructType) -> None:
     count = column_count(columns)
     if count > COLUMNS_MOST:
         raise SetupError(
-            f"the schemas of a table's topics have {count} columns together, more than the {COLUMNS_MOST} of a table; "
+            f"the schemas of a table's topics have {count} columns together, more than the "
+            f"{COLUMNS_MOST} of a table; "
             f"{_OTHER_SHAPE}"
         )
 
@@ -139,13 +149,17 @@ def check_columns(columns: pa.StructType, what: str, advice: str = f"; {_OTHER_S
         advice: the end of its sentence.
 
     Raises:
-        SetupError: Delta does not take a name, or takes two for one; or a column is nested too deeply.
+        SetupError: Delta does not take a name, or takes two for one; or a column is nested too
+        deeply.
     """
     check_depth(columns, what, advice)
     _check_names(columns, what, advice)
     for field in columns:
         if _RESERVED.match(folded(field.name)):
-            raise SetupError(f"{what} has a field {field.name!r}, which is a column of Delta's own to Spark{advice}")
+            raise SetupError(
+                f"{what} has a field {field.name!r}, which is a column of Delta's own to "
+                f"Spark{advice}"
+            )
 
 
 def _check_names(kind: pa.DataType, what: str, advice: str) -> None:
@@ -157,14 +171,18 @@ def _check_names(kind: pa.DataType, what: str, advice: str) -> None:
         seen: set[str] = set()
         for field in kind:
             if _FORBIDDEN.intersection(field.name) or not field.name:
-                raise SetupError(f"{what} has a field {field.name!r}, whose name Delta does not take{advice}")
+                raise SetupError(
+                    f"{what} has a field {field.name!r}, whose name Delta does not take{advice}"
+                )
             if len(field.name.encode()) > _NAME_MOST_BYTES:
                 raise SetupError(
-                    f"{what} has a field {field.name[:40]!r}..., whose name has more than {_NAME_MOST_BYTES} bytes{advice}"
+                    f"{what} has a field {field.name[:40]!r}..., whose name has more than "
+                    f"{_NAME_MOST_BYTES} bytes{advice}"
                 )
             if folded(field.name) in seen:
                 raise SetupError(
-                    f"{what} has two fields {field.name!r} that differ in case at most, which are one column to Delta{advice}"
+                    f"{what} has two fields {field.name!r} that differ in case at most, which are "
+                    f"one column to Delta{advice}"
                 )
             seen.add(folded(field.name))
             _check_names(field.type, what, advice)
@@ -193,16 +211,26 @@ def _fit(values: pa.Array, target: pa.DataType, path: str) -> tuple[pa.Array, di
         return _fit_struct(values, target, path)
     if pa.types.is_list(values.type) and pa.types.is_list(target):
         return _fit_list(values, target, path)
-    if pa.types.is_map(values.type) and pa.types.is_map(target) and values.type.key_type == target.key_type:
+    if (
+        pa.types.is_map(values.type)
+        and pa.types.is_map(target)
+        and values.type.key_type == target.key_type
+    ):
         return _fit_map(values, target, path)
     if _is_number(values.type) and _is_number(target):
         return _fit_numbers(values, target, path)
     bad = np.flatnonzero(values.is_valid().to_numpy(False))
-    return pa.nulls(len(values), target), dict.fromkeys(bad.tolist(), _misfit(path, values.type, target))
+    return pa.nulls(len(values), target), dict.fromkeys(
+        bad.tolist(), _misfit(path, values.type, target)
+    )
 
 
-def _fit_struct(values: pa.StructArray, target: pa.StructType, path: str) -> tuple[pa.Array, dict[int, str]]:
-    parts = {folded(field.name): part for field, part in zip(values.type, values.flatten(), strict=True)}
+def _fit_struct(
+    values: pa.StructArray, target: pa.StructType, path: str
+) -> tuple[pa.Array, dict[int, str]]:
+    parts = {
+        folded(field.name): part for field, part in zip(values.type, values.flatten(), strict=True)
+    }
     columns: list[pa.Array] = []
     bad: dict[int, str] = {}
     for field in target:
@@ -221,7 +249,9 @@ def _fit_struct(values: pa.StructArray, target: pa.StructType, path: str) -> tup
     return pa.StructArray.from_arrays(columns, fields=list(target), mask=values.is_null()), bad
 
 
-def _fit_list(values: pa.ListArray, target: pa.ListType, path: str) -> tuple[pa.Array, dict[int, str]]:
+def _fit_list(
+    values: pa.ListArray, target: pa.ListType, path: str
+) -> tuple[pa.Array, dict[int, str]]:
     fitted, misfits = _fit(values.flatten(), target.value_type, f"{path}[]")
     lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy()
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -232,17 +262,25 @@ def _fit_list(values: pa.ListArray, target: pa.ListType, path: str) -> tuple[pa.
 def _fit_map(values: pa.MapArray, target: pa.MapType, path: str) -> tuple[pa.Array, dict[int, str]]:
     fitted, misfits = _fit(values.items, target.item_type, f"{path}[]")
     offsets = values.offsets.to_numpy()
-    maps = pa.MapArray.from_arrays(pa.array(offsets), values.keys, fitted, type=target, mask=values.is_null())
+    maps = pa.MapArray.from_arrays(
+        pa.array(offsets), values.keys, fitted, type=target, mask=values.is_null()
+    )
     return maps, _of_rows(misfits, offsets)
 
 
 def _of_rows(misfits: dict[int, str], offsets: NDArray[np.int32]) -> dict[int, str]:
     """Return the reasons of rows by the reasons of their items."""
     rows = np.searchsorted(offsets, list(misfits), side="right") - 1
-    return {int(row): reason for row, reason in zip(rows, misfits.values(), strict=True) if 0 <= row < len(offsets) - 1}
+    return {
+        int(row): reason
+        for row, reason in zip(rows, misfits.values(), strict=True)
+        if 0 <= row < len(offsets) - 1
+    }
 
 
-def _fit_numbers(values: pa.Array, target: pa.DataType, path: str) -> tuple[pa.Array, dict[int, str]]:
+def _fit_numbers(
+    values: pa.Array, target: pa.DataType, path: str
+) -> tuple[pa.Array, dict[int, str]]:
     if pa.types.is_decimal(values.type) or pa.types.is_decimal(target):
         return _fit_decimals(values, target, path)
     fitted = values.cast(target, safe=False)
@@ -257,7 +295,9 @@ def _fit_numbers(values: pa.Array, target: pa.DataType, path: str) -> tuple[pa.A
     return without(fitted, bad), bad
 
 
-def _fit_decimals(values: pa.Array, target: pa.DataType, path: str) -> tuple[pa.Array, dict[int, str]]:
+def _fit_decimals(
+    values: pa.Array, target: pa.DataType, path: str
+) -> tuple[pa.Array, dict[int, str]]:
     # Arrow converts all of them or none.
     with contextlib.suppress(Unreadable), reading():
         return _exact(values, target), {}
@@ -288,7 +328,9 @@ def _exact(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    )
 
 
 def _misfit(path: str, actual: pa.DataType, target: pa.DataType) -> str:

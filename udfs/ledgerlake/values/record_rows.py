@@ -1,7 +1,7 @@
 """Messages as rows of a table of records (see ``record_columns``).
 
-The rows have the columns of ``schema.MESSAGES`` without ``value``, and one struct column ``record``,
-which becomes the table's own columns when the rows are written (see ``table.layout``).
+The rows have the columns of ``schema.MESSAGES`` without ``value``, and one struct column
+``record``, which becomes the table's own columns when the rows are written (see ``table.layout``).
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ def rows_schema(record: pa.StructType) -> pa.Schema:
 
 
 def record_cuts(
-    messages: pa.RecordBatch, of_version: SchemaOfVersion, newest: ValueSchema, record: pa.StructType
+    messages: pa.RecordBatch,
+    of_version: SchemaOfVersion,
+    newest: ValueSchema,
+    record: pa.StructType,
 ) -> Iterator[tuple[int, int]]:
     """Yield ranges of messages whose rows are to be made at once, so that they take limited memory.
 
@@ -78,7 +81,10 @@ def record_cuts(
 
 
 def record_rows(
-    messages: pa.RecordBatch, of_version: SchemaOfVersion, newest: ValueSchema, record: pa.StructType
+    messages: pa.RecordBatch,
+    of_version: SchemaOfVersion,
+    newest: ValueSchema,
+    record: pa.StructType,
 ) -> tuple[pa.RecordBatch, list[Misfit]]:
     """Return messages of one topic as rows, and those that do not fit.
 
@@ -98,7 +104,10 @@ def record_rows(
 
 
 def _records(
-    messages: pa.RecordBatch, of_version: SchemaOfVersion, newest: ValueSchema, record: pa.StructType
+    messages: pa.RecordBatch,
+    of_version: SchemaOfVersion,
+    newest: ValueSchema,
+    record: pa.StructType,
 ) -> tuple[pa.Array, list[Misfit]]:
     """Return the record of each message, decoded by the version that the message names."""
     if not messages.num_rows:
@@ -129,7 +138,9 @@ def _of_version(
 ) -> tuple[pa.Array, list[Misfit]]:
     writer = of_version(version) if version else newest
     if writer is None:
-        return _none(encoded, record, rows, UNKNOWN_SCHEMA, f"the registry has no version {version!r}")
+        return _none(
+            encoded, record, rows, UNKNOWN_SCHEMA, f"the registry has no version {version!r}"
+        )
     try:
         # What the table does not take of a version, it takes of none of its messages.
         record_of(writer)
@@ -144,7 +155,9 @@ def _decoded(
 ) -> tuple[pa.Array, list[Misfit]]:
     fitted = halved(encoded, lambda part: as_records(decode(part), record), record)
     misfits = [
-        Misfit(int(rows[row]), VALUE_TOO_LARGE if row in fitted.too_large else SCHEMA_MISMATCH, detail)
+        Misfit(
+            int(rows[row]), VALUE_TOO_LARGE if row in fitted.too_large else SCHEMA_MISMATCH, detail
+        )
         for row, detail in sorted(fitted.bad.items())
     ]
     return fitted.values, misfits

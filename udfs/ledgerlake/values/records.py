@@ -20,7 +20,8 @@ Rules kept here:
     walk that refuses what does not fit its schema (see ``avro_weights``).
   - What a value takes when it is decoded is counted before (see ``weights``).
   - An Avro value must end where its bytes end. Sizes in a damaged value allocate no memory: each
-    item needs bytes, and a schema with items of no bytes, or with many parts of no bytes, is refused.
+    item needs bytes, and a schema with items of no bytes, or with many parts of no bytes, is
+    refused.
   - A schema whose defaults stand for too much is refused: in a short text, defaults that each use
     another one ten times can stand for more than any machine can hold.
   - A decimal is judged by its size before it becomes a number.
@@ -136,8 +137,8 @@ _AVRO_NAMES = frozenset(
     )
 )
 
-# Pulsar's brokers and clients take any default, and fastavro refuses a schema for a wrong one. So it
-# sees none until they are judged here.
+# Pulsar's brokers and clients take any default, and fastavro refuses a schema for a wrong one. So
+# it sees none until they are judged here.
 _UNREAD_DEFAULT = "ledgerlake-default"
 
 # The Python classes of defaults. Bytes have one class before they are read and others after that.
@@ -240,7 +241,11 @@ def _plain(node: Any) -> Any:
         return [_plain(branch) for branch in node]
     if not isinstance(node, dict):
         return node
-    plain = {name: _plain(value) for name, value in node.items() if name in _AVRO_NAMES and name != "default"}
+    plain = {
+        name: _plain(value)
+        for name, value in node.items()
+        if name in _AVRO_NAMES and name != "default"
+    }
     if "default" in node:
         plain[_UNREAD_DEFAULT] = node["default"]
     if _is_decimal(node):
@@ -250,9 +255,9 @@ def _plain(node: Any) -> Any:
 
 @dataclass
 class _Defaults:
-    """Puts the defaults into a parsed schema, as values that are read: in JSON, bytes are texts, and the
-    default of a record leaves out fields that have one. fastavro takes them as they are. A default
-    that is no value of its type is left out.
+    """Puts the defaults into a parsed schema, as values that are read: in JSON, bytes are texts,
+    and the default of a record leaves out fields that have one. fastavro takes them as they are. A
+    default that is no value of its type is left out.
     """
 
     named: dict[str, Any]
@@ -300,7 +305,8 @@ class _Defaults:
         self.left_bytes -= PART_BYTES + (len(value) if isinstance(value, (str, bytes)) else 0)
         if self.left_bytes < 0:
             raise SetupError(
-                f"the defaults of a schema stand for more than {_DEFAULTS_MOST_BYTES} bytes; read it with schema = bytes"
+                f"the defaults of a schema stand for more than {_DEFAULTS_MOST_BYTES} bytes; read "
+                "it with schema = bytes"
             )
         if value is None and isinstance(node, list) and "null" in node:
             return None
@@ -312,7 +318,9 @@ class _Defaults:
             raise TypeError(f"a default of {kind} is {type(value).__name__}")
         if kind in ("bytes", "fixed") and isinstance(value, str):
             data = value.encode("latin-1")
-            return _decimal(data, node) if isinstance(node, dict) and "logicalType" in node else data
+            return (
+                _decimal(data, node) if isinstance(node, dict) and "logicalType" in node else data
+            )
         if kind == "enum" and value not in self._symbols_of(node):
             raise ValueError("a default is none of the symbols")
         if kind == "array":
@@ -338,7 +346,10 @@ class _Defaults:
 def _is_decimal(node: dict[str, Any]) -> bool:
     digits, scale = node.get("precision"), node.get("scale", 0)
     sizes = (
-        isinstance(digits, int) and isinstance(scale, int) and 0 < digits <= _DECIMAL_DIGITS and 0 <= scale <= digits
+        isinstance(digits, int)
+        and isinstance(scale, int)
+        and 0 < digits <= _DECIMAL_DIGITS
+        and 0 <= scale <= digits
     )
     return node.get("logicalType") == "decimal" and sizes
 
@@ -354,7 +365,9 @@ def _decimal(data: bytes, writer: dict[str, Any], _reader: Any = None) -> Decima
         sign = b"\xff" if data[:1] >= b"\x80" else b"\0"
         significant = data.lstrip(sign)
         if len(significant) > _DECIMAL_BYTES:
-            raise ValueError(f"a decimal has {len(significant)} bytes, more than {digits} digits take")
+            raise ValueError(
+                f"a decimal has {len(significant)} bytes, more than {digits} digits take"
+            )
         data = sign + significant
     number = int.from_bytes(data, "big", signed=True)
     if not -_POWERS[digits] < number < _POWERS[digits]:
@@ -400,12 +413,15 @@ class _Types:
             return pa.string() if name == "bytes" and self._is_json else _PRIMITIVES[name]
         if name in self._open:
             raise SetupError(
-                f"the record {name} of a schema holds itself, which no column can; read it with schema = bytes"
+                f"the record {name} of a schema holds itself, which no column can; read it with "
+                "schema = bytes"
             )
         arrow_type = self._named.get(name)
         self._count(self._widths.get(name, 0))
         if arrow_type is None:
-            raise SetupError(f"a schema has the type '{name}', which has no column; read it with schema = bytes")
+            raise SetupError(
+                f"a schema has the type '{name}', which has no column; read it with schema = bytes"
+            )
         return arrow_type
 
     def _record(self, node: dict[str, Any]) -> pa.DataType:
@@ -429,17 +445,26 @@ class _Types:
         short = short_name(name)
         if short in _RESERVED:
             raise SetupError(
-                f"a schema gives a type the name {short}, which is Avro's own; read it with schema = bytes"
+                f"a schema gives a type the name {short}, which is Avro's own; read it with schema "
+                "= bytes"
             )
         if self._definitions.setdefault(name, node) != node:
-            raise SetupError(f"a schema has two types of the name {name}; read it with schema = bytes")
+            raise SetupError(
+                f"a schema has two types of the name {name}; read it with schema = bytes"
+            )
         self._named[name] = arrow_type
         # What is inside has been named before, so each type is judged once.
         parts = [part["type"] for part in node.get("fields", ())]
-        is_empty = not node.get("size") if node["type"] == "fixed" else all(map(self._takes_no_bytes, parts))
+        is_empty = (
+            not node.get("size")
+            if node["type"] == "fixed"
+            else all(map(self._takes_no_bytes, parts))
+        )
         if is_empty and node["type"] != "enum":
             self._named_empty.add(name)
-        self._named_empty_parts[name] = sum(map(self._empty_parts, parts)) + (name in self._named_empty)
+        self._named_empty_parts[name] = sum(map(self._empty_parts, parts)) + (
+            name in self._named_empty
+        )
         return arrow_type
 
     def _takes_no_bytes(self, node: Any) -> bool:
@@ -452,20 +477,29 @@ class _Types:
         if node["type"] == "enum":
             if any(len(str(symbol)) > _SYMBOL_MOST for symbol in node.get("symbols", ())):
                 raise SetupError(
-                    f"a schema has a symbol of more than {_SYMBOL_MOST} characters; read it with schema = bytes"
+                    f"a schema has a symbol of more than {_SYMBOL_MOST} characters; read it with "
+                    "schema = bytes"
                 )
             return pa.string()
         size = node.get("size")
         if not isinstance(size, int) or size < 0:
-            raise SetupError(f"a schema has a fixed type of the size {size}; read it with schema = bytes")
+            raise SetupError(
+                f"a schema has a fixed type of the size {size}; read it with schema = bytes"
+            )
         if self._is_json:
             return pa.string()
-        return pa.decimal128(node["precision"], node.get("scale", 0)) if _is_decimal(node) else pa.binary()
+        return (
+            pa.decimal128(node["precision"], node.get("scale", 0))
+            if _is_decimal(node)
+            else pa.binary()
+        )
 
     def _item(self, node: Any) -> pa.DataType:
         arrow_type = self._part_of_items(node)
         if not self._is_json and self._takes_no_bytes(node):
-            raise SetupError("a schema has an array of items without bytes; read it with schema = bytes")
+            raise SetupError(
+                "a schema has an array of items without bytes; read it with schema = bytes"
+            )
         return arrow_type
 
     def _part_of_items(self, node: Any) -> pa.DataType:
@@ -473,7 +507,8 @@ class _Types:
         count = 0 if self._is_json else self._empty_parts(node)
         if count > _EMPTY_PARTS_MOST:
             raise SetupError(
-                f"a schema has items with {count:,} parts without bytes, more than {_EMPTY_PARTS_MOST}; read it with schema = bytes"
+                f"a schema has items with {count:,} parts without bytes, more than "
+                f"{_EMPTY_PARTS_MOST}; read it with schema = bytes"
             )
         return arrow_type
 
@@ -493,7 +528,8 @@ class _Types:
             if all(isinstance(branch, str) for branch in others) and set(others) == kinds:
                 return _PRIMITIVES[wider]
         raise SetupError(
-            f"a schema has a union of {len(others)} types, which no column can hold; read it with schema = bytes"
+            f"a schema has a union of {len(others)} types, which no column can hold; read it with "
+            "schema = bytes"
         )
 
 
@@ -547,7 +583,13 @@ def _decode_json(physical: pa.DataType, column: pa.DataType, encoded: Encoded) -
 
 _JSON_SPACES = " \t\n\r"
 
-_JSON_NAMES = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", Number: "a number"}
+_JSON_NAMES = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    bool: "a boolean",
+    Number: "a number",
+}
 
 # No column has as many digits, and the time to convert them grows with their square.
 _DIGITS_MOST = 100
@@ -558,7 +600,11 @@ _FLOAT_LIMIT = (2 - 2**-24) * 2.0**127
 
 def _is_simple(arrow_type: pa.DataType) -> bool:
     """Return whether Arrow's JSON reader gives the same values as ours."""
-    return pa.types.is_struct(arrow_type) and arrow_type.num_fields > 0 and all(map(_is_simple_part, arrow_type))
+    return (
+        pa.types.is_struct(arrow_type)
+        and arrow_type.num_fields > 0
+        and all(map(_is_simple_part, arrow_type))
+    )
 
 
 def _is_simple_part(one: pa.Field) -> bool:
@@ -575,8 +621,8 @@ def _is_simple_part(one: pa.Field) -> bool:
 
 
 def _parse_together(payloads: pa.BinaryArray, physical: pa.DataType) -> pa.Array | None:
-    """Parse all values by one call; return None, or raise anything, if one of them is not exactly one
-    object.
+    """Parse all values by one call; return None, or raise anything, if one of them is not exactly
+    one object.
 
     The values are joined by line breaks, which a JSON string cannot contain, and each value begins
     and ends with braces. So if there are as many objects as values, each value is one object.
@@ -599,7 +645,12 @@ def _parse_together(payloads: pa.BinaryArray, physical: pa.DataType) -> pa.Array
     )
     if table.num_rows != len(texts):
         return None
-    records = table.select([field.name for field in physical]).to_struct_array().combine_chunks().cast(physical)
+    records = (
+        table.select([field.name for field in physical])
+        .to_struct_array()
+        .combine_chunks()
+        .cast(physical)
+    )
     if _has_infinity(records):
         return None
     if payloads.null_count == 0:
@@ -636,7 +687,9 @@ def _conformer(arrow_type: pa.DataType) -> Callable[[Any], Any]:
         return _or_null(dict, partial(_fields, conformers))
     if pa.types.is_map(arrow_type):
         item = _part_conformer(arrow_type.item_type)
-        return _or_null(dict, lambda value: [(name, item(element)) for name, element in value.items()])
+        return _or_null(
+            dict, lambda value: [(name, item(element)) for name, element in value.items()]
+        )
     if pa.types.is_list(arrow_type):
         item = _part_conformer(arrow_type.value_type)
         return _or_null(list, lambda value: [item(element) for element in value])
@@ -644,10 +697,14 @@ def _conformer(arrow_type: pa.DataType) -> Callable[[Any], Any]:
         return _or_null(str, str)
     if pa.types.is_boolean(arrow_type):
         return _or_null(bool, lambda value: value)
-    return _or_null(Number, partial(_real if pa.types.is_floating(arrow_type) else _whole, arrow_type))
+    return _or_null(
+        Number, partial(_real if pa.types.is_floating(arrow_type) else _whole, arrow_type)
+    )
 
 
-def _fields(conformers: Mapping[str, Callable[[Any], Any]], value: dict[str, Any]) -> dict[str, Any]:
+def _fields(
+    conformers: Mapping[str, Callable[[Any], Any]], value: dict[str, Any]
+) -> dict[str, Any]:
     """Make each field of a record fit its column."""
     fitting = {}
     for name, conform in conformers.items():
@@ -659,8 +716,8 @@ def _fields(conformers: Mapping[str, Callable[[Any], Any]], value: dict[str, Any
 
 
 def _part_conformer(arrow_type: pa.DataType) -> Callable[[Any], Any]:
-    """Return a function that makes a part of a value fit. A part that no table has a column for may be
-    anything: Java's clients write a number for the record without fields that stands for a Date.
+    """Return a function that makes a part of a value fit. A part that no table has a column for may
+    be anything: Java's clients write a number for the record without fields that stands for a Date.
     """
     conform = _conformer(arrow_type)
     if has_column(arrow_type):
@@ -687,7 +744,8 @@ def _whole(arrow_type: pa.DataType, number: Number) -> int:
     digits = number.removeprefix("-")
     if not digits.isdigit():
         raise DoesNotFit(
-            f"{number[:_SHOWN_CHARACTERS]} is written with a fraction or an exponent, and the column has whole numbers"
+            f"{number[:_SHOWN_CHARACTERS]} is written with a fraction or an exponent, and the "
+            "column has whole numbers"
         )
     limit = 2 ** (arrow_type.bit_width - 1)
     if len(digits) <= _DIGITS_MOST and -limit <= (value := int(number)) < limit:
@@ -704,7 +762,9 @@ def _or_null(kind: type, convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if value is None:
             return None
         if not isinstance(value, kind):
-            raise DoesNotFit(f"{_JSON_NAMES[type(value)]} stands where the schema has {_JSON_NAMES[kind]}")
+            raise DoesNotFit(
+                f"{_JSON_NAMES[type(value)]} stands where the schema has {_JSON_NAMES[kind]}"
+            )
         return convert(value)
 
     return conform

@@ -79,12 +79,13 @@ _STEADY_MACROS = re.compile(
     r"(list|array)_\w+|date_add|days_in_month|fdiv|if|json|map_contains_(entry|value)|md5_number_(lower|upper)|nullif|split_part"
 )
 # What calls itself for each level of a value: some hundred bytes of compressed JSON would end the
-# process. All other functions and types were tried with such values (see ``tests.decode.deep_values``).
+# process. All other functions and types were tried with such values (see
+# ``tests.decode.deep_values``).
 _RECURSING = {"json_contains"}
 _RECURSING_TYPE = "variant"
 
-# What takes memory that DuckDB does not count, for two texts as much as the product of their lengths: two
-# gigabytes for 16,000 characters. ``levenshtein`` takes as much as they are long.
+# What takes memory that DuckDB does not count, for two texts as much as the product of their
+# lengths: two gigabytes for 16,000 characters. ``levenshtein`` takes as much as they are long.
 _UNCOUNTED = {"damerau_levenshtein"}
 
 # An aggregate of a list that draws a sample.
@@ -95,7 +96,10 @@ _SESSION_NAMES = re.compile(
     r"current_(catalog|date|role|schema|time|timestamp|user)|localtime(stamp)?|session_user|user"
 )
 
-_CLAIM = "it may select and filter by what one message has, and by functions that always give the same, for any message"
+_CLAIM = (
+    "it may select and filter by what one message has, and by functions that always give the "
+    "same, for any message"
+)
 
 # What DuckDB's errors say of the place: a line, or the name that it does not find.
 _LINE = re.compile(r"^LINE (\d+):", re.MULTILINE)
@@ -114,9 +118,24 @@ _MEMORY = "1GB"
 
 _LOCAL_TIMESTAMP = pa.timestamp("us")
 
-# The types of DuckDB whose values a table has as they are, and those that have values of other types.
-# All others reach Arrow with other values, or as bytes of DuckDB's own form.
-_EXACT = {"boolean", "tinyint", "smallint", "integer", "bigint", "float", "double", "decimal", "varchar", "uuid", "blob", "date", "timestamp", "timestamp with time zone"}  # fmt: skip
+# The types of DuckDB whose values a table has as they are, and those that have values of other
+# types. All others reach Arrow with other values, or as bytes of DuckDB's own form.
+_EXACT = {
+    "boolean",
+    "tinyint",
+    "smallint",
+    "integer",
+    "bigint",
+    "float",
+    "double",
+    "decimal",
+    "varchar",
+    "uuid",
+    "blob",
+    "date",
+    "timestamp",
+    "timestamp with time zone",
+}
 _NESTED = {"list", "map", "struct", "tuple"}
 _CASTS = {
     **dict.fromkeys(("utinyint", "usmallint", "uinteger"), "::bigint"),
@@ -169,7 +188,9 @@ class RowQuery:
         node = _parsed(text, where)
         _check(node, where)
         parts = list(_nodes([node["select_list"], node["where_clause"]]))
-        self.references = [tuple(part["column_names"]) for part in parts if part.get("class") == "COLUMN_REF"]
+        self.references = [
+            tuple(part["column_names"]) for part in parts if part.get("class") == "COLUMN_REF"
+        ]
         self._numbered, self._failing = _numbered(node), _failing(node)
         self._columns: dict[pa.Schema, pa.StructType] = {}
 
@@ -207,10 +228,17 @@ class RowQuery:
         with reading():
             answer = _run(self._numbered, messages)
             rows = answer.column(answer.num_columns - 1).to_numpy()
-            values = [_one_chunk(answer.column(place)).cast(kind.type) for place, kind in enumerate(columns)]
+            values = [
+                _one_chunk(answer.column(place)).cast(kind.type)
+                for place, kind in enumerate(columns)
+            ]
         if len(rows) and ((np.diff(rows) <= 0).any() or rows[-1] >= messages.num_rows):
             raise AssertionError(f"{self._where} does not give each message once, in their order")
-        struct = pa.StructArray.from_arrays(values, fields=list(columns)) if values else _no_columns(len(rows))
+        struct = (
+            pa.StructArray.from_arrays(values, fields=list(columns))
+            if values
+            else _no_columns(len(rows))
+        )
         return Answer(struct, rows)
 
     def _without_bad(self, messages: pa.RecordBatch, columns: pa.StructType) -> Answer:
@@ -244,7 +272,11 @@ class RowQuery:
             return self._run(messages, columns)
         except Unreadable as failure:
             if messages.num_rows <= 1:
-                return Answer(pa.array([], columns), np.empty(0, dtype=np.int64), {0: first_line(failure.error)})
+                return Answer(
+                    pa.array([], columns),
+                    np.empty(0, dtype=np.int64),
+                    {0: first_line(failure.error)},
+                )
         half = messages.num_rows // 2
         first, second = messages.slice(0, half), messages.slice(half)
         return joined(self._halved(first, columns), self._halved(second, columns), half)
@@ -279,7 +311,9 @@ class RowQuery:
             if len(reference) == 1 and _SESSION_NAMES.fullmatch(name) and name not in known:
                 raise SetupError(f"{self._where} has {name}; {_CLAIM}")
 
-    def _fields(self, columns: Iterable[tuple[pa.Field, DuckDBPyType]], known: Sequence[str]) -> Iterator[pa.Field]:
+    def _fields(
+        self, columns: Iterable[tuple[pa.Field, DuckDBPyType]], known: Sequence[str]
+    ) -> Iterator[pa.Field]:
         """Yield the columns of the answer with types that a table can have.
 
         Args:
@@ -289,24 +323,32 @@ class RowQuery:
         seen: set[str] = set()
         for column, its_type in columns:
             if column.name.startswith(_OURS) and column.name not in known:
-                raise SetupError(f"{self._where} selects more than the messages have; write * in place of columns(...)")
+                raise SetupError(
+                    f"{self._where} selects more than the messages have; write * in place of "
+                    "columns(...)"
+                )
             if folded(column.name) in seen:
-                raise SetupError(f"{self._where} has two columns {column.name}; name one of them otherwise")
+                raise SetupError(
+                    f"{self._where} has two columns {column.name}; name one of them otherwise"
+                )
             seen.add(folded(column.name))
             if not _NAME.fullmatch(column.name):
                 raise SetupError(
-                    f"{self._where} has a column without a name that a table can have; write {column.name} as NAME"
+                    f"{self._where} has a column without a name that a table can have; write "
+                    f"{column.name} as NAME"
                 )
             changed = _changed_type(its_type)
             if changed is not None:
                 raise SetupError(
-                    f"the column {column.name} of {self._where} is {its_type}, and no table has the values of {changed} as they are; "
+                    f"the column {column.name} of {self._where} is {its_type}, and no table has "
+                    f"the values of {changed} as they are; "
                     f"cast them by {_CASTS.get(changed.id, _OTHER_CAST)}"
                 )
             kind = table_type(column.type)
             if kind is None:
                 raise SetupError(
-                    f"the column {column.name} of {self._where} is {its_type}, which no table can have; cast it to another type"
+                    f"the column {column.name} of {self._where} is {its_type}, which no table can "
+                    "have; cast it to another type"
                 )
             yield pa.field(column.name, kind)
 
@@ -331,7 +373,10 @@ class Condition(RowQuery):
         if messages not in self._columns:
             kind = self._value.columns(messages).field(0).type
             if not pa.types.is_boolean(kind):
-                raise SetupError(f"{self._where} is a value of {kind} and no condition; compare it with something")
+                raise SetupError(
+                    f"{self._where} is a value of {kind} and no condition; compare it with "
+                    "something"
+                )
         return super().columns(messages)
 
 
@@ -361,7 +406,9 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
         with reading():
             parsed = json.loads(_value("select json_serialize_sql(?)", text))
     except Unreadable:
-        raise UsageError(f"{where} has a wrong text, or is nested too deeply; write it shorter") from None
+        raise UsageError(
+            f"{where} has a wrong text, or is nested too deeply; write it shorter"
+        ) from None
     if parsed["error"]:
         line = text.encode()[: int(parsed.get("position", 0))].count(b"\n") + 1
         raise UsageError(f"{where} cannot be read: {parsed['error_message']} (line {line})")
@@ -421,11 +468,28 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
 @cache
 def _steady_functions() -> frozenset[str]:
     """Return the functions of one row that always give the same."""
-    found = _connection().execute("select function_name, function_type, stability from duckdb_functions()").fetchall()
-    others = {name for name, kind, stability in found if stability == "VOLATILE" or kind in ("aggregate", "window")}
-    steady = {name for name, kind, _ in found if kind == "scalar"} - _CHANGING - _RECURSING - _UNCOUNTED
+    found = (
+        _connection()
+        .execute("select function_name, function_type, stability from duckdb_functions()")
+        .fetchall()
+    )
+    others = {
+        name
+        for name, kind, stability in found
+        if stability == "VOLATILE" or kind in ("aggregate", "window")
+    }
+    steady = (
+        {name for name, kind, _ in found if kind == "scalar"} - _CHANGING - _RECURSING - _UNCOUNTED
+    )
     return (
-        frozenset(steady | {name for name, kind, _ in found if kind == "macro" and _STEADY_MACROS.fullmatch(name)})
+        frozenset(
+            steady
+            | {
+                name
+                for name, kind, _ in found
+                if kind == "macro" and _STEADY_MACROS.fullmatch(name)
+            }
+        )
         - others
     )
 
@@ -444,13 +508,19 @@ def _numbered(node: dict[str, Any]) -> str:
 
 def _failing(node: dict[str, Any]) -> str:
     """Return a query of the numbers of the rows for which an expression fails. ``try`` makes null
-    of a failure, and nothing else makes null of a hash. DuckDB knows without computing it that a list
-    or a struct is not null, but it must compute all parts for a hash.
+    of a failure, and nothing else makes null of a hash. DuckDB knows without computing it that a
+    list or a struct is not null, but it must compute all parts for a hash.
     """
     alias = node["from_table"]["alias"] or RELATION
-    expressions = [part for part in node["select_list"] if part["class"] not in ("STAR", "COLUMN_REF")]
+    expressions = [
+        part for part in node["select_list"] if part["class"] not in ("STAR", "COLUMN_REF")
+    ]
     for star in _nodes(node["select_list"]):
-        expressions += [replaced["value"] for replaced in star.get("replace_list") or () if star["class"] == "STAR"]
+        expressions += [
+            replaced["value"]
+            for replaced in star.get("replace_list") or ()
+            if star["class"] == "STAR"
+        ]
     texts = [_expression(part) for part in expressions]
     fails = " or ".join(f"try(hash({text})) is null" for text in texts) or "false"
     if node["where_clause"] is not None:
@@ -483,7 +553,9 @@ def _text(node: dict[str, Any]) -> str:
 def _batch_of(columns: pa.Schema, rows: int) -> pa.RecordBatch:
     """Return a batch of nulls."""
     nullable = pa.schema([column.with_nullable(True) for column in columns])
-    return pa.RecordBatch.from_arrays([pa.nulls(rows, column.type) for column in columns], schema=nullable)
+    return pa.RecordBatch.from_arrays(
+        [pa.nulls(rows, column.type) for column in columns], schema=nullable
+    )
 
 
 _of_thread = threading.local()
@@ -496,7 +568,9 @@ def _connection() -> duckdb.DuckDBPyConnection:
         # The import takes a while, and only tables with a query need it.
         import duckdb
 
-        found = duckdb.connect(config={"threads": 1, "enable_external_access": False, "memory_limit": _MEMORY})
+        found = duckdb.connect(
+            config={"threads": 1, "enable_external_access": False, "memory_limit": _MEMORY}
+        )
         found.execute("set TimeZone = 'UTC'")
         found.execute("set lock_configuration = true")
         _of_thread.connection = found
@@ -510,8 +584,8 @@ def _value(query: str, argument: str) -> str:
 
 
 def _changed_type(kind: DuckDBPyType) -> DuckDBPyType | None:
-    """Return a type, which may be within another one, whose values are others in a table; None if there
-    is none.
+    """Return a type, which may be within another one, whose values are others in a table; None if
+    there is none.
     """
     waiting: list[Any] = [kind]
     while waiting:
@@ -538,7 +612,9 @@ def _run_as_written(text: str, messages: pa.RecordBatch) -> None:
     _with_relations({RELATION: pa.Table.from_batches([messages])}, text)
 
 
-def _with_relations(relations: Mapping[str, pa.Table], text: str) -> tuple[pa.Table, list[DuckDBPyType]]:
+def _with_relations(
+    relations: Mapping[str, pa.Table], text: str
+) -> tuple[pa.Table, list[DuckDBPyType]]:
     connection = _connection()
     for name, rows in relations.items():
         connection.register(name, rows)
@@ -557,7 +633,10 @@ def _with_line(error: Exception, query: str) -> str:
     """Return the first line of DuckDB's error, what it proposes, and the line of the query."""
     text = str(error)
     first, *others = [line.strip() for line in text.splitlines() if line.strip()]
-    shown = [first.rstrip("!"), *(line for line in others if line.startswith(("Candidate b", "Did you mean")))]
+    shown = [
+        first.rstrip("!"),
+        *(line for line in others if line.startswith(("Candidate b", "Did you mean"))),
+    ]
     line, unknown = _LINE.search(text), _UNKNOWN.search(text)
     if line:
         shown.append(f"line {line[1]}")
@@ -578,14 +657,28 @@ def table_type(kind: pa.DataType) -> pa.DataType | None:
         parts = [(part.name, table_type(part.type)) for part in kind]
         return None if not parts or any(part is None for _, part in parts) else pa.struct(parts)
     if pa.types.is_timestamp(kind):
-        return TIMESTAMP if kind.tz is not None else _LOCAL_TIMESTAMP if kind == _LOCAL_TIMESTAMP else None
-    is_plain = pa.types.is_signed_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal128(kind)
+        return (
+            TIMESTAMP
+            if kind.tz is not None
+            else _LOCAL_TIMESTAMP
+            if kind == _LOCAL_TIMESTAMP
+            else None
+        )
+    is_plain = (
+        pa.types.is_signed_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_decimal128(kind)
+    )
     is_plain = is_plain or pa.types.is_boolean(kind) or pa.types.is_date32(kind)
     return kind if is_plain or kind in (pa.string(), pa.binary()) else None
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])
+    return (
+        column.chunk(0)
+        if column.num_chunks == 1
+        else pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])
+    )
 
 
 def _no_columns(count: int) -> pa.StructArray:

@@ -37,7 +37,15 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.decode.columns import SCHEMAS_KEPT, DecodedValues, Decoder, Encoded, Read, check_depth, first_line
+from ledgerlake.decode.columns import (
+    SCHEMAS_KEPT,
+    DecodedValues,
+    Decoder,
+    Encoded,
+    Read,
+    check_depth,
+    first_line,
+)
 from ledgerlake.decode.weights import Weigher, fixed_bytes
 from ledgerlake.errors import SetupError
 from ledgerlake.outside import Unreadable, reading
@@ -56,8 +64,8 @@ _Answer = TypeVar("_Answer")
 
 
 class _Remembered(Generic[_Answer]):
-    """A function whose answers are kept, and its errors too: to refuse a schema may take as long as to
-    compile it, and each message can name it.
+    """A function whose answers are kept, and its errors too: to refuse a schema may take as long as
+    to compile it, and each message can name it.
     """
 
     def __init__(self, call: Callable[..., _Answer]) -> None:
@@ -74,7 +82,9 @@ class _Remembered(Generic[_Answer]):
         self._kept.cache_clear()
 
 
-def _outcome(call: Callable[..., _Answer], *schemas: ValueSchema) -> tuple[_Answer | None, SetupError | None]:
+def _outcome(
+    call: Callable[..., _Answer], *schemas: ValueSchema
+) -> tuple[_Answer | None, SetupError | None]:
     try:
         return call(*schemas), None
     except SetupError as error:
@@ -142,7 +152,9 @@ def _damage_said() -> Iterator[None]:
             yield
     except Unreadable as failure:
         reason = first_line(failure.error)
-        raise SetupError(f"a schema is damaged ({reason}); read the topic with schema = bytes") from None
+        raise SetupError(
+            f"a schema is damaged ({reason}); read the topic with schema = bytes"
+        ) from None
 
 
 def _decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
@@ -181,7 +193,9 @@ def _key_value(schema: ValueSchema) -> _KeyValue:
         raise SetupError("a key-value schema is damaged: its two parts do not fill it")
     kinds = [_kind_of(properties.get(f"{part}.schema.type", "")) for part in ("key", "value")]
     if _T.KeyAndValue in kinds:
-        raise SetupError("a key-value schema inside another has no column; read it with schema = bytes")
+        raise SetupError(
+            "a key-value schema inside another has no column; read it with schema = bytes"
+        )
     texts = [properties.get(f"{part}.schema.properties") or "{}" for part in ("key", "value")]
     key, value = (
         ValueSchema(kind, part or b"", tuple(sorted(json.loads(text).items())))
@@ -234,10 +248,17 @@ def _key_value_decoder(writer: _KeyValue, reader: _KeyValue, target: pa.DataType
         bad |= {row: f"its key: {why}" for row, why in key.bad.items()} | value.bad
         rows = pa.array([number not in bad for number in range(len(payloads))]) if bad else None
         is_valid = present if rows is None else pc.and_(present, rows)
-        columns = [decoded.values.cast(field.type) for decoded, field in zip((key, value), target, strict=True)]
-        return DecodedValues(pa.StructArray.from_arrays(columns, fields=list(target), mask=pc.invert(is_valid)), bad)
+        columns = [
+            decoded.values.cast(field.type)
+            for decoded, field in zip((key, value), target, strict=True)
+        ]
+        return DecodedValues(
+            pa.StructArray.from_arrays(columns, fields=list(target), mask=pc.invert(is_valid)), bad
+        )
 
-    return Decoder(decode, _pair_weigher(read_key.weigh, read_value.weigh, separated=writer.separated))
+    return Decoder(
+        decode, _pair_weigher(read_key.weigh, read_value.weigh, separated=writer.separated)
+    )
 
 
 def _pair_weigher(of_key: Weigher, of_value: Weigher, *, separated: bool) -> Weigher:
@@ -256,9 +277,17 @@ def _parts(encoded: Encoded, separated: bool) -> tuple[pa.BinaryArray, pa.Binary
     """Return keys, values, and the rows whose bytes are not a key and a value."""
     payloads = encoded.payloads
     if separated:
-        return pa.nulls(len(payloads), pa.binary()) if encoded.keys is None else encoded.keys, payloads, []
+        return (
+            pa.nulls(len(payloads), pa.binary()) if encoded.keys is None else encoded.keys,
+            payloads,
+            [],
+        )
     pairs = [None if payload is None else _two(payload) for payload in payloads.to_pylist()]
     present = payloads.is_valid().to_pylist()
     broken = [number for number, pair in enumerate(pairs) if pair is None and present[number]]
     keys = pa.array([None if pair is None else pair[0] for pair in pairs], pa.binary())
-    return keys, pa.array([None if pair is None else pair[1] for pair in pairs], pa.binary()), broken
+    return (
+        keys,
+        pa.array([None if pair is None else pair[1] for pair in pairs], pa.binary()),
+        broken,
+    )

@@ -58,7 +58,9 @@ def typed_parts(
     """Yield messages as ``type_values`` returns them, in parts of limited size; at least one."""
     weights = message_weights(messages, lambda version: _decoder(version, reader, of_version))
     for start, stop in cuts(weights) if messages.num_rows else [(0, 0)]:
-        yield type_values(messages.slice(start, stop - start), reader, of_version, keep_bytes=keep_bytes)
+        yield type_values(
+            messages.slice(start, stop - start), reader, of_version, keep_bytes=keep_bytes
+        )
 
 
 def message_weights(
@@ -82,7 +84,9 @@ def message_weights(
     return weights
 
 
-def _added(weights: NDArray[np.int64], rows: NDArray[np.int64], more: NDArray[np.int64]) -> NDArray[np.int64]:
+def _added(
+    weights: NDArray[np.int64], rows: NDArray[np.int64], more: NDArray[np.int64]
+) -> NDArray[np.int64]:
     weights[rows] += more
     return weights
 
@@ -144,7 +148,9 @@ def type_values(
     values = _by_version(columns["schema_version"], encoded, reader, of_version, reasons)
     keeps = np.full(messages.num_rows, keep_bytes)
     keeps[list(reasons)] = True
-    columns["value_bytes"] = pc.if_else(pc.or_(pa.array(keeps), pc.invert(is_message)), columns["value"], None)
+    columns["value_bytes"] = pc.if_else(
+        pc.or_(pa.array(keeps), pc.invert(is_message)), columns["value"], None
+    )
     columns["value"] = values
     if reasons:
         new_reasons = pa.array([reasons.get(row) for row in range(messages.num_rows)], pa.string())
@@ -154,17 +160,30 @@ def type_values(
 
 
 def _by_version(
-    versions: pa.Array, encoded: Encoded, reader: ValueSchema, of_version: SchemaOfVersion, reasons: dict[int, str]
+    versions: pa.Array,
+    encoded: Encoded,
+    reader: ValueSchema,
+    of_version: SchemaOfVersion,
+    reasons: dict[int, str],
 ) -> pa.Array:
-    """Return all values; add to ``reasons`` those of messages that should have a value and do not."""
+    """Return all values; add to ``reasons`` those of messages that should have a value and
+    do not.
+    """
     pieces = [pa.nulls(0, column_type(reader))]
     places: list[NDArray[np.int64]] = []
     for version, rows in by_version(versions):
         decode = _decoder(version, reader, of_version)
         part = take(encoded, rows)
-        found = _undecoded(part, reader) if decode is None else _decoded(part, decode, column_type(reader))
+        found = (
+            _undecoded(part, reader)
+            if decode is None
+            else _decoded(part, decode, column_type(reader))
+        )
         reason = UNDECODABLE_VALUE if not version or of_version(version) else UNKNOWN_SCHEMA
-        reasons.update((int(rows[row]), VALUE_TOO_LARGE if row in found.too_large else reason) for row in found.bad)
+        reasons.update(
+            (int(rows[row]), VALUE_TOO_LARGE if row in found.too_large else reason)
+            for row in found.bad
+        )
         pieces.append(found.values)
         places.append(rows)
     together = pa.concat_arrays(pieces)
@@ -175,7 +194,9 @@ def _by_version(
     return together.take(pa.array(back))
 
 
-def _decoder(version: bytes | None, reader: ValueSchema, of_version: SchemaOfVersion) -> Decoder | None:
+def _decoder(
+    version: bytes | None, reader: ValueSchema, of_version: SchemaOfVersion
+) -> Decoder | None:
     """Return the decoder of a version; None if no value of this version can be decoded."""
     writer = of_version(version) if version else reader
     if writer is None:
@@ -193,4 +214,6 @@ def _decoded(encoded: Encoded, decode: Decoder, target: pa.DataType) -> DecodedV
 
 def _undecoded(encoded: Encoded, reader: ValueSchema) -> DecodedValues:
     present = np.flatnonzero(encoded.payloads.is_valid().to_numpy(False)).tolist()
-    return DecodedValues(pa.nulls(len(encoded.payloads), column_type(reader)), dict.fromkeys(present, ""))
+    return DecodedValues(
+        pa.nulls(len(encoded.payloads), column_type(reader)), dict.fromkeys(present, "")
+    )
