@@ -8,8 +8,8 @@
     ├── ProtocolError            the peer sent bytes that break the protocol               exit 3
     │   ├── FrameTooLargeError   a length over the limit; framing is lost
     │   └── MalformedFrameError  a frame or command that does not parse
-    ├── BrokerError              the broker understood and said no; ``code`` is its word   exit 2, or
-    │   │                        3 if it may say yes later
+    ├── BrokerError              the broker understood and said no; ``code`` is its word   exit 2; 3
+    │   │                        if it may say yes later
     │   ├── TopicNotFoundError   never created by us
     │   └── ConsumerBusyError    somebody else holds the exclusive subscription
     ├── CorruptEntryError        one entry's bytes; it becomes a row in ``rejects``
