@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from ledgerlake.table.batch_record import BatchRecord
     from tests.simulation.broker import Topic
 
-_HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "300"))
+_IS_LONG = os.environ.get("LEDGERLAKE_CAMPAIGN") == "long"
+_HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "3000" if _IS_LONG else "100"))
 
 # The first seed that finds each fault; after a change of the scripts: ``make simulate-faults``.
 _FOUND_BY = {
