@@ -61,8 +61,7 @@ if TYPE_CHECKING:
 BATCH = 1000
 SQL = (
     "select id, customer, upper(country) as country, price * quantity as total, paid, ordered_at, "
-    "note, product, discount, quantity "
-    "from messages where quantity > 0"
+    "note, product, discount, quantity from messages where quantity > 0"
 )
 TABLES = [
     {"path": "all"},

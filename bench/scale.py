@@ -171,8 +171,7 @@ def _measure_pipeline() -> Constants:
     print("the last line was not part of the fit")
     print(
         f"fixed {constants.fixed_s:.2f} s, a topic partition {constants.partition_s * 1000:.0f} "
-        "ms, "
-        f"a million messages {constants.message_s * 1e6:.2f} s"
+        f"ms, a million messages {constants.message_s * 1e6:.2f} s"
     )
     return constants
 

@@ -431,9 +431,8 @@ class Peer:
             return
         if self.unreadable_last:
             error_text = (
-                "Failed to get batch size for entry java.lang.IllegalStateException: "
-                "Some "
-                "required fields are missing"
+                "Failed to get batch size for entry java.lang.IllegalStateException: Some required "
+                "fields are missing"
             )
             connection.send(commands.error(request_id, pb.MetadataError, error_text))
             return

@@ -96,15 +96,14 @@ def test_spark_reads_with_the_wheel_handed_over_as_a_file(
     python = _environment_without_us(tmp_path / "env")
     program = tmp_path / "program.py"
     program.write_text(
-        "from pyspark.sql import SparkSession\n"
-        "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', "
-        "'false').getOrCreate()\n"
-        "from ledgerlake.publish.datasource import LedgerlakeDataSource\n"
-        "import ledgerlake\n"
-        "assert 'ledgerlake.zip' in ledgerlake.__file__, ledgerlake.__file__\n"
-        "spark.dataSource.register(LedgerlakeDataSource)\n"
-        f"reader = spark.read.format('ledgerlake').option('service.url', '{runtime.service_url}')\n"
-        f"print('count', reader.option('topic', '{topic}').load().count())\n"
+        "from pyspark.sql import SparkSession\nspark = "
+        "SparkSession.builder.master('local[2]').config('spark.ui.enabled', "
+        "'false').getOrCreate()\nfrom ledgerlake.publish.datasource import "
+        "LedgerlakeDataSource\nimport ledgerlake\nassert 'ledgerlake.zip' in ledgerlake.__file__, "
+        "ledgerlake.__file__\nspark.dataSource.register(LedgerlakeDataSource)\nreader = "
+        "spark.read.format('ledgerlake').option('service.url', "
+        f"'{runtime.service_url}')\nprint('count', reader.option('topic', "
+        f"'{topic}').load().count())\n"
     )
     submit = Path(sys.executable).parent / "spark-submit"
     environment = {**os.environ, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}

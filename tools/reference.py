@@ -60,10 +60,9 @@ def imports_page() -> str:
         check=True,
     )
     return (
-        f"# Which room imports which\n\n{_MADE}\n"
-        "An arrow is left out if a path of other arrows connects the same rooms. `make check` "
-        "enforces the order\n"
-        f"of the rooms with import-linter.\n\n{drawn.stdout}"
+        f"# Which room imports which\n\n{_MADE}\nAn arrow is left out if a path of other arrows "
+        "connects the same rooms. `make check` enforces the order\nof the rooms with "
+        f"import-linter.\n\n{drawn.stdout}"
     )
 
 
@@ -73,8 +72,7 @@ def cli_page() -> str:
         "# Commands\n",
         _MADE,
         "An error is one sentence on standard error. `--debug` shows the traceback behind it. The "
-        "exit codes are\n"
-        "in [configure and run a pipeline](pipeline.md#exit-codes).\n",
+        "exit codes are\nin [configure and run a pipeline](pipeline.md#exit-codes).\n",
     ]
     for name, command in commands().items():
         words = [
@@ -140,8 +138,7 @@ def columns_page() -> str:
         (
             "The table of rejects",
             "The dead-letter table `rejects` has one row for each entry that could not become a "
-            "message. One bad entry\n"
-            "never stops the stream.",
+            "message. One bad entry\nnever stops the stream.",
             schema.REJECTS,
             COLUMNS,
         ),
@@ -216,10 +213,8 @@ def reasons_page() -> str:
             "# Reasons of rejects\n",
             _MADE,
             "The column `reason` of `rejects` has one of these words. The bare source has them in "
-            "`reject_reason`.\n"
-            "`ledgerlake rejects CONFIG` counts them. [Replay rejects](replay.md) tells how "
-            "messages come back after the\n"
-            "cause is gone.\n",
+            "`reject_reason`.\n`ledgerlake rejects CONFIG` counts them. [Replay "
+            "rejects](replay.md) tells how messages come back after the\ncause is gone.\n",
             _table(("reason", "cause", "what to do", "can be replayed"), rows),
         ]
     )
@@ -236,8 +231,7 @@ def metrics_page() -> str:
             "# Metrics\n",
             _MADE,
             "`[metrics] port` serves them for Prometheus at `http://host:port/metrics`. "
-            "[Monitoring](monitoring.md) has the\n"
-            "alerts.\n",
+            "[Monitoring](monitoring.md) has the\nalerts.\n",
             _table(("metric", "kind", "labels", "meaning"), rows),
         ]
     )
@@ -274,11 +268,10 @@ def errors_page() -> str:
             "# Errors\n",
             _MADE,
             "Each error is one sentence: what is wrong, where, and what to do. The classes are in "
-            "`ledgerlake.errors`; all are\n"
-            "a `LedgerlakeError`. *Retry* says whether Ledgerlake tries the same call again "
-            "(`is_retryable(error)`), *lost*\n"
-            "whether data is gone (`error.lost`), *exit* the exit code of a command: 3 says that "
-            "the command may succeed later.\n",
+            "`ledgerlake.errors`; all are\na `LedgerlakeError`. *Retry* says whether Ledgerlake "
+            "tries the same call again (`is_retryable(error)`), *lost*\nwhether data is gone "
+            "(`error.lost`), *exit* the exit code of a command: 3 says that the command may "
+            "succeed later.\n",
             _table(("error", "whose fault", "cause", "what to do", "retry", "lost", "exit"), rows),
             "## Codes of the broker\n",
             "A `BrokerError` has the protocol's name of its reason in `code`. These codes pass "

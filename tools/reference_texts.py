@@ -139,8 +139,7 @@ ERRORS: dict[str, tuple[str, str, str]] = {
     "CorruptEntryError": (
         "the producer's",
         "A stored entry cannot become messages. A pipeline makes a row of `rejects` of it and goes "
-        "on; other reads may "
-        "end with it.",
+        "on; other reads may end with it.",
         "See [reasons of rejects](reject-reasons.md) for `reason`.",
     ),
     "DecryptionError": (
@@ -163,8 +162,7 @@ ERRORS: dict[str, tuple[str, str, str]] = {
     "CheckpointError": (
         "the caller's",
         "The checkpoint is incomplete, older than the table, or of another stream; or the table "
-        "has the topic from another "
-        "stream. The table was not changed.",
+        "has the topic from another stream. The table was not changed.",
         "See [recover a checkpoint](recover.md).",
     ),
     "OwnershipError": (
@@ -182,8 +180,7 @@ ERRORS: dict[str, tuple[str, str, str]] = {
     "ProcessLostError": (
         "outside",
         "A process of Spark's was ended from outside: by hand, or because memory ran out. Or an "
-        "executor was lost, and "
-        "its task, run again, found other messages in a topic.",
+        "executor was lost, and its task, run again, found other messages in a topic.",
         "Start again. If it comes back, give the machine or `[spark] memory` more memory.",
     ),
     "TableError": (

@@ -211,8 +211,7 @@ def refuse_newer(written: str, version: int, known: int, number: str = "version"
     if version > known:
         raise OffsetError(
             f"{written} was written by a newer Ledgerlake ({number} {version}, this one reads up "
-            f"to {known}); "
-            "upgrade Ledgerlake"
+            f"to {known}); upgrade Ledgerlake"
         )
 
 

@@ -111,8 +111,7 @@ PAYLOAD_PROCESSOR = _declare(
 CHUNK_ORPHAN = _declare(
     "chunk_orphan",
     "The first chunk of the large message was not read, since the read began behind it or the "
-    "topic "
-    "has lost it; or the message was given up or delivered before.",
+    "topic has lost it; or the message was given up or delivered before.",
     "Start at an earlier position, if the topic still has it: see [large "
     "messages](large-messages.md#start-at-a-large-message). If other chunks are `chunk_expired` or "
     "`chunk_evicted`, replay.",

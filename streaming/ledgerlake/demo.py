@@ -162,9 +162,8 @@ def _show(
     table.createOrReplaceTempView("demo")
     ordered = (
         "select partition, message_id, broker_timestamp, broker_index, publish_time, "
-        "producer_name, key, "
-        "left(cast(value as string), 60) as value from demo order by partition, broker_timestamp, "
-        "ledger_id, entry_id, batch_index limit 10"
+        "producer_name, key, left(cast(value as string), 60) as value from demo order by "
+        "partition, broker_timestamp, ledger_id, entry_id, batch_index limit 10"
     )
     skew = (
         "select producer_name, count(*) as messages, round(avg(cast(publish_time as double) - "
@@ -173,8 +172,7 @@ def _show(
     )
     large = (
         "select partition, first_chunk_id, message_id, chunk_count, length(value) as bytes from "
-        "demo "
-        "where chunk_count is not null order by partition, ledger_id, entry_id limit 5"
+        "demo where chunk_count is not null order by partition, ledger_id, entry_id limit 5"
     )
     delayed = (
         "select partition, message_id, broker_timestamp, deliver_at, delivered_at from demo "

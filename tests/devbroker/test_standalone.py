@@ -93,9 +93,8 @@ def test_two_brokers_run_at_once_and_a_temporary_folder_goes_with_its_broker() -
 @pytest.mark.long
 def test_a_broker_ends_when_the_process_that_started_it_is_killed(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from ledgerlake.devbroker import Broker; "
-        f"address = Broker({str(tmp_path / 'b')!r}).start(); print(address.pid, flush=True); "
-        "time.sleep(600)"
+        "import sys, time; from ledgerlake.devbroker import Broker; address = "
+        f"Broker({str(tmp_path / 'b')!r}).start(); print(address.pid, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -124,10 +123,9 @@ def test_a_broker_that_does_not_come_up_is_told_with_the_last_cause_in_its_log(
     launcher.write_text(
         "#!/bin/sh\n"
         'if [ "$1" = -version ]; then echo \'openjdk version "17.0.2"\' >&2; exit; fi\n'
-        "echo 'java.lang.IllegalStateException: no start'\n"
-        "echo '\tat org.example.Start.main(Start.java:1)'\n"
-        "echo 'Caused by: java.net.BindException: Address already in use'\n"
-        "exit 1\n"
+        "echo 'java.lang.IllegalStateException: no start'\necho '\tat "
+        "org.example.Start.main(Start.java:1)'\necho 'Caused by: java.net.BindException: Address "
+        "already in use'\nexit 1\n"
     )
     launcher.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))

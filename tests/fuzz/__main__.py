@@ -55,8 +55,7 @@ def main() -> int:
         print(
             f"{target.name:18} {result.count:>11,} {result.taken:>11,} {result.refused:>11,} "
             f"{result.count / max(result.seconds, 1e-9):>9,.0f} {result.memory_bytes / MIB:>5.1f} "
-            "MiB "
-            f"{result.longest_s:>7.2f} s  {result.failed.total()}",
+            f"MiB {result.longest_s:>7.2f} s  {result.failed.total()}",
             flush=True,
         )
         if arguments.report:

@@ -56,8 +56,7 @@ def test_a_topic_without_the_entry_that_was_read_is_named_so(
         assert (lag.messages, lag.is_another_topic) == (2, True)
         assert lag.sentence() == (
             f"{TOPIC}: the topic, which ends at 3:1, does not have the entry {taken}, up to which "
-            "it was read: it is another "
-            "topic of that name"
+            "it was read: it is another topic of that name"
         )
     else:
         assert lag == Lag(TOPIC, "3:1", "3:1", 0, 0)

@@ -174,9 +174,8 @@ def _stripped(text: str, pattern: str) -> str:
 
 def _query(number: str, divisor: int) -> str:
     return (
-        f"select split_part(decode(value), '|', 1) as id, cast({number} as int) // {divisor} "
-        "as "
-        "n from messages"
+        f"select split_part(decode(value), '|', 1) as id, cast({number} as int) // {divisor} as n "
+        "from messages"
     )
 
 
@@ -581,9 +580,8 @@ def run(
         wrong.append(f"{campaign.killed.total()} replays were killed, and not {kills}")
     say(
         f"{len(confirmed):,} messages confirmed, {counts.total():,} rejects ({dict(counts)}), "
-        f"{campaign.replays} replays, "
-        f"{campaign.killed.total()} killed ({dict(campaign.killed)}), {campaign.began} of them "
-        f"with a part begun, {len(wrong)} wrong"
+        f"{campaign.replays} replays, {campaign.killed.total()} killed ({dict(campaign.killed)}), "
+        f"{campaign.began} of them with a part begun, {len(wrong)} wrong"
     )
     return wrong
 

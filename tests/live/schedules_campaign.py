@@ -583,13 +583,11 @@ def run(
     kinds = Counter(one.message.kind for one in reader.stored.values())
     say(
         f"{len(sender.confirmed):,} messages confirmed ({dict(kinds)}, "
-        f"{sum(one.by == 'go' for one in plan.sent):,} sent by Go), "
-        f"{figures.rows:,} rows, {figures.occurrences:,} of them occurrences, {figures.copies:,} "
-        "on the topic, "
-        f"rejects {dict(figures.rejects)}, {Counter(campaign.log)}, {campaign.between} of them "
-        "before Spark's record, "
-        f"{reader.asked:,} times asked of the broker, verify {verified.stdout.strip()}, "
-        f"{len(wrong)} wrong"
+        f"{sum(one.by == 'go' for one in plan.sent):,} sent by Go), {figures.rows:,} rows, "
+        f"{figures.occurrences:,} of them occurrences, {figures.copies:,} on the topic, rejects "
+        f"{dict(figures.rejects)}, {Counter(campaign.log)}, {campaign.between} of them before "
+        f"Spark's record, {reader.asked:,} times asked of the broker, verify "
+        f"{verified.stdout.strip()}, {len(wrong)} wrong"
     )
     return wrong
 

@@ -164,11 +164,9 @@ def test_times_are_found_exactly_and_in_few_reads(
         seek_off += Position(sought.ledger_id(), sought.entry_id()) != expected
     print(
         f"{MESSAGES:,} messages in {len(entries):,} entries, {SEARCHES} times: at most "
-        f"{reads.most} reads\n"
-        f"ours {median(ours_s) * 1000:.0f} ms a search, 0 wrong; the broker's by REST "
-        f"{median(rest_s) * 1000:.0f} ms, "
-        f"{rest_off} wrong; pulsar-client's seek and first message {median(seek_s) * 1000:.0f} ms, "
-        f"{seek_off} wrong"
+        f"{reads.most} reads\nours {median(ours_s) * 1000:.0f} ms a search, 0 wrong; the broker's "
+        f"by REST {median(rest_s) * 1000:.0f} ms, {rest_off} wrong; pulsar-client's seek and first "
+        f"message {median(seek_s) * 1000:.0f} ms, {seek_off} wrong"
     )
     assert reads.most <= 2 * math.log2(len(entries)) + 10
     beyond = resolve_start(cluster, topic, AtTime(entries[-1].stamp.time_ms + 1))

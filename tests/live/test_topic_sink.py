@@ -37,8 +37,7 @@ pytestmark = [pytest.mark.live, pytest.mark.spark]
 
 CODECS = {"none": "NONE", "lz4": "LZ4", "zlib": "ZLib", "zstd": "ZSTD", "snappy": "SNAPPY"}
 SCHEMA = (
-    "value binary, key string, ordering_key binary, properties map<string,string>, "
-    "event_time "
+    "value binary, key string, ordering_key binary, properties map<string,string>, event_time "
     "timestamp"
 )
 AT = datetime(2026, 5, 1, 9, 0, 0, 123000, tzinfo=timezone.utc)
@@ -110,8 +109,7 @@ def test_what_was_written_is_what_the_table_gets(
         [(*row[:1], (row[1] or "").encode() or None, *row[2:], None, None) for row in sent]
         + binary,
         "value binary, key binary, ordering_key binary, properties map<string,string>, event_time "
-        "timestamp, "
-        "deliver_at timestamp, topic string",
+        "timestamp, deliver_at timestamp, topic string",
     )
     write(frame, runtime, topic=topic)
     config = run_once(spark, runtime.config(tmp_path, topic))

@@ -300,12 +300,10 @@ def test_the_history_has_a_sample_for_each_five_seconds_and_what_held_through_a_
 
 def test_warnings_stay_on_standard_error_beside_the_page() -> None:
     code = (
-        "import logging\n"
-        "from ledgerlake.monitor.status import Problems\n"
-        "kept = [Problems(), Problems()]\n"
-        "logging.getLogger('ledgerlake.a').warning('the store is away')\n"
-        "logging.getLogger('ledgerlake').addHandler(logging.NullHandler())\n"
-        "logging.getLogger('ledgerlake.a').warning('a handler of the user has this')\n"
+        "import logging\nfrom ledgerlake.monitor.status import Problems\nkept = [Problems(), "
+        "Problems()]\nlogging.getLogger('ledgerlake.a').warning('the store is "
+        "away')\nlogging.getLogger('ledgerlake').addHandler(logging.NullHandler())\nlogging.getLogger('ledgerlake.a').warning('a "
+        "handler of the user has this')\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stderr == "the store is away\n"

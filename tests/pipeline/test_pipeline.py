@@ -369,10 +369,9 @@ def test_what_the_broker_says_in_a_task_decides_whether_a_start_again_may_help(
 
 def test_an_error_of_python_in_a_task_is_told_by_its_own_sentence() -> None:
     text = (
-        "An error occurred while calling o1.save.\n"
-        ": org.apache.spark.SparkException: Job aborted\n"
-        "Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent call "
-        "last):\n"
+        "An error occurred while calling o1.save.\n: org.apache.spark.SparkException: Job "
+        "aborted\nCaused by: org.apache.spark.api.python.PythonException: Traceback (most recent "
+        "call last):\n"
         '  File "ordered_files.py", line 3, in write\n'
         "OSError: AWS Error ACCESS_DENIED during PutObject\n"
         "\n\tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:1)\n"

@@ -278,8 +278,7 @@ def test_a_batch_that_the_table_has_is_run_again_under_the_settings_that_it_was_
         compare(checkpoint, config(folder, enabled=False), table_batch=4)
     assert refused.value.message == (
         "[delay] enabled was true when batch 4 was written to the table at lake/messages, and that "
-        "batch is to be run again; "
-        "set it back, run once with --once, then change it"
+        "batch is to be run again; set it back, run once with --once, then change it"
     )
     compare(checkpoint, config(folder), table_batch=4)
 

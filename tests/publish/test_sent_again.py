@@ -416,10 +416,9 @@ def test_a_number_that_somebody_else_used_under_the_producers_name_hides_no_mess
         record.message for record in caplog.records if "another producer has used" in record.message
     ] == [
         f"another producer has used the name {key[1]} on {key[0]}, with the sequence id {number}; "
-        "messages of t are sent there "
-        "under another name from now on, and none is lost: either the checkpoint was restored from "
-        "a copy, and what was sent "
-        "since the copy comes again; or look at who may write to that topic"
+        "messages of t are sent there under another name from now on, and none is lost: either the "
+        "checkpoint was restored from a copy, and what was sent since the copy comes again; or "
+        "look at who may write to that topic"
     ]
 
 

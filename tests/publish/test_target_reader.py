@@ -91,8 +91,7 @@ def test_a_search_is_bounded_and_says_what_may_happen(
         assert last_numbers(peer) == {OURS: 4}
     assert [record.message for record in caplog.records] == [
         f"due messages may have been sent to {TOPIC} before, the broker does not say up to where, "
-        "and the topic does not tell "
-        "(only 2 entries of it are read); some may be there twice"
+        "and the topic does not tell (only 2 entries of it are read); some may be there twice"
     ]
 
 

@@ -93,10 +93,8 @@ def test_a_process_has_the_arguments_environment_folder_and_streams_that_spark_g
     driver: Driver, module: Module, tmp_path: Path
 ) -> None:
     code = (
-        "import os, sys\n"
-        "print(__name__, sys.argv[1:], os.environ['asked.for'], os.getcwd(), input())\n"
-        "print('pandas' in sys.modules, file=sys.stderr)\n"
-        "sys.exit(7)"
+        "import os, sys\nprint(__name__, sys.argv[1:], os.environ['asked.for'], os.getcwd(), "
+        "input())\nprint('pandas' in sys.modules, file=sys.stderr)\nsys.exit(7)"
     )
     ended = driver.run("-m", "asked_for", "one", "two", input="line\n", **module(code))
     assert ended.stdout == f"__main__ ['one', 'two'] yes {tmp_path} line\n"
@@ -242,9 +240,8 @@ def test_with_a_home_of_spark_of_the_users_python_itself_is_started(
 
 def test_the_modules_that_processes_need_start_no_thread() -> None:
     program = (
-        "import threading, ledgerlake.workers.fork_server as fork_server\n"
-        "fork_server.worker_daemon.prepare()\n"
-        "assert threading.active_count() == 1"
+        "import threading, ledgerlake.workers.fork_server as "
+        "fork_server\nfork_server.worker_daemon.prepare()\nassert threading.active_count() == 1"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

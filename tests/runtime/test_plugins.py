@@ -13,14 +13,10 @@ def test_the_working_folder_is_searched_last(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def function(): ...\n")
     (tmp_path / "zipfile.py").write_text("def function(): ...\n")
     program = (
-        f"import os, sys; sys.path.remove(''); os.chdir({str(tmp_path)!r})\n"
-        "from ledgerlake.errors import SetupError\n"
-        "from ledgerlake.runtime.plugins import load\n"
-        "assert callable(load('own:function'))\n"
-        "try:\n"
-        "    load('zipfile:function')\n"
-        "except SetupError as error:\n"
-        "    print(error)\n"
+        f"import os, sys; sys.path.remove(''); os.chdir({str(tmp_path)!r})\nfrom ledgerlake.errors "
+        "import SetupError\nfrom ledgerlake.runtime.plugins import load\nassert "
+        "callable(load('own:function'))\ntry:\n    load('zipfile:function')\nexcept SetupError as "
+        "error:\n    print(error)\n"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
@@ -48,18 +44,10 @@ def test_the_working_folder_is_searched_only_if_a_function_is_in_it(
         (tmp_path / f"{name}.py").write_text("def loads(): ...\n")
     program = (
         f"import os, sys; sys.path.remove(''); os.chdir({str(tmp_path)!r}); "
-        "sys.modules.pop('json', None)\n"
-        "from ledgerlake.errors import SetupError\n"
-        "from ledgerlake.runtime.plugins import load\n"
-        "try:\n"
-        f"    load({function!r})\n"
-        "except SetupError:\n"
-        "    pass\n"
-        "try:\n"
-        "    import planted\n"
-        "    print('found')\n"
-        "except ImportError:\n"
-        "    print('not found')\n"
+        "sys.modules.pop('json', None)\nfrom ledgerlake.errors import SetupError\nfrom "
+        f"ledgerlake.runtime.plugins import load\ntry:\n    load({function!r})\nexcept "
+        "SetupError:\n    pass\ntry:\n    import planted\n    print('found')\nexcept "
+        "ImportError:\n    print('not found')\n"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True

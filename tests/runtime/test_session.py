@@ -103,11 +103,10 @@ def test_state_has_no_more_partitions_than_keys(
 
 def test_what_workers_are_forked_from_has_imported_their_modules_and_started_no_thread() -> None:
     program = (
-        "import sys, threading, ledgerlake.workers.worker_daemon as worker_daemon\n"
-        "worker_daemon.warm_up()\n"
-        "assert {'pyarrow', 'pandas', 'numba', 'ledgerlake.operators.outcome_files'} <= "
-        "set(sys.modules)\n"
-        "assert threading.active_count() == 1"
+        "import sys, threading, ledgerlake.workers.worker_daemon as "
+        "worker_daemon\nworker_daemon.warm_up()\nassert {'pyarrow', 'pandas', 'numba', "
+        "'ledgerlake.operators.outcome_files'} <= set(sys.modules)\nassert "
+        "threading.active_count() == 1"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 
@@ -232,9 +231,8 @@ def test_an_archive_of_classes_is_not_taken_for_jars_that_were_installed_anew(
 def test_what_the_jvm_warns_of_is_not_in_the_output_of_a_command() -> None:
     # Large pages are set up on few machines, and on all others the JVM warns.
     program = (
-        "from ledgerlake.runtime import session\n"
-        "session.start_session('test', settings={'spark.driver.extraJavaOptions': "
-        "'-XX:+UseLargePages'}).stop()"
+        "from ledgerlake.runtime import session\nsession.start_session('test', "
+        "settings={'spark.driver.extraJavaOptions': '-XX:+UseLargePages'}).stop()"
     )
     assert (
         subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE).stdout
@@ -258,9 +256,8 @@ def test_what_comes_with_every_start_is_not_on_the_screen_unless_all_is_asked_fo
 @pytest.mark.spark
 def test_why_a_jvm_does_not_start_is_on_the_screen() -> None:
     program = (
-        "from ledgerlake.runtime import session\n"
-        "session.start_session('test', settings={'spark.driver.extraJavaOptions': "
-        "'-javaagent:nowhere.jar'})"
+        "from ledgerlake.runtime import session\nsession.start_session('test', "
+        "settings={'spark.driver.extraJavaOptions': '-javaagent:nowhere.jar'})"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False

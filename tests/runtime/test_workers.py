@@ -29,14 +29,10 @@ def test_a_closed_pipe_leaves_no_traceback_and_another_error_does(
 def test_a_worker_of_sparks_own_daemon_is_quiet_once_it_loads_the_source() -> None:
     """As Spark starts planners: ``python -m pyspark.daemon``, and then ours is imported."""
     code = (
-        "import sys\n"
-        "from importlib.machinery import ModuleSpec\n"
-        "main = sys.modules['__main__']\n"
-        "main.__spec__ = ModuleSpec('pyspark.daemon', None)\n"
-        "import traceback; main.traceback = traceback\n"
-        "import pyspark_ledgerlake\n"
-        "try:\n    raise BrokenPipeError('gone')\n"
-        "except OSError:\n    main.traceback.print_exc()\n"
+        "import sys\nfrom importlib.machinery import ModuleSpec\nmain = "
+        "sys.modules['__main__']\nmain.__spec__ = ModuleSpec('pyspark.daemon', None)\nimport "
+        "traceback; main.traceback = traceback\nimport pyspark_ledgerlake\ntry:\n    raise "
+        "BrokenPipeError('gone')\nexcept OSError:\n    main.traceback.print_exc()\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "gone" not in ended.stderr
@@ -44,13 +40,10 @@ def test_a_worker_of_sparks_own_daemon_is_quiet_once_it_loads_the_source() -> No
 
 def test_the_process_that_describes_the_stateful_operator_is_quiet_once_it_loads_it() -> None:
     code = (
-        "import sys\n"
-        "from importlib.machinery import ModuleSpec\n"
-        "main = sys.modules['__main__']\n"
-        "main.__spec__ = ModuleSpec('pyspark.sql.streaming.transform_with_state_driver_worker', "
-        "None)\n"
-        "import ledgerlake.operators.stateful\n"
-        "print('a step of it')\n"
+        "import sys\nfrom importlib.machinery import ModuleSpec\nmain = "
+        "sys.modules['__main__']\nmain.__spec__ = "
+        "ModuleSpec('pyspark.sql.streaming.transform_with_state_driver_worker', None)\nimport "
+        "ledgerlake.operators.stateful\nprint('a step of it')\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == ""

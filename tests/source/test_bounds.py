@@ -192,8 +192,7 @@ def test_an_id_of_a_partition_bounds_no_other(peer: Peer, bound: Bound) -> None:
         refusals.append(caught.value.message)
     assert refusals == 3 * [
         f"the message id {bound if isinstance(bound, ChunkMessageId) else '7:1'} is of partition "
-        "3, not of "
-        f"{ORDERS}-partition-0; give it by topic partition, as JSON such as "
+        f"3, not of {ORDERS}-partition-0; give it by topic partition, as JSON such as "
         f'{{"{ORDERS}-partition-3": "..."}}'
     ]
 

@@ -68,10 +68,9 @@ def test_a_topic_partition_is_written_by_one_stream_unless_another_takes_it_over
         table.begin_stream("payments", ["v", "u"])
     assert refused.value.message == (
         f"the stream orders writes the messages of u to the table at {table.path}, and the stream "
-        "payments would write them a "
-        "second time; set [stream] name and checkpoint back, or give the stream tables of its own; "
-        "if it is to take the topic "
-        "over, and what it reads may come twice, set [delta] fail_on_second_stream to false"
+        "payments would write them a second time; set [stream] name and checkpoint back, or give "
+        "the stream tables of its own; if it is to take the topic over, and what it reads may come "
+        "twice, set [delta] fail_on_second_stream to false"
     )
     assert DeltaTable(table.path.uri).version() == version
     table.begin_stream("orders", ["t", "u"])
@@ -94,10 +93,8 @@ def test_a_stream_that_runs_writes_no_topic_partition_that_another_one_has_taken
         table.contains(batch(1))
     assert refused.value.message == (
         f"another stream has taken over the messages of t in the table at {table.path}, so the "
-        "stream orders writes them no "
-        "more; end this stream, give it tables of its own, or, to take the topic back, start it "
-        "with [delta] "
-        "fail_on_second_stream = false"
+        "stream orders writes them no more; end this stream, give it tables of its own, or, to "
+        "take the topic back, start it with [delta] fail_on_second_stream = false"
     )
     of_other_topic = replace(
         batch(1), ranges={"u": batch(1).ranges["t"], "t": {"start": None, "end": None}}
@@ -215,8 +212,7 @@ def test_a_partitioned_table_needs_its_partition_by_from_the_start_on(
         open_table(path, SCHEMA, writer, staging).examine()
     assert refused.value.message == (
         f"the table at {path} is partitioned by twice, computed by number * 2, and partition_by is "
-        "not set; set it back, or "
-        "use another path"
+        "not set; set it back, or use another path"
     )
 
 

@@ -91,9 +91,8 @@ def test_a_star_has_all_columns_and_nothing_of_ours() -> None:
 
 def test_times_are_utc_and_nested_values_can_be_reached() -> None:
     text = (
-        "select date(pulsar.at_time) as day, pulsar.properties['p'] as p, "
-        "decode(value)->>'$.n' "
-        "as n, tags[1] as tag from messages"
+        "select date(pulsar.at_time) as day, pulsar.properties['p'] as p, decode(value)->>'$.n' as "
+        "n, tags[1] as tag from messages"
     )
     assert answer(text, 1) == ([{"day": date(2026, 1, 2), "p": "q", "n": "1", "tag": "x"}], [0])
 

@@ -115,9 +115,8 @@ def chunk_limit_bytes(metadata: pb.MessageMetadata, size: int, max_entry_bytes: 
     if metadata_bytes + min(size, max_entry_bytes // 2) > max_entry_bytes:
         raise UsageError(
             f"the key and the properties of a message take {metadata_bytes:,} bytes, which each of "
-            "its chunks repeats, and the "
-            f"broker takes entries of {max_entry_bytes:,}; make them smaller, or raise "
-            "maxMessageSize in the broker's configuration"
+            f"its chunks repeats, and the broker takes entries of {max_entry_bytes:,}; make them "
+            "smaller, or raise maxMessageSize in the broker's configuration"
         )
     return max_entry_bytes - metadata_bytes
 

@@ -104,8 +104,7 @@ def check_broker_url(url: str, use_tls: bool, shown: Callable[[str], str] = str)
     if matched["scheme"] != scheme:
         raise ProtocolError(
             f"the broker named the address {named}, but the service url begins with {scheme}://; "
-            "check the broker's "
-            "advertised listeners"
+            "check the broker's advertised listeners"
         )
 
 
@@ -123,8 +122,7 @@ def refused(attempt: str, code: int, text: str) -> BrokerError:
         if "limit" not in detail.lower():
             return ConsumerBusyError(
                 f"could not {attempt}: another consumer holds this subscription; if a run of the "
-                "same stream is active, leave it "
-                "or end it"
+                "same stream is active, leave it or end it"
             )
         detail += "; raise the limit of consumers, or end some"
     if name == "AuthorizationError" and "exception occurred" in detail.lower():

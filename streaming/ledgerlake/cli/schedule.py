@@ -133,8 +133,7 @@ def _reschedule(options: argparse.Namespace) -> int:
     if not entries:
         raise UsageError(
             f"no message with the id {options.id} waits in the checkpoint whose content is known "
-            "there; "
-            "ledgerlake schedule sends it anew"
+            "there; ledgerlake schedule sends it anew"
         )
     topics = sorted({source.topic for source, _ in entries})
     if len(topics) > 1:

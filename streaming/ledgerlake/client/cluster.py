@@ -193,8 +193,7 @@ class Cluster:
                 raise
             raise UsageError(
                 f"the list of the topics of {selection.namespace} is too long: {error.message}; "
-                "name topics in place of a "
-                "pattern, or split the namespace"
+                "name topics in place of a pattern, or split the namespace"
             ) from None
         return sorted(name for name in set(topics) if selection.matches(name))
 

@@ -353,10 +353,8 @@ class NumberedProducer:
         if known_id > self._sent_before_id:
             raise ProducerNameError(
                 f"another producer has used the name {self.name} on {self.topic_partition}: the "
-                "broker drops messages with the "
-                f"sequence id {known_id}, which this one had not sent; look at who may write to "
-                "that topic, and give this "
-                "producer another name"
+                f"broker drops messages with the sequence id {known_id}, which this one had not "
+                "sent; look at who may write to that topic, and give this producer another name"
             )
 
     def _retrying(self, call: Callable[[], None]) -> None:

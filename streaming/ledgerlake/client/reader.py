@@ -452,8 +452,7 @@ class EntryReader:
             wait_s = wait_s if entry is not None else wait_s * 2
         raise DeadlineError(
             f"the broker has an entry of {self.topic_partition} between {self.after} and {until} "
-            "or none, and does not tell; "
-            "try again later"
+            "or none, and does not tell; try again later"
         )
 
     def _connected_since_once(self) -> str:

@@ -125,8 +125,7 @@ def _check_is_stored(name: str) -> None:
     if name.startswith(_NOT_STORED):
         raise UsageError(
             f"'{name}' is a topic of which brokers store nothing: there is nothing to read again "
-            "and no position in it; "
-            "name a persistent:// topic"
+            "and no position in it; name a persistent:// topic"
         )
 
 

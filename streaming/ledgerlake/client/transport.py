@@ -170,8 +170,7 @@ def _in_tls(connected: socket.socket, address: Address, tls: TlsSettings) -> ssl
         is_of_clock = "expired" in error.verify_message or "not yet valid" in error.verify_message
         raise SetupError(
             f"the certificate of {address.url} is not accepted: {error.verify_message}; check "
-            "tlsTrustCertsFilePath "
-            "([tls] ca_file) and the host "
+            "tlsTrustCertsFilePath ([tls] ca_file) and the host "
             f"name{', and the clock of this machine' if is_of_clock else ''}"
         ) from None
     except OSError as error:

@@ -152,8 +152,7 @@ class _Broker:
         self._names = find_topic_partitions(cluster, selection)
         if not self._names:
             text = (
-                f"no topic matches {selection.pattern}; a run waits for the first one, and "
-                "with "
+                f"no topic matches {selection.pattern}; a run waits for the first one, and with "
                 "--once it reads nothing"
             )
             return Finding("topics", "warning", text)
@@ -177,9 +176,8 @@ class _Broker:
             "broker metadata",
             "problem" if self._config.source.require_broker_metadata else "warning",
             f"entries of {without.topic_partition} have no broker timestamp, so rows are ordered "
-            "by publish_time; set "
-            "brokerEntryMetadataInterceptors and exposingBrokerEntryMetadataToClientEnabled in the "
-            "broker's configuration",
+            "by publish_time; set brokerEntryMetadataInterceptors and "
+            "exposingBrokerEntryMetadataToClientEnabled in the broker's configuration",
         )
 
     def _decryption(self, reading: Finding) -> str | Finding:
@@ -293,8 +291,7 @@ class _Broker:
                 if checkpoint.start() is None:
                     raise SetupError(
                         f"a stream of the name {name} runs now, with another checkpoint than "
-                        f"{checkpoint.folder}; set another "
-                        "[stream] name"
+                        f"{checkpoint.folder}; set another [stream] name"
                     ) from None
                 self.is_running = True
                 return Finding(
@@ -310,9 +307,8 @@ class _Broker:
                     "checkpoint",
                     "warning",
                     f"the checkpoint {checkpoint.folder} has read {min(left)}, which the "
-                    "configuration does not name any more, and what "
-                    "waits there goes on; for another stream, set another [stream] name, "
-                    "checkpoint and table",
+                    "configuration does not name any more, and what waits there goes on; for "
+                    "another stream, set another [stream] name, checkpoint and table",
                 )
             last = checkpoint.log.last_committed()
             at = (

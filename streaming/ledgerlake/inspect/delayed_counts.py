@@ -67,9 +67,8 @@ class WaitingMessages:
         lines = [
             f"{self.topic_partition}: {counted(self.waiting, 'message waits', 'messages wait')} in "
             f"{counted(self.buckets, 'bucket', 'buckets')} of "
-            f"{counted(self.segments, 'segment', 'segments')} "
-            f"({self.mutable:,} of them in the mutable bucket), "
-            f"{counted(self.cancels, 'cancel', 'cancels')}; next due {due}"
+            f"{counted(self.segments, 'segment', 'segments')} ({self.mutable:,} of them in the "
+            f"mutable bucket), {counted(self.cancels, 'cancel', 'cancels')}; next due {due}"
         ]
         most = max(self.horizon.values(), default=0)
         for name, count in self.horizon.items():

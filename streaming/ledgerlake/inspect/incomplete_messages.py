@@ -42,8 +42,7 @@ class IncompleteLargeMessage:
         until = ", waits for its marker" if self.awaits_marker else ""
         return (
             f"{self.topic_partition} {self.uuid} of {self.producer_name}: {self.present} chunks "
-            "present, "
-            f"{self.missing} missing, {self.total_bytes:,} bytes when complete, {where}, "
+            f"present, {self.missing} missing, {self.total_bytes:,} bytes when complete, {where}, "
             f"first chunk {self.first_chunk_id}, {self.age_ms / 1000:,.0f} s old{until}"
         )
 

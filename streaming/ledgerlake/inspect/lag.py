@@ -43,8 +43,7 @@ class Lag:
         if self.is_another_topic:
             return (
                 f"{self.topic_partition}: the topic, which ends at {self.last}, does not have the "
-                f"entry {self.taken}, up to "
-                "which it was read: it is another topic of that name"
+                f"entry {self.taken}, up to which it was read: it is another topic of that name"
             )
         count = (
             "an unknown number of messages"

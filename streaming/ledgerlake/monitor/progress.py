@@ -177,8 +177,7 @@ def progress_line(progress: Progress) -> str:
     lags = " ".join(_labelled(progress.lags))
     line = (
         f"{counted(totals.messages, 'message', 'messages')}  {progress.rate:,.0f}/s  broker time "
-        f"{broker_time(taken)}  lag {lags or '-'}  "
-        f"rejects {totals.rejects:,}"
+        f"{broker_time(taken)}  lag {lags or '-'}  rejects {totals.rejects:,}"
     )
     delayed_count = sum(totals.delayed_counts.values())
     waiting = f"waiting {delayed_count:,}" if delayed_count else ""

@@ -210,8 +210,7 @@ class OutcomeDecoder:
         if not is_entry_cancelled(rejected.entry, rejected.position, self.cancels):
             return rejected
         detail = (
-            "it, or a message in it, was cancelled, and it cannot be read: "
-            f"{rejected.reason} "
+            f"it, or a message in it, was cancelled, and it cannot be read: {rejected.reason} "
             f"{rejected.detail}"
         )
         return RejectedEntry(rejected.position, rejected.entry, CANCELLED, detail.strip())

@@ -234,8 +234,7 @@ class RowTransform:
             if folded(field.name) == PULSAR_COLUMN and not field.type.equals(_PULSAR):
                 raise SetupError(
                     f"{self._table.section} sql has a column {field.name}, and the table keeps "
-                    "what is Pulsar's in a column of that "
-                    "name; name it otherwise"
+                    "what is Pulsar's in a column of that name; name it otherwise"
                 )
         return pa.struct([field for field in columns if folded(field.name) != PULSAR_COLUMN])
 
@@ -254,8 +253,7 @@ class RowTransform:
             if not _is_partition_type(known[name]):
                 raise SetupError(
                     f"{self._table.section} partition_by names {name}, which is {known[name]}; a "
-                    "table is partitioned by texts, whole "
-                    "numbers, dates and flags"
+                    "table is partitioned by texts, whole numbers, dates and flags"
                 )
 
     def _check_clusters(self, columns: pa.StructType) -> None:

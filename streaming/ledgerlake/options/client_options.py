@@ -40,8 +40,7 @@ class ClientOptions:
         TEXT,
         None,
         "The plugin's parameters: `file:PATH`, `env:NAME`, or a secret behind `token:` or "
-        "`secret:`. "
-        "OAuth2 and TLS take the same texts as the Java client.",
+        "`secret:`. OAuth2 and TLS take the same texts as the Java client.",
         spark="pulsar.client.authParams",
         is_secret=True,
     )

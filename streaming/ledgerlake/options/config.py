@@ -191,8 +191,7 @@ class DeltaConfig:
         choice("messages", "record"),
         "messages",
         "`messages` is one table for all topics, with values as bytes. `record` has a column for "
-        "each field of the topics' schemas, "
-        "and one struct column `pulsar` for everything else.",
+        "each field of the topics' schemas, and one struct column `pulsar` for everything else.",
         toml="delta.shape",
     )
     json_fields: str = option(
@@ -247,8 +246,7 @@ class DeltaConfig:
         FLAG,
         True,
         "Fail if another stream writes messages of the same topics to one of the tables. `false` "
-        "takes the topics over; what both "
-        "streams read comes twice.",
+        "takes the topics over; what both streams read comes twice.",
         toml="delta.fail_on_second_stream",
     )
     iceberg_table: str = option(
@@ -262,8 +260,7 @@ class DeltaConfig:
         choice("auto", "arrow", "spark"),
         "auto",
         "`arrow` appends the files that tasks write. `spark` has delta-spark write them again. "
-        "`auto` does that only if the "
-        "table has features that `arrow` cannot honour.",
+        "`auto` does that only if the table has features that `arrow` cannot honour.",
         toml="delta.writer",
     )
 
@@ -399,8 +396,7 @@ class DelayConfig:
         choice("kept", "reread"),
         "kept",
         "`reread` keeps positions only, and reads due messages from the topic again. The topic has "
-        "to hold every message for "
-        "longer than its delay.",
+        "to hold every message for longer than its delay.",
         toml="delay.payloads",
     )
     min_indexes_per_bucket: int = option(
@@ -439,8 +435,7 @@ class DelayConfig:
         LIMIT,
         1_000,
         "The most occurrences a second of all messages of a topic partition that repeat. A message "
-        "beyond it is a reject when "
-        "it arrives. `0`: no message may repeat.",
+        "beyond it is a reject when it arrives. `0`: no message may repeat.",
         toml="delay.max_repetitions_per_second",
     )
     max_repeated_bytes_per_second: int = option(
@@ -589,8 +584,7 @@ class MetricsConfig:
         TEXT,
         "",
         "What a request must bring, as a bearer token or as the password of any user: `file:PATH`, "
-        "`env:NAME`, or the token itself. "
-        "Required unless the address is of this machine alone.",
+        "`env:NAME`, or the token itself. Required unless the address is of this machine alone.",
         toml="metrics.token",
         is_secret=True,
         shown_default="none",
@@ -642,8 +636,7 @@ class Config:
             return ""
         return (
             f"due messages that the keys of [source] open are published to {self.deliver.topic} in "
-            "plain text; "
-            "protect that topic as you protect the keys, or leave out [deliver]"
+            "plain text; protect that topic as you protect the keys, or leave out [deliver]"
         )
 
     @property
@@ -728,9 +721,8 @@ class Config:
         if placeholder is not None:
             raise UsageError(
                 f"{where} is '{text}', and only the path of one of [[tables]] takes a placeholder "
-                "such as "
-                f"{placeholder[0]}; write one folder here, and the tables of single topics as "
-                "[[tables]]"
+                f"such as {placeholder[0]}; write one folder here, and the tables of single topics "
+                "as [[tables]]"
             )
         return parse_place(text, where, self.storage)
 
@@ -831,8 +823,7 @@ def parse_config(data: dict[str, Any]) -> Config:
     if source.message_payload_processor and delay.enabled and delay.payloads == "reread":
         raise UsageError(
             '[delay] payloads = "reread" is not for [source] message_payload_processor: the topic '
-            "has no messages as the "
-            "function returns them; remove payloads"
+            "has no messages as the function returns them; remove payloads"
         )
     config = Config(
         source=source,
@@ -963,8 +954,7 @@ def _check_has_table(given: dict[str, Any]) -> None:
         if said.key in of_tables and of_delta.name in given and "path" not in given:
             raise UsageError(
                 f"[delta] {said.key} is for the table at [delta] path, which is missing; set path, "
-                f"or write {said.key} in one of "
-                "[[tables]]"
+                f"or write {said.key} in one of [[tables]]"
             )
 
 

@@ -106,8 +106,7 @@ class SourceOptions(ClientOptions):
         choice("bytes", "auto"),
         None,
         "`auto` reads `value` by the newest schema of the topic. A value that does not fit it is a "
-        "reject, with its bytes in "
-        "`value_bytes`.",
+        "reject, with its bytes in `value_bytes`.",
         spark="schema",
         shown_default="`bytes`; `auto` for `view = compat`",
     )
@@ -127,10 +126,8 @@ class SourceOptions(ClientOptions):
         TEXT,
         None,
         "`earliest`, `latest`, the id of the first message, `after ID`, an ISO time with a zone, "
-        "`index N`, or `cursor` for the "
-        "position of the durable cursor. As a Spark option also a JSON object from topics or topic "
-        "partitions to these, or an "
-        "offset of a checkpoint.",
+        "`index N`, or `cursor` for the position of the durable cursor. As a Spark option also a "
+        "JSON object from topics or topic partitions to these, or an offset of a checkpoint.",
         spark="startingOffsets",
         toml="source.starting",
         shown_default="`latest` for a stream, `earliest` for a batch and in TOML",
@@ -139,8 +136,7 @@ class SourceOptions(ClientOptions):
         TEXT,
         None,
         "Begin with the first entry that the broker stored at this time or later: ISO with a zone, "
-        "milliseconds since 1970, or a "
-        "JSON object of these by topic.",
+        "milliseconds since 1970, or a JSON object of these by topic.",
         spark="startingTime",
     )
     starting_index: str | None = option(
@@ -203,8 +199,7 @@ class SourceOptions(ClientOptions):
         COUNT,
         1,
         "Read with at least this many tasks; a topic partition is split if there are fewer of "
-        "them. A pipeline splits long ranges "
-        "for all cores by itself.",
+        "them. A pipeline splits long ranges for all cores by itself.",
         spark="minPartitions",
         toml="source.min_partitions",
         shown_default="one a topic partition",

@@ -157,10 +157,8 @@ class Checkpoint:
         if record is not None and record.stream != stream:
             raise CheckpointError(
                 f"the checkpoint {self.folder} belongs to the stream {record.stream}, and the "
-                "configuration names "
-                f"{stream}; set [stream] name back to {record.stream}, or give the new stream a "
-                "checkpoint folder and "
-                "tables of its own"
+                f"configuration names {stream}; set [stream] name back to {record.stream}, or give "
+                "the new stream a checkpoint folder and tables of its own"
             )
 
     def save_stream(self, stream: str, number: int) -> None:
@@ -278,9 +276,8 @@ class Checkpoint:
         if self.start() is not None:
             raise CheckpointError(
                 f"the checkpoint {self.folder} is still there, and would go on without what the "
-                "topic removes when its "
-                "subscription goes; remove the checkpoint first, and with it the messages that "
-                "wait in it"
+                "topic removes when its subscription goes; remove the checkpoint first, and with "
+                "it the messages that wait in it"
             )
 
     def forget(self) -> None:

@@ -373,8 +373,7 @@ def _check_repeat(batch: BatchRecord, tables: list[Table]) -> None:
     if tables:
         _log.warning(
             "batch %d of the stream %s is run again, and its outcome is compared with none: the "
-            "logs of its tables no "
-            "longer have the commits of the first run",
+            "logs of its tables no longer have the commits of the first run",
             batch.batch_id,
             batch.stream,
         )
@@ -391,11 +390,9 @@ def _check_outcomes(batch: BatchRecord, table: Table, committed: dict[str, Any])
 def _another_outcome(batch: BatchRecord, table: Table, difference: str) -> CheckpointError:
     return CheckpointError(
         f"batch {batch.batch_id} of the stream {batch.stream} is in the table at {table.path}, and "
-        "was run "
-        f"again with another outcome: {difference}; nothing was changed, since messages "
+        f"was run again with another outcome: {difference}; nothing was changed, since messages "
         "would be lost or come twice. Run it with the release and the settings of the first run, "
-        "or see "
-        "'A repeated micro-batch has another outcome' in docs/recover.md"
+        "or see 'A repeated micro-batch has another outcome' in docs/recover.md"
     )
 
 
@@ -408,9 +405,8 @@ def _check_complete(batch: BatchRecord, partitions: list[PartitionResult]) -> No
     if wrong:
         raise ProcessLostError(
             f"batch {batch.batch_id} has {counts[min(wrong)]} results of {min(wrong)} in place of "
-            "one, as after the loss of "
-            "an executor whose task then found other messages; nothing was committed, start the "
-            "pipeline again"
+            "one, as after the loss of an executor whose task then found other messages; nothing "
+            "was committed, start the pipeline again"
         )
 
 

@@ -352,8 +352,7 @@ class CursorKeeper:
     def _held_by_another(self, name: str) -> OwnershipError:
         return OwnershipError(
             f"another process holds the subscription {self.subscription} of {name} and has taken "
-            "over this "
-            "stream; let only one process run it"
+            "over this stream; let only one process run it"
         )
 
     def _loop(self, on_lost: Callable[[OwnershipError], None]) -> None:

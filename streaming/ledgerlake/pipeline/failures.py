@@ -51,14 +51,12 @@ def cause_of(error: BaseException) -> LedgerlakeError:
     if "PythonStreamingSourceRunner" in trace and _CLOSED.search(trace):
         return ProcessLostError(
             "the Python process that plans the micro-batches was ended from outside, by hand or "
-            "because memory ran out; start "
-            "the pipeline again, and it goes on where it was"
+            "because memory ran out; start the pipeline again, and it goes on where it was"
         )
     if _has_lost_java(error):
         return ProcessLostError(
             "Spark's Java process was ended from outside, by hand or because memory ran out; start "
-            "the pipeline again, and it goes "
-            "on where it was"
+            "the pipeline again, and it goes on where it was"
         )
     cause = root_cause(error)
     if _NO_SPACE in str(error):

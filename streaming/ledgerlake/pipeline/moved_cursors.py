@@ -37,8 +37,7 @@ def moved_cursors(cursors: CursorKeeper, batch: BatchRecord) -> dict[str, Positi
         if moved_to(position, begins[name]) != BEFORE_ALL:
             _log.warning(
                 "the subscription %s of %s is at %s, and the stream has read up to %s: it was "
-                "moved from outside, by message "
-                "TTL or by hand",
+                "moved from outside, by message TTL or by hand",
                 cursors.subscription,
                 name,
                 position,

@@ -221,12 +221,10 @@ class Start:
         if names and not existing:
             raise SetupError(
                 "starting is cursor, but no topic has the subscription "
-                f"{self._config.subscription} any more, and the table at "
-                f"{path} has rows of the stream {self._config.stream.name}, which would come twice "
-                "if they are of these topics; "
-                "restore the checkpoint, or begin anew with what the broker still has: remove "
-                "tables with such rows, then run: "
-                "ledgerlake forget CONFIG"
+                f"{self._config.subscription} any more, and the table at {path} has rows of the "
+                f"stream {self._config.stream.name}, which would come twice if they are of these "
+                "topics; restore the checkpoint, or begin anew with what the broker still has: "
+                "remove tables with such rows, then run: ledgerlake forget CONFIG"
             )
         if len(existing) < len(names):
             _log.warning(
@@ -295,12 +293,10 @@ class Start:
     def _lost_checkpoint(self, sign: str) -> SetupError:
         return SetupError(
             f"there is no checkpoint at {self._config.checkpoint_place.absolute}, but {sign}; if a "
-            "relative path was meant from "
-            "another folder, start there; else restore the checkpoint, or set starting to cursor "
-            "to go on from there (messages "
-            "may come twice), or begin anew with what the broker still has: remove the tables, "
-            "whose rows would come twice, then "
-            "run: ledgerlake forget CONFIG"
+            "relative path was meant from another folder, start there; else restore the "
+            "checkpoint, or set starting to cursor to go on from there (messages may come twice), "
+            "or begin anew with what the broker still has: remove the tables, whose rows would "
+            "come twice, then run: ledgerlake forget CONFIG"
         )
 
     def compare_with_tables(self, tables: list[Table]) -> None:
@@ -384,8 +380,7 @@ class Start:
             if table not in tables and topics and self._are_gone(topics):
                 _log.warning(
                     "the table at %s was removed, and its topic %s is gone too, so the stream goes "
-                    "on without them; if that was by "
-                    "mistake, stop it and restore the table",
+                    "on without them; if that was by mistake, stop it and restore the table",
                     table.path,
                     ", ".join(topics),
                 )
@@ -420,17 +415,15 @@ class Start:
         if recorded is not None and str(table.path) != seen.path:
             state = (
                 f"the path is {table.path} now, where the table has batch {recorded.batch_id}: it "
-                "is an older copy of that table, or the one "
-                "from before the path was changed, and lacks what came since; set the path to "
-                f"{seen.path} again"
+                "is an older copy of that table, or the one from before the path was changed, and "
+                f"lacks what came since; set the path to {seen.path} again"
             )
         elif not is_there:
             state = f"there is none at {table.path}: it was removed; restore it"
             if topics:
                 anew = (
                     f"or, to go on without its rows, take {', '.join(topics)} out of the "
-                    "configuration and run: ledgerlake forget "
-                    f"CONFIG --topic {topics[0]}, "
+                    f"configuration and run: ledgerlake forget CONFIG --topic {topics[0]}, "
                 )
         elif recorded is None:
             state = (
@@ -444,10 +437,9 @@ class Start:
             )
         return CheckpointError(
             f"the table at {seen.path} had batch {seen.batch_id} of the stream "
-            f"{self._config.stream.name} by the checkpoint "
-            f"{self._config.stream.checkpoint}, and {state}, {anew}or choose a new folder for what "
-            "comes from here on, or begin "
-            "anew: remove the checkpoint and both tables, then run: ledgerlake forget CONFIG"
+            f"{self._config.stream.name} by the checkpoint {self._config.stream.checkpoint}, and "
+            f"{state}, {anew}or choose a new folder for what comes from here on, or begin anew: "
+            "remove the checkpoint and both tables, then run: ledgerlake forget CONFIG"
         )
 
     def compare_settings(self, tables: list[Table]) -> None:
@@ -476,8 +468,7 @@ class Start:
             name = STORAGE if STORAGE in names else PAYLOADS
             raise CheckpointError(
                 f"{name} was {_in_toml(before[name])}, and messages wait that need it; set it back "
-                "until nothing waits "
-                "(ledgerlake state CONFIG)"
+                "until nothing waits (ledgerlake state CONFIG)"
             )
 
     def _check_former_tables(self, tables: list[Table]) -> None:
@@ -502,10 +493,9 @@ class Start:
             if all(table.delta_id != existing.metadata().id for table in tables):
                 raise CheckpointError(
                     f"batch {self._unfinished[1]} of the stream {self._config.stream.name} was "
-                    "written to the table at "
-                    f"{path}, which the configuration no longer names, and that batch is to be run "
-                    "again; set the path "
-                    "back, run once with --once, then change it"
+                    f"written to the table at {path}, which the configuration no longer names, and "
+                    "that batch is to be run again; set the path back, run once with --once, then "
+                    "change it"
                 )
 
     @property
@@ -569,12 +559,10 @@ class Start:
             if moved_to(position, begin) != BEFORE_ALL or position.ledger_id > end.ledger_id:
                 raise CheckpointError(
                     f"the subscription {self._config.subscription} has read {name} up to "
-                    f"{position}, and batch {planned}, which "
-                    f"begins after {begin}, is to be run again: the checkpoint "
-                    f"{self._config.stream.checkpoint} is an older copy, "
-                    "or the subscription was moved from outside; restore the newest one, or set "
-                    "[source] fail_on_data_loss to false to "
-                    "go on with what the topic still has"
+                    f"{position}, and batch {planned}, which begins after {begin}, is to be run "
+                    f"again: the checkpoint {self._config.stream.checkpoint} is an older copy, or "
+                    "the subscription was moved from outside; restore the newest one, or set "
+                    "[source] fail_on_data_loss to false to go on with what the topic still has"
                 )
 
     def _check_not_begun(self, tables: list[Table]) -> None:
@@ -592,11 +580,9 @@ class Start:
     def _older_checkpoint(self, table: Table, in_table: str, in_checkpoint: str) -> CheckpointError:
         return CheckpointError(
             f"the table at {table.path} {in_table} of the stream {self._config.stream.name}, and "
-            "the checkpoint "
-            f"{self._config.stream.checkpoint} {in_checkpoint}: it is an older copy; restore the "
-            "newest one, or, if messages may "
-            "come twice, remove it and set starting to cursor to go on at the subscription's "
-            "position"
+            f"the checkpoint {self._config.stream.checkpoint} {in_checkpoint}: it is an older "
+            "copy; restore the newest one, or, if messages may come twice, remove it and set "
+            "starting to cursor to go on at the subscription's position"
         )
 
     def open_outbox(self, outbox: Outbox) -> None:
@@ -646,16 +632,14 @@ class Start:
         if outbox.last_sent > (-1 if planned is None else planned):
             raise CheckpointError(
                 f"the outbox {outbox.folder} has sent batch {outbox.last_sent}, which the "
-                "checkpoint does not "
-                "have: it belongs to another one; restore both from one copy"
+                "checkpoint does not have: it belongs to another one; restore both from one copy"
             )
         outbox_messages = -1 if committed is None else outbox.messages_up_to(committed)
         if in_table is not None and outbox_messages < in_table:
             raise CheckpointError(
                 f"the outbox {outbox.folder} has held {outbox_messages} messages, and the table at "
-                f"{self._tables.main.table.path} says "
-                f"{in_table}: "
-                "it is an older copy; restore the newest one"
+                f"{self._tables.main.table.path} says {in_table}: it is an older copy; restore the "
+                "newest one"
             )
 
     def _query_name(self, query_id: str) -> str:

@@ -87,8 +87,7 @@ class UnusedFiles:
             if self._is_stopped() or time.monotonic() >= ends_s:
                 raise TableAccessError(
                     f"no unused file of the table at {place} is removed, because the catalog of "
-                    f"the Iceberg table {table.name} "
-                    "does not answer"
+                    f"the Iceberg table {table.name} does not answer"
                 )
             wait([asked], _LOOK_S)
         return asked.result()

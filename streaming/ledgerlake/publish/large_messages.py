@@ -105,8 +105,7 @@ class LargeMessageProducer:
             # The pipeline would reject it.
             raise UsageError(
                 f"{error.message}: the value has {len(packed):,} bytes, and "
-                f"{self._most_bytes(metadata, packed):,} fit into "
-                "one entry"
+                f"{self._most_bytes(metadata, packed):,} fit into one entry"
             ) from None
         metadata.properties.append(promise())
         chunks = encode_chunks(metadata, packed, self._most_bytes(metadata, packed))

@@ -205,10 +205,9 @@ class Outbox:
         if name is not None and found != name:
             raise CheckpointError(
                 f"the outbox {self.folder} is {'gone' if found is None else 'another one'}, and "
-                "messages may wait in the one "
-                "that this checkpoint had; restore it from the newest copy of the checkpoint, or "
-                f"remove {self.folder}.json "
-                "to go on without them: the table has them",
+                "messages may wait in the one that this checkpoint had; restore it from the newest "
+                f"copy of the checkpoint, or remove {self.folder}.json to go on without them: the "
+                "table has them",
                 lost="unknown",
             )
         return found

@@ -489,10 +489,9 @@ class _Sender:
             stored = self._last_stored(key, is_known=False)
             _log.warning(
                 "another producer has used the name %s on %s, with the sequence id %d; messages of "
-                "%s are sent there under "
-                "another name from now on, and none is lost: either the checkpoint was restored "
-                "from a copy, and what was sent "
-                "since the copy comes again; or look at who may write to that topic",
+                "%s are sent there under another name from now on, and none is lost: either the "
+                "checkpoint was restored from a copy, and what was sent since the copy comes "
+                "again; or look at who may write to that topic",
                 self._producer_name(*key),
                 target,
                 foreign_number,
@@ -625,8 +624,7 @@ def _rows(folder: Place, name: str) -> Iterator[dict[str, Any]]:
     except pa.ArrowInvalid as error:
         raise CheckpointError(
             f"the file {name} of the outbox {folder} is damaged ({str(error)[:200]}), and its due "
-            "messages were not sent; "
-            "restore it from a copy of the checkpoint",
+            "messages were not sent; restore it from a copy of the checkpoint",
             lost="unknown",
         ) from None
 

@@ -345,7 +345,6 @@ def _time_ms(moment: datetime | int, name: str) -> int:
     if not isinstance(moment, int) or not _FIRST_MS <= moment <= MAX_TIME_MS:
         raise UsageError(
             f"{name} must be a datetime, or whole milliseconds since 1970 from {_FIRST_MS} (the "
-            "year 2000) to "
-            f"{MAX_TIME_MS}, not {moment!r}"
+            f"year 2000) to {MAX_TIME_MS}, not {moment!r}"
         )
     return moment

@@ -175,8 +175,7 @@ def _message(entry: memoryview) -> tuple[str, int] | None:
 def _warn_unknown(target: str, reason: str) -> None:
     _log.warning(
         "due messages may have been sent to %s before, the broker does not say up to where, and "
-        "the topic does not tell (%s); "
-        "some may be there twice",
+        "the topic does not tell (%s); some may be there twice",
         target,
         reason,
     )

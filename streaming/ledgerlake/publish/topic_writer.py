@@ -314,9 +314,8 @@ class _TargetPartition:
         if len(entry) > self._opened().max_entry_bytes:
             raise UsageError(
                 f"a batch of {len(entry):,} bytes for {self._topic_partition} is more than the "
-                "broker takes "
-                f"({self._opened().max_entry_bytes:,}); set 'pulsar.producer.batchingMaxBytes' "
-                "lower"
+                f"broker takes ({self._opened().max_entry_bytes:,}); set "
+                "'pulsar.producer.batchingMaxBytes' lower"
             )
         self._send(NumberedEntry(entry, first.sequence_id, last.sequence_id, len(batch.messages)))
 
@@ -373,9 +372,8 @@ class _TargetPartition:
         if known_batch_id > batch_id:
             raise CheckpointError(
                 f"{self._topic_partition} has a sequence id of micro-batch {known_batch_id} by the "
-                f"producer {self._name}, and "
-                f"this is micro-batch {batch_id}, whose messages the broker would "
-                f"drop{_WHY_DROPPED}"
+                f"producer {self._name}, and this is micro-batch {batch_id}, whose messages the "
+                f"broker would drop{_WHY_DROPPED}"
             )
 
     def _check_is_of_this_plan(self, known_id: int, *, is_end: bool) -> None:
@@ -396,9 +394,8 @@ class _TargetPartition:
         if not is_of_plan or (is_end and known_id >= self._sequence_id):
             raise CheckpointError(
                 f"{self._topic_partition} has messages of micro-batch {batch_id} by the producer "
-                f"{self._name}, and this "
-                "micro-batch of the same number has other messages, which the broker would "
-                f"drop{_WHY_DROPPED}"
+                f"{self._name}, and this micro-batch of the same number has other messages, which "
+                f"the broker would drop{_WHY_DROPPED}"
             )
 
     def _metadata(self, sequence_id: int, size_bytes: int) -> pb.MessageMetadata:

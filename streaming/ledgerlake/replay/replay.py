@@ -181,8 +181,7 @@ class _Replay:
             if waited_s > _BATCH_S:
                 raise CheckpointError(
                     f"batch {planned} of the stream {stream} is not finished, so its rejects "
-                    "cannot be told from its "
-                    "messages; run the pipeline with --once, then replay"
+                    "cannot be told from its messages; run the pipeline with --once, then replay"
                 )
             if waited_s > _TOLD_S and not is_told:
                 is_told = True
@@ -382,8 +381,7 @@ class _Replay:
 def _why(misfits: Sequence[Misfit]) -> str:
     if not misfits:
         return (
-            "it cannot be decoded, was rejected before it was due, is not due yet, has "
-            "expired, "
+            "it cannot be decoded, was rejected before it was due, is not due yet, has expired, "
             "repeats, or no table gets it anew"
         )
     return f"{misfits[0].reason}: {misfits[0].detail}"

@@ -123,9 +123,8 @@ class Parts:
             if name not in by_name or str(by_name[name].path) != of_table.path:
                 raise CheckpointError(
                     f"an interrupted replay has messages for the table at {of_table.path}, which "
-                    "the configuration does not name any more; "
-                    f"put it back, and replay again, or remove {self._record} to leave them as "
-                    "rejects"
+                    "the configuration does not name any more; put it back, and replay again, or "
+                    f"remove {self._record} to leave them as rejects"
                 )
         if self._may_land(part):
             for name, of_table in sorted(

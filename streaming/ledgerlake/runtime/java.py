@@ -187,10 +187,8 @@ def _verify(path: Path, expected: str, algorithm: str = "sha512") -> None:
         what = f"remove {path}, and" if path.exists() else "it was removed;"
         raise SetupError(
             f"{path.name} does not have the expected checksum (it has the {algorithm} "
-            f"{digest.hexdigest()}); "
-            f"{what} run the command again. If that repeats, what answers for Maven Central serves "
-            "another file: do "
-            "not use it, and find out why"
+            f"{digest.hexdigest()}); {what} run the command again. If that repeats, what answers "
+            "for Maven Central serves another file: do not use it, and find out why"
         )
 
 

@@ -127,8 +127,7 @@ def check_trusted_folder(folder: Path, variable: str = "LEDGERLAKE_CACHE") -> No
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & rights_of_others:
         raise SetupError(
             f"other users of this machine can write to {folder}, and code is loaded from it; take "
-            "their right "
-            f"(chmod go-w), or set {variable} to a folder of your own"
+            f"their right (chmod go-w), or set {variable} to a folder of your own"
         )
 
 

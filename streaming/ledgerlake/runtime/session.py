@@ -60,9 +60,8 @@ _LESS_LOGGING = (
 # often as the JVM asks by itself. Up to a tenth of the time may go into collecting garbage before
 # the heap grows. What the JVM warns of goes where logs go: the output is a command's answer.
 _JAVA_OPTIONS = (
-    "-XX:+UseParallelGC -XX:GCTimeRatio=9 -XX:CompileThresholdScaling=3 "
-    "-Xlog:all=off:stdout -Xlog:all=warning:stderr "
-    "-Darrow.enable_null_check_for_get=false"
+    "-XX:+UseParallelGC -XX:GCTimeRatio=9 -XX:CompileThresholdScaling=3 -Xlog:all=off:stdout "
+    "-Xlog:all=warning:stderr -Darrow.enable_null_check_for_get=false"
 )
 
 _SETTINGS = {
@@ -168,8 +167,7 @@ def start_session(
         except (Py4JError, PySparkException) as error:
             raise SetupError(
                 f"Spark did not start with master {master}: {root_cause(error)}; look at what Java "
-                "says above, and at "
-                "[spark] or --master and --conf"
+                "says above, and at [spark] or --master and --conf"
             ) from None
 
 
@@ -195,10 +193,8 @@ def _warn_of_visible_secrets(settings: dict[str, str]) -> None:
     for name in names_of_visible_secrets(settings):
         _log.warning(
             "%s holds a secret, and each user of the machine can read the arguments of a JVM; give "
-            "it as a setting "
-            "spark.hadoop.* if Hadoop uses it, or write the option into a file that only you can "
-            "read, and give "
-            "-XX:VMOptionsFile=FILE",
+            "it as a setting spark.hadoop.* if Hadoop uses it, or write the option into a file "
+            "that only you can read, and give -XX:VMOptionsFile=FILE",
             name,
         )
 

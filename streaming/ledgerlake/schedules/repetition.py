@@ -173,8 +173,7 @@ def parse_repetition(properties: Mapping[str, object]) -> Repetition | None:
     if EXPIRES_PROPERTY in properties:
         raise bad_schedule(
             f"{EXPIRES_PROPERTY} is on a message that repeats; {UNTIL_PROPERTY} ends a repetition, "
-            f"and {CATCH_UP_PROPERTY} says "
-            "what is delivered late"
+            f"and {CATCH_UP_PROPERTY} says what is delivered late"
         )
     is_short = sum(map(len, texts.values())) <= _LONGEST_KEPT
     return (_parsed if is_short else _parsed.__wrapped__)(tuple(texts.items()))
@@ -300,8 +299,7 @@ def _checked_interval(text: str) -> Interval:
     if duration is None or len(rest) > 2 or (rest and not word.startswith("R")):
         raise bad_schedule(
             f"{EVERY_PROPERTY} is neither an ISO-8601 duration such as PT15M or P1D nor a "
-            "repeating interval such as "
-            "R5/PT1H or R/2030-05-02T09:00:00+02:00/P1D"
+            "repeating interval such as R5/PT1H or R/2030-05-02T09:00:00+02:00/P1D"
         )
     if duration.shortest_ms < 1000:
         raise bad_schedule(f"{EVERY_PROPERTY} is shorter than a second")

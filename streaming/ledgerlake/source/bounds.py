@@ -336,9 +336,8 @@ def find_entry(
     if last is None:
         raise SetupError(
             f"the entries of {topic_partition} have no index; set brokerEntryMetadataInterceptors "
-            "and "
-            "exposingBrokerEntryMetadataToClientEnabled in the broker's configuration, or give an "
-            "id or a time"
+            "and exposingBrokerEntryMetadataToClientEnabled in the broker's configuration, or give "
+            "an id or a time"
         )
     until = last.position
 
@@ -579,9 +578,8 @@ def _check_has_message(cluster: Cluster, topic_partition: str, message_id: Messa
     if entry is not None and message_id.batch_index >= (count := message_count(entry.entry)):
         raise UsageError(
             f"{topic_partition} has no message {message_id.batch_index} in the entry "
-            f"{message_id.position} to start at: it has "
-            f"{count}, counted from 0; the third number is no partition; write "
-            f"{message_id.position}"
+            f"{message_id.position} to start at: it has {count}, counted from 0; the third number "
+            f"is no partition; write {message_id.position}"
         )
 
 

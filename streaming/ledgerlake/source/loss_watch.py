@@ -42,8 +42,7 @@ _MOVED_CURSORS = "ledgerlake.movedCursors"
 
 _NOT_KNOWN = (
     "the broker counts %d messages after %s and before %s of %s that it does not send: they are of "
-    "transactions, or it "
-    "skipped a ledger that is lost (autoSkipNonRecoverableData)"
+    "transactions, or it skipped a ledger that is lost (autoSkipNonRecoverableData)"
 )
 
 _NOT_SENT = "the broker names them and does not send them"
@@ -251,8 +250,7 @@ class LossWatch:
         if self._fails:
             raise DataLossError(
                 f"{self._span.topic_partition}: {loss.sentence()}; to record that in rejects and "
-                "go on, "
-                "set failOnDataLoss (fail_on_data_loss) to false"
+                "go on, set failOnDataLoss (fail_on_data_loss) to false"
             )
         return _reject(loss)
 

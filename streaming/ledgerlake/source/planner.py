@@ -263,11 +263,9 @@ class Planner:
             if self._options.fail_on_data_loss:
                 raise DataLossError(
                     f"{name}: the stream has read up to {start[name].position}, and {proof}: it is "
-                    "another topic of that name, "
-                    "deleted and created again, in a cluster that was made anew, or in one to "
-                    "which the address now leads; "
-                    "connect to the cluster that was read, or, to read this topic from its "
-                    "beginning, set failOnDataLoss "
+                    "another topic of that name, deleted and created again, in a cluster that was "
+                    "made anew, or in one to which the address now leads; connect to the cluster "
+                    "that was read, or, to read this topic from its beginning, set failOnDataLoss "
                     "(fail_on_data_loss) to false"
                 )
             _log.warning(

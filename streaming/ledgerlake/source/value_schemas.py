@@ -49,8 +49,7 @@ def find_value_schema(options: SourceOptions) -> ValueSchema:
         if not topics:
             raise SetupError(
                 f"no topic matches {options.topics.pattern} yet, so there is no schema to read by; "
-                "create one, or read with "
-                "schema = bytes"
+                "create one, or read with schema = bytes"
             )
         schemas = {topic: _newest(cluster, topic) for topic in topics}
     finally:
@@ -60,8 +59,7 @@ def find_value_schema(options: SourceOptions) -> ValueSchema:
         if schema != first_schema and not options.allows_different_schemas:
             raise UsageError(
                 f"{first_topic} and {topic} have different schemas; read them apart, with schema = "
-                "bytes, or set "
-                "allowDifferentTopicSchemas for values as bytes"
+                "bytes, or set allowDifferentTopicSchemas for values as bytes"
             )
     return first_schema if len(set(schemas.values())) == 1 else NO_SCHEMA
 

@@ -161,9 +161,8 @@ def check_broker_metadata(required: bool, messages: pa.RecordBatch, source: Topi
     if required and messages["broker_timestamp"].null_count:
         raise SetupError(
             f"the broker adds no entry metadata to {source.topic}; set "
-            "brokerEntryMetadataInterceptors and "
-            "exposingBrokerEntryMetadataToClientEnabled in its configuration, or drop "
-            "require_broker_metadata"
+            "brokerEntryMetadataInterceptors and exposingBrokerEntryMetadataToClientEnabled in its "
+            "configuration, or drop require_broker_metadata"
         )
 
 

@@ -134,8 +134,7 @@ def _read_extended(folder: Place, batch_id: int | None) -> WakeupTimes | None:
             if unknown := times_ms.keys() - due_spans.keys():
                 raise OffsetError(
                     f"the checkpoint does not say when the delayed messages of {min(unknown)} are "
-                    "due; run the pipeline: its "
-                    "next micro-batches count them"
+                    "due; run the pipeline: its next micro-batches count them"
                 )
             return WakeupTimes(times_ms, {name: due_spans[name] for name in times_ms})
         if batch_id is None or file.extends >= batch_id:

@@ -116,8 +116,7 @@ def _locate(spark: SparkSession, name: str, path: str, columns: pa.Schema, *, ma
     if managed:
         raise TableError(
             f"the commits of the table {name} go through its catalog ({managed[0]}), which this "
-            "writer cannot do; use an "
-            "external table, by [delta] path beside [delta] table"
+            "writer cannot do; use an external table, by [delta] path beside [delta] table"
         )
     return _checked_path(name, path, detail.location)
 

@@ -47,8 +47,7 @@ class _ClusteredCommits(OwnCommits, MetadataCommits):
         if exists and unknown:
             raise TableError(
                 f"cluster_by names {min(unknown)}, by which the table at {self.path} cannot be "
-                "clustered; it can be by "
-                f"{', '.join(known)}"
+                f"clustered; it can be by {', '.join(known)}"
             )
         return exists
 

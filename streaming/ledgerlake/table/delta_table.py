@@ -299,12 +299,10 @@ class Table:
             return
         name, writer = other
         raise CheckpointError(
-            f"{writer} writes the messages of {name} to the table at "
-            f"{self.path}, and the stream {stream} would write them a second time; set [stream] "
-            "name and checkpoint back, "
-            "or give the stream tables of its own; if it is to take the topic over, and what it "
-            "reads may come twice, set "
-            "[delta] fail_on_second_stream to false"
+            f"{writer} writes the messages of {name} to the table at {self.path}, and the stream "
+            f"{stream} would write them a second time; set [stream] name and checkpoint back, or "
+            "give the stream tables of its own; if it is to take the topic over, and what it reads "
+            "may come twice, set [delta] fail_on_second_stream to false"
         )
 
     def _other_stream(
@@ -516,10 +514,9 @@ class Table:
             return True
         raise CheckpointError(
             f"batch {batch.batch_id} of the stream {batch.stream} is not the one in the table at "
-            f"{self.path}, which "
-            f"has batch {recorded.batch_id}: another process runs this stream, or its checkpoint "
-            "is an older copy; end the "
-            "other process, or restore the newest copy of the checkpoint"
+            f"{self.path}, which has batch {recorded.batch_id}: another process runs this stream, "
+            "or its checkpoint is an older copy; end the other process, or restore the newest copy "
+            "of the checkpoint"
         )
 
     def _check_writer(self, table: DeltaTable, batch: BatchRecord) -> None:
@@ -589,9 +586,8 @@ class Table:
         if missing:
             raise TableError(
                 f"batch {batch.batch_id} was not committed to {self.path}: {missing[0]}, which its "
-                "tasks wrote, is gone. If a "
-                "vacuum removed it, start the pipeline again. If executors are on other machines, "
-                "they need the same folder"
+                "tasks wrote, is gone. If a vacuum removed it, start the pipeline again. If "
+                "executors are on other machines, they need the same folder"
             )
 
     def missing(self, files: list[DataFile]) -> list[str]:
@@ -665,10 +661,9 @@ class Table:
         """
         return CheckpointError(
             f"batch {batch.batch_id} of the stream {batch.stream} is run again, and its rows "
-            "cannot be compared with those in the "
-            f"table at {self.path} ({reason}): restore the missing files of the table, or choose a "
-            "new [delta] rejects_path, which "
-            "may get rows of that batch again"
+            f"cannot be compared with those in the table at {self.path} ({reason}): restore the "
+            "missing files of the table, or choose a new [delta] rejects_path, which may get rows "
+            "of that batch again"
         )
 
     def _append(
@@ -834,9 +829,8 @@ class Table:
         if _FORGETFUL_PROPERTY in existing.metadata().configuration:
             raise TableError(
                 f"the table at {self.path} has the property {_FORGETFUL_PROPERTY}, by which it "
-                "forgets its batches; "
-                f"remove it: ALTER TABLE delta.`{self.path}` UNSET TBLPROPERTIES "
-                f"('{_FORGETFUL_PROPERTY}')"
+                f"forgets its batches; remove it: ALTER TABLE delta.`{self.path}` UNSET "
+                f"TBLPROPERTIES ('{_FORGETFUL_PROPERTY}')"
             )
 
     def _make_folder(self) -> None:
@@ -885,8 +879,7 @@ class Table:
             there = f"is partitioned by {', '.join(columns)}" if columns else "is not partitioned"
             raise TableError(
                 f"the table at {self.path} {there}, and partition_by says "
-                f"{', '.join(self.partition_by)}; correct it, or use another "
-                "path"
+                f"{', '.join(self.partition_by)}; correct it, or use another path"
             )
         computed = _expressions(existing.metadata().configuration.get(PARTITION_BY), str(self.path))
         if computed and not self.partition_by:
@@ -901,8 +894,7 @@ class Table:
                 was = f"was computed by {before}" if before else "was not computed"
                 raise TableError(
                     f"the partition column {name} of the table at {self.path} {was}, and "
-                    f"partition_by has {now or 'no expression'}; "
-                    "set it back, or use another path"
+                    f"partition_by has {now or 'no expression'}; set it back, or use another path"
                 )
 
     def _partition_property(self) -> dict[str, str]:
@@ -944,8 +936,7 @@ def _expressions(text: str | None, place: str) -> dict[str, str]:
     except (ValueError, TypeError):
         raise TableError(
             f"the property {PARTITION_BY} of the table at {place} is damaged; remove it: ALTER "
-            f"TABLE delta.`{place}` UNSET TBLPROPERTIES "
-            f"('{PARTITION_BY}')"
+            f"TABLE delta.`{place}` UNSET TBLPROPERTIES ('{PARTITION_BY}')"
         ) from None
     return expressions
 

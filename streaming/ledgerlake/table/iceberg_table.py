@@ -191,8 +191,7 @@ class IcebergTable:
         if features:
             raise TableError(
                 f"the Iceberg table {self.name} cannot follow the table at {self.place}, because "
-                f"that has {', '.join(features)}; "
-                "remove iceberg_table, or what the table has"
+                f"that has {', '.join(features)}; remove iceberg_table, or what the table has"
             )
 
     def _open(self, delta: DeltaTable) -> Table:

@@ -181,6 +181,5 @@ def learned_from_text(text: str, place: str) -> pa.StructType:
     except (ValueError, binascii.Error, pa.ArrowException):
         raise TableError(
             f"the property {LEARNED} of the table at {place} is damaged; remove it: ALTER TABLE "
-            f"delta.`{place}` UNSET TBLPROPERTIES "
-            f"('{LEARNED}')"
+            f"delta.`{place}` UNSET TBLPROPERTIES ('{LEARNED}')"
         ) from None

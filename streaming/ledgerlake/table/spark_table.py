@@ -104,15 +104,13 @@ class SparkTable(OwnCommits):
         if unfillable:
             raise TableError(
                 f"the table at {self.path} has {listed(unfillable)}, which no message has and "
-                "Spark "
-                "cannot compute; give it a default, or use another path"
+                "Spark cannot compute; give it a default, or use another path"
             )
         elsewhere = _ORDERED_ELSEWHERE & set(existing.protocol().writer_features or [])
         if elsewhere:
             raise TableError(
                 f"the table at {self.path} has {min(elsewhere)}, so that only its catalog may "
-                "commit "
-                "to it; use another path"
+                "commit to it; use another path"
             )
 
     def begin(self) -> None:

@@ -139,6 +139,5 @@ def _temporary_file() -> BufferedRandom:
 def _unusable(error: OSError) -> SetupError:
     return SetupError(
         f"the temporary folder {tempfile.gettempdir()} cannot be used ({error.strerror or error}); "
-        "make room there, or choose "
-        "another folder by the environment variable TMPDIR"
+        "make room there, or choose another folder by the environment variable TMPDIR"
     )

@@ -125,9 +125,8 @@ class Verdict:
 
     def sentence(self) -> str:
         problems = (
-            f"{self.missing:,} missing, {self.duplicate:,} duplicate, "
-            f"{self.out_of_order:,} "
-            "out of order"
+            f"{self.missing:,} missing, {self.duplicate:,} duplicate, {self.out_of_order:,} out of "
+            "order"
         )
         notes = f"{counted(self.rejects, 'reject', 'rejects')}, {self.late:,} late"
         if self.not_checked:

@@ -57,8 +57,7 @@ def main() -> None:
     if not prepare():
         _log.warning(
             "there is no folder for compiled code that nobody else can write to, so every worker "
-            "compiles for itself "
-            "at its start; set NUMBA_CACHE_DIR to a folder of your own"
+            "compiles for itself at its start; set NUMBA_CACHE_DIR to a folder of your own"
         )
         warm_up()
     gc.freeze()

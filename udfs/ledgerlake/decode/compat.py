@@ -95,9 +95,8 @@ def _refuse_what_is_no_message(messages: pa.RecordBatch) -> None:
         detail = f" ({messages[name][row]})" if name == "reject_reason" else ""
         raise CorruptEntryError(
             f"{messages['message_id'][row]} of {messages['topic'][row]} is {what}{detail}, for "
-            "which there is no column; use "
-            "compat(messages(spark, config)) of ledgerlake.decode.as_udf and ledgerlake.api, which "
-            "has these columns with values as "
+            "which there is no column; use compat(messages(spark, config)) of "
+            "ledgerlake.decode.as_udf and ledgerlake.api, which has these columns with values as "
             "bytes, large messages whole, and no rejects; or view = messages, with a row for each "
             "chunk and reject",
             reason=str(messages[name][row]),

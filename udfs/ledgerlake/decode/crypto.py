@@ -56,7 +56,6 @@ def open_entry(entry: RawEntry, settings: CryptoSettings) -> RawEntry:
         if settings.failure_action == "fail":
             raise DecryptionError(
                 f"{error.message}; see cryptoKeyFolder and cryptoFailureAction, in a configuration "
-                "file crypto_key_folder and "
-                "crypto_failure_action"
+                "file crypto_key_folder and crypto_failure_action"
             ) from None
         raise

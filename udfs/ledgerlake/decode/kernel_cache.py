@@ -80,8 +80,7 @@ def _warn(folder: Path) -> None:
     """Warn of a folder, once."""
     warnings.warn(
         f"other users can write to {folder}, so no compiled code is kept there; remove it, or set "
-        "NUMBA_CACHE_DIR to "
-        "a folder of your own",
+        "NUMBA_CACHE_DIR to a folder of your own",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -124,8 +124,7 @@ def check_width(columns: pa.StructType) -> None:
     if count > COLUMNS_MOST:
         raise SetupError(
             f"the schemas of a table's topics have {count} columns together, more than the "
-            f"{COLUMNS_MOST} of a table; "
-            f"{_OTHER_SHAPE}"
+            f"{COLUMNS_MOST} of a table; {_OTHER_SHAPE}"
         )
 
 
