@@ -265,20 +265,17 @@ class Schedules:
 
     def _tell(self, name: str, schedule_id: str | None) -> list[AnyMessageId]:
         target = "all" if schedule_id is None else f"schedule={_checked(schedule_id)}"
-        # A message without a value fits every schema.
         # Schedules may be on a partition that has just been added.
-        partitions = self._look_up(kept_s=-1)
+        partitions = self._look_up(anew=True)
+        # A message without a value fits every schema.
         return send_to_each(
             partitions, lambda topic_partition: self._send(topic_partition, None, {name: target})
         )
 
-    def _look_up(self, kept_s: float | None = None) -> list[str]:
-        """Return the partitions of the topic, as they are or were ``kept_s`` seconds ago at
-        most.
-        """
-        kept_s = _PARTITIONS_KEPT_S if kept_s is None else kept_s
+    def _look_up(self, *, anew: bool = False) -> list[str]:
+        """Return the partitions of the topic; if not ``anew``, as they are or were a while ago."""
         with self._lock:
-            if time.monotonic() - self._looked_up_s > kept_s:
+            if anew or time.monotonic() - self._looked_up_s > _PARTITIONS_KEPT_S:
                 self._partitions = self._cluster.topic_partitions(
                     self._topic, creates=self._creates_topic
                 )
