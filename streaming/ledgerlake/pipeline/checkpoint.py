@@ -43,7 +43,7 @@ from ledgerlake.errors import CheckpointError, SetupError
 from ledgerlake.pipeline.row_settings import VERSION as SETTINGS_VERSION
 from ledgerlake.pipeline.row_settings import RowSettings, read_settings
 from ledgerlake.pipeline.spark_log import SparkLog, damaged, load_file, not_readable, not_writable
-from ledgerlake.stored.fields import exactly, stored
+from ledgerlake.stored.fields import exactly, reader_of, stored
 from ledgerlake.stored.files import load_stored, save_json
 from ledgerlake.stored.offsets import Offset, from_json, to_json
 from ledgerlake.stored.places import Place
@@ -322,9 +322,7 @@ class _Stream:
     number: int
 
 
-def _stream(data: dict[str, Any]) -> _Stream:
-    record: _Stream = stored(_Stream, data)
-    return record
+_stream = reader_of(_Stream)
 
 
 def _first_ends(data: dict[str, Any]) -> dict[str, Position]:

@@ -68,7 +68,7 @@ from typing import TYPE_CHECKING, Any
 from pyarrow import fs
 
 from ledgerlake.errors import CheckpointError, SetupError
-from ledgerlake.stored.fields import exactly, stored
+from ledgerlake.stored.fields import exactly, reader_of, stored
 from ledgerlake.stored.files import load_stored, save_json
 from ledgerlake.wire.message_id import Position
 
@@ -599,14 +599,10 @@ def _name(data: dict[str, Any]) -> str:
     return name
 
 
-def _batch(data: dict[str, Any]) -> OutboxBatch:
-    batch: OutboxBatch = stored(OutboxBatch, data)
-    return batch
+_batch = reader_of(OutboxBatch)
 
 
-def _sent(data: dict[str, Any]) -> _Sent:
-    sent: _Sent = stored(_Sent, data)
-    return sent
+_sent = reader_of(_Sent)
 
 
 def _sending(data: dict[str, Any]) -> Sending:
@@ -616,6 +612,4 @@ def _sending(data: dict[str, Any]) -> Sending:
     return sending
 
 
-def _producers(data: dict[str, Any]) -> _Producers:
-    producers: _Producers = stored(_Producers, data)
-    return producers
+_producers = reader_of(_Producers)

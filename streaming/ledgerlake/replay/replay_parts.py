@@ -22,11 +22,11 @@ import contextlib
 import json
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ledgerlake.errors import CheckpointError, TableAccessError, TableError
 from ledgerlake.options.config import REJECTS_TABLE
-from ledgerlake.stored.fields import fields_of, stored
+from ledgerlake.stored.fields import fields_of, reader_of
 from ledgerlake.stored.files import load_stored
 from ledgerlake.table.ordered_files import DataFile
 
@@ -180,6 +180,4 @@ class Parts:
                 self._record.filesystem().delete_file(self._record.root)
 
 
-def _read_part(data: dict[str, Any]) -> ReplayPart:
-    part: ReplayPart = stored(ReplayPart, data)
-    return part
+_read_part = reader_of(ReplayPart)

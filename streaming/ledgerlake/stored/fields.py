@@ -96,6 +96,16 @@ def stored(kind: Any, value: Any) -> Any:
     return _reader(kind)(value)
 
 
+def reader_of(kind: type[T]) -> Callable[[dict[str, Any]], T]:
+    """Return the reader of a dataclass, for ``parse_stored``."""
+
+    def read(data: dict[str, Any]) -> T:
+        value: T = stored(kind, data)
+        return value
+
+    return read
+
+
 @cache
 def _reader(kind: Any) -> Callable[[Any], Any]:
     if kind is Any:
