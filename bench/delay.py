@@ -47,24 +47,27 @@ from tests.live.runtime import to_toml
 
 from bench.throughput import WorkerMemory
 from ledgerlake.assembly.rules import Limits
-from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.delay.bucket import record_from_json, record_to_json
 from ledgerlake.delay.segment import INDEX_SCHEMA, index_rows
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.operators.bucket_storage import FolderStorage
+from ledgerlake.operators.outcome_types import DueEntries
+from ledgerlake.operators.results import StageSettings
 from ledgerlake.operators.schedule_events import Scheduled, ScheduleEvents
+from ledgerlake.operators.stage_output import data_frame
 from ledgerlake.operators.stage_rows import (
     STAGE_ROWS,
-    STAGE_ROWS_DDL,
     RowKind,
     TaskReport,
     report_to_json,
     stage_row,
     summary_from_json,
+    summary_to_json,
 )
 from ledgerlake.operators.stateful import Processor, set_up_state, stateful
 from ledgerlake.options.delay_options import DelayOptions
+from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.batch_ends import BatchEnds, LastRun
 from ledgerlake.pipeline.checkpoint import Checkpoint
@@ -79,10 +82,13 @@ from ledgerlake.wire.schedules import SCHEDULE_PROPERTY
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from ledgerlake.operators.stage_rows import StateSummary
+    from ledgerlake.operators.outcome_types import Outcome
+    from ledgerlake.operators.stage_rows import StageRow, StateSummary
+    from ledgerlake.schedules.cancels import Cancels
 
 
 LATEST = Path(__file__).parent / "latest-delay.json"
@@ -263,11 +269,10 @@ class _Run:
         self._at = 0
         options = {"load": json.dumps(astuple(load)), "steps": self._steps}
         flow = spark.readStream.format(_BenchSource.name()).options(**options).load()
-        processor = Processor(Limits(), DelayOptions(), ClientSettings("pulsar://nowhere:1"))
-        settled = stateful(flow, processor, STAGE_ROWS_DDL)
-        counted = settled.mapInArrow(
-            partial(_count, _frame_bytes(load.has_ids)), "released bigint, summary string"
-        )
+        nowhere = parse_options({"service.url": "pulsar://nowhere:1", "topic": SOURCE.topic})
+        settings = StageSettings(Limits(), DelayOptions(), nowhere)
+        output = partial(_Counted, _frame_bytes(load.has_ids))
+        counted = stateful(flow, Processor(settings, output), "released bigint, summary string")
         writer = counted.writeStream.option("checkpointLocation", checkpoint).foreachBatch(
             self._take
         )
@@ -356,19 +361,23 @@ class _BenchReader(DataSourceStreamReader):
         yield stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))
 
 
-def _count(frame_bytes: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    released, summary = 0, None
-    for batch in batches:
-        for kind, header, entry in zip(
-            batch["kind"].to_pylist(), batch["header"], batch["entry"], strict=True
-        ):
-            if kind == RowKind.DUE:
-                released += len(entry.as_buffer()) // frame_bytes
-            elif kind == RowKind.SUMMARY:
-                summary = header.as_py()
-    yield pa.RecordBatch.from_pydict(
-        {"released": pa.array([released], pa.int64()), "summary": pa.array([summary], pa.string())}
-    )
+class _Counted:
+    """Counts the messages that the stage releases; see ``stage_output.StageOutput``."""
+
+    def __init__(self, frame_bytes: int, _topic_partition: TopicPartition) -> None:
+        self._frame_bytes = frame_bytes
+        self._released = 0
+
+    def take(self, outcome: Outcome | Cancels) -> Iterator[pd.DataFrame]:
+        if isinstance(outcome, DueEntries):
+            self._released += len(outcome.frames) // self._frame_bytes
+        return iter(())
+
+    def finish(self, summary: StateSummary) -> Iterator[pd.DataFrame]:
+        yield data_frame(["released", "summary"], [self._released, summary_to_json(summary)])
+
+    def pass_on(self, rows: list[StageRow]) -> Iterator[pd.DataFrame]:
+        raise AssertionError(f"unexpected rows: {rows}")
 
 
 def _times_ms(first: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from ledgerlake.assembly.rules import IncompleteMessage, Limits
+from ledgerlake.assembly.rules import IncompleteMessage
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.delay import snapshot
@@ -34,7 +34,6 @@ from ledgerlake.operators.separately_stored import SeparatelyStored, separately_
 from ledgerlake.operators.stateful import Processor, incomplete_to_json
 from ledgerlake.options import table_options
 from ledgerlake.options.config import parse_config
-from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.pb import delay_pb2 as pb
 from ledgerlake.pipeline.batch_ends import BatchEnds, LastRun
 from ledgerlake.pipeline.checkpoint import Checkpoint
@@ -56,6 +55,7 @@ from ledgerlake.table.log_commit import write_checkpoint
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder
 from ledgerlake.table.record_table import RecordTable
 from ledgerlake.wire.message_id import Position
+from tests.operators.stage import stage_settings
 from tests.table.rows import rows
 
 if TYPE_CHECKING:
@@ -632,7 +632,7 @@ def state_variables() -> dict[str, tuple[str, str]]:
 
 def test_the_state_variables_of_the_page_are_declared() -> None:
     handle = _Handle()
-    Processor(Limits(), DelayOptions(), cast(Any, None)).init(cast(Any, handle))
+    Processor(stage_settings(), cast(Any, None)).init(cast(Any, handle))
     assert handle.declared == state_variables()
 
 

@@ -12,6 +12,7 @@ from ledgerlake.assembly.rules import ChunkedMessageKey, Limits
 from ledgerlake.delay.segment import index_rows
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.operators.bucket_storage import StateStorage
+from ledgerlake.operators.decoded_rows import RowOutput
 from ledgerlake.operators.schedule_events import Scheduled, ScheduleEvents
 from ledgerlake.operators.stage_rows import (
     DelayedLargeMessage,
@@ -19,7 +20,6 @@ from ledgerlake.operators.stage_rows import (
     TaskReport,
     report_to_json,
     stage_row,
-    summary_from_json,
 )
 from ledgerlake.operators.stateful import Processor
 from ledgerlake.options.delay_options import DelayOptions
@@ -29,7 +29,7 @@ from ledgerlake.wire import commands
 from ledgerlake.wire.message_id import Position
 from tests.entries import single
 from tests.growth.counting import Case, check
-from tests.operators.stage import SOURCE, DictState, Stage
+from tests.operators.stage import SOURCE, DictState, Stage, stage_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -109,7 +109,7 @@ def _occurrences_between(n: int, *, reread: bool = False) -> Callable[[], Mappin
 
     def work() -> Mapping[str, int]:
         *due, summary = micro_batch(TIME_MS + 1000 * n)
-        assert summary_from_json(summary.header).digest.released.count == 2 * n + 1
+        assert summary.digest.released.count == 2 * n + 1
         return {"pieces to decode": len(due)}
 
     return work
@@ -155,7 +155,8 @@ class _LargeMessages:
         """Yield the outputs of a micro-batch."""
         report = TaskReport(Position(9, 9), now_ms, {}, list(events))
         rows = [*rows, stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))]
-        processor = Processor(self._stage.limits, self._stage.delay, self._stage.client)
+        settings = stage_settings()
+        processor = Processor(settings, RowOutput(settings))
         processor.init(self._stage)
         frames = iter([pa.Table.from_batches(rows).to_pandas()])
         return processor.handleInputRows((SOURCE.topic, SOURCE.partition), frames, None)

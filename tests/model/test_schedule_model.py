@@ -14,33 +14,32 @@ import os
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
 from ledgerlake.assembly.rules import Limits
-from ledgerlake.decode import schema
-from ledgerlake.decode.messages import WHOLE_BATCH
+from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.split import split_bundle
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.operators import repeating
+from ledgerlake.operators.ingest import decode_ranges
 from ledgerlake.operators.outcomes import OutcomeDecoder
-from ledgerlake.operators.stage_input import forward_bundles
-from ledgerlake.operators.stage_output import read_stage_rows
-from ledgerlake.operators.stage_rows import StateSummary
+from ledgerlake.operators.stage_rows import RowKind, StateSummary
 from ledgerlake.options.delay_options import DelayOptions
-from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.schedules.cancels import Cancels
+from ledgerlake.source.pieces import Piece
+from ledgerlake.source.planning import EntryRange
 from ledgerlake.wire import commands
 from ledgerlake.wire.chunks import encode_chunks
 from ledgerlake.wire.entry import encode_entry
-from tests.operators.stage import SOURCE, Stage
-from tests.operators.test_delayed import pa_row
+from ledgerlake.wire.message_id import Position
+from tests.operators.stage import SOURCE, Stage, stage_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +53,7 @@ LOWER_LEDGER_ID = 3
 SMALL = DelaySettings(
     min_indexes_per_bucket=3, ledger_step_per_bucket=1, max_indexes_per_segment=2, max_buckets=2
 )
-OPTIONS = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
+SETTINGS = stage_settings(Limits(max_message_bytes=10**6))
 
 
 @dataclass(frozen=True)
@@ -353,8 +352,8 @@ def is_missed(lapse: Lapse, due: list[Lapse], clock_ms: int) -> bool:
     return lapse.message.catch_up == "none" or has_later
 
 
-def bundles(messages: list[Message], clock_ms: int) -> Iterator[pa.RecordBatch]:
-    """What a task reads: pieces of a range, or the empty piece of an idle one."""
+def range_of(messages: list[Message], clock_ms: int) -> tuple[EntryRange, list[Piece]]:
+    """What a task reads: a range with its pieces, none if it is idle."""
     frames = b""
     for message in messages:
         entries = message.entries()
@@ -363,23 +362,18 @@ def bundles(messages: list[Message], clock_ms: int) -> Iterator[pa.RecordBatch]:
             commands.message(1, message.ledger_id, first + offset, entry)
             for offset, entry in enumerate(entries)
         )
-    end = messages[-1].entry_id if messages else -1
-    pieces: list[Any] = list(split_bundle(frames)) if frames else []
-    pieces = pieces or [("entries", memoryview(b""), None)]
-    for kind, piece, broker_ms in pieces:
-        row = {
-            "topic": SOURCE.topic,
-            "partition": SOURCE.partition,
-            "kind": getattr(kind, "value", kind),
-            "frames": bytes(piece),
-            "after_batch_index": WHOLE_BATCH.after,
-            "until_batch_index": WHOLE_BATCH.until,
-            "broker_ms": broker_ms,
-            "end_ledger_id": messages[-1].ledger_id if messages else -1,
-            "end_entry_id": end,
-            "clock_ms": clock_ms if not messages else None,
-        }
-        yield pa.RecordBatch.from_pylist([row], schema=schema.BUNDLES)
+    end = Position(messages[-1].ledger_id, messages[-1].entry_id) if messages else Position(-1, -1)
+    span = EntryRange(
+        join_partition(SOURCE.topic, SOURCE.partition),
+        Position(-1, -1),
+        end,
+        clock_ms=None if messages else clock_ms,
+    )
+    pieces = [
+        Piece(kind, piece, broker_ms=broker_ms)
+        for kind, piece, broker_ms in (split_bundle(frames) if frames else ())
+    ]
+    return span, pieces
 
 
 @dataclass
@@ -440,20 +434,19 @@ def run_once(stage: Stage, batch: Batch, rng: random.Random) -> Run:
     ]
     tasks = [part for part in parts if part] or [[]]
     rows = [
-        row
-        for task in tasks
-        for row in forward_bundles(bundles(task, batch.clock_ms), OPTIONS, delays_messages=True)
+        row for task in tasks for row in decode_ranges([range_of(task, batch.clock_ms)], SETTINGS)
     ]
-    decoder = OutcomeDecoder(SOURCE, OPTIONS, 10**6, delays_messages=True)
+    decoder = OutcomeDecoder(SOURCE, SETTINGS)
     plain: list[bytes] = []
     run = Run([], [])
-    for _, outcome in read_stage_rows([pa_row(row) for row in stage.run(rows, rng)]):
+    for outcome in stage.run(rows, rng):
         if isinstance(outcome, StateSummary):
             run.has_left_some = outcome.more_due
         elif isinstance(outcome, Cancels):
             decoder.cancels = outcome
-        elif isinstance(outcome, pa.RecordBatch):
-            plain += outcome["value"].to_pylist()
+        elif getattr(outcome, "kind", None) == RowKind.ROWS:
+            (messages,) = pa.ipc.open_stream(outcome.entry)
+            plain += messages["value"].to_pylist()
         else:
             for decoded in decoder.decode(outcome):
                 if isinstance(decoded, list):

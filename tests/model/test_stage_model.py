@@ -30,7 +30,7 @@ def cut(rng: random.Random, chunks: list[Chunk], most: int) -> list[list[Chunk]]
 
 def run_batch(stage: Stage, tasks: list[list[Chunk]], settled: Settled, rng: random.Random) -> None:
     rows = [row for task_chunks in tasks for row in task(task_chunks, stage.limits, settled)]
-    settled.rows(stage.run(rows, rng))
+    settled.stage(stage.run(rows, rng))
 
 
 def play(seed: int) -> Settled:
@@ -49,7 +49,7 @@ def play(seed: int) -> Settled:
         positions for _, positions in reference(chunks)
     ]
     for now_ms in (10**9, 2 * 10**9):
-        settled.rows(stage.run(task([], limits, Settled(), now_ms=now_ms)))
+        settled.stage(stage.run(task([], limits, Settled(), now_ms=now_ms)))
     assert not any(state.values for state in stage.states.values())
     accounted = [position for positions in settled.delivered for position in positions]
     accounted += [position for _, position in settled.rejected]

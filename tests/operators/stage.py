@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import copy
-import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from ledgerlake.assembly.assembler import Assembled, Entry, Rejected
-from ledgerlake.assembly.rules import Chunk
-from ledgerlake.client.cluster import ClientSettings
+from ledgerlake.assembly.rules import Chunk, Limits
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.operators.local_assembly import LocalAssembly
-from ledgerlake.operators.stage_output import OutcomeRows, StageOutput
+from ledgerlake.operators.results import StageSettings
 from ledgerlake.operators.stage_rows import (
     RowKind,
     StateSummary,
     TaskReport,
     report_to_json,
     stage_row,
-    summary_from_json,
 )
 from ledgerlake.operators.stateful import Processor
 from ledgerlake.options.delay_options import DelayOptions
+from ledgerlake.options.source_options import parse_options
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ledgerlake.assembly.rules import Chunk, Limits
     from ledgerlake.operators.outcome_types import Outcome
+    from ledgerlake.operators.stage_output import StageOutput
     from ledgerlake.wire.chunks import Marker
 
 SOURCE = TopicPartition("persistent://public/default/t", 0)
@@ -86,16 +84,52 @@ class DictValue:
         self.values.clear()
 
 
+def stage_settings(
+    limits: Limits | None = None,
+    delay: DelayOptions | None = None,
+    service_url: str = "pulsar://nowhere:1",
+) -> StageSettings:
+    options = parse_options({"service.url": service_url, "topic": "t"})
+    return StageSettings(limits or Limits(), delay or DelayOptions(), options)
+
+
+class Recorded:
+    """Keeps what comes out of the stage, with the entries of each outcome, and takes nothing
+    further.
+    """
+
+    def __init__(self, _topic_partition: TopicPartition | None = None) -> None:
+        self.seen: list[Any] = []
+        self.calls = 0
+
+    def take(self, outcome: Any) -> Iterator[Any]:
+        entries = getattr(outcome, "entries", None)
+        if entries is not None:
+            outcome = replace(outcome, entries=list(entries))
+        return self._keep(outcome)
+
+    def finish(self, summary: StateSummary) -> Iterator[Any]:
+        return self._keep(summary)
+
+    def pass_on(self, rows: list[Any]) -> Iterator[Any]:
+        return self._keep(*rows)
+
+    def _keep(self, *items: Any) -> Iterator[Any]:
+        self.calls += 1
+        self.seen += items
+        return iter(())
+
+
 @dataclass
 class Stage:
     """State that lives from batch to batch, as Spark keeps it."""
 
     limits: Limits
     delay: DelayOptions = field(default_factory=DelayOptions)
-    client: ClientSettings = field(default_factory=lambda: ClientSettings("pulsar://nowhere:1"))
+    service_url: str = "pulsar://nowhere:1"
     states: dict[str, DictState | DictValue] = field(default_factory=dict)
-    output: Callable[[TopicPartition], StageOutput] = OutcomeRows
-    frames: int = 0
+    output: Callable[[TopicPartition], StageOutput] | None = None
+    calls: int = 0
 
     def getMapState(self, name: str, _key_schema: str, _value_schema: str) -> DictState:
         return self.states.setdefault(name, DictState())  # type: ignore[return-value]
@@ -112,10 +146,12 @@ class Stage:
         rng: random.Random | None = None,
         topic_partition: TopicPartition = SOURCE,
     ) -> list[Any]:
-        """One batch; the rows that come out, in so many ``frames``. With ``rng`` the rows come in
-        shuffled, in frames of any size.
+        """One batch; what comes out, in so many ``calls`` of the output. With an output of its
+        own, the stage has rows. With ``rng`` the rows come in shuffled, in frames of any size.
         """
-        processor = Processor(self.limits, self.delay, self.client, self.output)
+        recorded = Recorded()
+        settings = stage_settings(self.limits, self.delay, self.service_url)
+        processor = Processor(settings, self.output or (lambda _: recorded))
         processor.init(self)
         rows = rng.sample(rows, len(rows)) if rng else rows
         frames = []
@@ -125,8 +161,9 @@ class Stage:
             rows = rows[count:]
         key = (topic_partition.topic, topic_partition.partition)
         frames_out = list(processor.handleInputRows(key, iter(frames), None))
-        self.frames = len(frames_out)
-        return [row for frame in frames_out for row in frame.itertuples(index=False)]
+        self.calls = recorded.calls
+        rows_out = [row for frame in frames_out for row in frame.itertuples(index=False)]
+        return [*rows_out, *recorded.seen]
 
 
 @dataclass
@@ -138,35 +175,24 @@ class Settled:
     rejected: list[tuple[str, Position]] = field(default_factory=list)
     summary: StateSummary | None = None
 
-    def outcomes(self, outcomes: Iterable[Outcome]) -> None:
+    def outcomes(self, outcomes: Iterable[Outcome | StateSummary]) -> None:
+        """What a task or the stage makes of them; the summary of the stage comes last."""
         for outcome in outcomes:
-            if isinstance(outcome, Assembled):
+            assert self.summary is None or not isinstance(outcome, StateSummary)
+            if isinstance(outcome, StateSummary):
+                self.summary = outcome
+            elif isinstance(outcome, Assembled):
                 self._deliver(
                     outcome.positions, None if outcome.entries is None else list(outcome.entries)
                 )
             elif isinstance(outcome, Rejected):
                 self.rejected += [(outcome.reason, position) for position, _ in outcome.entries]
 
-    def rows(self, rows: list[Any]) -> None:
-        """Rows of the stage, checked against what ``rows`` promises of their order."""
-        remaining_rows = list(rows)
-        while remaining_rows:
-            row = remaining_rows.pop(0)
-            if row.kind == RowKind.MESSAGE:
-                note = json.loads(row.header)
-                positions = tuple(Position(*pair) for pair in note["positions"])
-                count = 0 if note["read_again"] else len(positions)
-                parts, remaining_rows = remaining_rows[:count], remaining_rows[count:]
-                assert all(part.kind == RowKind.MESSAGE_CHUNK for part in parts)
-                self._deliver(
-                    positions, None if note["read_again"] else [part.entry for part in parts]
-                )
-            elif row.kind == RowKind.REJECT:
-                self.rejected.append((row.header, Position(row.ledger_id, row.entry_id)))
-            else:
-                assert row.kind == RowKind.SUMMARY
-                assert not remaining_rows
-                self.summary = summary_from_json(row.header)
+    def stage(self, outcomes: list[Any]) -> None:
+        """What comes out of the stage."""
+        self.summary = None
+        self.outcomes(outcomes)
+        assert outcomes[-1] is self.summary
 
     def _deliver(
         self, positions: tuple[Position, ...], entries: Sequence[Entry | None] | None

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessage, Limits
-from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import entries_of
@@ -21,7 +20,7 @@ from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators import bucket_storage, delayed, repeating, stateful
-from ledgerlake.operators.outcome_types import DueEntries
+from ledgerlake.operators.outcome_types import DueEntries, DuePositions, RejectedPositions
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvents
 from ledgerlake.operators.schedule_state import block_from_bytes
@@ -30,7 +29,6 @@ from ledgerlake.operators.separately_stored import (
     separately_stored_from_json,
     separately_stored_to_json,
 )
-from ledgerlake.operators.stage_output import read_stage_rows
 from ledgerlake.operators.stage_rows import (
     STAGE_ROWS,
     DelayedLargeMessage,
@@ -41,11 +39,10 @@ from ledgerlake.operators.stage_rows import (
     delayed_rows,
     report_to_json,
     stage_row,
-    summary_from_json,
 )
 from ledgerlake.options.delay_options import DelayOptions
-from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.reasons import MALFORMED_MARKER, Reason
 from ledgerlake.schedules.cancels import (
     Cancel,
     Cancels,
@@ -59,7 +56,7 @@ from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 from tests.chunks import chunk_entries
-from tests.operators.stage import SOURCE, Stage
+from tests.operators.stage import SOURCE, Stage, stage_settings
 from tests.peer import Peer
 
 if TYPE_CHECKING:
@@ -113,7 +110,7 @@ class Play:
         self.values: list[bytes] = []
         self.rejects: list[RejectedEntry] = []
         self.summary = StateSummary([])
-        self.kinds: list[str] = []
+        self.kinds: list[type] = []
         self.after, self.end = AFTER_ALL, Position(9, 9)
         # Of the messages that were let go last.
         self.outputs: Mapping[str, Position] = {}
@@ -145,20 +142,19 @@ class Play:
         ]
         rows += [stage_row(SOURCE, RowKind.DELAYED, entry=b"".join(frames))] if frames else []
         rows.append(stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report)))
-        out_rows = self.stage.run(rows)
-        self.kinds = [row.kind for row in out_rows]
+        outcomes = self.stage.run(rows)
+        self.kinds = [type(outcome) for outcome in outcomes]
         before = len(self.values)
-        self._settle([pa_row(row) for row in out_rows])
+        self._settle(outcomes)
         return self.values[before:]
 
-    def _settle(self, rows: list[pa.RecordBatch]) -> None:
-        decoder = OutcomeDecoder(
-            SOURCE,
-            parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"}),
-            10**6,
-            delays_messages=True,
-        )
-        for _, outcome in read_stage_rows(rows):
+    def report(self, report: TaskReport) -> list[Any]:
+        """One batch with nothing but a report; what comes out."""
+        return self.stage.run([stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))])
+
+    def _settle(self, outcomes: list[Any]) -> None:
+        decoder = OutcomeDecoder(SOURCE, stage_settings(Limits(max_message_bytes=10**6)))
+        for outcome in outcomes:
             if isinstance(outcome, StateSummary):
                 self.summary = outcome
             elif isinstance(outcome, Cancels):
@@ -175,13 +171,6 @@ class Play:
 
     def state(self, name: str) -> dict[Any, Any]:
         return self.stage.states[name].values
-
-
-def pa_row(row: Any) -> pa.RecordBatch:
-    source = type(SOURCE)(row.topic, row.partition)
-    return stage_row(
-        source, RowKind(row.kind), Position(row.ledger_id, row.entry_id), row.header, row.entry
-    )
 
 
 def test_messages_wait_and_come_out_in_order_when_they_are_due() -> None:
@@ -241,7 +230,7 @@ def test_many_messages_leave_in_few_rows() -> None:
     play = Play(settings=DelaySettings(max_indexes_per_segment=2))
     play(*(frame(number, 30 + number % 3) for number in range(500)), at_s=0)
     assert len(play(at_s=40)) == 500
-    assert play.kinds == ["due", "summary"]
+    assert play.kinds == [DueEntries, StateSummary]
 
 
 def test_occurrences_beyond_the_limit_of_a_micro_batch_need_another_one_though_nothing_comes(
@@ -552,8 +541,7 @@ def test_with_reread_a_message_at_the_position_of_a_part_that_was_delivered_is_r
     play(at_s=31)
     play(frame(0, 60), at_s=32)
     report = TaskReport(Position(9, 9), STORED_MS + 60_000, {}, [])
-    rows = play.stage.run([stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))])
-    assert [row.kind for row in rows] == ["reread", "summary"]
+    assert [type(outcome) for outcome in play.report(report)] == [DuePositions, StateSummary]
 
 
 def test_a_topic_that_was_created_again_is_for_the_output_that_gets_what_comes() -> None:
@@ -577,10 +565,9 @@ def test_with_reread_only_positions_wait() -> None:
     play(frame(0, 30), frame(1, 30), at_s=0)
     assert play.summary.oldest_to_reread == Position(1, 0)
     assert not any(b"1:0" in value[0] for value in play.state("snapshots").values())
-    rows = play.stage.run([stage_row(SOURCE, RowKind.REPORT, header=report_to_json(TaskReport(Position(9, 9), STORED_MS + 30_000, {}, [])))])  # fmt: skip
-    assert [(row.kind, json.loads(row.header).get("positions")) for row in rows[:1]] == [
-        ("reread", [[1, 0], [1, 1]])
-    ]
+    due, _ = play.report(TaskReport(Position(9, 9), STORED_MS + 30_000, {}, []))
+    assert isinstance(due, DuePositions)
+    assert due.positions == [Position(1, 0), Position(1, 1)]
 
 
 NOT_KEPT = DelayedLargeMessage(
@@ -600,7 +587,7 @@ def test_the_cursor_passes_a_large_message_that_waits_wherever_its_chunks_were(
     entries = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000)
     play = Play()
     with serving(*entries) as peer:
-        play.stage.client = ClientSettings(peer.url)
+        play.stage.service_url = peer.url
         parts = list(zip(AT, entries, strict=True)) if bytes_kept else []
         play(frame(4, 30), events=[replace(NOT_KEPT, bytes_kept=bytes_kept)], parts=parts, at_s=0)
     assert play.summary.oldest_to_reread is None
@@ -615,7 +602,7 @@ def test_with_reread_the_cursor_passes_no_chunk_of_a_message_that_waits(bytes_ke
     entries = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 10_000)
     play = Play(reread=True)
     with serving(*entries) as peer:
-        play.stage.client = ClientSettings(peer.url)
+        play.stage.service_url = peer.url
         parts = list(zip(AT, entries, strict=True)) if bytes_kept else []
         play(frame(4, 30), events=[replace(NOT_KEPT, bytes_kept=bytes_kept)], parts=parts, at_s=0)
     assert play.summary.oldest_to_reread == Position(1, 3)
@@ -665,14 +652,12 @@ def test_chunks_that_a_marker_lists_falsely_wait_for_nothing(
     play = Play(reread=reread)
     play.stage.limits = Limits(max_message_bytes=1000)
     with serving(*entries) as peer:
-        play.stage.client = ClientSettings(peer.url)
+        play.stage.service_url = peer.url
         report = TaskReport(
             AT[-1], STORED_MS, {}, [replace(NOT_KEPT, deliver_ms=STORED_MS + 1000 * due_s)]
         )
-        rows = play.stage.run([stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))])
-    assert [row.kind for row in rows] == ["reread_rejects", "summary"]
-    assert json.loads(rows[0].header) == {"reason": reason, "positions": [[1, 3]]}
-    summary = summary_from_json(rows[-1].header)
+        rejected, summary = play.report(report)
+    assert rejected == RejectedPositions(Reason(reason), (Position(1, 3),))
     assert (summary.delayed_count, summary.next_due_ms, summary.oldest_to_reread) == (0, None, None)
     assert [name for name in ("parts", "separate") if play.state(name)] == []
 
@@ -686,11 +671,11 @@ def test_a_marker_takes_no_chunk_of_a_message_that_waits() -> None:
         at_s=0,
     )
     with Peer([*zip(AT[:2], entries, strict=False), (Position(1, 8), entries[2])]) as peer:
-        play.stage.client = ClientSettings(peer.url)
+        play.stage.service_url = peer.url
         forged = replace(NOT_KEPT, positions=(*AT[:2], Position(1, 8)), deliver_ms=STORED_MS + 5000)
         report = TaskReport(Position(1, 9), STORED_MS, {}, [forged])
-        rows = play.stage.run([stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))])
-    assert json.loads(rows[0].header) == {"reason": "malformed_marker", "positions": [[1, 3]]}
+        rejected, _ = play.report(report)
+    assert rejected == RejectedPositions(MALFORMED_MARKER, (Position(1, 3),))
     assert play(at_s=10) == [b"large message"]
 
 

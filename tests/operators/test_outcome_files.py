@@ -33,7 +33,7 @@ OPTIONS = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
 
 def test_the_chunks_after_one_that_is_gone_leave_the_state_too(tmp_path: Path) -> None:
     settings = TaskSettings(
-        (messages_table(tmp_path),), Place(str(tmp_path)), Limits(), DelayOptions(), OPTIONS
+        Limits(), DelayOptions(), OPTIONS, (messages_table(tmp_path),), Place(str(tmp_path))
     )
     chunks = iter([None, b"second", b"third"])
     positions = tuple(Position(7, number) for number in range(3))
@@ -45,7 +45,7 @@ def test_the_delayed_messages_that_were_released_are_those_that_were_delivered(
     tmp_path: Path,
 ) -> None:
     settings = TaskSettings(
-        (messages_table(tmp_path),), Place(str(tmp_path)), Limits(), DelayOptions(), OPTIONS
+        Limits(), DelayOptions(), OPTIONS, (messages_table(tmp_path),), Place(str(tmp_path))
     )
     files = OutcomeFiles(SOURCE, settings, BatchSettings(0))
     due_ms = BROKER_TIME_MS + 60_000
@@ -71,7 +71,7 @@ def test_the_topic_of_due_messages_gets_what_a_table_rejects_or_leaves_out(tmp_p
         (tmp_path / folder).mkdir()
     tables = (messages_table(tmp_path / "m", where="cast(key as int) > 5"),)
     places = Place(str(tmp_path / "r")), Place(str(tmp_path / "o"))
-    settings = TaskSettings(tables, places[0], Limits(), DelayOptions(), OPTIONS, places[1])
+    settings = TaskSettings(Limits(), DelayOptions(), OPTIONS, tables, *places)
     files = OutcomeFiles(SOURCE, settings, BatchSettings(0))
     due_ms = BROKER_TIME_MS + 60_000
     entries = [

@@ -10,15 +10,15 @@ import pyarrow as pa
 import pytest
 
 from ledgerlake.assembly.assembler import Assembled, Rejected
-from ledgerlake.assembly.rules import ChunkedMessageKey
+from ledgerlake.assembly.rules import ChunkedMessageKey, Limits
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.operators import outcomes
 from ledgerlake.operators.outcome_types import Delivery, DueEntries, DuePositions, RejectedPositions
 from ledgerlake.operators.outcomes import OutcomeDecoder
-from ledgerlake.operators.stage_output import read_stage_rows
-from ledgerlake.operators.stage_rows import RowKind, stage_row
+from ledgerlake.operators.results import StageSettings
+from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.reasons import Reason
@@ -29,7 +29,6 @@ from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.encryption import encrypted
 from tests.entries import BROKER_TIME_MS, batch, single
-from tests.operators.stage import SOURCE
 from tests.operators.test_scheduled import frame
 from tests.peer import TOPIC, Peer
 
@@ -43,16 +42,16 @@ AT = tuple(Position(7, number) for number in (1, 2, 4))
 
 def decoder(peer: Peer, max_message_bytes: int = 10**6) -> OutcomeDecoder:
     options = parse_options({"service.url": peer.url, "topic": TOPIC, "retryTimeoutMs": "2000"})
-    return OutcomeDecoder(
-        TopicPartition(*split_partition(TOPIC)), options, max_message_bytes, delays_messages=True
-    )
+    settings = StageSettings(Limits(max_message_bytes=max_message_bytes), DelayOptions(), options)
+    return OutcomeDecoder(TopicPartition(*split_partition(TOPIC)), settings)
 
 
 def fill(peer: Peer) -> None:
     peer.add(single(b"a"), ENTRIES[0], ENTRIES[1], single(b"b"), ENTRIES[2], single(b"c"))
 
 
-def rows(tables: Any) -> list[dict[str, Any]]:
+def reject_rows(decoder: OutcomeDecoder, rejected: Any) -> list[dict[str, Any]]:
+    tables = [*decoder.reject_tables(rejected), *decoder.last_rejects()]
     return [row for table in tables for row in table.to_pylist()]
 
 
@@ -71,7 +70,7 @@ def test_what_the_topic_no_longer_has_becomes_rejects_with_positions() -> None:
         judge = decoder(peer)
         (rejects,) = judge.decode(Assembled(AT, None, known=AT))
         assert isinstance(rejects, list)
-        written = rows(judge.reject_tables(rejects))
+        written = reject_rows(judge, rejects)
         assert [(row["reason"], row["entry_id"], row["entry"]) for row in written] == [
             ("chunk_trimmed", 1, None),
             ("chunk_trimmed", 2, ENTRIES[1]),
@@ -87,45 +86,13 @@ def test_chunks_without_bytes_are_read_again_to_be_rejected_whole() -> None:
             Rejected(Reason("chunk_expired"), [(AT[2], None), (AT[0], b"held"), (AT[1], None)])
         )
         assert isinstance(rejects, list)
-        written = rows(judge.reject_tables(rejects))
+        written = reject_rows(judge, rejects)
         assert [(row["entry_id"], row["entry"]) for row in written] == [
             (1, b"held"),
             (2, ENTRIES[1]),
             (4, ENTRIES[2]),
         ]
         assert written[1]["detail"] == "chunk 1 of 3 of p-1"
-
-
-def test_rejects_that_follow_each_other_are_read_and_written_together() -> None:
-    entries = [single(b"x" * size) for size in (10, 10, 2_000_000, 10)]
-    stage_rows = [
-        stage_row(
-            SOURCE,
-            RowKind.REJECT,
-            Position(7, number),
-            "replaced" if number else "cancelled",
-            entry,
-        )
-        for number, entry in enumerate(entries)
-    ]
-    outcomes: list[Any] = [outcome for _, outcome in read_stage_rows(stage_rows)]
-    assert [(outcome.reason, len(outcome.entries)) for outcome in outcomes] == [
-        ("cancelled", 1),
-        ("replaced", 2),
-        ("replaced", 1),
-    ]
-    with Peer() as peer:
-        judge = decoder(peer)
-        rejected = [
-            reject
-            for outcome in outcomes
-            for decoded in judge.decode(outcome)
-            for reject in decoded
-        ]
-        assert [table["entry_id"].to_pylist() for table in judge.reject_tables(rejected)] == [
-            [0, 1, 2],
-            [3],
-        ]
 
 
 @pytest.mark.parametrize(("target", "value"), [("id", "7:0"), ("key", "k")])
@@ -187,7 +154,7 @@ def test_a_due_large_message_that_is_too_large_and_was_cancelled_is_no_reject_to
         )
         (rejects,) = judge.decode(message)
         assert isinstance(rejects, list)
-        written = rows(judge.reject_tables(rejects))
+        written = reject_rows(judge, rejects)
         assert [(row["reason"], row["entry"]) for row in written] == [
             ("cancelled", chunk) for chunk in chunks
         ]
@@ -243,7 +210,7 @@ def test_a_marker_of_thousands_of_missing_entries_asks_the_broker_a_few_times(
         rejected = RejectedPositions(Reason("malformed_marker"), positions[:1])
         (rejects,) = judge.decode(rejected if is_rejected else message)
         assert isinstance(rejects, list)
-        written = rows(judge.reject_tables(rejects))
+        written = reject_rows(judge, rejects)
         reason = "malformed_marker" if is_rejected else "chunk_trimmed"
         assert [(row["entry_id"], row["reason"]) for row in written] == [(0, reason)]
         assert len(peer.requests) < 30
@@ -300,7 +267,7 @@ def test_an_entry_of_a_topic_that_was_created_again_is_not_taken_for_one_that_wa
         peer.add(a, single(b"another", **of_another_topic), b)
         judge = decoder(peer)
         found, rejects = _content_of(judge.decode(due))
-        written = rows(judge.reject_tables(rejects))
+        written = reject_rows(judge, rejects)
     assert [row["value"] for row in found if row["entry_id"] < 3] == [b"a", b"b"]
     assert [(row["reason"], row["entry_id"], row["entry"]) for row in written] == [
         ("entry_trimmed", 1, None)
@@ -470,7 +437,7 @@ def test_a_large_message_that_cannot_be_read_when_it_is_due_is_rejected_with_its
         judge = decoder(peer)
         (rejects,) = judge.decode(Assembled(AT, entries, delivered_ms=10**12))
         assert isinstance(rejects, list)
-        written = rows(judge.reject_tables(rejects))
+        written = reject_rows(judge, rejects)
     assert [(row["entry_id"], row["entry"]) for row in written] == [
         (position.entry_id, entry) for position, entry in zip(AT, entries, strict=True)
     ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ledgerlake.decode.split import split_bundle
-from ledgerlake.operators.ingest import ingest_ranges
+from ledgerlake.operators.ingest import write_ranges
 from ledgerlake.operators.results import BatchSettings, task_result_from_dict
 from ledgerlake.operators.schedule_events import (
     PauseChanged,
@@ -129,7 +129,7 @@ def test_which_events_a_task_refuses_does_not_depend_on_the_cut_of_bundles(
         )
         (tmp_path / str(cut)).mkdir()
         settings = task_settings(tmp_path / str(cut))
-        rows = list(ingest_ranges([(span(entries, None), pieces)], settings, BatchSettings(0)))
+        rows = list(write_ranges([(span(entries, None), pieces)], settings, BatchSettings(0)))
         result = task_result_from_dict(report_of(rows).result)
         outcomes.append((result.digest.to_json(), result.reasons))
     assert outcomes == [outcomes[0]] * 4

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ledgerlake.assembly.rules import ChunkedMessageKey
-from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange, decode_bundle
 from ledgerlake.decode.split import entries_of
@@ -293,7 +292,7 @@ def test_messages_that_were_replaced_leave_the_stage_together_in_frames_of_bound
     )
     play(at_s=10)
     assert Counter(reject.reason for reject in play.rejects) == {"replaced": 501}
-    assert play.stage.frames <= 4
+    assert play.stage.calls <= 4
 
 
 def test_a_message_that_was_not_added_to_the_index_replaces_nothing_and_leaves_nothing() -> None:
@@ -325,7 +324,7 @@ def test_a_marker_that_lists_the_entry_of_another_sender_changes_nothing_for_its
     with Peer(
         [(Position(1, 1), chunk_entries(b"large message", 3)[0]), (Position(1, 2), b"x")]
     ) as peer:
-        play.stage.client = ClientSettings(peer.url)
+        play.stage.service_url = peer.url
         moved = Scheduled("visit", Position(1, 2), STORED_MS + 1000, STORED_MS + 60_000)
         play(delayed_frame(2, 60), at_s=2, events=[*([forged] if is_forged else []), moved])
     assert (play(at_s=60), play(at_s=100)) == ([b"1:2"], [])

@@ -16,7 +16,7 @@ from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.split import split_bundle
-from ledgerlake.operators.ingest import ingest_ranges
+from ledgerlake.operators.ingest import write_ranges
 from ledgerlake.operators.outcome_files import OutcomeFiles
 from ledgerlake.operators.results import (
     BatchSettings,
@@ -87,7 +87,7 @@ class Batch:
             )
             for topic, entries in topics.items()
         ]
-        rows = list(ingest_ranges(ranges, settings, batch, are_whole=are_whole))
+        rows = list(write_ranges(ranges, settings, batch, are_whole=are_whole))
         by_topic: dict[str, list[pa.RecordBatch]] = {}
         for row in rows:
             by_topic.setdefault(row["topic"][0].as_py(), []).append(row)
@@ -114,7 +114,7 @@ class Batch:
                 topic, Position(7 + number, -1), Position(7 + number, len(entries) - 1)
             )
             states.output = partial(OutcomeFiles, settings=settings, batch=batch)
-            rows = list(ingest_ranges([(span, pieces)], settings, batch))
+            rows = list(write_ranges([(span, pieces)], settings, batch))
             (row,) = states.run(rows, topic_partition=TopicPartition(topic, -1))
             results += results_from_json(row.result)
         return results
@@ -122,7 +122,7 @@ class Batch:
     def _settings(self) -> TaskSettings:
         table = replace(messages_table(self.folder), mode=self.mode)
         return TaskSettings(
-            (table,), Place(str(self.folder / "rejects")), Limits(), self.delay, OPTIONS
+            Limits(), self.delay, OPTIONS, (table,), Place(str(self.folder / "rejects"))
         )
 
     def values_of(self, result: PartitionResult) -> list[bytes]:
@@ -231,13 +231,13 @@ def test_events_are_reported_before_the_next_range_is_read(tmp_path: Path) -> No
             yield EntryRange(name, Position(7, -1), Position(7, 0)), pieces
 
     settings = TaskSettings(
-        (messages_table(tmp_path),),
-        Place(str(tmp_path / "rejects")),
         Limits(),
         DelayOptions(),
         OPTIONS,
+        (messages_table(tmp_path),),
+        Place(str(tmp_path / "rejects")),
     )
-    rows = ingest_ranges(ranges(), settings, BatchSettings(3, {}, []), are_whole=True)
+    rows = write_ranges(ranges(), settings, BatchSettings(3, {}, []), are_whole=True)
     for row in rows:
         if row["kind"][0].as_py() == RowKind.REPORT:
             assert read == [A]

@@ -16,8 +16,7 @@ from pyspark.sql.streaming.stateful_processor_api_client import (
 )
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
-from ledgerlake.assembly.rules import Limits
-from ledgerlake.client.cluster import ClientSettings
+from ledgerlake.operators.decoded_rows import RowOutput
 from ledgerlake.operators.stage_rows import (
     STAGE_ROWS_DDL,
     RowKind,
@@ -27,9 +26,8 @@ from ledgerlake.operators.stage_rows import (
 )
 from ledgerlake.operators.state_variables import StateVariables
 from ledgerlake.operators.stateful import Processor, set_up_state, stateful
-from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.wire.message_id import Position
-from tests.operators.stage import SOURCE, DictState
+from tests.operators.stage import SOURCE, DictState, stage_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -141,7 +139,7 @@ def test_a_variable_that_nothing_was_written_to_is_read_as_empty(
     (tmp_path / "in").mkdir()
     pq.write_table(pa.Table.from_batches([row]), tmp_path / "in" / "0.parquet")
     rows = spark.readStream.schema(STAGE_ROWS_DDL).parquet(str(tmp_path / "in"))
-    processor = Processor(Limits(), DelayOptions(), ClientSettings("pulsar://nowhere:1"))
+    processor = Processor(stage_settings(), RowOutput(stage_settings()))
     writer = stateful(rows, processor, STAGE_ROWS_DDL).writeStream.format("noop")
     writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
         availableNow=True
@@ -175,7 +173,7 @@ def test_the_stage_gets_its_rows_a_few_megabytes_at_a_time(
     (tmp_path / "in").mkdir()
     pq.write_table(pa.Table.from_batches(rows), tmp_path / "in" / "0.parquet")
     flow = spark.readStream.schema(STAGE_ROWS_DDL).parquet(str(tmp_path / "in"))
-    processor = _FrameSizes(Limits(), DelayOptions(), ClientSettings("pulsar://nowhere:1"))
+    processor = _FrameSizes(stage_settings(), RowOutput(stage_settings()))
     writer = (
         stateful(flow, processor, STAGE_ROWS_DDL)
         .writeStream.queryName("frame_sizes")

@@ -54,7 +54,7 @@ class Play:
             for task_chunks in tasks
             for row in task(task_chunks, self.stage.limits, self.settled, now_ms)
         ]
-        self.settled.rows(self.stage.run(rows))
+        self.settled.stage(self.stage.run(rows))
 
     @property
     def state(self) -> dict[str, int]:
@@ -353,4 +353,4 @@ def test_results_of_a_task_pass_as_they_are_and_no_state_is_read(
         (RowKind.RESULTS, "[]"),
         (RowKind.RESULTS, "[1]"),
     ]
-    assert stage.frames == 1
+    assert stage.calls == 1

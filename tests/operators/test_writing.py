@@ -11,22 +11,26 @@ import pyarrow as pa
 import pytest
 from bench.throughput import results
 
+from ledgerlake.assembly.assembler import Assembled, Rejected
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.split import split_bundle
-from ledgerlake.operators.ingest import ingest_ranges
+from ledgerlake.operators.ingest import decode_ranges, write_ranges
 from ledgerlake.operators.outcome_digest import OutcomeDigest
 from ledgerlake.operators.outcome_files import OutcomeFiles
-from ledgerlake.operators.results import BatchSettings, TaskSettings, results_from_json
-from ledgerlake.operators.stage_input import forward_bundles
+from ledgerlake.operators.results import (
+    BatchSettings,
+    StageSettings,
+    TaskSettings,
+    results_from_json,
+)
 from ledgerlake.operators.stage_rows import RowKind, TaskReport, report_from_json
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.pieces import Piece
 from ledgerlake.source.planning import EntryRange
-from ledgerlake.source.views import _bundle
 from ledgerlake.stored.places import Place
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import Position
@@ -67,7 +71,7 @@ def pieces(entries: list[bytes]) -> list[Piece]:
 
 def task_settings(folder: Path, options: SourceOptions = OPTIONS, **delay: Any) -> TaskSettings:
     return TaskSettings(
-        (messages_table(folder),), Place(str(folder)), LIMITS, DelayOptions(**delay), options
+        LIMITS, DelayOptions(**delay), options, (messages_table(folder),), Place(str(folder))
     )
 
 
@@ -77,16 +81,16 @@ def written(
     """Rows of a task of the pipeline."""
     settings = task_settings(folder, **delay)
     return list(
-        ingest_ranges([(span(entries, clock_ms), pieces(entries))], settings, BatchSettings(0))
+        write_ranges([(span(entries, clock_ms), pieces(entries))], settings, BatchSettings(0))
     )
 
 
-def forwarded(
+def decoded(
     _folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any
 ) -> list[pa.RecordBatch]:
-    """Rows of a task of ``stage_input``."""
-    bundles = [_bundle(span(entries, clock_ms), piece) for piece in pieces(entries)]
-    return list(forward_bundles(bundles, OPTIONS, DelayOptions(**delay).enabled))
+    """Rows of a task of ``messages()``."""
+    settings = StageSettings(LIMITS, DelayOptions(**delay), OPTIONS)
+    return list(decode_ranges([(span(entries, clock_ms), pieces(entries))], settings))
 
 
 def report_of(rows: list[pa.RecordBatch]) -> TaskReport:
@@ -96,7 +100,7 @@ def report_of(rows: list[pa.RecordBatch]) -> TaskReport:
     return report_from_json(report["header"])
 
 
-@pytest.mark.parametrize("task", [written, forwarded])
+@pytest.mark.parametrize("task", [written, decoded])
 @pytest.mark.parametrize("enabled", [True, False])
 def test_no_time_that_a_producer_wrote_is_the_clock(
     task: Any, enabled: bool, tmp_path: Path
@@ -112,7 +116,7 @@ def test_no_time_that_a_producer_wrote_is_the_clock(
     assert report_of(task(tmp_path, entries, NOW_MS, enabled=enabled)).now_ms == NOW_MS
 
 
-@pytest.mark.parametrize("task", [written, forwarded])
+@pytest.mark.parametrize("task", [written, decoded])
 def test_the_brokers_time_is_the_clock_also_where_only_chunks_come(
     task: Any, tmp_path: Path
 ) -> None:
@@ -141,14 +145,14 @@ def test_a_repeat_may_have_other_messages_where_compaction_or_a_key_decides_abou
 
     def digest_of(entries: list[bytes]) -> OutcomeDigest:
         ranges = [(span(entries, None), pieces(entries))]
-        (row,) = ingest_ranges(ranges, settings, BatchSettings(0, with_state=[]), are_whole=True)
+        (row,) = write_ranges(ranges, settings, BatchSettings(0, with_state=[]), are_whole=True)
         (result,) = results_from_json(row["header"][0].as_py())
         return OutcomeDigest.from_json(result.written.digest.to_json())
 
     assert digest_of([ENTRY, ENTRY]).difference(digest_of([ENTRY])) == difference
 
 
-@pytest.mark.parametrize("task", [written, forwarded])
+@pytest.mark.parametrize("task", [written, decoded])
 def test_an_entry_of_which_a_part_belongs_to_the_range_travels_alone(
     task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,22 +169,22 @@ def test_an_entry_of_which_a_part_belongs_to_the_range_travels_alone(
     assert b"".join(row["entry"] for row in rows[:2]) == split_pieces[0].frames
 
 
-@pytest.mark.parametrize("task", [written, forwarded])
+@pytest.mark.parametrize("task", [written, decoded])
 def test_a_producer_with_a_fast_clock_expires_nobodys_open_message(
     task: Any, tmp_path: Path
 ) -> None:
     slow = chunk_entries(b"large message", 2, uuid="slow-1", producer_name="slow", publish_time=1)
     stage = Stage(LIMITS)
-    kinds: list[str] = []
+    kinds: list[type] = []
     fast = chunk_entries(b"another", 2, publish_time=FAST_MS)
     for entries, clock_ms in (
         ([slow[0]], NOW_MS),
         ([ENTRY, fast[0]], NOW_MS + 1000),
         ([ENTRY, ENTRY, slow[1]], NOW_MS + 2000),
     ):
-        rows = stage.run(task(tmp_path, entries, clock_ms))
-        kinds += [row.kind for row in rows if row.kind in ("reject", "message")]
-    assert kinds == ["message"]
+        outcomes = stage.run(task(tmp_path, entries, clock_ms))
+        kinds += [type(each) for each in outcomes if isinstance(each, Rejected | Assembled)]
+    assert kinds == [Assembled]
 
 
 @pytest.mark.parametrize("with_state", [[], None])
@@ -192,7 +196,7 @@ def test_what_the_bench_puts_in_place_of_the_stage_has_its_results(
         BatchSettings(0, with_state=with_state),
         [ENTRY, ENTRY],
     )
-    ingested = ingest_ranges(
+    ingested = write_ranges(
         [(span(entries, None), pieces(entries))], settings, batch, are_whole=True
     )
     rows = pa.Table.from_batches(ingested).to_batches()

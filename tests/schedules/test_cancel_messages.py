@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.decode.messages import decode_bundle
 from ledgerlake.decode.split import PieceKind
-from ledgerlake.operators.ingest import ingest_ranges
+from ledgerlake.operators.ingest import write_ranges
 from ledgerlake.operators.results import BatchSettings, TaskSettings
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
@@ -132,11 +132,11 @@ def test_a_task_passes_a_bounded_number_on_and_the_others_are_rejects(
     for folder in "mr":
         (tmp_path / folder).mkdir()
     tables = (messages_table(tmp_path / "m"),)
-    settings = TaskSettings(tables, Place(str(tmp_path / "r")), Limits(), DelayOptions(), options)
+    settings = TaskSettings(Limits(), DelayOptions(), options, tables, Place(str(tmp_path / "r")))
     name = f"{SOURCE.topic}-partition-{SOURCE.partition}"
     span = EntryRange(name, Position(7, -1), Position(7, 4))
     pieces = [Piece(PieceKind.ENTRIES, memoryview(bundle(entries)))]
-    ingested = ingest_ranges([(span, pieces)], settings, BatchSettings(0))
+    ingested = write_ranges([(span, pieces)], settings, BatchSettings(0))
     rows = [row for batch in ingested for row in batch.to_pylist()]
     report = json.loads(rows[-1]["header"])
     assert len([event for event in report["events"] if event[0] == "Cancel"]) == 10

@@ -435,8 +435,9 @@ class Query:
         rng, processor = self._world.rng, self._frame.processor
         range_reader.BUNDLE_BYTES = rng.choice([1, 300, 2**20])
         stateful._FRESH_BYTES = rng.choice([0, 100, 2**26])
-        settings = replace(processor.delay.settings, max_fresh_messages=rng.choice([0, 2, 200_000]))
-        processor.delay = replace(processor.delay, settings=settings)
+        delay = processor.settings.delay
+        settings = replace(delay.settings, max_fresh_messages=rng.choice([0, 2, 200_000]))
+        processor.settings = replace(processor.settings, delay=replace(delay, settings=settings))
 
     def collect(self, spans: list[Any]) -> list[Any]:
         self._cut_otherwise()

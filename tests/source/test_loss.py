@@ -20,10 +20,11 @@ from ledgerlake.source import loss_watch
 from ledgerlake.source.bounds import end_position, entry_from
 from ledgerlake.source.loss import NO_INDEX_YET, LastRead, Loss, find_loss, moved_to
 from ledgerlake.source.loss_watch import pass_moved_cursors
+from ledgerlake.source.pieces import read_pieces
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.reread import read_again
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
-from ledgerlake.source.views import read_bundles, read_entries, read_messages
+from ledgerlake.source.views import read_entries, read_messages
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import batch, single
@@ -343,7 +344,7 @@ def test_or_it_is_a_reject_and_the_read_goes_on() -> None:
             (7, 1, DATA_LOSS),
             (9, 0, None),
         ]
-        assert [bundle["kind"][0].as_py() for bundle in read_bundles(options, span)] == [
+        assert [piece.kind for piece in read_pieces(options, span)] == [
             "reject",
             "entries",
         ]

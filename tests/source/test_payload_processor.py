@@ -13,8 +13,9 @@ from ledgerlake.operators.schedule_events import Scheduled, ScheduleEvents
 from ledgerlake.operators.scheduled import find_in_frames
 from ledgerlake.options.source_options import SourceOptions, parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source.pieces import read_pieces
 from ledgerlake.source.planning import EntryRange
-from ledgerlake.source.views import read_bundles, read_entries, read_messages
+from ledgerlake.source.views import read_entries, read_messages
 from ledgerlake.wire.message_id import BEFORE_ALL
 from tests.chunks import chunk_entries
 from tests.entries import batch, single
@@ -92,7 +93,7 @@ def test_an_entry_that_the_function_cannot_read_is_a_reject_with_its_words() -> 
             row for part in read_entries(options_for(peer), span) for row in part.to_pylist()
         ]
         assert [row["reject_reason"] for row in entries] == [None, "payload_processor", None]
-        assert [bundle["kind"][0].as_py() for bundle in read_bundles(options_for(peer), span)] == [
+        assert [piece.kind for piece in read_pieces(options_for(peer), span)] == [
             "entries",
             "reject",
             "entries",
@@ -141,7 +142,7 @@ def pieces_and_rows(
     options: SourceOptions, span: EntryRange
 ) -> tuple[list[memoryview], list[dict[str, Any]]]:
     """What a task reads: the frames of each piece, and the messages."""
-    pieces = [memoryview(part["frames"][0].as_buffer()) for part in read_bundles(options, span)]
+    pieces = [piece.frames for piece in read_pieces(options, span)]
     return pieces, [row for part in read_messages(options, span) for row in part.to_pylist()]
 
 
@@ -168,7 +169,4 @@ def test_a_function_that_returns_or_says_what_cannot_be_written_makes_a_reject()
         options = replace(options_for(peer), message_payload_processor=f"{__name__}:odd")
         rows = [row for part in read_messages(options, span) for row in part.to_pylist()]
         assert [row["reject_reason"] for row in rows] == ["payload_processor"] * 4
-        assert (
-            sum(bundle["kind"][0].as_py() == "reject" for bundle in read_bundles(options, span))
-            == 4
-        )
+        assert sum(piece.kind == "reject" for piece in read_pieces(options, span)) == 4

@@ -12,8 +12,8 @@ import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.reader import EntryReader
-from ledgerlake.decode import schema, weights
-from ledgerlake.decode.messages import read_entry_table
+from ledgerlake.decode import weights
+from ledgerlake.decode.split import entries_of
 from ledgerlake.errors import DeadlineError, SetupError
 from ledgerlake.options.bounds import AtTime, Bound
 from ledgerlake.options.source_options import parse_options
@@ -22,10 +22,11 @@ from ledgerlake.source.batch_limits import LimitPlanner
 from ledgerlake.source.bounds import first_available, resolve_end, resolve_start
 from ledgerlake.source.latest_offset import LatestOffset
 from ledgerlake.source.loss import NO_INDEX_YET
+from ledgerlake.source.pieces import read_pieces
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.read_until import next_until
 from ledgerlake.source.reread import read_again
-from ledgerlake.source.views import read_bundles, read_entries, read_messages
+from ledgerlake.source.views import read_entries, read_messages
 from ledgerlake.stored.offsets import PartitionOffset, from_json
 from ledgerlake.values.schemas import column_type
 from ledgerlake.wire.chunks import encode_marker
@@ -48,24 +49,20 @@ def everything(peer: Peer) -> EntryRange:
     return EntryRange(TOPIC, BEFORE_ALL, peer.entries[-1][0])
 
 
-def test_small_entries_share_a_bundle_and_large_ones_stand_alone() -> None:
+def test_entries_share_a_bundle_until_it_has_a_mebibyte() -> None:
     with Peer() as peer:
         peer.add(
             *[single(b"x" * 300_000) for _ in range(7)], single(b"x" * 2_000_000), single(b"small")
         )
-        bundles = list(read_bundles(options_for(peer), everything(peer)))
-        assert len(bundles) == 4 - 1
-        assert all(
-            bundle.schema.equals(schema.BUNDLES) and bundle.num_rows == 1 for bundle in bundles
-        )
-        assert {bundle["end_entry_id"][0].as_py() for bundle in bundles} == {8}
+        pieces = list(read_pieces(options_for(peer), everything(peer)))
+        assert [len(entries_of(piece.frames)) for piece in pieces] == [4, 4, 1]
 
 
-def test_a_range_without_entries_still_says_how_far_it_was_read() -> None:
+def test_a_range_without_entries_has_no_piece() -> None:
     with Peer() as peer:
         peer.add(single(b"x"))
-        (only,) = read_bundles(options_for(peer), EntryRange(TOPIC, Position(7, 0), Position(7, 5)))
-        assert (only["end_entry_id"][0].as_py(), only["frames"][0].as_py()) == (5, b"")
+        span = EntryRange(TOPIC, Position(7, 0), Position(7, 5))
+        assert list(read_pieces(options_for(peer), span)) == []
 
 
 def test_entries_are_read_again_by_position_and_what_is_gone_is_nothing() -> None:
@@ -105,8 +102,8 @@ def test_chunks_and_markers_travel_alone_and_plain_entries_stay_together() -> No
             b"garbage",
             single(b"d"),
         )
-        bundles = list(read_bundles(options_for(peer), everything(peer)))
-        assert [bundle["kind"][0].as_py() for bundle in bundles] == [
+        pieces = list(read_pieces(options_for(peer), everything(peer)))
+        assert [piece.kind for piece in pieces] == [
             "entries",
             "chunk",
             "entries",
@@ -114,8 +111,7 @@ def test_chunks_and_markers_travel_alone_and_plain_entries_stay_together() -> No
             "marker",
             "entries",
         ]
-        counts = [len(read_entry_table(bundle["frames"][0].as_buffer())[1]) for bundle in bundles]
-        assert counts == [2, 1, 1, 1, 1, 2]
+        assert [len(entries_of(piece.frames)) for piece in pieces] == [2, 1, 1, 1, 1, 2]
 
 
 def test_messages_and_rejects_are_rows_of_one_view() -> None:

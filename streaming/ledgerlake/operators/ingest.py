@@ -1,25 +1,30 @@
-"""The first stage of a micro-batch: a task decodes its range of entries straight into files.
+"""The first stage of a micro-batch: a task decodes its range of entries.
 
-Large messages that begin and end within the range are assembled here. Chunks of other messages go
-on to the stateful stage. The task closes its file at the last chunk of such a message, so that the
-message's own file, which the last stage writes, fits between. It does so whether or not the message
+What it decodes goes into files (``write_ranges``, in a pipeline) or on as rows (``decode_ranges``,
+for other sinks). Large messages that begin and end within the range are assembled here. Chunks of
+other messages, delayed entries and events go on to the stateful stage.
+
+The task closes its file at the last chunk of a message that the stateful stage completes, so that
+the message's own file, which that stage writes, fits between. It does so whether or not the message
 is delayed, but only a few times in a range: beyond, the last stage merges the files.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
 from ledgerlake.assembly.assembler import Assembled, Entry
 from ledgerlake.assembly.rules import Chunk
 from ledgerlake.client.topics import split_partition
-from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.decode import schema
+from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import PieceKind
-from ledgerlake.operators.effects import EffectsInTask
+from ledgerlake.operators.decoded_rows import DecodedRows
+from ledgerlake.operators.effects import Effects, EffectsInTask
 from ledgerlake.operators.local_assembly import LocalAssembly
 from ledgerlake.operators.outcome_types import Outcome
 from ledgerlake.operators.outcomes import rejected_large
@@ -46,13 +51,21 @@ from ledgerlake.stored.fields import fields_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ledgerlake.operators.results import BatchSettings, TaskResult, TaskSettings
+    from ledgerlake.operators.outcomes import OutcomeDecoder
+    from ledgerlake.operators.results import (
+        BatchSettings,
+        StageSettings,
+        TaskResult,
+        TaskSettings,
+    )
     from ledgerlake.source.pieces import Piece
     from ledgerlake.source.planning import EntryRange
 
+    RangesOfTask = Iterable[tuple[EntryRange, Iterable[Piece]]]
 
-def ingest_ranges(
-    ranges: Iterable[tuple[EntryRange, Iterable[Piece]]],
+
+def write_ranges(
+    ranges: RangesOfTask,
     settings: TaskSettings,
     batch: BatchSettings,
     *,
@@ -68,61 +81,146 @@ def ingest_ranges(
     shared = SharedFiles(settings, batch) if are_whole else None
     complete: list[TaskResult] = []
     for span, pieces in ranges:
-        ingested = _IngestedRange(span, settings, batch)
-        for piece in pieces:
-            yield from ingested.take(piece)
-        yield from ingested.drain()
-        if shared is not None and ingested.is_complete:
-            complete.append(ingested.finish(shared))
+        topic_partition = TopicPartition(*split_partition(span.topic_partition))
+        writer = PartitionWriter(topic_partition, settings, batch)
+        ingested = _IngestedRange(span, topic_partition, writer, settings)
+        yield from ingested.take_all(pieces)
+        is_complete = not (ingested.needs_stage or batch.may_have_state(topic_partition))
+        result = replace(
+            writer.finish(ingested.end, shared if is_complete else None),
+            stored_bytes=ingested.stored_bytes,
+        )
+        if shared is not None and is_complete:
+            complete.append(result)
         else:
-            yield ingested.report(ingested.finish())
+            yield ingested.report(fields_of(result))
     if shared is not None and complete:
         shared.finish(complete)
         results = [PartitionResult(result, StateSummary([])) for result in complete]
         yield stage_row(KEY_OF_RESULTS, RowKind.RESULTS, header=results_to_json(results))
 
 
+def decode_ranges(ranges: RangesOfTask, settings: StageSettings) -> Iterator[pa.RecordBatch]:
+    """Decode ranges of entries; yield rows of ``STAGE_ROWS``, with the messages and rejects among
+    them.
+    """
+    for span, pieces in ranges:
+        topic_partition = TopicPartition(*split_partition(span.topic_partition))
+        rows = DecodedRows(topic_partition, settings)
+        ingested = _IngestedRange(span, topic_partition, rows, settings)
+        yield from ingested.take_all(pieces)
+        yield from rows.finish()
+        yield ingested.report({})
+
+
+class _Sink(Protocol):
+    """Takes the messages and rejects of a range. What its methods return goes on to the stateful
+    stage.
+    """
+
+    decoder: OutcomeDecoder
+
+    def take_messages(self, messages: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        """Take rows of ``schema.MESSAGES``."""
+
+    def take_rejects(self, rejected: list[RejectedEntry]) -> Iterable[pa.RecordBatch]:
+        """Take entries that are rejected. If they have no bytes, the sink reads them again."""
+
+    def take_reject_rows(self, rejects: pa.Table) -> Iterable[pa.RecordBatch]:
+        """Take rows of ``schema.REJECTS``."""
+
+    def make_place(self) -> None:
+        """Make a place behind the last message for one that the stateful stage completes."""
+
+
 class _IngestedRange:
     """The range of one topic partition in a task of the first stage."""
 
-    def __init__(self, span: EntryRange, settings: TaskSettings, batch: BatchSettings) -> None:
-        self.topic_partition = TopicPartition(*split_partition(span.topic_partition))
-        self._writer = PartitionWriter(self.topic_partition, settings, batch)
-        self._may_have_state = batch.may_have_state(self.topic_partition)
+    def __init__(
+        self,
+        span: EntryRange,
+        topic_partition: TopicPartition,
+        sink: _Sink,
+        settings: StageSettings,
+    ) -> None:
+        self._topic_partition = topic_partition
+        self._sink = sink
+        self._decoding = settings.options.decoding
         self._delays_messages = settings.delay.enabled
         self._local = LocalAssembly(settings.limits, delays_messages=settings.delay.enabled)
         self._schedules, self._delayed_schedules = ScheduleEvents(), ScheduleEvents()
         self._effects = EffectsInTask(self._schedules, delays_messages=self._delays_messages)
-        self._after, self._end = span.after, span.through
+        self._after, self.end = span.after, span.through
         self._now_ms = latest((span.clock_ms, span.end_ms))
-        self._stored_bytes = 0
+        self.stored_bytes = 0
         self._saw_chunks = self._saw_delayed = False
 
-    def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        self._stored_bytes += len(piece.frames)
-        self._now_ms = latest((self._now_ms, piece.broker_ms))
+    def take_all(self, pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
+        """Take the range; yield rows for the stateful stage."""
+        for piece in pieces:
+            self.stored_bytes += len(piece.frames)
+            self._now_ms = latest((self._now_ms, piece.broker_ms))
+            yield from self._take(piece)
+            yield from self._schedule_rows()
+        yield from self._schedule_rows(all_events=True)
+        yield from self._settle(self._local.evict())
+        for position, entry in self._local.drain_pending():
+            yield stage_row(self._topic_partition, RowKind.CHUNK, position, entry=entry)
+        if self._saw_chunks:
+            give_back()
+
+    @property
+    def needs_stage(self) -> bool:
+        """Return whether the stateful stage may write something that must fit between the rows of
+        this task.
+        """
+        return bool(
+            self._saw_delayed
+            or self._local.events
+            or self._schedules.is_any
+            or self._delayed_schedules.is_any
+        )
+
+    def report(self, result: dict[str, Any]) -> pa.RecordBatch:
+        """Return the row of the report, which comes last."""
+        report = TaskReport(self.end, self._now_ms, result, self._local.events, self._after)
+        return stage_row(self._topic_partition, RowKind.REPORT, header=report_to_json(report))
+
+    def _take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         if piece.kind == PieceKind.DELAYED and self._delays_messages:
-            self._saw_delayed = True
-            delayed = find_in_frames(piece.frames, piece.first_entry, self._delayed_schedules)
-            self._writer.write_rejects(delayed.rejects)
-            if len(delayed.frames):
-                yield from delayed_rows(self.topic_partition, delayed.frames, delayed.first_entry)
-            yield from self._schedule_rows()
-            return
-        if piece.kind in (PieceKind.ENTRIES, PieceKind.DELAYED):
-            self._local.events += self._writer.write_entries(
-                piece.frames, piece.first_entry, self._effects
-            )
-            yield from self._schedule_rows()
-            return
+            yield from self._take_delayed(piece)
+        elif piece.kind in (PieceKind.ENTRIES, PieceKind.DELAYED):
+            yield from self._take_entries(piece)
+        else:
+            yield from self._take_single(piece)
+
+    def _take_delayed(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        self._saw_delayed = True
+        delayed = find_in_frames(piece.frames, piece.first_entry, self._delayed_schedules)
+        yield from self._sink.take_rejects(delayed.rejects)
+        if len(delayed.frames):
+            yield from delayed_rows(self._topic_partition, delayed.frames, delayed.first_entry)
+
+    def _take_entries(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        for decoded in decode_bundle(
+            piece.frames, self._topic_partition, first_entry=piece.first_entry, **self._decoding
+        ):
+            effects = self._effects.take(decoded, piece.frames)
+            yield from self._sink.take_messages(effects.messages.select(schema.MESSAGES.names))
+            yield from self._take_effects(effects)
+            if decoded.rejects.num_rows:
+                yield from self._sink.take_reject_rows(pa.Table.from_batches([decoded.rejects]))
+
+    def _take_effects(self, effects: Effects) -> Iterator[pa.RecordBatch]:
+        self._local.events += effects.cancels
+        yield from self._sink.take_rejects(effects.rejects)
+
+    def _take_single(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         single = read_single(piece)
         if isinstance(single, RejectedEntry):
-            effects = self._effects.take_rejected(single)
-            self._local.events += effects.cancels
-            self._writer.write_rejects([single, *effects.rejects])
-            yield from self._schedule_rows()
-            return
-        if isinstance(single.content, Chunk):
+            yield from self._sink.take_rejects([single])
+            yield from self._take_effects(self._effects.take_rejected(single))
+        elif isinstance(single.content, Chunk):
             # A small chunk must not keep the whole bundle in memory that it came with.
             entry = bytes(single.entry) if len(single.entry) < BUNDLE_BYTES else single.entry
             yield from self._take_chunk(single.content, entry)
@@ -131,41 +229,7 @@ class _IngestedRange:
 
     def _schedule_rows(self, *, all_events: bool = False) -> Iterator[pa.RecordBatch]:
         for events in (self._schedules, self._delayed_schedules):
-            yield from events.rows(self.topic_partition, all_events=all_events)
-
-    def drain(self) -> Iterator[pa.RecordBatch]:
-        """Yield the chunks of incomplete messages, and the last schedules, at the end of
-        the range.
-        """
-        yield from self._schedule_rows(all_events=True)
-        yield from self._settle(self._local.evict())
-        for position, entry in self._local.drain_pending():
-            yield stage_row(self.topic_partition, RowKind.CHUNK, position, entry=entry)
-
-    @property
-    def is_complete(self) -> bool:
-        """Return whether the last stage writes nothing that must fit between the rows of this
-        task.
-        """
-        return not (
-            self._may_have_state
-            or self._saw_delayed
-            or self._local.events
-            or self._schedules.is_any
-            or self._delayed_schedules.is_any
-        )
-
-    def finish(self, shared: SharedFiles | None = None) -> TaskResult:
-        result = self._writer.finish(self._end, shared)
-        if self._saw_chunks:
-            give_back()
-        return replace(result, stored_bytes=self._stored_bytes)
-
-    def report(self, result: TaskResult) -> pa.RecordBatch:
-        report = TaskReport(
-            self._end, self._now_ms, fields_of(result), self._local.events, self._after
-        )
-        return stage_row(self.topic_partition, RowKind.REPORT, header=report_to_json(report))
+            yield from events.rows(self._topic_partition, all_events=all_events)
 
     def _take_chunk(self, chunk: Chunk, entry: Entry) -> Iterator[pa.RecordBatch]:
         keep_freed_blocks()
@@ -174,13 +238,13 @@ class _IngestedRange:
         if outcomes is not None:
             yield from self._settle(outcomes)
             return
-        yield stage_row(self.topic_partition, RowKind.CHUNK, chunk.position, entry=entry)
+        yield stage_row(self._topic_partition, RowKind.CHUNK, chunk.position, entry=entry)
         if chunk.chunk_id == chunk.chunk_count - 1:
-            self._writer.roll_files()
+            self._sink.make_place()
 
     def _settle(self, outcomes: Iterable[Outcome]) -> Iterator[pa.RecordBatch]:
-        """Write the outcomes; pass messages that are to be delivered later on to the stateful
-        stage.
+        """Hand the outcomes to the sink; pass messages that are to be delivered later on to the
+        stateful stage.
         """
         for outcome in outcomes:
             scheduled = schedule_at_once(outcome)
@@ -189,22 +253,23 @@ class _IngestedRange:
                 and scheduled is not None
                 and not self._schedules.add(scheduled)
             ):
-                self._writer.write_rejects(
-                    rejected_large(outcome, SCHEDULE_REFUSED, REFUSED_DETAIL)
-                )
+                rejected = rejected_large(outcome, SCHEDULE_REFUSED, REFUSED_DETAIL)
+                yield from self._sink.take_rejects(rejected)
                 continue
             if not isinstance(outcome, Assembled) or outcome.deliver_ms is None:
-                _use_up(self._writer.write_outcome(outcome))
+                yield from self._decode(outcome)
                 continue
             delayed = self._local.delayed_event(outcome)
             if delayed is None:
-                self._writer.write_rejects(rejected_large(outcome, CHUNK_EVICTED))
+                yield from self._sink.take_rejects(rejected_large(outcome, CHUNK_EVICTED))
                 continue
             self._local.events.append(delayed)
             for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
-                yield stage_row(self.topic_partition, RowKind.CHUNK, position, entry=entry)
+                yield stage_row(self._topic_partition, RowKind.CHUNK, position, entry=entry)
 
-
-def _use_up(messages: Iterator[pa.RecordBatch]) -> None:
-    for _ in messages:
-        pass
+    def _decode(self, outcome: Outcome) -> Iterator[pa.RecordBatch]:
+        for decoded in self._sink.decoder.decode(outcome):
+            if isinstance(decoded, list):
+                yield from self._sink.take_rejects(decoded)
+            else:
+                yield from self._sink.take_messages(decoded)

@@ -16,8 +16,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.delay.tracker import DelaySettings
-from ledgerlake.operators.ingest import ingest_ranges
-from ledgerlake.operators.results import BatchSettings, TaskSettings
+from ledgerlake.operators.ingest import decode_ranges, write_ranges
+from ledgerlake.operators.results import BatchSettings, StageSettings, TaskSettings
 from ledgerlake.operators.stage_rows import STAGE_ROWS
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import SourceOptions, parse_options
@@ -40,50 +40,65 @@ _TASK_OPTION = "task"
 
 
 def ingest(
-    spark: SparkSession, source_options: dict[str, str], settings: TaskSettings
+    spark: SparkSession, source_options: dict[str, str], settings: StageSettings
 ) -> DataFrame:
-    """Return a stream whose tasks write their ranges, with rows of ``STAGE_ROWS``."""
-    spark.dataSource.register(_WritingDataSource)
-    task_settings = {
-        "tables": [table.fields() for table in settings.tables],
-        "rejects_folder": to_text(settings.rejects_folder),
+    """Return a stream of rows of ``STAGE_ROWS``. With ``TaskSettings``, its tasks write their
+    ranges into files.
+    """
+    spark.dataSource.register(_IngestDataSource)
+    options = source_options | {_TASK_OPTION: json.dumps(_fields_of(settings))}
+    return spark.readStream.format(_IngestDataSource.name()).options(**options).load()
+
+
+def _fields_of(settings: StageSettings) -> dict[str, Any]:
+    fields: dict[str, Any] = {
         "limits": asdict(settings.limits),
         # Delayed messages are kept by the stateful stage, and not by these tasks.
         "delay": asdict(replace(settings.delay, folder=None)),
-        "stops_at_misfits": settings.stops_at_misfits,
     }
-    options = source_options | {_TASK_OPTION: json.dumps(task_settings)}
-    return spark.readStream.format(_WritingDataSource.name()).options(**options).load()
+    if isinstance(settings, TaskSettings):
+        fields |= {
+            "tables": [table.fields() for table in settings.tables],
+            "rejects_folder": to_text(settings.rejects_folder),
+            "stops_at_misfits": settings.stops_at_misfits,
+        }
+    return fields
 
 
-class _WritingDataSource(DataSource):  # type: ignore[misc]
+def _settings_of(fields: dict[str, Any], options: SourceOptions) -> StageSettings:
+    limits = Limits(**fields["limits"])
+    delay = DelayOptions(
+        **{**fields["delay"], "settings": DelaySettings(**fields["delay"]["settings"])}
+    )
+    if "tables" not in fields:
+        return StageSettings(limits, delay, options)
+    return TaskSettings(
+        limits,
+        delay,
+        options,
+        tuple(TableOptions.from_fields(table) for table in fields["tables"]),
+        from_text(fields["rejects_folder"]),
+        stops_at_misfits=fields["stops_at_misfits"],
+    )
+
+
+class _IngestDataSource(DataSource):  # type: ignore[misc]
     @classmethod
     def name(cls) -> str:
-        return "ledgerlake-pipeline"
+        return "ledgerlake-ingest"
 
     def schema(self) -> StructType:
         return from_arrow_schema(STAGE_ROWS)
 
-    def streamReader(self, schema: StructType) -> _WritingStreamReader:
+    def streamReader(self, schema: StructType) -> _IngestStreamReader:
         source_options = dict(self.options)
         fields = json.loads(source_options.pop(_TASK_OPTION))
         options = parse_options(source_options)
-        delay = DelayOptions(
-            **{**fields["delay"], "settings": DelaySettings(**fields["delay"]["settings"])}
-        )
-        settings = TaskSettings(
-            tuple(TableOptions.from_fields(table) for table in fields["tables"]),
-            from_text(fields["rejects_folder"]),
-            Limits(**fields["limits"]),
-            delay,
-            options,
-            stops_at_misfits=fields["stops_at_misfits"],
-        )
-        return _WritingStreamReader(options, settings)
+        return _IngestStreamReader(options, _settings_of(fields, options))
 
 
 class _RangesPartition(InputPartition):  # type: ignore[misc]
-    """The ranges of entries whose messages one task writes, as Spark carries them to it.
+    """The ranges of entries that one task reads, as Spark carries them to it.
     ``are_whole``: no other task has a range of their topic partitions.
     """
 
@@ -93,8 +108,8 @@ class _RangesPartition(InputPartition):  # type: ignore[misc]
         self.are_whole = are_whole
 
 
-class _WritingStreamReader(LedgerlakeStreamReader):
-    def __init__(self, options: SourceOptions, settings: TaskSettings) -> None:
+class _IngestStreamReader(LedgerlakeStreamReader):
+    def __init__(self, options: SourceOptions, settings: StageSettings) -> None:
         super().__init__(options)
         self._settings = settings
 
@@ -117,6 +132,8 @@ class _WritingStreamReader(LedgerlakeStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         ranges = read_pieces_by_range(self._options, partition.spans)
-        return ingest_ranges(
+        if not isinstance(self._settings, TaskSettings):
+            return decode_ranges(ranges, self._settings)
+        return write_ranges(
             ranges, self._settings, BatchSettings.of_this_task(), are_whole=partition.are_whole
         )

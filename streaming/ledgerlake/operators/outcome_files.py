@@ -6,7 +6,7 @@ tasks of the micro-batch wrote of it.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.assembly.assembler import Assembled, Rejected
+from ledgerlake.assembly.assembler import Rejected
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.operators.delayed import TOPIC
@@ -82,16 +82,17 @@ class OutcomeFiles:
             mark_delete, was_delayed = None, False
         else:
             mark_delete, was_delayed = outcome.outputs.get(TOPIC), outcome.delivered_ms is not None
-        for messages in self._writer.write_outcome(outcome):
+        for messages in self._writer.decoder.decode(outcome):
+            if isinstance(messages, list):
+                self._writer.take_rejects(messages)
+                continue
+            self._writer.take_messages(messages)
             if was_delayed:
                 self._released = self._released.and_more(_released(messages))
             if self._outbox is not None and mark_delete is not None:
                 for_outbox = _after(messages, mark_delete)
                 self._for_outbox += message_tally(for_outbox)
                 self._outbox.write(pa.Table.from_batches([for_outbox]))
-        if isinstance(outcome, Assembled) and outcome.delivered_ms is None:
-            # The chunks after one that is refused leave the state too.
-            deque(outcome.entries or (), maxlen=0)
 
     def _result(self, summary: StateSummary) -> PartitionResult:
         ingested = [task_result_from_dict(fields) for fields in summary.results]

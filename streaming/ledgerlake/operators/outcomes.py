@@ -4,6 +4,7 @@ from the topic.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Reversible
 from dataclasses import replace
 from itertools import chain
@@ -44,10 +45,13 @@ from ledgerlake.wire.message_id import MessageId, Position
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ledgerlake.options.source_options import SourceOptions
+    from ledgerlake.operators.results import StageSettings
 
 # Due entries that are read from the topic at once.
 _REREAD_BYTES = 32 * 1024 * 1024
+
+# Rejects that wait to be read from the topic together.
+_MAX_TO_REREAD = 10_000
 
 
 class _Due(NamedTuple):
@@ -68,17 +72,15 @@ class OutcomeDecoder:
     def __init__(
         self,
         topic_partition: TopicPartition,
-        options: SourceOptions,
-        max_message_bytes: int,
-        *,
-        delays_messages: bool,
+        settings: StageSettings,
     ) -> None:
         self.cancels = Cancels()
         self._topic_partition = topic_partition
-        self._options = options
-        self._max_message_bytes = max_message_bytes
-        self._delays_messages = delays_messages
+        self._options = settings.options
+        self._max_message_bytes = settings.limits.max_message_bytes
+        self._delays_messages = settings.delay.enabled
         self._gone = GoneEntries()
+        self._to_reread: list[RejectedEntry] = []
 
     def decode(self, outcome: Outcome) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
         """Yield rows of ``schema.MESSAGES``, and rejects. Cancelled messages become rejects.
@@ -107,6 +109,9 @@ class OutcomeDecoder:
             yield from self._due_positions(outcome)
         elif isinstance(outcome, Assembled):
             yield self._large(outcome)
+            if outcome.delivered_ms is None:
+                # The chunks after one that is refused leave the state too.
+                deque(outcome.entries or (), maxlen=0)
         elif isinstance(outcome, RejectedPositions):
             yield [RejectedEntry(position, None, outcome.reason) for position in outcome.positions]
         else:
@@ -306,21 +311,37 @@ class OutcomeDecoder:
         )
 
     def reject_tables(self, rejected: list[RejectedEntry]) -> Iterator[pa.Table]:
-        """Yield rows of ``schema.REJECTS``, in the order of positions. Entries without bytes are
-        read from the topic, unless it no longer has them.
+        """Yield rows of ``schema.REJECTS``. Entries without bytes are read from the topic, many
+        together: so their rows may come with those of a later call, or with ``last_rejects``.
 
         Raises:
             As ``decode``.
         """
-        in_order = sorted(rejected, key=lambda reject: reject.position)
-        reread_entries = self._read_again(
-            [reject.position for reject in in_order if _is_to_read(reject)]
+        self._to_reread += [reject for reject in rejected if reject.entry is None]
+        yield from self._reject_rows([reject for reject in rejected if reject.entry is not None])
+        if len(self._to_reread) >= _MAX_TO_REREAD:
+            yield from self.last_rejects()
+
+    def last_rejects(self) -> Iterator[pa.Table]:
+        """Yield the rows of the rejects that were kept back, in the order of positions.
+
+        Raises:
+            As ``decode``.
+        """
+        to_reread, self._to_reread = self._to_reread, []
+        in_order = sorted(to_reread, key=lambda reject: reject.position)
+        # In the place of an entry that the topic no longer has, there may be one of another topic
+        # of that name.
+        entries = self._read_again(
+            [reject.position for reject in in_order if reject.reason != ENTRY_TRIMMED]
         )
-        complete = (
-            replace(reject, entry=next(reread_entries)) if _is_to_read(reject) else reject
+        yield from self._reject_rows(
+            reject if reject.reason == ENTRY_TRIMMED else replace(reject, entry=next(entries))
             for reject in in_order
         )
-        for group in in_groups(complete, lambda reject: reject.entry):
+
+    def _reject_rows(self, rejected: Iterable[RejectedEntry]) -> Iterator[pa.Table]:
+        for group in in_groups(rejected, lambda reject: reject.entry):
             yield reject_rows(group, self._topic_partition)
 
     def _read_again(self, positions: Iterable[Position]) -> Iterator[bytes | None]:
@@ -330,13 +351,6 @@ class OutcomeDecoder:
             positions,
             self._gone,
         )
-
-
-def _is_to_read(reject: RejectedEntry) -> bool:
-    """Return whether a reject lacks bytes that the topic may have. In the place of an entry that it
-    no longer has, there may be one of another topic of that name.
-    """
-    return reject.entry is None and reject.reason != ENTRY_TRIMMED
 
 
 def rejected_large(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from ledgerlake.decode import schema
-from ledgerlake.decode.messages import TopicPartition, decode_bundle
+from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.single_entry import single_entries
 from ledgerlake.errors import SetupError
@@ -19,7 +18,6 @@ from ledgerlake.operators.outcome_digest import (
     message_tally,
     reject_tally,
 )
-from ledgerlake.operators.outcome_types import Outcome
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.results import BatchSettings, TableResult, TaskResult, TaskSettings
 from ledgerlake.operators.table_writer import SharedTable, TableWriters
@@ -27,16 +25,6 @@ from ledgerlake.source.views import check_broker_metadata
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 from ledgerlake.values.record_rows import Misfit
 from ledgerlake.wire.message_id import Position
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ledgerlake.decode.messages import BatchRange
-    from ledgerlake.operators.effects import EffectsInTask
-    from ledgerlake.schedules.cancels import Cancel
-
-
-_MAX_TO_REREAD = 10_000
 
 # A range's files are closed at so many places at most, since a producer decides how many last
 # chunks come, and a closed file may be tiny. Where no file was closed, the last stage merges.
@@ -79,7 +67,9 @@ class SharedFiles:
 
 
 class PartitionWriter:
-    """The files of one topic partition in one task."""
+    """The files of one topic partition in one task. Nothing of what it takes goes on in the
+    stream.
+    """
 
     def __init__(
         self, topic_partition: TopicPartition, settings: TaskSettings, batch: BatchSettings
@@ -91,57 +81,42 @@ class PartitionWriter:
         self._tables = TableWriters(
             settings.tables, topic_partition, settings.options.client, batch, prefix
         )
-        self.decoder = OutcomeDecoder(
-            topic_partition,
-            settings.options,
-            settings.limits.max_message_bytes,
-            delays_messages=settings.delay.enabled,
-        )
+        self.decoder = OutcomeDecoder(topic_partition, settings)
         self._rolls = 0
-        self._rejects_to_reread: list[RejectedEntry] = []
         self._reasons: Counter[str] = Counter()
         self._digest = OutcomeDigest()
         self._rejects = BufferedWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
 
-    def write_entries(
-        self, frames: memoryview, first_entry: BatchRange, effects_in_task: EffectsInTask
-    ) -> list[Cancel]:
-        """Write plain entries; return the cancels among them that the task accepts."""
-        cancels: list[Cancel] = []
-        decoded_bundles = decode_bundle(
-            frames,
-            self.topic_partition,
-            first_entry=first_entry,
-            **self._options.decoding,
-        )
-        for decoded in decoded_bundles:
-            effects = effects_in_task.take(decoded, frames)
-            self._write_messages(effects.messages.select(schema.MESSAGES.names))
-            self.write_rejects(effects.rejects)
-            cancels += effects.cancels
-            if decoded.rejects.num_rows:
-                self._write_table(pa.Table.from_batches([decoded.rejects]))
-        return cancels
+    def take_messages(self, messages: pa.RecordBatch) -> tuple[()]:
+        """Write rows of ``schema.MESSAGES``.
 
-    def write_outcome(self, outcome: Outcome) -> Iterator[pa.RecordBatch]:
-        """Write an outcome; yield the messages that were written."""
-        for decoded in self.decoder.decode(outcome):
-            if isinstance(decoded, list):
-                self.write_rejects(decoded)
-            else:
-                self._write_messages(decoded)
-                yield decoded
-
-    def write_rejects(self, rejected: list[RejectedEntry]) -> None:
-        """Write entries into ``rejects``. Entries that must be read again are collected, so that
-        neighbours are read together.
+        Raises:
+            SetupError: as ``check_broker_metadata``; or a message does not fit a table, and the
+                stream is to end then.
         """
-        self._rejects_to_reread += [reject for reject in rejected if reject.entry is None]
-        self._write_tables([reject for reject in rejected if reject.entry is not None])
-        if len(self._rejects_to_reread) >= _MAX_TO_REREAD:
-            self._reread_rejects()
+        check_broker_metadata(self._options.require_broker_metadata, messages, self.topic_partition)
+        self._digest += OutcomeDigest(rows=message_tally(messages))
+        misfits = self._tables.write(messages)
+        if misfits and self._stops_at_misfits:
+            raise self._misfit_error(misfits[0], messages.slice(misfits[0].row, 1))
+        if misfits:
+            self.take_rejects(misfit_rejects(messages, misfits))
+        return ()
 
-    def roll_files(self) -> None:
+    def take_rejects(self, rejected: list[RejectedEntry]) -> tuple[()]:
+        """Write entries into ``rejects``; see ``OutcomeDecoder.reject_tables``."""
+        for rejects in self.decoder.reject_tables(rejected):
+            self.take_reject_rows(rejects)
+        return ()
+
+    def take_reject_rows(self, rejects: pa.Table) -> tuple[()]:
+        """Write rows of ``schema.REJECTS``."""
+        self._reasons.update(rejects["reason"].to_pylist())
+        self._digest += OutcomeDigest(rejects=reject_tally(rejects))
+        self._rejects.write(rejects)
+        return ()
+
+    def make_place(self) -> None:
         """Close the open files: a row from another file will come between. After ``_MOST_ROLLS``
         calls they stay open.
         """
@@ -157,7 +132,8 @@ class PartitionWriter:
         Args:
             shared: takes the rows for which no file was opened yet.
         """
-        self._reread_rejects()
+        for rejects in self.decoder.last_rejects():
+            self.take_reject_rows(rejects)
         tables = {
             writer.table.name: writer.finish(
                 None if shared is None else shared.table(writer.table.name)
@@ -193,28 +169,6 @@ class PartitionWriter:
             of_table = [result.tables[name] for result in results if name in result.tables]
             tables[name], replaced[name] = writer.merge(of_table)
         return tables, replaced
-
-    def _reread_rejects(self) -> None:
-        to_reread, self._rejects_to_reread = self._rejects_to_reread, []
-        self._write_tables(to_reread)
-
-    def _write_tables(self, rejected: list[RejectedEntry]) -> None:
-        for table in self.decoder.reject_tables(rejected):
-            self._write_table(table)
-
-    def _write_table(self, rejects: pa.Table) -> None:
-        self._reasons.update(rejects["reason"].to_pylist())
-        self._digest += OutcomeDigest(rejects=reject_tally(rejects))
-        self._rejects.write(rejects)
-
-    def _write_messages(self, messages: pa.RecordBatch) -> None:
-        check_broker_metadata(self._options.require_broker_metadata, messages, self.topic_partition)
-        self._digest += OutcomeDigest(rows=message_tally(messages))
-        misfits = self._tables.write(messages)
-        if misfits and self._stops_at_misfits:
-            raise self._misfit_error(misfits[0], messages.slice(misfits[0].row, 1))
-        if misfits:
-            self.write_rejects(misfit_rejects(messages, misfits))
 
     def _misfit_error(self, misfit: Misfit, message: pa.RecordBatch) -> SetupError:
         message_id = Position(message["ledger_id"][0].as_py(), message["entry_id"][0].as_py())

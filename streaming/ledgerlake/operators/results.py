@@ -44,17 +44,22 @@ BATCH_PROPERTY = "ledgerlake.batch"
 
 
 @dataclass(frozen=True)
-class TaskSettings:
-    """The settings of a task that writes; the same for all micro-batches. ``outbox``: see
-    ``publish.outbox``. ``stops_at_misfits``: a message that does not fit a table ends the stream,
-    and is not rejected.
+class StageSettings:
+    """The settings of the tasks and of the stateful stage; the same for all micro-batches."""
+
+    limits: Limits
+    delay: DelayOptions
+    options: SourceOptions
+
+
+@dataclass(frozen=True)
+class TaskSettings(StageSettings):
+    """The settings of a pipeline, whose tasks write. ``outbox``: see ``publish.outbox``.
+    ``stops_at_misfits``: a message that does not fit a table ends the stream, and is not rejected.
     """
 
     tables: tuple[TableOptions, ...]
     rejects_folder: Place
-    limits: Limits
-    delay: DelayOptions
-    options: SourceOptions
     outbox: Place | None = None
     stops_at_misfits: bool = False
 

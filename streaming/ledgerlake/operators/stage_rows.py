@@ -1,10 +1,10 @@
-"""Rows that pass from tasks to the stateful stage, and from there to sinks that are not the
-pipeline's; they are never stored.
+"""Rows that pass from tasks to the stateful stage; they are never stored.
 
-To the stage, of each task and topic partition, in any order (a shuffle lies between):
+Of each task and topic partition, in any order (a shuffle lies between):
 
     kind     content                                                    header
-    rows     decoded messages that pass unchanged, as an Arrow stream   none
+    rows     decoded messages and rejects that pass unchanged, as an    none
+             Arrow stream (``operators.decoded_rows``)
     chunk    the entry of a chunk that the stage needs, by position     none
     delayed  entries to deliver later (see ``decode.split``); if only   the entry's ``BatchRange``, if it is alone
              some messages of an entry belong to the range, it is
@@ -17,28 +17,8 @@ To the stage, of each task and topic partition, in any order (a shuffle lies bet
              that have nothing in state and of which no row goes        (``operators.results``)
              there; under ``KEY_OF_RESULTS``
 
-From the stage, in order but for ``rows``, which pass as they come:
-
-    kind            content                                             header
-    message         a complete large message; its chunks follow,        delivery, due time, positions, key, known chunks,
-                    unless it is to be read again from the topic        whether to read it again
-    message_chunk   the next chunk of that message                      none
-    reject          an entry that cannot become a message; null if      the reason
-                    only the topic may still have it
-    reread_rejects  chunks of a rejected message, which only the topic  reason, positions
-                    has
-    cancels         the cancels for everything due that follows         ``Cancels``
-    due             delayed entries that are due                        delivery, ``BatchRange`` of the first entry,
-                                                                        deliveries, one for each
-                                                                        entry
-    reread          due entries whose bytes only the topic has, and     delivery, positions, deliveries, one for each
-                    those of messages that repeat among them            position
-    summary         once for a topic partition, last: the results of    ``StateSummary``
-                    its tasks, and the state in numbers
-
-A header is JSON, but for the reason of a reject. "Delivery" is when the messages became due
-(``delivered_ms``; null if they were not delayed), which outputs they are for (``outputs``), and the
-time of the micro-batch (``clock_ms``).
+From the stage come only ``rows``: those of tasks, and what it makes of its outcomes. In a pipeline
+the tasks and the stage write files, and results come from it (``operators.results``).
 """
 
 from __future__ import annotations
@@ -76,14 +56,6 @@ class RowKind(str, Enum):
     SCHEDULES = "schedules"
     REPORT = "report"
     RESULTS = "results"
-    MESSAGE = "message"
-    MESSAGE_CHUNK = "message_chunk"
-    REJECT = "reject"
-    REREAD_REJECTS = "reread_rejects"
-    CANCELS = "cancels"
-    DUE = "due"
-    REREAD = "reread"
-    SUMMARY = "summary"
 
 
 STAGE_ROWS = pa.schema(

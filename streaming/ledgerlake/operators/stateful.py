@@ -45,7 +45,6 @@ from ledgerlake.operators.delayed import DelayedMessages, DelayedState
 from ledgerlake.operators.outcome_digest import OutcomeDigest
 from ledgerlake.operators.outcome_types import Outcome
 from ledgerlake.operators.scheduled import schedule_at_once
-from ledgerlake.operators.stage_output import OutcomeRows, StageOutput
 from ledgerlake.operators.stage_rows import (
     DelayedLargeMessage,
     MessageStarted,
@@ -74,9 +73,9 @@ if TYPE_CHECKING:
 
     from ledgerlake.assembly.assembler import Entry
     from ledgerlake.assembly.rules import Chunk, Limits
-    from ledgerlake.client.cluster import ClientSettings
     from ledgerlake.operators.delayed import DelayedSummary
-    from ledgerlake.options.delay_options import DelayOptions
+    from ledgerlake.operators.results import StageSettings
+    from ledgerlake.operators.stage_output import StageOutput
 
 INCOMPLETE_VERSION = 1
 
@@ -122,20 +121,15 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
     micro-batch, with all of its rows.
 
     Args:
-        output: takes what comes out for one topic partition; without it, the stage has rows of
-            ``STAGE_ROWS``.
+        output: makes what takes the outcomes of one topic partition.
     """
 
     def __init__(
         self,
-        limits: Limits,
-        delay: DelayOptions,
-        client: ClientSettings,
-        output: Callable[[TopicPartition], StageOutput] = OutcomeRows,
+        settings: StageSettings,
+        output: Callable[[TopicPartition], StageOutput],
     ) -> None:
-        self._limits = limits
-        self.delay = delay
-        self._client = client
+        self.settings = settings
         self.output = output
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -156,7 +150,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         kept_entries = _StateEntries(self._entries)
         read_chunks_again = partial(self._read_chunks, topic_partition, GoneEntries())
         delayed = DelayedMessages(
-            topic_partition, self._delayed, self.delay, kept_entries, read_chunks_again
+            topic_partition, self._delayed, self.settings.delay, kept_entries, read_chunks_again
         )
         reports: list[TaskReport] = []
         for frame in rows:
@@ -184,7 +178,10 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         stored = self._load() if self._incomplete.exists() else {}
         oldest_first = sorted(stored.values(), key=lambda incomplete: incomplete.positions[0])
         assembly = Assembly(
-            self._limits, kept_entries, oldest_first, delays_messages=self.delay.enabled
+            self.settings.limits,
+            kept_entries,
+            oldest_first,
+            delays_messages=self.settings.delay.enabled,
         )
         for outcome in _apply_reports(assembly, kept_entries, delayed, reports):
             yield from output.take(outcome)
@@ -195,7 +192,9 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         kept_entries.store_fresh()
         incomplete = assembly.pending.messages
         self._store(stored, incomplete)
-        yield from output.finish(_summary(incomplete, delayed.save(), reports, self._limits))
+        yield from output.finish(
+            _summary(incomplete, delayed.save(), reports, self.settings.limits)
+        )
 
     def close(self) -> None:
         pass
@@ -204,10 +203,10 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         self, topic_partition: TopicPartition, gone: GoneEntries, message: DelayedLargeMessage
     ) -> Iterator[Entry]:
         name = join_partition(topic_partition.topic, topic_partition.partition)
-        entries = read_again(self._client, name, message.positions, gone)
+        entries = read_again(self.settings.options.client, name, message.positions, gone)
         sender = None if message.key is None else (message.key.producer_name, message.key.uuid)
         for entry, _ in read_chunks(
-            entries, len(message.positions), self._limits.max_message_bytes, sender
+            entries, len(message.positions), self.settings.limits.max_message_bytes, sender
         ):
             yield entry
 

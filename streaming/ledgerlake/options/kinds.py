@@ -69,16 +69,13 @@ def duration_ms(where: str, text: str) -> int:
     return duration
 
 
-def choice(
-    *words: str, internal: tuple[str, ...] = (), synonyms: dict[str, str] | None = None
-) -> Kind[str]:
+def choice(*words: str, synonyms: dict[str, str] | None = None) -> Kind[str]:
     """Declare a value that is one of some words; their case does not count.
 
     Args:
-        internal: words that are accepted, and that no reference and no error names.
         synonyms: other words that are accepted, and the word that each stands for.
     """
-    known = {word.lower(): word for word in (*words, *internal)} | (synonyms or {})
+    known = {word.lower(): word for word in words} | (synonyms or {})
     shown = " or ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
 
     def parse(text: str, where: str) -> str:

@@ -97,7 +97,7 @@ class SourceOptions(ClientOptions):
         toml="source.topics_pattern",
     )
     view: str = option(
-        choice("messages", "entries", "compat", internal=("bundles",)),
+        choice("messages", "entries", "compat"),
         "messages",
         "The columns: of messages, of raw entries, or those of the JVM connectors.",
         spark="view",

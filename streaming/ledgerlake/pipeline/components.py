@@ -59,11 +59,11 @@ def make_components(config: Config) -> Components:
         Start(config, cluster, checkpoint, cursors, tables),
         Wakeups(checkpoint),
         TaskSettings(
-            tables.for_tasks,
-            tables.rejects.folder.absolute,
             config.chunks.limits,
             config.delay_options,
             config.source,
+            tables.for_tasks,
+            tables.rejects.folder.absolute,
             config.outbox_place and config.outbox_place.absolute,
             config.delta.on_mismatch == "stop",
         ),

@@ -22,9 +22,4 @@ def plan(spark: SparkSession, source_options: dict[str, str], settings: TaskSett
     topic partition of a micro-batch.
     """
     ingested = ingest(spark, source_options, settings)
-    client = settings.options.client
-    return stateful(
-        ingested,
-        Processor(settings.limits, settings.delay, client, FileOutput(settings)),
-        RESULT_SCHEMA,
-    )
+    return stateful(ingested, Processor(settings, FileOutput(settings)), RESULT_SCHEMA)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyspark.sql.pandas.types import from_arrow_schema
+
 from ledgerlake.decode import schema
-from ledgerlake.operators.decoded_stream import complete_messages
-from ledgerlake.operators.stateful import set_up_state
-from ledgerlake.publish.datasource import LedgerlakeDataSource
+from ledgerlake.operators.decoded_rows import RowOutput, open_rows
+from ledgerlake.operators.ingest_source import ingest
+from ledgerlake.operators.results import StageSettings
+from ledgerlake.operators.stage_rows import STAGE_ROWS_DDL
+from ledgerlake.operators.stateful import Processor, set_up_state, stateful
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,11 +40,8 @@ def rejects(spark: SparkSession, config: Config) -> DataFrame:
 
 
 def _messages_and_rejects(spark: SparkSession, config: Config) -> DataFrame:
-    spark.dataSource.register(LedgerlakeDataSource)
     set_up_state(spark)
-    bundles = (
-        spark.readStream.format("ledgerlake")
-        .options(**config.source_options() | {"view": "bundles", "wakes": "always"})
-        .load()
-    )
-    return complete_messages(bundles, config.source, config.chunks.limits, config.delay.options)
+    settings = StageSettings(config.chunks.limits, config.delay.options, config.source)
+    rows = ingest(spark, config.source_options() | {"wakes": "always"}, settings)
+    decoded = stateful(rows, Processor(settings, RowOutput(settings)), STAGE_ROWS_DDL)
+    return decoded.mapInArrow(open_rows, from_arrow_schema(schema.VIEW))

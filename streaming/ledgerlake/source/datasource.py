@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from ledgerlake.options.source_options import SourceOptions
 
-_ARROW_SCHEMAS = {"entries": schema.ENTRIES, "bundles": schema.BUNDLES}
-
 
 class ReadingDataSource(DataSource):  # type: ignore[misc]
     """``format("ledgerlake")`` for reading: see ``options`` for what can be set."""
@@ -37,8 +35,8 @@ class ReadingDataSource(DataSource):  # type: ignore[misc]
 
     def schema(self) -> StructType:
         options = parse_options(self.options)
-        if options.view not in ("messages", "compat"):
-            return from_arrow_schema(_ARROW_SCHEMAS[options.view])
+        if options.view == "entries":
+            return from_arrow_schema(schema.ENTRIES)
         value_schema = find_value_schema(options) if options.is_typed else None
         arrow_schema = (
             schema.VIEW if value_schema is None else typed_columns(schema.VIEW, value_schema)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledgerlake.client.topics import split_partition
-from ledgerlake.decode import schema
 from ledgerlake.decode.compat import as_compat
 from ledgerlake.decode.entries import entry_rows
 from ledgerlake.decode.messages import TopicPartition, decode_bundle, rejects_as_view
@@ -19,16 +16,16 @@ from ledgerlake.decode.rejects import read_reject, reject_rows, rejected_row
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.errors import SetupError
 from ledgerlake.reasons import DATA_LOSS, ENCRYPTED, UNDECRYPTABLE
-from ledgerlake.source.pieces import Piece, read_pieces
+from ledgerlake.source.pieces import read_pieces
 from ledgerlake.source.value_schemas import schemas_of
 from ledgerlake.values.typed import typed_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ledgerlake.decode.messages import Decoded
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.reasons import Reason
+    from ledgerlake.source.pieces import Piece
     from ledgerlake.source.planning import EntryRange
 
 _log = logging.getLogger(__name__)
@@ -37,18 +34,6 @@ _log = logging.getLogger(__name__)
 def read_view(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
     """Yield the range in the columns of the view that the options name."""
     return _READERS[options.view](options, span)
-
-
-def read_bundles(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
-    """Yield the range as rows of ``schema.BUNDLES``: at least one, empty if the range has
-    no entry.
-    """
-    is_empty = True
-    for piece in read_pieces(options, span):
-        yield _bundle(span, piece)
-        is_empty = False
-    if is_empty:
-        yield _bundle(span, Piece(PieceKind.ENTRIES, memoryview(b"")))
 
 
 def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
@@ -114,22 +99,9 @@ def piece_as_view(
         SetupError: as ``check_broker_metadata``.
     """
     if piece.kind == PieceKind.REJECT:
-        rejected = read_reject(piece.frames)
-        with_value = replace(rejected, entry=rejected.entry or rejected.detail.encode())
-        yield from map(rejects_as_view, reject_rows([with_value], source).to_batches())
+        rejects = reject_rows([read_reject(piece.frames)], source)
+        yield from map(rejects_as_view, rejects.to_batches())
         return
-    for decoded in decode_piece(piece, source, options):
-        yield decoded.messages
-        if decoded.rejects.num_rows:
-            yield rejects_as_view(decoded.rejects)
-
-
-def decode_piece(piece: Piece, source: TopicPartition, options: SourceOptions) -> Iterator[Decoded]:
-    """Yield the decoded entries of a piece, with the columns of chunks.
-
-    Raises:
-        SetupError: as ``check_broker_metadata``.
-    """
     decoded_bundles = decode_bundle(
         piece.frames,
         source,
@@ -139,7 +111,9 @@ def decode_piece(piece: Piece, source: TopicPartition, options: SourceOptions) -
     )
     for decoded in decoded_bundles:
         check_broker_metadata(options.require_broker_metadata, decoded.messages, source)
-        yield decoded
+        yield decoded.messages
+        if decoded.rejects.num_rows:
+            yield rejects_as_view(decoded.rejects)
 
 
 def read_entries(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
@@ -166,28 +140,8 @@ def check_broker_metadata(required: bool, messages: pa.RecordBatch, source: Topi
         )
 
 
-def _bundle(span: EntryRange, piece: Piece) -> pa.RecordBatch:
-    frames = piece.frames
-    offsets = np.array([0, len(frames)], dtype=np.int32)
-    topic, partition = split_partition(span.topic_partition)
-    columns = [
-        pa.array([topic], pa.string()),
-        pa.array([partition], pa.int32()),
-        pa.array([piece.kind.value], pa.string()),
-        pa.array([span.end.ledger_id], pa.int64()),
-        pa.array([span.end.entry_id], pa.int64()),
-        pa.array([span.clock_ms], pa.int64()),
-        pa.array([piece.first_entry.after], pa.int32()),
-        pa.array([piece.first_entry.until], pa.int32()),
-        pa.array([piece.broker_ms], pa.int64()),
-        pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(frames)]),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema.BUNDLES)
-
-
 _READERS = {
     "messages": read_messages,
     "entries": read_entries,
     "compat": read_compat,
-    "bundles": read_bundles,
 }

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import crc32c
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ledgerlake.decode import kernels as k
 from ledgerlake.decode import schema
@@ -169,8 +170,8 @@ def as_view(messages: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def rejects_as_view(rejects: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rejects in the columns of ``schema.VIEW``: the entry's bytes in ``value``, and a
-    ``reject_reason``.
+    """Return rejects in the columns of ``schema.VIEW``: a ``reject_reason``, and the entry's bytes
+    in ``value``; of an entry without bytes, the detail.
     """
     count = rejects.num_rows
     arrays = {
@@ -181,7 +182,9 @@ def rejects_as_view(rejects: pa.RecordBatch) -> pa.RecordBatch:
         "broker_timestamp": rejects["broker_timestamp"],
         "broker_index": rejects["broker_index"],
     }
-    arrays |= {"reject_reason": rejects["reason"], "value": rejects["entry"]}
+    has_bytes = pc.fill_null(pc.greater(pc.binary_length(rejects["entry"]), 0), False)
+    shown = pc.if_else(has_bytes, rejects["entry"], rejects["detail"].cast(pa.binary()))
+    arrays |= {"reject_reason": rejects["reason"], "value": shown}
     columns = [arrays.get(field.name, pa.nulls(count, field.type)) for field in schema.VIEW]
     return pa.RecordBatch.from_arrays(columns, schema=schema.VIEW)
 

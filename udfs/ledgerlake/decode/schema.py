@@ -2,8 +2,7 @@
 
 ``MESSAGES`` is the Delta table of messages, ``REJECTS`` that of rejects. ``VIEW`` is the bare
 source's ``view = messages``: the table's columns, followed by those for single chunks and for
-rejects. ``ENTRIES`` is the bare source's ``view = entries``. ``BUNDLES`` are the internal rows of
-the pipeline.
+rejects. ``ENTRIES`` is the bare source's ``view = entries``.
 """
 
 from __future__ import annotations
@@ -98,17 +97,3 @@ ENTRIES = pa.schema(
 # has one. Of the first entry, only the messages after ``after_batch_index`` and up to
 # ``until_batch_index`` belong to the range (null: no such bound). ``broker_ms`` is the broker's
 # time of the last entry, null if it has none.
-BUNDLES = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("kind", pa.string()),
-        ("end_ledger_id", pa.int64()),
-        ("end_entry_id", pa.int64()),
-        ("clock_ms", pa.int64()),
-        ("after_batch_index", pa.int32()),
-        ("until_batch_index", pa.int32()),
-        ("broker_ms", pa.int64()),
-        ("frames", pa.binary()),
-    ]
-)
