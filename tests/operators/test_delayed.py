@@ -19,7 +19,7 @@ from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import OffsetError
-from ledgerlake.operators import bucket_storage, delayed, repeating, stateful
+from ledgerlake.operators import bucket_storage, delayed, due_outcomes, repeating, stateful
 from ledgerlake.operators.outcome_types import DueEntries, DuePositions, RejectedPositions
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvents
@@ -192,7 +192,7 @@ def test_what_is_due_beyond_the_limit_leaves_in_the_next_batches_and_cancels_sti
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A row of due messages may go beyond the limit.
-    monkeypatch.setattr(delayed, "_ROW_BYTES", 1)
+    monkeypatch.setattr(due_outcomes, "_ROW_BYTES", 1)
     play = Play(most_due=2)
     play(*(frame(number, 10, key="b" if number == 4 else "a") for number in range(6)), at_s=0)
     by_key = Cancel("key", "b", Position(1, 5), STORED_MS)
@@ -866,7 +866,7 @@ def test_a_cancel_where_nothing_waits_is_not_kept() -> None:
 
 
 def test_too_many_cancels_are_refused_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ledgerlake.operators.delayed.MOST_CANCELS", 2)
+    monkeypatch.setattr("ledgerlake.operators.controls.MOST_CANCELS", 2)
     play = Play()
     play(frame(0, 30, "c"), at_s=0)
     play(events=[cancel("key", key, 5 + number) for number, key in enumerate("abc")], at_s=1)
@@ -877,7 +877,7 @@ def test_too_many_cancels_are_refused_and_said(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_cancels_that_name_too_much_are_refused_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ledgerlake.operators.delayed.MOST_CANCEL_BYTES", 6)
+    monkeypatch.setattr("ledgerlake.operators.controls.MOST_CANCEL_BYTES", 6)
     play = Play()
     play(frame(0, 30, "c"), at_s=0)
     play(events=[cancel("key", "aaa", 5)], at_s=1)
@@ -890,7 +890,7 @@ def test_cancels_that_name_too_much_are_refused_and_said(monkeypatch: pytest.Mon
 def test_an_entry_of_which_several_cancels_are_refused_is_one_reject(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ledgerlake.operators.delayed.MOST_CANCELS", 1)
+    monkeypatch.setattr("ledgerlake.operators.controls.MOST_CANCELS", 1)
     play = Play()
     play(frame(0, 30, "c"), at_s=0)
     play(events=[cancel("key", key, 5) for key in "abcd"], at_s=1)

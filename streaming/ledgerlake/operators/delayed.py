@@ -9,10 +9,8 @@ State beside that of large messages:
     separate   (ledger, entry) -> a message whose bytes are in ``parts`` and not in a segment: a
                large message, with the position of its last chunk as the key, or an entry that a
                range cut in two. JSON with a version (``separately_stored``)
-    cancels    the cancels that are still needed, and marks of positions, JSON with a version
-               (``schedules.cancels``)
 
-and those of schedules by id (``operators.schedule_state``).
+and the variables of cancels, schedules and pauses (``operators.controls``).
 
 An entry is stored once, in a segment with its neighbours in time; merging buckets moves it. With
 ``reread`` only its position is stored, and the entry is read from the topic when it is due. An
@@ -29,92 +27,68 @@ until a million delayed ones are written.
 
 from __future__ import annotations
 
-import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from ledgerlake.assembly.assembler import Assembled, KeptEntries, Rejected
+from ledgerlake.assembly.assembler import Rejected
 from ledgerlake.decode.split import entries_of, read_delayed
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.delay.due_times import DueSpan, DueTimes
 from ledgerlake.delay.segment import (
     INDEX_SCHEMA,
     are_until,
-    frame_sizes,
     index_rows,
-    key_at,
     key_columns,
 )
 from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.bucket_folders import open_folder, query_id_of_task
 from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
+from ledgerlake.operators.controls import Controls
+from ledgerlake.operators.due_outcomes import DueOutcomes, Release, combined
 from ledgerlake.operators.outcome_digest import Tally
-from ledgerlake.operators.outcome_types import DueEntries, DuePositions, RejectedPositions
+from ledgerlake.operators.outcome_types import RejectedPositions
 from ledgerlake.operators.repeating import Repeated, RepeatingMessages
-from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvents
-from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules
+from ledgerlake.operators.schedule_events import Scheduled
+from ledgerlake.operators.schedule_state import ScheduleState
 from ledgerlake.operators.scheduled import may_repeat
 from ledgerlake.operators.separately_stored import (
     SeparatelyStored,
-    separately_stored_from_json,
-    separately_stored_to_json,
+    SeparateMessages,
 )
 from ledgerlake.reasons import (
-    CANCEL_REFUSED,
-    CANCELLED,
     CHUNK_TRIMMED,
     DELAYED_KNOWN,
     DELAYED_TRIMMED,
     MALFORMED_MARKER,
-    PAUSE_REFUSED,
-    REPETITION_REFUSED,
-    REPLACED,
     Reason,
 )
 from ledgerlake.schedules.cancels import (
-    MOST_CANCEL_BYTES,
-    MOST_CANCELS,
-    Cancel,
     Cancels,
-    cancels_from_json,
-    cancels_to_json,
-)
-from ledgerlake.schedules.schedules import (
-    MarkedPositions,
-    Pauses,
-    Repeating,
-    Schedules,
-    WaitingMessage,
 )
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
     from pyspark.sql.streaming.stateful_processor import ValueState
 
     from ledgerlake.assembly.assembler import Entry
     from ledgerlake.decode.messages import BatchRange, TopicPartition
-    from ledgerlake.delay.segment import Key
-    from ledgerlake.operators.outcome_types import Delivery, Outcome
+    from ledgerlake.operators.outcome_types import Outcome
+    from ledgerlake.operators.separately_stored import StoredEntries
     from ledgerlake.operators.stage_rows import DelayedLargeMessage
     from ledgerlake.operators.state_variables import StateVariables
     from ledgerlake.options.delay_options import DelayOptions
 
 TABLE = "table"
 TOPIC = "topic"
-
-# The most bytes, or positions, of one row of due messages.
-_ROW_BYTES = 1024 * 1024
-_ROW_POSITIONS = 1000
 
 # When the messages of buckets are due, so that a worker process reads the metadata of a bucket
 # once. Buckets never change, and their ids are random.
@@ -139,58 +113,6 @@ class DelayedSummary:
     waited: Tally = field(default_factory=Tally)
 
 
-@dataclass(frozen=True)
-class _Release:
-    """What the messages have in common that a micro-batch releases (see ``DueEntries``)."""
-
-    delivered_ms: int
-    outputs: dict[str, Position]
-    clock_ms: int | None
-
-
-class _DueRow(NamedTuple):
-    """A message that left the index: its frame unless only the topic has it or it is stored
-    separately, and what is said of this delivery if it repeats.
-    """
-
-    key: Key
-    frame: bytes | None
-    delivery: Delivery | None
-
-
-class _Together:
-    """What left the index one after another: messages, occurrences of those that repeat, and
-    rejects of these.
-    """
-
-    def __init__(self) -> None:
-        self.parts: list[pa.RecordBatch | Repeated] = []
-        self.rejected: dict[Reason, list[tuple[Position, Entry | None]]] = {}
-        self.size_bytes = 0
-        self.has_repeated = False
-
-    def add(self, part: pa.RecordBatch | Repeated, size_bytes: int) -> None:
-        self.parts.append(part)
-        self.size_bytes += size_bytes
-        self.has_repeated |= isinstance(part, Repeated)
-
-    def reject(self, rejected: Rejected) -> None:
-        self.rejected.setdefault(rejected.reason, []).extend(rejected.entries)
-        self.size_bytes += sum(len(entry or b"") for _, entry in rejected.entries)
-
-    def rows(self) -> Iterator[_DueRow]:
-        """Yield messages and occurrences one by one, in order."""
-        for part in self.parts:
-            if isinstance(part, Repeated):
-                key = (part.delivery.due_ms, part.position.ledger_id, part.position.entry_id)
-                yield _DueRow(key, part.frame, part.delivery)
-            else:
-                for time_ms, ledger_id, entry_id, frame in zip(
-                    *(column.to_pylist() for column in part.columns), strict=True
-                ):
-                    yield _DueRow((time_ms, ledger_id, entry_id), frame, None)
-
-
 class DelayedState:
     """The state variables of delayed messages."""
 
@@ -204,32 +126,6 @@ class DelayedState:
         )
         self.cancels = variables.getValueState("cancels", "cancels string")
         self.schedules = ScheduleState(variables)
-
-
-class StoredEntries(KeptEntries, Protocol):
-    """Entries in state, by position."""
-
-    def put(self, position: Position, entry: bytes) -> bool:
-        """Keep an entry; return False if it is refused."""
-
-    def get(self, position: Position) -> bytes | None:
-        """Return an entry, which stays kept; None if it is not."""
-
-
-@dataclass(frozen=True)
-class _KeptChunks:
-    """The chunks of a message that is due. They stay kept until it is delivered: if they cannot be
-    joined, they become rejects.
-    """
-
-    kept_entries: StoredEntries
-    positions: tuple[Position, ...]
-
-    def __iter__(self) -> Iterator[bytes | None]:
-        return map(self.kept_entries.get, self.positions)
-
-    def __reversed__(self) -> Iterator[bytes | None]:
-        return map(self.kept_entries.get, reversed(self.positions))
 
 
 class DelayedMessages:
@@ -254,16 +150,14 @@ class DelayedMessages:
         self._options = options
         self._kept_entries = kept_entries
         self._read_chunks = read_chunks
-        self.schedules = ScheduleEvents(sys.maxsize)
+        self.controls = Controls(state.cancels, state.schedules, options.repetition_limit)
+        self._separate = SeparateMessages(state.separate, kept_entries)
         self._tracker: DelayedTracker | None = None
-        self._new_cancels: list[Cancel] = []
         self._due_partial: list[tuple[Position, BatchRange]] = []
         self._known: list[tuple[Position, Entry | None]] = []
         self._large_to_read: list[DelayedLargeMessage] = []
         self._rejected: list[RejectedPositions] = []
         self._not_added: set[Position] = set()
-        self._not_repeated: list[Position] = []
-        self._not_paused: dict[Position, None] = {}
         # Of messages that left the index: those that had waited before the micro-batch, and its
         # own.
         self._waited = self._own = Tally()
@@ -310,14 +204,14 @@ class DelayedMessages:
             ]
             return
         if message.schedule_id is not None:
-            self.schedules.add(
+            self.controls.events.add(
                 Scheduled(message.schedule_id, last, message.stored_ms, message.deliver_ms)
             )
         if self._options.reread:
             for position in message.positions:
                 self._kept_entries.drop(position)
         bytes_kept = not self._options.reread
-        self._store_separate(last, SeparatelyStored(message.positions, bytes_kept, key=message.key))
+        self._separate.store(last, SeparatelyStored(message.positions, bytes_kept, key=message.key))
 
     def reject_known(self, message: DelayedLargeMessage) -> None:
         """Reject a complete large message. Some of its chunks were refused."""
@@ -371,7 +265,7 @@ class DelayedMessages:
         the rest joins them. If those have left, the rest is due at once. If another message waits
         at its position, it is a reject.
         """
-        earlier = self._load_separate(position.ledger_id, position.entry_id)
+        earlier = self._separate.load(position)
         if earlier is None or not earlier.is_continued_by(batch_range):
             is_added = self._add_first_part(position, frame, batch_range)
         elif earlier.is_delivered:
@@ -380,7 +274,7 @@ class DelayedMessages:
         else:
             is_added = entries_of(self._kept_entries.get(position) or b"") == entries_of(frame)
             if is_added:
-                self._store_separate(position, earlier.joined_with(batch_range))
+                self._separate.store(position, earlier.joined_with(batch_range))
         if not is_added:
             self._known += entries_of(frame).items()
             self._not_added.add(position)
@@ -391,7 +285,7 @@ class DelayedMessages:
         if not self._take_place(position, int(read_delayed(frame).due_ms[0])):
             self._kept_entries.drop(position)
             return False
-        self._store_separate(position, SeparatelyStored((position,), True, batch_range))
+        self._separate.store(position, SeparatelyStored((position,), True, batch_range))
         return True
 
     def _take_place(self, position: Position, due_ms: int) -> bool:
@@ -399,16 +293,13 @@ class DelayedMessages:
         at its position. The index knows the messages of earlier micro-batches only, and
         ``separate`` this one's.
         """
-        if self._load_waiting(position.ledger_id, position.entry_id) is not None:
+        if self._separate.waiting(position) is not None:
             return False
         return (
             not self._open()
             .add(index_rows([(due_ms, position.ledger_id, position.entry_id)]))
             .num_rows
         )
-
-    def cancel(self, cancel: Cancel) -> None:
-        self._new_cancels.append(cancel)
 
     def release(
         self, clock_ms: int | None, after: Position = AFTER_ALL, end: Position = AFTER_ALL
@@ -424,86 +315,46 @@ class DelayedMessages:
         Raises:
             BrokerError, TransportError: chunks had to be read again and could not.
         """
+        controls = self.controls
         cutoff_ms = self._cutoff_ms = clock_ms or 0
         self._after = after
         self._add_large_to_read(cutoff_ms)
         yield from self._rejected
         if self._known:
             yield Rejected(DELAYED_KNOWN, self._known)
-        if self._tracker is None and self._stored_record is None and not self.schedules.pauses_all:
+        if self._tracker is None and self._stored_record is None and not controls.events.pauses_all:
             return
         tracker = self._open()
         if after < end:
             tracker.forget_marks_beyond(after)
         next_due_ms = tracker.next_due_ms
         is_due = bool(self._due_partial) or (next_due_ms is not None and next_due_ms <= cutoff_ms)
-        if not (is_due or self._new_cancels or self.schedules.is_any):
-            # Cancels and marks are as many as senders like, and only these events change or need
-            # them.
+        if not (is_due or controls.has_new):
             return
-        stored_cancels = _read_value(self._state.cancels)
-        cancels, marked, pauses = (
-            cancels_from_json(stored_cancels)
-            if stored_cancels
-            else (Cancels(), MarkedPositions(), Pauses())
-        )
-        stored = _content(cancels.all, marked, pauses)
-        store = StoredSchedules(self._state.schedules, marked)
-        schedules = Schedules(store, marked, pauses, self._options.repetition_limit)
-        has_schedules = self._apply_schedule_events(store, schedules)
-        if self._not_repeated:
-            yield Rejected(
-                REPETITION_REFUSED, [(position, None) for position in self._not_repeated]
-            )
-        if self._not_paused:
-            yield Rejected(PAUSE_REFUSED, [(position, None) for position in self._not_paused])
-        refused = self._add_cancels(cancels, tracker.last_due_ms)
-        if refused:
-            positions = dict.fromkeys(cancel.position for cancel in refused)
-            yield Rejected(CANCEL_REFUSED, [(position, None) for position in positions])
+        yield from controls.apply(tracker.last_due_ms, self._not_added)
         if is_due:
-            if len(cancels):
-                yield cancels
+            if len(controls.cancels):
+                yield controls.cancels
             delivered_ms = max(cutoff_ms, int(time.time() * 1000))
-            release = _Release(delivered_ms, _outputs(tracker), clock_ms)
+            release = Release(delivered_ms, _outputs(tracker), clock_ms)
+            outcomes = DueOutcomes(self._separate, self._kept_entries, controls.schedules, release)
             for position, batch_range in self._due_partial:
-                yield from self._take_partial(position, batch_range, release)
-            yield from self._due_outcomes(tracker, schedules, cutoff_ms, release)
-        left_ms = tracker.next_due_ms
-        pauses.forget_before(sys.maxsize if left_ms is None else left_ms)
-        if has_schedules and not marked:
-            self._state.schedules.clear()
-        elif has_schedules:
-            store.save_repeating()
-        released_ms = cutoff_ms if left_ms is None else min(cutoff_ms, left_ms - 1)
-        needed = cancels.needed_after(released_ms)
-        if _content(needed, marked, pauses) != stored:
-            self._store_cancels(needed, marked, pauses)
+                yield from outcomes.partial(position, batch_range)
+            repeating = RepeatingMessages(controls.schedules, cutoff_ms, tracker)
+            due = combined(tracker.take_due(cutoff_ms, self._options.most_due))
+            yield from outcomes.in_order(self._tallied(repeating.in_order(due)))
+        controls.save(tracker.next_due_ms, cutoff_ms)
 
-    def _due_outcomes(
-        self, tracker: DelayedTracker, schedules: Schedules, cutoff_ms: int, release: _Release
-    ) -> Iterator[Outcome]:
-        repeating = RepeatingMessages(schedules, cutoff_ms, tracker)
-        together = _Together()
-        for part in repeating.in_order(
-            _combine(tracker.take_due(cutoff_ms, self._options.most_due))
-        ):
-            if together.size_bytes >= _ROW_BYTES:
-                yield from self._outcomes_of(together, release)
-                together = _Together()
+    def _tallied(
+        self, due: Iterable[pa.RecordBatch | Repeated | Rejected]
+    ) -> Iterator[pa.RecordBatch | Repeated | Rejected]:
+        """Yield what leaves the index, and count it."""
+        for part in due:
             keys = _keys(part)
             has_waited = are_until(keys[1], keys[2], self._after)
             self._waited += Tally.of(*keys[:, has_waited])
             self._own += Tally.of(*keys[:, ~has_waited])
-            if isinstance(part, Repeated):
-                together.add(part, len(part.frame))
-            elif isinstance(part, Rejected):
-                together.reject(part)
-            else:
-                messages, withheld = _without_withheld(part, schedules)
-                yield from self._withheld_rejects(part, withheld)
-                together.add(messages, messages.nbytes)
-        yield from self._outcomes_of(together, release)
+            yield part
 
     def save(self) -> DelayedSummary:
         """Store the messages that have arrived as parts of buckets, and the record of all buckets;
@@ -539,13 +390,7 @@ class DelayedMessages:
         """
         if not self._options.reread:
             return None
-        positions = [tracker.reread_from]
-        if self._state.separate.exists():
-            separate = [
-                separately_stored_from_json(value[0])
-                for _, value in self._state.separate.iterator()
-            ]
-            positions += [message.positions[0] for message in separate if not message.bytes_kept]
+        positions = (tracker.reread_from, self._separate.first_to_reread())
         return min((position for position in positions if position is not None), default=None)
 
     def _open(self) -> DelayedTracker:
@@ -566,235 +411,6 @@ class DelayedMessages:
             return StateStorage(self._state.snapshots)
         used = {bucket.bucket_id: bucket.segment for bucket in record.buckets}
         return open_folder(self._options.folder, self._source, query_id_of_task(), used)
-
-    def _add_cancels(self, cancels: Cancels, until_ms: int | None) -> list[Cancel]:
-        """Add cancels; return those that are refused because there are too many. If no message is
-        delayed, nothing can be cancelled.
-        """
-        if until_ms is None:
-            return []
-        refused: list[Cancel] = []
-        count, target_bytes = len(cancels), cancels.target_bytes
-        for cancel in self._new_cancels:
-            count, target_bytes = count + 1, target_bytes + len(cancel.target.encode())
-            if refused or count > MOST_CANCELS or target_bytes > MOST_CANCEL_BYTES:
-                refused.append(cancel)
-            else:
-                cancels.add(replace(cancel, until_ms=until_ms))
-        return refused
-
-    def _apply_schedule_events(self, store: StoredSchedules, schedules: Schedules) -> bool:
-        """Apply the events: those of an id in the order of their messages; and block by block, so
-        that each is loaded once. Return whether a message waits under an id, or did so before.
-        """
-        added = self.schedules.delayed_ids
-        has_schedules = added > 0 or bool(schedules.marked)
-        if has_schedules:
-            store.begin(added)
-        for event in self.schedules.in_order(store.block_of):
-            if isinstance(event, PauseChanged):
-                if has_schedules or event.schedule_id is None:
-                    self._change_pause(schedules, event)
-            elif not has_schedules:
-                continue
-            elif isinstance(event, Cancel):
-                schedules.end(event.target, event.position, event.time_ms, CANCELLED)
-            elif event.deliver_ms is None:
-                schedules.end(event.schedule_id, event.position, event.time_ms, REPLACED)
-            elif event.position not in self._not_added:
-                repeating = (
-                    None if event.rate is None else Repeating(event.deliver_ms, rate=event.rate)
-                )
-                message = WaitingMessage(event.position, event.time_ms, event.deliver_ms, repeating)
-                if not schedules.put(event.schedule_id, message):
-                    self._not_repeated.append(event.position)
-        if has_schedules:
-            store.save()
-        return has_schedules
-
-    def _change_pause(self, schedules: Schedules, event: PauseChanged) -> None:
-        if event.resumes:
-            schedules.resume(event.schedule_id, event.position, event.time_ms)
-        elif not schedules.pause(event.schedule_id, event.position, event.time_ms):
-            self._not_paused[event.position] = None
-
-    def _withheld_rejects(
-        self, batch: pa.RecordBatch, withheld: dict[int, Reason]
-    ) -> Iterator[Outcome]:
-        """Yield the rejects of due messages that are not to be delivered. A large one is read when
-        the one before it was taken.
-
-        Args:
-            withheld: the reasons by row.
-        """
-        frames: dict[Reason, list[bytes]] = {}
-        for row, reason in withheld.items():
-            frame = batch.column(3)[row].as_py()
-            if reason == REPETITION_REFUSED:
-                # It was rejected when it arrived.
-                continue
-            if frame is None:
-                _, ledger_id, entry_id = key_at(batch, row)
-                yield self._reject_separate(reason, Position(ledger_id, entry_id))
-            else:
-                frames.setdefault(reason, []).append(frame)
-        for reason, group in frames.items():
-            yield Rejected(reason, list(entries_of(b"".join(group)).items()))
-
-    def _reject_separate(self, reason: Reason, position: Position) -> Outcome:
-        """Return the reject of a due message whose bytes are not in its segment."""
-        message = self._load_waiting(position.ledger_id, position.entry_id)
-        if message is None:
-            return Rejected(reason, [(position, None)])
-        if message.batch_range is not None:
-            kept_frame = self._take_frame(position, message.batch_range)
-            return Rejected(
-                reason,
-                [(position, None)] if kept_frame is None else [*entries_of(kept_frame).items()],
-            )
-        self._state.separate.removeKey((position.ledger_id, position.entry_id))
-        if not message.bytes_kept:
-            return RejectedPositions(reason, message.positions)
-        return Rejected(
-            reason, [(chunk, self._kept_entries.take(chunk)) for chunk in message.positions]
-        )
-
-    def _store_cancels(
-        self, cancels: list[Cancel], marked: MarkedPositions, pauses: Pauses
-    ) -> None:
-        if cancels or marked or pauses.since_ms is not None:
-            self._state.cancels.update((cancels_to_json(cancels, marked, pauses),))
-        else:
-            self._state.cancels.clear()
-
-    def _outcomes_of(self, together: _Together, release: _Release) -> Iterator[Outcome]:
-        """Yield what left the index together. If messages that repeat are among the others, as many
-        as possible make one outcome: a sender can put an occurrence between any two of them.
-        """
-        yield from (Rejected(reason, entries) for reason, entries in together.rejected.items())
-        if not together.has_repeated:
-            for batch in together.parts:
-                yield from self._outcomes(batch, release)
-            return
-        rows: list[_DueRow] = []
-        for row in together.rows():
-            is_separate = row.frame is None and self._load_waiting(*row.key[1:]) is not None
-            if is_separate or (
-                len(rows) >= _ROW_POSITIONS and any(each.frame is None for each in rows)
-            ):
-                yield from _due_outcome(rows, release)
-                rows = []
-            if is_separate:
-                yield from self._take_separate(index_rows([row.key]), release)
-            else:
-                rows.append(row)
-        yield from _due_outcome(rows, release)
-
-    def _outcomes(self, batch: pa.RecordBatch, release: _Release) -> Iterator[Outcome]:
-        has_frame = batch.column(3).is_valid().to_pylist()
-        for is_packed, group in groupby(range(batch.num_rows), has_frame.__getitem__):
-            rows = list(group)
-            messages = batch.slice(rows[0], len(rows))
-            if is_packed:
-                yield from (
-                    DueEntries(
-                        frames, release.delivered_ms, release.outputs, clock_ms=release.clock_ms
-                    )
-                    for frames in _join_frames(messages)
-                )
-            else:
-                yield from self._take_separate(messages, release)
-
-    def _take_separate(self, batch: pa.RecordBatch, release: _Release) -> Iterator[Outcome]:
-        """Yield messages whose bytes are not in their segment: large ones, partial entries, and
-        those that must be read from the topic.
-        """
-        to_reread: list[Key] = []
-        for due_ms, ledger_id, entry_id in zip(
-            *(column.to_pylist() for column in batch.columns[:3]), strict=True
-        ):
-            message = self._load_waiting(ledger_id, entry_id)
-            if to_reread and (message is not None or len(to_reread) == _ROW_POSITIONS):
-                yield _due_positions(to_reread, release)
-                to_reread = []
-            if message is None:
-                to_reread.append((due_ms, ledger_id, entry_id))
-                continue
-            positions = message.positions
-            if message.batch_range is not None:
-                yield from self._take_partial(positions[0], message.batch_range, release)
-                continue
-            entries = _KeptChunks(self._kept_entries, positions) if message.bytes_kept else None
-            known = () if message.bytes_kept else positions
-            yield Assembled(
-                positions,
-                entries,
-                delivered_ms=release.delivered_ms,
-                due_ms=due_ms,
-                outputs=release.outputs,
-                key=message.key,
-                known=known,
-                clock_ms=release.clock_ms,
-            )
-            self._state.separate.removeKey((ledger_id, entry_id))
-            for chunk in positions if message.bytes_kept else ():
-                self._kept_entries.drop(chunk)
-        if to_reread:
-            yield _due_positions(to_reread, release)
-
-    def _take_partial(
-        self, position: Position, batch_range: BatchRange, release: _Release
-    ) -> Iterator[Outcome]:
-        frame = self._take_frame(position, batch_range)
-        if frame is not None:
-            yield DueEntries(
-                frame, release.delivered_ms, release.outputs, batch_range, release.clock_ms
-            )
-
-    def _take_frame(self, position: Position, batch_range: BatchRange) -> Entry | None:
-        """Take the bytes of an entry when a part of it leaves. Its record stays if the rest is to
-        come.
-        """
-        if batch_range.until is None:
-            self._state.separate.removeKey((position.ledger_id, position.entry_id))
-        else:
-            self._store_separate(
-                position, SeparatelyStored((position,), True, batch_range, is_delivered=True)
-            )
-        return self._kept_entries.take(position)
-
-    def _load_waiting(self, ledger_id: int, entry_id: int) -> SeparatelyStored | None:
-        message = self._load_separate(ledger_id, entry_id)
-        return None if message is None or message.is_delivered else message
-
-    def _load_separate(self, ledger_id: int, entry_id: int) -> SeparatelyStored | None:
-        row = self._state.separate.getValue((ledger_id, entry_id))
-        return None if row is None else separately_stored_from_json(row[0])
-
-    def _store_separate(self, position: Position, message: SeparatelyStored) -> None:
-        self._state.separate.updateValue(
-            (position.ledger_id, position.entry_id), (separately_stored_to_json(message),)
-        )
-
-
-def _content(cancels: list[Cancel], marked: MarkedPositions, pauses: Pauses) -> tuple[Any, ...]:
-    """Return what is stored of cancels, to compare: writing it costs much more."""
-    return cancels, marked.to_fields(), pauses.since_ms, list(pauses.ended_ms)
-
-
-def _without_withheld(
-    batch: pa.RecordBatch, schedules: Schedules
-) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-    """Return due messages without those that are not to be delivered, and the reasons of these by
-    row.
-    """
-    _, ledger_ids, entry_ids = key_columns(batch)
-    withheld = schedules.release(ledger_ids, entry_ids)
-    if not withheld:
-        return batch, withheld
-    is_kept = np.ones(batch.num_rows, dtype=bool)
-    is_kept[list(withheld)] = False
-    return batch.filter(pa.array(is_kept)), withheld
 
 
 def _keys(due: pa.RecordBatch | Repeated | Rejected) -> NDArray[np.int64]:
@@ -834,67 +450,3 @@ def _of_repeating(frames: pa.Array) -> pa.Array:
     return pa.array(
         [frame if may_repeat(frame) else None for frame in frames.to_pylist()], pa.binary()
     )
-
-
-def _due_outcome(rows: list[_DueRow], release: _Release) -> Iterator[DueEntries | DuePositions]:
-    """Yield rows as one outcome, if there are any."""
-    frames = b"".join(row.frame for row in rows if row.frame is not None)
-    deliveries = [row.delivery for row in rows]
-    if any(row.frame is None for row in rows):
-        yield _due_positions([row.key for row in rows], release, frames, deliveries)
-    elif rows:
-        yield DueEntries(
-            frames,
-            release.delivered_ms,
-            release.outputs,
-            clock_ms=release.clock_ms,
-            deliveries=deliveries,
-        )
-
-
-def _due_positions(
-    keys: list[Key],
-    release: _Release,
-    frames: bytes = b"",
-    deliveries: Sequence[Delivery | None] = (),
-) -> DuePositions:
-    positions = [Position(*key[1:]) for key in keys]
-    due_ms = [key[0] for key in keys]
-    return DuePositions(
-        positions,
-        due_ms,
-        release.delivered_ms,
-        release.outputs,
-        release.clock_ms,
-        frames,
-        deliveries,
-    )
-
-
-def _combine(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in fewer batches: a batch costs much more than a message in it."""
-    buffer: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        buffer.append(batch)
-        size += batch.nbytes
-        if size >= _ROW_BYTES:
-            yield _concat(buffer)
-            buffer, size = [], 0
-    if buffer:
-        yield _concat(buffer)
-
-
-def _concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
-
-
-def _join_frames(batch: pa.RecordBatch) -> Iterator[bytes]:
-    """Yield the frames of rows that all have one, joined up to the size of one row."""
-    ends = frame_sizes(batch).cumsum()
-    start = 0
-    while start < batch.num_rows:
-        before = ends[start - 1] if start else 0
-        end = max(start + 1, int(np.searchsorted(ends, before + _ROW_BYTES, "right")))
-        yield b"".join(batch.column(3).slice(start, end - start).to_pylist())
-        start = end

@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ledgerlake.assembly.assembler import KeptEntries, Rejected
 from ledgerlake.assembly.rules import ChunkedMessageKey
 from ledgerlake.decode.messages import BatchRange
+from ledgerlake.decode.split import entries_of
+from ledgerlake.operators.outcome_types import RejectedPositions
 from ledgerlake.operators.stage_rows import positions_to_json
 from ledgerlake.stored.fields import exactly, parse_stored, stored
 from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.stateful_processor import MapState
+
+    from ledgerlake.assembly.assembler import Entry
+    from ledgerlake.operators.outcome_types import Outcome
+    from ledgerlake.reasons import Reason
 
 VERSION = 1
 
@@ -49,6 +59,90 @@ class SeparatelyStored:
     def joined_with(self, rest: BatchRange) -> SeparatelyStored:
         after = None if self.batch_range is None else self.batch_range.after
         return replace(self, batch_range=replace(rest, after=after))
+
+
+class StoredEntries(KeptEntries, Protocol):
+    """Entries in state, by position."""
+
+    def put(self, position: Position, entry: bytes) -> bool:
+        """Keep an entry; return False if it is refused."""
+
+    def get(self, position: Position) -> bytes | None:
+        """Return an entry, which stays kept; None if it is not."""
+
+
+class SeparateMessages:
+    """The messages of one topic partition that are stored so, by the positions in their segments.
+
+    Args:
+        state: the state variable ``separate``.
+        kept_entries: the state variable ``parts``.
+    """
+
+    def __init__(self, state: MapState, kept_entries: StoredEntries) -> None:
+        self._state = state
+        self._kept_entries = kept_entries
+
+    def load(self, position: Position) -> SeparatelyStored | None:
+        """Return the record of a position; None if there is none."""
+        row = self._state.getValue((position.ledger_id, position.entry_id))
+        return None if row is None else separately_stored_from_json(row[0])
+
+    def waiting(self, position: Position) -> SeparatelyStored | None:
+        """Return the message that waits at a position; None if there is none."""
+        message = self.load(position)
+        return None if message is None or message.is_delivered else message
+
+    def store(self, position: Position, message: SeparatelyStored) -> None:
+        """Store the record of a position."""
+        self._state.updateValue(
+            (position.ledger_id, position.entry_id), (separately_stored_to_json(message),)
+        )
+
+    def remove(self, position: Position) -> None:
+        """Remove the record of a position; the bytes stay."""
+        self._state.removeKey((position.ledger_id, position.entry_id))
+
+    def take_frame(self, position: Position, batch_range: BatchRange) -> Entry | None:
+        """Take the bytes of an entry when a part of it leaves. Its record stays if the rest is to
+        come.
+        """
+        if batch_range.until is None:
+            self.remove(position)
+        else:
+            self.store(
+                position, SeparatelyStored((position,), True, batch_range, is_delivered=True)
+            )
+        return self._kept_entries.take(position)
+
+    def take_reject(self, reason: Reason, position: Position) -> Outcome:
+        """Take a due message that is not to be delivered and whose bytes are not in its segment;
+        return its reject.
+        """
+        message = self.waiting(position)
+        if message is None:
+            return Rejected(reason, [(position, None)])
+        if message.batch_range is not None:
+            kept_frame = self.take_frame(position, message.batch_range)
+            return Rejected(
+                reason,
+                [(position, None)] if kept_frame is None else [*entries_of(kept_frame).items()],
+            )
+        self.remove(position)
+        if not message.bytes_kept:
+            return RejectedPositions(reason, message.positions)
+        return Rejected(
+            reason, [(chunk, self._kept_entries.take(chunk)) for chunk in message.positions]
+        )
+
+    def first_to_reread(self) -> Position | None:
+        """Return the first position of the messages whose bytes only the topic has."""
+        if not self._state.exists():
+            return None
+        messages = [separately_stored_from_json(value[0]) for _, value in self._state.iterator()]
+        return min(
+            (message.positions[0] for message in messages if not message.bytes_kept), default=None
+        )
 
 
 def separately_stored_to_json(message: SeparatelyStored) -> str:

@@ -318,7 +318,7 @@ def _take_row(
     elif row.kind == RowKind.DELAYED:
         delayed.add(row.entry)
     elif row.kind == RowKind.SCHEDULES:
-        delayed.schedules.add_row(row.entry)
+        delayed.controls.events.add_row(row.entry)
     elif row.kind == RowKind.REPORT:
         reports.append(report_from_json(row.header))
     else:
@@ -337,7 +337,7 @@ def _apply_reports(
             if isinstance(event, DelayedLargeMessage):
                 _add_large(assembly, kept_entries, delayed, event)
             elif isinstance(event, Cancel):
-                delayed.cancel(event)
+                delayed.controls.add_cancel(event)
             else:
                 yield from _delay_large_messages(_apply(assembly, event), delayed)
     now_ms = latest(report.now_ms for report in reports)
@@ -375,7 +375,7 @@ def _delay_large_messages(
     for outcome in outcomes:
         scheduled = schedule_at_once(outcome)
         if scheduled is not None:
-            delayed.schedules.add(scheduled)
+            delayed.controls.events.add(scheduled)
         if isinstance(outcome, Assembled) and outcome.deliver_ms is not None:
             delayed.add_large(DelayedLargeMessage.of(outcome, outcome.deliver_ms))
         else:
