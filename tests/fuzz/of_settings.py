@@ -147,7 +147,7 @@ def _a_configuration(rng: Rng) -> bytes:
 def _judge_configuration(data: bytes) -> int:
     config = read_config(data, "fuzz.toml")
     assert isinstance(config, Config)
-    config.delay_options, config.chunks.limits, config.subscription, config.outbox_place  # noqa: B018
+    config.pipeline_delay, config.chunks.limits, config.subscription, config.outbox_place  # noqa: B018
     assert parse_options(config.source_options()) == config.source
     return 1
 

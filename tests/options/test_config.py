@@ -317,7 +317,7 @@ def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path: Path) -> None:
 
 
 def test_delays_are_held_unless_told_otherwise() -> None:
-    options = parse_config(data()).delay_options
+    options = parse_config(data()).pipeline_delay
     assert (options.enabled, options.folder, options.reread, options.republish) == (
         True,
         None,
@@ -333,7 +333,7 @@ def test_how_delayed_messages_wait_can_be_told() -> None:
         "time_step_per_segment": "1 hour",
         "max_buckets": 1,
     }
-    options = parse_config(data(delay=delay, deliver={"topic": "due"})).delay_options
+    options = parse_config(data(delay=delay, deliver={"topic": "due"})).pipeline_delay
     assert (options.folder, options.reread, options.republish) == (
         Place("s3://bucket/delayed"),
         True,
@@ -346,12 +346,12 @@ def test_how_delayed_messages_wait_can_be_told() -> None:
 
 
 def test_repetition_has_a_limit_and_can_be_forbidden() -> None:
-    assert parse_config(data()).delay_options.repetition_limit == RepetitionLimit(
+    assert parse_config(data()).pipeline_delay.repetition_limit == RepetitionLimit(
         1_000, 4 * 1024 * 1024
     )
     forbidden = parse_config(
         data(delay={"max_repetitions_per_second": 0})
-    ).delay_options.repetition_limit
+    ).pipeline_delay.repetition_limit
     assert not forbidden.allows(RepetitionRate(1, 1))
 
 

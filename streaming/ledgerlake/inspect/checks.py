@@ -280,8 +280,8 @@ class _Broker:
         def examine_start() -> str | Finding:
             checkpoint.check_stream(config.stream.name)
             checkpoint.check_writable()
-            if config.delay_options.folder is not None:
-                _check_writable(config.delay_options.folder)
+            if config.pipeline_delay.folder is not None:
+                _check_writable(config.pipeline_delay.folder)
             if before.state in _UNUSABLE:
                 return Finding("checkpoint", "skipped", f"see {before.check}")
             try:
@@ -529,8 +529,8 @@ def _disks(config: Config) -> Iterator[Finding]:
     places = {"checkpoint": config.checkpoint_place}
     if config.delta.path or config.tables:
         places |= {"tables": config.table_options[-1].place, "rejects": config.rejects_place}
-    if config.delay_options.folder is not None:
-        places["delayed messages"] = config.delay_options.folder
+    if config.pipeline_delay.folder is not None:
+        places["delayed messages"] = config.pipeline_delay.folder
     by_disk: dict[int, tuple[str, list[str]]] = {}
     for what, place in places.items():
         if place.is_local:

@@ -130,7 +130,7 @@ def _due_times(
 ) -> dict[int, DueTimes]:
     """Return when the messages of the buckets are due, by the bucket's id."""
     buckets = {source: _waiting_buckets(record) for source, record in records.items()}
-    folder = config.delay_options.folder
+    folder = config.pipeline_delay.folder
     if folder is not None:
         query_id = str(Checkpoint(config.checkpoint_place).log.query_id())
         times: dict[int, DueTimes] = {}

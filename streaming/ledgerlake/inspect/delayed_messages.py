@@ -115,7 +115,7 @@ def _of_state(
     decoder = _Decoder(
         records, stored_cancels(spark, config, batch_id), config.source.decoding, until_ms
     )
-    folder = config.delay_options.folder
+    folder = config.pipeline_delay.folder
     if folder is None:
         blocks = _blocks(spark, config, batch_id)
         return blocks.mapInArrow(

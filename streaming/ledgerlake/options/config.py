@@ -24,14 +24,11 @@ from ledgerlake.errors import UsageError
 from ledgerlake.options.bounds import Bound, parse_end, parse_start
 from ledgerlake.options.declared import declared, from_toml, nearest, option, to_spark, toml_values
 from ledgerlake.options.delay_options import MOST_DUE, DelayOptions
-from ledgerlake.options.json_fields import JSON_FIELDS
 from ledgerlake.options.kinds import (
     COUNT,
     DURATION,
     FLAG,
-    FUNCTION,
     LIMIT,
-    LIST,
     PATH,
     SETTINGS,
     TEXT,
@@ -41,7 +38,13 @@ from ledgerlake.options.kinds import (
 from ledgerlake.options.source_options import SourceOptions
 from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.options.storage_options import StorageConfig
-from ledgerlake.options.table_options import MESSAGES_TABLE, PLACEHOLDER, TableOptions, table_name
+from ledgerlake.options.table_options import (
+    MESSAGES_TABLE,
+    PLACEHOLDER,
+    RowsConfig,
+    TableOptions,
+    table_name,
+)
 from ledgerlake.stored.places import Place, check_table_place, parse_place, parse_template
 from ledgerlake.stored.secrets import read_variable
 from ledgerlake.stored.stores import ENVIRONMENT, S3, StorageSettings, check_settings
@@ -154,8 +157,10 @@ class StreamConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeltaConfig:
+class DeltaConfig(RowsConfig):
     """``[delta]``: where the tables are, and what commits to them."""
+
+    section = "delta"
 
     path: str = option(
         PATH,
@@ -187,53 +192,6 @@ class DeltaConfig:
         toml="delta.rejects_path",
         shown_default="`PATH_rejects`",
     )
-    shape: str = option(
-        choice("messages", "record"),
-        "messages",
-        "`messages` is one table for all topics, with values as bytes. `record` has a column for "
-        "each field of the topics' schemas, and one struct column `pulsar` for everything else.",
-        toml="delta.shape",
-    )
-    json_fields: str = option(
-        JSON_FIELDS,
-        "",
-        "The fields of JSON values in topics without a schema, or with one of bytes or texts.",
-        toml="delta.json_fields",
-        shown_default="such values are one column",
-    )
-    sql: str = option(
-        TEXT,
-        "",
-        "A query `select ... from messages where ...` that makes the rows, one message at a time.",
-        toml="delta.sql",
-    )
-    function: str = option(
-        FUNCTION,
-        "",
-        "A function from Arrow batch to Arrow batch that makes the rows.",
-        toml="delta.function",
-    )
-    partition_by: tuple[str, ...] = option(
-        LIST,
-        (),
-        "Columns by which the table is partitioned: names, or `EXPRESSION as NAME`.",
-        toml="delta.partition_by",
-        shown_default="not partitioned",
-    )
-    cluster_by: tuple[str, ...] = option(
-        LIST,
-        (),
-        "Columns by which upkeep clusters the files, up to four: names, or `pulsar.NAME`.",
-        toml="delta.cluster_by",
-        shown_default="not clustered",
-    )
-    mode: str = option(
-        choice("append", "latest"),
-        "append",
-        "`latest` keeps one row for each key, the latest message; a message without a value, or "
-        "with an empty one, deletes it.",
-        toml="delta.mode",
-    )
     on_mismatch: str = option(
         choice("reject", "stop"),
         "reject",
@@ -249,13 +207,6 @@ class DeltaConfig:
         "takes the topics over; what both streams read comes twice.",
         toml="delta.fail_on_second_stream",
     )
-    iceberg_table: str = option(
-        TEXT,
-        "",
-        "The name of an Iceberg table that follows the table, such as `shop.orders`; see "
-        "`[iceberg]`.",
-        toml="delta.iceberg_table",
-    )
     writer: str = option(
         choice("auto", "arrow", "spark"),
         "auto",
@@ -266,10 +217,12 @@ class DeltaConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableConfig:
+class TableConfig(RowsConfig):
     """One of ``[[tables]]``: a table that takes some of the messages. A message is in each table
     that takes it.
     """
+
+    section = "tables"
 
     path: str = option(
         PATH,
@@ -299,38 +252,6 @@ class TableConfig:
         "An SQL condition that its messages meet.",
         toml="tables.where",
         shown_default="all messages",
-    )
-    shape: str = option(
-        choice("messages", "record"), "messages", "As `[delta] shape`.", toml="tables.shape"
-    )
-    json_fields: str = option(
-        JSON_FIELDS,
-        "",
-        "As `[delta] json_fields`.",
-        toml="tables.json_fields",
-        shown_default="such values are one column",
-    )
-    sql: str = option(TEXT, "", "As `[delta] sql`.", toml="tables.sql")
-    function: str = option(FUNCTION, "", "As `[delta] function`.", toml="tables.function")
-    partition_by: tuple[str, ...] = option(
-        LIST,
-        (),
-        "As `[delta] partition_by`.",
-        toml="tables.partition_by",
-        shown_default="not partitioned",
-    )
-    cluster_by: tuple[str, ...] = option(
-        LIST,
-        (),
-        "As `[delta] cluster_by`.",
-        toml="tables.cluster_by",
-        shown_default="not clustered",
-    )
-    mode: str = option(
-        choice("append", "latest"), "append", "As `[delta] mode`.", toml="tables.mode"
-    )
-    iceberg_table: str = option(
-        TEXT, "", "As `[delta] iceberg_table`.", toml="tables.iceberg_table"
     )
 
 
@@ -446,8 +367,8 @@ class DelayConfig:
     )
 
     @property
-    def options(self) -> DelayOptions:
-        """Return the options of the delayed messages' stage."""
+    def of_messages(self) -> DelayOptions:
+        """Return the options for ``messages()``, which keeps the index in the state store."""
         settings = DelaySettings(
             self.min_indexes_per_bucket,
             self.ledger_step_per_bucket,
@@ -616,15 +537,19 @@ class Config:
     storage: StorageSettings = ENVIRONMENT
 
     @property
-    def delay_options(self) -> DelayOptions:
-        """Return the options of delayed messages, and whether due messages are published."""
+    def pipeline_delay(self) -> DelayOptions:
+        """Return the options of the pipeline's delayed messages: also the folder of the index, and
+        whether due messages are published.
+        """
         folder = (
             None
             if self.delay.storage == "state"
             else self._place(self.delay.storage, "[delay] storage")
         )
         republish = self.deliver.starting if self.deliver else None
-        return replace(self.delay.options, folder=folder, republish=republish, most_due=MOST_DUE)
+        return replace(
+            self.delay.of_messages, folder=folder, republish=republish, most_due=MOST_DUE
+        )
 
     @property
     def plain_text_warning(self) -> str:
@@ -654,15 +579,8 @@ class Config:
                     MESSAGES_TABLE,
                     "[delta]",
                     self.messages_place,
-                    shape=self.delta.shape,
-                    json_fields=self.delta.json_fields,
-                    sql=self.delta.sql,
-                    function=self.delta.function,
-                    partition_by=self.delta.partition_by,
-                    cluster_by=self.delta.cluster_by,
-                    mode=self.delta.mode,
-                    iceberg_table=self.delta.iceberg_table,
                     is_default=bool(tables),
+                    **self.delta.of_rows,
                 )
             )
         return tuple(tables)
@@ -686,14 +604,7 @@ class Config:
             topics_pattern=full_pattern(table.topics_pattern) if table.topics_pattern else "",
             schema=table.schema,
             where=table.where,
-            shape=table.shape,
-            json_fields=table.json_fields,
-            sql=table.sql,
-            function=table.function,
-            partition_by=table.partition_by,
-            cluster_by=table.cluster_by,
-            mode=table.mode,
-            iceberg_table=table.iceberg_table,
+            **table.of_rows,
         )
 
     @property
@@ -1173,7 +1084,7 @@ def places_of(config: Config) -> dict[str, Place]:
     if config.delta.rejects_path:
         places["[delta] rejects_path"] = config.rejects_place
     places["[stream] checkpoint"] = config.checkpoint_place
-    folder = config.delay_options.folder
+    folder = config.pipeline_delay.folder
     return places if folder is None else places | {"[delay] storage": folder}
 
 

@@ -10,7 +10,7 @@ name, and ``docs/options.md``.
 from __future__ import annotations
 
 import difflib
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from dataclasses import field as dataclass_field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,7 +35,8 @@ class Option:
         kind: the values that it takes.
         meaning: a sentence for the reference, in Markdown.
         spark: its name among Spark's options, None if it has none.
-        section, key: its place in the configuration file, None if it has none.
+        section, key: its place in the configuration file, None if it has none. The section ``*`` is
+            that of the class, which inherits the option.
         same_as: its names in other connectors.
         shown_default: what the reference says in place of the default.
         is_internal: the pipeline alone sets it; no reference and no hint names it.
@@ -77,9 +78,18 @@ def option(
     return dataclass_field(default=default, repr=not is_secret, metadata={_KEY: declaration})
 
 
-def declared(kind: type) -> list[tuple[Field[Any], Option]]:
-    """Return the fields of a dataclass that are options, in their order."""
-    return [(field, field.metadata[_KEY]) for field in fields(kind) if _KEY in field.metadata]
+def declared(kind: Any) -> list[tuple[Field[Any], Option]]:
+    """Return the fields of a dataclass that are options, in their order; inherited ones of any
+    section come last.
+    """
+    found = [(field, field.metadata[_KEY]) for field in fields(kind) if _KEY in field.metadata]
+    own = [(field, option) for field, option in found if option.section != "*"]
+    inherited = [
+        (field, replace(option, section=kind.section))
+        for field, option in found
+        if option.section == "*"
+    ]
+    return own + inherited
 
 
 def from_spark(kind: type[Declared], texts: Iterable[tuple[str, str]], what: str) -> Declared:

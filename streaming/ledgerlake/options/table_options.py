@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.topics import TopicSelection, folder_name
 from ledgerlake.errors import UsageError
+from ledgerlake.options.declared import option
+from ledgerlake.options.json_fields import JSON_FIELDS
+from ledgerlake.options.kinds import FUNCTION, LIST, TEXT, choice
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.stored.places import from_text, to_text
 from ledgerlake.values.column_names import folded
@@ -52,8 +55,75 @@ _COLUMN = re.compile(r"[A-Za-z_]\w*")
 _CALL = re.compile(r"(?P<function>\w+)\(\s*(\w+\.)?(?P<column>\w+)\s*\)")
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowsConfig:
+    """The keys that ``[delta]`` and each of ``[[tables]]`` have: what the rows of a table are, and
+    how they are kept.
+    """
+
+    shape: str = option(
+        choice("messages", "record"),
+        "messages",
+        "`messages` is one table for all topics, with values as bytes. `record` has a column for "
+        "each field of the topics' schemas, and one struct column `pulsar` for everything else.",
+        toml="*.shape",
+    )
+    json_fields: str = option(
+        JSON_FIELDS,
+        "",
+        "The fields of JSON values in topics without a schema, or with one of bytes or texts.",
+        toml="*.json_fields",
+        shown_default="such values are one column",
+    )
+    sql: str = option(
+        TEXT,
+        "",
+        "A query `select ... from messages where ...` that makes the rows, one message at a time.",
+        toml="*.sql",
+    )
+    function: str = option(
+        FUNCTION,
+        "",
+        "A function from Arrow batch to Arrow batch that makes the rows.",
+        toml="*.function",
+    )
+    partition_by: tuple[str, ...] = option(
+        LIST,
+        (),
+        "Columns by which the table is partitioned: names, or `EXPRESSION as NAME`.",
+        toml="*.partition_by",
+        shown_default="not partitioned",
+    )
+    cluster_by: tuple[str, ...] = option(
+        LIST,
+        (),
+        "Columns by which upkeep clusters the files, up to four: names, or `pulsar.NAME`.",
+        toml="*.cluster_by",
+        shown_default="not clustered",
+    )
+    mode: str = option(
+        choice("append", "latest"),
+        "append",
+        "`latest` keeps one row for each key, the latest message; a message without a value, or "
+        "with an empty one, deletes it.",
+        toml="*.mode",
+    )
+    iceberg_table: str = option(
+        TEXT,
+        "",
+        "The name of an Iceberg table that follows the table, such as `shop.orders`; see "
+        "`[iceberg]`.",
+        toml="*.iceberg_table",
+    )
+
+    @property
+    def of_rows(self) -> dict[str, Any]:
+        """Return the values of these keys."""
+        return {field.name: getattr(self, field.name) for field in fields(RowsConfig)}
+
+
 @dataclass(frozen=True)
-class TableOptions:
+class TableOptions(RowsConfig):
     """A table of the configuration.
 
     Args:
@@ -63,10 +133,6 @@ class TableOptions:
         topics_pattern: the pattern of its topics; empty for all.
         schema: the name of the record that its messages have; empty for all.
         where: the condition that its messages meet; empty for all.
-        json_fields: the definition of the record that JSON values without a schema have; empty if
-            they have none.
-        cluster_by: the columns by which its files are clustered.
-        iceberg_table: the name of the Iceberg table that follows it; empty if there is none.
         is_default: it takes what no other table takes.
         is_of_template: its path had placeholders.
     """
@@ -77,14 +143,6 @@ class TableOptions:
     topics_pattern: str = ""
     schema: str = ""
     where: str = ""
-    shape: str = "messages"
-    json_fields: str = ""
-    sql: str = ""
-    function: str = ""
-    partition_by: tuple[str, ...] = ()
-    cluster_by: tuple[str, ...] = ()
-    mode: str = "append"
-    iceberg_table: str = ""
     is_default: bool = False
     is_of_template: bool = False
 
@@ -236,14 +294,14 @@ class TableOptions:
             raise UsageError(
                 f"{self.section} partition_by names what is known only when a row is written"
             )
-        for query, option in (
+        for query, key in (
             (self.condition(), "where"),
             (self.query(), "sql"),
             (self.computed_columns, "partition_by"),
         ):
             if query is not None and any(map(self._is_unknown_yet, query.references)):
                 raise UsageError(
-                    f"{self.section} {option} reads late or delivered_at, which are known only "
+                    f"{self.section} {key} reads late or delivered_at, which are known only "
                     "when a row is written; leave them out"
                 )
 
@@ -295,7 +353,7 @@ class TableOptions:
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> TableOptions:
         """Return the table of ``fields``."""
-        lists = {name: tuple(fields[name]) for name in ("partition_by", "cluster_by")}
+        lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
         return cls(**{**fields, **lists, "place": from_text(fields["place"])})
 
     def _is_unknown_yet(self, reference: tuple[str, ...]) -> bool:

@@ -60,7 +60,7 @@ def make_components(config: Config) -> Components:
         Wakeups(checkpoint),
         TaskSettings(
             config.chunks.limits,
-            config.delay_options,
+            config.pipeline_delay,
             config.source,
             tables.for_tasks,
             tables.rejects.folder.absolute,

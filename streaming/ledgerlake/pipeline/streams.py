@@ -41,7 +41,7 @@ def rejects(spark: SparkSession, config: Config) -> DataFrame:
 
 def _messages_and_rejects(spark: SparkSession, config: Config) -> DataFrame:
     set_up_state(spark)
-    settings = StageSettings(config.chunks.limits, config.delay.options, config.source)
+    settings = StageSettings(config.chunks.limits, config.delay.of_messages, config.source)
     rows = ingest(spark, config.source_options() | {"wakes": "always"}, settings)
     decoded = stateful(rows, Processor(settings, RowOutput(settings)), STAGE_ROWS_DDL)
     return decoded.mapInArrow(open_rows, from_arrow_schema(schema.VIEW))
