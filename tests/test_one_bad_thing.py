@@ -29,7 +29,7 @@ from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.operators import table_writer
 from ledgerlake.operators.bucket_folders import open_folder
 from ledgerlake.operators.results import BatchSettings
-from ledgerlake.operators.table_writer import TableWriter, TableWriters
+from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.record_schemas import RecordSchemas
 from ledgerlake.schedules.cancels import CANCEL_PROPERTY
@@ -393,8 +393,8 @@ class SchemaPlay:
         table = self.tables.main
         batch = BatchSettings(self.batches, self.tables.settings([table]), None, settings)
         source = TopicPartition(TOPIC, -1)
-        writer = TableWriter(
-            table.options, source, self.registry.settings, batch, f"part-{self.batches:08}-00000"
+        writers = TableWriters(
+            [table.options], source, self.registry.settings, batch, f"part-{self.batches:08}-00000"
         )
         rows = [
             {
@@ -412,7 +412,8 @@ class SchemaPlay:
             }
             for number, (version, value) in enumerate(messages)
         ]
-        writer.write(pa.RecordBatch.from_pylist(rows, schema=schema.MESSAGES))
+        writers.write(pa.RecordBatch.from_pylist(rows, schema=schema.MESSAGES))
+        (writer,) = writers.writers
         files = writer.finish(None).files
         commit = BatchRecord("stream", "query", self.batches, self.batches)
         assert not table.table.contains(commit)

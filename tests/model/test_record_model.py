@@ -22,7 +22,7 @@ from ledgerlake.decode import schema, weights
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.operators import table_writer
 from ledgerlake.operators.results import BatchSettings, TableBatch, TopicSchemas
-from ledgerlake.operators.table_writer import TableWriter
+from ledgerlake.operators.table_writer import RowMaker, TableWriters
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.record_schemas import RecordSchemas
 from ledgerlake.source import value_schemas
@@ -213,7 +213,7 @@ class History:
         for topic in topics:
             prefix = f"part-{self.batches:08}-00000"
             source = TopicPartition(topic, -1)
-            writer = TableWriter(table.options, source, self.registry.settings, batch, prefix)
+            writers = TableWriters([table.options], source, self.registry.settings, batch, prefix)
             messages = [
                 {
                     "topic": topic,
@@ -231,7 +231,8 @@ class History:
                 for of_topic, version, _, number, value in written
                 if of_topic == topic
             ]
-            writer.write(pa.RecordBatch.from_pylist(messages, schema=schema.MESSAGES))
+            writers.write(pa.RecordBatch.from_pylist(messages, schema=schema.MESSAGES))
+            (writer,) = writers.writers
             files += writer.finish(None).files
         self.maybe_kill()
         record = BatchRecord("stream", "query", self.batches, self.batches)
@@ -363,16 +364,14 @@ def test_rows_of_many_columns_are_converted_in_parts(
     batch_settings = BatchSettings(
         0, {"messages": TableBatch.of({}, record, record)}, None, schemas
     )
-    source, options = TopicPartition(TOPICS[0], -1), messages_table(tmp_path, shape="record")
-    rows = TableWriter(
-        options, source, registry.settings, batch_settings, "part-00000000-00000"
-    )._rows
+    options = messages_table(tmp_path, shape="record")
+    rows = RowMaker(options, TOPICS[0], registry.settings, batch_settings)
     message = {"topic": TOPICS[0], "ledger_id": 1, "schema_version": bytes(8)}
     batch = pa.RecordBatch.from_pylist(
         [message | {"entry_id": number, "value": b'{"a": %d}' % number} for number in range(7)],
         schema=schema.MESSAGES,
     )
-    parts = [part for part, *_ in rows.of(batch)]
+    parts = [made.rows for made in rows.of(batch)]
     assert [part.num_rows for part in parts] == [2, 2, 2, 1]
     assert [row["a"] for part in parts for row in part["record"].to_pylist()] == list(range(7))
 

@@ -5,6 +5,7 @@ fit.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import date, datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from ledgerlake.operators import table_writer
 from ledgerlake.operators.results import BatchSettings, TableBatch, TopicSchemas
 from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.operators.transforms import RowTransform, united_columns
-from ledgerlake.options.table_options import TableOptions
+from ledgerlake.options.table_options import TableOptions, tables_of_topic
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.stored.places import Place
 from ledgerlake.values.record_columns import record_of
@@ -31,6 +32,7 @@ from ledgerlake.wire.value_schema import NO_SCHEMA, ValueSchema
 from tests.model.test_record_model import schema_of, version_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from ledgerlake.values.row_query import Answer
@@ -127,7 +129,11 @@ def test_a_message_that_fits_none_is_said_once_and_others_are_in_the_tables_that
 @pytest.mark.parametrize("shape", ["messages", "record"])
 def test_an_empty_value_deletes_a_key_as_in_pulsars_compaction(tmp_path: Path, shape: str) -> None:
     latest = table(
-        tmp_path, "r", mode="latest", shape=shape, where="key <> 'z'" if shape == "messages" else ""
+        tmp_path,
+        "r",
+        mode="latest",
+        shape=shape,
+        where="key is distinct from 'z'" if shape == "messages" else "",
     )
     tables = Tables(tmp_path, latest, table(tmp_path, "all"), known={"r": known(pa.struct([]))})
     batch = messages(
@@ -156,12 +162,12 @@ def test_a_message_without_key_that_a_condition_leaves_out_is_no_reject_of_the_l
         {"is_null": True},
         {"key": "b", "value": b"b"},
     )
-    assert tables.write(batch) == [(2, "the message has no key"), (3, "the message has no key")]
+    assert tables.write(batch) == [(2, "the message has no key")]
     assert {
         name: [(row["key"], row["value"]) for row in rows] for name, rows in tables.rows().items()
     } == {
         "r": [("b", b"b")],
-        "rest": [("a", b"a"), (None, b"a")],
+        "rest": [("a", b"a"), (None, b"a"), (None, None)],
     }
 
 
@@ -181,7 +187,7 @@ def test_a_message_without_a_schema_version_has_no_schema_name(
     }
 
 
-def test_a_deletion_passes_by_the_condition_of_a_table_and_counts_as_a_row_of_it(
+def test_a_deletion_that_does_not_meet_the_condition_of_a_table_is_in_it_and_in_the_default_one(
     tmp_path: Path,
 ) -> None:
     latest = table(tmp_path, "r", mode="latest", where="value = 'b'")
@@ -194,7 +200,7 @@ def test_a_deletion_passes_by_the_condition_of_a_table_and_counts_as_a_row_of_it
     assert tables.writers.is_new.tolist() == [True, True, False]
     assert {name: [row["key"] for row in rows] for name, rows in tables.rows().items()} == {
         "r": ["b"],
-        "rest": ["a"],
+        "rest": ["a", "b"],
     }
 
 
@@ -211,8 +217,137 @@ def test_a_message_without_value_and_key_is_no_deletion_of_a_table_by_schema(
     assert tables.write(batch) == []
     assert {name: [row["key"] for row in rows] for name, rows in tables.rows().items()} == {
         "r": ["a", "b"],
-        "rest": [None],
+        "rest": ["b", None],
     }
+
+
+# Conditions, and what each is of a message; None if it is null or fails.
+CONDITIONS: dict[str, Callable[[dict[str, Any]], bool | None]] = {
+    "": lambda _: True,
+    "key = 'a'": lambda seen: None if seen["key"] is None else seen["key"] == "a",
+    "key is distinct from 'a'": lambda seen: seen["key"] != "a",
+    "octet_length(value) > 3": lambda seen: (
+        None if seen["value"] is None else len(seen["value"]) > 3
+    ),
+    "coalesce(octet_length(value), 9) > 3": lambda seen: (
+        seen["value"] is None or len(seen["value"]) > 3
+    ),
+    "is_null": lambda seen: bool(seen["is_null"]),
+    "cast(properties['n'] as int) > 2": lambda seen: {"1": False, "5": True}.get(
+        dict(seen["properties"]).get("n", "")
+    ),
+}
+RECORD_CONDITIONS: dict[str, Callable[[dict[str, Any]], bool | None]] = {
+    "n > 1": lambda seen: None if seen["value"] is None else seen["value"] == b'{"n": 3}',
+    "coalesce(n, 9) > 1": lambda seen: seen["value"] in (None, b'{"n": 3}'),
+    "pulsar.key = 'a'": CONDITIONS["key = 'a'"],
+    "": CONDITIONS[""],
+}
+ELSEWHERE = "persistent://public/default/elsewhere"
+
+
+def a_message(rng: random.Random) -> dict[str, Any]:
+    value, version = rng.choice(
+        [
+            (None, None),
+            (None, version_of(0)),
+            (b"", None),
+            (b"ab", None),
+            (b"abcdef", None),
+            (b'{"n": 1}', version_of(0)),
+            (b'{"n": 3}', version_of(0)),
+            (b"{broken", version_of(0)),
+        ]
+    )
+    return {
+        "value": value,
+        "is_null": value is None,
+        "schema_version": version,
+        "key": rng.choice(["a", "b", "c", None]),
+        "properties": rng.choice([[], [("n", "1")], [("n", "5")], [("n", "x")]]),
+    }
+
+
+def some_tables(rng: random.Random, folder: Path) -> list[TableOptions]:
+    tables = []
+    for number in range(rng.randint(0, 3)):
+        options: dict[str, Any] = {
+            "mode": rng.choice(["append", "latest"]),
+            "topics_pattern": rng.choice(["", "", TOPIC, ELSEWHERE]),
+            "schema": rng.choice(["", "R"]),
+        }
+        if options["schema"] and rng.random() < 0.5:
+            options |= {"shape": "record", "where": rng.choice(list(RECORD_CONDITIONS))}
+        else:
+            options["where"] = rng.choice(list(CONDITIONS))
+        made = table(folder, f"t{number}", **options)
+        if rng.random() < 0.3:
+            (folder / f"t{number}" / "orders").mkdir()
+            made = replace(made, place=made.place / "{topic}")
+        tables.append(made)
+    if rng.random() < 0.7:
+        tables.append(table(folder, "rest", mode=rng.choice(["append", "latest"]), is_default=True))
+    rng.shuffle(tables)
+    return tables
+
+
+def place_in(options: TableOptions, message: dict[str, Any]) -> tuple[bool, str]:
+    """Whether a table takes a message, and what becomes of it there: a row, a deletion, a reject or
+    nothing.
+    """
+    seen = dict(message)
+    if options.keeps_latest and not seen["value"]:
+        seen |= {"value": None, "is_null": True}
+    is_deletion = options.keeps_latest and seen["value"] is None
+    conditions = RECORD_CONDITIONS if options.is_of_records else CONDITIONS
+    holds = conditions[options.where](seen)
+    fits = not options.schema or message["schema_version"] is not None
+    is_bad = holds is None and "cast" in options.where and ("n", "x") in message["properties"]
+    is_bad |= options.is_of_records and message["value"] == b"{broken"
+    if is_deletion and message["key"] is not None:
+        return fits and bool(holds), "deletion"
+    if not fits or not (holds or (is_bad and not is_deletion)):
+        return False, ""
+    return True, "reject" if is_bad or (options.keeps_latest and not message["key"]) else "row"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_message_is_in_a_table_or_in_rejects_or_has_deleted_a_key(
+    seed: int, tmp_path: Path, registry: dict[bytes, Any]
+) -> None:
+    """What a table with the latest messages deletes without taking the message does not count."""
+    rng = random.Random(seed)
+    configured = some_tables(rng, tmp_path)
+    options = tables_of_topic(configured, TOPIC)
+    record = pa.struct([("n", pa.int32())])
+    tables = Tables(
+        tmp_path,
+        *configured,
+        known={of.name: known(record) for of in options if of.is_of_records},
+    )
+    sent = [a_message(rng) for _ in range(30)]
+    half = rng.randint(0, len(sent))
+    batch = messages(*sent)
+    rejected = {row for row, _ in tables.write(batch.slice(0, half))}
+    rejected |= {row + half for row, _ in tables.write(batch.slice(half))}
+    found: dict[int, set[tuple[str, str]]] = {number: set() for number in range(len(sent))}
+    for name, rows in tables.rows().items():
+        (of,) = (of for of in options if of.name == name)
+        for row in rows:
+            place = row["pulsar"] if of.is_of_records else row
+            kind = "deletion" if of.keeps_latest and place["is_null"] else "row"
+            found[place["entry_id"]].add((name, kind))
+    default = next((of for of in options if of.is_default), None)
+    others = [of for of in options if not of.is_default]
+    for number, message in enumerate(sent):
+        places = {of.name: place_in(of, message) for of in others}
+        is_taken = any(takes for takes, _ in places.values())
+        if not is_taken and default is not None:
+            places[default.name] = place_in(default, message)
+        expected = {(name, kind) for name, (_, kind) in places.items()}
+        assert found[number] == {item for item in expected if item[1] in ("row", "deletion")}
+        is_reject = any(kind == "reject" for _, kind in expected)
+        assert (number in rejected) == (is_reject or not any(takes for takes, _ in places.values()))
 
 
 def test_json_without_a_schema_becomes_the_fields_that_the_configuration_declares(

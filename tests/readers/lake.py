@@ -17,7 +17,7 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.operators import table_writer
 from ledgerlake.operators.results import BatchSettings
-from ledgerlake.operators.table_writer import TableWriter
+from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.record_schemas import RecordSchemas
 from ledgerlake.table.batch_record import BatchRecord
@@ -109,8 +109,9 @@ def _files(
     with mock.patch.object(table_writer, "schemas_of", return_value=of_version):
         prefix = f"part-{settings.batch_id:08}-00000"
         source = TopicPartition(TOPIC, -1)
-        writer = TableWriter(table.options, source, CLIENT, settings, prefix)
-        writer.write(messages)
+        writers = TableWriters([table.options], source, CLIENT, settings, prefix)
+        writers.write(messages)
+        (writer,) = writers.writers
         return writer.finish(None).files
 
 

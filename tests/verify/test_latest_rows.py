@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ledgerlake.operators.table_writer import Made, Taken
 from ledgerlake.verify.latest_rows import CountingMessages
 from ledgerlake.verify.latest_rule import REPEATS_US
 from tests.operators.test_scheduled import decoded, frame
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 class Maker:
     """Makes rows of all messages as they are."""
 
-    def of(self, messages: pa.RecordBatch) -> list[tuple[pa.RecordBatch, None, None]]:
-        return [(messages, None, None)]
+    def of(self, messages: pa.RecordBatch) -> list[Made]:
+        numbers = np.arange(messages.num_rows)
+        return [Made(None, messages, numbers, Taken(numbers, []))]
 
 
 def test_a_message_that_repeats_is_later_than_any_other_and_uncertain() -> None:

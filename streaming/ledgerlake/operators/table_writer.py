@@ -10,8 +10,8 @@
     rows                   in order, apart for each partition of the table (see
                            ``table.ordered_files``)
 
-A message that does not fit is a misfit, with the reason of its reject. The table counts as taking
-it.
+``TopicTables`` decides which tables take a message, for the pipeline, a replay and ``verify``. A
+message that does not fit is a misfit, with the reason of its reject. The table counts as taking it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from ledgerlake.client.cluster import ClientSettings
     from ledgerlake.decode.messages import TopicPartition
-    from ledgerlake.operators.results import BatchSettings, TableBatch
+    from ledgerlake.operators.results import BatchSettings
     from ledgerlake.options.table_options import TableOptions
     from ledgerlake.table.ordered_files import DataFile, ParquetFolder
     from ledgerlake.wire.value_schema import ValueSchema
@@ -71,6 +71,7 @@ _TOO_MANY = f"the micro-batch has messages for more than {_MOST_PARTITIONS} part
 _ONLY_UNWRITTEN = (
     "only tables with the latest messages take it, and messages are not put into those again"
 )
+_NO_TABLE = "no table takes this message"
 _TAKEN = "another of [[tables]] has the folder of this topic's table"
 
 PartitionKey = tuple[str | None, ...]
@@ -87,10 +88,15 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Written(Taken):
-    """What a table takes, with the numbers of the messages that got a row in it."""
+class Made:
+    """Rows of a table, the number of each one's message, and which messages the table takes.
+    ``maker`` has made them; None stands for no table.
+    """
 
-    with_row: NDArray[np.int64]
+    maker: RowMaker | None
+    rows: pa.RecordBatch
+    numbers: NDArray[np.int64]
+    taken: Taken
 
 
 class SharedTable:
@@ -116,57 +122,49 @@ class TableWriter:
     """The files of one topic partition for one table.
 
     Args:
-        table: without placeholders.
+        maker: makes the table's rows.
         prefix: begins the files' names.
-        obstacle: why the table takes no rows; its messages are misfits. Empty if there is none.
     """
 
     def __init__(
         self,
-        table: TableOptions,
+        maker: RowMaker,
         topic_partition: TopicPartition,
-        client: ClientSettings,
         batch: BatchSettings,
         prefix: str,
-        obstacle: str = "",
     ) -> None:
-        self.table = table
-        known = batch.table(table.name)
-        self.obstacle = obstacle or known.obstacle
+        self.table = table = maker.table
+        self.obstacle = maker.obstacle
         self._keeps_latest = table.keeps_latest
-        self._rows = RowMaker(table, topic_partition.topic, client, batch, known, self.obstacle)
-        self.folder = data_folder(table.place, self._rows.schema, prefix)
+        self.folder = data_folder(table.place, maker.schema, prefix)
         # The latest message of a key is never late.
         name = join_partition(topic_partition.topic, topic_partition.partition)
+        known = batch.table(table.name)
         self._reached_us = None if table.keeps_latest else known.reached_us.get(name)
         self._partition_columns = table.partition_columns
         self._writers: dict[PartitionKey, OrderedWriter] = {}
 
-    def write(self, messages: pa.RecordBatch) -> Written:
-        """Write the messages that the table takes.
+    def write(
+        self, rows: pa.RecordBatch, numbers: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], list[Misfit]]:
+        """Write rows; return the numbers of those that were written, and the misfits.
 
-        Raises:
-            BrokerError, TransportError: a version of the schema cannot be read.
+        Args:
+            numbers: the number of each row's message.
         """
-        taken: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
-        with_row: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
+        written: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
         misfits: list[Misfit] = []
-        for rows, numbers, part in self._rows.of(messages):
-            for key, of_key in self._by_partition(rows):
-                writer = self._writer(key)
-                if writer is None:
-                    misfits += [
-                        Misfit(int(row), TRANSFORM_FAILED, _TOO_MANY) for row in numbers[of_key]
-                    ]
-                else:
-                    writer.write(
-                        rows if len(of_key) == rows.num_rows else rows.take(pa.array(of_key))
-                    )
-                    with_row.append(numbers[of_key])
-            taken.append(part.rows)
-            misfits += part.misfits
-            self._bound_memory()
-        return Written(np.concatenate(taken), misfits, np.concatenate(with_row))
+        for key, of_key in self._by_partition(rows):
+            writer = self._writer(key)
+            if writer is None:
+                misfits += [
+                    Misfit(int(row), TRANSFORM_FAILED, _TOO_MANY) for row in numbers[of_key]
+                ]
+            else:
+                writer.write(rows if len(of_key) == rows.num_rows else rows.take(pa.array(of_key)))
+                written.append(numbers[of_key])
+        self._bound_memory()
+        return np.concatenate(written), misfits
 
     def roll_files(self) -> None:
         """Close the open files: a row from another file will come between."""
@@ -252,13 +250,75 @@ class TableWriter:
             yield tuple(partition_text(column[of_key[0]].as_py()) for column in columns), of_key
 
 
+class TopicTables:
+    """The tables that may take messages of a topic, and which of them take a message: each one of
+    ``[[tables]]`` whose conditions it meets, or else the default one. A message that no table takes
+    is a misfit.
+
+    Args:
+        tables: those of the configuration, perhaps with placeholders.
+        unwritten: tables that are not written. What only they take does not fit.
+    """
+
+    def __init__(
+        self,
+        tables: Iterable[TableOptions],
+        topic: str,
+        client: ClientSettings,
+        batch: BatchSettings,
+        unwritten: Iterable[TableOptions] = (),
+    ) -> None:
+        self.makers: list[RowMaker] = []
+        for table in tables_of_topic(tables, topic):
+            is_taken = any(maker.table.name == table.name for maker in self.makers)
+            owner = batch.table(table.name).section
+            obstacle = _TAKEN if is_taken or owner not in ("", table.section) else ""
+            self.makers.append(RowMaker(table, topic, client, batch, obstacle))
+        self._unwritten = [
+            RowMaker(table, topic, client, batch) for table in tables_of_topic(unwritten, topic)
+        ]
+        self._matching = [maker for maker in self.makers if not maker.table.is_default]
+        self._default = next((maker for maker in self.makers if maker.table.is_default), None)
+
+    def of(
+        self, messages: pa.RecordBatch, present: Mapping[str, NDArray[np.bool_]] | None = None
+    ) -> Iterator[Made]:
+        """Yield the rows that messages become in the tables, and the misfits.
+
+        Args:
+            present: by table, which of the messages it has already; it takes those.
+
+        Raises:
+            BrokerError, TransportError: a version of the schema cannot be read.
+        """
+        is_taken = np.zeros(messages.num_rows, dtype=bool)
+        for maker in self._matching:
+            is_present = _of_table(present, maker)
+            if is_present is not None:
+                is_taken |= is_present
+            for made in _made(maker, messages, is_present):
+                is_taken[made.taken.rows] = True
+                yield made
+        for maker in self._unwritten:
+            for part in maker.of(messages):
+                left = part.taken.rows[~is_taken[part.taken.rows]]
+                is_taken[left] = True
+                yield _misfits(messages, left, _ONLY_UNWRITTEN)
+        if self._default is None:
+            yield _misfits(messages, np.flatnonzero(~is_taken), _NO_TABLE)
+            return
+        is_present = _of_table(present, self._default)
+        yield from _made(
+            self._default, messages, is_taken if is_present is None else is_taken | is_present
+        )
+
+
 class TableWriters:
     """The files of one topic partition for all tables that take its messages. ``is_new``
     says which of the last messages got a row in a table.
 
     Args:
-        tables: those of the configuration, perhaps with placeholders.
-        unwritten: tables that are not written. What only they take does not fit.
+        tables, unwritten: as ``TopicTables``.
     """
 
     def __init__(
@@ -270,23 +330,17 @@ class TableWriters:
         prefix: str,
         unwritten: Sequence[TableOptions] = (),
     ) -> None:
-        topic = topic_partition.topic
         self.is_new = np.zeros(0, dtype=bool)
-        self.writers: list[TableWriter] = []
-        for table in tables_of_topic(tables, topic):
-            is_taken = any(writer.table.name == table.name for writer in self.writers)
-            owner = batch.table(table.name).section
-            obstacle = _TAKEN if is_taken or owner not in ("", table.section) else ""
-            self.writers.append(
-                TableWriter(table, topic_partition, client, batch, prefix, obstacle)
-            )
-        self._unwritten: list[RowMaker] = []
-        for table in tables_of_topic(unwritten, topic):
-            known = batch.table(table.name)
-            self._unwritten.append(RowMaker(table, topic, client, batch, known, known.obstacle))
-        self._matching = [writer for writer in self.writers if not writer.table.is_default]
-        # What no table takes goes into the default one, or is rejected.
-        self._default = next((writer for writer in self.writers if writer.table.is_default), None)
+        self._tables = TopicTables(tables, topic_partition.topic, client, batch, unwritten)
+        self._writer_of = {
+            maker: TableWriter(maker, topic_partition, batch, prefix)
+            for maker in self._tables.makers
+        }
+
+    @property
+    def writers(self) -> list[TableWriter]:
+        """Return the writers in the order of the tables."""
+        return list(self._writer_of.values())
 
     @property
     def with_rows(self) -> list[TableWriter]:
@@ -301,54 +355,40 @@ class TableWriters:
         detail has the others.
 
         Args:
-            present: by table, which of the messages it has already.
+            present: as ``TopicTables.of``.
 
         Raises:
             BrokerError, TransportError: a version of the schema cannot be read.
         """
-        is_taken = np.zeros(messages.num_rows, dtype=bool)
         self.is_new = np.zeros(messages.num_rows, dtype=bool)
         misfits: dict[int, Misfit] = {}
-        for writer in self._matching:
-            written = _write_absent(writer, messages, (present or {}).get(writer.table.name))
-            is_taken[written.rows] = True
-            self.is_new[written.with_row] = True
-            for misfit in written.misfits:
+        for made in self._tables.of(messages, present):
+            found, section = list(made.taken.misfits), ""
+            if made.maker is not None:
+                section = made.maker.table.section
+                written, more = self._writer_of[made.maker].write(made.rows, made.numbers)
+                self.is_new[written] = True
+                found += more
+            for misfit in found:
                 first = misfits.get(misfit.row)
                 misfits[misfit.row] = (
-                    misfit if first is None else _with_another(first, misfit, writer.table.section)
+                    misfit if first is None else _with_another(first, misfit, section)
                 )
-        for maker in self._unwritten:
-            for _, _, taken in maker.of(messages):
-                left = taken.rows[~is_taken[taken.rows]]
-                misfits |= {row: Misfit(row, NO_TABLE, _ONLY_UNWRITTEN) for row in left.tolist()}
-                is_taken[left] = True
-        if not is_taken.all():
-            misfits |= self._write_others(messages, np.flatnonzero(~is_taken), present or {})
         return sorted(misfits.values(), key=attrgetter("row"))
-
-    def _write_others(
-        self,
-        messages: pa.RecordBatch,
-        rows: NDArray[np.int64],
-        present: Mapping[str, NDArray[np.bool_]],
-    ) -> dict[int, Misfit]:
-        """Write messages that no other table takes; return those that do not fit."""
-        if self._default is None:
-            return {
-                row: Misfit(row, NO_TABLE, "no table takes this message") for row in rows.tolist()
-            }
-        chosen = messages if len(rows) == messages.num_rows else messages.take(pa.array(rows))
-        is_present = present.get(self._default.table.name)
-        written = _write_absent(
-            self._default, chosen, None if is_present is None else is_present[rows]
-        )
-        self.is_new[rows[written.with_row]] = True
-        return {misfit.row: misfit for misfit in _renumbered(written.misfits, rows)}
 
 
 class RowMaker:
-    """Makes the rows of a table from messages of one topic."""
+    """Makes the rows of a table from messages of one topic.
+
+    A table with the latest messages gets each deletion of a key, a message without a value, because
+    it may have the key. But it takes a deletion as it takes any message, and leaves the others to
+    the default table: if it asks for no other schema, and if the message meets its condition, which
+    sees no value. A condition that cannot be judged without a value is not met.
+
+    Args:
+        table: without placeholders.
+        obstacle: why the table takes no rows; its messages are misfits. Empty if there is none.
+    """
 
     def __init__(
         self,
@@ -356,11 +396,11 @@ class RowMaker:
         topic: str,
         client: ClientSettings,
         batch: BatchSettings,
-        known: TableBatch,
-        obstacle: str,
+        obstacle: str = "",
     ) -> None:
-        self._table = table
-        self._obstacle = obstacle
+        known = batch.table(table.name)
+        self.table = table
+        self.obstacle = obstacle or known.obstacle
         self._transform = RowTransform(table)
         self._record, self._columns = known.record_type, known.columns_type
         self._is_plain = not (table.where or table.makes_records or table.partition_by)
@@ -370,116 +410,133 @@ class RowMaker:
             rows_schema(self._columns) if table.is_of_records else messages_schema(self._columns)
         )
 
-    def of(
-        self, messages: pa.RecordBatch
-    ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], Taken]]:
-        """Yield rows with the number of each one's message, and which messages are taken, in
-        parts.
-        """
-        if self._table.keeps_latest:
+    def of(self, messages: pa.RecordBatch) -> Iterator[Made]:
+        """Yield rows and which messages are taken, in parts."""
+        if self.table.keeps_latest:
             messages = _without_empty_values(messages)
         ranges: Iterable[tuple[int, int]] = [(0, messages.num_rows)]
-        if self._table.is_of_records and not self._obstacle:
+        if self.table.is_of_records and not self.obstacle:
             ranges = record_cuts(messages, self._schema_of, self._newest(), self._record)
         for start, stop in ranges:
             part = messages.slice(start, stop - start)
-            numbers = np.arange(start, stop)
-            if self._table.schema:
-                wanted = self._by_schema(part)
-                if self._table.keeps_latest:
-                    # A deletion of a key has no value, so it needs no schema.
-                    wanted |= part["is_null"].to_numpy(zero_copy_only=False) & _has_key(part)
-                part, numbers = part.filter(pa.array(wanted)), numbers[wanted]
-            if part.num_rows:
-                yield self._of_part(part, numbers)
+            fits = self._by_schema(part)
+            is_null = part["is_null"].to_numpy(zero_copy_only=False)
+            if not self.table.keeps_latest or not is_null.any():
+                made = self._of_values(*_chosen(part, np.arange(start, stop), fits))
+            else:
+                made = _together(
+                    self._of_values(*_chosen(part, np.arange(start, stop), fits & ~is_null)),
+                    self._of_nulls(*_chosen(part, np.arange(start, stop), is_null), fits[is_null]),
+                )
+            if made.rows.num_rows or len(made.taken.rows):
+                yield made
 
-    def _of_part(
-        self, messages: pa.RecordBatch, numbers: NDArray[np.int64]
-    ) -> tuple[pa.RecordBatch, NDArray[np.int64], Taken]:
+    def _of_values(self, messages: pa.RecordBatch, numbers: NDArray[np.int64]) -> Made:
         """
         Args:
             numbers: the number of each message in its batch.
         """
-        if self._obstacle:
-            misfits = [Misfit(row, TRANSFORM_FAILED, self._obstacle) for row in numbers.tolist()]
-            return self._no_rows(), numbers[:0], Taken(numbers, misfits)
-        if not self._table.keeps_latest or not (
-            messages["key"].null_count and messages["key_bytes"].null_count
-        ):
-            return self._of_messages(messages, numbers)
+        if not messages.num_rows:
+            return self._nothing(Taken(numbers, []))
+        if self.obstacle:
+            misfits = [Misfit(row, TRANSFORM_FAILED, self.obstacle) for row in numbers.tolist()]
+            return self._nothing(Taken(numbers, misfits))
         has_key = _has_key(messages)
+        if not self.table.keeps_latest or has_key.all():
+            return self._of_messages(messages, numbers)
         # The table may have a condition that they do not meet.
-        _, _, unkeyed = self._of_messages(messages.filter(pa.array(~has_key)), numbers[~has_key])
-        misfits = [Misfit(row, NO_KEY, "the message has no key") for row in unkeyed.rows.tolist()]
-        rows, own, taken = self._of_messages(messages.filter(pa.array(has_key)), numbers[has_key])
-        return rows, own, Taken(np.concatenate([taken.rows, unkeyed.rows]), misfits + taken.misfits)
+        unkeyed = self._of_messages(*_chosen(messages, numbers, ~has_key)).taken.rows
+        made = self._of_messages(*_chosen(messages, numbers, has_key))
+        return _together(made, self._nothing(_without_key(unkeyed)))
 
-    def _of_messages(
-        self, messages: pa.RecordBatch, numbers: NDArray[np.int64]
-    ) -> tuple[pa.RecordBatch, NDArray[np.int64], Taken]:
+    def _of_nulls(
+        self, messages: pa.RecordBatch, numbers: NDArray[np.int64], fits: NDArray[np.bool_]
+    ) -> Made:
+        """Return what becomes of messages without a value in a table with the latest messages.
+
+        Args:
+            numbers: as ``_of_values``.
+            fits: which of them have the schema that the table asks for.
+        """
+        is_taken, has_key = fits & self._meet_condition(messages), _has_key(messages)
+        taken = Taken(numbers[is_taken & has_key], [])
+        if self.obstacle:
+            misfits = [Misfit(row, TRANSFORM_FAILED, self.obstacle) for row in taken.rows.tolist()]
+            deletions = self._nothing(Taken(taken.rows, misfits))
+        else:
+            rows, own = _chosen(messages, numbers, has_key)
+            deletions = Made(self, self._deletions(rows), own, taken)
+        return _together(deletions, self._nothing(_without_key(numbers[is_taken & ~has_key])))
+
+    def _meet_condition(self, messages: pa.RecordBatch) -> NDArray[np.bool_]:
+        """Return a mask of the messages without a value that meet the table's condition."""
+        if not self.table.where:
+            return np.ones(messages.num_rows, dtype=bool)
+        mask = np.zeros(messages.num_rows, dtype=bool)
+        if not self.obstacle:
+            rows = self._deletions(messages, self._record)
+            mask[self._transform.meeting(rows)] = True
+        return mask
+
+    def _deletions(
+        self, messages: pa.RecordBatch, record: pa.StructType | None = None
+    ) -> pa.RecordBatch:
+        """Return messages without a value as rows, which have no record.
+
+        Args:
+            record: the fields of the record; those of the table if there is none.
+        """
+        if not self.table.is_of_records:
+            return messages
+        columns = self._columns if record is None else record
+        arrays = [
+            *(messages[field.name] for field in PULSAR_FIELDS),
+            pa.nulls(messages.num_rows, columns),
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=rows_schema(columns))
+
+    def _of_messages(self, messages: pa.RecordBatch, numbers: NDArray[np.int64]) -> Made:
         misfits: list[Misfit] = []
         rows, fitting = messages, numbers
-        if self._table.is_of_records:
+        if self.table.is_of_records:
             rows, misfits = record_rows(messages, self._schema_of, self._newest(), self._record)
             fitting = np.delete(numbers, [misfit.row for misfit in misfits])
             misfits = _renumbered(misfits, numbers)
         if self._is_plain:
-            return rows, fitting, Taken(numbers, misfits)
-        is_deletion = rows["is_null"].to_numpy(zero_copy_only=False)
-        if not self._table.keeps_latest:
-            is_deletion = np.zeros(len(is_deletion), dtype=bool)
-        others = np.flatnonzero(~is_deletion)
-        values = rows if len(others) == rows.num_rows else rows.take(pa.array(others))
-        done = self._transform.apply(values, self._columns)
+            return Made(self, rows, fitting, Taken(numbers, misfits))
+        done = self._transform.apply(rows, self._columns)
         unfit = np.array([misfit.row for misfit in misfits], dtype=np.int64)
-        taken = np.concatenate([fitting[others][done.taken], fitting[is_deletion], unfit])
-        made, own = done.rows, fitting[others][done.numbers]
-        if is_deletion.any():
-            made, order = self._with_deletions(made, rows.filter(pa.array(is_deletion)))
-            own = np.concatenate([own, fitting[is_deletion]])[order]
-        return made, own, Taken(taken, misfits + _renumbered(done.misfits, fitting[others]))
+        taken = np.concatenate([fitting[done.taken], unfit])
+        misfits += _renumbered(done.misfits, fitting)
+        return Made(self, done.rows, fitting[done.numbers], Taken(taken, misfits))
 
-    def _with_deletions(
-        self, rows: pa.RecordBatch, deletions: pa.RecordBatch
-    ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """Return rows of a table with the latest messages, with those that delete a key, and where
-        each of them was. Those pass by conditions and queries, which see no value in them.
-        """
-        if self._table.is_of_records:
-            columns = [
-                *(deletions[name.name] for name in PULSAR_FIELDS),
-                pa.nulls(deletions.num_rows, self._columns),
-            ]
-            deletions = pa.RecordBatch.from_arrays(columns, schema=self.schema)
-        together = pa.Table.from_batches([rows, deletions])
-        keys = [(name, "ascending") for name in ("ledger_id", "entry_id", "batch_index")]
-        order = pc.sort_indices(together, sort_keys=keys)
-        (batch,) = together.take(order).combine_chunks().to_batches()
-        return batch, order.to_numpy()
-
-    def _no_rows(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays(
+    def _nothing(self, taken: Taken) -> Made:
+        """Return no rows."""
+        rows = pa.RecordBatch.from_arrays(
             [pa.nulls(0, column.type) for column in self.schema], schema=self.schema
         )
+        return Made(self, rows, np.empty(0, dtype=np.int64), taken)
 
     def _newest(self) -> ValueSchema:
         newest = None if self._newest_version is None else self._of_version(self._newest_version)
-        return self._table.value_schema(newest or NO_SCHEMA)
+        return self.table.value_schema(newest or NO_SCHEMA)
 
     def _schema_of(self, version: bytes) -> ValueSchema | None:
         registered = self._of_version(version)
-        return None if registered is None else self._table.value_schema(registered)
+        return None if registered is None else self.table.value_schema(registered)
 
     def _by_schema(self, messages: pa.RecordBatch) -> NDArray[np.bool_]:
-        """Return a mask of the messages whose schema has the name that the table asks for. A
-        message without a version has none: the newest one may be another when the micro-batch is
-        run again.
+        """Return a mask of the messages whose schema has the name that the table asks for, if it
+        asks for one. A message without a version has none: the newest one may be another when the
+        micro-batch is run again.
         """
+        if not self.table.schema:
+            return np.ones(messages.num_rows, dtype=bool)
         codes = messages["schema_version"].dictionary_encode(null_encoding="encode")
         wanted = []
         for version in codes.dictionary.to_pylist():
             schema = self._of_version(version) if version else None
-            wanted.append(self._table.takes_schema("" if schema is None else record_name(schema)))
+            wanted.append(self.table.takes_schema("" if schema is None else record_name(schema)))
         result: NDArray[np.bool_] = np.array(wanted, dtype=bool)[codes.indices.to_numpy()]
         return result
 
@@ -505,16 +562,59 @@ def _has_key(messages: pa.RecordBatch) -> NDArray[np.bool_]:
     return mask
 
 
-def _write_absent(
-    writer: TableWriter, messages: pa.RecordBatch, is_present: NDArray[np.bool_] | None
-) -> Written:
-    """Write the messages that a table does not have; the others count as taken."""
-    if is_present is None or not is_present.any():
-        return writer.write(messages)
-    absent = np.flatnonzero(~is_present)
-    written = writer.write(messages.take(pa.array(absent)))
-    rows = np.concatenate([np.flatnonzero(is_present), absent[written.rows]])
-    return Written(rows, _renumbered(written.misfits, absent), absent[written.with_row])
+def _of_table(
+    present: Mapping[str, NDArray[np.bool_]] | None, maker: RowMaker
+) -> NDArray[np.bool_] | None:
+    return None if present is None else present.get(maker.table.name)
+
+
+def _made(
+    maker: RowMaker, messages: pa.RecordBatch, is_left_out: NDArray[np.bool_] | None
+) -> Iterator[Made]:
+    """Yield the rows of messages without some of them."""
+    if is_left_out is None or not is_left_out.any():
+        yield from maker.of(messages)
+        return
+    numbers = np.flatnonzero(~is_left_out)
+    if not len(numbers):
+        return
+    for made in maker.of(messages.take(pa.array(numbers))):
+        taken = Taken(numbers[made.taken.rows], _renumbered(made.taken.misfits, numbers))
+        yield replace(made, numbers=numbers[made.numbers], taken=taken)
+
+
+def _misfits(messages: pa.RecordBatch, rows: NDArray[np.int64], detail: str) -> Made:
+    """Return messages that no table takes."""
+    misfits = [Misfit(row, NO_TABLE, detail) for row in rows.tolist()]
+    return Made(None, messages.slice(0, 0), rows[:0], Taken(rows, misfits))
+
+
+def _without_key(rows: NDArray[np.int64]) -> Taken:
+    return Taken(rows, [Misfit(row, NO_KEY, "the message has no key") for row in rows.tolist()])
+
+
+def _together(first: Made, second: Made) -> Made:
+    """Return what becomes of two parts of a batch, with the rows in the order of the messages."""
+    taken = Taken(
+        np.concatenate([first.taken.rows, second.taken.rows]),
+        [*first.taken.misfits, *second.taken.misfits],
+    )
+    if not first.rows.num_rows or not second.rows.num_rows:
+        return replace(first if first.rows.num_rows else second, taken=taken)
+    numbers = np.concatenate([first.numbers, second.numbers])
+    order = np.argsort(numbers, kind="stable")
+    rows = pa.Table.from_batches([first.rows, second.rows]).take(pa.array(order))
+    (batch,) = rows.combine_chunks().to_batches()
+    return Made(first.maker, batch, numbers[order], taken)
+
+
+def _chosen(
+    messages: pa.RecordBatch, numbers: NDArray[np.int64], mask: NDArray[np.bool_]
+) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+    """Return some messages with their numbers."""
+    if mask.all():
+        return messages, numbers
+    return messages.filter(pa.array(mask)), numbers[mask]
 
 
 def _with_another(first: Misfit, other: Misfit, section: str) -> Misfit:

@@ -141,6 +141,17 @@ class RowTransform:
                 break
         return Transformed(rows, numbers, misfits, taken)
 
+    def meeting(self, rows: pa.RecordBatch) -> NDArray[np.int64]:
+        """Return the numbers of the rows for which the condition holds, by which a table chooses
+        its messages. It does not hold for a row for which it cannot be judged.
+        """
+        assert self._condition is not None
+        try:
+            return self._condition.of(_seen_of(rows)).rows
+        except SetupError:
+            # It names columns that the messages do not have.
+            return np.empty(0, dtype=np.int64)
+
     def _steps(self) -> Iterator[Callable[[pa.RecordBatch, pa.StructType], _Step]]:
         if self._condition is not None:
             yield self._choose

@@ -112,9 +112,7 @@ class LatestComparison:
         )
         schemas = TopicSchemas.of({} if newest is None else {topic: newest})
         batch = BatchSettings(0, {self._options.name: self._settings}, [], schemas)
-        maker = RowMaker(
-            self._options, topic, self._client, batch, self._settings, self._settings.obstacle
-        )
+        maker = RowMaker(self._options, topic, self._client, batch)
         number = self._number(join_partition(topic, partition))
         return CountingMessages(maker, number, reject_entries, self._add_messages)
 
@@ -205,7 +203,8 @@ class CountingMessages:
         Raises:
             BrokerError, TransportError: a version of the schema cannot be read.
         """
-        for rows, _, _ in self._maker.of(messages):
+        for made in self._maker.of(messages):
+            rows = made.rows
             counting = _packed(rows, np.full(rows.num_rows, were_delayed))
             counting["partition"] = self.number
             counting["is_deletion"] = rows["is_null"].to_numpy(zero_copy_only=False)
