@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 
-from ledgerlake.operators.table_writer import Made, Taken
 from ledgerlake.verify.latest_rows import CountingMessages
 from ledgerlake.verify.latest_rule import REPEATS_US
 from tests.operators.test_scheduled import decoded, frame
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
-class Maker:
-    """Makes rows of all messages as they are."""
-
-    def of(self, messages: pa.RecordBatch) -> list[Made]:
-        numbers = np.arange(messages.num_rows)
-        return [Made(None, messages, numbers, Taken(numbers, []))]
-
 
 def test_a_message_that_repeats_is_later_than_any_other_and_uncertain() -> None:
-    maker: Any = Maker()
-    counting = CountingMessages(maker, 0, np.empty((0, 2), dtype=np.int64))
+    counting = CountingMessages(0, np.empty((0, 2), dtype=np.int64))
     counting.take(decoded(frame(3, 9)), were_delayed=True)
     assert not counting.latest.last_of_each()["is_uncertain"].any()
     counting.take(decoded(frame(2, 9)), were_delayed=True, repeat=True)

@@ -90,13 +90,21 @@ class Taken:
 @dataclass(frozen=True)
 class Made:
     """Rows of a table, the number of each one's message, and which messages the table takes.
-    ``maker`` has made them; None stands for no table.
+    ``maker`` has made them. If it is None, no table takes the messages, and ``why`` says why.
     """
 
     maker: RowMaker | None
     rows: pa.RecordBatch
     numbers: NDArray[np.int64]
     taken: Taken
+    why: str = ""
+
+    @property
+    def misfits(self) -> list[Misfit]:
+        """Return the messages that do not fit."""
+        if self.maker is not None:
+            return self.taken.misfits
+        return [Misfit(row, NO_TABLE, self.why) for row in self.taken.rows.tolist()]
 
 
 class SharedTable:
@@ -303,9 +311,9 @@ class TopicTables:
             for part in maker.of(messages):
                 left = part.taken.rows[~is_taken[part.taken.rows]]
                 is_taken[left] = True
-                yield _misfits(messages, left, _ONLY_UNWRITTEN)
+                yield _not_taken(messages, left, _ONLY_UNWRITTEN)
         if self._default is None:
-            yield _misfits(messages, np.flatnonzero(~is_taken), _NO_TABLE)
+            yield _not_taken(messages, np.flatnonzero(~is_taken), _NO_TABLE)
             return
         is_present = _of_table(present, self._default)
         yield from _made(
@@ -363,7 +371,7 @@ class TableWriters:
         self.is_new = np.zeros(messages.num_rows, dtype=bool)
         misfits: dict[int, Misfit] = {}
         for made in self._tables.of(messages, present):
-            found, section = list(made.taken.misfits), ""
+            found, section = list(made.misfits), ""
             if made.maker is not None:
                 section = made.maker.table.section
                 written, more = self._writer_of[made.maker].write(made.rows, made.numbers)
@@ -583,10 +591,8 @@ def _made(
         yield replace(made, numbers=numbers[made.numbers], taken=taken)
 
 
-def _misfits(messages: pa.RecordBatch, rows: NDArray[np.int64], detail: str) -> Made:
-    """Return messages that no table takes."""
-    misfits = [Misfit(row, NO_TABLE, detail) for row in rows.tolist()]
-    return Made(None, messages.slice(0, 0), rows[:0], Taken(rows, misfits))
+def _not_taken(messages: pa.RecordBatch, rows: NDArray[np.int64], why: str) -> Made:
+    return Made(None, messages.slice(0, 0), rows[:0], Taken(rows, []), why)
 
 
 def _without_key(rows: NDArray[np.int64]) -> Taken:

@@ -1,9 +1,10 @@
 """The messages of a topic and the rows of a table with the latest messages, for ``verify``; see
 ``latest_rule``.
 
-The same code as in a task says which messages count: condition, query or function, and schemas, by
-the configuration of today. A large message is not joined here, and a message of an entry in
-``rejects`` may have been rejected for this table or for another one. So those are uncertain.
+The same code as in a task says which messages count, by the configuration of today: which table
+takes a message, and what row it becomes (see ``operators.table_writer.TopicTables``). A large
+message is not joined here, and a message of an entry in ``rejects`` may have been rejected for this
+table or for another one. So those are uncertain.
 """
 
 from __future__ import annotations
@@ -16,11 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import QueryBuilder
 
-from ledgerlake.client.backoff import with_retries
 from ledgerlake.client.topics import join_partition
-from ledgerlake.operators.results import BatchSettings, TopicSchemas
-from ledgerlake.operators.table_writer import RowMaker
-from ledgerlake.pipeline.tables import MessagesTable
 from ledgerlake.table.latest_index import key_hashes
 from ledgerlake.table.open_table import not_readable
 from ledgerlake.values.record_columns import PULSAR_COLUMN
@@ -38,14 +35,13 @@ from ledgerlake.verify.latest_rule import (
 from ledgerlake.verify.table_rows import entries_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from deltalake import DeltaTable
     from numpy.typing import NDArray
 
-    from ledgerlake.client.cluster import Cluster
-    from ledgerlake.options.config import Config
-    from ledgerlake.options.table_options import TableOptions
+    from ledgerlake.operators.table_writer import TopicTables
+    from ledgerlake.pipeline.tables import MessagesTable
     from ledgerlake.verify.hashed_parts import Records
     from ledgerlake.verify.latest_rule import Messages
     from ledgerlake.verify.table_rows import Keys
@@ -76,21 +72,12 @@ class LatestComparison:
     used as a context.
 
     Args:
-        options: without placeholders.
+        table: as it is.
         snapshot: the version of the table that is compared.
     """
 
-    def __init__(
-        self, config: Config, options: TableOptions, snapshot: DeltaTable, cluster: Cluster
-    ) -> None:
-        self._options, self._snapshot, self._cluster = options, snapshot, cluster
-        self._client = config.source.client
-        table = MessagesTable(
-            options, config.delta.writer, config.checkpoint_place / "ledgerlake" / "staging"
-        )
-        table.table.examine()
-        table.adopt()
-        self._settings = table.settings()
+    def __init__(self, table: MessagesTable, snapshot: DeltaTable) -> None:
+        self._options, self._snapshot = table.options, snapshot
         self._numbers: dict[str, int] = {}
         self._spans: dict[int, Span] = {}
         self._records = HashedParts(_RECORD, _key_hashes)
@@ -101,20 +88,10 @@ class LatestComparison:
     def __exit__(self, *_: object) -> None:
         self._records.close()
 
-    def begin(self, topic: str, partition: int, reject_entries: Keys) -> CountingMessages:
-        """Begin to read a topic partition.
-
-        Raises:
-            BrokerError, TransportError: the registry of schemas cannot be asked.
-        """
-        (newest,) = with_retries(
-            lambda: self._cluster.schemas([(topic, None)]), self._cluster.settings.give_up_after_s
-        )
-        schemas = TopicSchemas.of({} if newest is None else {topic: newest})
-        batch = BatchSettings(0, {self._options.name: self._settings}, [], schemas)
-        maker = RowMaker(self._options, topic, self._client, batch)
-        number = self._number(join_partition(topic, partition))
-        return CountingMessages(maker, number, reject_entries, self._add_messages)
+    def begin(self, topic_partition: str, reject_entries: Keys) -> CountingMessages:
+        """Begin to read a topic partition."""
+        number = self._number(topic_partition)
+        return CountingMessages(number, reject_entries, self._add_messages)
 
     def end(self, counting: CountingMessages, span: Span) -> None:
         """Take the messages of a topic partition that was read."""
@@ -177,41 +154,30 @@ class CountingMessages:
     """The messages of a topic partition that count for a table.
 
     Args:
+        reject_entries: those that have messages in ``rejects``.
         spill: takes those in ``latest`` when they are many; None if all stay there.
     """
 
     def __init__(
         self,
-        maker: RowMaker,
         number: int,
         reject_entries: Keys,
         spill: Callable[[Messages], None] | None = None,
     ) -> None:
         self.number = number
         self.latest = LatestMessages()
-        self._maker = maker
         self._rejected = EntrySet(reject_entries)
         self._spill = spill
 
-    def take(self, messages: pa.RecordBatch, *, were_delayed: bool, repeat: bool = False) -> None:
-        """Take messages that are due.
-
-        Args:
-            were_delayed: they were held back until they were due.
-            repeat: they are due again and again.
-
-        Raises:
-            BrokerError, TransportError: a version of the schema cannot be read.
-        """
-        for made in self._maker.of(messages):
-            rows = made.rows
-            counting = _packed(rows, np.full(rows.num_rows, were_delayed))
-            counting["partition"] = self.number
-            counting["is_deletion"] = rows["is_null"].to_numpy(zero_copy_only=False)
-            counting["is_uncertain"] = repeat | self._rejected.contains(entries_of(rows))
-            if repeat:
-                counting["time_us"] = REPEATS_US
-            self._add(counting)
+    def take(self, rows: pa.RecordBatch, *, were_delayed: bool, repeat: bool = False) -> None:
+        """Take rows of the table that are due; see ``CountingTables.take``."""
+        counting = _packed(rows, np.full(rows.num_rows, were_delayed))
+        counting["partition"] = self.number
+        counting["is_deletion"] = rows["is_null"].to_numpy(zero_copy_only=False)
+        counting["is_uncertain"] = repeat | self._rejected.contains(entries_of(rows))
+        if repeat:
+            counting["time_us"] = REPEATS_US
+        self._add(counting)
 
     def take_large(self, message: pa.RecordBatch, *, was_delayed: bool) -> None:
         """Take a large message that is due, by what its last chunk says of it."""
@@ -226,6 +192,38 @@ class CountingMessages:
         if self._spill is not None and len(self.latest) >= _MOST_KEPT:
             self._spill(self.latest.last_of_each())
             self.latest = LatestMessages()
+
+
+class CountingTables:
+    """Takes the messages of a topic partition for its tables with the latest messages.
+
+    Args:
+        tables: decide which table takes a message.
+        counting: by table.
+    """
+
+    def __init__(self, tables: TopicTables, counting: Mapping[str, CountingMessages]) -> None:
+        self._tables, self._counting = tables, counting
+
+    def take(self, messages: pa.RecordBatch, *, were_delayed: bool, repeat: bool = False) -> None:
+        """Take messages that are due.
+
+        Args:
+            were_delayed: they were held back until they were due.
+            repeat: they are due again and again.
+
+        Raises:
+            BrokerError, TransportError: a version of the schema cannot be read.
+        """
+        for made in self._tables.of(messages):
+            counting = None if made.maker is None else self._counting.get(made.maker.table.name)
+            if counting is not None:
+                counting.take(made.rows, were_delayed=were_delayed, repeat=repeat)
+
+    def take_large(self, message: pa.RecordBatch, *, was_delayed: bool) -> None:
+        """Take a large message that is due, by what its last chunk says of it."""
+        for counting in self._counting.values():
+            counting.take_large(message, was_delayed=was_delayed)
 
 
 def _packed(rows: pa.RecordBatch, were_delayed: NDArray[np.bool_]) -> Messages:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ledgerlake.source.planning import EntryRange
     from ledgerlake.verify.entry_set import EntrySet
     from ledgerlake.verify.hashed_parts import HashedParts
-    from ledgerlake.verify.latest_rows import CountingMessages
+    from ledgerlake.verify.latest_rows import CountingTables
     from ledgerlake.verify.table_rows import Keys
 
 _NO_LIMITS = Limits(
@@ -119,21 +119,23 @@ def read_topic(
     span: EntryRange,
     reached_ms: int | None,
     expected: ExpectedMessages,
-    counting: Sequence[CountingMessages] = (),
+    counting: CountingTables | None = None,
 ) -> TopicContent:
     """Read a range.
 
     Args:
         reached_ms: a message that is delivered later than this is delayed; None if no message is.
         expected: takes the messages.
-        counting: they take the messages that are due.
+        counting: takes the messages that are due.
 
     Raises:
         BrokerError, TransportError: the topic cannot be read.
         SetupError: as ``HashedParts``.
     """
     source = TopicPartition(*split_partition(span.topic_partition))
-    chunks = _Chunks(source, delays_messages=reached_ms is not None, makes_rows=bool(counting))
+    chunks = _Chunks(
+        source, delays_messages=reached_ms is not None, makes_rows=counting is not None
+    )
     content = TopicContent()
     for piece in read_pieces(replace(options, fail_on_data_loss=False), span):
         if piece.kind == PieceKind.REJECT:
@@ -148,9 +150,8 @@ def read_topic(
                 for ended in chunks.take(piece.kind, entry, position):
                     is_due = ended.deliver_ms <= (reached_ms or 0)
                     expected.add_large(ended.positions, is_waiting=not is_due)
-                    if is_due and ended.message is not None:
-                        for table in counting:
-                            table.take_large(ended.message, was_delayed=ended.deliver_ms > 0)
+                    if is_due and ended.message is not None and counting is not None:
+                        counting.take_large(ended.message, was_delayed=ended.deliver_ms > 0)
             except CorruptEntryError:
                 content.bad_entries += expected.count_missing(_entries([position]))
             continue
@@ -170,14 +171,14 @@ def read_topic(
                         decoded.messages["properties"], [CRON_PROPERTY, EVERY_PROPERTY]
                     )
                 ] = True
-            for table in counting:
-                table.take(
+            if counting is not None:
+                counting.take(
                     decoded.messages.filter(pa.array(~is_delayed & ~repeats)),
                     were_delayed=were_delayed,
                 )
                 if repeats.any():
                     is_due = pa.array(~is_delayed & repeats)
-                    table.take(decoded.messages.filter(is_due), were_delayed=True, repeat=True)
+                    counting.take(decoded.messages.filter(is_due), were_delayed=True, repeat=True)
             message_keys, bad = keys_of(decoded.messages), entries_of(decoded.rejects)
             # When they are due is known to their rule alone.
             expected.add(message_keys, is_delayed | repeats)

@@ -12,8 +12,9 @@ certain. Rows have an order in each partition of a table.
 
 A table with the latest messages is compared by key, by position and not by content: it has to have
 the latest message that counts for it by the configuration of today, as far as the topic still has
-messages of the key (see ``latest_rule``). Keys without a row are ``missing``, rows beyond the first
-of a key are ``duplicate``, and rows of keys that the topic does not have are ``not_checked``.
+messages of the key (see ``latest_rule``). The pipeline's own code decides which table takes a
+message. Keys without a row are ``missing``, rows beyond the first of a key are ``duplicate``, and
+rows of keys that the topic does not have are ``not_checked``.
 
 Topics and tables are read a piece at a time. What is compared becomes records, which are compared
 part by part (see ``hashed_parts`` and ``key_comparison``). So memory does not grow with messages
@@ -51,13 +52,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ledgerlake.client.backoff import with_retries
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import split_partition
 from ledgerlake.monitor.progress import counted
+from ledgerlake.operators.results import BatchSettings, TopicSchemas
+from ledgerlake.operators.table_writer import TopicTables
 from ledgerlake.options.table_options import tables_of_topic
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.known_tables import is_missed
 from ledgerlake.pipeline.start import query_name
+from ledgerlake.pipeline.tables import Tables
 from ledgerlake.pipeline.wakeups import wakeup_folder
 from ledgerlake.reasons import REPLAYED
 from ledgerlake.source.planning import entry_range
@@ -67,7 +72,7 @@ from ledgerlake.table.open_table import existing_table, no_table
 from ledgerlake.verify.entry_set import EntrySet
 from ledgerlake.verify.hashed_parts import HashedParts
 from ledgerlake.verify.key_comparison import RECORD, compare, entry_hashes, row_records
-from ledgerlake.verify.latest_rows import LatestComparison
+from ledgerlake.verify.latest_rows import CountingTables, LatestComparison
 from ledgerlake.verify.latest_rule import Finding, Span
 from ledgerlake.verify.table_rows import (
     RowOrder,
@@ -83,14 +88,16 @@ from ledgerlake.verify.topic_content import ExpectedMessages, read_topic
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from deltalake import DeltaTable
 
+    from ledgerlake.operators.results import TableBatch
     from ledgerlake.options.config import Config
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.options.table_options import TableOptions
     from ledgerlake.source.planning import EntryRange
+    from ledgerlake.verify.latest_rows import CountingMessages
     from ledgerlake.verify.table_rows import Keys, TableFile
     from ledgerlake.wire.message_id import Position
 
@@ -226,16 +233,16 @@ class _Comparison:
 
     def read_topic(self, options: SourceOptions, partition: _Partition) -> None:
         """Read a topic partition."""
-        source = split_partition(partition.span.topic_partition)
         nothing = np.empty((0, 4), dtype=np.int64)
         rejected, replayed = (
             np.concatenate([nothing, *keys]) for keys in (partition.rejected, partition.replayed)
         )
         partition.rejected, partition.replayed = [], []
         # A replay writes nothing into a table with the latest messages.
-        latest = [
-            (table, table.begin(*source, rejected[:, :2])) for table in partition.tables.latest
-        ]
+        latest = {
+            name: (table, table.begin(partition.span.topic_partition, rejected[:, :2]))
+            for name, table in partition.tables.latest.items()
+        }
         rejected, rejects = not_replayed(rejected, replayed)
         is_entry = rejected[:, 2] < 0
         entries, messages = EntrySet(rejected[is_entry, :2]), EntrySet(rejected[~is_entry, :3])
@@ -245,11 +252,11 @@ class _Comparison:
             partition.span,
             partition.reached_ms,
             expected,
-            [counting for _, counting in latest],
+            partition.tables.counting({name: counting for name, (_, counting) in latest.items()}),
         )
         partition.first, end = content.first, partition.span.end
         first = None if content.first is None else (content.first.ledger_id, content.first.entry_id)
-        for table, counting in latest:
+        for table, counting in latest.values():
             table.end(counting, Span(first, (end.ledger_id, end.entry_id)))
         self._verdict.rejects += rejects
         self._verdict.missing += content.bad_entries
@@ -381,23 +388,27 @@ class _Tables:
         for options in config.table_options:
             if not options.is_template and not options.keeps_latest:
                 self._open(options)
-        topics = sorted({split_partition(name)[0] for name in end})
-        of_topics = {
-            table.name: table
-            for topic in topics
-            for table in tables_of_topic(config.table_options, topic)
-            if table.keeps_latest
-        }
+        self._cluster = cluster
+        self._settings: dict[str, TableBatch] = {}
         self._snapshots: dict[str, DeltaTable] = {}
-        for name, options in of_topics.items():
-            if (snapshot := existing_table(options.place)) is not None:
+        self._latest: dict[str, LatestComparison] = {}
+        if any(options.keeps_latest for options in config.table_options):
+            self._open_latest(end)
+
+    def _open_latest(self, end: Offset) -> None:
+        tables = Tables(self._config, self._config.checkpoint_place / "ledgerlake" / "staging")
+        topics = sorted({split_partition(name)[0] for name in end})
+        tables.expect(topics)
+        tables.adopt()
+        self._settings = tables.settings(tables.messages)
+        of_topics = {table for topic in topics for table in tables.of_topic(topic)}
+        for table in (table for table in of_topics if table.options.keeps_latest):
+            name, place = table.options.name, table.options.place
+            if (snapshot := existing_table(place)) is not None:
                 self._snapshots[name] = snapshot
-            elif is_missed(config, name, options.place):
-                raise no_table(options.place)
-        self._latest = {
-            name: LatestComparison(config, of_topics[name], snapshot, cluster)
-            for name, snapshot in self._snapshots.items()
-        }
+                self._latest[name] = LatestComparison(table, snapshot)
+            elif is_missed(self._config, name, place):
+                raise no_table(place)
 
     @property
     def latest(self) -> list[LatestComparison]:
@@ -420,13 +431,35 @@ class _Tables:
         """Return the tables that take messages of a topic."""
         taking = tables_of_topic(self._config.table_options, topic)
         leaves_out = any(table.makes_records or table.keeps_latest for table in taking)
-        latest = [self._latest[table.name] for table in taking if table.name in self._latest]
+        latest = {
+            table.name: self._latest[table.name] for table in taking if table.name in self._latest
+        }
+        deciding = self._deciding(topic, taking) if latest else None
         taking = [table for table in taking if not table.keeps_latest]
         opened = [(options, self._open(options)) for options in taking]
         there = [(options, rows) for options, rows in opened if rows is not None]
         whole = [rows for options, rows in there if not options.drops_messages]
         parts = [rows for options, rows in there if options.drops_messages]
-        return _TablesOfTopic(whole, parts, latest, leaves_out=leaves_out)
+        return _TablesOfTopic(whole, parts, latest, deciding, leaves_out=leaves_out)
+
+    def _deciding(self, topic: str, tables: Sequence[TableOptions]) -> TopicTables:
+        """Return what decides which messages count for the tables with the latest messages. The
+        others matter only if one of those gets what no other table takes.
+
+        Raises:
+            BrokerError, TransportError: the registry of schemas cannot be asked.
+        """
+        latest = [table for table in tables if table.keeps_latest]
+        (newest,) = with_retries(
+            lambda: self._cluster.schemas([(topic, None)]), self._cluster.settings.give_up_after_s
+        )
+        schemas = TopicSchemas.of({} if newest is None else {topic: newest})
+        return TopicTables(
+            tables if any(table.is_default for table in latest) else latest,
+            topic,
+            self._config.source.client,
+            BatchSettings(0, self._settings, [], schemas),
+        )
 
     def opened(self) -> list[TableRows]:
         """Return the tables that exist, of those that are asked for; without those with the latest
@@ -452,6 +485,8 @@ class _TablesOfTopic:
     Args:
         whole: they take all messages.
         parts: they take some of them.
+        latest: by name.
+        deciding: decides which messages count for ``latest``; None if there are none.
         leaves_out: messages may be in none.
     """
 
@@ -459,15 +494,24 @@ class _TablesOfTopic:
         self,
         whole: list[TableRows],
         parts: list[TableRows],
-        latest: list[LatestComparison],
+        latest: dict[str, LatestComparison],
+        deciding: TopicTables | None,
         *,
         leaves_out: bool,
     ) -> None:
-        self.latest = latest
+        self.latest, self._deciding = latest, deciding
         self._has_whole, self._leaves_out = bool(whole), leaves_out
         self.groups = {table: number for number, table in enumerate(whole)}
         self.groups |= dict.fromkeys(parts, -1 if whole else 0)
         self.group_count = len(whole) or 1
+
+    def counting(self, latest: Mapping[str, CountingMessages]) -> CountingTables | None:
+        """Return what takes messages for the tables with the latest ones; None if there are none.
+
+        Args:
+            latest: by table.
+        """
+        return None if self._deciding is None else CountingTables(self._deciding, latest)
 
     def count_absent(self, verdict: Verdict, absent: Sequence[int], waiting: Sequence[int]) -> None:
         """Count the messages of a topic partition that the tables of a group do not have.

@@ -1,0 +1,176 @@
+"""verify of tables with the latest messages that the pipeline's own writers have made: which table
+takes a message is decided as there.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+
+from ledgerlake.client.topics import split_partition
+from ledgerlake.decode import schema
+from ledgerlake.decode.messages import TopicPartition, decode_bundle
+from ledgerlake.decode.split import split_bundle
+from ledgerlake.operators.results import BatchSettings, TopicSchemas
+from ledgerlake.operators.table_writer import TableWriters
+from ledgerlake.options.config import parse_config
+from ledgerlake.pipeline.tables import Tables
+from ledgerlake.source.pieces import Piece
+from ledgerlake.stored.offsets import PartitionOffset
+from ledgerlake.stored.places import Place
+from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.verify import topic_content
+from ledgerlake.verify import verify as verify_module
+from ledgerlake.verify.verify import Verdict, verify
+from ledgerlake.wire import commands
+from ledgerlake.wire.message_id import Position
+from tests.entries import BROKER_TIME_MS, single
+from tests.verify.test_verify import NoCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+KEYS = "abcdef"
+# Conditions that a message may meet by its key, by its value, with one only, or without one too.
+CONDITIONS = (
+    "",
+    "key < 'c'",
+    "octet_length(value) > 2",
+    "is_null or key > 'c'",
+    "coalesce(octet_length(value), 9) > 2",
+)
+
+
+class Stream:
+    """A stream of one topic, which writes as the pipeline's tasks and its driver do."""
+
+    def __init__(
+        self, folder: Path, name: str, delta: dict[str, Any], *tables: dict[str, Any]
+    ) -> None:
+        self.topic = f"persistent://public/default/{name}"
+        self.config = parse_config(
+            {
+                "source": {"service_url": "pulsar://nowhere:1", "topics": [self.topic]},
+                "stream": {"name": name, "checkpoint": str(folder / name)},
+                "delta": {"rejects_path": str(folder / f"rejects-{name}"), **delta},
+                "tables": list(tables),
+            }
+        )
+        self.frames: list[bytes] = []
+        self.tables = Tables(self.config, Place(str(folder / "staging")))
+        self.tables.expect([self.topic])
+        self.tables.check(None)
+        self.tables.create()
+        self.tables.begin_stream([self.topic])
+        self._batches = 0
+
+    @property
+    def latest(self) -> list[str]:
+        """The paths of the tables with the latest messages."""
+        return [
+            table.options.place.uri for table in self.tables.messages if table.options.keeps_latest
+        ]
+
+    def write(self, *sent: tuple[str | None, bytes | None]) -> None:
+        """Write a micro-batch of keys and values."""
+        first = len(self.frames)
+        for key, value in sent:
+            fields: dict[str, Any] = {} if key is None else {"partition_key": key}
+            if value is None:
+                fields["null_value"] = True
+            number = len(self.frames)
+            entry = single(value or b"", number, **fields)
+            self.frames.append(commands.message(1, 7, number, entry))
+        source = TopicPartition(*split_partition(self.topic))
+        batch = BatchSettings(
+            self._batches, self.tables.settings(self.tables.messages), [], TopicSchemas()
+        )
+        writers = TableWriters(
+            self.tables.for_tasks,
+            source,
+            self.config.source.client,
+            batch,
+            f"part-{self._batches:08}-00000",
+        )
+        for decoded in decode_bundle(b"".join(self.frames[first:]), source):
+            messages = decoded.messages.select(schema.MESSAGES.names)
+            places = messages.select(
+                ["topic", "partition", "ledger_id", "entry_id", "message_id"]
+            ).to_pylist()
+            rejects = [
+                {**places[misfit.row], "reason": misfit.reason, "detail": misfit.detail}
+                for misfit in writers.write(messages)
+            ]
+            write_deltalake(
+                self.config.rejects_place.uri,
+                pa.Table.from_pylist(rejects, schema=schema.REJECTS),
+                mode="append",
+            )
+        record = BatchRecord(self.config.stream.name, self.topic, self._batches, self._batches)
+        for writer in writers.with_rows:
+            table = self.tables.by_name[writer.table.name]
+            assert not table.contains(record)
+            table.commit(record, writer.finish(None).files, {})
+        self._batches += 1
+
+    def verify(self, monkeypatch: pytest.MonkeyPatch) -> Verdict:
+        last = len(self.frames) - 1
+        end = PartitionOffset(Position(7, last), None, BROKER_TIME_MS + last, last)
+        monkeypatch.setattr(verify_module, "Cluster", NoCluster)
+        monkeypatch.setattr(verify_module, "_committed_range", lambda _: ({}, {self.topic: end}))
+        monkeypatch.setattr(topic_content, "read_pieces", self._pieces)
+        return verify(self.config)
+
+    def _pieces(self, *_: Any) -> Iterator[Piece]:
+        for kind, piece, broker_ms in split_bundle(b"".join(self.frames)):
+            yield Piece(kind, piece, broker_ms=broker_ms)
+
+
+def some_messages(rng: random.Random) -> list[tuple[str | None, bytes | None]]:
+    return [
+        (rng.choice([*KEYS, *KEYS, None]), rng.choice([None, b"", b"v", b"value", b"other"]))
+        for _ in range(rng.randint(1, 12))
+    ]
+
+
+def keys_in(path: str) -> list[str]:
+    found = QueryBuilder().register("t", DeltaTable(path)).execute("select key from t")
+    return sorted(pa.table(found)["key"].to_pylist())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_tables_that_the_pipeline_has_written_are_right_and_each_lost_key_is_missing(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    stream = Stream(
+        tmp_path,
+        "s",
+        {"path": str(tmp_path / "rest"), "mode": "latest"},
+        *(
+            {
+                "path": f"{tmp_path}/t{number}",
+                "mode": rng.choice(["append", "latest"]),
+                "where": rng.choice(CONDITIONS[1:]),
+            }
+            for number in range(rng.randint(1, 2))
+        ),
+    )
+    for _ in range(3):
+        stream.write(*some_messages(rng))
+    verdict = stream.verify(monkeypatch)
+    assert (verdict.missing, verdict.outdated, verdict.undecided) == (0, 0, 0)
+    assert verdict.clean
+    lost = 0
+    for path in stream.latest:
+        keys = keys_in(path)
+        if keys:
+            DeltaTable(path).delete(f"key = '{rng.choice(keys)}'")
+            lost += 1
+            assert stream.verify(monkeypatch).missing == lost
