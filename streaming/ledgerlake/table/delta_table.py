@@ -323,6 +323,20 @@ class Table:
         """Return the numbers of the streams that write the messages of topic partitions."""
         return self._numbers_by(table, _WRITER_PREFIX, topic_partitions)
 
+    def written_topic_partitions(self) -> set[str]:
+        """Return the topic partitions whose messages streams write to the table, or once did.
+
+        Raises:
+            TableAccessError: the log cannot be read.
+        """
+        try:
+            numbers = read_transactions(self.path, self._current().version())
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise self._log_unreadable(error) from None
+        return {
+            name.removeprefix(_WRITER_PREFIX) for name in numbers if name.startswith(_WRITER_PREFIX)
+        }
+
     def last_writer(self, stream: str) -> int | None:
         """Return the number of the checkpoint that committed last for a stream; None if the table
         does not know the stream.

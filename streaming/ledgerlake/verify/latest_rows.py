@@ -35,7 +35,7 @@ from ledgerlake.verify.latest_rule import (
 from ledgerlake.verify.table_rows import entries_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from deltalake import DeltaTable
     from numpy.typing import NDArray
@@ -74,10 +74,14 @@ class LatestComparison:
     Args:
         table: as it is.
         snapshot: the version of the table that is compared.
+        topic_partitions: all that are read.
     """
 
-    def __init__(self, table: MessagesTable, snapshot: DeltaTable) -> None:
+    def __init__(
+        self, table: MessagesTable, snapshot: DeltaTable, topic_partitions: Collection[str]
+    ) -> None:
         self._options, self._snapshot = table.options, snapshot
+        self._has_unread = bool(table.table.written_topic_partitions() - set(topic_partitions))
         self._numbers: dict[str, int] = {}
         self._spans: dict[int, Span] = {}
         self._records = HashedParts(_RECORD, _key_hashes)
@@ -116,7 +120,11 @@ class LatestComparison:
             rows, messages = part["message"][part["is_row"]], part["message"][~part["is_row"]]
             keys, first = np.unique(rows["key"], return_index=True)
             count, duplicate = count + len(rows), duplicate + len(rows) - len(keys)
-            findings.update(judge(_last_of_each(messages), rows[first], self._spans))
+            findings.update(
+                judge(
+                    _last_of_each(messages), rows[first], self._spans, has_unread=self._has_unread
+                )
+            )
         return count, duplicate, findings
 
     def _rows(self) -> Iterator[Messages]:

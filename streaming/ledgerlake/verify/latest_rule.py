@@ -6,7 +6,8 @@ decides. But a message of a later micro-batch is later whatever its time, and no
 micro-batch of a message afterwards. So of several topic partitions the last message of each may be
 the latest, and so may a plain one beside a delayed one that was due later. A table that has another
 one of these than the time says is undecided, not wrong. So is a key with a message that repeats:
-nothing tells when its last occurrence was delivered.
+nothing tells when its last occurrence was delivered. If messages of topic partitions that were not
+read come into the table too, one of them may have deleted any key that has no row.
 
 Keys are known by hashes, topic partitions by numbers.
 """
@@ -112,7 +113,9 @@ class LatestMessages:
         return self._kept
 
 
-def judge(messages: Messages, rows: Messages, spans: Mapping[int, Span]) -> Counter[Finding]:
+def judge(
+    messages: Messages, rows: Messages, spans: Mapping[int, Span], *, has_unread: bool = False
+) -> Counter[Finding]:
     """Compare the rows of a table with the last messages of all topic partitions; return how many
     keys have which finding.
 
@@ -120,6 +123,7 @@ def judge(messages: Messages, rows: Messages, spans: Mapping[int, Span]) -> Coun
         messages: see ``LatestMessages``.
         rows: one for each key.
         spans: by topic partition; none of one that was not read.
+        has_unread: messages of topic partitions that were not read come into the table too.
     """
     findings: Counter[Finding] = Counter()
     messages, rows = np.sort(messages, order="key"), np.sort(rows, order="key")
@@ -134,9 +138,11 @@ def judge(messages: Messages, rows: Messages, spans: Mapping[int, Span]) -> Coun
     findings[Finding.RIGHT] += int(is_right.sum())
     for number in np.flatnonzero(~is_right).tolist():
         of_key = messages[first[number] : first[number] + count[number]]
-        findings[
-            judge_key(list(of_key), rows[place[number]] if there[number] else None, spans)
-        ] += 1
+        row = rows[place[number]] if there[number] else None
+        finding = judge_key(list(of_key), row, spans)
+        if finding == Finding.MISSING and has_unread:
+            finding = Finding.UNDECIDED
+        findings[finding] += 1
     _, is_known = _find(keys, rows["key"])
     return findings + _without_messages(rows[~is_known], spans)
 

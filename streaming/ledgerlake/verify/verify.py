@@ -37,8 +37,9 @@ incomplete large messages.
     outdated       rows of a table with the latest messages that are not the latest of their key, or
                    whose key was deleted
     undecided      keys of such a table that nothing can decide: a large message, one of an entry in
-                   rejects, or one that repeats, may be the latest, or the micro-batches decided
-                   between two topic partitions
+                   rejects, or one that repeats, may be the latest, the micro-batches decided
+                   between two topic partitions, or a key without a row may have been deleted by a
+                   topic partition of another stream
 """
 
 from __future__ import annotations
@@ -406,7 +407,7 @@ class _Tables:
             name, place = table.options.name, table.options.place
             if (snapshot := existing_table(place)) is not None:
                 self._snapshots[name] = snapshot
-                self._latest[name] = LatestComparison(table, snapshot)
+                self._latest[name] = LatestComparison(table, snapshot, end.keys())
             elif is_missed(self._config, name, place):
                 raise no_table(place)
 
