@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,14 @@ from ledgerlake.replay import replay_messages, replay_rejects
 from ledgerlake.replay.replay import REPLAYABLE, replay
 from ledgerlake.replay.replay_parts import Parts
 from ledgerlake.replay.replay_rejects import FoundReject, RejectsToReplay
+from ledgerlake.stored.offsets import PartitionOffset, to_json
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.open_table import existing_table
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 from ledgerlake.wire.entry import encode_batch, encode_entry
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.chunks import chunk_entries
-from tests.entries import metadata, single
+from tests.entries import batch, metadata, single
 
 TOPIC = "persistent://public/default/orders"
 
@@ -48,6 +51,22 @@ def config(folder: Path, *tables: dict[str, Any], **delta: Any) -> Config:
     )
     Checkpoint(settings.checkpoint_place).save_start({})
     return settings
+
+
+def by_lines(settings: Config) -> Config:
+    """Let a function of the user's read the entries."""
+    function = "tests.source.test_payload_processor:lines"
+    return replace(settings, source=replace(settings.source, message_payload_processor=function))
+
+
+def committed(settings: Config, start: PartitionOffset, end: PartitionOffset) -> None:
+    """Let the stream have read the topic from one offset to another."""
+    checkpoint = settings.checkpoint_place
+    Checkpoint(checkpoint).save_start({TOPIC: start})
+    for log, content in (("offsets", json.dumps(to_json({TOPIC: end}))), ("commits", "{}")):
+        folder = Path(checkpoint.uri) / log
+        folder.mkdir(exist_ok=True)
+        (folder / "0").write_text(f"v1\n{{}}\n{content}")
 
 
 def reject(
@@ -285,7 +304,7 @@ def test_rejects_of_a_micro_batch_that_is_not_finished_wait_for_it(
     reject(settings, 1)
     offsets = tmp_path / "checkpoint" / "offsets"
     offsets.mkdir(parents=True)
-    (offsets / "7").write_text("v1\n{}\n{}")
+    (offsets / "7").write_text(f"v1\n{{}}\n{json.dumps(to_json({}))}")
     monkeypatch.setattr(module, "_BATCH_S", 0.5)
     monkeypatch.setattr(module, "_TOLD_S", 0.1)
     with pytest.raises(CheckpointError, match="batch 7 of the stream orders is not finished"):
@@ -294,6 +313,36 @@ def test_rejects_of_a_micro_batch_that_is_not_finished_wait_for_it(
     (tmp_path / "checkpoint" / "commits").mkdir()
     (tmp_path / "checkpoint" / "commits" / "7").write_text("v1\n{}")
     assert replay(settings).replayed == {"no_table": 1}
+
+
+@pytest.mark.parametrize("is_of_a_function", [False, True])
+def test_of_an_entry_that_the_stream_has_read_in_part_a_replay_brings_that_part(
+    tmp_path: Path, is_of_a_function: bool
+) -> None:
+    """The next read of the topic begins behind the end, and brings the rest."""
+    payloads = [b"0", b"1", b"2", b"3"]
+    entry = batch(payloads)
+    if is_of_a_function:
+        entry = single(b"lines:" + b" ".join(b"k=" + value for value in payloads))
+    before, first = Position(1, 4), PartitionOffset(Position(1, 4))
+    cuts = [PartitionOffset(before, index) for index in (0, 1, 2)]
+    last, behind = PartitionOffset(Position(1, 5)), PartitionOffset(Position(1, 7), 1)
+    offsets = [PartitionOffset(BEFORE_ALL), first, *cuts, last, behind]
+    for number, (start, end) in enumerate(combinations(offsets, 2)):
+        if end == first or start == last:
+            continue
+        folder = tmp_path / str(number)
+        settings = config(folder, {"path": "t"})
+        if is_of_a_function:
+            settings = by_lines(settings)
+        committed(settings, start, end)
+        reject_entries(settings, {5: entry}, "encrypted")
+        assert replay(settings).replayed == {"encrypted": 1}
+        first_index = 0 if start.batch_index is None else start.batch_index + 1
+        end_index = len(payloads)
+        if end in cuts and end.batch_index is not None:
+            end_index = end.batch_index + 1
+        assert values(folder, "t") == payloads[first_index:end_index], (start, end)
 
 
 def test_a_message_that_was_rejected_twice_comes_once(tmp_path: Path) -> None:
@@ -631,13 +680,7 @@ def test_of_chunks_in_rejects_only_the_entries_of_whole_messages_within_the_limi
 def test_entries_in_a_format_of_the_users_are_read_by_its_function_and_their_messages_are_not_again(
     tmp_path: Path,
 ) -> None:
-    plain = config(tmp_path, {"path": "t"})
-    settings = replace(
-        plain,
-        source=replace(
-            plain.source, message_payload_processor="tests.source.test_payload_processor:lines"
-        ),
-    )
+    settings = by_lines(config(tmp_path, {"path": "t"}))
     entries = {1: single(b"lines:a=1 b=2"), 2: single(b"lines:"), 3: single(b"lines:bad=x")}
     reject_entries(settings, entries, "payload_processor")
     reject(settings, 4, value=b"lines:c=3")
@@ -650,13 +693,7 @@ def test_entries_in_a_format_of_the_users_are_read_by_its_function_and_their_mes
 
 
 def test_an_expired_message_in_a_format_of_the_users_stays(tmp_path: Path) -> None:
-    plain = config(tmp_path, {"path": "t"})
-    settings = replace(
-        plain,
-        source=replace(
-            plain.source, message_payload_processor="tests.source.test_payload_processor:lines"
-        ),
-    )
+    settings = by_lines(config(tmp_path, {"path": "t"}))
     expires = [pb.KeyValue(key="ledgerlake.expires", value="1700000000001")]
     entry = single(b"lines:a=1", deliver_at_time=1_700_000_000_000, properties=expires)
     reject_entries(settings, {1: entry}, "encrypted")

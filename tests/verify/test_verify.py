@@ -18,6 +18,7 @@ from ledgerlake.decode.split import split_bundle
 from ledgerlake.errors import TransportError
 from ledgerlake.inspect.reject_counts import count_rejects
 from ledgerlake.options.config import parse_config
+from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.source.pieces import Piece
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place
@@ -69,9 +70,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> None:
         Position(7, MESSAGES - 1), None, BROKER_TIME_MS + MESSAGES - 1, MESSAGES - 1
     )
     monkeypatch.setattr(verify_module, "Cluster", NoCluster)
-    monkeypatch.setattr(
-        verify_module, "_committed_range", lambda _: ({}, dict.fromkeys(NAMES, end))
-    )
+    monkeypatch.setattr(Checkpoint, "committed_range", lambda _: ({}, dict.fromkeys(NAMES, end)))
     monkeypatch.setattr(topic_content, "read_pieces", pieces)
 
 
@@ -207,9 +206,7 @@ def test_a_table_with_the_latest_messages_of_one_topic_is_compared_with_that_top
     end = PartitionOffset(
         Position(7, MESSAGES - 1), None, BROKER_TIME_MS + MESSAGES - 1, MESSAGES - 1
     )
-    monkeypatch.setattr(
-        verify_module, "_committed_range", lambda _: ({}, dict.fromkeys(topics, end))
-    )
+    monkeypatch.setattr(Checkpoint, "committed_range", lambda _: ({}, dict.fromkeys(topics, end)))
     configured(tmp_path)
     config = parse_config(
         {

@@ -97,6 +97,15 @@ class Checkpoint:
             )
         return start
 
+    def committed_range(self) -> tuple[Offset, Offset]:
+        """Return the query's first offset and that of its last committed micro-batch.
+
+        Raises:
+            As ``existing_start`` and ``SparkLog.offset``.
+        """
+        start = self.existing_start()
+        return start, self.log.committed_offset() or start
+
     def save_start(self, start: Offset) -> None:
         """Record the start of a new pipeline.
 

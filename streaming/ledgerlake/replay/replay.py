@@ -51,19 +51,26 @@ from ledgerlake.reasons import (
 from ledgerlake.replay.replay_messages import by_plain_size, large_message, messages_of_entries
 from ledgerlake.replay.replay_parts import Parts
 from ledgerlake.replay.replay_rejects import RejectsToReplay
+from ledgerlake.source.planning import entry_range
+from ledgerlake.source.range_reader import batch_ranges
+from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.table.open_table import not_readable, open_delta
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder, packed
 from ledgerlake.table.spark_table import SparkTable
 from ledgerlake.values.record_columns import PULSAR_COLUMN
 from ledgerlake.values.record_rows import Misfit
+from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from ledgerlake.decode.messages import BatchRange
     from ledgerlake.options.config import Config
     from ledgerlake.options.table_options import TableOptions
+    from ledgerlake.stored.offsets import Offset
+    from ledgerlake.wire.message_id import Position
 
 _log = logging.getLogger(__name__)
 
@@ -138,12 +145,15 @@ class _Replay:
         # It alone tells of a micro-batch that is not finished.
         checkpoint.existing_start()
         folder = checkpoint.folder / "ledgerlake"
+        self._checkpoint = checkpoint
         self._log = checkpoint.log
         self._tables = Tables(config, folder / "staging")
         self._schemas = RecordSchemas(cluster, self._tables)
         self._parts = Parts(folder, self._tables, config.stream.name)
         # The large messages that were replayed. Other chunks that say they are of one follow it.
         self._large: set[tuple[TopicPartition, tuple[str, str, int]]] = set()
+        self._start: Offset = {}
+        self._end: Offset = {}
         self.result = Replayed()
 
     def run(self, reasons: Sequence[str]) -> Replayed:
@@ -160,6 +170,7 @@ class _Replay:
         )
         self.result.left_out = rejects.left_out
         self._await_last_batch()
+        self._start, self._end = self._checkpoint.committed_range()
         if rejects.topics:
             # What a start of the pipeline refuses is refused here too, before a table gets columns.
             self._open(rejects.topics)
@@ -251,8 +262,9 @@ class _Replay:
                 entries.append(reject)
             else:
                 chunks.setdefault(message, []).append(reject)
+        partly = self._partly_read(join_partition(source.topic, source.partition))
         for part in by_plain_size(entries):
-            messages, numbers = messages_of_entries(self._config, part, source)
+            messages, numbers = messages_of_entries(self._config, part, source, partly)
             yield from self._write_messages(messages, numbers, part, source, writers)
         for message, of_message in chunks.items():
             why = self._write_large(of_message, source, writers)
@@ -263,6 +275,12 @@ class _Replay:
                 yield _marks(of_message)
             else:
                 self._leave(of_message, why or "")
+
+    def _partly_read(self, name: str) -> dict[Position, BatchRange]:
+        """Return the entries of a topic partition that the stream has read in part."""
+        unread = PartitionOffset(BEFORE_ALL)
+        start, end = self._start.get(name, unread), self._end.get(name, unread)
+        return batch_ranges(entry_range(name, start, end))
 
     def _write_large(
         self, chunks: list[dict[str, Any]], source: TopicPartition, writers: TableWriters

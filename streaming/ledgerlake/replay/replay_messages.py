@@ -39,11 +39,11 @@ from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.schedules import CRON_PROPERTY, EVERY_PROPERTY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from ledgerlake.decode.messages import TopicPartition
+    from ledgerlake.decode.messages import BatchRange, TopicPartition
     from ledgerlake.options.config import Config
     from ledgerlake.options.source_options import SourceOptions
 
@@ -95,10 +95,17 @@ def _plain_bytes(entry: bytes) -> int:
 
 
 def messages_of_entries(
-    config: Config, rejects: list[_Reject], source: TopicPartition
+    config: Config,
+    rejects: list[_Reject],
+    source: TopicPartition,
+    partly: Mapping[Position, BatchRange],
 ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
     """Return the messages of entries that can be decoded and may be delivered, and for each message
     which of the rejects it comes from.
+
+    Args:
+        partly: the entries that are partly in the stream, with their messages in it. A reject has
+            the whole entry.
     """
     entries, bad = [], set[int]()
     for number, reject in enumerate(rejects):
@@ -118,6 +125,7 @@ def messages_of_entries(
         parts.append(pa.Table.from_batches([part.messages.select(schema.MESSAGES.names)]))
         bad.update(part.rejects["entry_id"].to_pylist())
     messages = pa.concat_tables(parts)
+    messages = messages.filter(pa.array(_are_read(messages, rejects, partly)))
     numbers = messages["entry_id"].to_numpy()
     if config.delay.enabled:
         bad.update(numbers[_early(messages) | _repeat(messages)].tolist())
@@ -133,6 +141,31 @@ def messages_of_entries(
         pa.RecordBatch.from_pylist([], schema.MESSAGES)
     ]
     return batch, numbers
+
+
+def _are_read(
+    messages: pa.Table, rejects: list[_Reject], partly: Mapping[Position, BatchRange]
+) -> NDArray[np.bool_]:
+    """Return a mask of the messages that are in the stream.
+
+    Args:
+        messages: they have the numbers of their rejects as entry ids.
+    """
+    are_read = np.ones(messages.num_rows, dtype=bool)
+    numbers, batch_indexes = (messages[name].to_numpy() for name in ("entry_id", "batch_index"))
+    for position, part in partly.items():
+        of_entry = [
+            number
+            for number, reject in enumerate(rejects)
+            # A message that is a reject by itself was read.
+            if Position(*_position(reject)) == position and _is_of_entry(reject)
+        ]
+        are_read &= ~np.isin(numbers, of_entry) | part.includes(batch_indexes)
+    return are_read
+
+
+def _is_of_entry(reject: _Reject) -> bool:
+    return batch_index_of(reject["message_id"]) < 0
 
 
 def _processed(source: SourceOptions, reject: _Reject) -> bytes:
@@ -239,7 +272,7 @@ def _in_place(messages: pa.Table, rejects: list[_Reject]) -> pa.Table:
     """Return messages with the positions of the rejects that they come from."""
     of_batch = messages["batch_index"].to_pylist()
     indexes = [
-        own if batch_index_of(reject["message_id"]) < 0 else batch_index_of(reject["message_id"])
+        own if _is_of_entry(reject) else batch_index_of(reject["message_id"])
         for reject, own in zip(rejects, of_batch, strict=True)
     ]
     positions = [f"{reject['ledger_id']}:{reject['entry_id']}" for reject in rejects]

@@ -70,7 +70,7 @@ def read_ranges(
 def _read_range(
     options: SourceOptions, span: EntryRange, reader: EntryReader
 ) -> Generator[Bundle | RejectedEntry, None, None]:
-    watch, batch_ranges, buffer = LossWatch(options, span), _batch_ranges(span), _BundleBuffer()
+    watch, partly, buffer = LossWatch(options, span), batch_ranges(span), _BundleBuffer()
     process = (
         partial(_process, options, load(options.message_payload_processor))
         if options.message_payload_processor
@@ -81,10 +81,8 @@ def _read_range(
         if loss is not None:
             yield from buffer.take()
             yield loss
-        for entries in _cut(received, batch_ranges) if process is None else received.each():
-            batch_range = (
-                batch_ranges.get(entries.position, WHOLE_BATCH) if batch_ranges else WHOLE_BATCH
-            )
+        for entries in _cut(received, partly) if process is None else received.each():
+            batch_range = partly.get(entries.position, WHOLE_BATCH) if partly else WHOLE_BATCH
             if batch_range is not WHOLE_BATCH:
                 yield from buffer.take()
             frames = entries.frames if process is None else process(entries.first_entry)
@@ -159,13 +157,11 @@ def _process(
     return commands.message(entry.consumer_id, entry.ledger_id, entry.entry_id, changed)
 
 
-def _batch_ranges(span: EntryRange) -> dict[Position, BatchRange]:
+def batch_ranges(span: EntryRange) -> dict[Position, BatchRange]:
     """Return the entries that are partly in the range, with their messages in it."""
-    batch_ranges = {}
+    partly = {}
     if span.after_batch_index is not None:
-        batch_ranges[span.after.next] = BatchRange(after=span.after_batch_index)
+        partly[span.after.next] = BatchRange(after=span.after_batch_index)
     if span.end_batch_index is not None:
-        batch_ranges[span.end] = replace(
-            batch_ranges.get(span.end, WHOLE_BATCH), until=span.end_batch_index
-        )
-    return batch_ranges
+        partly[span.end] = replace(partly.get(span.end, WHOLE_BATCH), until=span.end_batch_index)
+    return partly

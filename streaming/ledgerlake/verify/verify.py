@@ -366,7 +366,7 @@ def _open(config: Config, cluster: Cluster) -> tuple[_Tables, Offset, Offset, di
     checkpoint = Checkpoint(config.checkpoint_place)
     for _ in range(_TRIES):
         wakeup_times_ms = load_times_ms(wakeup_folder(checkpoint))
-        start, end = _committed_range(checkpoint)
+        start, end = checkpoint.committed_range()
         tables = _Tables(config, cluster, end)
         if not tables.are_ahead(checkpoint):
             break
@@ -533,13 +533,3 @@ class _TablesOfTopic:
         else:
             verdict.missing += absent[0]
             verdict.waiting += waiting[0]
-
-
-def _committed_range(checkpoint: Checkpoint) -> tuple[Offset, Offset]:
-    """Return the query's first offset and that of its last committed batch.
-
-    Raises:
-        SetupError: there is no checkpoint.
-    """
-    start = checkpoint.existing_start()
-    return start, checkpoint.log.committed_offset() or start

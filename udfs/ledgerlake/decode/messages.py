@@ -83,6 +83,15 @@ class BatchRange:
     after: int | None = None
     until: int | None = None
 
+    def includes(self, batch_indexes: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Return a mask of the messages with some indexes that belong to the read."""
+        is_included = np.ones(len(batch_indexes), dtype=bool)
+        if self.after is not None:
+            is_included &= batch_indexes > self.after
+        if self.until is not None:
+            is_included &= batch_indexes <= self.until
+        return is_included
+
 
 WHOLE_BATCH = BatchRange()
 
@@ -542,13 +551,8 @@ def _keep_part(messages: pa.RecordBatch, first_entry: Matrix, part: BatchRange) 
     of_first = (messages["ledger_id"].to_numpy() == first_entry[k.E_LEDGER]) & (
         messages["entry_id"].to_numpy() == first_entry[k.E_ENTRY]
     )
-    batch_indexes = messages["batch_index"].to_numpy()
-    left_out = np.zeros(messages.num_rows, dtype=bool)
-    if part.after is not None:
-        left_out |= batch_indexes <= part.after
-    if part.until is not None:
-        left_out |= batch_indexes > part.until
-    return messages.filter(pa.array(~(of_first & left_out)))
+    is_included = part.includes(messages["batch_index"].to_numpy())
+    return messages.filter(pa.array(~of_first | is_included))
 
 
 _NO_MESSAGES = pa.RecordBatch.from_arrays(
