@@ -31,12 +31,13 @@ def entry(**properties: str) -> bytes:
 
 
 def rescheduling(
-    monkeypatch: pytest.MonkeyPatch, entries: list[tuple[TopicPartition, bytes]]
+    monkeypatch: pytest.MonkeyPatch,
+    entries: list[tuple[TopicPartition, bytes]],
+    processor: str | None = None,
 ) -> Namespace:
     """The options of a command, of whose id these entries wait."""
-    stream = SimpleNamespace(
-        stream=SimpleNamespace(name="orders"), source=SimpleNamespace(client=None)
-    )
+    source = SimpleNamespace(client=None, message_payload_processor=processor)
+    stream = SimpleNamespace(stream=SimpleNamespace(name="orders"), source=source)
     monkeypatch.setattr(config, "load_config", lambda _: stream)
     monkeypatch.setattr(schedule, "start_spark", lambda *_: None)
     monkeypatch.setattr(waiting_rows, "scheduled_entries", lambda *_: entries)
@@ -57,6 +58,15 @@ def test_a_message_that_is_moved_is_due_or_repeats_from_then_on(
     options = rescheduling(monkeypatch, [(SOURCE, waiting)])
     assert schedule._reschedule(options) == 0
     assert capsys.readouterr().out.startswith(f"schedule a {says} 2030-05-02T09:00:00.000Z")
+
+
+def test_what_the_users_function_made_of_a_message_is_not_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = rescheduling(monkeypatch, [(SOURCE, entry())], "own.formats:lines")
+    monkeypatch.setattr(schedules, "move", None)
+    with pytest.raises(UsageError, match="send the message anew under the id a"):
+        schedule._reschedule(options)
 
 
 def test_of_an_id_that_waits_on_several_topics_one_has_to_be_named(

@@ -126,6 +126,12 @@ def _reschedule(options: argparse.Namespace) -> int:
     # A wrong option is told before Spark starts.
     _due_ms(options)
     config = load_config(options.config)
+    if config.source.message_payload_processor is not None:
+        raise UsageError(
+            "the checkpoint has what [source] message_payload_processor made of the message, "
+            "decrypted, which does not belong on the topic; send the message anew under the id "
+            f"{options.id}"
+        )
     spark = start_spark(f"ledgerlake reschedule {config.stream.name}", config, options)
     wanted = None if options.topic is None else full_name(options.topic)
     found = scheduled_entries(spark, config, options.id)
