@@ -692,6 +692,20 @@ def test_entries_in_a_format_of_the_users_are_read_by_its_function_and_their_mes
     assert values(tmp_path, "t") == [b"1", b"2", b"lines:c=3"]
 
 
+@pytest.mark.parametrize(
+    "reason",
+    ["encrypted", "undecryptable", "payload_processor", "unknown_codec", "bad_compression"],
+)
+def test_a_delayed_entry_in_a_format_of_the_users_stays(tmp_path: Path, reason: str) -> None:
+    """It was rejected when it arrived, so no cancel and no replacement of it is known."""
+    settings = by_lines(config(tmp_path, {"path": "t"}))
+    delayed = single(b"lines:a=1", deliver_at_time=1_700_000_000_000)
+    reject_entries(settings, {1: delayed, 2: single(b"lines:a=2")}, reason)
+    replayed = replay(settings)
+    assert (replayed.replayed, replayed.left) == ({reason: 1}, {reason: 1})
+    assert values(tmp_path, "t") == [b"2"]
+
+
 def test_an_expired_message_in_a_format_of_the_users_stays(tmp_path: Path) -> None:
     settings = by_lines(config(tmp_path, {"path": "t"}))
     expires = [pb.KeyValue(key="ledgerlake.expires", value="1700000000001")]

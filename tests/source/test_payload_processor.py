@@ -7,8 +7,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from ledgerlake.decode.messages import WHOLE_BATCH
 from ledgerlake.decode.payloads import EntryPayload, PayloadMessage
+from ledgerlake.decode.rejects import read_reject
 from ledgerlake.operators.schedule_events import Scheduled, ScheduleEvents
 from ledgerlake.operators.scheduled import find_in_frames
 from ledgerlake.options.source_options import SourceOptions, parse_options
@@ -16,8 +19,10 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.pieces import read_pieces
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.views import read_entries, read_messages
+from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import BEFORE_ALL
 from tests.chunks import chunk_entries
+from tests.encryption import encrypted
 from tests.entries import batch, single
 from tests.peer import TOPIC, Peer
 
@@ -98,6 +103,32 @@ def test_an_entry_that_the_function_cannot_read_is_a_reject_with_its_words() -> 
             "reject",
             "entries",
         ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "entry"),
+    [
+        ("encrypted", encrypted(single(b"lines:a=1"), "nobodys")),
+        ("bad_compression", single(b"no zlib", compression=pb.ZLIB, uncompressed_size=9)),
+        ("unknown_codec", single(b"lines:a=1", compression=9)),
+        ("too_large", single(b"", compression=pb.ZLIB, uncompressed_size=2**31 - 1)),
+    ],
+)
+def test_an_entry_that_cannot_be_opened_does_not_wait_until_it_is_due_without_the_function(
+    reason: str, entry: bytes
+) -> None:
+    raw = parse_entry(memoryview(entry))
+    raw.metadata.deliver_at_time = 4_000_000_000_000
+    delayed = encode_entry(raw.metadata, bytes(raw.payload), raw.broker)
+    with Peer() as peer:
+        peer.add(entry, delayed)
+        span = EntryRange(TOPIC, BEFORE_ALL, peer.entries[-1][0])
+        pieces = list(read_pieces(options_for(peer), span))
+        assert [piece.kind for piece in pieces] == ["entries", "reject"]
+        rejected = read_reject(pieces[1].frames)
+        assert (rejected.reason, rejected.entry) == (reason, delayed)
+        rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
+        assert [row["reject_reason"] for row in rows] == [reason, reason]
 
 
 def test_what_the_sender_says_of_schedules_holds_for_the_messages_that_the_function_returns() -> (

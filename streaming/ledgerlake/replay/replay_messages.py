@@ -131,7 +131,7 @@ def messages_of_entries(
         bad.update(numbers[_early(messages) | _repeat(messages)].tolist())
         bad.update(_withheld(messages))
         delayed = set(numbers[messages["deliver_at"].is_valid().to_numpy()].tolist())
-        bad.update(number for number in delayed if _may_precede_due(rejects[number]))
+        bad.update(number for number in delayed if _may_precede_due(config.source, rejects[number]))
     is_whole = ~np.isin(numbers, [*bad])
     messages, numbers = messages.filter(pa.array(is_whole)), numbers[is_whole]
     messages = _delivered(
@@ -213,7 +213,11 @@ def large_message(
         return None
     rows = pa.Table.from_batches([message])
     is_delayed = config.delay.enabled and rows["deliver_at"].null_count == 0
-    if is_delayed and (_early(rows).any() or _withheld(rows) or any(map(_may_precede_due, chunks))):
+    if is_delayed and (
+        _early(rows).any()
+        or _withheld(rows)
+        or any(REASONS[chunk["reason"]].may_precede_due for chunk in chunks)
+    ):
         return None
     (batch,) = _delivered(config, rows).to_batches()
     return batch
@@ -236,8 +240,12 @@ def _early(messages: pa.Table) -> NDArray[np.bool_]:
     return is_early
 
 
-def _may_precede_due(reject: _Reject) -> bool:
-    """Return whether a delayed message may have been rejected before it was due."""
+def _may_precede_due(source: SourceOptions, reject: _Reject) -> bool:
+    """Return whether a delayed message may have been rejected before it was due: as all that the
+    user's function was to read.
+    """
+    if source.message_payload_processor is not None and reject["reason"] in _OF_STORED_ENTRIES:
+        return True
     return REASONS[reject["reason"]].may_precede_due
 
 

@@ -9,8 +9,9 @@ of it: they have the entry's properties ``ledgerlake.*``, in place of their own 
 schedule is of a message that was sent alone. So a delayed message with such properties stays alone,
 and is no batch of one, if it is the only one of an entry that was none.
 
-The function is not called for chunks, for entries that cannot be decrypted, and for a broker's own
-markers.
+The function is not called for chunks and for a broker's own markers. Entries that cannot be
+decrypted or decompressed are rejects, also if they are delayed: nothing calls the function when
+they are due.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ from ledgerlake.decode.crypto import CryptoSettings, open_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.reasons import PAYLOAD_PROCESSOR
-from ledgerlake.wire.entry import encode_batch, encode_entry, parse_entry
+from ledgerlake.wire.entry import (
+    delivery_time_ms,
+    encode_batch,
+    encode_entry,
+    parse_entry,
+)
 
 
 @dataclass(frozen=True)
@@ -72,12 +78,21 @@ def process_entry(
     None if the entry stays unchanged.
 
     Raises:
-        CorruptEntryError: ``payload_processor``, with the function's error.
+        CorruptEntryError: ``payload_processor``, with the function's error; or another reason, if
+            the entry is delayed and cannot be decrypted or decompressed.
+        DecryptionError: the same, if the settings say to fail.
     """
     try:
         entry = parse_entry(raw)
+    except CorruptEntryError:
+        # The decoder rejects the entry, with the reason.
+        return None
+    is_delayed = delivery_time_ms(entry) is not None
+    try:
         if entry.metadata.num_chunks_from_msg == 0:
-            entry = open_entry(entry, replace(crypto, failure_action="reject"))
+            entry = open_entry(
+                entry, crypto if is_delayed else replace(crypto, failure_action="reject")
+            )
         metadata = entry.metadata
         if metadata.num_chunks_from_msg > 0 or metadata.HasField("marker_type"):
             return None
@@ -85,7 +100,9 @@ def process_entry(
             metadata.compression, entry.payload, metadata.uncompressed_size, max_bytes
         )
     except CorruptEntryError:
-        # The decoder rejects the entry, with the reason.
+        if is_delayed:
+            raise
+        # As above.
         return None
     try:
         messages = processor(
