@@ -32,13 +32,13 @@ from ledgerlake.operators.results import BatchSettings
 from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.record_schemas import RecordSchemas
-from ledgerlake.schedules.cancels import CANCEL_PROPERTY
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.open_table import open_delta
 from ledgerlake.wire.chunks import encode_chunks, encode_marker, promise
 from ledgerlake.wire.entry import encode_batch, encode_entry, index_count
 from ledgerlake.wire.schedules import (
+    CANCEL_PROPERTY,
     CRON_PROPERTY,
     EVERY_PROPERTY,
     EXPIRES_PROPERTY,

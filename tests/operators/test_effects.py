@@ -9,6 +9,8 @@ import pyarrow as pa
 import pytest
 
 from ledgerlake.assembly.rules import Limits
+from ledgerlake.decode.crypto import NO_KEYS
+from ledgerlake.decode.payloads import process_entry
 from ledgerlake.decode.rejects import RejectedEntry, reject_frame
 from ledgerlake.decode.split import PieceKind, split_bundle
 from ledgerlake.operators import outcomes
@@ -26,6 +28,7 @@ from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.encryption import encrypted
 from tests.entries import broker, bundle, metadata
+from tests.entries import decoded as decode_rows
 from tests.operators.test_writing import OPTIONS, report_of, span, task_settings
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 DUE_MS = 4_000_000_000_000
 AT = Position(7, 1)
+OF_AT = (AT.ledger_id, AT.entry_id)
 
 
 @dataclass
@@ -102,10 +106,7 @@ WAYS = pytest.mark.parametrize(
 )
 
 
-@TASKS
-@WAYS
-@pytest.mark.parametrize("enabled", [True, False])
-@pytest.mark.parametrize(
+SAID = pytest.mark.parametrize(
     "said",
     [
         {"schedule": "a"},
@@ -118,6 +119,12 @@ WAYS = pytest.mark.parametrize(
     ],
     ids=lambda said: "=".join(*said.items()),
 )
+
+
+@TASKS
+@WAYS
+@pytest.mark.parametrize("enabled", [True, False])
+@SAID
 def test_what_a_message_says_has_its_effect_also_if_its_payload_cannot_be_read(
     task: Any, way: str, enabled: bool, said: dict[str, str], tmp_path: Path
 ) -> None:
@@ -128,6 +135,32 @@ def test_what_a_message_says_has_its_effect_also_if_its_payload_cannot_be_read(
     )
     assert [event.position for event in readable] == [AT]
     assert heard(task(tmp_path / "u", unreadable(way, said), 3, enabled=enabled)) == readable
+
+
+@TASKS
+@SAID
+@pytest.mark.parametrize("fields", [{}, {"deliver_at_time": DUE_MS}, {"null_value": True}])
+def test_what_a_message_says_has_its_effect_also_if_the_users_function_finds_no_message_in_it(
+    task: Any, fields: dict[str, Any], said: dict[str, str], tmp_path: Path
+) -> None:
+    entries = [entry({}), entry(said, **fields), entry({})]
+    made = process_entry(lambda _: [], memoryview(entries[1]), *OF_AT, 1000, NO_KEYS)
+    assert made is not None
+    for folder in ("f", "u"):
+        (tmp_path / folder).mkdir()
+    unchanged = heard(task(tmp_path / "u", pieces_of(entries), 3))
+    entries[1] = made
+    assert heard(task(tmp_path / "f", pieces_of(entries), 3)) == unchanged
+    ((row,), _) = decode_rows([made])
+    assert (row["is_null"], row["key"]) == (True, None)
+
+
+@pytest.mark.parametrize("said", [{}, {"expires": "9"}, {"schedule": "a", "occurrence": "1"}])
+def test_what_says_nothing_about_others_is_left_out_by_the_users_function(
+    said: dict[str, str],
+) -> None:
+    raw = memoryview(entry(said))
+    assert process_entry(lambda _: [], raw, *OF_AT, 1000, NO_KEYS) == b""
 
 
 @TASKS

@@ -40,6 +40,8 @@ JITTER_PROPERTY = "ledgerlake.jitter"
 CATCH_UP_PROPERTY = "ledgerlake.catchup"
 PAUSE_PROPERTY = "ledgerlake.pause"
 RESUME_PROPERTY = "ledgerlake.resume"
+# Of one that cancels others, whatever their schedules (see ``schedules.cancels``).
+CANCEL_PROPERTY = "ledgerlake.cancel"
 
 # Of a delivered message.
 OCCURRENCE_PROPERTY = "ledgerlake.occurrence"
@@ -64,6 +66,8 @@ SENDER_PROPERTIES = (
     RESUME_PROPERTY,
     *REPETITION_PROPERTIES,
 )
+# What a message says about others.
+_TOLD_TO_OTHERS = (SCHEDULE_PROPERTY, PAUSE_PROPERTY, RESUME_PROPERTY, CANCEL_PROPERTY)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -104,6 +108,15 @@ def parse_schedule(properties: Mapping[str, object]) -> ScheduleProperties:
         None if expires is None else checked_time_ms(EXPIRES_PROPERTY, expires),
         any(name in properties for name in REPETITION_PROPERTIES),
         _pause(properties),
+    )
+
+
+def is_told_to_others(properties: Mapping[str, object]) -> bool:
+    """Return whether a message says something about others: whether it replaces, pauses, resumes or
+    cancels.
+    """
+    return OCCURRENCE_PROPERTY not in properties and any(
+        name in properties for name in _TOLD_TO_OTHERS
     )
 
 

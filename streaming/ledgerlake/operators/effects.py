@@ -23,8 +23,7 @@ from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.scheduled import find_in_messages
 from ledgerlake.reasons import CANCEL_REFUSED
 from ledgerlake.schedules.cancel_messages import TaskCancels
-from ledgerlake.schedules.cancels import CANCEL_PROPERTY
-from ledgerlake.wire.schedules import SENDER_PROPERTIES
+from ledgerlake.wire.schedules import CANCEL_PROPERTY, SENDER_PROPERTIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

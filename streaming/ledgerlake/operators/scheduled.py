@@ -26,11 +26,12 @@ from ledgerlake.operators.cancelled import of_batch
 from ledgerlake.operators.schedule_events import PauseChanged, Scheduled
 from ledgerlake.reasons import BAD_SCHEDULE, EXPIRED, SCHEDULE_REFUSED, Reason
 from ledgerlake.schedules.cancel_messages import rows_with_property, stored_times_ms
-from ledgerlake.schedules.cancels import CANCEL_PROPERTY, cancel_of
+from ledgerlake.schedules.cancels import cancel_of
 from ledgerlake.schedules.repetition import parse_repetition, rate_of
 from ledgerlake.wire.entry import peek_metadata, read_stamp
 from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.schedules import (
+    CANCEL_PROPERTY,
     CRON_PROPERTY,
     EVERY_PROPERTY,
     EXPIRES_PROPERTY,

@@ -10,8 +10,9 @@ from ledgerlake.client.topics import full_name, split_partition
 from ledgerlake.errors import UsageError
 from ledgerlake.publish.each_partition import send_to_each
 from ledgerlake.publish.large_messages import LargeMessageProducer
-from ledgerlake.schedules.cancels import CANCEL_PROPERTY, parse_cancel
+from ledgerlake.schedules.cancels import parse_cancel
 from ledgerlake.wire.message_id import BEFORE_ALL
+from ledgerlake.wire.schedules import CANCEL_PROPERTY
 
 if TYPE_CHECKING:
     from ledgerlake.options.config import Config

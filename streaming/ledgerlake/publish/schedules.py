@@ -27,12 +27,12 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.each_partition import send_to_each
 from ledgerlake.publish.large_messages import LargeMessageProducer
 from ledgerlake.publish.routing import java_hash
-from ledgerlake.schedules.cancels import CANCEL_PROPERTY
 from ledgerlake.schedules.repetition import occurrences, parse_repetition
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import MessageId
 from ledgerlake.wire.schedules import (
+    CANCEL_PROPERTY,
     CATCH_UP_PROPERTY,
     COUNT_PROPERTY,
     CRON_PROPERTY,

@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.schedules.cancels import CANCEL_PROPERTY, Cancel, cancel_of
+from ledgerlake.schedules.cancels import Cancel, cancel_of
 from ledgerlake.wire.limits import MAX_TASK_CANCEL_BYTES, MAX_TASK_CANCELS
 from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.schedules import CANCEL_PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -28,13 +28,12 @@ from ledgerlake.schedules.schedules import MarkedPositions, Pauses
 from ledgerlake.stored.fields import exactly, fields_of, parse_stored, stored
 from ledgerlake.wire.limits import MAX_SCHEDULE_CHARACTERS
 from ledgerlake.wire.message_id import ChunkMessageId, MessageId, Position, parse_message_id
-from ledgerlake.wire.schedules import OCCURRENCE_PROPERTY
+from ledgerlake.wire.schedules import CANCEL_PROPERTY, OCCURRENCE_PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 VERSION = 1
-CANCEL_PROPERTY = "ledgerlake.cancel"
 
 # Of one topic partition: the number of cancels, and the bytes of their targets.
 MOST_CANCELS = 100_000

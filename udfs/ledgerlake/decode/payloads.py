@@ -7,7 +7,9 @@ broker timestamp do not change, nor does the broker's index if the number of mes
 What the sender of an entry says to Ledgerlake holds for its messages, whatever the function makes
 of it: they have the entry's properties ``ledgerlake.*``, in place of their own of the same names. A
 schedule is of a message that was sent alone. So a delayed message with such properties stays alone,
-and is no batch of one, if it is the only one of an entry that was none.
+and is no batch of one, if it is the only one of an entry that was none. If the function finds no
+message in an entry that says something about others, such as a cancel, the entry is one message
+without a value.
 
 The function is not called for chunks and for a broker's own markers. Entries that cannot be
 decrypted or decompressed are rejects, also if they are delayed: nothing calls the function when
@@ -31,6 +33,7 @@ from ledgerlake.wire.entry import (
     encode_entry,
     parse_entry,
 )
+from ledgerlake.wire.schedules import is_told_to_others
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,8 @@ def process_entry(
         )
         told = _told(metadata)
         slots = None if messages is None else [_slot(message, told) for message in messages]
+        if slots == [] and is_told_to_others(told):
+            slots = [_slot(PayloadMessage(None), told)]
         payload = encode_batch(slots or [])
     except (Exception, SystemExit) as error:  # whatever a user's code raises
         raise CorruptEntryError(first_line(error), reason=PAYLOAD_PROCESSOR) from error
