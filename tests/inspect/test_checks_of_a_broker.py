@@ -70,6 +70,19 @@ def plain() -> bytes:
     )
 
 
+@pytest.mark.parametrize("starting", ["7:1", "7:0", "after 7:0", "index 1"])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_start_that_the_topic_no_longer_has_is_a_problem_if_a_loss_ends_the_run(
+    peer: Peer, tmp_path: Path, starting: str, *, fails: bool
+) -> None:
+    peer.add(stored(10), stored(11), ledger_id=9)
+    source = {"starting": starting, "fail_on_data_loss": fails}
+    findings = found(peer, tmp_path, source=source)
+    problems = [finding.text for finding in findings.values() if finding.state == "problem"]
+    assert len(problems) == fails
+    assert all("no longer has the messages to start at" in text for text in problems)
+
+
 @pytest.fixture
 def peer() -> Iterator[Peer]:
     with Peer() as peer:

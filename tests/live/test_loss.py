@@ -124,7 +124,7 @@ def test_a_topic_that_was_deleted_and_created_again_is_named_so(
 
 
 def test_a_start_that_the_topic_no_longer_has_is_loss_and_earliest_is_not(
-    trimming: Runtime, spark: SparkSession
+    trimming: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
     topic = trimming.topic()
     send(trimming, topic, range(10))
@@ -137,11 +137,23 @@ def test_a_start_that_the_topic_no_longer_has_is_loss_and_earliest_is_not(
     trim(trimming, topic)
     send(trimming, topic, range(10, 12))
     options = {"service.url": trimming.service_url, "topic": topic}
+    starting = f"{first.ledger_id}:{first.entry_id + 3}"
     with pytest.raises(Exception, match="an unknown number of messages after"):
         spark.read.format("ledgerlake").options(
-            **options, startingOffsets=f"{first.ledger_id}:{first.entry_id + 3}"
+            **options, startingOffsets=starting
         ).load().collect()
     assert spark.read.format("ledgerlake").options(**options).load().count() == 2
+    data = trimming.config(tmp_path, topic, starting=starting)
+    with pytest.raises(DataLossError, match="no longer has the messages to start at"):
+        run_once(spark, data)
+    data["source"]["fail_on_data_loss"] = False
+    run_once(spark, data)
+    assert values(tmp_path) == [10, 11]
+    assert [row["reason"] for row in rejects_rows(tmp_path)] == ["data_loss"]
+    send(trimming, topic, range(12, 14))
+    run_once(spark, data)
+    assert values(tmp_path) == [10, 11, 12, 13]
+    assert len(rejects_rows(tmp_path)) == 1
 
 
 def test_a_topic_of_which_every_ledger_was_trimmed_has_no_messages(

@@ -4,7 +4,9 @@ meanwhile.
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +14,15 @@ import pyspark
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from ledgerlake.client.cluster import Cluster
 from ledgerlake.errors import DataLossError, TransportError
+from ledgerlake.options.bounds import parse_start
 from ledgerlake.options.source_options import SourceOptions, parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.pipeline.checkpoint import as_option
 from ledgerlake.reasons import DATA_LOSS
 from ledgerlake.source import loss_watch
-from ledgerlake.source.bounds import end_position, entry_from
+from ledgerlake.source.bounds import end_position, entry_from, resolve_start
 from ledgerlake.source.loss import NO_INDEX_YET, LastRead, Loss, find_loss, moved_to
 from ledgerlake.source.loss_watch import pass_moved_cursors
 from ledgerlake.source.pieces import read_pieces
@@ -25,9 +30,10 @@ from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.reread import read_again
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 from ledgerlake.source.views import read_entries, read_messages
+from ledgerlake.stored.offsets import PartitionOffset, to_json
 from ledgerlake.wire.entry import encode_entry
-from ledgerlake.wire.message_id import BEFORE_ALL, Position
-from tests.entries import batch, single
+from ledgerlake.wire.message_id import BEFORE_ALL, ChunkMessageId, MessageId, Position, to_bytes
+from tests.entries import BROKER_TIME_MS, batch, single
 from tests.peer import TOPIC, Peer
 from tests.waiting import wait_until
 
@@ -550,6 +556,114 @@ def test_a_task_is_told_that_a_cursor_was_moved_after_its_range_was_planned(
             )
             == 2
         )
+
+
+def with_or_without_index(has_index: bool, *numbers: int) -> list[bytes]:
+    return [
+        batch([b"%d" % number], index=number) if has_index else bare_entry(b"%d" % number)
+        for number in numbers
+    ]
+
+
+class Begun:
+    """A stream that began where a user said; ``read`` is one micro-batch, by a new process. The
+    cursor is the pipeline's, that of the bare source, or none.
+    """
+
+    def __init__(self, peer: Peer, start: str, cursor: str | None) -> None:
+        self._peer, self._options = peer, {"startingOffsets": start}
+        if cursor == "pipeline":
+            cluster = Cluster(options_for(peer).client)
+            bound = parse_start(start, "starting")
+            offset = {TOPIC: resolve_start(cluster, TOPIC, bound, is_pinned=True)}
+            cluster.close()
+            self._options = {"startingOffsets": as_option(offset), "pinnedBy": "s"}
+        elif cursor == "bare source":
+            self._options["subscription"] = "s"
+        self._end = self._call(LedgerlakeStreamReader.initialOffset)
+
+    def _call(self, call: Callable[[LedgerlakeStreamReader], Any], **more: str) -> Any:
+        reader = LedgerlakeStreamReader(options_for(self._peer, **self._options | more))
+        try:
+            return call(reader)
+        finally:
+            reader.stop()
+
+    def read(self, **more: str) -> list[tuple[bytes, str | None]]:
+        def of(reader: LedgerlakeStreamReader) -> list[tuple[bytes, str | None]]:
+            start, self._end = self._end, reader.latestOffset(self._end, ReadAllAvailable())
+            return [
+                (row["value"], row["reject_reason"])
+                for partition in reader.partitions(start, self._end)
+                for rows in reader.read(partition)
+                for row in rows.to_pylist()
+            ]
+
+        rows: list[tuple[bytes, str | None]] = self._call(of, **more)
+        return rows
+
+
+CURSORS = pytest.mark.parametrize("cursor", [None, "bare source", "pipeline"])
+INDEX = pytest.mark.parametrize("has_index", [True, False])
+CHUNKED = to_bytes(ChunkMessageId(MessageId(7, 2), MessageId(7, 4))).hex()
+OFFSET_OF_ANOTHER = json.dumps(to_json({TOPIC: PartitionOffset(Position(7, 3), None, 1)}))
+
+
+@CURSORS
+@INDEX
+@pytest.mark.parametrize(
+    ("start", "is_lost"),
+    [
+        ("7:3", True),
+        ("7:0", True),
+        ("7:3:1", True),
+        ("after 7:2", True),
+        (CHUNKED, True),
+        ("index 5", True),
+        (OFFSET_OF_ANOTHER, True),
+        ("earliest", False),
+        ("1970-01-01T00:00:00Z", False),
+        ("9:0", False),
+    ],
+)
+def test_a_cursor_proves_nothing_about_what_was_gone_when_it_was_created(
+    start: str, is_lost: bool, has_index: bool, cursor: str | None
+) -> None:
+    if (start == OFFSET_OF_ANOTHER and cursor == "pipeline") or (start, has_index) == (
+        "index 5",
+        False,
+    ):
+        pytest.skip("a start that cannot be")
+    with Peer(clock_ms=lambda: BROKER_TIME_MS) as peer:
+        peer.add(*with_or_without_index(has_index, 10, 11), ledger_id=9)
+        begun = Begun(peer, start, cursor)
+        whole = [(b"10", None), (b"11", None)]
+        if is_lost:
+            with pytest.raises(DataLossError, match="are lost"):
+                Begun(peer, start, cursor).read()
+            loss, *rows = begun.read(failOnDataLoss="false")
+            assert loss[1] == DATA_LOSS
+            assert rows == whole
+        else:
+            assert begun.read() == whole
+        peer.add(*with_or_without_index(has_index, 12), ledger_id=11)
+        assert begun.read() == [(b"12", None)], "a loss is named once"
+
+
+@pytest.mark.parametrize("cursor", ["bare source", "pipeline"])
+@INDEX
+@pytest.mark.parametrize("start", ["after 7:1", "7:2", "latest", "earliest"])
+def test_a_cursor_has_kept_what_was_there_when_the_stream_began(
+    start: str, has_index: bool, cursor: str
+) -> None:
+    with Peer(first_ledger_id=7) as peer:
+        if start != "earliest":
+            peer.add(*with_or_without_index(has_index, 0, 1), ledger_id=7)
+        begun = Begun(peer, start, cursor)
+        first = 2 if start != "earliest" else 0
+        peer.entries, peer.first_ledger_id = [], 9
+        peer.add(*with_or_without_index(has_index, first, first + 1), ledger_id=9)
+        assert begun.read() == [(b"%d" % number, None) for number in (first, first + 1)]
 
 
 class _Properties(dict[str, str]):

@@ -19,7 +19,9 @@ OFFSET = {
     "persistent://public/default/orders-partition-0": PartitionOffset(
         Position(12, 345), None, 1_777_626_000_123, 98_765, parts=2
     ),
-    "persistent://public/default/orders-partition-1": PartitionOffset(Position(12, -1), 4),
+    "persistent://public/default/orders-partition-1": PartitionOffset(
+        Position(12, -1), 4, was_gone=True
+    ),
     "persistent://public/default/plain": PartitionOffset(BEFORE_ALL, clock_ms=1_777_626_001_000),
 }
 

@@ -21,7 +21,7 @@ from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.missing_topics import find_topic_partitions
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import schema
-from ledgerlake.errors import CheckpointError, ConsumerBusyError, SetupError
+from ledgerlake.errors import CheckpointError, ConsumerBusyError, DataLossError, SetupError
 from ledgerlake.options.config import check_stores
 from ledgerlake.pipeline.batch_ends import forget_tables, last_run, seen_tables
 from ledgerlake.pipeline.left_topics import (
@@ -180,6 +180,7 @@ class Start:
 
         Raises:
             SetupError: the tables have messages of this stream, so that its checkpoint is lost.
+            As ``_check_has_start``.
         """
         last_batches = {
             table.path: table.last_batch_of(self._config.stream.name) for table in tables
@@ -206,10 +207,25 @@ class Start:
         self._checkpoint.check_writable()
         if bound not in ("cursor", "latest", "earliest"):
             for name in names:
-                resolve_start(self._cluster, name, bound)
+                self._check_has_start(name, bound)
         return (
             {name: end_position(self._cluster, name) for name in names} if bound == "latest" else {}
         )
+
+    def _check_has_start(self, name: str, bound: Bound) -> None:
+        """Check that a topic partition has the position at which the stream begins.
+
+        Raises:
+            DataLossError: it no longer has it, and the options forbid that.
+            As ``resolve_start``.
+        """
+        start = resolve_start(self._cluster, name, bound)
+        if start.was_gone and self._options.fail_on_data_loss:
+            raise DataLossError(
+                f"{name} no longer has the messages to start at, after {start}: they were removed; "
+                "correct starting, or, to record that in rejects and go on, set failOnDataLoss "
+                "(fail_on_data_loss) to false"
+            )
 
     def _check_cursor_is_there(self, names: list[str], path: str) -> None:
         """Check that a start at the cursor has one.

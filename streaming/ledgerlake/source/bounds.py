@@ -94,16 +94,27 @@ def resolve_start(
     """
     _check_partition(topic_partition, bound)
     if isinstance(bound, PartitionOffset):
-        return replace(bound, clock_ms=None)
+        return _if_gone(cluster, topic_partition, replace(bound, clock_ms=None))
     _check_is_there(cluster, topic_partition, bound, is_bounded=is_bounded)
     if isinstance(bound, (AtTime, AtIndex)):
         start = _resolve_entry_start(cluster, topic_partition, bound, is_bounded=is_bounded)
     else:
         start = _resolve_named_start(cluster, topic_partition, bound)
     if start.position != BEFORE_ALL:
-        return start
+        return start if _message_id(bound) is None else _if_gone(cluster, topic_partition, start)
     # Without a cursor, only the broker's index can tell later whether something was removed unread.
     return empty_start(cluster, topic_partition, None if is_pinned else NO_INDEX_YET)
+
+
+def _if_gone(cluster: Cluster, topic_partition: str, start: PartitionOffset) -> PartitionOffset:
+    """Return a start that a user named; it says so if the topic has lost it. A cursor that is
+    created for this read retains nothing of what was there (see ``loss``).
+    """
+    # The ledgers before and after a compacted entry may be gone.
+    if start.position.ledger_id < 0 or cluster.settings.read_compacted:
+        return start
+    first = first_available(cluster, topic_partition)
+    return replace(start, was_gone=start.position.ledger_id < first.ledger_id)
 
 
 def beginning(cluster: Cluster, topic_partition: str, empty_index: int | None) -> PartitionOffset:
@@ -147,7 +158,7 @@ def _resolve_entry_start(
     ):
         # As by id: the read begins before all that is left, and finds the loss.
         before = Position(first_available(cluster, topic_partition).ledger_id - 1, -1)
-        return PartitionOffset(before, index=bound.index - 1)
+        return PartitionOffset(before, index=bound.index - 1, was_gone=True)
     if entry is not None:
         return _before_message(entry, bound)
     if isinstance(bound, AtIndex) and not is_bounded:

@@ -13,6 +13,10 @@ is after the last entry read; or a ledger of the range itself is gone, although 
 range only when it is committed. Without a cursor there may have been messages in between, and that
 counts as loss.
 
+A cursor has retained nothing that was gone before it was created. So if a read begins at a position
+that the topic has lost (``PartitionOffset.was_gone``), its first range counts as one without a
+cursor.
+
 A broker returns the position of a cursor only to the consumer of the subscription. So if a range
 without an index goes from one ledger into another, that consumer asks: the planner of the bare
 source when it plans the range, the driver of a pipeline before the tasks begin (see

@@ -138,6 +138,9 @@ class Planner:
 
     def _start_of(self, name: str) -> PartitionOffset:
         bound = self._options.starting_of(name, "latest")
+        if self._options.pinned_by and isinstance(bound, PartitionOffset):
+            # The pipeline resolved it at its first start; its cursor has kept what follows.
+            return replace(bound, clock_ms=None)
         position = self._cursors.position(name) if bound == "cursor" else None
         if position is not None:
             return PartitionOffset(position)

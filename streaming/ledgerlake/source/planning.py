@@ -41,11 +41,12 @@ class EntryRange:
     that index are in the range. ``after_index`` is the broker's index of the last message that was
     read before, if it is known. ``pinned_from``: a durable cursor has retained all unread entries
     after this position, which distinguishes loss from a hole if there is no index (see ``loss``);
-    None if there is no cursor. ``clock_ms`` is the time of the batch, if its offset carries one; a
-    range without entries only carries that. ``end_ms`` is the broker's time of the entry at
-    ``end``, if it gives one: a batch that is run again has reached that time even if the entry is
-    gone. ``is_end_stored``: the topic had an entry at ``end`` or after it when the range was
-    planned. ``parts`` is into how many ranges ``split`` cuts it at most.
+    None if there is no cursor. ``was_gone``: the topic had lost ``after`` before the read began
+    there. ``clock_ms`` is the time of the batch, if its offset carries one; a range without entries
+    only carries that. ``end_ms`` is the broker's time of the entry at ``end``, if it gives one: a
+    batch that is run again has reached that time even if the entry is gone. ``is_end_stored``: the
+    topic had an entry at ``end`` or after it when the range was planned. ``parts`` is into how many
+    ranges ``split`` cuts it at most.
     """
 
     topic_partition: str
@@ -56,6 +57,7 @@ class EntryRange:
     end_batch_index: int | None = None
     after_index: int | None = None
     pinned_from: Position | None = None
+    was_gone: bool = False
     end_ms: int | None = None
     is_end_stored: bool = False
     parts: int = 1
@@ -126,6 +128,7 @@ def entry_range(
         after.clock_ms,
         after.batch_index,
         before.index,
+        was_gone=before.was_gone,
         # Without an index the time may be a producer's.
         end_ms=None if after.index is None else after.time_ms,
         # The offset of an entry that was there has a time, and that of another position has none.

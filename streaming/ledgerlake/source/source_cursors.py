@@ -87,12 +87,14 @@ class SourceCursors:
         entries.
 
         A range that begins after an entry with an index needs it too: the next entry may have no
-        index. If the pipeline's cursors were moved, the driver passes that to the tasks (see
-        ``loss``).
+        index. Behind a position that was gone when the read began, no cursor has retained anything.
+        If the pipeline's cursors were moved, the driver passes that to the tasks (see ``loss``).
         """
         return [replace(span, pinned_from=self._pin_of(span)) for span in spans]
 
     def _pin_of(self, span: EntryRange) -> Position | None:
+        if span.was_gone:
+            return None
         cursor = self._cursors.get(span.topic_partition)
         if cursor is not None and span.crosses:
             with contextlib.suppress(TopicNotFoundError):

@@ -11,7 +11,9 @@ were taken. ``time`` is the broker's, of that entry, where it is one that can be
 ``source.loss``); where a read begins does not depend on them. ``clock``, if present, is the
 planner's time. A micro-batch without new entries, or without a time by the broker, needs it to
 release messages that are due and to expire incomplete ones. ``parts``, if present, is into how many
-ranges the entries before the position are cut, if they are cut.
+ranges the entries before the position are cut, if they are cut. ``gone``, if present, says that
+the topic had lost the position before the read began there, so that no cursor has kept what came
+behind it.
 
 Rules kept here:
   - A newer version is refused with advice. An unknown field of a known version is an error too.
@@ -44,6 +46,7 @@ class PartitionOffset:
     index: int | None = None
     clock_ms: int | None = None
     parts: int = 1
+    was_gone: bool = False
 
     def __str__(self) -> str:
         return (
@@ -111,11 +114,13 @@ def _to_json(offset: PartitionOffset) -> dict[str, Any]:
         data["clock"] = time_text(offset.clock_ms)
     if offset.parts > 1:
         data["parts"] = offset.parts
+    if offset.was_gone:
+        data["gone"] = True
     return data
 
 
 def _from_json(data: dict[str, Any]) -> PartitionOffset:
-    unknown = set(data) - {"ledger", "entry", "batch", "time", "index", "clock", "parts"}
+    unknown = set(data) - {"ledger", "entry", "batch", "time", "index", "clock", "parts", "gone"}
     if unknown:
         raise ValueError(f"unknown {', '.join(sorted(unknown))}")
     parts = stored(int, data.get("parts", 1))
@@ -128,6 +133,7 @@ def _from_json(data: dict[str, Any]) -> PartitionOffset:
         stored(int | None, data.get("index")),
         _time_ms(data, "clock"),
         parts,
+        stored(bool, data.get("gone", False)),
     )
 
 
