@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ledgerlake.errors import UsageError
+from tests.fuzz.apart import run_apart
 from tests.fuzz.engine import MIB, Target, input_of, judge, run
 from tests.fuzz.seeds import GOLDEN
 from tests.fuzz.targets import TARGETS, target_of
@@ -24,6 +25,14 @@ def test_inputs_are_read_or_refused_in_bounded_memory(target: Target) -> None:
     result = run(target, 1, 0, count, traced_every=10)
     assert result.count == count
     assert [(failure.what, failure.command, failure.detail) for failure in result.failures] == []
+
+
+def test_no_descriptor_ends_the_process() -> None:
+    # The process of the tests would end too.
+    result = run_apart(target_of("descriptor"), 1, 3000)
+    assert result.count == 3000
+    assert [(failure.what, failure.command) for failure in result.failures] == []
+    assert min(result.taken, result.refused) > 300
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: f"{path.parent.name}-{path.stem}")

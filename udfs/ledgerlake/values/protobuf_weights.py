@@ -18,6 +18,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from ledgerlake.decode import kernels as k
 from ledgerlake.decode.weights import PART_BYTES, RECORD_BYTES, Weigher, bytes_of
+from ledgerlake.values.protobuf_maps import is_map
 from ledgerlake.wire.limits import MAX_VALUES_BYTES
 
 if TYPE_CHECKING:
@@ -36,11 +37,6 @@ _LEAST_FIELD_BYTES = 2
 
 # A field that the parser keeps as unknown, as an object.
 _UNKNOWN_BYTES = 2 * PART_BYTES
-
-
-def is_map(one: Any) -> bool:
-    """Return whether a field is a map."""
-    return one.message_type is not None and bool(one.message_type.GetOptions().map_entry)
 
 
 def closed_fields(message: Descriptor) -> dict[int, Any]:

@@ -31,7 +31,8 @@ from ledgerlake.decode.loop_columns import with_loop
 from ledgerlake.errors import SetupError
 from ledgerlake.outside import Unreadable, reading
 from ledgerlake.values.protobuf_loop import protobuf_reader
-from ledgerlake.values.protobuf_weights import closed_fields, is_map, protobuf_weigher
+from ledgerlake.values.protobuf_maps import check_map_entries, is_map
+from ledgerlake.values.protobuf_weights import closed_fields, protobuf_weigher
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -96,7 +97,9 @@ def _root(schema: ValueSchema) -> Descriptor:
             )
             pool = descriptor_pool.DescriptorPool()
             _add_all(pool, {file.name: _without_extensions(file) for file in files.file})
-            return pool.FindMessageTypeByName(definition["rootMessageTypeName"])
+            root = pool.FindMessageTypeByName(definition["rootMessageTypeName"])
+            check_map_entries(root)
+            return root
     except Unreadable as failure:
         raise SetupError(f"a schema's Protobuf descriptor is damaged: {failure.error!r}") from None
 
