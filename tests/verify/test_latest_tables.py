@@ -123,7 +123,9 @@ class Stream:
         last = len(self.frames) - 1
         end = PartitionOffset(Position(7, last), None, BROKER_TIME_MS + last, last)
         monkeypatch.setattr(verify_module, "Cluster", NoCluster)
-        monkeypatch.setattr(verify_module, "_committed_range", lambda _: ({}, {self.topic: end}))
+        monkeypatch.setattr(
+            verify_module.Checkpoint, "committed_range", lambda _: ({}, {self.topic: end})
+        )
         monkeypatch.setattr(topic_content, "read_pieces", self._pieces)
         return verify(self.config)
 

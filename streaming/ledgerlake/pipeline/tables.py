@@ -462,15 +462,14 @@ class Tables:
         return [table for name, table in self.by_name.items() if self._exists(name, table, examine)]
 
     def adopt(self) -> None:
-        """Take the tables as they are, to read them. No right to write is needed.
+        """Take the tables of messages as they are, to read them. No right to write is needed.
 
         Raises:
             TableError, SetupError: as ``check``.
         """
-        for name, table in self.by_name.items():
-            if self._exists(name, table, lambda table: table.examine()):
+        for name, messages in [*self._by_name.items()]:
+            if self._exists(name, messages.table, lambda table: table.examine()):
                 self._existing.add(name)
-        for messages in self._by_name.values():
             messages.adopt()
 
     def _exists(self, name: str, table: Table, check: Callable[[Table], bool]) -> bool:
