@@ -32,6 +32,7 @@ def read(
     entries: list[bytes],
     rejects: np.ndarray = NO_ENTRIES,
     messages: np.ndarray = NO_MESSAGES,
+    chunks: np.ndarray | None = None,
 ) -> tuple[TopicContent, list[tuple[int, int, int]]]:
     """What is read of a topic with these entries: content, and kind, entry and batch index of each
     record.
@@ -40,7 +41,8 @@ def read(
     monkeypatch.setattr(topic_content, "read_pieces", lambda *_: pieces)
     options = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
     with HashedParts(RECORD, entry_hashes) as records:
-        expected = ExpectedMessages(0, EntrySet(rejects), records, EntrySet(messages))
+        were_rejects = None if chunks is None else EntrySet(chunks)
+        expected = ExpectedMessages(0, EntrySet(rejects), records, EntrySet(messages), were_rejects)
         content = read_topic(options, EntryRange("t", BEFORE_ALL, Position(7, 99)), None, expected)
         found = [part[["kind", "entry_id", "batch_index"]].tolist() for part in records.parts()]
     return content, sorted(record for part in found for record in part)

@@ -28,7 +28,8 @@ from ledgerlake.verify import verify as verify_module
 from ledgerlake.verify.verify import Verdict, verify
 from ledgerlake.wire import commands
 from ledgerlake.wire.message_id import Position
-from tests.entries import BROKER_TIME_MS, single
+from tests.chunks import chunk_entries
+from tests.entries import BROKER_TIME_MS, bundle, single
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -267,6 +268,29 @@ def reject(number: int, reason: str, batch_index: str = "") -> dict[str, Any]:
     place = {"topic": topic, "partition": partition, "ledger_id": 7, "entry_id": number}
     detail = "no_table" if reason == "replayed" else ""
     return {**place, "message_id": f"7:{number}{batch_index}", "reason": reason, "detail": detail}
+
+
+def test_a_chunk_that_a_replay_has_left_over_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(tmp_path)
+    first, last = chunk_entries(b"large", 2)
+    entries = [
+        Piece(kind, view) for kind, view, _ in split_bundle(bundle([first, last, last, last]))
+    ]
+    monkeypatch.setattr(topic_content, "read_pieces", lambda *_: entries)
+    end = {NAMES[0]: PartitionOffset(Position(7, 3))}
+    monkeypatch.setattr(Checkpoint, "committed_range", lambda _: ({}, end))
+    write(tmp_path, messages(NAMES[0]).slice(1, 1))
+    reasons = ["chunk_expired", *["chunk_orphan"] * 3]
+    rejects = [reject(number, reason) for number, reason in enumerate(reasons)]
+    marks = [{**reject(number, "replayed"), "detail": reasons[number]} for number in range(3)]
+    write_deltalake(
+        str(tmp_path / "rejects"),
+        pa.Table.from_pylist([*rejects, *marks], schema=schema.REJECTS),
+        mode="append",
+    )
+    assert verify(config) == Verdict(messages=1, rejects=1)
 
 
 def test_what_was_replayed_has_to_be_in_the_table(tmp_path: Path) -> None:

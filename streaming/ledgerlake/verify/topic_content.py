@@ -71,6 +71,9 @@ class ExpectedMessages:
         partition: the number of the topic partition.
         rejects: the entries in rejects.
         messages: messages of batches that are in rejects by themselves, with their batch index.
+        chunks: all entries that were ever in rejects; by default, ``rejects``. A replay may join
+            chunks to a message that a read without interruptions does not find, or leave some
+            over.
     """
 
     def __init__(
@@ -79,9 +82,11 @@ class ExpectedMessages:
         rejects: EntrySet,
         records: HashedParts,
         messages: EntrySet | None = None,
+        chunks: EntrySet | None = None,
     ) -> None:
         self._partition, self._rejects, self._records = partition, rejects, records
         self._messages = messages
+        self._chunks = rejects if chunks is None else chunks
 
     def add(self, keys: Keys, is_waiting: NDArray[np.bool_]) -> None:
         """Add messages that are not large.
@@ -103,8 +108,10 @@ class ExpectedMessages:
         not fit a table is in rejects with the position of its last chunk.
         """
         entries = _entries(positions)
-        if not self._rejects.contains(entries)[-1]:
-            kind = Kind.LARGE if len(positions) > 1 else Kind.CHUNK
+        is_message = len(positions) > 1
+        accounted = self._rejects if is_message else self._chunks
+        if not accounted.contains(entries)[-1]:
+            kind = Kind.LARGE if is_message else Kind.CHUNK
             self._records.add(
                 chunk_record(kind, self._partition, entries[-1:], is_waiting=is_waiting), 1
             )

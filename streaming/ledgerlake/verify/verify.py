@@ -244,10 +244,11 @@ class _Comparison:
             name: (table, table.begin(partition.span.topic_partition, rejected[:, :2]))
             for name, table in partition.tables.latest.items()
         }
+        chunks = EntrySet(rejected[rejected[:, 2] < 0, :2])
         rejected, rejects = not_replayed(rejected, replayed)
         is_entry = rejected[:, 2] < 0
         entries, messages = EntrySet(rejected[is_entry, :2]), EntrySet(rejected[~is_entry, :3])
-        expected = ExpectedMessages(partition.number, entries, self._records, messages)
+        expected = ExpectedMessages(partition.number, entries, self._records, messages, chunks)
         content = read_topic(
             options,
             partition.span,
