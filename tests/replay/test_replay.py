@@ -7,10 +7,11 @@ from __future__ import annotations
 import json
 import tracemalloc
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -32,10 +33,12 @@ from ledgerlake.stored.offsets import PartitionOffset, to_json
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.open_table import existing_table
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
+from ledgerlake.verify.key_comparison import Kind
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.chunks import chunk_entries
 from tests.entries import batch, metadata, single
+from tests.verify.test_topic_content import read
 
 TOPIC = "persistent://public/default/orders"
 
@@ -90,19 +93,19 @@ def reject(
 
 
 def reject_entries(
-    settings: Config, entries: dict[int, bytes], reason: str, topic: str = TOPIC
+    settings: Config, entries: dict[int, bytes], reason: str, topic: str = TOPIC, ledger_id: int = 1
 ) -> None:
     """Put stored entries, by their entry ids, into the table of rejects."""
     table = Table(settings.rejects_place, schema.REJECTS)
     if existing_table(settings.rejects_place) is None:
         settings.rejects_place.make()
         table.create()
-    place = {"topic": topic, "partition": -1, "ledger_id": 1}
+    place = {"topic": topic, "partition": -1, "ledger_id": ledger_id}
     rejected = [
         place
         | {
             "entry_id": number,
-            "message_id": f"1:{number}",
+            "message_id": f"{ledger_id}:{number}",
             "reason": reason,
             "detail": "d",
             "entry": entry,
@@ -551,6 +554,66 @@ def test_a_message_that_is_rejected_again_for_the_same_reason_is_replayed_again(
     assert (values(tmp_path, "a"), values(tmp_path, "b")) == ([b"x"], [b"x"])
 
 
+@pytest.mark.parametrize("shape", ["messages", "record"])
+@pytest.mark.parametrize("first_entry_id", [10, 30])
+@pytest.mark.parametrize(
+    "other", [{}, {"publish_time": 2}, {"sequence_id": 2}, {"producer_name": "q"}]
+)
+@pytest.mark.usefixtures("no_schemas")
+def test_chunks_that_were_given_up_and_an_orphan_are_no_message_that_the_table_has(
+    tmp_path: Path, shape: str, first_entry_id: int, other: dict[str, Any]
+) -> None:
+    """The producer has sent it again, as a whole, and then its last chunk alone."""
+    table = {"path": "t", "shape": shape}
+    settings = config(
+        tmp_path, table | ({"json_fields": {"a": "int"}} if shape == "record" else {})
+    )
+    value = b'{"a": 12345}'
+    sent = chunk_entries(value, 3, **{"publish_time": 1} | other)
+    reject_entries(settings, dict(enumerate(sent, first_entry_id)), "encrypted")
+    assert replay(settings).replayed == {"encrypted": 3}
+    first, second, last = chunk_entries(value, 3, publish_time=1)
+    reject_entries(settings, {21: first, 22: second}, "chunk_expired")
+    reject_entries(settings, {40: last}, "chunk_orphan")
+    result = replay(settings)
+    chunks = {"chunk_expired": 2, "chunk_orphan": 1}
+    assert (result.replayed, result.left) == ((chunks, {}) if other else ({}, chunks))
+    rows = DeltaTable(str(tmp_path / "t")).to_pyarrow_table().num_rows
+    assert rows == (2 if other else 1)
+
+
+def test_chunks_in_any_order_are_the_messages_that_a_comparison_with_the_topic_expects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left over of them is missed nowhere."""
+    settings = config(tmp_path, {"path": "t"})
+    entries: list[bytes] = []
+    for number, order in enumerate(product(range(3), repeat=4)):
+        chunks = chunk_entries(b"large", 3, f"p-{number}", sequence_id=number)
+        entries += [chunks[chunk_id] for chunk_id in order]
+    reject_entries(settings, dict(enumerate(entries)), "chunk_orphan", ledger_id=7)
+    result = replay(settings)
+    assert result.left
+    rows = DeltaTable(str(tmp_path / "t")).to_pyarrow_table()["entry_id"].to_pylist()
+    were_rejects = np.array([[7, number] for number in range(len(entries))])
+    _, records = read(monkeypatch, entries, chunks=were_rejects)
+    assert records
+    assert {kind for kind, _, _ in records} == {Kind.LARGE}
+    assert {entry_id for _, entry_id, _ in records} <= set(rows)
+
+
+def test_an_orphan_brings_its_message_into_the_table_that_lacks_it_alone(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "a"})
+    first, last = chunk_entries(b"large", 2)
+    reject_entries(settings, {1: first, 2: last}, "encrypted")
+    assert replay(settings).replayed == {"encrypted": 2}
+    settings = config(tmp_path, {"path": "a"}, {"path": "b"})
+    reject_entries(settings, {3: first}, "chunk_expired")
+    reject_entries(settings, {4: last}, "chunk_orphan")
+    assert replay(settings).replayed == {"chunk_expired": 1, "chunk_orphan": 1}
+    assert (values(tmp_path, "a"), values(tmp_path, "b")) == ([b"large"], [b"large"])
+
+
 LARGE_AMOUNTS = {
     "path": "t",
     "shape": "record",
@@ -670,7 +733,7 @@ def test_of_chunks_in_rejects_only_the_entries_of_whole_messages_within_the_limi
     )
     rejects = RejectsToReplay(settings.rejects_place, ["chunk_orphan"], lambda *_: True, 500)
     parts = [[row["entry"] for row in part] for part in rejects.parts()]
-    assert [entry for part in parts for entry in part if entry is not None] == [second, first]
+    assert [entry for part in parts for entry in part if entry is not None] == [first, second]
     assert max(map(len, parts)) == 6
     replayed = replay(settings)
     assert (replayed.replayed, replayed.left) == ({"chunk_orphan": 11}, {"chunk_orphan": 11})

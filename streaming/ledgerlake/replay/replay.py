@@ -62,7 +62,7 @@ from ledgerlake.values.record_rows import Misfit
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -78,6 +78,9 @@ _log = logging.getLogger(__name__)
 REPLAYABLE = tuple(reason for reason, declared in REASONS.items() if declared.can_be_replayed)
 
 _POSITION = ("ledger_id", "entry_id", "batch_index")
+
+# What the chunks of a large message have in common, however often they are sent.
+_SENT = ("producer_name", "sequence_id", "publish_time")
 
 _PREFIX = "part-00000000-00000"
 
@@ -298,7 +301,10 @@ class _Replay:
                 "be joined, or it is "
                 "delayed, and was rejected before it was due, is not due yet or has expired"
             )
-        misfits = self._put(message, writers)
+        # Its message was given up, or delivered at the position of another last chunk.
+        has_orphan = any(chunk["reason"] == CHUNK_ORPHAN for chunk in whole)
+        present = self._present(message, writers, _is_of_sender if has_orphan else _is_at_place)
+        misfits = self._put(message, writers, present)
         return _why(misfits) if misfits or not writers.is_new.all() else None
 
     def _write_messages(
@@ -315,7 +321,11 @@ class _Replay:
                 stay.
         """
         once, first_of = _once(messages)
-        misfits = self._put(once, writers) if once.num_rows else []
+        misfits = (
+            self._put(once, writers, self._present(once, writers, _is_at_place))
+            if once.num_rows
+            else []
+        )
         is_new = writers.is_new[first_of] if once.num_rows else np.empty(0, dtype=bool)
         fitting = set(numbers[is_new].tolist())
         by_row = {misfit.row: misfit for misfit in misfits}
@@ -338,11 +348,15 @@ class _Replay:
         if others:
             yield reject_rows(misfit_rejects(once, others), source)
 
-    def _put(self, messages: pa.RecordBatch, writers: TableWriters) -> list[Misfit]:
+    def _put(
+        self,
+        messages: pa.RecordBatch,
+        writers: TableWriters,
+        present: dict[str, NDArray[np.bool_]],
+    ) -> list[Misfit]:
         """Write messages into the tables that take them and lack them; return those that do not
         fit, or that no table has afterwards.
         """
-        present = self._present(messages, writers)
         misfits = {misfit.row: misfit for misfit in writers.write(messages, present)}
         has_row = np.logical_or.reduce([writers.is_new, *present.values()])
         left_out = {
@@ -355,8 +369,11 @@ class _Replay:
             self.result.left[reject["reason"]] += 1
             self.result.why[reject["reason"]] = why
 
+    @staticmethod
     def _present(
-        self, messages: pa.RecordBatch, writers: TableWriters
+        messages: pa.RecordBatch,
+        writers: TableWriters,
+        is_in: Callable[[pa.RecordBatch, TableOptions], NDArray[np.bool_]],
     ) -> dict[str, NDArray[np.bool_]]:
         """Return which messages of a topic partition the tables have already: one that did not fit
         one of them is in the others.
@@ -364,36 +381,61 @@ class _Replay:
         Raises:
             TableError: a table cannot be read.
         """
-        return {
-            writer.table.name: self._is_in(messages, writer.table) for writer in writers.with_rows
-        }
+        return {writer.table.name: is_in(messages, writer.table) for writer in writers.with_rows}
 
-    @staticmethod
-    def _is_in(messages: pa.RecordBatch, table: TableOptions) -> NDArray[np.bool_]:
-        struct = f"{PULSAR_COLUMN}." if table.is_of_records else ""
-        columns = ", ".join(f"{struct}{name} as {name}" for name in _POSITION)
-        ledgers = messages["ledger_id"].to_numpy()
-        where = (
-            f"{struct}topic = {_quoted(messages['topic'][0].as_py())} and {struct}partition = "
-            f"{messages['partition'][0].as_py()}"
-            f" and {struct}ledger_id between {ledgers.min()} and {ledgers.max()}"
+
+def _is_at_place(messages: pa.RecordBatch, table: TableOptions) -> NDArray[np.bool_]:
+    """Return a mask of the messages whose positions are in a table."""
+    ledgers = messages["ledger_id"].to_numpy()
+    rows = _rows_of(
+        messages, table, _POSITION, [f"{{}}ledger_id between {ledgers.min()} and {ledgers.max()}"]
+    )
+    here, there = (
+        np.stack([batch[name].to_numpy() for name in _POSITION], axis=1)
+        for batch in (messages, rows)
+    )
+    is_in: NDArray[np.bool_] = np.isin(packed(here), packed(there))
+    return is_in
+
+
+def _is_of_sender(message: pa.RecordBatch, table: TableOptions) -> NDArray[np.bool_]:
+    """Return whether a table has a large message wherever it stands, by what its sender says."""
+    sent = message.select(_SENT)
+    (own,) = sent.to_pylist()
+    where = [
+        f"{{}}producer_name = {_quoted(own['producer_name'])}",
+        f"{{}}sequence_id = {own['sequence_id']}",
+        "{}chunk_count > 1",
+    ]
+    return np.array([own in _rows_of(message, table, _SENT, where).to_pylist()])
+
+
+def _rows_of(
+    messages: pa.RecordBatch, table: TableOptions, names: Sequence[str], where: Sequence[str]
+) -> pa.Table:
+    """Return some columns of the rows of a table that are of a topic partition.
+
+    Args:
+        messages: messages of the topic partition.
+        where: more conditions, each with ``{}`` before a column.
+    """
+    struct = f"{PULSAR_COLUMN}." if table.is_of_records else ""
+    columns = ", ".join(f"{struct}{name} as {name}" for name in names)
+    conditions = [
+        f"{struct}topic = {_quoted(messages['topic'][0].as_py())}",
+        f"{struct}partition = {messages['partition'][0].as_py()}",
+        *(condition.replace("{}", struct, 1) for condition in where),
+    ]
+    try:
+        found = (
+            QueryBuilder()
+            .register("rows", open_delta(table.place))
+            .execute(f"select {columns} from rows where {' and '.join(conditions)}")
         )
-        try:
-            found = (
-                QueryBuilder()
-                .register("rows", open_delta(table.place))
-                .execute(f"select {columns} from rows where {where}")
-            )
-            rows = pa.table(found)
-        # Errors while the answer comes have no type of their own.
-        except Exception as error:
-            raise not_readable(table.place, error) from None
-        here, there = (
-            np.stack([batch[name].to_numpy() for name in _POSITION], axis=1)
-            for batch in (messages, rows)
-        )
-        is_in: NDArray[np.bool_] = np.isin(packed(here), packed(there))
-        return is_in
+        return pa.table(found)
+    # Errors while the answer comes have no type of their own.
+    except Exception as error:
+        raise not_readable(table.place, error) from None
 
 
 def _why(misfits: Sequence[Misfit]) -> str:

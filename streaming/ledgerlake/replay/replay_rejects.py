@@ -281,16 +281,18 @@ def _groups_of_large(
 
 
 def _whole_message(chunks: list[FoundReject], max_message_bytes: int) -> list[FoundReject]:
-    """Return the first of each chunk, in order; none if they are no message within the limits of
-    ``decode.large.read_chunks``.
+    """Return the first of each chunk that comes after the one before it; none if they are no
+    message within the limits of ``decode.large.read_chunks``.
+
+    Args:
+        chunks: in the order of their places.
     """
-    by_id: dict[int, FoundReject] = {}
+    whole: list[FoundReject] = []
     for chunk in chunks:
-        by_id.setdefault(chunk.chunk_id, chunk)
-    count = by_id[0].chunk_count if 0 in by_id else 0
-    if count > MAX_CHUNKS or by_id.keys() != set(range(count)):
+        if chunk.chunk_id == len(whole):
+            whole.append(chunk)
+    if not whole or not len(whole) == whole[0].chunk_count <= MAX_CHUNKS:
         return []
-    whole = [by_id[chunk_id] for chunk_id in range(count)]
     return whole if sum(chunk.size_bytes // 2 for chunk in whole) <= max_message_bytes else []
 
 
