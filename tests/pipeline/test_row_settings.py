@@ -42,6 +42,15 @@ def config(folder: Path, **delay: Any) -> Config:
     )
 
 
+def delivering(folder: Path, deliver: dict[str, Any] | None) -> Config:
+    data = {
+        "source": {"service_url": "pulsar://h:1", "topics": ["t"]},
+        "stream": {"name": "s", "checkpoint": str(folder)},
+        "delta": {"path": str(folder.parent / "messages")},
+    }
+    return parse_config(data if deliver is None else {**data, "deliver": deliver})
+
+
 # A valid value of each option that decides the rows of a micro-batch, other than its default.
 DECISIVE: dict[str, Any] = {
     "source.read_compacted": True,
@@ -317,6 +326,33 @@ def test_where_messages_wait_stays_until_none_waits(
     assert refused.value.message.startswith(named)
     save_wakeups(checkpoint, 5, {})
     compare(checkpoint, config(folder, **now), table_batch=4)
+
+
+_DELIVERIES = [
+    None,
+    *(
+        {"topic": f"public/default/{topic}", "starting": starting}
+        for topic in "ab"
+        for starting in ("earliest", "latest")
+    ),
+]
+
+
+@pytest.mark.parametrize("now", _DELIVERIES)
+@pytest.mark.parametrize("before", _DELIVERIES)
+def test_what_waited_when_delivery_began_at_latest_is_promised_to_no_other_topic(
+    tmp_path: Path, before: dict[str, Any] | None, now: dict[str, Any] | None
+) -> None:
+    folder = tmp_path / "checkpoint"
+    checkpoint = checkpoint_of(folder, delivering(folder, before), planned=4, committed=4)
+    save_wakeups(checkpoint, 4, {"t": 1000})
+    starts = [None if deliver is None else deliver["starting"] for deliver in (before, now)]
+    if starts == ["latest", "earliest"]:
+        with pytest.raises(CheckpointError, match="set it back until nothing waits") as refused:
+            compare(checkpoint, delivering(folder, now), table_batch=4)
+        assert refused.value.message.startswith('[deliver] starting was "latest"')
+        save_wakeups(checkpoint, 5, {})
+    compare(checkpoint, delivering(folder, now), table_batch=4)
 
 
 @pytest.mark.parametrize(

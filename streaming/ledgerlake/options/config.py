@@ -393,8 +393,8 @@ class DeliverConfig:
     starting: str = option(
         choice("earliest", "latest"),
         "earliest",
-        "`earliest` sends all messages that wait when the topic is first named, `latest` those "
-        "published from then on.",
+        "`earliest` sends all messages that wait when `[deliver]` is first used, `latest` those "
+        "published from then on. Another topic goes on where the one before it was.",
         toml="deliver.starting",
     )
 

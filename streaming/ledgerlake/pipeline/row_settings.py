@@ -30,6 +30,7 @@ RowSettings = dict[str, Setting]
 
 STORAGE = "[delay] storage"
 PAYLOADS = "[delay] payloads"
+STARTING = "[deliver] starting"
 TABLES = "[[tables]]"
 _BELOW = "storage in the checkpoint"
 _STATE = "state"
@@ -56,7 +57,7 @@ def row_settings(config: Config) -> RowSettings:
         "[delay] max_repeated_bytes_per_second": config.delay.max_repeated_bytes_per_second,
         # What is for a topic is part of a micro-batch's outcome too, and depends on how its
         # delivery began.
-        "[deliver] starting": None if config.deliver is None else config.deliver.starting,
+        STARTING: None if config.deliver is None else config.deliver.starting,
         TABLES: ", ".join(table.name for table in config.table_options),
         **{table.section: table.row_settings for table in config.table_options},
     }
@@ -70,6 +71,18 @@ def changed(before: RowSettings, now: RowSettings) -> list[str]:
         if name in now and now[name] != value and name != _BELOW
     ]
     return [name for name in names if name != STORAGE or not _is_same_storage(before, now)]
+
+
+def is_needed_in_state(name: str, before: RowSettings, now: RowSettings) -> bool:
+    """Return whether messages that wait need the former value of a setting that has changed. Those
+    that waited when delivery began at ``latest`` are for no topic, whatever its name.
+    """
+    change = before[name], now[name]
+    return (
+        name == STORAGE
+        or (name == PAYLOADS and change[0] == "reread")
+        or (name == STARTING and change == ("latest", "earliest"))
+    )
 
 
 def _is_same_storage(before: RowSettings, now: RowSettings) -> bool:

@@ -31,7 +31,7 @@ from ledgerlake.pipeline.left_topics import (
     warn_of_left_topics,
 )
 from ledgerlake.pipeline.moved_state import adopt_state, former_place
-from ledgerlake.pipeline.row_settings import PAYLOADS, STORAGE, changed, row_settings
+from ledgerlake.pipeline.row_settings import changed, is_needed_in_state, row_settings
 from ledgerlake.pipeline.wakeups import known_wakeup_times
 from ledgerlake.source.bounds import end_position, first_available, resolve_start
 from ledgerlake.source.latest_offset import describe
@@ -478,10 +478,9 @@ class Start:
                 f"table at {table.path}, and that batch is to be run again; set it back, run once "
                 "with --once, then change it"
             )
-        if self._has_messages_in_state() and (
-            STORAGE in names or (before.get(PAYLOADS) == "reread" and PAYLOADS in names)
-        ):
-            name = STORAGE if STORAGE in names else PAYLOADS
+        needed = [name for name in names if is_needed_in_state(name, before, now)]
+        if needed and self._has_messages_in_state():
+            name = needed[0]
             raise CheckpointError(
                 f"{name} was {_in_toml(before[name])}, and messages wait that need it; set it back "
                 "until nothing waits (ledgerlake state CONFIG)"
