@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ledgerlake.client.backoff import Backoff
+from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.topics import (
     TopicSelection,
     full_name,
@@ -16,9 +19,11 @@ from ledgerlake.client.topics import (
 )
 from ledgerlake.client.transport import Address, parse_service_url
 from ledgerlake.errors import TransportError, UsageError
+from ledgerlake.options.source_options import parse_options
+from tests.peer import Peer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 @pytest.mark.parametrize(
@@ -52,6 +57,40 @@ def test_what_pulsar_takes_for_a_partition_is_one_whatever_its_number(
 def test_what_pulsar_does_not_take_for_a_partition_is_a_topic_of_its_own(number: str) -> None:
     name = f"persistent://a/b/c-partition-{number}"
     assert split_partition(name) == (name, -1)
+
+
+PARTITIONS = {
+    "orders": 3,
+    "orders-partition-1": 0,
+    "returns": 1,
+    "plain": 0,
+    "plain-partition-0": 0,
+}
+NAMED = {*PARTITIONS, "orders-partition-0", "orders-partition-2", "returns-partition-0"}
+SPELLINGS = ["{}", "public/default/{}", "persistent://public/default/{}", " {} "]
+
+
+@pytest.fixture(scope="module")
+def partitioned() -> Iterator[Peer]:
+    with Peer(partitions={full_name(name): PARTITIONS[name] for name in PARTITIONS}) as peer:
+        yield peer
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(NAMED)), st.sampled_from(SPELLINGS)), min_size=1))
+def test_each_topic_partition_is_read_once_whatever_names_select_it(
+    partitioned: Peer, named: list[tuple[str, str]]
+) -> None:
+    names = ",".join(spelling.format(name) for name, spelling in named)
+    selection = parse_options({"service.url": partitioned.url, "topics": names}).topics
+    cluster = Cluster(ClientSettings(partitioned.url, give_up_after_s=2))
+    found = cluster.all_partitions(selection)
+    cluster.close()
+    assert len(found) == len(set(found))
+    assert set(found) == {
+        full_name(partition)
+        for name, _ in named
+        for partition in [f"{name}-partition-{n}" for n in range(PARTITIONS.get(name, 0))] or [name]
+    }
 
 
 @pytest.mark.parametrize(

@@ -117,18 +117,18 @@ class Cluster:
                     raise
             time.sleep(_TOPIC_POLL_S)
 
-    def known_partitions(self, names: Sequence[str]) -> list[str]:
+    def known_partitions(self, names: Sequence[str]) -> set[str]:
         """Return the current partitions of those topics that exist, after retries if the broker
         does not answer.
 
         Raises:
             BrokerError, TransportError, ProtocolError: as ``topic_partitions``.
         """
-        found: list[str] = []
+        found: set[str] = set()
         for name in names:
             with contextlib.suppress(TopicNotFoundError):
-                found += with_retries(
-                    partial(self._partitions, [name]), self.settings.give_up_after_s
+                found.update(
+                    with_retries(partial(self._partitions, [name]), self.settings.give_up_after_s)
                 )
         return found
 
@@ -148,7 +148,9 @@ class Cluster:
             return None
 
     def _partitions(self, names: Sequence[str], creates: bool = False) -> list[str]:
-        """Return the partitions of several topics; all requests are sent at once."""
+        """Return the partitions of several topics, each once: a name may be that of a topic or of
+        one of its partitions. All requests are sent at once.
+        """
         return self._asked(partial(self._partitions_by, names, creates))
 
     @staticmethod
@@ -164,11 +166,12 @@ class Cluster:
             )
             for name, request_id in zip(names, request_ids, strict=True)
         ]
-        return [
+        partitions = (
             partition
             for name, answer in zip(names, answers, strict=True)
             for partition in _partitions_of(name, answer)
-        ]
+        )
+        return list(dict.fromkeys(partitions))
 
     def topics_of(self, namespace: str) -> list[str]:
         """Return the topic partitions of a namespace.

@@ -58,7 +58,7 @@ class TopicList:
             self.names = set(self._cluster.all_partitions(self._topics, may_wait=may_wait))
         except TopicNotFoundError:
             # The others may have more partitions by now.
-            self.names |= set(self._cluster.known_partitions(self._topics.names))
+            self.names |= self._cluster.known_partitions(self._topics.names)
             self._refreshed_s = time.monotonic()
             raise
         self._refreshed_s = time.monotonic()
