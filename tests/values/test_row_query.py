@@ -12,6 +12,8 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ledgerlake.errors import SetupError, UsageError
 from ledgerlake.values import row_query
@@ -223,6 +225,79 @@ def test_a_batch_in_which_each_message_fails_is_not_halved_down_to_each_of_them(
     found = query.of(batch(*([1] * 2000)))
     assert len(found.bad) == 2000
     assert len(runs) < 50
+
+
+GUARDED = pa.schema([("kind", pa.string()), ("v", pa.string()), ("n", pa.int64())])
+_TESTS = st.sampled_from(
+    [
+        *("kind = 'n'", "kind <> 'n'", "kind is null", "n > 5", "v like '%a%'", "v is not null"),
+        *("v::int > 5", "cast(v as int) % 2 = 0", "n * 9223372036854775807 > 0", "v::date > kind::date"),
+        *("try_cast(v as int) > 1", "length(v) = 1", "kind in ('n', 's')", "kind::int in (1, n)"),
+    ]
+)  # fmt: skip
+_CONDITIONS = st.recursive(
+    _TESTS,
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["and", "or"]), inner).map(
+            "({0[0]} {0[1]} {0[2]})".format
+        ),
+        st.tuples(inner, inner, inner).map("(case when {0[0]} then {0[1]} else {0[2]} end)".format),
+        st.tuples(inner, inner).map("coalesce({0[0]}, {0[1]})".format),
+        st.tuples(inner, inner).map("if({0[0]}, {0[1]}, false)".format),
+        inner.map("(not {})".format),
+    ),
+    max_leaves=6,
+)
+_TEXTS = st.sampled_from([None, "n", "s", "7", "3", "hello", "a", "2026-01-01", "99999999999"])
+_ROWS = st.lists(
+    st.fixed_dictionaries(
+        {"kind": _TEXTS, "v": _TEXTS, "n": st.sampled_from([None, 0, 1, 9, 2**62])}
+    ),
+    min_size=2,
+    max_size=40,
+)
+
+
+def judged(query: RowQuery, rows: list[dict[str, Any]]) -> list[Any]:
+    """Return what each row becomes: a value, None if the query leaves it out, or bad."""
+    found = query.of(pa.RecordBatch.from_pylist(rows, schema=GUARDED))
+    values = dict(zip(found.rows.tolist(), found.values.to_pylist(), strict=True))
+    return ["bad" if row in found.bad else values.get(row) for row in range(len(rows))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(_CONDITIONS, _CONDITIONS, _ROWS)
+def test_a_row_becomes_the_same_alone_and_in_any_batch(
+    condition: str, value: str, rows: list[dict[str, Any]]
+) -> None:
+    text = f"select n, {value} as holds from messages where {condition}"
+    query = RowQuery(text, "sql")
+    try:
+        query.columns(GUARDED)
+    except SetupError:
+        # It fails for a message of nulls.
+        return
+    alone = [judged(query, [row])[0] for row in rows]
+    assert judged(query, rows) == alone
+    assert judged(query, rows[::-1]) == alone[::-1]
+
+
+@pytest.mark.parametrize("guarded", ["kind = 'n' and v::int > 5", "kind <> 'n' or v::int > 5"])
+def test_a_failing_row_does_not_touch_a_row_that_a_guard_keeps_from_failing(guarded: str) -> None:
+    rows = [{"kind": "n", "v": "x", "n": 1}] + [{"kind": "s", "v": "x", "n": 1}] * 3000
+    found = Condition(guarded, "where").of(pa.RecordBatch.from_pylist(rows, schema=GUARDED))
+    assert list(found.bad) == [0]
+    assert len(found.rows) == (3000 if "or" in guarded else 0)
+
+
+def test_a_row_that_succeeds_alone_is_not_bad_whatever_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    query = RowQuery("select cast(v as int) as m from messages", "sql")
+    rows = [{"kind": "n", "v": text, "n": 1} for text in ("1", "x", "2")]
+    every = f"select {row_query._ROW} from {row_query._NUMBERS}"
+    monkeypatch.setattr(query, "_failing", every)
+    assert judged(query, rows) == [{"m": 1}, "bad", {"m": 2}]
 
 
 # Each value ends within what DuckDB quotes of it, or is no text.

@@ -243,26 +243,30 @@ class RowQuery:
 
     def _without_bad(self, messages: pa.RecordBatch, columns: pa.StructType) -> Answer:
         """Run the query over the messages for which it does not fail."""
-        try:
-            return self._run(messages, columns)
-        except Unreadable:
-            pass
-        try:
-            with reading():
-                bad = _run(self._failing, messages).column(0).to_numpy()
-        except Unreadable:
-            # Not by an expression; too little memory, for example.
-            bad = np.empty(0, dtype=np.int64)
+        bad = self._failing_rows(messages)
+        kept = np.setdiff1d(np.arange(messages.num_rows), bad)
         if not len(bad):
             return self._halved(messages, columns)
-        reasons: dict[int, str] = {}
+        reasons = dict.fromkeys(bad.tolist(), "a value cannot be computed")
         for row in bad[:_MOST_REASONS].tolist():
-            reasons[row] = self._halved(messages.slice(row, 1), columns).bad.get(0, "")
-        reasons = {row: reasons.get(row) or "a value cannot be computed" for row in bad.tolist()}
-        kept = np.setdiff1d(np.arange(messages.num_rows), bad)
+            alone = self._halved(messages.slice(row, 1), columns).bad
+            if not alone:
+                return self._halved(messages, columns)
+            reasons[row] = alone[0]
         answer = self._halved(messages.take(pa.array(kept)), columns)
         more = {int(kept[row]): reason for row, reason in answer.bad.items()}
         return Answer(answer.values, kept[answer.rows], reasons | more)
+
+    def _failing_rows(self, messages: pa.RecordBatch) -> NDArray[np.int64]:
+        """Return the rows for which an expression fails; none if it is not by an expression, but by
+        too little memory, for example.
+        """
+        try:
+            with reading():
+                found: NDArray[np.int64] = _run(self._failing, messages).column(0).to_numpy()
+                return found
+        except Unreadable:
+            return np.empty(0, dtype=np.int64)
 
     def _halved(self, messages: pa.RecordBatch, columns: pa.StructType) -> Answer:
         """Run the query; if it fails for all messages together, halve them until it fails for
@@ -503,13 +507,29 @@ def _numbered(node: dict[str, Any]) -> str:
         if star.get("class") == "STAR" and not star["relation_name"] and not star["columns"]:
             star["relation_name"] = alias
     selected = [*node["select_list"], _parsed(f"select {_NUMBERS}.{_ROW}", "")["select_list"][0]]
-    return _text({**node, "select_list": selected, "from_table": _source(alias)})
+    condition = node["where_clause"]
+    if condition is not None:
+        text = f"select 1 where {_when(condition, 'true', 'false')}"
+        condition = _parsed(text, "")["where_clause"]
+    parts = {"select_list": selected, "from_table": _source(alias), "where_clause": condition}
+    return _text({**node, **parts})
+
+
+def _when(condition: dict[str, Any], value: str, other: str) -> str:
+    """Return the text of a value for the rows that meet a condition, and of another for all others.
+
+    DuckDB computes a condition in a ``case`` for each row in the order in which it is written, and
+    ends at what decides it, as after ``where``. Elsewhere it computes all parts of ``and`` and
+    ``or``. It does not take a ``case`` apart, as it does a ``where``. So the query and
+    ``_failing`` compute the same for a row.
+    """
+    return f"case when ({_expression(condition)}) then {value} else {other} end"
 
 
 def _failing(node: dict[str, Any]) -> str:
-    """Return a query of the numbers of the rows for which an expression fails. ``try`` makes null
-    of a failure, and nothing else makes null of a hash. DuckDB knows without computing it that a
-    list or a struct is not null, but it must compute all parts for a hash.
+    """Return a query of the numbers of the rows for which an expression fails. ``try`` judges each
+    row alone, and makes null of a failure; nothing else makes null of a hash. DuckDB knows without
+    computing it that a list or a struct is not null, but it must compute all parts for a hash.
     """
     alias = node["from_table"]["alias"] or RELATION
     expressions = [
@@ -521,13 +541,11 @@ def _failing(node: dict[str, Any]) -> str:
             for replaced in star.get("replace_list") or ()
             if star["class"] == "STAR"
         ]
-    texts = [_expression(part) for part in expressions]
-    fails = " or ".join(f"try(hash({text})) is null" for text in texts) or "false"
+    computed = f"hash({', '.join(['1', *map(_expression, expressions)])})"
     if node["where_clause"] is not None:
-        holds = f"coalesce(({_expression(node['where_clause'])}), false)"
-        fails = f"try({holds}) is null or (try({holds}) and ({fails}))"
-    template = _parsed(f"select {_NUMBERS}.{_ROW} from {RELATION} where {fails}", "")
-    return _text({**template, "from_table": _source(alias)})
+        computed = _when(node["where_clause"], computed, "0")
+    text = f"select {_NUMBERS}.{_ROW} from {RELATION} where try({computed}) is null"
+    return _text({**_parsed(text, ""), "from_table": _source(alias)})
 
 
 def _source(alias: str) -> dict[str, Any]:
