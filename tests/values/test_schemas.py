@@ -579,6 +579,32 @@ def test_protobuf_is_read_by_its_descriptor() -> None:
     assert list(bad) == [3]
 
 
+@pytest.mark.parametrize("syntax", ["proto2", "proto3"])
+@pytest.mark.parametrize("name", dir(descriptor_pb2.FieldDescriptorProto))
+def test_a_protobuf_field_may_be_called_as_anything_of_pythons_class(
+    name: str, syntax: str
+) -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="n.proto", package="n", syntax=syntax)
+    kind = file.enum_type.add(name="E")
+    kind.value.add(name="NONE", number=0)
+    root = file.message_type.add(name="R")
+    inner = root.nested_type.add(name="I")
+    # A type of a message is an attribute of its class too.
+    inner.nested_type.add(name=name)
+    inner.field.add(name="x", number=1, label=1, type=14, type_name=".n.E")
+    root.field.add(name=name, number=1, label=1, type=9)
+    root.field.add(name="i", number=2, label=1, type=11, type_name=".n.R.I")
+    packed = base64.b64encode(
+        descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
+    ).decode()
+    definition = json.dumps({"fileDescriptorSet": packed, "rootMessageTypeName": "n.R"}).encode()
+    schema = ValueSchema(SchemaType.ProtobufNative, definition)
+    values, bad = read(schema, [b"\x0a\x01v\x12\x02\x08\x05", b""])
+    assert values[0] == {name: "v", "i": {"x": "5"}}
+    assert values[1] == {name: None if syntax == "proto2" else "", "i": None}
+    assert not bad
+
+
 def test_a_protobuf_schema_that_is_damaged_or_endless_is_refused() -> None:
     with pytest.raises(SetupError, match="descriptor is damaged"):
         column_type(ValueSchema(SchemaType.ProtobufNative, b"{}"))

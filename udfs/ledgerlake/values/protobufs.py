@@ -81,7 +81,9 @@ def message_decoder(reader: ValueSchema) -> Decoder:
     loop = protobuf_reader(root, target)
 
     def decode(encoded: Encoded) -> DecodedValues:
-        rows, bad = decode_rows(encoded.payloads, lambda payload: _values(kind.FromString(payload)))
+        rows, bad = decode_rows(
+            encoded.payloads, lambda payload: _values(kind.FromString(payload), root)
+        )
         return DecodedValues(build(rows, target, target, bad), bad)
 
     read = decode if loop is None else with_loop(loop.read, lambda values: values, decode)
@@ -164,8 +166,7 @@ def _single(field: Any, inside: tuple[str, ...], columns: Iterator[int]) -> pa.D
     return _TYPES[field.cpp_type]
 
 
-def _values(message: Message) -> dict[str, Any]:
-    descriptor: Any = message.DESCRIPTOR
+def _values(message: Message, descriptor: Descriptor) -> dict[str, Any]:
     values = {field.name: _value(message, field) for field in descriptor.fields}
     closed = closed_fields(descriptor)
     unknown_fields: Iterable[Any] = UnknownFieldSet(message) if closed else []  # type: ignore[assignment]
@@ -183,7 +184,8 @@ def _values(message: Message) -> dict[str, Any]:
 
 
 def _value(message: Message, field: Any) -> Any:
-    if field.has_presence and not message.HasField(field.name):
+    # A field hides the method of a message that has its name.
+    if field.has_presence and not type(message).HasField(message, field.name):
         return None
     value = getattr(message, field.name)
     if is_map(field):
@@ -196,7 +198,7 @@ def _value(message: Message, field: Any) -> Any:
 
 def _plain(field: Any, value: Any) -> Any:
     if field.cpp_type == _CPP.CPPTYPE_MESSAGE:
-        return _values(value)
+        return _values(value, field.message_type)
     if field.cpp_type == _CPP.CPPTYPE_ENUM:
         enum_value = field.enum_type.values_by_number.get(value)
         return str(value) if enum_value is None else enum_value.name
