@@ -179,6 +179,35 @@ def test_a_query_that_does_not_fit_names_column_and_line(text: str, what: str) -
         RowQuery(text, "sql").columns(MESSAGES)
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "cents // 3 as third from messages",
+        "upper(CENTS::varchar) as text from messages",
+        "case when id > 1 then cents end as some from messages",
+        "list_transform([1], lambda x: x + cents) as more from messages",
+        "id as other from messages where cents > 100",
+        "* replace (cents as id) from messages",
+    ],
+)
+def test_a_query_that_uses_a_column_of_its_own_is_refused(rest: str) -> None:
+    query = RowQuery(f"select id * 100 as cents, {rest}", "sql")
+    with pytest.raises(SetupError, match=r"(?i)sql uses a column that it makes itself.*cents"):
+        query.columns(MESSAGES)
+    # A column of the messages is meant, as it is without the alias.
+    named = MESSAGES.append(pa.field("cents", pa.int64()))
+    if "*" not in rest:
+        assert query.columns(named).names[0] == "cents"
+
+
+def test_an_alias_may_be_the_name_of_a_column_or_of_a_parameter() -> None:
+    text = (
+        "select upper(name) as name, id as twice, list_transform(tags, lambda twice: twice || 'y') as "
+        "tags from messages m where name <> 'n2' and m.id > 0"
+    )
+    assert answer(text, 1, 2)[0] == [{"name": "N1", "twice": 1, "tags": ["xy"]}]
+
+
 def test_messages_of_which_a_value_cannot_be_computed_have_no_row_and_a_reason() -> None:
     query = RowQuery(
         "select id, cast(decode(value)->>'$.n' as int) / nullif(id, 2) as n from messages where id "

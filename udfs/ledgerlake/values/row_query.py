@@ -192,6 +192,7 @@ class RowQuery:
             tuple(part["column_names"]) for part in parts if part.get("class") == "COLUMN_REF"
         ]
         self._numbered, self._failing = _numbered(node), _failing(node)
+        self._nameless = _nameless(node)
         self._columns: dict[pa.Schema, pa.StructType] = {}
 
     def columns(self, messages: pa.Schema) -> pa.StructType:
@@ -300,6 +301,15 @@ class RowQuery:
         except Unreadable as failure:
             said = _with_line(failure.error, self._text)
             raise SetupError(f"{self._where} does not fit the messages: {said}") from None
+        try:
+            with reading():
+                _run_as_written(self._nameless, nothing)
+        except Unreadable as failure:
+            said = _with_line(failure.error, self._text)
+            raise SetupError(
+                f"{self._where} uses a column that it makes itself, and a field of that name would "
+                f"take its place; write what it stands for again: {said}"
+            ) from None
         try:
             with reading():
                 _run(self._numbered, _batch_of(messages, 1))
@@ -513,6 +523,14 @@ def _numbered(node: dict[str, Any]) -> str:
         condition = _parsed(text, "")["where_clause"]
     parts = {"select_list": selected, "from_table": _source(alias), "where_clause": condition}
     return _text({**node, **parts})
+
+
+def _nameless(node: dict[str, Any]) -> str:
+    """Return the query without names of its own. DuckDB takes a name for a column of the messages,
+    if they have it, and else for one that the query makes: with a new field, the same query would
+    give other values. A query that needs a name of its own does not fit without it.
+    """
+    return _text({**node, "select_list": [{**part, "alias": ""} for part in node["select_list"]]})
 
 
 def _when(condition: dict[str, Any], value: str, other: str) -> str:
