@@ -18,6 +18,7 @@ from ledgerlake.decode.split import split_bundle
 from ledgerlake.operators.results import BatchSettings, TopicSchemas
 from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.options.config import parse_config
+from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.tables import Tables
 from ledgerlake.source.pieces import Piece
 from ledgerlake.stored.offsets import PartitionOffset
@@ -123,9 +124,7 @@ class Stream:
         last = len(self.frames) - 1
         end = PartitionOffset(Position(7, last), None, BROKER_TIME_MS + last, last)
         monkeypatch.setattr(verify_module, "Cluster", NoCluster)
-        monkeypatch.setattr(
-            verify_module.Checkpoint, "committed_range", lambda _: ({}, {self.topic: end})
-        )
+        monkeypatch.setattr(Checkpoint, "committed_range", lambda _: ({}, {self.topic: end}))
         monkeypatch.setattr(topic_content, "read_pieces", self._pieces)
         return verify(self.config)
 
