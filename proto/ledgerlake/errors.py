@@ -157,7 +157,7 @@ class DecryptionError(LedgerlakeError):
 
 
 class DataLossError(LedgerlakeError):
-    """A topic no longer has what was to be read next, and the user wants to be stopped by that."""
+    """A topic has lost entries that were not read yet, and the options do not allow a loss."""
 
     lost = "yes"
     exit_code = 1

@@ -1,8 +1,7 @@
 """The reasons of rejects: what the column ``reason`` of ``rejects`` may say.
 
-Each reason is declared here, and nowhere else. Nothing but a declared reason passes for a
-``Reason``, which the type checker sees to. What is read from a table or a row is made one by
-``Reason(text)``.
+All reasons are declared here. The type checker accepts only a declared reason as a ``Reason``.
+``Reason(text)`` converts a text from a table or a row.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ Reason = NewType("Reason", str)
 
 @dataclass(frozen=True)
 class Declared:
-    """A reason, for people and for what decides by it.
+    """A reason, with texts for people and properties for the code that decides by it.
 
     Args:
-        cause: what is wrong. cure: what to do. can_be_replayed: the entry may fit later.
+        cause: the fault. cure: the action that repairs it. can_be_replayed: the entry may fit
+            later.
         is_of_a_table: it depends on a table's rows, so that one table may take a message that
         another rejects.
         may_change: it depends on more than the entry and the options, such as keys and what the

@@ -63,8 +63,8 @@ def decrypted(entry: RawEntry, settings: CryptoSettings) -> RawEntry:
 
 
 def unreadable_keys(folder: Path) -> str:
-    """Return what is wrong with a folder of private keys; empty if there is a key, and each can be
-    read.
+    """Return the fault of a folder of private keys as a phrase; empty if it has a key, and each can
+    be read.
     """
     try:
         files = sorted(file for file in folder.iterdir() if file.suffix == ".pem")

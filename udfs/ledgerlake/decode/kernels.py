@@ -1,11 +1,11 @@
 """Loops over bytes, compiled: frames, entry metadata and batches of one buffer, without an object
 per message.
 
-The kernels accept what is plain and well-formed. Whatever is odd (a length that passes the end, a
-field of another wire type, text that is not UTF-8, a chunk, a marker, encryption) is only marked
-``ODD``; the protobuf route in ``reference`` decides about it. So there is one place that judges bad
-input, and these loops need to be right only about what they accept. Fields that the protocol may
-gain later are skipped, as protobuf does.
+The kernels accept plain, well-formed entries. An odd entry is only marked ``ODD``: it has a length
+that passes the end, a field of another wire type, text that is not UTF-8, a chunk, a marker or
+encryption. The protobuf route in ``reference`` decides about it. So there is one place that judges
+bad input, and these loops need to be right only about the entries that they accept. Fields that the
+protocol may gain later are skipped, as protobuf does.
 
 Every read is bounded by an ``end`` that lies inside the buffer; a reader that fails returns
 position -1.
@@ -461,7 +461,7 @@ def walk_frames(buffer, entries):  # type: ignore[no-untyped-def]
                 size, message = read_short_varint(buffer, message, message_end)
                 if message < 0 or size > message_end - message:
                     return -1
-                # A repeated message field adds to what was there.
+                # A repeated message field is merged into the earlier one.
                 ledger, entry, message = read_message_id(buffer, message, message + size, False)
                 if message < 0:
                     return -1

@@ -1,16 +1,16 @@
 """A large message from its chunks (PIP-37).
 
 The bytes of each chunk are verified and decrypted, then joined, then decompressed once;
-``uncompressed_size`` is the size of the complete message. Position, broker time, index and metadata
-of the row are those of the last chunk; producers repeat the metadata on every chunk.
+``uncompressed_size`` is the size of the complete message. The row has the position, broker time,
+index and metadata of the last chunk; producers repeat the metadata on every chunk.
 
 A message is opened as a whole or not at all. If the settings pass encrypted messages on, and no key
 opens one of the chunks, the value is all chunks as they are stored, and the row has the property of
 encrypted ones.
 
-Memory: each chunk is released when it is joined, with what its producer put beside the payload. If
-encrypted messages may pass, there are the stored and the opened chunks until then. After that there
-are the joined bytes and, if they are compressed, the plain bytes.
+Memory: each chunk is released when it is joined, with the bytes that its producer put beside the
+payload. If encrypted messages may pass, there are the stored and the opened chunks until then.
+After that there are the joined bytes and, if they are compressed, the plain bytes.
 """
 
 from __future__ import annotations

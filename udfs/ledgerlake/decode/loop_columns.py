@@ -67,7 +67,7 @@ class LoopColumns:
         )
 
     def refuse(self, rows: Sequence[int]) -> None:
-        """Take back what was read of some rows."""
+        """Discard the values that were read for some rows."""
         self.ok[rows] = 0
         for numbers in (self.valid, self.sizes, self.values):
             numbers[:, rows] = 0

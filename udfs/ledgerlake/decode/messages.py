@@ -2,8 +2,8 @@
 
 The steps for a bundle: read its frames, read every entry's metadata, verify checksums, decompress,
 read the batches, and gather the columns. The loops are in ``kernels``. Entries that they mark as
-odd are decoded by ``reference``, one at a time, and their rows are inserted between those of the
-others, so that rows are always in the order of the entries and batch indexes.
+odd are decoded by ``reference``, one at a time, and their rows are inserted between the other rows,
+so that rows are always in the order of the entries and batch indexes.
 
 Memory: one slice of a bundle is decompressed at a time, at most ``max_bytes`` of plain payload or
 one entry. Odd entries are expanded one at a time. Fields of an entry are copied for each of its
@@ -386,8 +386,8 @@ def _decode_slice(
 
 @dataclass
 class _Run:
-    """Messages that are returned together: those of the kernels, as columns of a slice's fields,
-    and the rows of odd entries between them, each with its entry's number in the slice.
+    """Messages that are returned together: messages that the kernels read, as columns of a slice's
+    fields, and the rows of odd entries between them, each with its entry's number in the slice.
     """
 
     start: int = 0
@@ -417,7 +417,7 @@ class _Run:
 def _runs(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -> Iterator[_Run]:
     """Yield the messages of a slice in order, in pieces of limited size; at least one piece.
 
-    A batch is in one piece, or begins a piece. So what comes before it in a bundle does not decide
+    A batch is in one piece, or begins a piece. So the entries before it in a bundle do not decide
     how it is cut: rejects of its messages are made by piece. Only the size ends a piece, since each
     one has a cost of its own, however few messages it has.
     """

@@ -64,7 +64,7 @@ def _outside(row: Mapping[str, Any]) -> tuple[dict[str, int], list[tuple[str, st
     columns = {property_of(name): name for name in _UNSIGNED if row[name] is None}
     outside: dict[str, int] = {}
     properties: list[tuple[str, str]] = []
-    # Those of the message itself come first.
+    # The message's own properties come first.
     for name, value in reversed(row["properties"] or ()):
         column = columns.get(name, "")
         number = int(value) if column not in outside and _NUMBER.fullmatch(value) else 0

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class PieceKind(str, Enum):
-    """The kind of a piece, see the module; the values are those of the column ``kind``."""
+    """The kind of a piece, see the module; the column ``kind`` has these values."""
 
     ENTRIES = "entries"
     DELAYED = "delayed"

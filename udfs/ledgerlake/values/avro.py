@@ -37,7 +37,7 @@ _NUMBERS = {"int": A_INT, "long": A_LONG}
 _FLOATING = {"float": (4, np.uint32, np.float32), "double": (8, np.int64, np.float64)}
 
 
-# Makes an Arrow array of what was read.
+# Makes an Arrow array of the columns that were filled.
 _Build: TypeAlias = Callable[[LoopColumns], pa.Array]
 
 
@@ -50,7 +50,7 @@ class AvroReader:
     """A program and the columns that it fills.
 
     Args:
-        build: makes the records of what was read.
+        build: makes the records of the filled columns.
         texts: the columns that must be UTF-8.
         limits: the columns whose numbers have a greatest magnitude.
     """

@@ -107,8 +107,8 @@ def _root(schema: ValueSchema) -> Descriptor:
 
 
 def _without_extensions(part: Any) -> Any:
-    """Return a file or a message without its extensions: they have no column, so what is parsed of
-    them would take memory that no weight counts. Their bytes are those of unknown fields.
+    """Return a file or a message without its extensions. They have no column, so their parsed
+    values would take memory that no weight counts. Their bytes become unknown fields.
     """
     part.ClearField("extension")
     for inner in part.message_type if hasattr(part, "message_type") else part.nested_type:

@@ -45,7 +45,7 @@ PULSAR_FIELDS = [field for field in schema.MESSAGES if field.name != "value"]
 
 @dataclass(frozen=True)
 class Misfit:
-    """A message without a record: its row, the reason of the reject, and what is wrong."""
+    """A message without a record: its row, and the reason and the detail of the reject."""
 
     row: int
     reason: Reason

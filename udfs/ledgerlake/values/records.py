@@ -174,7 +174,7 @@ def record_type(schema: ValueSchema) -> pa.DataType:
 
 
 def record_decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
-    """Return a decoder that reads values of one version as those of another.
+    """Return a decoder that reads values of the version ``writer`` into the column of ``reader``.
 
     Raises:
         SetupError: a version is damaged, or has no column.
@@ -453,7 +453,7 @@ class _Types:
                 f"a schema has two types of the name {name}; read it with schema = bytes"
             )
         self._named[name] = arrow_type
-        # What is inside has been named before, so each type is judged once.
+        # Inner types have been named before, so each type is judged once.
         parts = [part["type"] for part in node.get("fields", ())]
         is_empty = (
             not node.get("size")

@@ -3,7 +3,7 @@
 DuckDB runs them, in the process that has the batch. A query gives at most one row for each message,
 in their order, and depends on that message alone. So it may select, compute and filter; it may not
 join, group, sort or limit, and may not call functions of the clock, of chance or of the session.
-DuckDB's own parser says what is in a query, and its catalog which functions there are.
+DuckDB's own parser tells the parts of a query, and its catalog the existing functions.
 
 DuckDB reads no file and no network for a query, and its settings are locked. Times are UTC.
 """
@@ -163,7 +163,7 @@ class Answer:
 
 
 def joined(first: Answer, second: Answer, count: int) -> Answer:
-    """Return the answers of two halves of a batch, the first of which has ``count`` messages."""
+    """Return the answers of two halves of a batch; the first half has ``count`` messages."""
     values = pa.concat_arrays([first.values, second.values])
     bad = first.bad | {row + count: reason for row, reason in second.bad.items()}
     return Answer(values, np.concatenate([first.rows, second.rows + count]), bad)

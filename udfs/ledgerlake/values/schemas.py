@@ -130,7 +130,7 @@ def record_name(schema: ValueSchema) -> str:
 
 @_Remembered
 def decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
-    """Return a decoder that reads values of one schema as those of another.
+    """Return a decoder that reads values of the schema ``writer`` into the column of ``reader``.
 
     Raises:
         SetupError: a schema is damaged, or the kinds of the two cannot be converted.
@@ -219,8 +219,8 @@ def _kind_of(name: str) -> int:
 
 
 def _two(data: bytes) -> tuple[bytes | None, bytes | None] | None:
-    """Return the two parts of the bytes, each of which follows its length (-1: null); None if they
-    do not fill the bytes.
+    """Return the two parts of the bytes, each after its length (-1: null); None if they do not fill
+    the bytes.
     """
     parts: list[bytes | None] = []
     start = 0

@@ -166,8 +166,8 @@ def _by_version(
     of_version: SchemaOfVersion,
     reasons: dict[int, str],
 ) -> pa.Array:
-    """Return all values; add to ``reasons`` those of messages that should have a value and
-    do not.
+    """Return all values; add to ``reasons`` the reason of each message that should have a value and
+    has none.
     """
     pieces = [pa.nulls(0, column_type(reader))]
     places: list[NDArray[np.int64]] = []
