@@ -189,7 +189,7 @@ def _show(
             _say(title)
             with contextlib.redirect_stdout(io.StringIO()) as shown:
                 spark.sql(query).show(truncate=False)
-            # What is written at once is one line: it may have texts from outside.
+            # Print line by line: the guarded output escapes newlines within one write.
             for line in shown.getvalue().splitlines():
                 print(line)
     verdict = verify(config)

@@ -53,9 +53,9 @@ class Assembled:
     """A complete message: its chunks in order. ``entries`` is None if they must be read from the
     topic again.
 
-    Iterating ``entries`` removes them from the kept entries; those of a delayed message can be
-    iterated again, until the next outcome is asked for. ``key`` is the key that the chunks
-    must have; None if the message was spilled by a release that did not store it.
+    Iterating ``entries`` removes them from the kept entries. The entries of a delayed message can
+    be iterated again, until the next outcome is asked for. ``key`` is the key that the chunks must
+    have; None if the message was spilled by a release that did not store it.
 
     ``deliver_ms`` is the requested time, set if the message must still be delayed. ``delivered_ms``
     is the release time, set once it is due; ``due_ms`` is then the time by which it waited, and

@@ -310,7 +310,7 @@ class IncompleteMessages:
         return _classify(chunk, self.find(chunk.key), self._limits)
 
     def arrive(self, chunk: Chunk) -> list[Effect]:
-        """Add a chunk; return what is to be done, in this order."""
+        """Add a chunk; return the effects to apply, in this order."""
         event = self.classify(chunk)
         return _STEPS[event](self, chunk, event)
 

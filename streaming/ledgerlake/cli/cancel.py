@@ -49,7 +49,7 @@ def _cancel(options: argparse.Namespace) -> int:
 
 
 def _sentence(by: str, target: str, names: list[str]) -> str:
-    """Say what was stored: the topic takes a cancel whatever waits there."""
+    """Return the confirmation. The topic stores a cancel even if no message waits for it."""
     return (
         f"cancel of {by} {target} stored in {', '.join(names)}; it holds for what waits there "
         "by then, if anything does"

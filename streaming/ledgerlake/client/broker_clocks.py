@@ -80,7 +80,7 @@ class BrokerClocks:
         return known.now_ms(time.monotonic())
 
     def _ask(self, topic_partition: str) -> _Reading:
-        """Ask the broker of a topic partition; if that fails, what was known of it still counts."""
+        """Ask the broker of a topic partition for its time; if that fails, use the last reading."""
         reader = EntryReader(self._cluster, topic_partition, AFTER_ALL, read_compacted=False)
         try:
             clock_ms, read_s = milliseconds_of(reader.connected_since()), time.monotonic()

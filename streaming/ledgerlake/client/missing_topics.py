@@ -34,7 +34,7 @@ def find_topic_partitions(cluster: Cluster, selection: TopicSelection) -> list[s
 def with_similar(
     error: TopicNotFoundError, cluster: Cluster, topics: Iterable[str]
 ) -> TopicNotFoundError:
-    """Return the error with the names that are similar to those of missing topics.
+    """Return the error with the names of existing topics that are similar to the missing ones.
 
     Args:
         topics: full names.

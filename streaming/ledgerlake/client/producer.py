@@ -67,8 +67,8 @@ class EntryProducer:
 
     Opening it is retried while the broker does not answer or still loads the topic.
 
-    Numbers go on after those of an earlier producer of that name, or a broker with deduplication
-    would drop the entries.
+    Sequence ids continue after the last one of an earlier producer of that name. Otherwise a broker
+    with deduplication would drop the entries.
 
     Raises:
         TopicNotFoundError, BrokerError, TransportError: as for a reader.

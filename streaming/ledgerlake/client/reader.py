@@ -9,10 +9,11 @@ Rules kept here:
     caller has the reader begin again. And where two entries or more are missing between two that
     came, they are asked for one by one: a wrong count cannot hide a single one, as a transaction
     leaves it.
-  - Message expiry (TTL) moves the cursors of readers too, past what was not sent yet. A reader
-    acknowledges nothing, so its mark-delete position says how far. If something is missing before
-    that position, a new consumer reads on. A consumer passes over markers before its first entry in
-    the same way, so the next consumer has to show the same. Expiry does not run twice so soon.
+  - Message expiry (TTL) moves the cursors of readers too, past entries that were not sent yet. A
+    reader acknowledges nothing, so its mark-delete position says how far. If something is missing
+    before that position, a new consumer reads on. A consumer passes over markers before its first
+    entry in the same way, so the next consumer has to show the same. Expiry does not run twice so
+    soon.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ _log = logging.getLogger(__name__)
 
 
 class EntryReader:
-    """A non-durable reader of one topic partition, positioned after ``after``; after ``AFTER_ALL``,
-    it gets what is stored once it is open.
+    """A non-durable reader of one topic partition, positioned after ``after``. After ``AFTER_ALL``,
+    it gets the entries that are stored once it is open.
 
     Args:
         read_compacted: whether to read the compacted topic; None for the cluster's setting.
@@ -251,8 +252,8 @@ class EntryReader:
         return end.entry_id - self.after.entry_id
 
     def grant_until(self, end: Position) -> None:
-        """Let the broker send the entries up to ``end``, each of which takes a permit at least.
-        None follows unless there were holes before: those have left permits.
+        """Let the broker send the entries up to ``end``; each one takes at least one permit. The
+        broker sends no later entry, unless missing entries have left permits.
         """
         assert self._open is not None
         session, consumer = self._open

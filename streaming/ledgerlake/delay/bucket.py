@@ -28,8 +28,8 @@ class Bucket:
     ``first`` and ``last`` are the least and greatest position in it. ``waiting`` counts the
     messages that have not left. ``segment`` (from 1) and ``offset`` give the next message, due at
     ``next_ms``; the last one is due at ``last_ms``. A bucket that is not ``sealed`` is mutable: it
-    may be merged with its neighbours. No message that waits and whose bytes are not in it stands
-    before ``reread_from``; None if it has those of all.
+    may be merged with its neighbours. No waiting message whose bytes are outside the bucket has a
+    position before ``reread_from``; None if the bucket has the bytes of all messages.
     """
 
     bucket_id: int

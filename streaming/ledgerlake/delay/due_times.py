@@ -1,14 +1,14 @@
 """How many delayed messages are due when, in a limited number of spans: the sooner, the more
 precise.
 
-Spans are stretches of the clock that do not overlap. They have a second each for at least a minute
-after the first message, a minute for two hours, an hour for eight days, a day for 400 days, 100
-days for a century, and a hundred times as much beyond. Each length goes on until a span of the next
-one can begin.
+Spans are stretches of the clock that do not overlap. For at least a minute after the first message,
+a span is a second long. Then it is a minute long up to two hours after that message, and an hour up
+to eight days. It is a day long up to 400 days, 100 days up to a century, and a hundred times as
+long beyond. Each length goes on until a span of the next one can begin.
 
-In a bucket of many segments, the times of single messages are not at hand, and in one of few, those
-of the messages within a part of a segment. Such messages are taken for evenly spread between the
-first and the last of their segment or part. Counts that depend on that are estimates.
+The times of single messages are not always known. A bucket of many segments gives the first and the
+last time of each segment. A bucket of few segments gives them for each of up to ``MOST_PARTS``
+parts. The messages between them count as evenly spread, so these counts are estimates.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 (PIP-195).
 
     added        to the mutable buckets: fresh messages in memory, and a stored bucket for each
-                 micro-batch, of which those of similar size are merged
+                 micro-batch; stored buckets of similar size are merged
     sealed       if a message of a later ledger range comes and the mutable buckets have enough
                  messages: they become one immutable bucket of segments
     merged       if there are too many immutable buckets: those two neighbours that have the fewest
@@ -179,8 +179,8 @@ class DelayedTracker:
         return min((position for position in positions if position is not None), default=None)
 
     def move_reread_from(self) -> None:
-        """Let the ``reread_from`` of buckets pass what was taken; for before ``save``. It may stay
-        before a message whose bytes are in its bucket.
+        """Move the ``reread_from`` of buckets past the taken messages; call it before ``save``. It
+        may stay before a message whose bytes are in its bucket.
         """
         saved = set(self._saved_buckets)
         self._buckets = [

@@ -72,7 +72,7 @@ class Finding:
 
 
 def check(path: str) -> Iterator[Finding]:
-    """Yield what is found of a configuration file, in the order in which a start needs it."""
+    """Yield the findings on a configuration file, in the order of a start."""
     yield _packages()
     try:
         config = load_config(path)
@@ -84,7 +84,7 @@ def check(path: str) -> Iterator[Finding]:
 
 
 def check_config(config: Config) -> Iterator[Finding]:
-    """Yield what is found of a configuration."""
+    """Yield the findings on a configuration."""
     yield _found("java", _java)
     yield _found("jars", _jars)
     if config.spark.needs_bundle or config.checkpoint_place.store is not None:

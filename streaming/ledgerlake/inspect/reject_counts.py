@@ -41,7 +41,7 @@ _QUERY = """
 @dataclass(frozen=True)
 class RejectCount:
     """The rejects of a topic for one reason. ``first`` and ``last`` are the broker's times, None if
-    it gives none; ``message_id`` and ``detail`` are those of the last one.
+    it gives none; ``message_id`` and ``detail`` belong to the last one.
     """
 
     reason: Reason

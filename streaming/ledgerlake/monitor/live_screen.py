@@ -1,5 +1,6 @@
-"""The live screen of a running pipeline on a terminal: rate, lag by topic partition, what waits and
-what was rejected, and the last commits. Pure: the numbers in, what rich prints out.
+"""The live screen of a running pipeline on a terminal: rate, lag by topic partition, waiting
+messages, rejects, and the last commits. Pure: it takes the numbers and returns objects that rich
+prints.
 
 Rules kept here:
   - The screen is no wider and no higher than the terminal. A name that is too long loses its
@@ -35,8 +36,7 @@ _MOST_REASONS = 5
 # The lines of everything but the topic partitions.
 _OTHER_LINES = 17
 _FEWEST_ROWS = 3
-# The columns of the terminal: those of a number, of the longest name, of the longest bar, and
-# between two.
+# Widths in columns of the terminal: a number, the longest name, the longest bar, and a gap.
 _NUMBER, _NAME, _BAR, _GAP = 11, 60, 60, 2
 _LABEL = 12
 

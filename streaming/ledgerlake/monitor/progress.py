@@ -108,7 +108,7 @@ class Reading:
         return from_json({"version": VERSION, "positions": positions})
 
     def text(self, now_s: float) -> str:
-        """Return what is said of it; empty before it has run for some seconds."""
+        """Return a sentence on the running micro-batch; empty until it has run for some seconds."""
         taken_s = now_s - self.begun_s
         if taken_s < _LONG_S:
             return ""
@@ -120,8 +120,8 @@ class Reading:
 @dataclass(frozen=True)
 class Progress:
     """The progress of a pipeline at a time: the totals, the messages a second now and before, how
-    far it has come, and what is said of the micro-batch that runs. ``lost_ms``: since when there is
-    no connection to the broker.
+    far it has come, and a sentence on the running micro-batch. ``lost_ms`` is the time of the loss
+    of the connection to the broker; None if there is a connection.
     """
 
     name: str
@@ -136,7 +136,7 @@ class Progress:
 
     @property
     def lost(self) -> str:
-        """Return what is said of a lost connection; empty if there is one."""
+        """Return a phrase on the lost connection; empty if there is a connection."""
         return (
             ""
             if self.lost_ms is None

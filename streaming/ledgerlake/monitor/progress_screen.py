@@ -146,7 +146,7 @@ class ProgressScreen:
         from ledgerlake.monitor.live_screen import live_screen
 
         console, terminal = Console(file=unguarded(self._out)), self._terminal
-        # What is logged meanwhile appears above the screen.
+        # Log lines appear above the screen.
         with Live(
             console=console, auto_refresh=False, transient=True, redirect_stderr=terminal is None
         ) as live:

@@ -1,3 +1,3 @@
-"""What Spark runs in a micro-batch: ingest, the stateful stage, which writes what comes out of it,
-and the rows between them. ``pipeline.plan`` connects the two.
+"""The code that Spark runs in a micro-batch: the ingest, the stateful stage, which writes its
+outcomes, and the rows between the two. ``pipeline.plan`` connects them.
 """

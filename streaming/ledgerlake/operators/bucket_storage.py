@@ -185,8 +185,9 @@ class FolderStorage(_PackedStorage):
             return None
 
     def _sweep(self) -> None:
-        """Mark buckets that the record does not name as dropped, and finished segments; remove a
-        mark if a restored record uses what it names, and what was marked long ago.
+        """Mark buckets that the record does not name, and finished segments, as dropped. Remove a
+        mark if a restored record uses its bucket or segment. Delete buckets and segments that were
+        marked long ago.
         """
         files = self._filesystem.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
         marks = {

@@ -1,9 +1,10 @@
 """The cancels, schedules and pauses of one topic partition in a micro-batch of the stateful stage.
 
-Events are collected as they come, and applied before anything is released. What is still needed is
-stored afterwards: in the state variable ``cancels`` the cancels, marks of positions and pauses, as
-JSON with a version (``schedules.cancels``), and the schedules by id (``schedule_state``). Both are
-as large as senders like, so they are loaded only if something is due or an event has come.
+Events are collected as they come, and applied before anything is released. Then the cancels,
+schedules and pauses that are still needed are stored. The state variable ``cancels`` has the
+cancels, marks of positions and pauses, as JSON with a version (``schedules.cancels``). The
+schedules are stored by id (``schedule_state``). Senders decide how large both become, so they are
+loaded only if something is due or an event has come.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class Controls:
         return bool(self._new_cancels) or self.events.is_any
 
     def apply(self, last_due_ms: int | None, not_added: Collection[Position]) -> Iterator[Rejected]:
-        """Load what is stored, and apply the events; yield the rejects of refused ones.
+        """Load the stored cancels, pauses and schedules, and apply the events; yield the rejects of
+        refused events.
 
         Args:
             last_due_ms: when the last of the messages that wait is due; None if none waits.
@@ -91,7 +93,8 @@ class Controls:
         yield from _refused(CANCEL_REFUSED, self._add_cancels(last_due_ms))
 
     def save(self, next_due_ms: int | None, cutoff_ms: int) -> None:
-        """Store what is still needed after messages were released up to ``cutoff_ms``.
+        """Store the cancels, pauses and schedules that are still needed after a release up to
+        ``cutoff_ms``.
 
         Args:
             next_due_ms: when the first of the messages that wait is due; None if none waits.
@@ -111,7 +114,7 @@ class Controls:
             self._stored_cancels.clear()
 
     def _content(self, cancels: list[Cancel]) -> tuple[Any, ...]:
-        """Return what is stored of cancels, to compare: writing it costs much more."""
+        """Return the content to store, for a comparison: writing it costs much more."""
         pauses = self._pauses
         return cancels, self._marked.to_fields(), pauses.since_ms, list(pauses.ended_ms)
 
@@ -134,8 +137,9 @@ class Controls:
     def _apply_events(
         self, not_added: Collection[Position]
     ) -> tuple[list[Position], list[Position]]:
-        """Apply the events: those of an id in the order of their messages; and block by block, so
-        that each is loaded once. Return the positions of refused repetitions and pauses.
+        """Apply the events block by block, so that each block is loaded once. The events of an id
+        are applied in the order of their messages. Return the positions of refused repetitions and
+        pauses.
         """
         not_repeated: list[Position] = []
         not_paused: list[Position] = []

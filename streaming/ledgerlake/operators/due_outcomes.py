@@ -46,8 +46,8 @@ class Release:
 
 
 class _DueRow(NamedTuple):
-    """A message that left the index: its frame unless only the topic has it or it is stored
-    separately, and what is said of this delivery if it repeats.
+    """A message that left the index. ``frame`` is None if only the topic has it, or if it is stored
+    separately. ``delivery`` is None if the message does not repeat.
     """
 
     key: Key

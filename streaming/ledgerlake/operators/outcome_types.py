@@ -1,5 +1,5 @@
-"""What comes out of the stateful stage for one topic partition, beside the large messages that were
-assembled and the chunks that were rejected (see ``assembly.assembler``).
+"""The outcomes of the stateful stage for one topic partition. Two kinds, assembled large messages
+and rejected chunks, are in ``assembly.assembler``.
 """
 
 from __future__ import annotations

@@ -55,9 +55,9 @@ _MAX_TO_REREAD = 10_000
 
 
 class _Due(NamedTuple):
-    """A due message: its position, its entry unless only the topic has it, what is said of this
-    delivery if it repeats, and when the index had it due, which an entry from the topic must say
-    too.
+    """A due message. ``entry`` is None if only the topic has it, ``delivery`` is None if the
+    message does not repeat. ``due_ms`` is the due time in the index; an entry that is read from the
+    topic must have the same time.
     """
 
     position: Position
@@ -170,7 +170,7 @@ class OutcomeDecoder:
         if message.entries is None:
             (chunk,) = self._read_again([last])
         else:
-            # Those of a delayed message can be iterated again, also from the end.
+            # The entries of a delayed message can be iterated again, also from the end.
             assert isinstance(message.entries, Reversible)
             chunk = next(reversed(message.entries))
         return is_entry_cancelled(chunk, last, self.cancels)
@@ -312,7 +312,7 @@ class OutcomeDecoder:
 
     def reject_tables(self, rejected: list[RejectedEntry]) -> Iterator[pa.Table]:
         """Yield rows of ``schema.REJECTS``. Entries without bytes are read from the topic, many
-        together: so their rows may come with those of a later call, or with ``last_rejects``.
+        together. So a later call, or ``last_rejects``, may yield their rows.
 
         Raises:
             As ``decode``.
@@ -363,7 +363,7 @@ def rejected_large(
     of other messages, and any number of missing ones: only the known chunks are its own.
 
     Args:
-        entries: its chunks, if those of the message were read already.
+        entries: its chunks, if the iteration of ``message.entries`` has begun.
     """
     if message.entries is None:
         return [RejectedEntry(position, None, reason, detail) for position in message.known]

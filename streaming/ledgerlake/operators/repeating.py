@@ -3,8 +3,8 @@ other messages that are due.
 
 Rules kept here:
   - A message that repeats has one row in the index, for its next occurrence. When the row is taken,
-    ``Schedules.advance`` says what is delivered and when the message is due again. It goes back
-    into the index, or, if it is due in this micro-batch already, comes again.
+    ``Schedules.advance`` returns the occurrence to deliver and the time when the message is due
+    again. It goes back into the index, or, if it is due in this micro-batch already, comes again.
   - Messages and occurrences leave in the order of (time, ledger, entry).
   - A micro-batch takes at most ``MOST_OVERDUE`` occurrences of messages that are due more than once
     in it, and keeps ``OVERDUE_BYTES`` of those messages. The first one for which there is no room
@@ -69,9 +69,7 @@ _NEVER: _Key = (sys.maxsize, AFTER_ALL)
 
 
 class Repeated(NamedTuple):
-    """A message that is delivered again: its position and frame, and what is said of this
-    delivery.
-    """
+    """A message that is delivered again: its position, its frame and this delivery."""
 
     position: Position
     frame: bytes
@@ -114,7 +112,7 @@ class RepeatingMessages:
         self._left_to_pass = MOST_PASSED
         self._later: list[_Row] = []
         self._later_bytes = 0
-        # What comes after it waits for the next micro-batch.
+        # Messages after this time and position wait for the next micro-batch.
         self._stop = _NEVER
 
     def in_order(

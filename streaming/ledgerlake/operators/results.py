@@ -89,7 +89,7 @@ class TopicSchemas:
 
 @dataclass(frozen=True)
 class TableBatch:
-    """What a micro-batch's tasks need to know of a table.
+    """The values of a table that a micro-batch's tasks need.
 
     ``reached_us`` is the greatest time in the table by topic partition. ``record`` has the columns
     into which values are decoded, and ``columns`` those that the table has beside ``pulsar``, or
@@ -136,8 +136,8 @@ def _from_text(text: str) -> pa.StructType:
 class BatchSettings:
     """The settings that differ from micro-batch to micro-batch.
 
-    ``tables`` has the tables by name; nothing is known of one that is not there. ``with_state`` are
-    the topic partitions with incomplete or delayed messages in state; None if they are not known.
+    ``tables`` has the values of the known tables by name. ``with_state`` are the topic partitions
+    with incomplete or delayed messages in state; None if they are not known.
     """
 
     batch_id: int
@@ -152,7 +152,7 @@ class BatchSettings:
         return _batch_settings(TaskContext.get().getLocalProperty(BATCH_PROPERTY))
 
     def table(self, name: str) -> TableBatch:
-        """Return what is known of a table."""
+        """Return the values of a table; the defaults if the micro-batch does not know the table."""
         return self.tables.get(name) or TableBatch()
 
     def may_have_state(self, topic_partition: TopicPartition) -> bool:
@@ -181,7 +181,7 @@ def _batch_settings(text: str) -> BatchSettings:
 
 @dataclass(frozen=True)
 class TableResult:
-    """What was written for a table: its files, and the greatest time among their messages (see
+    """The files that were written for a table, and the greatest time among their messages (see
     ``table.ordered_files``).
     """
 
@@ -193,9 +193,9 @@ class TableResult:
 class TaskResult:
     """The result of a task, or of all tasks of a batch together, for one topic partition.
 
-    ``end`` is the last position that was read, ``tables`` what was written by the tables' names,
-    ``reasons`` the number of rejects by reason, ``stored_bytes`` the bytes that came from the
-    topic. ``digest`` is of what was written.
+    ``end`` is the last position that was read. ``tables`` has the written files by the tables'
+    names, and ``reasons`` the number of rejects by reason. ``stored_bytes`` counts the bytes from
+    the topic. ``digest`` is the digest of the outcome.
     """
 
     topic: str

@@ -167,8 +167,8 @@ class ScheduleEvents:
         )
 
     def in_order(self, block_of: Callable[[str], int]) -> Iterator[ScheduleEvent]:
-        """Yield the events by the blocks of their ids, those of all ids first, and within a block
-        in the order of their messages.
+        """Yield the events by the blocks of their ids, and within a block in the order of their
+        messages. Events of all ids come first.
         """
         self._pack()
         events = pa.Table.from_batches(self._batches, _EVENTS)

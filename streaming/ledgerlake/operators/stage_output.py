@@ -1,7 +1,7 @@
-"""What takes the outcomes of the stateful stage for one topic partition and micro-batch.
+"""The output of the stateful stage for one topic partition and micro-batch.
 
-In a pipeline they go into files (``operators.outcome_files``). For other sinks they are rows
-(``operators.decoded_rows``).
+In a pipeline the outcomes go into files (``operators.outcome_files``). For other sinks they are
+rows (``operators.decoded_rows``).
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 
 class StageOutput(Protocol):
-    """Takes what comes out of the stateful stage for one topic partition; its frames go on."""
+    """Takes the outcomes of the stateful stage for one topic partition, and yields frames for
+    Spark.
+    """
 
     def take(self, outcome: Outcome | Cancels) -> Iterator[pd.DataFrame]:
-        """Take an outcome, and use up its entries before the next one: those of a message that was
-        not delayed stay in state if they are not iterated.
+        """Take an outcome, and iterate its entries before the next outcome. Entries of a message
+        that was not delayed stay in state if they are not iterated.
         """
 
     def finish(self, summary: StateSummary) -> Iterator[pd.DataFrame]:

@@ -14,11 +14,11 @@ Of each task and topic partition, in any order (a shuffle lies between):
     report   once: the task's result, and the events that need the      ``TaskReport``
              incomplete messages, in order
     results  instead of reports, of all topic partitions of a task      ``PartitionResult`` of each
-             that have nothing in state and of which no row goes        (``operators.results``)
-             there; under ``KEY_OF_RESULTS``
+             that have neither state nor rows for the stage; under      (``operators.results``)
+             ``KEY_OF_RESULTS``
 
-From the stage come only ``rows``: those of tasks, and what it makes of its outcomes. In a pipeline
-the tasks and the stage write files, and results come from it (``operators.results``).
+The stage yields only ``rows``: it passes rows of tasks, and makes rows of its outcomes. In a
+pipeline the tasks and the stage write files, and the stage yields results (``operators.results``).
 """
 
 from __future__ import annotations

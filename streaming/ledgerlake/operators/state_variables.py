@@ -76,7 +76,7 @@ def _may_wait(client: Any) -> bool:
 
 
 class _Variable:
-    """A state variable of a task; its methods are those of Spark's variable."""
+    """A state variable of a task, with the methods of Spark's variable."""
 
     def __init__(self, client: Any, declare: Callable[[], Any]) -> None:
         self._client = client

@@ -18,7 +18,7 @@ Rules kept here:
     topic partition: their reports are applied in the order of their ranges, so all chunks of a
     message meet here, in order.
   - A topic partition without incomplete or delayed messages and without events costs two reads of
-    the state. If its task can tell that, its result passes in one row with those of others, and no
+    the state. If its task can tell that, its result passes in one row with other results, and no
     state is read.
   - Messages expire and are due by the time of the batch: the broker's time of its entries, or the
     planner's clock in its offset. A batch that is run again does the same again but for
@@ -174,7 +174,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         delayed: DelayedMessages,
         reports: list[TaskReport],
     ) -> Iterator[pd.DataFrame]:
-        """Apply what the tasks report, in the order of their ranges, and release what is due."""
+        """Apply the tasks' reports, in the order of their ranges, and release the due messages."""
         stored = self._load() if self._incomplete.exists() else {}
         oldest_first = sorted(stored.values(), key=lambda incomplete: incomplete.positions[0])
         assembly = Assembly(

@@ -264,8 +264,8 @@ class TopicTables:
     is a misfit.
 
     Args:
-        tables: those of the configuration, perhaps with placeholders.
-        unwritten: tables that are not written. What only they take does not fit.
+        tables: the tables of the configuration, perhaps with placeholders.
+        unwritten: tables that are not written. A message that only they take is a misfit.
     """
 
     def __init__(
@@ -492,7 +492,7 @@ class RowMaker:
         """Return messages without a value as rows, which have no record.
 
         Args:
-            record: the fields of the record; those of the table if there is none.
+            record: the fields of the record; without it, the table's fields.
         """
         if not self.table.is_of_records:
             return messages

@@ -45,14 +45,14 @@ _PULSAR = pa.struct(PULSAR_FIELDS)
 # Producers choose the texts that partition a table, and the table's log has one for each file.
 _PARTITION_VALUE_MOST_BYTES = 1000
 
-# What is known only when a row is written.
+# Columns whose values are known only when a row is written.
 _UNKNOWN_YET = ("late", "delivered_at")
 
 
 @dataclass(frozen=True)
 class Transformed:
-    """Rows of a table, the number of each one's message in its batch, and the messages of which a
-    value cannot be computed. ``taken`` are the numbers of the messages that the table takes.
+    """Rows of a table, the number of each row's message in its batch, and the messages for which a
+    value cannot be computed. ``taken`` has the numbers of the messages that the table takes.
     """
 
     rows: pa.RecordBatch
@@ -350,7 +350,7 @@ def _long_values(texts: pa.Array, name: str) -> dict[int, str]:
 
 
 def _seen_of(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows in the columns of the table's files, without what is known only later."""
+    """Return rows in the columns of the table's files; values known only later are null."""
     for name in _UNKNOWN_YET:
         index = rows.schema.get_field_index(name)
         rows = rows.set_column(

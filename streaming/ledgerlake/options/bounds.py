@@ -84,7 +84,7 @@ _OF_CLIENTS: dict[AnyMessageId, Bound] = {
     MessageId(AFTER_ALL.ledger_id, AFTER_ALL.entry_id): "latest",
 }
 
-# What is said of all topics, and what of single ones.
+# The bound of all topics, and the bounds of single topics by name.
 Bounds = tuple[Bound | None, dict[str, Bound]]
 
 

@@ -54,7 +54,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# The name of the table of rejects, beside those of `[[tables]]`.
+# The name of the table of rejects, beside the names in `[[tables]]`.
 REJECTS_TABLE = "rejects"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -978,7 +978,7 @@ def _metrics(data: dict[str, Any]) -> MetricsConfig:
 
 def _check_auth(auth: AuthConfig) -> None:
     if auth.method not in _AUTH_METHODS and "." not in auth.method:
-        # What is not known in a section with secrets may be one in the wrong place.
+        # An unknown value may be a secret in the wrong place, so the error does not show it.
         raise UsageError(f"[auth] method is not known{nearest(auth.method, _AUTH_METHODS)}")
     if auth.token.startswith(("/", "./", "../", "~/")):
         raise UsageError("[auth] token is a path; write file:PATH for a token in a file")

@@ -23,8 +23,8 @@ class DelayOptions:
             already still waits.
         folder: where buckets are kept instead of the state store.
         reread: keep positions only.
-        republish: whether there is an output beside the table, and where it begins: ``earliest``
-            (everything that waits) or ``latest`` (what is published from now on).
+        republish: the start of an output beside the table: ``earliest`` (all waiting messages) or
+            ``latest`` (messages that are published from now on); None without such an output.
         max_repetitions_per_s, max_repeated_bytes_per_s: of the messages of a topic partition that
             repeat; None without a limit.
         most_due: after so many due messages a micro-batch releases no more of a topic partition.

@@ -6,8 +6,8 @@ table for a record:
     json_fields = { customer = "string", amount = "double", tags = ["string"], address = { city =
     "string" } }
 
-From it comes an Avro record, which is what the registry would have for a JSON schema. So the values
-are decoded as those of such a schema: a missing field is null, and an unknown one is left out.
+It becomes an Avro record, as the registry would have for a JSON schema. So the values are decoded
+as with such a schema: a missing field is null, and an unknown one is left out.
 """
 
 from __future__ import annotations

@@ -80,7 +80,9 @@ class SparkConfig:
 
     @property
     def needs_bundle(self) -> bool:
-        """Return whether Spark brings the bundle to executors: those of a local master are here."""
+        """Return whether Spark brings the bundle to executors. The executors of a local master use
+        this environment.
+        """
         return bool(self.bundle) and not self.master.startswith("local")
 
     def check_bundle(self) -> None:

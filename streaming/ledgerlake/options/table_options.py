@@ -242,7 +242,7 @@ class TableOptions(RowsConfig):
 
     @property
     def computed_names(self) -> list[str]:
-        """Return the names of those of them that an expression computes."""
+        """Return the names of the partition columns that an expression computes."""
         return [name for name, expression in self.partition_expressions.items() if expression]
 
     @property

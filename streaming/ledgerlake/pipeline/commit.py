@@ -205,8 +205,8 @@ class DeltaSink:
         # A first run may have written to tables for which the repeat has nothing.
         may_repeat = self._last_batch is None or batch.batch_id <= self._last_batch
         written = [part for part in parts if part.files]
-        # Rejects are committed first, and the main table last. If that has a batch, the others have
-        # those of its first run.
+        # Rejects are committed first, and the main table last. If the main table has a batch, the
+        # other tables have the rows of its first run.
         asked = parts if may_repeat else [*written, main] if is_recorded else []
         with_batch = self._with_batch(batch, asked)
         in_main = main in with_batch

@@ -171,7 +171,7 @@ class CursorKeeper:
             on_lost: called once, in the background, if another process holds a subscription.
 
         Raises:
-            OffsetError: a newer release wrote what is to be acknowledged, or it is damaged.
+            OffsetError: a newer release wrote the positions to acknowledge, or they are damaged.
         """
         # A topic that has left the configuration may have no subscription any more.
         self._ends.load(self._cursors)
@@ -241,7 +241,7 @@ class CursorKeeper:
                 cursor.close()
 
     def step(self) -> bool:
-        """Reopen closed subscriptions, open those of new topic partitions, and acknowledge
+        """Reopen closed subscriptions, open subscriptions of new topic partitions, and acknowledge
         committed micro-batches. Return whether some are still pending.
 
         Raises:
@@ -384,7 +384,7 @@ class CursorKeeper:
                 more, is_last = True, False
                 pause_s = min(pause_s * 2, _RETRY_MOST_S)
             if is_last and not self._left:
-                # What is still pending belongs to a micro-batch that will run again.
+                # Positions that are still pending belong to a micro-batch that will run again.
                 self._idle.set()
             if self._thread is None:
                 return

@@ -1,5 +1,5 @@
-"""Removes durable cursors from the broker: all of a stream that starts from the beginning, or those
-of a topic that the stream no longer reads.
+"""Removes durable cursors from the broker: all cursors of a stream that starts from the beginning,
+or the cursors of a topic that the stream no longer reads.
 """
 
 from __future__ import annotations

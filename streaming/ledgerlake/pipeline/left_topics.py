@@ -1,8 +1,8 @@
 """Topics that a stream has read and that its configuration no longer selects.
 
-Their durable subscriptions stay on the broker, and so does what is unread there, until ``ledgerlake
-forget CONFIG --topic NAME`` removes them. The stream's offsets keep their positions, so a topic
-that comes back to the configuration is read on.
+Their durable subscriptions and the unread messages stay on the broker, until ``ledgerlake forget
+CONFIG --topic NAME`` removes the subscriptions. The stream's offsets keep their positions, so a
+topic that comes back to the configuration is read on.
 """
 
 from __future__ import annotations

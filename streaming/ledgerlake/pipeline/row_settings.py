@@ -55,8 +55,8 @@ def row_settings(config: Config) -> RowSettings:
         PAYLOADS: config.delay.payloads,
         "[delay] max_repetitions_per_second": config.delay.max_repetitions_per_second,
         "[delay] max_repeated_bytes_per_second": config.delay.max_repeated_bytes_per_second,
-        # What is for a topic is part of a micro-batch's outcome too, and depends on how its
-        # delivery began.
+        # Messages for the target topic are part of a micro-batch's outcome too, and depend on the
+        # start of the delivery.
         STARTING: None if config.deliver is None else config.deliver.starting,
         TABLES: ", ".join(table.name for table in config.table_options),
         **{table.section: table.row_settings for table in config.table_options},
@@ -93,8 +93,8 @@ def _is_same_storage(before: RowSettings, now: RowSettings) -> bool:
 
 
 def _storage_place(storage: Setting) -> str | None:
-    """Return the one name of a place, absolute if it is local; None for the state store, or what is
-    no place.
+    """Return the one name of a place, absolute if it is local; None for the state store, or if the
+    text is not a place.
     """
     if not isinstance(storage, str) or storage == _STATE:
         return None

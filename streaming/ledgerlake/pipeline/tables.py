@@ -147,7 +147,8 @@ class MessagesTable:
         if is_start and self.options.json_fields:
             self._check_declared(known)
         if not self._learned.num_fields:
-            # The types are those of earlier runs, whatever the order in which schemas are learned.
+            # The columns of earlier runs come first, so their types win in whatever order schemas
+            # are learned.
             noted.insert(0, known)
         misfit = self._add_fitting(self._records, noted)
         if misfit is None:
@@ -183,9 +184,9 @@ class MessagesTable:
     def _fitting(
         self, table: RecordTable, learned: pa.StructType, records: list[pa.StructType]
     ) -> tuple[pa.StructType, SetupError | None]:
-        """Return the learned columns with those of the records that fit, and why the last other
-        record does not. Nothing is changed. Many are tried together, since each trial takes as long
-        as the table is wide.
+        """Return the learned columns with the columns of the records that fit, and the error of the
+        last record that does not fit. Nothing is changed. Many records are tried together, since
+        each trial takes as long as the table is wide.
         """
         together = united(learned, _union(records))
         if together.equals(learned):
@@ -283,7 +284,7 @@ def _record_table(options: TableOptions) -> RecordTable:
 
 
 class Tables:
-    """The tables of a pipeline; ``rejects`` always, those of messages for the topics that were
+    """The tables of a pipeline: ``rejects``, and the tables of messages for the topics that were
     named.
 
     Args:
@@ -344,9 +345,9 @@ class Tables:
         )
 
     def expect(self, topics: Iterable[str]) -> None:
-        """Know the tables that messages of these topics may come into. A topic has none, and its
-        messages are rejects, if its table would share a folder, or if what is in its folder cannot
-        be opened.
+        """Add the tables that messages of these topics may come into. A topic has no table, and its
+        messages are rejects, if its table would share a folder, or if the content of its folder
+        cannot be opened.
 
         Raises:
             SetupError: the options of a table do not fit.
@@ -434,7 +435,7 @@ class Tables:
 
     def check(self, spark: SparkSession) -> list[Table]:
         """Check the tables that were not checked yet; return all that exist. A topic has no table,
-        and its messages are rejects, if what is in its folder is none of this stream.
+        and its messages are rejects, if the content of its folder does not belong to this stream.
 
         Raises:
             TableError, SetupError: as ``Table.check``.
@@ -492,9 +493,8 @@ class Tables:
             return False
 
     def _is_in_the_way(self, error: LedgerlakeError, options: TableOptions) -> bool:
-        """Return whether an error is due to what is in the folder of a topic's table, and that is
-        none of this stream: the name of the topic, which anybody may choose, decides about the
-        folder.
+        """Return whether the cause of an error is foreign content in the folder of a topic's table.
+        Anybody may choose the name of a topic, and the name decides about the folder.
         """
         if not options.is_of_template or error.retryable:
             return False

@@ -187,7 +187,7 @@ class Upkeep:
         return False
 
     def _forget_others(self, places: list[Place]) -> None:
-        """Forget what is known of other tables than these: they were removed."""
+        """Forget all other tables: they were removed."""
         paths = {str(place) for place in places}
         for path in self._known - paths:
             for part in (path, _unused(path)):
@@ -252,8 +252,8 @@ def _unused(path: str) -> str:
 
 
 class _Compactions:
-    """The compactions of a configuration's tables by their names, which may become more. ``latest``
-    has the tables that need none, ``places`` those of all.
+    """The compactions of a configuration's tables by name; there may be more later. ``latest`` has
+    the places of the tables that need no compaction, ``places`` the places of all tables.
     """
 
     def __init__(

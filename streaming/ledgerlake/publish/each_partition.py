@@ -1,4 +1,4 @@
-"""Sends the same message to several topic partitions, each of which may fail for itself."""
+"""Sends the same message to several topic partitions, and goes on after one has failed."""
 
 from __future__ import annotations
 

@@ -498,8 +498,9 @@ class Outbox:
     def _remove_unknown(self) -> None:
         """Remove files that no record names, of micro-batches that the table has.
 
-        Files of a later micro-batch may be those of a process that was suspended and still commits
-        it: it owns the stream again if its successor loses its connection first.
+        Files of a later micro-batch are kept. They may belong to a process that was suspended and
+        still commits it: that process owns the stream again if its successor loses its connection
+        first.
         """
         recorded = {
             file.name

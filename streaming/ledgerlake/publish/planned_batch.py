@@ -38,8 +38,8 @@ def newest_planned(checkpoint: str | None) -> PlannedBatch | None:
     that is not known here, whenever it is asked for.
 
     Raises:
-        TransportError: the checkpoint cannot be read now. Ids without a plan would be others than
-            those of the next attempt, which would be refused for good.
+        TransportError: the checkpoint cannot be read now. Ids without a plan would differ from the
+            ids of the next attempt, which would be refused for good.
     """
     if checkpoint is None:
         return None

@@ -1,5 +1,5 @@
-"""Publishes schedules by id (``docs/schedules.md``): messages with a time or a rule, of which the
-last one with an id counts.
+"""Publishes schedules by id (``docs/schedules.md``): messages with a time or a rule. The last
+message with an id counts.
 
 A schedule goes to one topic partition always: the one that Java's string hash of the id selects, as
 Pulsar's Java client routes a message with that key. So the id decides, and the message's own key

@@ -7,8 +7,8 @@ go into the tables that take them and lack them, marked ``late``. Then a row of 
 not fit stays as it is. If only some messages of a batch fit, each other one becomes a reject of its
 own.
 
-Rejects are replayed in parts (see ``replay_rejects``), each of which is committed to all of its
-tables or to none (see ``replay_parts``).
+Rejects are replayed in parts (see ``replay_rejects``). Each part is committed to all of its tables
+or to none (see ``replay_parts``).
 
 A micro-batch that has rejects and is not finished has messages in no table yet. So after the
 rejects were read, the replay waits until Spark has recorded the last micro-batch that was planned.
@@ -96,9 +96,9 @@ _POLL_S = 0.2
 
 @dataclass
 class Replayed:
-    """What a replay did: by reason, how many rejects became messages, how many did not, and why the
-    last one of those did not. ``left_out`` are those of topics that the configuration does not
-    read.
+    """The result of a replay. It counts by reason the rejects that became messages (``replayed``)
+    and the rejects that did not (``left``). ``why`` has the cause for the last one that did not.
+    ``left_out`` counts the rejects of topics that the configuration does not read.
     """
 
     replayed: Counter[str] = field(default_factory=Counter)

@@ -89,7 +89,7 @@ class Parts:
         """Record the part that was begun and commit it.
 
         Args:
-            files: by the table's name; those of ``rejects`` are among them.
+            files: by the table's name, also for ``rejects``.
 
         Raises:
             CheckpointError: another part is recorded.

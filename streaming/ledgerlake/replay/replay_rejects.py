@@ -53,8 +53,8 @@ Key = tuple[Any, ...]
 @dataclass(frozen=True, slots=True)
 class FoundReject:
     """Where a reject is: its topic partition and position; the file, the row group and the row in
-    it; and the bytes of its entry. ``large_message`` is producer, uuid and publish time of the
-    message of which it is a chunk: a restarted producer may use uuids again. ``chunk_id`` and
+    it; and the bytes of its entry. If it is a chunk, ``large_message`` has producer, uuid and
+    publish time of its message: a restarted producer may use uuids again. ``chunk_id`` and
     ``chunk_count`` are what the chunk says. Without ``needs_entry``, its row is read without the
     entry. There may be millions of them, so they share their texts and have no keys.
     """
@@ -76,7 +76,7 @@ class FoundReject:
 class RejectsToReplay:
     """The rejects of a version of the table, with one of some reasons.
 
-    ``left_out`` is the number of those of topics that are not read.
+    ``left_out`` counts the rejects of topics that are not read.
 
     Args:
         is_read: whether the configuration reads a topic partition.
@@ -248,8 +248,8 @@ def _parts(found: Iterable[FoundReject], max_message_bytes: int) -> Iterator[lis
 
 
 def _groups(found: Iterable[FoundReject], max_message_bytes: int) -> Iterator[list[FoundReject]]:
-    """Yield the rejects of an entry, and those of a large message, by the place of the first
-    one.
+    """Yield groups of rejects, each of one entry or of one large message, by the place of the first
+    reject.
     """
     in_order = sorted(found, key=attrgetter("topic", "partition", "place"))
     large: dict[Any, list[FoundReject]] = defaultdict(list)

@@ -2,7 +2,7 @@
 
 Wheels with native code do not work out of a zip, so ``--py-files`` cannot carry them. Spark unpacks
 an archive in the working folder of each executor, and the Python of the executor searches there
-first (``options.spark_options``). A bundle holds what is installed in this environment, so the
+first (``options.spark_options``). A bundle holds the installed packages of this environment, so the
 executors need the same platform and the same minor version of Python. PySpark is not in it: an
 executor has Spark's own.
 
@@ -73,7 +73,7 @@ def write_bundle(path: str) -> Bundle:
     try:
         # Some installers link files to a cache.
         with (
-            # Executors run what is in it, and an archive keeps rights.
+            # Executors run the files in it, and an archive keeps their permissions.
             only_owner_writes(),
             tempfile.TemporaryDirectory(prefix="ledgerlake-bundle-") as folder,
             tarfile.open(new, "w:gz", compresslevel=_COMPRESSION, dereference=True) as archive,
@@ -116,7 +116,7 @@ def _files(distribution: metadata.Distribution) -> dict[str, Path]:
     """Return the modules of a package, by their paths below the folder of packages.
 
     Raises:
-        SetupError: they are not known, as those of a package of Debian's.
+        SetupError: the package does not list its files; Debian's packages do not.
     """
     if not distribution.files:
         raise SetupError(

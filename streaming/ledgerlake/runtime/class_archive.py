@@ -50,7 +50,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 _DAY_S = 24 * 60 * 60
 _UNUSED_S = 30 * _DAY_S
 
-# In the name of an archive, for what is left out of its list of classes.
+# Part of the hash in an archive's name. Change it if other classes are left out of the list.
 _CONTENT = "2"
 
 _MADE_BY_THE_JVM = (b"@lambda-form-invoker", b"java/lang/invoke/BoundMethodHandle$Species")
@@ -121,7 +121,7 @@ class ClassArchive:
             self._thread.start()
 
     def end(self) -> None:
-        """Give up what is not finished."""
+        """Give up an archive that is not finished."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()

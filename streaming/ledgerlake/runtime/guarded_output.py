@@ -1,9 +1,9 @@
 """Standard output and standard error, to which texts from outside go as plain text.
 
-Producers choose keys, topics and values, brokers choose error texts, and a terminal obeys what it
-is sent: escape sequences change its title, its clipboard and what is already on the screen. So a
-command writes through ``guarded_output``, whatever it prints, logs or raises. Each write is one
-line at most: a newline within it is escaped too, so that no text can look like a line of its own.
+Producers choose keys, topics and values, and brokers choose error texts. Escape sequences in them
+can change a terminal's title, its clipboard and the text on its screen. So a command writes through
+``guarded_output``, whatever it prints, logs or raises. Each write is one line at most: a newline
+within it is escaped too, so that no text can look like a line of its own.
 """
 
 from __future__ import annotations

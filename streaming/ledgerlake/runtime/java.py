@@ -91,7 +91,7 @@ def java_version(java: str) -> int | None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a folder against other processes that would fill it at the same time. No other user may
-    write to what is made there.
+    write to new files there.
     """
     import fcntl
 
@@ -119,7 +119,7 @@ def fetch_jars(
     def is_complete() -> bool:
         return done.exists() and all((target / jar).exists() for jar in sha256 or ())
 
-    # What is complete may be where this process cannot write, as in an image.
+    # This process may be unable to write to a complete folder, for example in an image.
     if not is_complete():
         with locked(target):
             if not is_complete():

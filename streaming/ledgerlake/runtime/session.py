@@ -124,12 +124,12 @@ def start_session(
     lists_classes: bool = False,
     says_all: bool = False,
 ) -> SparkSession:
-    """Start, or get, a session with Delta. Under ``spark-submit`` the master and the jars are those
-    of that command.
+    """Start, or get, a session with Delta. Under ``spark-submit`` that command decides the master
+    and the jars.
 
     Args:
-        lists_classes: its JVM lists its classes, so that a ``ClassArchive`` can leave what makes
-            later starts shorter.
+        lists_classes: its JVM lists its classes, so that a ``ClassArchive`` can make an archive
+            that shortens later starts.
         says_all: Spark logs what it logs by itself, and nothing that it writes is left out.
 
     Raises:

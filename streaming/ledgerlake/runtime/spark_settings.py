@@ -1,5 +1,5 @@
-"""Settings of Spark that are lists of things: what is needed and what a user gives go together. And
-settings that Spark makes arguments of a process, which are no place for a secret.
+"""Settings of Spark that are lists: Ledgerlake's items are added to the user's. And settings that
+Spark makes arguments of a process, which must not contain a secret.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ def quieten(daemon: Any) -> None:
 
 
 def run_quietly(module: str) -> None:
-    """Run a module as the main one; those of Spark's say no more than they are allowed to from
-    their start.
+    """Run a module as the main module. Spark's daemon and the process that describes a stateful
+    operator are quiet from their start.
     """
     if module == _DAEMON:
         daemon = importlib.import_module(module)

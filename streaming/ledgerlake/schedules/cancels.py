@@ -232,8 +232,8 @@ def cancels_to_json(
 
 
 def cancels_from_json(text: str) -> tuple[Cancels, MarkedPositions, Pauses]:
-    """Read cancels, and what is stored with them: marked positions, and the pauses of all
-    schedules.
+    """Read the cancels, and the marked positions and the pauses of all schedules that are stored
+    with them.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.

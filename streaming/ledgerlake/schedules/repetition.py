@@ -17,10 +17,10 @@ A message has ``cron`` or ``every``, the others only with one of them, and no ``
 that cannot be understood makes the message a reject; no value stands for another one.
 
 Rules kept here:
-  - Occurrences begin at the message's start. Those of an interval with a start of its own are
-    counted out from there: ``R5`` is the first five, also if some are before the message's start.
-    These have no number.
-  - The offset in an interval's start is not its zone: days are those of ``timezone``.
+  - Occurrences begin at the message's start. If an interval has a start of its own, its occurrences
+    are counted from there: ``R5`` is the first five, also if some are before the message's start.
+    Occurrences before the message's start have no number.
+  - The offset in an interval's start is not its zone: ``timezone`` decides about days.
   - Days and months are local dates, hours are real time. ``P1D`` is at the same local time each
     day, ``PT24H`` is not. ``P1DT12H`` twice is two dates later, and 24 hours.
   - Times come from the rule, the package ``tzdata`` and a hash of id and time, and nothing of the
@@ -281,7 +281,7 @@ def _checked_cron(text: str) -> str:
 
 @lru_cache(maxsize=10_000)
 def _cron_fault(text: str) -> str:
-    """Return what is wrong with a cron expression; empty if nothing is."""
+    """Return the fault of a cron expression as a phrase; empty if it has none."""
     try:
         with reading():
             first = next(cron_rule(text).local_times(datetime(2000, 1, 1)), None)

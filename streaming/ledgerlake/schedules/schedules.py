@@ -20,8 +20,8 @@ Rules kept here:
   - The rates of the messages that repeat, each as if its occurrences were always as near as its
     rule allows, are within a limit. A message beyond it is refused, and changes nothing of its id.
     Those that come in one micro-batch are taken in the order of the blocks of their ids, and a
-    message counts until its last occurrence has left. So what is refused depends on the cut into
-    micro-batches.
+    message counts until its last occurrence has left. So the refused messages depend on the cut
+    into micro-batches.
   - If a message that repeats is hit while an occurrence waits that was due before, that occurrence
     is delivered, with all others up to the time of the hit.
   - A pause holds back the occurrences that are due after the time when it was stored, up to the
@@ -319,7 +319,7 @@ class Schedules:
     """The schedules of one topic partition in one micro-batch.
 
     Args:
-        pauses: those of all schedules.
+        pauses: the pauses of all schedules.
         limit: of the messages that repeat.
     """
 
@@ -552,7 +552,9 @@ def _rate_of(message: WaitingMessage) -> RepetitionRate:
 
 
 def _ends_before(time_ms: int, repeating: Repeating) -> bool:
-    """Return whether a message that repeats ends sooner by what was stored at a time."""
+    """Return whether a hit that was stored at a time ends a message that repeats sooner than
+    before.
+    """
     return repeating.ends_ms is None or time_ms < repeating.ends_ms
 
 

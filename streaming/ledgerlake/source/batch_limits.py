@@ -177,8 +177,8 @@ def _message_bytes(messages: int, size: int) -> int:
 
 
 def _messages_within(max_rows: int | None, by_bytes: int) -> int:
-    """Return how many messages to get ahead: those of a batch. Until the next batch they are
-    received while others use the connection, and stay in memory.
+    """Return how many messages to receive ahead: as many as a batch has. Until the next batch,
+    messages are received while others use the connection, and stay in memory.
     """
     by_rows = DEFAULT_WINDOW if max_rows is None else max_rows
     return max(_LEAST_WINDOW, min(DEFAULT_WINDOW, by_rows, by_bytes))

@@ -15,11 +15,11 @@ read by index continues at N + 1.
 An id with a partition is a start or an end of that topic partition only.
 
 A topic may not have reached a time or an index yet. A stream that ends there goes on until it does
-(``EndBound``). A stream that starts there is refused, since it would read what comes before. A read
+(``EndBound``). A stream that starts there is refused, since it would read earlier entries. A read
 that also ends now has nothing to read.
 
-A topic that has nothing to read yet begins where its first ledger does, so that what is removed
-before its first read is noticed (see ``loss``).
+A topic that has nothing to read yet begins where its first ledger does. So a removal of entries
+before the first read is noticed (see ``loss``).
 
 An entry whose stamp cannot be read counts with the next one whose stamp can, and by index an entry
 without an index with the next one that has one: a producer can write what a broker gives no index.
@@ -82,15 +82,16 @@ def resolve_start(
     """Return the position after which a read begins.
 
     Args:
-        is_pinned: whether a durable cursor of the reader keeps what is unread.
+        is_pinned: whether a durable cursor of the reader keeps unread entries.
         is_bounded: whether the read ends at an end of the topic that is known already, so that
             nothing is read from a time or an index that the topic has not reached.
 
     Raises:
-        SetupError: a start by index, and the entries have none. UsageError: a start at a cursor,
-        which only the reader that has the cursor can resolve, or an
-            id of another partition, of an entry that the topic does not have yet, or of a message
-            that its entry does not have, or a time or an index that the topic has not reached.
+        SetupError: a start by index, and the entries have no index.
+        UsageError: a start at a cursor, which only the reader that has the cursor can resolve. Or
+            an id of another partition, of an entry that the topic does not have yet, or of a
+            message that its entry does not have. Or a time or an index that the topic has not
+            reached.
     """
     _check_partition(topic_partition, bound)
     if isinstance(bound, PartitionOffset):
@@ -108,7 +109,7 @@ def resolve_start(
 
 def _if_gone(cluster: Cluster, topic_partition: str, start: PartitionOffset) -> PartitionOffset:
     """Return a start that a user named; it says so if the topic has lost it. A cursor that is
-    created for this read retains nothing of what was there (see ``loss``).
+    created for this read does not keep entries from before its creation (see ``loss``).
     """
     # The ledgers before and after a compacted entry may be gone.
     if start.position.ledger_id < 0 or cluster.settings.read_compacted:
@@ -148,7 +149,7 @@ def empty_start(cluster: Cluster, topic_partition: str, index: int | None) -> Pa
 def _resolve_entry_start(
     cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex, *, is_bounded: bool
 ) -> PartitionOffset:
-    # What comes behind the end that is found then is stored at this time or later.
+    # Entries behind the end that is found next are stored at this time or later.
     now_ms = None if is_bounded or isinstance(bound, AtIndex) else _now_ms(cluster, topic_partition)
     entry, end = find_entry(cluster, topic_partition, bound)
     if (
@@ -197,8 +198,8 @@ def _is_removed(
 
 
 def _at_end(cluster: Cluster, topic_partition: str, end: Position) -> PartitionOffset:
-    """Return the start after the last entry that has a stamp, with that stamp. What comes behind it
-    may be of any time or number, so it is read.
+    """Return the start after the last entry that has a stamp, with that stamp. Entries behind it
+    may have any time or index, so they are read.
     """
     offset = describe(cluster, topic_partition, end)
     if offset.time_ms is not None:

@@ -69,7 +69,8 @@ class ReadingDataSource(DataSource):  # type: ignore[misc]
         """Return the options of a read, with the schema of the values that its columns carry."""
         options = parse_options(self.options)
         if options.view == "compat":
-            # The connectors fail by default. These columns do not show what is left out.
+            # The connectors fail by default, since these columns do not show that a message is left
+            # out.
             options = parse_options({"cryptoFailureAction": "fail"} | dict(self.options))
         if not options.is_typed:
             return options

@@ -88,8 +88,8 @@ class LatestOffset:
 
     @property
     def known_for_ms(self) -> int:
-        """Return how long ago the broker was asked for the end that is known, rounded up: what was
-        stored before that lies before the end.
+        """Return how long ago the broker was asked for the known end, rounded up. Entries that were
+        stored before that time are not after the end.
         """
         return math.ceil((time.monotonic() - self._known_since_s) * 1000)
 

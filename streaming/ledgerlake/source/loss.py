@@ -157,9 +157,9 @@ def not_sent(last_read: LastRead, following: Position, index: int | None, count:
     other, more than the entries before the second one in its ledger explain; 0 if there is no
     index.
 
-    They may be those of aborted transactions and of markers at the end of a ledger. Or a broker
-    that may skip lost ledgers (``autoSkipNonRecoverableData``) skipped one: it acknowledges its
-    entries, as it does with markers, and nothing that a reader is told sets the two apart.
+    Aborted transactions, and markers at the end of a ledger, may have these indexes. Or a broker
+    that may skip lost ledgers (``autoSkipNonRecoverableData``) skipped one. It acknowledges the
+    entries of that ledger as it does markers, so a reader cannot tell the two apart.
     """
     if last_read.index is None or index is None:
         return 0

@@ -361,9 +361,9 @@ class Planner:
         return [name for name in is_same if not is_same[name]]
 
     def _lasting_earlier_ends(self, start: Offset) -> dict[str, Position]:
-        """Return the ends of the topic partitions that end before what was read. A broker that has
-        lost a topic may not know its end, so it is asked for as long as that may be. Such an end
-        does not move.
+        """Return the ends of the topic partitions that end before the read position. A broker that
+        has lost a topic may not notice it for ``LOST_TOPIC_S``, and may give an old end. So it is
+        asked again until then, unless the end moves: an old end does not move.
         """
         ends = self._earlier_ends(start)
         if not ends:
@@ -382,7 +382,7 @@ class Planner:
         return ends
 
     def _earlier_ends(self, start: Offset) -> dict[str, Position]:
-        """Return the ends of the topic partitions that end before what was read, by the last
+        """Return the ends of the topic partitions that end before the read position, by the last
         answers.
         """
         known = {name: self._latest[name] for name in start if name in self._latest}
@@ -576,13 +576,14 @@ class Planner:
             if not is_there or begin.position != BEFORE_ALL or not (is_empty or is_followed):
                 continue
             noted = self._beginning(name, is_empty=is_empty)
-            # What was removed since the end was known is a loss, which the range up to it names.
+            # Entries that were removed since the end was known are a loss, which the range up to it
+            # reports.
             if noted.position != BEFORE_ALL and (is_empty or noted.position <= end.position):
                 result[name] = replace(noted, clock_ms=begin.clock_ms)
                 del ends[name]
                 has_noted_unread |= end.is_beyond(noted)
-        # What comes during a batch that did not wait for the trigger waits for it, or as long as
-        # new topics come no batch would.
+        # Entries that come during a batch that did not wait for the trigger have to wait for it.
+        # Otherwise no batch would wait while new topics come.
         self._has_noted_unread = has_noted_unread and not self._has_noted_unread
         return result
 

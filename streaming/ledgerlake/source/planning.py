@@ -27,8 +27,8 @@ _LEAST_ENTRY_BYTES = 2 * 1024
 # A part of a long range has about so many bytes at least: less costs more as a task of its own.
 _PART_BYTES = 32 * 1024 * 1024
 
-# A bookie reads a hundred entries ahead of each reader. If they are larger, those of several
-# readers do not fit into its cache together, and it reads them again and again.
+# A bookie reads a hundred entries ahead of each reader. If entries are larger, the bookie's cache
+# cannot hold them for several readers, and it reads them again and again.
 _MOST_CUT_ENTRY_BYTES = 1024 * 1024
 
 
@@ -157,7 +157,7 @@ def parts_of_long(spans: list[EntryRange], entry_bytes: list[int | None], tasks:
     """Return into how many parts each range is cut: a long one into several, if there are fewer
     long ranges than tasks that can run at once.
 
-    Without the broker's times, the rows of a topic are ordered by those of its producers. The files
+    Without the broker's times, the rows of a topic are ordered by the producers' times. The files
     of several parts may overlap then, and would be written again. Such a range is not cut. Neither
     is one of large entries: two readers of one topic partition got a third of what one gets.
 

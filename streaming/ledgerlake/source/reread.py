@@ -71,7 +71,7 @@ def read_again(
     Rising positions that are near to each other are read by one reader.
 
     Args:
-        gone: what was found of this topic partition before; new findings are added.
+        gone: the gone entries of this topic partition that earlier reads found; new ones are added.
 
     Raises:
         BrokerError, TransportError: as for a reader.

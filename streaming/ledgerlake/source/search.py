@@ -2,17 +2,16 @@
 logarithm of the topic's length.
 
 The broker answers one question: which entry is the first at or after a position? Positions have
-gaps everywhere: ledger ids are those of the entire cluster, a ledger may end at any entry and may
+gaps everywhere: all topics of a cluster share the ledger ids, a ledger may end at any entry and may
 have a single one, entries may be markers or compacted away. So the search is over positions, and an
 answer far after the asked position shows that there are no entries between.
 
 The search assumes that times and indexes rise. A broker's do, unless its clock is set back or the
 topic moves to a broker whose clock is behind. If times fall, the result depends on the end of the
 topic too: no search with so few reads can find the first of several places without a look at
-entries behind it. If an
-entry has no broker timestamp, its publish time counts, and the result is only as exact as the
-producers' clocks agree. If the broker began to add metadata later, publish times decide only about
-the entries before that.
+entries behind it. If an entry has no broker timestamp, its publish time counts, and the result is
+only as exact as the producers' clocks. If the broker began to add metadata later, publish times
+decide only about the entries before that.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ class Follower:
 
 
 class Arrivals:
-    """What comes to a topic partition after this was first asked. A reader that has reached it has
-    got all that was there before, and need not read further.
+    """The first entry that comes to a topic partition after ``are_reached_by`` was first called. A
+    reader that has reached this entry has read all earlier ones, and need not read further.
     """
 
     def __init__(self, reader: EntryReader) -> None:

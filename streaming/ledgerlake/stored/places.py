@@ -6,7 +6,7 @@
     gs://bucket/orders                         GcsFileSystem        the same              the same
     abfss://container@account.../orders        AzureFileSystem      the same              the same
 
-Credentials are those of the environment (variables, profile, instance role) unless the place has
+Credentials come from the environment (variables, profile, instance role) unless the place has
 settings of its own. The settings hold secrets by reference if the user wrote references, and are
 resolved whenever a file system or a table is opened, so a renewed secret is seen (see ``secrets``).
 """
@@ -50,7 +50,7 @@ _NOT_OF_TABLES = re.compile(r"%[0-9A-Fa-f]{2}|[\[\]|^\\\x00-\x1f\x7f]")
 _BRACES = re.compile(r"\{(\w*)\}")
 _KNOWN = "a local path, file:, s3://, s3a://, gs:// or abfss://"
 
-# Keys before the name of a host, and what is behind a question mark.
+# Keys before the name of a host, and the text behind a question mark.
 _MAYBE_SECRET = re.compile(r"(?<=//)[^/@]*:[^/@]*(?=@)|(?<=\?).*", re.DOTALL)
 
 # Spark redacts a value with this word in it.

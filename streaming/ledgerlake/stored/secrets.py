@@ -42,7 +42,7 @@ _OF_URLS_AND_HTML = re.compile(
     rb"%(?:25)*(?P<byte>[0-9A-Fa-f]{2})"
     rb"|&(?:amp;)*(?P<entity>#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6}|amp|lt|gt|quot|apos);"
 )
-# Those of Python and JSON. Any other sign after a backslash is itself.
+# The escapes of Python and JSON. Any other character after a backslash stands for itself.
 _OF_LITERALS = re.compile(
     rb"\\+u(?P<high>[dD][89abAB][0-9A-Fa-f]{2})\\+u(?P<low>[dD][c-fC-F][0-9A-Fa-f]{2})"
     rb"|\\+(?:u(?P<four>[0-9A-Fa-f]{4})|U(?P<eight>[0-9A-Fa-f]{8})|x(?P<two>[0-9A-Fa-f]{2})"

@@ -5,11 +5,11 @@
     Google   gs://bucket/path                                     GcsFileSystem      google_...
     Azure    abfss://container@account.dfs.core.windows.net/path  AzureFileSystem    azure_...
 
-Keys are those of the environment (variables, profile, role of the machine) unless ``[storage]`` has
-its own. Both libraries search Google's application default credentials by themselves. pyarrow has
-no place for a key of Google's, so there only the environment has one. pyarrow does not read Azure's
-variable for a key, so it is read here. Azure's shared access signatures are not taken: pyarrow puts
-them into the text of its errors.
+Keys come from the environment (variables, profile, role of the machine) unless ``[storage]`` has
+keys of its own. Both libraries search Google's application default credentials by themselves.
+pyarrow has no place for a key of Google's, so there only the environment has one. pyarrow does not
+read Azure's variable for a key, so it is read here. Azure's shared access signatures are not taken:
+pyarrow puts them into the text of its errors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LONGEST_PAUSE = timedelta(seconds=5)
 
 @dataclass(frozen=True)
 class StorageSettings:
-    """How to reach a store. What is empty is taken from the environment.
+    """How to reach a store. Empty settings are taken from the environment.
 
     Args:
         endpoint_url: an address that is not the store's usual one, such as ``http://minio:9000``.

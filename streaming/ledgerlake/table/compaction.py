@@ -1,8 +1,8 @@
 """Small neighbouring files of a table become one, with the rows of each topic partition in order.
 
 Rows of a merged file of messages are in the order of their key (see ``ordered_files``), over all
-topic partitions that it has. So those of a topic partition are in order, and a read of a span of
-time needs few row groups. Rows of rejects stay in the order of the files.
+topic partitions that it has. So the rows of each topic partition are in order, and a read of a span
+of time needs few row groups. Rows of rejects stay in the order of the files.
 
 Files of the lowest level (see ``file_groups``) are sorted together in memory. Larger ones have
 their rows in order already, and are merged with one row group of each in memory. A file is left as

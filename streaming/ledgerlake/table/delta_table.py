@@ -135,7 +135,7 @@ _PARTITION_VERSION = 1
 
 class Table:
     """A Delta table at ``path``; tasks put its files into ``folder``. ``schema`` has the columns of
-    its rows, from which those of the table follow (see ``table.layout``).
+    its rows, from which the table's columns follow (see ``table.layout``).
 
     Args:
         partition_by: the columns by which it is partitioned, with the expressions that compute
@@ -157,8 +157,8 @@ class Table:
         self._opened: DeltaTable | None = None
         self._opened_with: dict[str, str] | None = None
         self._is_refreshed = False
-        # What is known of the transactions of the open version, and of the version that this
-        # process made last.
+        # The known transactions of the open version, and of the version that this process made
+        # last.
         self._numbers: dict[str, int | None] = {}
         self._own_version, self._own_commit = -1, dict[str, int]()
         self._own_numbers: dict[str, int | None] = {}
@@ -385,8 +385,9 @@ class Table:
         return {name: int(number) for name, number in numbers.items() if number is not None}
 
     def _numbers_of(self, version: int) -> dict[str, int | None]:
-        """Return what is known of a version: much, if this process made it. A version of that
-        number may be another's, if a store lost ours, so its commit is read.
+        """Return the known transactions of a version; none unless this process made it. If a store
+        lost our commit, another process may have made the version with that number, so its commit
+        is read.
         """
         if version != self._own_version:
             return {}
@@ -670,7 +671,7 @@ class Table:
         return keys
 
     def not_comparable(self, batch: BatchRecord, reason: str) -> CheckpointError:
-        """Return the error of a repeat whose rows cannot be compared with those of the first
+        """Return the error of a repeat whose rows cannot be compared with the rows of the first
         run.
         """
         return CheckpointError(
@@ -740,8 +741,8 @@ class Table:
         )
 
     def _next_modified_ms(self, table: DeltaTable) -> int:
-        """Return the time of a commit. It is later than those of earlier commits, although clocks
-        may step back: files are ordered by it (see ``file_groups``).
+        """Return the time of a commit. It is later than the times of earlier commits, even if a
+        clock was set back: files are ordered by it (see ``file_groups``).
         """
         last_ms = self._modified_ms
         if last_ms is None:

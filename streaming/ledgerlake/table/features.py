@@ -75,8 +75,8 @@ def special_features(table: DeltaTable) -> list[str]:
 
 
 def unfillable_columns(schema: pa.Schema, table: DeltaTable) -> list[str]:
-    """Return the columns of a table beside those of ``schema`` that rows must have a value for, and
-    that Spark does not compute; each as a phrase.
+    """Return the columns of a table that ``schema`` lacks, that need a value in each row, and that
+    Spark does not compute; each as a phrase.
     """
     partitions, own = table.metadata().partition_columns, set(schema.names)
     return [
@@ -101,7 +101,7 @@ def null_constraints(schema: pa.Schema, table: DeltaTable) -> list[str]:
 
 
 def _never_null(schema: pa.Schema | deltalake.Schema) -> dict[str, str]:
-    """Return what is never null, as Spark names it, with the name of its column."""
+    """Return the fields that are never null, as Spark names them, with their columns' names."""
     found = {}
     for field in _fields(schema):
         name, kind, is_nullable = field["name"], field["type"], field["nullable"]
@@ -137,8 +137,8 @@ def _type_name(kind: str | dict[str, Any]) -> str:
 def column_differences(
     schema: pa.Schema, table: DeltaTable
 ) -> tuple[list[str], list[str], list[str]]:
-    """Return the missing columns of a table, its extra columns, and those of another type; each as
-    a phrase.
+    """Return the missing columns of a table, its extra columns, and its columns of another type;
+    each as a phrase.
     """
     expected, actual = _column_types(schema), _column_types(table.schema())
     missing = [f"it lacks {name}" for name in expected if name not in actual]

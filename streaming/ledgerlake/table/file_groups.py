@@ -7,8 +7,8 @@ them. Files between them do no harm if they have rows of other topic partitions 
 A file that another writer made, for example by a deletion, has rows from somewhere before its
 commit. So files before it are not merged any more, unless they have other topic partitions.
 
-Files have levels by their size. A group has at least eight files of one level, and those of lower
-levels between them:
+Files have levels by their size. A group has at least eight files of one level, and the files of
+lower levels between them:
 
     level   less than          rows          a group has
     0       1 MiB              16,384        up to 1,000 files, 16 MiB together
@@ -97,7 +97,7 @@ def groups_to_merge(
     """Return groups of files that are to become one file each, of the lowest level that has any.
 
     Args:
-        files: those of a table, or of one partition of it.
+        files: the files of a table, or of one partition of it.
         are_clustered: the table is clustered, so a group of the last level becomes several files.
     """
     in_order = sorted(files, key=attrgetter("modified_ms", "name"))

@@ -349,8 +349,8 @@ class IcebergTable:
 
 
 def _serialized(statistics: DataFileStatistics) -> dict[str, Any]:
-    """Return statistics with bounds of texts that are made here: those of ``pyiceberg`` may have
-    half of a pair of surrogates, which it then cannot write.
+    """Return statistics with bounds of texts that are computed here. Bounds by ``pyiceberg`` may
+    have half of a pair of surrogates, which it then cannot write.
     """
     for column in statistics.column_aggregates.values():
         if isinstance(column.current_max, str) and column.trunc_length is not None:
@@ -389,8 +389,8 @@ def _is_url(text: str) -> bool:
 
 def _without_bounds(footer: pq.FileMetaData, ids: dict[str, int]) -> Iterator[int]:
     """Yield the columns of a file if a row group lacks their bounds, or has bounds that Python
-    cannot have. Our files have bounds of the columns that readers need, and Parquet leaves out
-    those of long texts.
+    cannot have. Our files have bounds of the columns that readers need, and Parquet leaves out the
+    bounds of long texts.
     """
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)

@@ -80,7 +80,7 @@ _PREFIX = "part-compacted"
 @dataclass
 class _State:
     """The table in a version: the log's entries of its files, and the index of their rows.
-    ``touched`` are files of which the index deletes rows that the log does not.
+    ``touched`` has the files with rows that the index deletes and the log does not.
     """
 
     version: int

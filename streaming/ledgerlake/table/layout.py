@@ -28,7 +28,7 @@ def record_of(rows: pa.Schema) -> pa.StructType | None:
 
 
 def file_schema(rows: pa.Schema) -> pa.Schema:
-    """Return the columns of the files for rows, which are those of the table."""
+    """Return the columns of the files for rows; the table has the same columns."""
     record = record_of(rows)
     return rows if record is None else pa.schema([*record, _PULSAR])
 

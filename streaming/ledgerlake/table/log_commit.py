@@ -96,7 +96,7 @@ class OwnCommit:
         return commit_file(self._path, version).create_file(self._content)
 
     def is_in(self, actions: Sequence[Action]) -> bool:
-        """Return whether the actions of a version are those of this commit."""
+        """Return whether the actions of a version belong to this commit."""
         return any(
             action.get("commitInfo", {}).get(_ATTEMPT) == self._attempt for action in actions
         )

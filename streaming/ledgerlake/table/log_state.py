@@ -39,7 +39,7 @@ _ANY_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*")
 
 @dataclass(frozen=True)
 class LogState:
-    """The entries of the files in a version of a table, by their names, and those of removed
+    """The entries of the files in a version of a table, by their names, and the entries of removed
     files.
     """
 

@@ -25,7 +25,7 @@ def existing_table(path: Place) -> DeltaTable | None:
 
     Raises:
         TableAccessError: it cannot be opened now.
-        TableError: what is there is no table that can be opened, however often it is tried.
+        TableError: the path has no table that can be opened, and further attempts will fail too.
     """
     try:
         return _find(path)
@@ -51,8 +51,8 @@ def _not_opened(path: Place, error: Exception) -> str:
 
 
 def _answers(path: Place) -> bool:
-    """Return whether the store of a table answers: it gives a file of the log. This machine's own
-    file system also answers by what is in the place of the log, or by whom it lets in.
+    """Return whether the store of a table answers: it gives a file of the log. A local file system
+    also answers if the log is missing, empty or not a folder, or if this process may not read it.
     """
     log = path / "_delta_log"
     try:

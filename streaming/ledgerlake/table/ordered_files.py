@@ -77,7 +77,7 @@ _MOST_BOUND_CHARACTERS = 256
 _LAST_CHARACTER = "\U0010ffff"
 
 # Producers choose texts, and the authors of schemas names and columns. The log keeps the statistics
-# of each file, and a task's result has those of all its files.
+# of each file, and a task's result has the statistics of all its files.
 _MOST_STATS_BYTES = 256 * 1024
 
 # Parquet leaves out the bounds of longer texts; its limit is 4096 bytes.
@@ -299,7 +299,7 @@ class BufferedWriter:
         return self._files.finish()
 
     def discard(self) -> None:
-        """Delete what was written."""
+        """Drop the buffered rows, and delete the written files."""
         self._buffer, self._buffered_bytes = [], 0
         self._files.discard()
 
@@ -797,7 +797,7 @@ def text_after(text: str, characters: int) -> str | None:
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values with those of the column ``pulsar`` in a part of their own, as Delta has
+    """Return values with the fields of the column ``pulsar`` in a dict of their own, as Delta has
     them.
     """
     result: dict[str, Any] = {}

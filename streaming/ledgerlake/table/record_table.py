@@ -70,7 +70,7 @@ class RecordTable(MetadataCommits):
         return self.exists
 
     def check_columns(self, record: pa.StructType) -> None:
-        """Check that a table can have its columns and those of a record.
+        """Check that a table can have its columns and the columns of a record.
 
         Raises:
             SetupError: no Delta table can.

@@ -10,17 +10,18 @@ folder are, by their names:
     part-compacted-<number>-<uuid>.<codec>.parquet                    of ``table.compaction``; part-clustered- of a clustered table
     part-<number>-<uuid>[-.]c<number>.<codec>.parquet                 of Delta's own writers
 
-What the versions of that time name is told by three things together. A file that was added since is
-young. The log says when a file was removed. But who writes the log's checkpoint drops what was
-removed before the time in the table's property, or before a week if he cannot read that. So the
-version at the begin of the retention is opened too, or the oldest one that can still be opened.
+Three things together tell which files the versions of that time name. A file that was added since
+is young. The log says when a file was removed. But a checkpoint of the log leaves out files that
+were removed before the time in the table's property, or more than a week ago if its writer cannot
+read that property. So the version at the begin of the retention is opened too, or the oldest one
+that can still be opened.
 
 ``deltalake`` lists the files that the log has not, and those that were removed for the first time
 before the retention. But a commit that changes the deletion vector of a file removes it and adds it
 again. So the log of a table with deletion vectors is read here. The vectors of tables with the
 latest messages (see ``table.latest_table``) are in files of their own,
 ``deletion_vector_<uuid>.bin``, and ``deltalake`` counts each of them as unused. They are judged in
-the same way; those of other tables are Spark's.
+the same way; the vectors of other tables are Spark's.
 
 All other files in the folder or below it are left alone: another table, a checkpoint, files of a
 user.

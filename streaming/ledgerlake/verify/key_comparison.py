@@ -180,8 +180,8 @@ def _in_order(records: Records) -> Records:
 
 
 def _with_comparable_indexes(records: Records) -> Records:
-    """Return the records without the broker's index of entries of which it is not always known: a
-    broker may have begun to show it since the rows were written, or show it no more.
+    """Return the records without the broker's index of an entry if a record of that entry lacks it.
+    A broker may have begun to show indexes after the rows were written, or no longer show them.
     """
     is_unknown = records["broker_index"] < 0
     has_unknown = _has_any(_numbers(_differs(records, _ENTRY)), is_unknown)

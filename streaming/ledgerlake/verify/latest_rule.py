@@ -56,8 +56,8 @@ RowPlace = tuple[int, int]
 
 
 class Finding(Enum):
-    """What is found of a key: the row is the right one; there is none; it is not the latest, or of
-    no message; the topic no longer has its message; or nothing can tell.
+    """The finding on a key: the row is the right one; there is no row; the row is not the latest
+    one, or belongs to no message; the topic no longer has its message; or nothing can tell.
     """
 
     RIGHT = "right"
@@ -69,8 +69,8 @@ class Finding(Enum):
 
 @dataclass(frozen=True)
 class Span:
-    """What was read of a topic partition: the first entry, None if there is none, and the last
-    one.
+    """The entries that were read of a topic partition: the first one, None if there is none, and
+    the last one.
     """
 
     first: RowPlace | None
@@ -173,11 +173,11 @@ def _is_before(rows: Messages, place: RowPlace) -> NDArray[np.bool_]:
 
 
 def judge_key(messages: Sequence[Any], row: Any, spans: Mapping[int, Span]) -> Finding:
-    """Return what is found of a key.
+    """Return the finding on a key.
 
     Args:
         messages: the last ones of each topic partition.
-        row: that of the table; None if there is none.
+        row: the table's row; None if there is none.
     """
     is_trimmed = row is not None and _is_trimmed(row, spans)
     if row is not None and not is_trimmed and _place(row) > spans[int(row["partition"])].end:

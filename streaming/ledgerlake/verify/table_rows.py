@@ -241,7 +241,7 @@ def rejected_keys(rows: pa.Table, reasons: pa.ChunkedArray) -> Keys:
     is one.
 
     Args:
-        reasons: their reasons, or those of the rejects that were replayed.
+        reasons: their reasons, or the former reasons of rejects that were replayed.
     """
     found = pc.extract_regex(rows["message_id"], r"^\d+:\d+:(?P<index>\d+)")
     indexes = pc.fill_null(pc.struct_field(found, "index").cast(pa.int64()), -1).to_numpy()

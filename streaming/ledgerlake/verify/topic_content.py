@@ -55,8 +55,8 @@ _NO_LIMITS = Limits(
 
 @dataclass
 class TopicContent:
-    """What is in a range of a topic partition beside its messages: entries that can be no messages
-    and are not in rejects, chunks of incomplete large messages, and the first entry.
+    """The content of a range of a topic partition beside its messages: entries that can be no
+    messages and are not in rejects, chunks of incomplete large messages, and the first entry.
     """
 
     bad_entries: int = 0

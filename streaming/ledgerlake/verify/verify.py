@@ -2,9 +2,10 @@
 
 The topic's messages after the query's first offset, up to the last micro-batch that it committed,
 are compared with the table's rows of that range. An entry in ``rejects`` accounts for its messages,
-a message of a batch there for itself, and what was replayed for nothing. Chunks are accounted for
-by their large message, which has the position of its last chunk. Whether that message is complete
-is found by the rules of ``assembly.rules`` over all chunks of the range, without limits.
+and a single message of a batch there for itself. A replayed reject accounts for nothing. Chunks are
+accounted for by their large message, which has the position of its last chunk. Whether that message
+is complete is found by the rules of ``assembly.rules`` over all chunks of the range, without
+limits.
 
 A table that takes all messages of a topic is compared by itself. The others are compared together:
 a message has to be in one of them. If one of them has a query or a function, nothing is missing for
@@ -16,7 +17,7 @@ messages of the key (see ``latest_rule``). The pipeline's own code decides which
 message. Keys without a row are ``missing``, rows beyond the first of a key are ``duplicate``, and
 rows of keys that the topic does not have are ``not_checked``.
 
-Topics and tables are read a piece at a time. What is compared becomes records, which are compared
+Topics and tables are read a piece at a time. Messages and rows become records, which are compared
 part by part (see ``hashed_parts`` and ``key_comparison``). So memory does not grow with messages
 and rows. In memory are the rejects, with up to 32 bytes each, and the positions of the chunks of
 incomplete large messages.
@@ -32,14 +33,14 @@ incomplete large messages.
     incomplete_chunks
                    chunks of incomplete large messages
     waiting        delayed messages that were not due when the last micro-batch was planned, and
-                   messages that repeat of which no occurrence is in the table
+                   messages that repeat without an occurrence in the table
     early          rows that were delivered before they were due
     outdated       rows of a table with the latest messages that are not the latest of their key, or
                    whose key was deleted
-    undecided      keys of such a table that nothing can decide: a large message, one of an entry in
-                   rejects, or one that repeats, may be the latest, the micro-batches decided
-                   between two topic partitions, or a key without a row may have been deleted by a
-                   topic partition of another stream
+    undecided      keys of such a table that nothing can decide. The latest message may be a large
+                   one, one of an entry in rejects, or one that repeats; the micro-batches decided
+                   between two topic partitions; or a topic partition of another stream may have
+                   deleted a key without a row
 """
 
 from __future__ import annotations
@@ -199,10 +200,10 @@ def verify(config: Config) -> Verdict:
 
 @dataclass
 class _Partition:
-    """A topic partition: what is compared of it, and what is known so far.
+    """A topic partition: the range to compare, and the findings so far.
 
-    ``number`` is that of its records. ``rejected`` and ``replayed`` have ledger, entry, batch index
-    and reason of rejects, until the topic is read.
+    ``number`` is the number in its records. ``rejected`` and ``replayed`` have ledger, entry, batch
+    index and reason of rejects, until the topic is read.
     """
 
     number: int
@@ -215,7 +216,7 @@ class _Partition:
 
 
 class _Comparison:
-    """Reads rejects, topics and tables, in this order, and counts what is wrong. Messages and rows
+    """Reads rejects, topics and tables, in this order, and counts the faults. Messages and rows
     become records, which are compared at the end.
     """
 

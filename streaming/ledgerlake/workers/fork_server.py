@@ -106,7 +106,7 @@ class ForkServer:
         self._selector.register(self._ended_reader, selectors.EVENT_READ)
         self._start_preparing()
         while self._is_open or self._clients_by_pid:
-            # One at a time: what is done about one event may make another untrue.
+            # One at a time: the handling of one event may make another event stale.
             for key, _ in self._selector.select()[:1]:
                 request = self._handle(key.fileobj)
                 if request is not None:
