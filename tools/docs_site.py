@@ -1,8 +1,8 @@
-"""What MkDocs has to know of this repository (``mkdocs.yml``, ``make docs``).
+"""Hooks for MkDocs (``mkdocs.yml``, ``make docs``).
 
-Some pages of the site are files beside ``docs``: each is added under a name of its own. Links of
-the sources are those of the repository, so that a code host shows them too. Here a link to such a
-file becomes one to its page, and a link to a file that is no page becomes the text alone.
+Some pages of the site are files beside ``docs``: each is added under a name of its own. In the
+sources, links lead to files of the repository, so that they work on a code host too. Here a link to
+such a file becomes a link to its page, and a link to a file that is no page becomes the text alone.
 """
 
 from __future__ import annotations

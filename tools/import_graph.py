@@ -53,7 +53,7 @@ def rooms(imported: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def without_detours(found: dict[str, set[str]]) -> dict[str, set[str]]:
-    """The same without the arrows that a longer way says already; those of a circle all stay."""
+    """Return the graph without the arrows that a longer way implies; all arrows of a circle stay."""
     return {
         room: {
             other
