@@ -267,9 +267,9 @@ def errors_page() -> str:
         [
             "# Errors\n",
             _MADE,
-            "Each error is one sentence: what is wrong, where, and what to do. The classes are in "
-            "`ledgerlake.errors`; all are\na `LedgerlakeError`. *Retry* says whether Ledgerlake "
-            "tries the same call again (`is_retryable(error)`), *lost*\nwhether data is gone "
+            "Each error is one sentence: the fault, its place, and the action that helps. The "
+            "classes are in `ledgerlake.errors`; all are\na `LedgerlakeError`. *Retry* says whether "
+            "Ledgerlake tries the same call again (`is_retryable(error)`), *lost*\nwhether data is gone "
             "(`error.lost`), *exit* the exit code of a command: 3 says that the command may "
             "succeed later.\n",
             _table(("error", "whose fault", "cause", "what to do", "retry", "lost", "exit"), rows),
@@ -312,7 +312,7 @@ def api_page() -> str:
 def public_methods(kind: type) -> list[tuple[str, Callable[..., Any]]]:
     """Return the methods that a class of the API defines by itself.
 
-    Those of the data source are Spark's to call, and those of a configuration the pipeline's.
+    Methods of the data source are for Spark, and methods of a configuration for the pipeline.
     """
     if kind in (api.LedgerlakeDataSource, api.Config):
         return []
