@@ -220,6 +220,38 @@ def test_prose_is_short_and_plain(page: Any) -> None:
     assert prose.findings(page) == []
 
 
+@pytest.mark.parametrize("name", prose.MODULES)
+def test_docstrings_and_comments_are_short_and_plain(name: str) -> None:
+    assert prose.module_findings(name, prose.MODULES[name].read_text()) == []
+
+
+def test_unclear_phrases_and_long_sentences_of_a_module_are_found() -> None:
+    long = "one " * prose.MOST_WORDS
+    source = f'''"""A short sentence.
+
+    name   the value
+           of which ``what is`` code
+    other  {long}
+    """
+
+TEXT = "what was"  # What
+# comes next.
+# {long}
+
+
+def function() -> None:
+    """{long}two.
+
+    {long}
+    """
+'''
+    assert prose.module_findings("a.py", source) == [
+        'a.py:4: "of which": name the thing itself',
+        'a.py:8: "What comes": name the thing itself',
+        f"a.py:14: a sentence of {prose.MOST_WORDS + 1} words",
+    ]
+
+
 def test_each_decision_is_named_as_its_file() -> None:
     for page in (ROOT / "docs" / "adr").glob("*.md"):
         assert page.read_text().startswith(f"# {int(page.name[:4])}. ")
