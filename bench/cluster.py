@@ -5,8 +5,8 @@ rates       a topic of four partitions, from its beginning to its end, by the du
             micro-batches without planning: a standalone cluster with two workers of one core into
             S3; ``local[2]`` into S3, and onto a disk
 partitions  a topic of many partitions on that cluster, a few messages for each partition now and
-            then; then none. Planning times are Spark's, connections those of the broker's process
-            by host, and CPU and memory those of driver and workers
+            then; then none. Spark gives the planning times. Connections are counted at the broker's
+            process by host; CPU and memory at driver and workers
 
 All share the cores of one machine, so a cluster cannot be faster here than one machine is.
 

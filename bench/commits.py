@@ -60,7 +60,7 @@ def _print(path: str, commits: int, took_ms: float, cpu_ms: float) -> None:
 
 
 def _stats(number: int) -> str:
-    """Those of a file with a few columns, about as long as real ones."""
+    """Return the statistics of a file with a few columns, about as long as real ones."""
     low = {
         "topic": _TOPIC,
         "ledger_id": number,

@@ -15,7 +15,7 @@ would hand them on; Spark keeps them in RocksDB. Then the clock is moved, and th
                 heap, for each subscription
 
 With ``--ids`` each message has the id of a schedule of its own. With ``--replaced N`` as many more
-messages follow, each with the id of one that waits, which it replaces. What is replaced stays in
+messages follow, each with the id of one that waits, which it replaces. A replaced message stays in
 the index until it is due, and ``--by hour`` counts it.
 
 Peers: what Pulsar's brokers and clients do is not the same thing (readers get delayed messages at
@@ -475,7 +475,7 @@ def _open_index(folder: str) -> int:
     )
     tracker = DelayedTracker(storage, DelaySettings(), record)
     for bucket in tracker.buckets:
-        # What was added before is looked up by the bucket's bitmaps.
+        # The bucket's bitmaps tell whether a message was added before.
         tracker.add(index_rows([(0, bucket.first.ledger_id, bucket.first.entry_id)]))
     return _resident_bytes() - before
 

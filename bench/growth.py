@@ -5,9 +5,10 @@
     sizes        the same bytes as messages of 100 B to 1 MiB, in batches of about 100 KB
 
 Each topic is read whole into a table of its own, in one micro-batch, on local[2]; medians after one
-pass that is not counted. Time and CPU are those of ``bench.throughput``. A micro-batch and the
-start of its query cost something whatever is in them: few messages share that among few. What a run
-in a session that is up takes beside its micro-batches, from its start to its end, is printed too.
+pass that is not counted. Time and CPU are measured as in ``bench.throughput``. A micro-batch and
+the start of its query cost something whatever is in them: few messages share that among few. What a
+run in a session that is up takes beside its micro-batches, from its start to its end, is printed
+too.
 
 Results are printed and written to ``bench/latest-growth.json``.
 """

@@ -13,8 +13,8 @@ Memory is the peak resident set of the process that did the work (for the pipeli
 Python worker), and what that is above the same process without large messages, in multiples of the
 largest message.
 
-CPU seconds are those of the process that did the work, for the pipeline of this one and all below
-it but the broker, from the end of publishing to the end of the trigger.
+CPU seconds are counted for the process that did the work, from the end of publishing to the end of
+the trigger. For the pipeline, this process and all below it count, except the broker.
 
 Every round publishes between two triggers of a running query, and counts the trigger that takes it,
 without the time in which the planner waits for it. What a trigger takes with hardly anything in it

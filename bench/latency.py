@@ -52,10 +52,10 @@ RATE = 1000
 STARTS = 5
 _POLL_S = 0.01
 
-# A start keeps all cores busy, so that looking more often would delay what is looked for.
+# A start keeps all cores busy, so looking more often would delay the start.
 _START_POLL_S = 0.1
 
-# What is published until so long after the first commit is not counted.
+# Messages that are published until so long after the first commit are not counted.
 _WARM_UP_S = 30
 
 # All that was published is in the table so long after the last was, or never.
@@ -309,8 +309,8 @@ def actions_of(commit: Path) -> list[dict[str, Any]]:
 
 
 class AddedFiles:
-    """The files of a table by the commits that brought new rows: those of upkeep hold rows
-    again.
+    """The files of a table by the commits that brought new rows. Files of upkeep hold rows again,
+    so they are left out.
     """
 
     def __init__(self, table: Path) -> None:
@@ -331,8 +331,8 @@ class AddedFiles:
 
 
 def watch(folder: Path, seconds: int) -> tuple[float, list[Seen]]:
-    """Look at the table until all that is published in so many seconds from now is in it; now, and
-    what was seen.
+    """Look at the table until it has all messages that are published in so many seconds from now.
+    Return the time of the start, and the messages that were seen.
     """
     added = AddedFiles(folder / "messages")
     added.files()

@@ -8,10 +8,10 @@ again:
     CRC-32C          the checksum that each entry carries
     LZ4              each batch is decompressed
     zstd, level 1    the values are compressed, as for Parquet
-    disk             what is kept of the values is written to a file and flushed to the disk
+    disk             the values, compressed if small, are written to a file and flushed to the disk
     broker           frames are received and framed, and nothing else is done with them
 
-MB/s are of plain values, by wall-clock time. CPU seconds are those of the process that does the
+MB/s are of plain values, by wall-clock time. CPU seconds are counted for the process that does the
 step. A pipeline must do all steps but the first. So its limit is their CPU together, and the rate
 of the disk or of the broker, whichever is slower; ``bench.plot`` draws it as a line. Values of 4
 MiB stand for the chunks of large messages. They are random, so neither a producer nor Parquet

@@ -3,8 +3,8 @@
 ``python -m bench.one_partition [--messages 10000000]``
 
 So many messages of 100 bytes, in batches of 1,000 with LZ4, are on one topic partition. A pipeline
-on ``local[2]`` brings them into a table of its own in one micro-batch. Rates and CPU are those of
-``bench.throughput``: medians after one pass of each that is not counted.
+on ``local[2]`` brings them into a table of its own in one micro-batch. Rates and CPU are measured
+as in ``bench.throughput``: medians after one pass of each that is not counted.
 """
 
 from __future__ import annotations

@@ -135,8 +135,8 @@ def _publishing(runtime: Runtime, topics: list[str]) -> Iterator[None]:
 
 
 def _files_written(folder: Path, after: int, through: int) -> tuple[int, int]:
-    """How many files the commits of these versions added: those of the stream, and those that put
-    files in the place of others.
+    """Return how many files the commits of these versions added: the stream's commits, and the
+    commits that replaced files.
     """
     by_stream = by_upkeep = 0
     for version in range(after + 1, through + 1):

@@ -8,8 +8,8 @@
                            delta-spark's sink
 
 Four partitions, batches of 1,000 with LZ4; medians of several passes after one that is not counted,
-by the duration of micro-batches without planning. CPU seconds are those of this process and all
-below it but the broker.
+by the duration of micro-batches without planning. CPU seconds are counted for this process and all
+below it except the broker.
 
     python -m bench.records [--messages 2000000] [--passes 3]
 """

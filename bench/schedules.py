@@ -2,11 +2,11 @@
 received on the topic of ``[deliver]``, and a million messages due in one second.
 
 fires     1,000 messages a second become due, on a topic that as many come to. Late is the time from
-          a message's delivery time to when a reader of the Delta table sees it (``visible``), to
-          when a pulsar-client consumer of the topic of ``[deliver]`` gets it (``received``), and to
-          when a pulsar-client consumer of the source topic with a shared subscription gets it:
-          Pulsar's own delayed delivery, with the broker's default tick of a second. A broker may
-          deliver up to a tick early, which is late by less than nothing.
+          a message's delivery time until somebody gets it. A reader of the Delta table sees it
+          (``visible``). A pulsar-client consumer of the topic of ``[deliver]`` gets it
+          (``received``). And a pulsar-client consumer of the source topic with a shared
+          subscription gets it: this is Pulsar's own delayed delivery, with the broker's default
+          tick of a second. A broker may deliver up to a tick early; that time is negative.
 sparse    one message every two seconds is due, on a topic without others, trigger 10 seconds
 burst     messages that are all due in one second, on four topic partitions, without and with an id
           each; plain messages come all the while. Printed: the time from the first one due to all

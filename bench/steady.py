@@ -1,4 +1,4 @@
-"""An hour of steady load: the memory of each process, CPU, and what is on disk, minute by minute.
+"""An hour of steady load: the memory of each process, CPU, and disk usage, minute by minute.
 
 1,000 messages a second come to four topic partitions, trigger 1 second. A tenth of them are delayed
 by a minute, and a message of 2 MiB in chunks comes each ten seconds. So the state has work in each

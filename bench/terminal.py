@@ -32,11 +32,11 @@ class Terminal:
         self._tmux("resize-window", "-x", str(columns), "-y", str(lines))
 
     def lines(self, *, joined: bool = False) -> list[str]:
-        """Return what is shown; ``joined``: a line that the terminal has broken is one."""
+        """Return the lines on the screen; with ``joined``, a line that was broken is one."""
         return self._tmux("capture-pane", "-p", *(["-J"] if joined else [])).splitlines()
 
     def svg(self, title: str, columns: int) -> str:
-        """Return what is shown as a picture."""
+        """Return the screen as a picture."""
         console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True)
         console.print(Text.from_ansi(self._tmux("capture-pane", "-p", "-e").rstrip()))
         picture = console.export_svg(title=title, unique_id="live-screen")

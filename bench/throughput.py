@@ -19,10 +19,11 @@ a run would show. The stream paths are measured by the duration of their micro-b
 trigger but its planning: a query plans its stages once, and what that takes belongs to its start,
 as the JVM's does (``bench.latency``).
 
-CPU seconds are those of the process that did the work, for Spark paths of this one and all below it
-but the broker, so the JVM too, from the start of the query on, which takes two or three. Single
-messages come as fast as the broker sends them, whoever reads, which differs by a factor of two from
-pass to pass; there the CPU is what differs between paths.
+CPU seconds are counted for the process that did the work. For Spark paths, this process and all
+below it count except the broker, so the JVM counts too. They are counted from the start of the
+query on, which takes two or three. Single messages come as fast as the broker sends them, whoever
+reads, which differs by a factor of two from pass to pass; there the CPU is what differs between
+paths.
 
 Results are printed and written to ``bench/latest.json``.
 """

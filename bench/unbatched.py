@@ -4,8 +4,8 @@ pipeline, in turns.
 ``python -m bench.unbatched [--messages 1000000]``
 
 The loop reads a topic of one partition, the pipeline one of four, on ``local[2]`` into a table of
-its own. Rates and CPU are those of ``bench.throughput``: medians after one pass of each that is not
-counted. With so many messages, the start of a query is a small part of the CPU.
+its own. Rates and CPU are measured as in ``bench.throughput``: medians after one pass of each that
+is not counted. With so many messages, the start of a query is a small part of the CPU.
 """
 
 from __future__ import annotations
