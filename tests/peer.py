@@ -67,7 +67,7 @@ class Peer:
 
     Attributes:
         entries: position and stored bytes, in order. last_position: what GET_LAST_MESSAGE_ID
-        answers; None: the last entry. rewrite: turns an outgoing MESSAGE frame into what is really
+        answers; None: the last entry. rewrite: turns an outgoing MESSAGE frame into the one really
         sent. drop_after: the connection is cut after so many entries, once. refuse_subscribe: an
         error code for the next subscriptions, taken one by one. refuse_topics: the answer to all
         subscriptions of some topics. compacted: what compacted readers get in place of ``entries``;
@@ -196,7 +196,7 @@ class Peer:
 
     def disconnect(self) -> None:
         for connection in list(self._open):
-            # A thread that waits in ``recv`` would still take what comes on a socket that is only
+            # A thread that waits in ``recv`` would still take new bytes on a socket that is only
             # closed.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

@@ -1,5 +1,5 @@
-"""The page of the format says what is written: it is compared with the golden archive of a
-pipeline, and with what the writers write today.
+"""The page of the format describes the written files: it is compared with the golden archive of a
+pipeline, and with the output of today's writers.
 
 A file with † on the page is not in the archive; then a writer makes it here. A field that a stored
 dataclass gets has a value here, because values are made from the types of its fields.
@@ -266,11 +266,11 @@ def _check_object(title: str, path: Path_, value: dict[str, Any], seen: Seen) ->
     assert not missing, f"{title}: {'.'.join(path)} lacks {missing}"
 
 
-# What is written.
+# The written files.
 
 
 def filled(kind: Any) -> Any:
-    """A value of a type of which everything is there that may be there."""
+    """A value of a type with all fields, also the optional ones."""
     origin, arguments = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         hints = get_type_hints(kind)

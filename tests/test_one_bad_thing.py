@@ -81,9 +81,7 @@ def _text(rng: random.Random) -> str:
 
 
 class OneBad(History):
-    """A history with a bad thing, of which each run that ends, or ends with an error, is a
-    violation.
-    """
+    """A history with a bad thing. Each run that ends, with or without an error, is a violation."""
 
     def __init__(self, script: Script, edges: Edges) -> None:
         super().__init__(script, edges)
@@ -197,7 +195,7 @@ class OneBad(History):
         return [encode_entry(metadata, plain)]
 
     def _large(self, topic: Topic) -> list[bytes]:
-        """Chunks of which one is missing, double, changed or late, and a marker that says another
+        """Chunks with one that is missing, double, changed or late, and a marker that says another
         thing.
         """
         rng = self.rng

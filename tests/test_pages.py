@@ -1,5 +1,5 @@
 """The code in the documentation is right: configurations, commands, queries and Python are read by
-the parsers that read a user's. Those of the tutorials run in ``tests/live/test_tutorials.py``.
+the parsers that read a user's. The code of the tutorials runs in ``tests/live/test_tutorials.py``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# Languages of which nothing here can be run: other clients, pictures, and what a command prints.
+# Languages that cannot be run here: other clients, pictures, and the output of commands.
 _NOT_RUN = {"go", "java", "mermaid", "text"}
 
 # Commands of other packages, which no test runs.

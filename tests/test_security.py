@@ -1,5 +1,5 @@
-"""SECURITY.md and docs/promises.md say what is true: each threat and each promise names a test, and
-`make test` runs that test.
+"""SECURITY.md and docs/promises.md are tested: each threat and each promise names a test, and `make
+test` runs that test.
 """
 
 from __future__ import annotations

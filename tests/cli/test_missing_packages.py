@@ -1,4 +1,4 @@
-"""What is said if a package is missing."""
+"""The errors about a missing package."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_what_waits_for_other_readers_is_bounded_in_bytes_and_does_not_hide_an_a
                 command = pb.BaseCommand.FromString(frame.command)
                 if command.type == pb.BaseCommand.CLOSE_CONSUMER:
                     closed_ids.append(command.close_consumer.consumer_id)
-        # What was under way before the broker knew.
+        # Entries that were under way before the broker got the command.
         accepted.sendall(commands.message(7, 1, 1000, entry) * 100 + last_message(1))
         drain(accepted)
 

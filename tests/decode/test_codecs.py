@@ -1,4 +1,4 @@
-"""Codecs: the bytes other clients send, and nothing beyond what was declared."""
+"""Codecs: the bytes that other clients send, and never more bytes than the declared size."""
 
 from __future__ import annotations
 

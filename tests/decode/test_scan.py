@@ -45,8 +45,8 @@ def events(client: Connection, pieces: Iterable[bytes]) -> Iterator[Event]:
 
 
 def outcome(pieces: list[bytes], with_scan: bool) -> tuple[list[Any], list[int], bytes]:
-    """What came of some bytes, entry by entry and with the error that ended it; the permits; what
-    was answered.
+    """Return the entries of some bytes with the error that ended them, the permits, and the
+    answers.
     """
     client = connected_client(with_scan)
     entries_and_error: list[Any] = []

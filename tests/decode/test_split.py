@@ -1,5 +1,5 @@
-"""Bundles cut by kind: nothing is lost, order is kept within a kind, and only what is whole and
-later waits.
+"""Bundles cut by kind: nothing is lost, order is kept within a kind, and only complete messages for
+a later time wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weights of values: what is counted before a value is decoded is what decoding makes of it."""
+"""Weights of values: the size that is counted before a value is decoded is the decoded size."""
 
 from __future__ import annotations
 

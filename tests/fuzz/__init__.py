@@ -5,6 +5,6 @@
     seeds     the valid inputs
     of_*      the targets: one for each boundary
 
-``python -m tests.fuzz --help`` runs it; ``test_fuzz`` runs a little of it, and what was found
-before (``tests/golden/fuzz``).
+``python -m tests.fuzz --help`` runs it; ``test_fuzz`` runs a little of it, and the inputs that
+failed before (``tests/golden/fuzz``).
 """

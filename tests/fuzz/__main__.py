@@ -89,7 +89,7 @@ def _arguments() -> argparse.Namespace:
 
 def _repeat(target: Target, seed: int, index: int) -> int:
     data = input_of(target, seed, index)
-    # What is compiled or built when it is first needed is no input's memory.
+    # The first call compiles and builds what later calls share. An input's memory excludes that.
     judge(target, data)
     failure, taken, peak_bytes = judge(target, data)
     print(f"{target.name}: {len(data)} bytes, {peak_bytes / MIB:.1f} MiB")

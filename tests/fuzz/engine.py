@@ -182,7 +182,7 @@ def run(
 def judge(
     target: Target, data: bytes, memory: Memory | None = None, *, traced: bool = True
 ) -> tuple[tuple[str, str] | None, bool, int]:
-    """What is wrong (in short, and at length), whether the input was taken, and the most memory
+    """Return the fault (in short, and at length), whether the input was taken, and the most memory
     that it took.
     """
     memory = memory or Memory()

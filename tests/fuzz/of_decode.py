@@ -185,9 +185,7 @@ def _a_wide_bundle(rng: Rng) -> bytes:
 
 
 def _judge_wide(data: bytes) -> int:
-    """Rows in pieces. One is held while the next is made, and Arrow keeps some of what was
-    freed.
-    """
+    """Rows in pieces. One is held while the next is made, and Arrow keeps some freed memory."""
     return sum(
         part.messages.num_rows + part.rejects.num_rows for part in decode_bundle(data, SOURCE)
     )
@@ -271,7 +269,7 @@ def _some_chunks(rng: Rng) -> bytes:
 
 
 def _judge_chunks(data: bytes) -> int:
-    """Chunks as they come, put together by the rules, and what is then whole decoded."""
+    """Put chunks together by the rules as they come, and decode the complete messages."""
     limits = Limits(
         max_pending=3, max_pending_bytes=2000, max_chunks=100, max_message_bytes=MOST_BYTES
     )

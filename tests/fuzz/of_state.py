@@ -1,5 +1,5 @@
-"""Targets of what is kept between micro-batches: offsets, state, rows between stages, the delayed
-index.
+"""Targets for the data that is kept between micro-batches: offsets, state, rows between stages, the
+delayed index.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _judge_offset(data: bytes) -> int:
     try:
         stored_offset = json.loads(_text(data))
     except (ValueError, RecursionError):
-        return 0  # Spark's own line, or not: from_json gets what was parsed
+        return 0  # Spark's own line, or not: from_json gets the parsed value
     offset = from_json(stored_offset)
     assert from_json(to_json(offset)) == offset
     for partition_offset in offset.values():
@@ -341,7 +341,7 @@ def _judge_segment(data: bytes) -> int:
 
 
 def _an_index(rng: Rng) -> bytes:
-    """A record with its buckets, one of which is changed, missing, or another's."""
+    """A record with its buckets; one bucket is changed, missing, or another's."""
     record, buckets = _index()
     buckets = {number: dict(values) for number, values in buckets.items()}
     if rng.random() < 0.5:
@@ -422,7 +422,7 @@ def _any_of(make: Callable[[], list[bytes]]) -> Callable[[Rng], bytes]:
 
 _REFUSED = (OffsetError,)
 
-# The JSON objects with a version: by the name of their target what is written, and who reads it.
+# The JSON objects with a version, by the name of their target: the written texts and the reader.
 DOCUMENTS: dict[str, tuple[tuple[str, ...], Callable[[bytes], int]]] = {}
 
 

@@ -202,7 +202,9 @@ def _events(connection: Connection, pieces: Sequence[bytes]) -> Iterator[Any]:
 def _heard(
     connection: Connection, pieces: Sequence[bytes]
 ) -> tuple[list[Any], list[int], bytes, LedgerlakeError | None]:
-    """Events as values, what entries cost, what was answered, and the error that ended it."""
+    """Return the events as values, the permits of entries, the answers, and the error that ended
+    them.
+    """
     event_values: list[Any] = []
     counts: list[int] = []
     try:

@@ -51,7 +51,7 @@ def _messages(n: int) -> pa.RecordBatch:
 
 
 def _cancels_of_a_key(n: int) -> Callable[[], None]:
-    """Prepare cancels of one key, none of which hits one of as many messages with that key."""
+    """Prepare cancels of one key, and as many messages with that key that no cancel hits."""
     # As a sender's clock that runs backwards writes them: each hits messages that the others do
     # not.
     cancels = [Cancel("key", "k", Position(8, number), TIME_MS + n - number) for number in range(n)]
@@ -115,7 +115,7 @@ def _stored_cancels(n: int, *, is_due: bool = True) -> Callable[[], Mapping[str,
 
 
 def _marks_in_many_ledgers(n: int) -> Callable[[], None]:
-    """Prepare messages that wait in many ledgers; those of a few are due."""
+    """Prepare messages that wait in many ledgers; the messages in a few ledgers are due."""
     marked = MarkedPositions()
     for ledger_id in range(n):
         marked.mark(Position(ledger_id, 5), SCHEDULED)

@@ -64,7 +64,7 @@ def _few_changes_of_delayed_messages(n: int) -> Callable[[], Mapping[str, int]]:
 
 
 def _changes_of_all(n: int) -> Callable[[], Mapping[str, int]]:
-    """Prepare topic partitions of which a micro-batch changes all, again and again."""
+    """Prepare topic partitions. Micro-batch after micro-batch changes all of them."""
     folder = tempfile.TemporaryDirectory()
     wakeups = Wakeups(Checkpoint(Place(folder.name)))
     names = [f"persistent://public/default/orders-partition-{number}" for number in range(n)]

@@ -132,7 +132,7 @@ class _ReadState(DictState):
 
 
 class _LargeMessages:
-    """Delayed large messages, each of which replaced the one before, in the state of a stage."""
+    """Delayed large messages in the state of a stage; each one replaced the one before."""
 
     def __init__(self, n: int) -> None:
         self._stage = Stage(Limits())

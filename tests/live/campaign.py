@@ -348,7 +348,7 @@ class PipelineProcess:
         )
 
     def settle(self, due_ms: int) -> None:
-        """Run to the end of what is there, when the last delayed message is due."""
+        """Run to the end of the topic, when the last delayed message is due."""
         time.sleep(max(0, due_ms / 1000 - time.time()))
         code = self._run_once()
         for _ in range(_TRIES):

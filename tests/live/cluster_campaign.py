@@ -1,10 +1,10 @@
 """A campaign against a cluster: master, driver and two workers are hosts of their own (see
 ``hosts``), table and checkpoint are in S3, the broker trims and deletes by its defaults.
 
-When most messages are published, hosts are killed or lose their network, the broker and the store
-end and come back, the store refuses every request for half a minute, and one host is so slow that
-Spark's speculation repeats its tasks, while messages go on coming. Then ``oracle`` judges, and the
-store's key is searched for in all that the run left.
+When most messages are published, faults begin, while messages go on coming. Hosts are killed or
+lose their network. The broker and the store end and come back. The store refuses every request for
+half a minute. One host is so slow that Spark's speculation repeats its tasks. Then ``oracle``
+judges, and the store's key is searched for in all that the run left.
 
     python -m tests.live.cluster_campaign --rounds 10 --messages 5000000 --folder /tmp/cluster
     --seed 1
@@ -226,7 +226,7 @@ class ClusterCampaign(Campaign):
 
     def commits(self) -> int:
         log = fs.FileSelector(f"{self.bucket}/messages/_delta_log", allow_not_found=True)
-        # While the store is down, what was seen last.
+        # While the store is down, the last known number counts.
         with suppress(OSError):
             files = self.store.filesystem().get_file_info(log)
             self._seen_commits = sum(file.extension == "json" for file in files)

@@ -208,7 +208,7 @@ class Round(PipelineProcess):
     def _kill_behind_rows(self, running: subprocess.Popen[bytes]) -> None:
         deadline_s, listed_s = time.monotonic() + _LIMIT_S, 0.0
         below: list[psutil.Process] = []
-        # Cancels are rows, too, and come before what is due.
+        # Cancels are rows, too, and come before the due messages.
         while self.new_rows() <= _MOST_CANCELS:
             is_all_there = self.rows >= len(self.confirmed) and not self.settings.is_once
             if is_all_there or running.poll() == 0:
@@ -264,7 +264,7 @@ class Round(PipelineProcess):
         return int(stored.delta_table().to_pyarrow_table(columns=["reason"]).num_rows)
 
     def receive(self, wait_ms: int) -> None:
-        """Take what is on the topic of due messages."""
+        """Take the messages on the topic of due messages."""
         with contextlib.suppress(pulsar.Timeout):
             while True:
                 message = self._consumer.receive(wait_ms)
@@ -272,7 +272,7 @@ class Round(PipelineProcess):
                 self.received.append((message.data(), message.publish_timestamp()))
 
     def faults(self, table: Verdict, topic: Verdict | None) -> list[str]:
-        """Return what is wrong."""
+        """Return the faults."""
         faults = [
             f"{name}: {verdict}"
             for name, verdict in (("table", table), ("topic", topic))

@@ -1,5 +1,5 @@
-"""Spark's Python processes among those of a pipeline: forks of ``workers.fork_server``, named after
-what they run, and forks of those.
+"""Finds Spark's Python processes among the processes of a pipeline: forks of
+``workers.fork_server``, named after their modules, and forks of these forks.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Bare:
     """What a bare host sees.
 
     Args:
-        folder: what is ``/tmp`` on it.
+        folder: this machine's folder that is ``/tmp`` on it.
         mounts: folders of this machine, by their names below its ``/tmp``.
         hidden: folders of this machine that are empty on it.
     """

@@ -180,7 +180,7 @@ def head(payload: bytes) -> str:
 
 
 def judge(confirmed: Confirmed, table: StoredTable, rejects: StoredTable) -> Verdict:
-    """Compare the table with what was confirmed."""
+    """Compare the table with the confirmed messages."""
     verdict = Verdict(confirmed=len(confirmed))
     payload_counts: Counter[str] = Counter()
     places: Counter[tuple[int, Place]] = Counter()
@@ -279,7 +279,7 @@ def _descends(before: Keys, after: Keys) -> NDArray[np.bool_]:
 
 
 def judge_topic(confirmed: Confirmed, received: list[tuple[bytes, int]]) -> Verdict:
-    """Compare the topic of due messages with what was confirmed and delayed.
+    """Compare the topic of due messages with the delayed messages that were confirmed.
 
     Args:
         received: payloads with the time in ms at which the target's broker stored them.

@@ -94,7 +94,7 @@ class Sent:
 
 @dataclass
 class Mended:
-    """By remedy, the last round of which it mends the rejects."""
+    """For each remedy, the last round whose rejects it mends."""
 
     rounds: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_REMEDIES, -1))
 
@@ -180,7 +180,7 @@ def _query(number: str, divisor: int) -> str:
 
 
 class Producers:
-    """Publishes messages, and knows what was confirmed: by id."""
+    """Publishes messages, and knows the confirmed ones by id."""
 
     def __init__(self, runtime: Runtime, folder: Path, rng: random.Random) -> None:
         self.confirmed: dict[str, Sent] = {}
@@ -486,7 +486,7 @@ class Campaign:
 
 
 def judge(confirmed: dict[str, Sent], lake: Path) -> tuple[list[str], Counter[str]]:
-    """Compare tables and rejects with what was confirmed; return what is wrong, and the number of
+    """Compare tables and rejects with the confirmed messages; return the faults, and the number of
     rejects by reason.
     """
     wrong: list[str] = []
@@ -568,7 +568,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Place]]:
 def run(
     runtime: Runtime, folder: Path, rejects: int, kills: int, seed: int, say: Callable[[str], None]
 ) -> list[str]:
-    """Play a campaign; return what is wrong, and say what was done."""
+    """Play a campaign; return the faults, and report the steps."""
     rounds = max(1, min(_MOST_ROUNDS, kills // _KILLS_PER_ROUND))
     campaign = Campaign(runtime, folder, random.Random(seed), rounds, kills, say)
     campaign.play(rejects)

@@ -137,8 +137,8 @@ class Runtime:
     def config(
         self, folder: Path, *topics: str, name: str | None = None, **source: Any
     ) -> dict[str, Any]:
-        """Configuration data of a pipeline below ``folder``; named after it, so that those of two
-        folders are two.
+        """Return the configuration data of a pipeline below ``folder``. The pipeline is named after
+        the folder, so two folders have two pipelines.
         """
         name = name or f"test-{zlib.crc32(str(folder).encode()):08x}"
         return {

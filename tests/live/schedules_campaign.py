@@ -60,7 +60,7 @@ _GO_SOURCE = Path(__file__).parent / "go_schedules"
 _MOST_CRONS, _MOST_OTHERS = 100, 100
 # So few kills are a short campaign, without a restart of the broker, which takes minutes.
 _KILLS_WITH_BROKER = 3
-# What is due last is delivered before the pipeline ends.
+# The last due messages are delivered before the pipeline ends.
 _LAST_S = 5.0
 # No message of the topic comes later than this after the one before.
 _READ_S = 30.0
@@ -81,7 +81,7 @@ class Planned:
 
 
 class Plan:
-    """What is sent, by a random generator.
+    """The messages to send, by a random generator.
 
     Schedules are put in the first quarter of the span and are due in the rest. A few repeat until
     ``last`` is sent, so that the pipeline has something to commit for as long as it is killed.
@@ -245,9 +245,7 @@ def begun(planned: Planned, begin_ms: int) -> Planned:
 
 
 class Sender(threading.Thread):
-    """Sends what was planned, each message at its time, and knows what was confirmed: the place of
-    a value.
-    """
+    """Sends the planned messages, each at its time, and knows the place of each confirmed value."""
 
     def __init__(
         self,
@@ -384,7 +382,7 @@ class TopicReader(threading.Thread):
         self._ended = threading.Event()
 
     def expect(self, sent: list[Planned]) -> None:
-        """Say what is going to be sent."""
+        """Take the messages that are going to be sent."""
         self._messages = [
             planned.message for planned in sorted(sent, key=lambda planned: planned.message.number)
         ]
@@ -508,7 +506,7 @@ class SchedulesCampaign(PipelineProcess):
             self.runtime.admin("PUT", topic, "/unload")
 
     def copies(self) -> Iterator[Delivered]:
-        """Yield what is on the topic of due messages."""
+        """Yield the messages on the topic of due messages."""
         seen: set[tuple[int, int, int, int]] = set()
         with contextlib.suppress(pulsar.Timeout):
             while True:
@@ -544,7 +542,7 @@ def run(
     span_s: float,
     say: Callable[[str], None],
 ) -> list[str]:
-    """Play a campaign; return what is wrong, and say what was done."""
+    """Play a campaign; return the faults, and report the steps."""
     campaign = SchedulesCampaign(runtime, folder, random.Random(seed))
     program = go_program(folder.absolute()) if by_go else None
     if by_go and program is None:
@@ -623,7 +621,7 @@ def _disturb(
 
 
 def _unconfirmed(sender: Sender, reader: TopicReader, planned: int) -> Iterator[str]:
-    """Yield how what was read differs from what was confirmed."""
+    """Yield the differences between the messages that were read and the confirmed ones."""
     places = {value: reader.stored[number].place for number, value in reader.values.items()}
     for value, place in sender.confirmed.items():
         read = places.get(value)

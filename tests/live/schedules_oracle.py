@@ -34,7 +34,7 @@ class Rule:
     """How a message repeats.
 
     Args:
-        is_aligned: occurrences are at whole steps since 1970, as those of a cron expression.
+        is_aligned: occurrences are at whole steps since 1970, as with a cron expression.
         anchor_ms: the interval's own start.
         may_skip: not all occurrences that are late are delivered.
     """
@@ -126,7 +126,7 @@ class Delivered:
 
 @dataclass
 class Figures:
-    """What was counted."""
+    """The counts of a campaign."""
 
     rows: int = 0
     copies: int = 0
@@ -177,9 +177,7 @@ def _expect(one: Stored, later: list[Stored], pauses_of_all: list[Span]) -> Expe
 
 
 def _expect_repeating(one: Stored, rule: Rule, hit: Stored | None, pauses: list[Span]) -> Expected:
-    """The first message that hits one that repeats ends it: what is due after it is not
-    delivered.
-    """
+    """The first message that hits one that repeats ends it: later occurrences are not delivered."""
     assert one.message.due_ms is not None
     start_ms = one.message.due_ms if one.is_stored_before(one.message.due_ms) else _broker_ms(one)
     end_ms = None if hit is None else _broker_ms(hit)
@@ -228,7 +226,7 @@ def _broker_ms(one: Stored) -> int:
 def judge(
     stored: dict[int, Stored], folder: Path, copies: list[Delivered]
 ) -> tuple[list[str], Figures]:
-    """Compare tables and the topic of due messages with what must be; return what is wrong."""
+    """Compare tables and the topic of due messages with the expectation; return the faults."""
     expected = expect(stored.values())
     figures = Figures(copies=len(copies))
     wrong, rows = _read_rows(stored, folder / "messages")

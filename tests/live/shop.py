@@ -5,9 +5,9 @@
     payments    Protobuf
     customers   JSON by key, with deletions
 
-Producers of pulsar-client publish without pause, on a broker that trims what was read. The pipeline
-is killed again and again. Then Spark, Polars and DuckDB answer the queries from the tables, and
-plain Python from what the producers had confirmed.
+Producers of pulsar-client publish without pause, on a broker that trims ledgers that were read. The
+pipeline is killed again and again. Then Spark, Polars and DuckDB answer the queries from the
+tables, and plain Python from what the producers had confirmed.
 
     python -m tests.live.shop --kills 10 --folder /tmp/shop
 """
@@ -277,7 +277,7 @@ def _payments(runtime: Runtime) -> Callable[..., Any]:
 
 
 def run(folder: Path, kills: int, seed: int, pause_s: float = 0.004) -> list[str]:
-    """Play the shop; return what is wrong, and print what was compared."""
+    """Play the shop; return the faults, and print the comparisons."""
     rng = random.Random(seed)
     lake = folder / "lake"
     with default_broker() as runtime:
@@ -308,7 +308,7 @@ def run(folder: Path, kills: int, seed: int, pause_s: float = 0.004) -> list[str
 
 
 def judge(shop: Shop, lake: Path) -> list[str]:
-    """Compare the answers of all engines with those of plain Python."""
+    """Compare the answers of all engines with the answers of plain Python."""
     expected = shop.answers()
     spark = start_session("shop", "local[2]")
     wrong = []

@@ -1,4 +1,4 @@
-"""Compacted topics (PIP-429): where they end, what is left of them, and how they go on."""
+"""Compacted topics (PIP-429): their ends, their remaining messages, and new messages after that."""
 
 from __future__ import annotations
 
@@ -204,8 +204,8 @@ def test_without_compaction_every_message_is_read_also_after_it_ran(
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_messages_without_a_key_at_the_end_are_compacted_away(runtime: Runtime, codec: str) -> None:
-    """A 4.0 broker answers some of these with an error of its own; what is left is found all the
-    same.
+    """A 4.0 broker answers some of these with an error of its own; the remaining messages are found
+    all the same.
     """
     topic = Topic(runtime, codec)
     ids = topic.send((None, b"x"), ("k", b"v"), (None, b"y"))

@@ -362,7 +362,7 @@ def test_a_predefined_subscription_reaches_zero_backlog(
 def test_chunked_messages_are_no_loss_and_delays_are_kept(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Theirs: fails on the chunks' positions, and delivers what is delayed at once."""
+    """The JVM connector fails on the chunks' positions, and delivers delayed messages at once."""
     topic = runtime.topic()
     large = {"batching_enabled": False, "chunking_enabled": True, "schema": ps.BytesSchema()}
     publish(runtime, topic, [b"a" * 12_000_000, b"small"], **large)

@@ -368,7 +368,7 @@ def test_cancels_by_id_and_by_key_before_and_after_due_and_while_nobody_runs(
     verdict = run_and_verify(spark, data)
     assert verdict.clean, verdict.sentence()
     delivered = Counter(row["value"] for row in table_rows(tmp_path))
-    # Cancels: those of ours have no value.
+    # Our cancels have no value.
     del delivered[b""], delivered[None]
     assert delivered == {b"soon": 20, b"kept": 20, b"id": 1, b"key": 1, b"again": 1}
     rejects = rejects_rows(tmp_path)

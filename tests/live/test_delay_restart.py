@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.slow]
 
 
 def publish_waiting(runtime: Runtime, topic: str, count: int, due_ms: int, gap_ms: int) -> None:
-    """Messages of which one is due then, and then one every ``gap_ms``."""
+    """Publish delayed messages: the first is due at ``due_ms``, and then one every ``gap_ms``."""
     cluster = runtime.cluster()
     producer = EntryProducer(cluster, topic)
     metadata = pb.MessageMetadata(producer_name=producer.name, sequence_id=0, publish_time=now_ms())

@@ -1,5 +1,5 @@
 """Delayed messages that are due together, over a kill behind a commit. The module ``due_campaign``
-says what is done and judged.
+has the steps and the checks.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.live, pytest.mark.spark]
 
 @pytest.fixture(scope="module")
 def trimming(runtime: Runtime) -> Runtime:
-    """Topics of which the broker keeps nothing that nobody pins."""
+    """Topics whose broker removes all ledgers that no cursor pins."""
     return runtime.trimming()
 
 

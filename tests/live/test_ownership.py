@@ -1,5 +1,5 @@
-"""Checkpoint, cursor and table belong together: what is refused changes nothing, and what goes on
-is exact.
+"""Checkpoint, cursor and table belong together: a refused run changes nothing, and a run that goes
+on is exact.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Rejects of five reasons are mended and replayed, and the replays are killed. The module
-``replay_campaign`` says what is done and judged.
+``replay_campaign`` has the steps and the checks.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ def test_a_target_that_is_suspended_amid_many_messages_gets_all_of_them_in_order
         expected = [b"%d" % number for number in range(count)]
         if deduplicates:
             assert values == expected
-        # What was not confirmed is sent again, and no more than that.
+        # Only messages that were not confirmed are sent again.
         assert list(dict.fromkeys(values)) == expected
         assert len(values) <= count + 500
 

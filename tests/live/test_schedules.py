@@ -257,7 +257,7 @@ def test_repetitions_fire_once_each_over_restarts_on_the_table_and_the_topic(
     )
     reasons = Counter(row["reason"] for row in rejects_rows(tmp_path))
     assert reasons == {"replaced": 1, "cancelled": 40}
-    # What was moved is a reject at its first time.
+    # A message that was moved is a reject at its first time.
     assert verdict.waiting == 1
     assert waiting(spark, config).count() == 0
 

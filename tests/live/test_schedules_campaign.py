@@ -1,5 +1,5 @@
-"""Schedules of two clients over kills of the pipeline. The module ``schedules_campaign`` says what
-is done and judged.
+"""Schedules of two clients over kills of the pipeline. The module ``schedules_campaign`` has the
+steps and the checks.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ class Reader:
     Args:
         until: what a run that does not end by itself is waited for.
         config: the file of the configuration.
-        words: of the page, and what the test has instead; by default those of the first table.
+        words: the page's words and the test's words instead; by default the words of the first
+            table.
         arguments: the same for the arguments of commands.
     """
 
@@ -72,7 +73,7 @@ class Reader:
         if block.language == "toml":
             (self.folder / self.config).write_text(self._of_the_test(block.text))
         elif block.language == "python" and "receive()" in block.text:
-            # It waits for what comes by the next steps.
+            # It waits for the messages of the next steps.
             threading.Thread(target=self._run_python, args=(block,), daemon=True).start()
         elif block.language == "python":
             self._run_python(block)

@@ -250,7 +250,7 @@ def is_reached(start: Bound, there: list[Message]) -> bool:
 
 
 class Stream:
-    """A run of a streaming query that reads what is there and stops.
+    """A run of a streaming query that reads the current entries and stops.
 
     Args:
         offset: where the run before it ended; None for the first run.

@@ -1,8 +1,8 @@
 """Random lives of the delayed message tracker against a plain sorted list, one seed one life.
 
-A life: messages are added out of ledgers that come and go, the clock steps, what is due is taken,
+A life: messages are added out of ledgers that come and go, the clock steps, due messages are taken,
 micro-batches end or are killed and run again, storage fails at any call. The reference is a list of
-what waits, and a copy of it from the last micro-batch that ended.
+the waiting messages, and a copy of it from the last micro-batch that ended.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A life: messages with and without an id are stored, delayed or not, small or large; some repeat; ids
 are cancelled, paused and resumed. The topic may be created again, with lower ledger ids. It is cut
 into micro-batches and these into tasks, rows come shuffled, any micro-batch may be killed and run
-again, and idle ones come between. Only expiry and what is caught up with depend on the
+again, and idle ones come between. Only expiry and the occurrences to catch up with depend on the
 micro-batches: on the time of the one that releases the message.
 """
 
@@ -216,7 +216,7 @@ def _repeating(rng: random.Random, message: Message) -> Message:
 
 @dataclass
 class Batch:
-    """A micro-batch: what was stored in it, and its time."""
+    """A micro-batch: its messages and its time."""
 
     messages: list[Message]
     clock_ms: int

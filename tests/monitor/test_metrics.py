@@ -1,4 +1,4 @@
-"""What is known of queries, as Prometheus reads it."""
+"""The metrics of queries, as Prometheus reads them."""
 
 from __future__ import annotations
 

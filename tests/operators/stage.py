@@ -94,9 +94,7 @@ def stage_settings(
 
 
 class Recorded:
-    """Keeps what comes out of the stage, with the entries of each outcome, and takes nothing
-    further.
-    """
+    """Keeps the outcomes of the stage, with the entries of each one, and passes nothing on."""
 
     def __init__(self, _topic_partition: TopicPartition | None = None) -> None:
         self.seen: list[Any] = []
@@ -146,8 +144,8 @@ class Stage:
         rng: random.Random | None = None,
         topic_partition: TopicPartition = SOURCE,
     ) -> list[Any]:
-        """One batch; what comes out, in so many ``calls`` of the output. With an output of its
-        own, the stage has rows. With ``rng`` the rows come in shuffled, in frames of any size.
+        """Run one batch; return the outcomes, in so many ``calls`` of the output. With an output of
+        its own, the stage has rows. With ``rng`` the rows come in shuffled, in frames of any size.
         """
         recorded = Recorded()
         settings = stage_settings(self.limits, self.delay, self.service_url)
@@ -189,7 +187,7 @@ class Settled:
                 self.rejected += [(outcome.reason, position) for position, _ in outcome.entries]
 
     def stage(self, outcomes: list[Any]) -> None:
-        """What comes out of the stage."""
+        """Check the outcomes of the stage."""
         self.summary = None
         self.outcomes(outcomes)
         assert outcomes[-1] is self.summary

@@ -1,5 +1,5 @@
-"""Delayed messages in the stateful stage: what waits in state, what comes out when, and what a
-cancel hits.
+"""Delayed messages in the stateful stage: the messages in state, the time of their release, and the
+hits of cancels.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Play:
         return self.values[before:]
 
     def report(self, report: TaskReport) -> list[Any]:
-        """One batch with nothing but a report; what comes out."""
+        """Run one batch with nothing but a report; return the outcomes."""
         return self.stage.run([stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))])
 
     def _settle(self, outcomes: list[Any]) -> None:

@@ -56,7 +56,7 @@ def test_events_pass_in_rows_of_many_and_are_applied_in_the_order_of_their_messa
     stage = ScheduleEvents()
     for row in rng.sample(rows, len(rows)):
         stage.add_row(row["entry"][0].as_py())
-    # What is of all ids comes first, for it is in no block.
+    # Events of all ids come first, since they are in no block.
     of_all = [
         event for event in EVENTS if isinstance(event, PauseChanged) and event.schedule_id is None
     ]

@@ -35,7 +35,7 @@ NEW = ("schedule_blocks", "schedules")
 
 
 class _Handle:
-    """Gives the state variables without those of schedules."""
+    """Gives the state variables except the variables of schedules."""
 
     def __init__(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle

@@ -219,7 +219,7 @@ def test_rejects_share_a_file_too(tmp_path: Path) -> None:
 
 
 def test_events_are_reported_before_the_next_range_is_read(tmp_path: Path) -> None:
-    """So a task keeps those of one range in memory, however many it reads."""
+    """So a task keeps the events of one range in memory, however many ranges it reads."""
     (tmp_path / "rejects").mkdir()
     read: list[str] = []
 

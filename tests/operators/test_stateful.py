@@ -1,4 +1,4 @@
-"""The stateful stage: what is kept, what never touches state, and what it says of itself."""
+"""The stateful stage: the stored messages, the messages that never touch state, and its reports."""
 
 from __future__ import annotations
 

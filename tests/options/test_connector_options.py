@@ -1,5 +1,5 @@
-"""The JVM connectors' options: those that mean the same, those without effect, and what is said of
-the others.
+"""The JVM connectors' options: options with the same meaning, options without effect, and the
+errors for all others.
 """
 
 from __future__ import annotations

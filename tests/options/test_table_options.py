@@ -1,4 +1,4 @@
-"""The tables of a configuration: their options, their names by topic, and what is refused."""
+"""The tables of a configuration: their options, their names by topic, and the refused ones."""
 
 from __future__ import annotations
 

@@ -276,7 +276,7 @@ def commits_of_another_stream(path: Place, count: int = 4) -> None:
 
 
 def log_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is read of logs to find a commit."""
+    """The reads of logs that look for a commit."""
     reads: list[str] = []
 
     def noted(read: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -404,7 +404,7 @@ def test_a_checkpoint_goes_on_after_it_was_moved_with_the_messages_that_wait_in_
     old.rename(new)
     moved = Checkpoint(Place(str(new)))
     compare(moved, config(new, storage=str(new / "delayed")), table_batch=4)
-    # What was not moved with it is where it was.
+    # A folder that was not moved with it is still at its old place.
     compare(moved, config(new, storage=str(old / "delayed")), table_batch=4)
     with pytest.raises(CheckpointError, match="messages wait that need it"):
         compare(moved, config(new, storage=str(new / "others")), table_batch=4)

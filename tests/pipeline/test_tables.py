@@ -1,5 +1,5 @@
-"""The tables of a pipeline: which topics have one, how their columns follow from schemas, and what
-is refused.
+"""The tables of a pipeline: which topics have one, how their columns follow from schemas, and the
+refused tables.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def test_a_file_stays_while_a_snapshot_of_the_iceberg_table_names_it(tmp_path: P
     )
     rows = rows_in_iceberg(tmp_path)
     assert keep_up(config)[0].merged == 12
-    # The catalog takes no commits for so long that the log has forgotten what was removed.
+    # The catalog takes no commits for so long that the log has forgotten the removed files.
     make_older(tmp_path / "messages", 40)
     DeltaTable(str(tmp_path / "messages")).create_checkpoint()
     DeltaTable(str(tmp_path / "messages")).cleanup_metadata()

@@ -21,7 +21,7 @@ ROWS = 3000
 
 
 class NoTargetReader:
-    """A target that tells nothing of what was sent before."""
+    """A target that does not tell the messages that were sent before."""
 
     def __init__(self, *_: Any) -> None:
         pass

@@ -292,7 +292,7 @@ def test_what_was_sent_leaves_one_record_that_keeps_the_numbers(tmp_path: Path) 
 
 
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is read and listed from now on."""
+    """The reads and listings from now on."""
     made: list[str] = []
     names = Outbox._names
 
@@ -422,7 +422,7 @@ def test_a_batch_that_did_not_commit_is_numbered_again_behind_the_one_that_was_s
     outbox.add(batch(6), {"t": [written(tmp_path, "six.parquet", 2)]})
     reopened = begun(tmp_path, committed=5)
     assert reopened.messages_up_to(5) == 3
-    # Another run of it, of which a task was tried again, has files of other names.
+    # Another run of it, in which a task was tried again, has files of other names.
     (tmp_path / "six.parquet").unlink()
     reopened.add(batch(6), {"t": [written(tmp_path, "again.parquet", 2)]})
     reopened.commit(6)

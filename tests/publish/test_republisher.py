@@ -1,8 +1,8 @@
 """Sending due messages: nothing behind a message that failed is stored before it, and none is lost
 or held up for ever.
 
-The broker here stands for one with the target's producers before it: what is sent is stored a
-little later, and after the first message that fails a producer stores none.
+The broker here stands for one with the target's producers before it: a message is stored a little
+after it was sent, and after the first message that fails a producer stores none.
 """
 
 from __future__ import annotations

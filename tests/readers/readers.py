@@ -30,7 +30,7 @@ _OPERATORS = {"=": operator.eq, "<": operator.lt, ">=": operator.ge}
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition on one column; ``values`` has one value, or those of ``in``."""
+    """A condition on one column; ``values`` has one value, or the values of ``in``."""
 
     column: str
     kind: str

@@ -1,7 +1,7 @@
 """Random tables as plain values: what the schemas, messages and options of a table are.
 
 The values are the ends of their types, texts of any length, times around those that Python has, and
-what is null or missing.
+null and missing values.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The archive of the JVM's classes: when it is made, and what is left if it cannot be. A small
-program takes the place of Java; the live tests make the archive of a real JVM.
+"""The archive of the JVM's classes: when it is made, and that nothing is left if it cannot be made.
+A small program takes the place of Java; the live tests make the archive of a real JVM.
 """
 
 from __future__ import annotations

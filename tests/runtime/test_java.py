@@ -1,4 +1,4 @@
-"""What is fetched once, and where."""
+"""The files that are fetched once, and their folders."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    # Of a process, what is needed to find the module with this code.
+    # Writes a module with some code; returns the options of a process that finds it.
     Module = Callable[[str], dict[str, Any]]
 
 _DRIVER = """

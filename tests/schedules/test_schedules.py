@@ -1,5 +1,5 @@
-"""What a message with an id, or a cancel of the id, does to the messages that wait; and what is
-stored.
+"""The effects of a message with an id, and of a cancel of the id, on the messages that wait; and
+the stored schedules.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class Edges:
         self.replace(range_reader, "BUNDLE_BYTES", range_reader.BUNDLE_BYTES)
         self.replace(stateful, "_FRESH_BYTES", stateful._FRESH_BYTES)
         self.replace(cancel_messages, "MAX_TASK_CANCELS", MAX_TASK_CANCELS)
-        # Compression takes a fifth of a history's time, and none of what is judged.
+        # Compression takes a fifth of a history's time, and nothing that is judged depends on it.
         new_file = FileWriter._new_file
         self.replace(FileWriter, "_new_file", lambda writer, _codec: new_file(writer, "none"))
         self.replace(republisher, "TargetClient", lambda _settings: _Client(self.due))
@@ -235,7 +235,7 @@ class Edges:
         self._forget()
 
     def _decrypted(self, entry: RawEntry, _settings: Any) -> RawEntry:
-        """What is encrypted only says so, since ciphers take time."""
+        """Encrypted messages are only marked as such, since ciphers take time."""
         if not self.has_keys:
             raise CorruptEntryError("no key here opens it", reason=UNDECRYPTABLE)
         metadata = pb.MessageMetadata()
@@ -258,7 +258,7 @@ def _is_variable(name: str) -> bool:
 
 
 class _Replaced:
-    """A module of which some names are others."""
+    """A module with some names replaced."""
 
     def __init__(self, edges: Edges, module: Any) -> None:
         self._edges = edges

@@ -230,7 +230,7 @@ def _between_tables(rng: random.Random, duration_s: float) -> list[Step]:
 
 
 def _schedules(rng: random.Random, duration_s: float) -> list[Step]:
-    """Messages with the ids of schedules, some of which repeat, and their cancels."""
+    """Messages with the ids of schedules, and their cancels; some messages repeat."""
     steps = []
     for _ in range(rng.randint(4, 12)):
         kind = rng.choices(["schedule", "repeating", "end"], [4, 2, 2])[0]
@@ -370,8 +370,8 @@ class History:
         self.brokers.has_index = script.has_index
         self.disk = Disk(self.world)
         self.lake = Lake(self.world)
-        # Where the broker's clock is set back, the pipeline's own still says what is due on an idle
-        # topic.
+        # If the broker's clock is set back, the pipeline's own clock still decides which messages
+        # are due on an idle topic.
         self.oracle = Oracle(
             self.disk, lambda: self.brokers.clock_ms + max(0, -self.brokers.skew_ms)
         )
@@ -738,7 +738,7 @@ class History:
         self.world.at(self.world.now_s + args["for_s"], free)
 
     def _clock(self, args: dict[str, Any]) -> None:
-        # What was due when a micro-batch was planned is released when it is run again.
+        # Messages that were due when a micro-batch was planned are released when it is run again.
         self.oracle.latest_ms = max(self.oracle.latest_ms, self.oracle.clock_ms())
         self.brokers.skew_ms += int(args["by_s"] * 1000)
 
@@ -837,7 +837,7 @@ class History:
     def _produce(self, args: dict[str, Any]) -> None:
         topic = self._topic(args)
         if self.script.starting == "latest" and not self._has_begun():
-            # What comes before the pipeline's beginning is not its business.
+            # The pipeline does not read messages from before its beginning.
             return
         for _ in range(args["count"]):
             getattr(self, f"_send_{args['kind']}")(topic)
@@ -941,8 +941,8 @@ class History:
         """What waits under a key, or an id, is cancelled or replaced by a message that stands
         there.
         """
-        # What is due by our own clock may go before a cancel that is still unread, if the broker's
-        # clock was set back.
+        # Messages that are due by our own clock may be released before a cancel is read, if the
+        # broker's clock was set back.
         stored_ms = max(time_ms, self.brokers.clock_ms)
         own_ms = max(stored_ms + max(0, -self.brokers.skew_ms), self.oracle.latest_ms)
         for one in self.oracle.waiting_before(

@@ -136,7 +136,7 @@ def _wakes_in_one_file(edges: Edges) -> None:
 
 
 def _batches_run_again_without_their_entries(edges: Edges) -> None:
-    """A start does not compare where the cursors stand with what is to be read again."""
+    """A start does not compare the cursors with the entries that are to be read again."""
     edges.replace(Start, "_compare_with_cursors", lambda _self, _start: None)
 
 

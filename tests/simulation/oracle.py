@@ -2,17 +2,17 @@
 nothing of the product.
 
 once              no message twice in the table, by payload and by (topic partition, message id); of
-                  one that repeats, no occurrence twice; on the topic of due messages, what was sent
-                  after a copy of the checkpoint was made may come once more if that copy is
-                  restored
-nothing missing   what was confirmed is in the table at the end; what was cancelled or replaced in
-                  time is in ``rejects`` if one table gets all messages and others get parts, they
-                  have the same
+                  one that repeats, no occurrence twice; on the topic of due messages, a message
+                  that was sent after a copy of the checkpoint was made may come once more if that
+                  copy is restored
+nothing missing   each confirmed message is in the table at the end. A message that was cancelled or
+                  replaced in time is in ``rejects``. If one table gets all messages and others
+                  get parts, they have the same
 in order          within a topic partition every commit holds a later stretch than the one before,
-                  except for what is marked late
+                  except for rows that are marked late
 never early       no message in the table before its time, by the broker's clock
-nothing unpinned  a cursor has not passed what is neither in a table nor in state that Spark has
-                  committed
+nothing unpinned  a cursor has not passed messages that are neither in a table nor in state that
+                  Spark has committed
 lost is said      a run ends with an error only if a checkpoint was lost or restored from a copy, or
                   while a fault lasts, or if an option was changed that has to be set back once; the
                   error is one of ours and says what to do, and a run that was refused has changed
@@ -59,7 +59,7 @@ Delivery = tuple[bytes, int]
 
 @dataclass(eq=False)
 class Sent:
-    """A message that its producer had confirmed; ``positions`` are those of its chunks, or the one
+    """A message that its producer had confirmed; ``positions`` has the positions of its chunks, or
     of its entry.
     """
 
@@ -118,7 +118,7 @@ class Oracle:
         # What a restored copy of the checkpoint does not know of; it is sent again.
         self._forgotten: set[Delivery] = set()
         self.commits = 0
-        # A broker's clock may be set back; what was due stays due.
+        # A broker's clock may be set back; due messages stay due.
         self.latest_ms = 0
 
     def confirm(self, one: Sent) -> None:
@@ -189,7 +189,7 @@ class Oracle:
 
     @property
     def differs_from_copy(self) -> set[bytes]:
-        """What is in one of the routed tables and not in the copy, or the other way round."""
+        """Return the messages in a routed table but not in the copy, or the other way round."""
         return {payload for payload, _ in self._in_table ^ self._copied} if self.has_copy else set()
 
     def _take_copy(self, row: dict[str, Any]) -> None:
@@ -355,8 +355,8 @@ class Oracle:
                         )
 
     def lost(self, still_there: Callable[[str, Position], bool]) -> list[Sent]:
-        """What is in no table, not on the broker any more, and was not in the checkpoint either
-        when it went.
+        """Return the messages that are in no table and no longer on the broker, and were not in the
+        checkpoint when the broker removed them.
         """
         return [
             one

@@ -431,7 +431,7 @@ class Query:
         return list(self._reader.read(span))
 
     def _cut_otherwise(self) -> None:
-        """Let bundles, and what is kept in memory, end somewhere else than in the last run."""
+        """Change the sizes of bundles and of the messages in memory after the last run."""
         rng, processor = self._world.rng, self._frame.processor
         range_reader.BUNDLE_BYTES = rng.choice([1, 300, 2**20])
         stateful._FRESH_BYTES = rng.choice([0, 100, 2**26])
@@ -515,7 +515,7 @@ class Query:
         self, first: list[pa.RecordBatch], second: list[pa.RecordBatch]
     ) -> list[pa.RecordBatch]:
         """The rows of two runs of a task, as after the loss of an executor: each task of the
-        stateful stage has those of one run.
+        stateful stage has the rows of one run.
         """
         runs = [self._world.rng.choice([first, second]) for _ in range(STATE_PARTITIONS)]
         return [

@@ -319,8 +319,8 @@ def test_what_went_before_the_first_read_of_a_topic_that_was_empty_is_named(
 
 
 def trimmed(peer: Peer) -> EntryRange:
-    """Ledger 7 with messages 0 to 4 and ledger 8 with 5 to 9 are gone, of which 0 to 1 were read; 9
-    has 10 and 11.
+    """Ledger 7 with messages 0 to 4 and ledger 8 with 5 to 9 are gone; messages 0 to 1 were read.
+    Ledger 9 has 10 and 11.
     """
     peer.add(batch([b"10", b"11"], index=11), ledger_id=9)
     return EntryRange(TOPIC, Position(7, 0), Position(9, 0), after_index=1)
@@ -722,7 +722,7 @@ def test_a_range_of_a_topic_that_another_one_has_replaced_since_is_lost() -> Non
 
 
 class StaleBroker:
-    """A broker that does not know for a while that it has lost the topic, of which it has two
+    """A broker that does not know for a while that it has lost the topic. It has two of the
     entries.
     """
 

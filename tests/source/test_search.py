@@ -38,7 +38,7 @@ def prober(entries: list[StampedEntry], end: Position | None = None) -> Probe:
 def search(
     entries: list[StampedEntry], time_ms: int, last: Position | None = None
 ) -> tuple[StampedEntry | None, int]:
-    """What is found, and in how many reads."""
+    """Return the entry that is found, and the number of reads."""
     reads = 0
     end = last or (entries[-1].position if entries else Position(-1, -1))
 

@@ -56,7 +56,7 @@ def found_by(peer: Peer, **settings: Any) -> MessageId | None:
 
 
 def topic(peer: Peer, last: bytes) -> None:
-    """Three entries of which compaction left two; the last one's batch is ``last``."""
+    """Add three entries; compaction left two. The batch of the last one is ``last``."""
     peer.add(single(b"a"), single(b"b"), compacted_batch("xxxx"))
     peer.compacted = [peer.entries[0], (peer.entries[2][0], last)]
 

@@ -1,6 +1,4 @@
-"""When an idle topic partition wants a batch: what is written is read, what is damaged says
-nothing.
-"""
+"""When an idle topic partition wants a batch: written times are read, damaged files say nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A clustered table: what its log says, and what commits to it and upkeep do. ``deltalake`` reads
-what is compared.
+"""A clustered table: the content of its log, and the effects of commits and upkeep. ``deltalake``
+reads the rows to compare.
 """
 
 from __future__ import annotations

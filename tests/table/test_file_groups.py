@@ -133,7 +133,7 @@ class Lake:
 
     def add(self, modified_ms: int, size_bytes: int, rows: dict[str, list[int]]) -> None:
         self.written += 1
-        # Names in no order, as those of runs of a task.
+        # Names in no order, as runs of a task have them.
         name = f"{self.rng.random()}"
         bounds = (min(rows), max(rows), 0, 0)
         self.files[name] = TableFile(name, size_bytes, size_bytes // 64, modified_ms, bounds)

@@ -1,5 +1,5 @@
 """An Iceberg table that follows a Delta table, over anything that happens to either. ``pyiceberg``
-and ``deltalake`` read what is compared.
+and ``deltalake`` read the rows to compare.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def test_times_that_overlap_a_little_are_merged_with_few_files_open(
     monkeypatch.setattr(ordered_files, "ROW_GROUP_BYTES", 1)
     open_files = count_open_files(monkeypatch)
     writer = writer_in(tmp_path)
-    # Two producers, one of which is late by less than a group is long.
+    # Two producers; one is late by less than a group is long.
     times = [number - (7 if number % 2 else 0) for number in range(1000, 1600)]
     write_in_groups(writer, times)
     assert sum(run._open is not None for run in writer._runs) == 1

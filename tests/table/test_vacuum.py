@@ -30,7 +30,7 @@ NEW = "part-00000008-00001-000-5f0c3b0e-8a51-4a0e-b3a3-1c1b8a9d6e22.zstd.parquet
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """Two tables, of which one has a file in use, an old orphan and one of a task in work."""
+    """Two tables; one has a file in use, an old orphan and a file of a running task."""
     data = {
         "source": {"service_url": "pulsar://localhost", "topics": ["t"]},
         "stream": {"name": "s"},

@@ -133,7 +133,7 @@ def nested(levels: str, kind: int) -> ValueSchema:
 
 
 def nested_messages(count: int) -> ValueSchema:
-    """A Protobuf schema of so many messages, each of which has the next one."""
+    """A Protobuf schema of so many messages; each one has a field of the next one."""
     file = descriptor_pb2.FileDescriptorProto(name="d.proto", syntax="proto3")
     for number in range(count):
         message = file.message_type.add(name=f"M{number}")

@@ -225,7 +225,9 @@ class World:
 
 
 def streamed(world: World) -> tuple[int, Counter[tuple[int, int]], Counter[tuple[int, int]]]:
-    """Duplicates, and what is absent or waits by group and topic partition."""
+    """Return the number of duplicates, and the absent and waiting messages by group and topic
+    partition.
+    """
     counts = np.array(world.group_counts)
     duplicate = 0
     absent: Counter[tuple[int, int]] = Counter()

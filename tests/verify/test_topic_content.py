@@ -34,7 +34,7 @@ def read(
     messages: np.ndarray = NO_MESSAGES,
     chunks: np.ndarray | None = None,
 ) -> tuple[TopicContent, list[tuple[int, int, int]]]:
-    """What is read of a topic with these entries: content, and kind, entry and batch index of each
+    """Read a topic with these entries; return its content, and kind, entry and batch index of each
     record.
     """
     pieces = [Piece(kind, frames) for kind, frames, _ in split_bundle(bundle(entries))]

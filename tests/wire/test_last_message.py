@@ -1,5 +1,5 @@
-"""The last message of a batch that compaction went through (PIP-429), by what is in its slots and
-by the list beside it.
+"""The last message of a batch that compaction went through (PIP-429), by its slots and by the list
+beside it.
 """
 
 from __future__ import annotations
