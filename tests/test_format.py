@@ -42,7 +42,12 @@ from ledgerlake.publish.outbox import OtherName, Outbox, Sending
 from ledgerlake.reasons import REPLACED
 from ledgerlake.replay.replay_parts import Parts
 from ledgerlake.schedules.cancels import Cancel, cancels_to_json
-from ledgerlake.schedules.schedules import MarkedPositions, Pauses, WaitingMessage, waiting_to_json
+from ledgerlake.schedules.schedules import (
+    MarkedPositions,
+    Pauses,
+    ScheduledMessage,
+    waiting_to_json,
+)
 from ledgerlake.source.wakeup_files import WakeupTimes, save_wakeup_times
 from ledgerlake.stored.offsets import PartitionOffset, to_json
 from ledgerlake.stored.places import Place
@@ -313,7 +318,7 @@ def state_values() -> dict[str, str]:
         "index": record_to_json(replace(filled(Record), outputs={"table": Position(3, 4)})),
         "separate": separately_stored_to_json(filled(SeparatelyStored)),
         "cancels": cancels_to_json([filled(Cancel)], marked, filled(Pauses)),
-        "schedules": waiting_to_json([filled(WaitingMessage)]),
+        "schedules": waiting_to_json([filled(ScheduledMessage)]),
     }
 
 

@@ -378,7 +378,7 @@ class SchemaPlay:
 
     def restart(self) -> None:
         self.tables = opened_tables(self.folder, shape="record", **self.options)
-        self.tables.expect([TOPIC])
+        self.tables.add_for_topics([TOPIC])
         self.tables.check(None)
         self.schemas = RecordSchemas(self.registry, self.tables)  # type: ignore[arg-type]
         self.schemas.learn([TOPIC])
@@ -526,7 +526,7 @@ def test_good_messages_come_after_a_topic_of_any_name(
     schemas = RecordSchemas(registry, tables)  # type: ignore[arg-type]
     for number, topic in enumerate(topics):
         known = topics[: number + 1]
-        tables.expect(known)
+        tables.add_for_topics(known)
         tables.check(None)
         settings = schemas.learn(known, known)
         tables.create()
@@ -548,7 +548,7 @@ def test_good_messages_come_after_a_topic_of_any_name(
         assert storage.get_segment(bucket_id, 1) == b"1"
         if topic in (topics[0], topics[-1]):
             assert not misfits
-            (of_topic,) = (writer for writer in writers.with_rows if writer.table.is_of_template)
+            (of_topic,) = (writer for writer in writers.with_rows if writer.table.from_template)
             assert (
                 open_delta(tables.by_name[of_topic.table.name].path).to_pyarrow_table().num_rows
                 == 3

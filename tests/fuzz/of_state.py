@@ -60,7 +60,7 @@ from ledgerlake.schedules.schedules import (
     MarkedPositions,
     Pauses,
     Repeating,
-    WaitingMessage,
+    ScheduledMessage,
     waiting_from_json,
     waiting_to_json,
 )
@@ -148,7 +148,7 @@ _SEPARATE = [
 ]
 _WAITING = waiting_to_json(
     [
-        WaitingMessage(
+        ScheduledMessage(
             Position(7, 4),
             20,
             500,
@@ -218,7 +218,7 @@ def _judge_waiting(data: bytes) -> int:
 
 
 def _schedule_block() -> list[bytes]:
-    messages = [WaitingMessage(Position(7, entry_id), 5, 9) for entry_id in (3, 4)]
+    messages = [ScheduledMessage(Position(7, entry_id), 5, 9) for entry_id in (3, 4)]
     return [block_to_bytes((f"visit-{message.position}", message) for message in messages)]
 
 

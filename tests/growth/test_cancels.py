@@ -29,8 +29,8 @@ from ledgerlake.schedules.schedules import (
     SCHEDULED,
     MarkedPositions,
     Repeating,
+    ScheduledMessage,
     Schedules,
-    WaitingMessage,
 )
 from ledgerlake.wire import commands
 from ledgerlake.wire.message_id import Position
@@ -163,8 +163,8 @@ def _schedules(limit: RepetitionLimit | None = None) -> tuple[StoredSchedules, S
 
 def _waiting(
     number: int, time_ms: int, deliver_ms: int, *, repeats: bool = False
-) -> WaitingMessage:
-    return WaitingMessage(
+) -> ScheduledMessage:
+    return ScheduledMessage(
         Position(7, number), time_ms, deliver_ms, Repeating(deliver_ms) if repeats else None
     )
 
@@ -219,7 +219,7 @@ def _put_late(schedules: Schedules, position: Position, time_ms: int) -> None:
 
 def _refuse(schedules: Schedules, position: Position, time_ms: int) -> None:
     too_often = Repeating(10**9, rate=RepetitionRate(10**9))
-    assert not schedules.put("a", WaitingMessage(position, time_ms, 10**9, too_often))
+    assert not schedules.put("a", ScheduledMessage(position, time_ms, 10**9, too_often))
 
 
 def _pause(schedules: Schedules, position: Position, time_ms: int) -> None:

@@ -15,7 +15,7 @@ from ledgerlake.operators import repeating
 from ledgerlake.operators.repeating import Repeated, RepeatingMessages
 from ledgerlake.reasons import Reason
 from ledgerlake.schedules.repetition import TIMEZONE_DATA_VERSION
-from ledgerlake.schedules.schedules import MarkedPositions, Repeating, Schedules, WaitingMessage
+from ledgerlake.schedules.schedules import MarkedPositions, Repeating, ScheduledMessage, Schedules
 from ledgerlake.wire.message_id import Position
 from tests.operators.test_scheduled import frame
 from tests.schedules.test_schedules import Store, every_second
@@ -39,7 +39,7 @@ class Index:
         for entry_id, (schedule_id, every) in enumerate(rules.items(), 100):
             position = Position(7, entry_id)
             self.schedules.put(
-                schedule_id, WaitingMessage(position, 1_000, 1_000, Repeating(1_000))
+                schedule_id, ScheduledMessage(position, 1_000, 1_000, Repeating(1_000))
             )
             self.frames[position] = frame(entry_id, 1_000, schedule=schedule_id, every=every)
 
@@ -190,7 +190,7 @@ def test_large_messages_go_back_into_the_index_one_by_one(monkeypatch: pytest.Mo
     groups: list[int] = []
     for entry_id in range(100, 110):
         schedule_id = f"s{entry_id}"
-        waits = WaitingMessage(Position(7, entry_id), 1_000, 1_000, Repeating(1_000))
+        waits = ScheduledMessage(Position(7, entry_id), 1_000, 1_000, Repeating(1_000))
         index.schedules.put(schedule_id, waits)
         index.frames[waits.position] = frame(
             entry_id, 1_000, schedule=schedule_id, every="PT1S", more="x" * 2**20

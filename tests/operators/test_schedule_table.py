@@ -25,8 +25,8 @@ from ledgerlake.schedules.schedules import (
     SCHEDULED,
     MarkedPositions,
     Repeating,
+    ScheduledMessage,
     Schedules,
-    WaitingMessage,
 )
 from ledgerlake.wire.message_id import Position
 from tests.operators.stage import DictState
@@ -69,8 +69,8 @@ def name_of(number: int) -> str:
     return f"visit-{number}"
 
 
-def message(number: int) -> WaitingMessage:
-    return WaitingMessage(Position(7, number), number, 10**6 + number)
+def message(number: int) -> ScheduledMessage:
+    return ScheduledMessage(Position(7, number), number, 10**6 + number)
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_an_event_does_not_copy_the_messages_that_wait_under_its_id(
     waiting = store.load("a")
     for number in range(3):
         table.marked.mark(Position(7, number), SCHEDULED if repeating is None else REPEATING)
-        waiting.append(WaitingMessage(Position(7, number), number, 10**6, repeating))
+        waiting.append(ScheduledMessage(Position(7, number), number, 10**6, repeating))
         store.store("a", waiting)
         assert store.load("a") is waiting
     store.save()
@@ -172,21 +172,21 @@ def test_a_message_that_has_left_is_neither_hit_nor_hits_another_though_its_bloc
     schedules = Schedules(table.open(name_of(5)), table.marked)
     schedules.end(name_of(5), Position(7, 6), 100, CANCELLED)
     assert not table.marked
-    schedules.put(name_of(5), WaitingMessage(Position(7, 3), 3, 10**6))
+    schedules.put(name_of(5), ScheduledMessage(Position(7, 3), 3, 10**6))
     assert table.marked.has(Position(7, 3), SCHEDULED)
 
 
 def test_a_block_is_readable_by_later_releases_and_newer_ones_are_refused() -> None:
     golden = bytes.fromhex("0a130a0776697369742d341007180420042884897a5001")
-    assert block_from_bytes(golden) == {"visit-4": [WaitingMessage(Position(7, 4), 4, 2_000_004)]}
-    assert block_to_bytes([("visit-4", WaitingMessage(Position(7, 4), 4, 2_000_004))]) == golden
+    assert block_from_bytes(golden) == {"visit-4": [ScheduledMessage(Position(7, 4), 4, 2_000_004)]}
+    assert block_to_bytes([("visit-4", ScheduledMessage(Position(7, 4), 4, 2_000_004))]) == golden
     repeating = bytes.fromhex("0a150a0776697369742d341007180420042884897a30015001")
     # Of a message that repeats a block has the start, whatever waits now.
     assert block_from_bytes(repeating) == {
-        "visit-4": [WaitingMessage(Position(7, 4), 4, 2_000_004, Repeating(2_000_004))]
+        "visit-4": [ScheduledMessage(Position(7, 4), 4, 2_000_004, Repeating(2_000_004))]
     }
     assert (
-        block_to_bytes([("visit-4", WaitingMessage(Position(7, 4), 4, 9, Repeating(2_000_004)))])
+        block_to_bytes([("visit-4", ScheduledMessage(Position(7, 4), 4, 9, Repeating(2_000_004)))])
         == repeating
     )
     with pytest.raises(OffsetError, match="newer Ledgerlake"):

@@ -72,7 +72,7 @@ class Batch:
         topics: dict[str, list[bytes]],
         with_state: list[str] | None,
         *,
-        are_whole: bool = True,
+        is_sole_reader: bool = True,
     ) -> dict[str, PartitionResult]:
         """The results by topic."""
         settings = self._settings()
@@ -87,7 +87,7 @@ class Batch:
             )
             for topic, entries in topics.items()
         ]
-        rows = list(write_ranges(ranges, settings, batch, are_whole=are_whole))
+        rows = list(write_ranges(ranges, settings, batch, is_sole_reader=is_sole_reader))
         by_topic: dict[str, list[pa.RecordBatch]] = {}
         for row in rows:
             by_topic.setdefault(row["topic"][0].as_py(), []).append(row)
@@ -186,7 +186,7 @@ def test_a_topic_that_may_have_state_has_files_of_its_own(tmp_path: Path) -> Non
         [(B, b"1")],
     ]
     assert len(batch.files_of(batch.run(topics, with_state=None))) == 3
-    assert len(batch.files_of(batch.run(topics, with_state=[], are_whole=False))) == 3
+    assert len(batch.files_of(batch.run(topics, with_state=[], is_sole_reader=False))) == 3
 
 
 def test_a_topic_whose_messages_go_into_state_has_files_of_its_own(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_events_are_reported_before_the_next_range_is_read(tmp_path: Path) -> No
         (messages_table(tmp_path),),
         Place(str(tmp_path / "rejects")),
     )
-    rows = write_ranges(ranges(), settings, BatchSettings(3, {}, []), are_whole=True)
+    rows = write_ranges(ranges(), settings, BatchSettings(3, {}, []), is_sole_reader=True)
     for row in rows:
         if row["kind"][0].as_py() == RowKind.REPORT:
             assert read == [A]
@@ -251,10 +251,12 @@ def test_topics_without_messages_write_nothing(tmp_path: Path) -> None:
     assert len(results) == 2
 
 
-@pytest.mark.parametrize("are_whole", [True, False])
-def test_a_table_of_the_latest_messages_has_no_times(are_whole: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_sole_reader", [True, False])
+def test_a_table_of_the_latest_messages_has_no_times(is_sole_reader: bool, tmp_path: Path) -> None:
     batch = batch_in(tmp_path, mode="latest")
-    (result,) = batch.run({A: [entry(b"1", key="k")]}, with_state=[], are_whole=are_whole).values()
+    (result,) = batch.run(
+        {A: [entry(b"1", key="k")]}, with_state=[], is_sole_reader=is_sole_reader
+    ).values()
     written = result.written.tables["messages"]
     assert ([file.rows for file in written.files], written.max_effective_us) == ([1], None)
 

@@ -299,11 +299,11 @@ def place_in(options: TableOptions, message: dict[str, Any]) -> tuple[bool, str]
     if options.keeps_latest and not seen["value"]:
         seen |= {"value": None, "is_null": True}
     is_deletion = options.keeps_latest and seen["value"] is None
-    conditions = RECORD_CONDITIONS if options.is_of_records else CONDITIONS
+    conditions = RECORD_CONDITIONS if options.has_record_shape else CONDITIONS
     holds = conditions[options.where](seen)
     fits = not options.schema or message["schema_version"] is not None
     is_bad = holds is None and "cast" in options.where and ("n", "x") in message["properties"]
-    is_bad |= options.is_of_records and message["value"] == b"{broken"
+    is_bad |= options.has_record_shape and message["value"] == b"{broken"
     if is_deletion and message["key"] is not None:
         return fits and bool(holds), "deletion"
     if not fits or not (holds or (is_bad and not is_deletion)):
@@ -323,7 +323,7 @@ def test_each_message_is_in_a_table_or_in_rejects_or_has_deleted_a_key(
     tables = Tables(
         tmp_path,
         *configured,
-        known={of.name: known(record) for of in options if of.is_of_records},
+        known={of.name: known(record) for of in options if of.has_record_shape},
     )
     sent = [a_message(rng) for _ in range(30)]
     half = rng.randint(0, len(sent))
@@ -334,7 +334,7 @@ def test_each_message_is_in_a_table_or_in_rejects_or_has_deleted_a_key(
     for name, rows in tables.rows().items():
         (of,) = (of for of in options if of.name == name)
         for row in rows:
-            place = row["pulsar"] if of.is_of_records else row
+            place = row["pulsar"] if of.has_record_shape else row
             kind = "deletion" if of.keeps_latest and place["is_null"] else "row"
             found[place["entry_id"]].add((name, kind))
     default = next((of for of in options if of.is_default), None)
@@ -594,7 +594,7 @@ def test_a_computed_column_does_not_take_the_name_of_another(tmp_path: Path) -> 
         table(tmp_path, "t", shape="record", partition_by=("upper(name) as id",)),
     ):
         with pytest.raises(SetupError, match=r"two fields '(key|id)' that differ in case at most"):
-            RowTransform(options).columns(RECORD if options.is_of_records else pa.struct([]))
+            RowTransform(options).columns(RECORD if options.has_record_shape else pa.struct([]))
 
 
 def test_another_query_may_not_change_the_type_of_a_column_so_that_values_are_lost() -> None:

@@ -145,7 +145,9 @@ def test_a_repeat_may_have_other_messages_where_compaction_or_a_key_decides_abou
 
     def digest_of(entries: list[bytes]) -> OutcomeDigest:
         ranges = [(span(entries, None), pieces(entries))]
-        (row,) = write_ranges(ranges, settings, BatchSettings(0, with_state=[]), are_whole=True)
+        (row,) = write_ranges(
+            ranges, settings, BatchSettings(0, with_state=[]), is_sole_reader=True
+        )
         (result,) = results_from_json(row["header"][0].as_py())
         return OutcomeDigest.from_json(result.written.digest.to_json())
 
@@ -197,7 +199,7 @@ def test_what_the_bench_puts_in_place_of_the_stage_has_its_results(
         [ENTRY, ENTRY],
     )
     ingested = write_ranges(
-        [(span(entries, None), pieces(entries))], settings, batch, are_whole=True
+        [(span(entries, None), pieces(entries))], settings, batch, is_sole_reader=True
     )
     rows = pa.Table.from_batches(ingested).to_batches()
     (batch_of_results,) = results(lambda source: OutcomeFiles(source, settings, batch), iter(rows))

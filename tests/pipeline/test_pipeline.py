@@ -548,7 +548,7 @@ def with_tables_by_topic(folder: Path, url: str, pattern: str = "dev-.*") -> Pip
     }
     pipeline = Pipeline(None, parse_config(data))
     checkpoint, tables = pipeline._components.checkpoint, pipeline._components.tables
-    tables.expect([PREFIX + name for name in "ab"])
+    tables.add_for_topics([PREFIX + name for name in "ab"])
     tables.check(None)
     if checkpoint.start() is not None:
         return pipeline
@@ -609,7 +609,7 @@ def test_a_removed_table_of_a_topic_stops_the_stream_only_if_the_topic_is_still_
         again.cluster.close()
         assert "was removed" not in caplog.text
         # The topic comes again, and has a table again.
-        again.tables.expect([PREFIX + "b"])
+        again.tables.add_for_topics([PREFIX + "b"])
         again.tables.create()
         assert (tmp_path / "lake/dev-b/_delta_log").exists()
 

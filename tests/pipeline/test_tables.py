@@ -58,7 +58,7 @@ def started(
     """The tables after a start."""
     located = [{**table, "path": str(folder / table["path"])} for table in tables]
     opened = opened_tables(folder, located, sections, **delta)
-    opened.expect(topics)
+    opened.add_for_topics(topics)
     opened.check(None)
     opened.schemas = RecordSchemas(registry, opened)  # type: ignore[attr-defined,arg-type]
     learn(opened, topics, have_messages=False)
@@ -409,7 +409,7 @@ def test_driver_and_tasks_agree_which_tables_a_topic_has(tmp_path: Path, seed: i
         tmp_path, tables, {"source": {"service_url": "pulsar://h:1", "topics_pattern": "p/d/.*"}}
     )
     for some in (topics[:2], topics):
-        opened.expect(some)
+        opened.add_for_topics(some)
         opened.check(None)
         opened.create()
     taken = set()
@@ -428,7 +428,7 @@ def test_driver_and_tasks_agree_which_tables_a_topic_has(tmp_path: Path, seed: i
         assert {writer.table.name for writer in writers.with_rows} == ours
         if not opened.obstacles:
             assert misfits == []
-    of_topics = [table.options for table in opened.messages if table.options.is_of_template]
+    of_topics = [table.options for table in opened.messages if table.options.from_template]
     assert {options.name for options in of_topics} <= taken
 
 
@@ -450,7 +450,7 @@ def test_a_topic_whose_folder_another_of_the_tables_has_is_named(tmp_path: Path)
     tables = opened_tables(
         tmp_path, [{"path": f"{tmp_path}/{path}/{{topic}}"} for path in ("us", "{namespace}")]
     )
-    tables.expect(["persistent://public/us/x"])
+    tables.add_for_topics(["persistent://public/us/x"])
     assert [
         f"{{namespace}}/{{topic}} is that of [[tables]] {tmp_path}/us" in text
         for text in tables.obstacles
@@ -527,7 +527,7 @@ def test_whatever_is_in_the_folder_of_a_topics_table_stops_no_other_topic(
     IN_THE_WAY[what](tmp_path / "lake/b")
     for check in (lambda tables: tables.check(None), Tables.examine):
         tables = opened_tables(tmp_path, [{"path": f"{tmp_path}/lake/{{topic}}"}], writer=writer)
-        tables.expect(TOPICS)
+        tables.add_for_topics(TOPICS)
         check(tables)
         assert "lake/b" in tables.settings([])[f"table:{tmp_path / 'lake/b'}"].obstacle
         assert f"table:{tmp_path / 'lake/a'}" in [
@@ -547,7 +547,7 @@ def test_a_table_of_the_stream_that_cannot_be_opened_ends_the_start(
     (tmp_path / "checkpoint/ledgerlake").mkdir(parents=True)
     Checkpoint(Place(str(tmp_path / "checkpoint"))).save_tables({name: str(tmp_path / "lake/b")})
     tables = opened_tables(tmp_path, [{"path": f"{tmp_path}/lake/{{topic}}"}])
-    tables.expect(TOPICS)
+    tables.add_for_topics(TOPICS)
     with pytest.raises(TableError, match="lake/b cannot be opened"):
         tables.check(None)
 
@@ -557,7 +557,7 @@ def test_a_folder_above_all_tables_of_topics_that_cannot_be_written_ends_the_sta
 ) -> None:
     (tmp_path / "lake").write_text("x")
     tables = opened_tables(tmp_path, [{"path": f"{tmp_path}/lake/{{topic}}"}])
-    tables.expect(TOPICS)
+    tables.add_for_topics(TOPICS)
     with pytest.raises(SetupError, match="lake/a cannot be made"):
         tables.check(None)
 
@@ -568,7 +568,7 @@ def test_a_store_that_does_not_answer_leaves_out_no_topic(
 ) -> None:
     options = [{"path": f"{tmp_path}/lake/{{topic}}"}]
     tables = opened_tables(tmp_path, options)
-    tables.expect(TOPICS)
+    tables.add_for_topics(TOPICS)
     tables.check(None)
     tables.create()
     tables = opened_tables(tmp_path, options)
@@ -580,7 +580,7 @@ def test_a_store_that_does_not_answer_leaves_out_no_topic(
             raise OSError(errno.EIO, "no answer")
         return open_delta(*args)
 
-    tables.expect(TOPICS)
+    tables.add_for_topics(TOPICS)
     monkeypatch.setattr(open_table, "open_delta", fails)
     if not goes_on:
         monkeypatch.setattr(Place, "filesystem", fails)
@@ -614,7 +614,7 @@ def test_a_topic_that_comes_again_goes_on_in_its_table_unless_a_later_checkpoint
         span = {"start": {"ledger": 1, "entry": -1}, "end": {"ledger": 1, "entry": 4}}
         query = f"ledgerlake:orders:{checkpoint}"
         batch = BatchRecord("orders", query, batch_id, 1, {topic: span}, checkpoint=checkpoint)
-        tables.expect([topic])
+        tables.add_for_topics([topic])
         tables.check(None)
         tables.open_for(batch)
         for table in tables.of_topic(topic):

@@ -10,7 +10,7 @@ import pytest
 
 _SCRIPT = """
 from pathlib import Path
-from ledgerlake.runtime.memory import give_back, keep_freed_blocks
+from ledgerlake.runtime.memory import trim_heap, keep_freed_blocks
 
 MIB = 1024 * 1024
 
@@ -26,7 +26,7 @@ blocks = [bytearray(b"x" * (5 * MIB)) for _ in range(20)]
 last = blocks[-1]
 del blocks
 print(resident_mib() - before)
-give_back()
+trim_heap()
 print(resident_mib() - before)
 """
 

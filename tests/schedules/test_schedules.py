@@ -29,9 +29,9 @@ from ledgerlake.schedules.schedules import (
     MarkedPositions,
     Pauses,
     Repeating,
+    ScheduledMessage,
     Schedules,
     Step,
-    WaitingMessage,
     waiting_from_json,
     waiting_to_json,
 )
@@ -45,27 +45,27 @@ class Store:
     """Messages by id, in a dict."""
 
     def __init__(self) -> None:
-        self.messages: dict[str, list[WaitingMessage]] = {}
+        self.messages: dict[str, list[ScheduledMessage]] = {}
         self.rate = RepetitionRate()
 
-    def load(self, schedule_id: str) -> list[WaitingMessage]:
+    def load(self, schedule_id: str) -> list[ScheduledMessage]:
         return self.messages.setdefault(schedule_id, [])
 
-    def store(self, schedule_id: str, messages: list[WaitingMessage]) -> None:
+    def store(self, schedule_id: str, messages: list[ScheduledMessage]) -> None:
         self.messages[schedule_id] = messages
         if not messages:
             del self.messages[schedule_id]
 
-    def load_repeating(self, schedule_id: str) -> list[WaitingMessage]:
+    def load_repeating(self, schedule_id: str) -> list[ScheduledMessage]:
         return [message for message in self.messages[schedule_id] if message.repeating]
 
-    def store_repeating(self, schedule_id: str, messages: list[WaitingMessage]) -> None:
+    def store_repeating(self, schedule_id: str, messages: list[ScheduledMessage]) -> None:
         others = [message for message in self.messages[schedule_id] if not message.repeating]
         self.store(schedule_id, sorted([*others, *messages], key=lambda message: message.position))
 
 
-def waiting(entry_id: int, time_ms: int, deliver_ms: int) -> WaitingMessage:
-    return WaitingMessage(Position(7, entry_id), time_ms, deliver_ms)
+def waiting(entry_id: int, time_ms: int, deliver_ms: int) -> ScheduledMessage:
+    return ScheduledMessage(Position(7, entry_id), time_ms, deliver_ms)
 
 
 def release(schedules: Schedules, *entry_ids: int) -> list[str | None]:
@@ -133,7 +133,9 @@ def test_the_times_of_what_waits_under_an_id_rise_whatever_the_clocks_of_senders
             repeats = (
                 Repeating(deliver_ms) if deliver_ms >= time_ms and rng.random() < 0.2 else None
             )
-            schedules.put("a", WaitingMessage(Position(7, entry_id), time_ms, deliver_ms, repeats))
+            schedules.put(
+                "a", ScheduledMessage(Position(7, entry_id), time_ms, deliver_ms, repeats)
+            )
         waits = store.messages.get("a", [])
         assert all(message.time_ms <= message.deliver_ms for message in waits)
         assert all(earlier.deliver_ms <= later.time_ms for earlier, later in pairwise(waits))
@@ -172,9 +174,9 @@ def test_a_message_that_comes_after_one_that_stands_behind_it_is_replaced_by_it(
 def test_what_waits_from_a_topic_that_was_created_again_with_lower_ids_is_hit_and_swallows_nothing(
     store: Store, schedules: Schedules, end: Reason | None
 ) -> None:
-    former = WaitingMessage(Position(900, 0), 10, 1000)
+    former = ScheduledMessage(Position(900, 0), 10, 1000)
     schedules.put("a", former)
-    new = WaitingMessage(Position(3, 5), 20, 500)
+    new = ScheduledMessage(Position(3, 5), 20, 500)
     if end is None:
         schedules.put("a", new)
     else:
@@ -183,7 +185,7 @@ def test_what_waits_from_a_topic_that_was_created_again_with_lower_ids_is_hit_an
     assert schedules.release(np.array([900]), np.array([0])) == {0: end or REPLACED}
 
 
-class ReadList(list[WaitingMessage]):
+class ReadList(list[ScheduledMessage]):
     """A list that counts the messages that are read."""
 
     reads = 0
@@ -193,7 +195,7 @@ class ReadList(list[WaitingMessage]):
         self.reads += len(found) if isinstance(place, slice) else 1
         return found
 
-    def __iter__(self) -> Iterator[WaitingMessage]:
+    def __iter__(self) -> Iterator[ScheduledMessage]:
         for message in super().__iter__():
             self.reads += 1
             yield message
@@ -282,7 +284,8 @@ def test_the_rate_is_that_of_the_messages_that_repeat_whatever_happens_to_them()
             rate = RepetitionRate(rng.choice([40_000, 86_400, 170_000]), number)
             repeating = Repeating(time_ms + 500, rate=rate) if rng.random() < 0.8 else None
             refused += not schedules.put(
-                schedule_id, WaitingMessage(Position(7, number), time_ms, time_ms + 500, repeating)
+                schedule_id,
+                ScheduledMessage(Position(7, number), time_ms, time_ms + 500, repeating),
             )
         elif rng.random() < 0.3:
             schedules.end(schedule_id, Position(7, number), time_ms, CANCELLED)
@@ -320,7 +323,7 @@ def repeating(schedules: Schedules, entry_id: int = 1, start_ms: int = 5_000) ->
     """Put a message that repeats from a time on, and let it start; the first occurrence is due
     then.
     """
-    message = WaitingMessage(Position(7, entry_id), start_ms, start_ms, Repeating(start_ms))
+    message = ScheduledMessage(Position(7, entry_id), start_ms, start_ms, Repeating(start_ms))
     schedules.put("a", message)
     assert schedules.advance("a", message.position, every_second(), start_ms) == Step(
         None, start_ms

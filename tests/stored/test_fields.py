@@ -33,7 +33,7 @@ from ledgerlake.schedules.cancels import Cancel, cancels_from_json, cancels_to_j
 from ledgerlake.schedules.schedules import (
     Pauses,
     Repeating,
-    WaitingMessage,
+    ScheduledMessage,
     waiting_from_json,
     waiting_to_json,
 )
@@ -63,7 +63,7 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     "schedules": (
         waiting_from_json,
         waiting_to_json(
-            [WaitingMessage(PLACES[1], 20, 500, Repeating(30, pauses=Pauses(70, [40])))]
+            [ScheduledMessage(PLACES[1], 20, 500, Repeating(30, pauses=Pauses(70, [40])))]
         ),
     ),
     "open set": (

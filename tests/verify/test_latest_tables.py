@@ -65,7 +65,7 @@ class Stream:
         )
         self.frames: list[bytes] = []
         self.tables = Tables(self.config, Place(str(folder / "staging")))
-        self.tables.expect([self.topic])
+        self.tables.add_for_topics([self.topic])
         self.tables.check(None)
         self.tables.create()
         self.tables.begin_stream([self.topic])

@@ -275,7 +275,7 @@ class Session:
         if self._failure is None:
             self._fail(TransportError(f"the session with {self.url} was closed"))
 
-    def look_after(self, now_s: float, unused_since_s: float) -> bool:
+    def service(self, now_s: float, unused_since_s: float) -> bool:
         """Answer pending frames and send PINGs while no other thread uses the session; return False
         once it has failed, or was closed because it is unused since then or longer.
         """
@@ -478,7 +478,7 @@ def _keeper() -> None:
             sessions = list(_alive)
         unused_since_s = _unused_since_s(sessions, time.monotonic())
         for session in sessions:
-            if not session.look_after(time.monotonic(), unused_since_s):
+            if not session.service(time.monotonic(), unused_since_s):
                 with _keeper_lock:
                     _alive.discard(session)
         del sessions

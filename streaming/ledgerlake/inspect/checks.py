@@ -261,7 +261,7 @@ class _Broker:
 
         def examine_tables() -> Finding:
             names = [*self._names, *known_topic_partitions(checkpoint)]
-            tables.expect(sorted({split_partition(name)[0] for name in names}))
+            tables.add_for_topics(sorted({split_partition(name)[0] for name in names}))
             existing.extend(tables.examine())
             for table in tables.by_name.values():
                 if isinstance(table, SparkTable):
@@ -325,7 +325,7 @@ class _Broker:
             components.schemas.learn([split_partition(name)[0] for name in self._names])
             for topic, why in components.schemas.misfits.items():
                 raise SetupError(f"messages of {topic} would be rejects: {why}")
-            records = [table for table in tables.messages if table.options.is_of_records]
+            records = [table for table in tables.messages if table.options.has_record_shape]
             if not records:
                 return "values are bytes, which every schema fits"
             columns = sorted(

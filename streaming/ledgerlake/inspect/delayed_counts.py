@@ -41,7 +41,7 @@ _BAR = 30
 
 
 @dataclass(frozen=True)
-class WaitingMessages:
+class DelayedCounts:
     """A topic partition's delayed messages. ``horizon`` counts them by when they are due, to the
     precision of a segment.
     """
@@ -77,7 +77,7 @@ class WaitingMessages:
         return lines
 
 
-def waiting_messages(spark: SparkSession, config: Config) -> list[WaitingMessages]:
+def waiting_messages(spark: SparkSession, config: Config) -> list[DelayedCounts]:
     """Return the delayed messages of every topic partition that has or had some.
 
     Raises:
@@ -184,14 +184,14 @@ def _describe(
     times: dict[int, DueTimes],
     cancels: int,
     now_ms: int,
-) -> WaitingMessages:
+) -> DelayedCounts:
     buckets = _waiting_buckets(record)
     horizon = dict.fromkeys([*_HORIZON_MS, _BEYOND], 0)
     for bucket in buckets:
         left = times[bucket.bucket_id].of_last(bucket.waiting, bucket.next_ms)
         for time_ms, count in zip(left.first_ms.tolist(), left.counts.tolist(), strict=True):
             horizon[_step(time_ms - now_ms)] += count
-    return WaitingMessages(
+    return DelayedCounts(
         topic_partition=join_partition(source.topic, source.partition),
         waiting=sum(bucket.waiting for bucket in buckets),
         buckets=len(buckets),

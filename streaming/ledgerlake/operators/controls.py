@@ -36,8 +36,8 @@ from ledgerlake.schedules.schedules import (
     MarkedPositions,
     Pauses,
     Repeating,
+    ScheduledMessage,
     Schedules,
-    WaitingMessage,
 )
 
 if TYPE_CHECKING:
@@ -167,7 +167,9 @@ class Controls:
                 repeating = (
                     None if event.rate is None else Repeating(event.deliver_ms, rate=event.rate)
                 )
-                message = WaitingMessage(event.position, event.time_ms, event.deliver_ms, repeating)
+                message = ScheduledMessage(
+                    event.position, event.time_ms, event.deliver_ms, repeating
+                )
                 if not schedules.put(event.schedule_id, message):
                     not_repeated.append(event.position)
         if self._has_schedules:

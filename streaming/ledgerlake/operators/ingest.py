@@ -43,7 +43,7 @@ from ledgerlake.operators.stage_rows import (
     stage_row,
 )
 from ledgerlake.reasons import CHUNK_EVICTED, SCHEDULE_REFUSED
-from ledgerlake.runtime.memory import give_back, keep_freed_blocks
+from ledgerlake.runtime.memory import keep_freed_blocks, trim_heap
 from ledgerlake.source.pieces import read_single
 from ledgerlake.source.range_reader import BUNDLE_BYTES
 from ledgerlake.stored.fields import fields_of
@@ -69,16 +69,16 @@ def write_ranges(
     settings: TaskSettings,
     batch: BatchSettings,
     *,
-    are_whole: bool = False,
+    is_sole_reader: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Write ranges of entries to files; yield rows of ``STAGE_ROWS`` for the stateful stage.
 
     Args:
-        are_whole: no other task of the micro-batch has a range of these topic partitions. So those
-            with few messages can share a file, and the stateful stage need not see those without
-            state.
+        is_sole_reader: no other task of the micro-batch has a range of these topic partitions. So
+            topic partitions with few messages can share a file, and the stateful stage need not
+            see the ones without state.
     """
-    shared = SharedFiles(settings, batch) if are_whole else None
+    shared = SharedFiles(settings, batch) if is_sole_reader else None
     complete: list[TaskResult] = []
     for span, pieces in ranges:
         topic_partition = TopicPartition(*split_partition(span.topic_partition))
@@ -167,7 +167,7 @@ class _IngestedRange:
         for position, entry in self._local.drain_pending():
             yield stage_row(self._topic_partition, RowKind.CHUNK, position, entry=entry)
         if self._saw_chunks:
-            give_back()
+            trim_heap()
 
     @property
     def needs_stage(self) -> bool:

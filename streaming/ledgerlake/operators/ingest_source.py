@@ -99,13 +99,13 @@ class _IngestDataSource(DataSource):  # type: ignore[misc]
 
 class _RangesPartition(InputPartition):  # type: ignore[misc]
     """The ranges of entries that one task reads, as Spark carries them to it.
-    ``are_whole``: no other task has a range of their topic partitions.
+    ``is_sole_reader``: no other task has a range of their topic partitions.
     """
 
-    def __init__(self, spans: list[EntryRange], *, are_whole: bool) -> None:
+    def __init__(self, spans: list[EntryRange], *, is_sole_reader: bool) -> None:
         super().__init__(spans)
         self.spans = spans
-        self.are_whole = are_whole
+        self.is_sole_reader = is_sole_reader
 
 
 class _IngestStreamReader(LedgerlakeStreamReader):
@@ -125,7 +125,7 @@ class _IngestStreamReader(LedgerlakeStreamReader):
         counts = Counter(span.topic_partition for span in spans)
         return [
             _RangesPartition(
-                together, are_whole=all(counts[span.topic_partition] == 1 for span in together)
+                together, is_sole_reader=all(counts[span.topic_partition] == 1 for span in together)
             )
             for together in groups
         ]
@@ -135,5 +135,8 @@ class _IngestStreamReader(LedgerlakeStreamReader):
         if not isinstance(self._settings, TaskSettings):
             return decode_ranges(ranges, self._settings)
         return write_ranges(
-            ranges, self._settings, BatchSettings.of_this_task(), are_whole=partition.are_whole
+            ranges,
+            self._settings,
+            BatchSettings.of_this_task(),
+            is_sole_reader=partition.is_sole_reader,
         )

@@ -35,7 +35,7 @@ from ledgerlake.pb import delay_pb2 as pb
 from ledgerlake.schedules.repetition import RepetitionRate
 from ledgerlake.schedules.schedules import (
     Repeating,
-    WaitingMessage,
+    ScheduledMessage,
     waiting_from_json,
     waiting_to_json,
 )
@@ -64,7 +64,7 @@ _Stored = TypeVar("_Stored", pb.ScheduleBlock, pb.ScheduleTable)
 _Value = TypeVar("_Value")
 
 # Messages by id.
-Block = dict[str, list[WaitingMessage]]
+Block = dict[str, list[ScheduledMessage]]
 
 
 class ScheduleState:
@@ -98,7 +98,7 @@ class StoredSchedules:
         self._block: Block = {}
         self._loaded: set[str] = set()
         self._stored = b""
-        self._repeating: dict[str, list[WaitingMessage]] = {}
+        self._repeating: dict[str, list[ScheduledMessage]] = {}
         self._stored_repeating: dict[str, str | None] = {}
 
     def begin(self, added: int) -> None:
@@ -121,7 +121,7 @@ class StoredSchedules:
         """Return the block that an id is in."""
         return block_of(schedule_id, self._blocks, self._hash_key)
 
-    def load(self, schedule_id: str) -> list[WaitingMessage]:
+    def load(self, schedule_id: str) -> list[ScheduledMessage]:
         self._open(self.block_of(schedule_id))
         if schedule_id not in self._loaded:
             self._loaded.add(schedule_id)
@@ -140,19 +140,19 @@ class StoredSchedules:
             self._block[schedule_id] = messages
         return self._block[schedule_id]
 
-    def store(self, schedule_id: str, messages: list[WaitingMessage]) -> None:
+    def store(self, schedule_id: str, messages: list[ScheduledMessage]) -> None:
         self._open(self.block_of(schedule_id))
         self._loaded.add(schedule_id)
         self._block[schedule_id] = messages
 
-    def load_repeating(self, schedule_id: str) -> list[WaitingMessage]:
+    def load_repeating(self, schedule_id: str) -> list[ScheduledMessage]:
         if schedule_id not in self._repeating:
             row = self._state.schedules.getValue((schedule_id,))
             self._stored_repeating[schedule_id] = None if row is None else row[0]
             self._repeating[schedule_id] = [] if row is None else waiting_from_json(row[0])
         return self._repeating[schedule_id]
 
-    def store_repeating(self, schedule_id: str, messages: list[WaitingMessage]) -> None:
+    def store_repeating(self, schedule_id: str, messages: list[ScheduledMessage]) -> None:
         self._repeating[schedule_id] = messages
 
     def save_repeating(self) -> None:
@@ -240,7 +240,7 @@ class StoredSchedules:
                 self._state.blocks.removeKey((self._number,))
         self._number, self._block = None, {}
 
-    def _is_waiting(self, message: WaitingMessage) -> bool:
+    def _is_waiting(self, message: ScheduledMessage) -> bool:
         return self._marked.is_waiting(message.position)
 
 
@@ -256,7 +256,7 @@ def _masked(number: int, blocks: int) -> int:
     return block if block < blocks else block & ((1 << bits >> 1) - 1)
 
 
-def block_to_bytes(messages: Iterable[tuple[str, WaitingMessage]]) -> bytes:
+def block_to_bytes(messages: Iterable[tuple[str, ScheduledMessage]]) -> bytes:
     """Return messages, each with its id, as bytes; nothing if there are none."""
     block = pb.ScheduleBlock()
     for schedule_id, message in messages:
@@ -294,7 +294,7 @@ def _messages(block: pb.ScheduleBlock) -> Block:
         if not isinstance(message.schedule_id, str) or message.entry_id > MAX_DELAYED_ENTRY_ID:
             raise ValueError(f"the message {position}")
         repeating = Repeating(message.deliver_ms) if message.repeats else None
-        waiting = WaitingMessage(position, message.time_ms, message.deliver_ms, repeating)
+        waiting = ScheduledMessage(position, message.time_ms, message.deliver_ms, repeating)
         messages.setdefault(message.schedule_id, []).append(waiting)
     return messages
 

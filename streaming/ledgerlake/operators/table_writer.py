@@ -411,11 +411,11 @@ class RowMaker:
         self.obstacle = obstacle or known.obstacle
         self._transform = RowTransform(table)
         self._record, self._columns = known.record_type, known.columns_type
-        self._is_plain = not (table.where or table.makes_records or table.partition_by)
+        self._is_plain = not (table.where or table.computes_rows or table.partition_by)
         self._of_version = schemas_of(client, topic, batch.schemas.asked)
         self._newest_version = batch.schemas.newest_version(topic)
         self.schema = (
-            rows_schema(self._columns) if table.is_of_records else messages_schema(self._columns)
+            rows_schema(self._columns) if table.has_record_shape else messages_schema(self._columns)
         )
 
     def of(self, messages: pa.RecordBatch) -> Iterator[Made]:
@@ -423,7 +423,7 @@ class RowMaker:
         if self.table.keeps_latest:
             messages = _without_empty_values(messages)
         ranges: Iterable[tuple[int, int]] = [(0, messages.num_rows)]
-        if self.table.is_of_records and not self.obstacle:
+        if self.table.has_record_shape and not self.obstacle:
             ranges = record_cuts(messages, self._schema_of, self._newest(), self._record)
         for start, stop in ranges:
             part = messages.slice(start, stop - start)
@@ -494,7 +494,7 @@ class RowMaker:
         Args:
             record: the fields of the record; without it, the table's fields.
         """
-        if not self.table.is_of_records:
+        if not self.table.has_record_shape:
             return messages
         columns = self._columns if record is None else record
         arrays = [
@@ -506,7 +506,7 @@ class RowMaker:
     def _of_messages(self, messages: pa.RecordBatch, numbers: NDArray[np.int64]) -> Made:
         misfits: list[Misfit] = []
         rows, fitting = messages, numbers
-        if self.table.is_of_records:
+        if self.table.has_record_shape:
             rows, misfits = record_rows(messages, self._schema_of, self._newest(), self._record)
             fitting = np.delete(numbers, [misfit.row for misfit in misfits])
             misfits = _renumbered(misfits, numbers)

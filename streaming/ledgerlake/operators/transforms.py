@@ -86,7 +86,7 @@ class RowTransform:
         self._computed = table.computed_columns
 
     @property
-    def makes_records(self) -> bool:
+    def computes_rows(self) -> bool:
         """Return whether a query or a function makes the records."""
         return self._maker is not None
 
@@ -107,7 +107,7 @@ class RowTransform:
             check_columns(columns, f"{self._table.section} sql or function", "")
         if self._computed is not None:
             columns = pa.struct([*columns, *self._computed.columns(self._seen(columns))])
-        known = columns if self._table.is_of_records else messages_schema(columns)
+        known = columns if self._table.has_record_shape else messages_schema(columns)
         check_columns(pa.struct(list(known)), f"{self._table.section} partition_by", "")
         self._check_partitions({field.name: field.type for field in known})
         self._check_clusters(columns)
@@ -228,7 +228,7 @@ class RowTransform:
         return _with_record(rows, parts, self._made(record))
 
     def _no_rows(self, columns: pa.StructType) -> pa.RecordBatch:
-        rows = rows_schema(columns) if self._table.is_of_records else messages_schema(columns)
+        rows = rows_schema(columns) if self._table.has_record_shape else messages_schema(columns)
         return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in rows], schema=rows)
 
     def _seen(self, columns: pa.StructType) -> pa.Schema:
@@ -274,7 +274,7 @@ class RowTransform:
             SetupError: it cannot.
         """
         known = bounded_paths(
-            rows_schema(columns) if self._table.is_of_records else messages_schema(columns)
+            rows_schema(columns) if self._table.has_record_shape else messages_schema(columns)
         )
         unknown = [name for name in self._table.cluster_by if name not in known]
         if unknown:

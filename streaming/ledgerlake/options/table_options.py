@@ -134,7 +134,7 @@ class TableOptions(RowsConfig):
         schema: the name of the record that its messages have; empty for all.
         where: the condition that its messages meet; empty for all.
         is_default: it takes what no other table takes.
-        is_of_template: its path had placeholders.
+        from_template: its path had placeholders.
     """
 
     name: str
@@ -144,7 +144,7 @@ class TableOptions(RowsConfig):
     schema: str = ""
     where: str = ""
     is_default: bool = False
-    is_of_template: bool = False
+    from_template: bool = False
 
     @property
     def keeps_latest(self) -> bool:
@@ -152,7 +152,7 @@ class TableOptions(RowsConfig):
         return self.mode == "latest"
 
     @property
-    def is_of_records(self) -> bool:
+    def has_record_shape(self) -> bool:
         """Return whether its rows are records."""
         return self.shape == "record"
 
@@ -173,10 +173,10 @@ class TableOptions(RowsConfig):
         wrong.
         """
         has_matches = bool(self.schema or self.where or self.is_default)
-        return has_matches or self.makes_records or self.keeps_latest
+        return has_matches or self.computes_rows or self.keeps_latest
 
     @property
-    def makes_records(self) -> bool:
+    def computes_rows(self) -> bool:
         """Return whether a query or a function makes the rows."""
         return bool(self.sql or self.function)
 
@@ -215,7 +215,7 @@ class TableOptions(RowsConfig):
         parts = dict(zip(_PARTS, topic.partition("://")[2].split("/", 2), strict=True))
         uri = PLACEHOLDER.sub(lambda found: folder_name(parts[found[1]]), self.place.uri)
         return replace(
-            self, name=table_name(uri), place=replace(self.place, uri=uri), is_of_template=True
+            self, name=table_name(uri), place=replace(self.place, uri=uri), from_template=True
         )
 
     def matches(self, place: Place) -> bool:
@@ -224,7 +224,7 @@ class TableOptions(RowsConfig):
         return re.fullmatch("[A-Za-z0-9._=+-]+".join(map(re.escape, parts)), place.uri) is not None
 
     @property
-    def closeness(self) -> int:
+    def specificity(self) -> int:
         """Return how closely the path names a table: the number of its characters beside
         placeholders.
         """
@@ -279,9 +279,9 @@ class TableOptions(RowsConfig):
                 )
         if self.sql and self.function:
             raise UsageError(f"{self.section} has sql and function; choose one")
-        if (self.sql or self.function) and not self.is_of_records:
+        if (self.sql or self.function) and not self.has_record_shape:
             raise UsageError(f'{self.section} sql and function need shape = "record"')
-        if self.json_fields and not self.is_of_records:
+        if self.json_fields and not self.has_record_shape:
             raise UsageError(f'{self.section} json_fields needs shape = "record"')
         if self.keeps_latest and self.partition_by:
             raise UsageError(f'{self.section} partition_by is not for mode = "latest"')
@@ -358,7 +358,7 @@ class TableOptions(RowsConfig):
 
     def _is_unknown_yet(self, reference: tuple[str, ...]) -> bool:
         """Return whether a column is one that is known only when a row is written."""
-        is_pulsars = "pulsar" in reference[:-1] if self.is_of_records else True
+        is_pulsars = "pulsar" in reference[:-1] if self.has_record_shape else True
         return is_pulsars and reference[-1].lower() in _UNKNOWN_YET
 
     @cached_property

@@ -100,7 +100,7 @@ class BatchWriter:
         )
         with_state = self._with_state(batch_id)
         topics = [split_partition(name)[0] for name in batch.ranges]
-        components.tables.expect(topics)
+        components.tables.add_for_topics(topics)
         components.tables.check(written.sparkSession)
         schemas = components.schemas.learn(
             topics, {split_partition(name)[0] for name in batch.with_messages}

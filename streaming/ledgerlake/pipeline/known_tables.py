@@ -51,10 +51,11 @@ def known_tables(config: Config) -> list[KnownTable]:
     )
     # Several templates may match a table.
     numbered = sorted(
-        enumerate(config.table_options), key=lambda item: (item[1].is_template, -item[1].closeness)
+        enumerate(config.table_options),
+        key=lambda item: (item[1].is_template, -item[1].specificity),
     )
     for number, options in numbered:
-        rows = None if options.is_of_records else schema.MESSAGES
+        rows = None if options.has_record_shape else schema.MESSAGES
         places = {options.name: options.place}
         if options.is_template:
             fixed = {table.place.uri for _, table in tables.values()} | {config.rejects_place.uri}

@@ -158,7 +158,7 @@ class Pipeline:
             split_partition(name)[0]
             for name in (*names, *known_topic_partitions(components.checkpoint))
         }
-        tables.expect(sorted(topics))
+        tables.add_for_topics(sorted(topics))
         start = components.start.acquire(names, tables.check(self._spark))
         tables.leave_out_missing({split_partition(name)[0] for name in names})
         components.schemas.learn([split_partition(name)[0] for name in names])

@@ -67,7 +67,7 @@ class RecordSchemas:
             elif newest != self._newest.get(topic):
                 self._learn_versions(topic, newest)
                 self._newest[topic] = newest
-        self._tables.settle(is_start=not with_messages and not self._is_started)
+        self._tables.add_columns(is_start=not with_messages and not self._is_started)
         self._is_started = True
         return TopicSchemas.of(
             {topic: self._newest[topic] for topic in names if topic in self._newest}
@@ -115,7 +115,7 @@ class RecordSchemas:
             if not table.options.takes_schema(record_name(registered)):
                 continue
             try:
-                table.learn(record_of(table.options.value_schema(registered)))
+                table.note_record(record_of(table.options.value_schema(registered)))
                 self.misfits.pop(topic, None)
             except SetupError as error:
                 self.misfits[topic] = error.message

@@ -69,10 +69,10 @@ class MessagesTable:
         self._records: RecordTable | None = None
         self._misfit = ""
         self.table: Table
-        if options.is_of_records:
+        if options.has_record_shape:
             self.table = self._records = _record_table(options)
             if options.json_fields:
-                self.learn(record_of(options.value_schema(NO_SCHEMA)))
+                self.note_record(record_of(options.value_schema(NO_SCHEMA)))
             return
         rows = messages_schema(self._transform.columns(pa.struct([])))
         if options.keeps_latest:
@@ -101,7 +101,7 @@ class MessagesTable:
         """Return why the table can take no rows yet; empty if it can."""
         if self._records is None:
             return ""
-        if self._transform.makes_records and not self._learned.num_fields:
+        if self._transform.computes_rows and not self._learned.num_fields:
             return self._misfit or "no schema of the topics of this table is known yet"
         missing = set(self.options.partition_columns) - set(self._records.record.names)
         if missing:
@@ -122,16 +122,16 @@ class MessagesTable:
         """Return whether the schemas of its topics have to be known."""
         return self._records is not None or bool(self.options.schema)
 
-    def learn(self, record: pa.StructType) -> None:
-        """Note the record of a schema; ``settle`` makes columns of it."""
+    def note_record(self, record: pa.StructType) -> None:
+        """Note the record of a schema; ``add_columns`` makes columns of it."""
         self._noted.append(record)
 
-    def adopt(self) -> None:
+    def keep_columns(self) -> None:
         """Take the columns of the table as it is, and add none."""
         self._noted.clear()
-        self.settle(is_start=False)
+        self.add_columns(is_start=False)
 
-    def settle(self, *, is_start: bool) -> None:
+    def add_columns(self, *, is_start: bool) -> None:
         """Add the columns that the noted records need. Producers decide about schemas, so those
         that do not fit are left out, and the rejects tell. They stop a start only if none fits, nor
         do the columns that the table has.
@@ -143,7 +143,7 @@ class MessagesTable:
         noted, self._noted = self._noted, []
         if self._records is None:
             return
-        known = self._records.learned if self._transform.makes_records else self._record
+        known = self._records.learned if self._transform.computes_rows else self._record
         if is_start and self.options.json_fields:
             self._check_declared(known)
         if not self._learned.num_fields:
@@ -156,7 +156,7 @@ class MessagesTable:
         is_news, self._misfit = misfit.message != self._misfit, misfit.message
         if (
             is_start
-            and not self.options.is_of_template
+            and not self.options.from_template
             and (self.obstacle or not self._learned.num_fields)
         ):
             raise misfit
@@ -176,7 +176,7 @@ class MessagesTable:
         """
         learned, misfit = self._fitting(table, self._learned, records)
         if not learned.equals(self._learned):
-            added = learned if self._transform.makes_records else None
+            added = learned if self._transform.computes_rows else None
             table.add_columns(self._columns(table, learned), added)
             self._learned = learned
         return misfit
@@ -228,11 +228,11 @@ class MessagesTable:
         Raises:
             SetupError: the query does not fit them, or the columns are too many together.
         """
-        known = table.learned if self._transform.makes_records else table.record
+        known = table.learned if self._transform.computes_rows else table.record
         wanted = united(known, learned)
         if not wanted.equals(known):
             check_width(wanted)
-        if self._transform.makes_records:
+        if self._transform.computes_rows:
             return united_columns(
                 table.record, self._transform.columns(learned), self.options.section
             )
@@ -254,7 +254,7 @@ class MessagesTable:
     def _record(self) -> pa.StructType:
         """Return the columns into which values are decoded."""
         assert self._records is not None
-        if self._transform.makes_records:
+        if self._transform.computes_rows:
             return self._learned
         return pa.struct(
             [
@@ -310,7 +310,7 @@ class Tables:
             config.rejects_place, schema.REJECTS, config.delta.writer, staging / REJECTS_TABLE
         )
         self.main_name = config.main_table
-        self.expect(())
+        self.add_for_topics(())
 
     @property
     def main(self) -> MessagesTable:
@@ -344,7 +344,7 @@ class Tables:
             for options, place in zip(self._options, places, strict=True)
         )
 
-    def expect(self, topics: Iterable[str]) -> None:
+    def add_for_topics(self, topics: Iterable[str]) -> None:
         """Add the tables that messages of these topics may come into. A topic has no table, and its
         messages are rejects, if its table would share a folder, or if the content of its folder
         cannot be opened.
@@ -366,7 +366,7 @@ class Tables:
             options: without placeholders.
 
         Raises:
-            As ``expect``.
+            As ``add_for_topics``.
         """
         known = self._by_name.get(options.name)
         if known is not None:
@@ -377,7 +377,7 @@ class Tables:
                 )
                 _log.warning("a topic gets no table: %s", self._taken[options.name])
             return
-        obstacle = self._shared_folder(options) if options.is_of_template else ""
+        obstacle = self._shared_folder(options) if options.from_template else ""
         if obstacle:
             self._leave_out(options.name, obstacle)
             return
@@ -419,7 +419,7 @@ class Tables:
             topics: among which to look.
         """
         table = self._by_name.get(name)
-        if table is None or not table.options.is_of_template:
+        if table is None or not table.options.from_template:
             return []
         return [topic for topic in topics if table in self.of_topic(topic)]
 
@@ -429,7 +429,7 @@ class Tables:
         """
         kept = {table.options.name for topic in topics for table in self.of_topic(topic)}
         for name, table in list(self._by_name.items()):
-            if table.options.is_of_template and name not in self._existing | kept:
+            if table.options.from_template and name not in self._existing | kept:
                 del self._by_name[name]
                 self._checked.discard(name)
 
@@ -462,7 +462,7 @@ class Tables:
 
         return [table for name, table in self.by_name.items() if self._exists(name, table, examine)]
 
-    def adopt(self) -> None:
+    def keep_columns(self) -> None:
         """Take the tables of messages as they are, to read them. No right to write is needed.
 
         Raises:
@@ -471,7 +471,7 @@ class Tables:
         for name, messages in [*self._by_name.items()]:
             if self._exists(name, messages.table, lambda table: table.examine()):
                 self._existing.add(name)
-            messages.adopt()
+            messages.keep_columns()
 
     def _exists(self, name: str, table: Table, check: Callable[[Table], bool]) -> bool:
         """Return whether a table exists, and leave out that of a topic whose folder is not this
@@ -496,7 +496,7 @@ class Tables:
         """Return whether the cause of an error is foreign content in the folder of a topic's table.
         Anybody may choose the name of a topic, and the name decides about the folder.
         """
-        if not options.is_of_template or error.retryable:
+        if not options.from_template or error.retryable:
             return False
         if isinstance(error, SetupError) and not self._is_above_writable(options.place):
             return False
@@ -601,14 +601,14 @@ class Tables:
             if self.exists(name)
         }
 
-    def settle(self, *, is_start: bool) -> None:
+    def add_columns(self, *, is_start: bool) -> None:
         """Add the columns that the known schemas need.
 
         Raises:
             SetupError, TableError: as ``MessagesTable.settle``.
         """
         for table in self._by_name.values():
-            table.settle(is_start=is_start)
+            table.add_columns(is_start=is_start)
 
     def create(self) -> None:
         """Create the tables that are missing and ready.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.pipeline.attempts import Attempts
 from ledgerlake.pipeline.known_tables import known_tables
 from ledgerlake.pipeline.unused_files import UnusedFiles
-from ledgerlake.runtime.memory import give_back
+from ledgerlake.runtime.memory import trim_heap
 from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.open_table import size_of
 
@@ -230,7 +230,7 @@ class Upkeep:
 
     def _rest(self) -> None:
         """Rest after a piece of work."""
-        give_back()
+        trim_heap()
         taken_s = time.monotonic() - self._began_s
         self._stopping.wait(taken_s * (100 / self._config.upkeep.busy_percent - 1))
         self._began_s = time.monotonic()

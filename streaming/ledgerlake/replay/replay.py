@@ -244,7 +244,7 @@ class _Replay:
         return writer.finish()
 
     def _open(self, topics: Iterable[str]) -> None:
-        self._tables.expect(topics)
+        self._tables.add_for_topics(topics)
         for table in self._tables.by_name.values():
             if isinstance(table, SparkTable):
                 raise SetupError(
@@ -419,7 +419,7 @@ def _rows_of(
         messages: messages of the topic partition.
         where: more conditions, each with ``{}`` before a column.
     """
-    struct = f"{PULSAR_COLUMN}." if table.is_of_records else ""
+    struct = f"{PULSAR_COLUMN}." if table.has_record_shape else ""
     columns = ", ".join(f"{struct}{name} as {name}" for name in names)
     conditions = [
         f"{struct}topic = {_quoted(messages['topic'][0].as_py())}",

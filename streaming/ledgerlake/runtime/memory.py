@@ -33,7 +33,7 @@ def keep_freed_blocks() -> None:
         return
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return to the system what Arrow and glibc hold free; another C library does so by itself."""
     pa.default_memory_pool().release_unused()
     try:

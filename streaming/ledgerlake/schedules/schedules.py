@@ -166,7 +166,7 @@ class Repeating:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingMessage:
+class ScheduledMessage:
     """A message that waits under an id: where it stands, when it was stored, and when it is due."""
 
     position: Position
@@ -199,16 +199,16 @@ class ScheduleStore(Protocol):
 
     rate: RepetitionRate
 
-    def load(self, schedule_id: str) -> list[WaitingMessage]:
+    def load(self, schedule_id: str) -> list[ScheduledMessage]:
         """Return the messages that wait under an id, as a list that may be changed."""
 
-    def store(self, schedule_id: str, messages: list[WaitingMessage]) -> None:
+    def store(self, schedule_id: str, messages: list[ScheduledMessage]) -> None:
         """Keep the messages that wait under an id; if there are none, forget the id."""
 
-    def load_repeating(self, schedule_id: str) -> list[WaitingMessage]:
+    def load_repeating(self, schedule_id: str) -> list[ScheduledMessage]:
         """Return those messages of an id that repeat, as a list that may be changed."""
 
-    def store_repeating(self, schedule_id: str, messages: list[WaitingMessage]) -> None:
+    def store_repeating(self, schedule_id: str, messages: list[ScheduledMessage]) -> None:
         """Keep those messages of an id that repeat."""
 
 
@@ -335,7 +335,7 @@ class Schedules:
         self._store = store
         self._limit = limit or RepetitionLimit()
 
-    def put(self, schedule_id: str, message: WaitingMessage) -> bool:
+    def put(self, schedule_id: str, message: ScheduledMessage) -> bool:
         """Add a delayed message: it replaces those that wait under its id. Return False if it
         repeats and is refused, because there are too many.
         """
@@ -361,7 +361,7 @@ class Schedules:
         self._store.store(schedule_id, waiting)
         return True
 
-    def _has_room(self, schedule_id: str, message: WaitingMessage) -> bool:
+    def _has_room(self, schedule_id: str, message: ScheduledMessage) -> bool:
         """Return whether a message is within the limits, if it replaces the last one of its id at
         most.
         """
@@ -507,7 +507,7 @@ class Schedules:
 
     def _hit(
         self, schedule_id: str, position: Position, time_ms: int, reason: Reason
-    ) -> tuple[list[WaitingMessage], int]:
+    ) -> tuple[list[ScheduledMessage], int]:
         """Mark the messages of an id that are hit; return the others, and how many stand before."""
         waiting = self._store.load(schedule_id)
         count = _count_before(waiting, position, time_ms)
@@ -540,14 +540,14 @@ class Schedules:
 
     def _last_before(
         self, schedule_id: str, position: Position, time_ms: int
-    ) -> WaitingMessage | None:
+    ) -> ScheduledMessage | None:
         """Return the message of an id that waits when another one is stored."""
         waiting = self._store.load(schedule_id)
         count = _count_before(waiting, position, time_ms)
         return waiting[count - 1] if count else None
 
 
-def _rate_of(message: WaitingMessage) -> RepetitionRate:
+def _rate_of(message: ScheduledMessage) -> RepetitionRate:
     return RepetitionRate() if message.repeating is None else message.repeating.rate
 
 
@@ -558,14 +558,14 @@ def _ends_before(time_ms: int, repeating: Repeating) -> bool:
     return repeating.ends_ms is None or time_ms < repeating.ends_ms
 
 
-def _count_before(waiting: list[WaitingMessage], position: Position, time_ms: int) -> int:
+def _count_before(waiting: list[ScheduledMessage], position: Position, time_ms: int) -> int:
     """Return how many messages of an id stand before one that comes: the first ones."""
     return bisect_left(
         waiting, True, key=lambda message: not message.stands_before(position, time_ms)
     )
 
 
-def _in_order(following: Iterator[Occurrence], message: WaitingMessage) -> Iterator[Occurrence]:
+def _in_order(following: Iterator[Occurrence], message: ScheduledMessage) -> Iterator[Occurrence]:
     """Yield the occurrences that follow that of a message: jitter does not change their order, and
     each has a time of its own.
     """
@@ -576,12 +576,12 @@ def _in_order(following: Iterator[Occurrence], message: WaitingMessage) -> Itera
         earliest_ms = in_order.due_ms + 1
 
 
-def waiting_to_json(messages: list[WaitingMessage]) -> str:
+def waiting_to_json(messages: list[ScheduledMessage]) -> str:
     """Write messages that repeat."""
     return json.dumps({"version": VERSION, "messages": messages}, default=fields_of)
 
 
-def waiting_from_json(text: str) -> list[WaitingMessage]:
+def waiting_from_json(text: str) -> list[ScheduledMessage]:
     """Read messages that repeat.
 
     Raises:
@@ -590,7 +590,7 @@ def waiting_from_json(text: str) -> list[WaitingMessage]:
     return parse_stored(text, "schedules", _from_fields, VERSION)
 
 
-def _from_fields(fields: dict[str, Any]) -> list[WaitingMessage]:
+def _from_fields(fields: dict[str, Any]) -> list[ScheduledMessage]:
     (messages,) = exactly(fields, "messages")
-    waiting: list[WaitingMessage] = stored(list[WaitingMessage], messages)
+    waiting: list[ScheduledMessage] = stored(list[ScheduledMessage], messages)
     return waiting

@@ -328,8 +328,8 @@ def _files_of(table: DeltaTable, unfit: Collection[str]) -> Iterator[TableFile]:
     deletion_vectors = pa.table(table.deletion_vectors())["filepath"].to_pylist()
     fixed = {path.rpartition("/")[2] for path in deletion_vectors}.union(unfit)
     actions = pa.table(table.get_add_actions(flatten=True))
-    is_of_records = PULSAR_COLUMN in table.schema().to_arrow().names
-    bound_columns = _BOUND_COLUMNS_OF_RECORDS if is_of_records else _BOUND_COLUMNS
+    has_record_shape = PULSAR_COLUMN in table.schema().to_arrow().names
+    bound_columns = _BOUND_COLUMNS_OF_RECORDS if has_record_shape else _BOUND_COLUMNS
     partition_columns = table.metadata().partition_columns
     wanted = (*_FILE_COLUMNS, *bound_columns, *(f"partition.{name}" for name in partition_columns))
     columns = [name for name in wanted if name in actions.column_names]

@@ -43,7 +43,7 @@ import pyarrow.parquet as pq
 
 from ledgerlake.decode import sorted_runs
 from ledgerlake.decode.schema import TIMESTAMP
-from ledgerlake.runtime.memory import give_back
+from ledgerlake.runtime.memory import trim_heap
 from ledgerlake.table.layout import (
     file_schema,
     from_file,
@@ -349,14 +349,14 @@ class OrderedWriter:
             self.roll_file()
             # The chunks of the value are free by now, and writing it takes as much memory as they
             # did.
-            give_back()
+            trim_heap()
         self._buffer.append(batch)
         self._buffered_bytes += batch.nbytes
         if self._buffered_bytes >= ROW_GROUP_BYTES:
             self._flush()
         if alone:
             self.roll_file()
-            give_back()
+            trim_heap()
 
     @property
     def buffered_bytes(self) -> int:

@@ -128,7 +128,7 @@ class LatestComparison:
         return count, duplicate, findings
 
     def _rows(self) -> Iterator[Messages]:
-        inside = f"{PULSAR_COLUMN}." if self._options.is_of_records else ""
+        inside = f"{PULSAR_COLUMN}." if self._options.has_record_shape else ""
         # Rows that somebody else has added are of no message.
         are_own = " and ".join(
             f"{inside}{name} is not null" for name in ("topic", "partition", *_POSITION)

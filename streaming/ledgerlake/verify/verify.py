@@ -401,8 +401,8 @@ class _Tables:
     def _open_latest(self, end: Offset) -> None:
         tables = Tables(self._config, self._config.checkpoint_place / "ledgerlake" / "staging")
         topics = sorted({split_partition(name)[0] for name in end})
-        tables.expect(topics)
-        tables.adopt()
+        tables.add_for_topics(topics)
+        tables.keep_columns()
         self._settings = tables.settings(tables.messages)
         of_topics = {table for topic in topics for table in tables.of_topic(topic)}
         for table in (table for table in of_topics if table.options.keeps_latest):
@@ -433,7 +433,7 @@ class _Tables:
     def of_topic(self, topic: str) -> _TablesOfTopic:
         """Return the tables that take messages of a topic."""
         taking = tables_of_topic(self._config.table_options, topic)
-        leaves_out = any(table.makes_records or table.keeps_latest for table in taking)
+        leaves_out = any(table.computes_rows or table.keeps_latest for table in taking)
         latest = {
             table.name: self._latest[table.name] for table in taking if table.name in self._latest
         }
