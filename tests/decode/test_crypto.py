@@ -209,19 +209,43 @@ def test_an_encrypted_message_waits_like_any_other() -> None:
     assert [kind for kind, _, _ in split_bundle(bundle([entry]))] == ["delayed"]
 
 
+def with_recipients(entry: bytes, *before: pb.EncryptionKeys) -> bytes:
+    """An encrypted entry with other recipients before its own."""
+    raw = parse_entry(entry)
+    recipients = [*before, *raw.metadata.encryption_keys]
+    del raw.metadata.encryption_keys[:]
+    raw.metadata.encryption_keys.extend(recipients)
+    return encode_entry(raw.metadata, bytes(raw.payload), raw.broker)
+
+
 def test_an_entry_is_tried_for_a_bounded_number_of_recipients(crypto: CryptoSettings) -> None:
-    entry = parse_entry(encrypted(single(b"secret"), "ours"))
-    wrong = [
-        pb.EncryptionKeys(key="ours", value=number.to_bytes(256, "big")) for number in range(150)
-    ]
-    ours = list(entry.metadata.encryption_keys)
+    entry = encrypted(single(b"secret"), "ours")
+    others = [pb.EncryptionKeys(key=f"k{number}", value=bytes(256)) for number in range(150)]
     for before, opens in ((50, True), (150, False)):
-        del entry.metadata.encryption_keys[:]
-        entry.metadata.encryption_keys.extend([*wrong[:before], *ours])
-        stored = encode_entry(entry.metadata, bytes(entry.payload), entry.broker)
-        messages, rejects = decoded([stored], crypto=crypto)
+        messages, rejects = decoded([with_recipients(entry, *others[:before])], crypto=crypto)
         assert [row["value"] for row in messages] == [b"secret"] * opens
         assert [row["reason"] for row in rejects] == ["undecryptable"] * (not opens)
+
+
+def test_a_recipient_that_an_entry_names_many_times_is_tried_once(
+    crypto: CryptoSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ledgerlake.decode import data_keys as module
+
+    read, tried = module._private_key, []
+
+    def noted(pem: bytes) -> Any:
+        tried.append(pem)
+        return read(pem)
+
+    monkeypatch.setattr(module, "_private_key", noted)
+    wrong = [
+        pb.EncryptionKeys(key="ours", value=number.to_bytes(256, "big")) for number in range(90)
+    ]
+    entry = encrypted(single(b"secret"), "theirs")
+    messages, rejects = decoded([with_recipients(entry, *wrong)], crypto=crypto)
+    assert (messages, [row["reason"] for row in rejects]) == ([], ["undecryptable"])
+    assert 0 < len(tried) < 5
 
 
 def test_a_private_key_is_read_once(
