@@ -113,7 +113,7 @@ _MOST_QUERIES = 1000
 # So many messages of a batch that fail get a reason of their own.
 _MOST_REASONS = 20
 
-# A value that needs more fails, and its message with it.
+# What DuckDB may keep of a batch; it does not count what a function takes for one value.
 _MEMORY = "1GB"
 
 _LOCAL_TIMESTAMP = pa.timestamp("us")
