@@ -12,6 +12,7 @@ import pytest
 from ledgerlake.decode.messages import WHOLE_BATCH
 from ledgerlake.decode.payloads import EntryPayload, PayloadMessage
 from ledgerlake.decode.rejects import read_reject
+from ledgerlake.errors import DecryptionError
 from ledgerlake.operators.schedule_events import Scheduled, ScheduleEvents
 from ledgerlake.operators.scheduled import find_in_frames
 from ledgerlake.options.source_options import SourceOptions, parse_options
@@ -129,6 +130,21 @@ def test_an_entry_that_cannot_be_opened_does_not_wait_until_it_is_due_without_th
         assert (rejected.reason, rejected.entry) == (reason, delayed)
         rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
         assert [row["reject_reason"] for row in rows] == [reason, reason]
+
+
+@pytest.mark.parametrize("action", ["reject", "pass", "fail"])
+def test_a_delayed_entry_that_no_key_decrypts_does_not_wait_whatever_is_to_become_of_it(
+    action: str,
+) -> None:
+    with Peer() as peer:
+        peer.add(encrypted(single(b"lines:a=1", deliver_at_time=4_000_000_000_000), "nobodys"))
+        span = EntryRange(TOPIC, BEFORE_ALL, peer.entries[-1][0])
+        options = replace(options_for(peer), crypto_failure_action=action)
+        if action == "fail":
+            with pytest.raises(DecryptionError):
+                list(read_pieces(options, span))
+        else:
+            assert [piece.kind for piece in read_pieces(options, span)] == ["reject"]
 
 
 def test_what_the_sender_says_of_schedules_holds_for_the_messages_that_the_function_returns() -> (
