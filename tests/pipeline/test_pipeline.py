@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -442,7 +443,8 @@ def test_a_broker_that_is_not_there_is_found_out_before_anything_waits(
     def no_pause(_seconds: float) -> None:
         raise AssertionError("it waits")
 
-    monkeypatch.setattr("ledgerlake.client.backoff.time.sleep", no_pause)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=no_pause)
+    monkeypatch.setattr("ledgerlake.client.backoff.time", clock)
     data = {
         "source": {"service_url": "pulsar://127.0.0.1:1", "topics": ["t"]},
         "stream": {"name": "n"},

@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ from deltalake import DeltaTable
 from ledgerlake.errors import TableAccessError, UsageError
 from ledgerlake.options.config import parse_config
 from ledgerlake.options.table_options import table_name
+from ledgerlake.pipeline import upkeep
 from ledgerlake.pipeline.upkeep import Upkeep, UpkeepReport, keep_up
 from ledgerlake.stored.places import Place
 from ledgerlake.table.compaction import Compaction
@@ -169,7 +171,7 @@ def test_work_is_followed_by_a_rest_after_which_the_share_of_time_is_kept(
     running = Upkeep(config_of(tmp_path, busy_percent=20))
     rests_s: list[float] = []
     monkeypatch.setattr(running._stopping, "wait", rests_s.append)
-    monkeypatch.setattr(time, "monotonic", lambda: 3.0)
+    monkeypatch.setattr(upkeep, "time", SimpleNamespace(monotonic=lambda: 3.0))
     running._began_s = 1.0
     running._rest()
     assert rests_s == [pytest.approx(8.0)]
