@@ -48,10 +48,10 @@ _GENERATED = {
     )
 }
 
-# Decisions (``docs/adr``) keep their first text, so they are left out.
 PAGES = [
     *(_ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),
     *sorted((_ROOT / "docs").glob("*.md")),
+    *sorted((_ROOT / "docs" / "adr").glob("*.md")),
 ]
 
 # The modules by their names below the repository.
