@@ -24,14 +24,12 @@ from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.operators.decoded_rows import DecodedRows
-from ledgerlake.operators.effects import Effects, EffectsInTask
 from ledgerlake.operators.local_assembly import LocalAssembly
 from ledgerlake.operators.outcome_types import Outcome
 from ledgerlake.operators.outcomes import rejected_large
 from ledgerlake.operators.partition_writer import PartitionWriter, SharedFiles
 from ledgerlake.operators.results import PartitionResult, results_to_json
-from ledgerlake.operators.schedule_events import ScheduleEvents
-from ledgerlake.operators.scheduled import REFUSED_DETAIL, find_in_frames, schedule_at_once
+from ledgerlake.operators.scheduled import REFUSED_DETAIL
 from ledgerlake.operators.stage_rows import (
     KEY_OF_RESULTS,
     RowKind,
@@ -42,6 +40,7 @@ from ledgerlake.operators.stage_rows import (
     report_to_json,
     stage_row,
 )
+from ledgerlake.operators.task_controls import Effects, TaskControls
 from ledgerlake.reasons import CHUNK_EVICTED, SCHEDULE_REFUSED
 from ledgerlake.runtime.memory import keep_freed_blocks, trim_heap
 from ledgerlake.source.pieces import read_single
@@ -148,8 +147,7 @@ class _IngestedRange:
         self._decoding = settings.options.decoding
         self._delays_messages = settings.delay.enabled
         self._local = LocalAssembly(settings.limits, delays_messages=settings.delay.enabled)
-        self._schedules, self._delayed_schedules = ScheduleEvents(), ScheduleEvents()
-        self._effects = EffectsInTask(self._schedules, delays_messages=self._delays_messages)
+        self._controls = TaskControls(delays_messages=settings.delay.enabled)
         self._after, self.end = span.after, span.through
         self._now_ms = latest((span.clock_ms, span.end_ms))
         self.stored_bytes = 0
@@ -161,8 +159,8 @@ class _IngestedRange:
             self.stored_bytes += len(piece.frames)
             self._now_ms = latest((self._now_ms, piece.broker_ms))
             yield from self._take(piece)
-            yield from self._schedule_rows()
-        yield from self._schedule_rows(all_events=True)
+            yield from self._controls.rows(self._topic_partition)
+        yield from self._controls.rows(self._topic_partition, all_events=True)
         yield from self._settle(self._local.evict())
         for position, entry in self._local.drain_pending():
             yield stage_row(self._topic_partition, RowKind.CHUNK, position, entry=entry)
@@ -174,12 +172,7 @@ class _IngestedRange:
         """Return whether the stateful stage may write something that must fit between the rows of
         this task.
         """
-        return bool(
-            self._saw_delayed
-            or self._local.events
-            or self._schedules.is_any
-            or self._delayed_schedules.is_any
-        )
+        return bool(self._saw_delayed or self._local.events or self._controls.has_events)
 
     def report(self, result: dict[str, Any]) -> pa.RecordBatch:
         """Return the row of the report, which comes last."""
@@ -196,7 +189,7 @@ class _IngestedRange:
 
     def _take_delayed(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._saw_delayed = True
-        delayed = find_in_frames(piece.frames, piece.first_entry, self._delayed_schedules)
+        delayed = self._controls.arriving(piece.frames, piece.first_entry)
         yield from self._sink.take_rejects(delayed.rejects)
         if len(delayed.frames):
             yield from delayed_rows(self._topic_partition, delayed.frames, delayed.first_entry)
@@ -205,7 +198,7 @@ class _IngestedRange:
         for decoded in decode_bundle(
             piece.frames, self._topic_partition, first_entry=piece.first_entry, **self._decoding
         ):
-            effects = self._effects.take(decoded, piece.frames)
+            effects = self._controls.at_once(decoded, piece.frames)
             yield from self._sink.take_messages(effects.messages.select(schema.MESSAGES.names))
             yield from self._take_effects(effects)
             if decoded.rejects.num_rows:
@@ -219,17 +212,13 @@ class _IngestedRange:
         single = read_single(piece)
         if isinstance(single, RejectedEntry):
             yield from self._sink.take_rejects([single])
-            yield from self._take_effects(self._effects.take_rejected(single))
+            yield from self._take_effects(self._controls.rejected(single))
         elif isinstance(single.content, Chunk):
             # A small chunk must not keep the whole bundle in memory that it came with.
             entry = bytes(single.entry) if len(single.entry) < BUNDLE_BYTES else single.entry
             yield from self._take_chunk(single.content, entry)
         else:
             yield from self._settle(self._local.apply_marker(single.content))
-
-    def _schedule_rows(self, *, all_events: bool = False) -> Iterator[pa.RecordBatch]:
-        for events in (self._schedules, self._delayed_schedules):
-            yield from events.rows(self._topic_partition, all_events=all_events)
 
     def _take_chunk(self, chunk: Chunk, entry: Entry) -> Iterator[pa.RecordBatch]:
         keep_freed_blocks()
@@ -247,12 +236,7 @@ class _IngestedRange:
         stateful stage.
         """
         for outcome in outcomes:
-            scheduled = schedule_at_once(outcome)
-            if (
-                isinstance(outcome, Assembled)
-                and scheduled is not None
-                and not self._schedules.add(scheduled)
-            ):
+            if isinstance(outcome, Assembled) and not self._controls.accepts(outcome):
                 rejected = rejected_large(outcome, SCHEDULE_REFUSED, REFUSED_DETAIL)
                 yield from self._sink.take_rejects(rejected)
                 continue

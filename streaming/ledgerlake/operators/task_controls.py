@@ -1,6 +1,6 @@
-"""The effects of entries that are delivered at once on others: schedules, pauses and cancels.
+"""The controls in a task: the schedules, pauses and cancels that entries name for other messages.
 
-The properties that say it are in an entry's metadata, which is neither compressed nor encrypted. So
+The properties for that are in an entry's metadata, which is neither compressed nor encrypted. So
 they hold also if the payload cannot be read and the entry is a reject, for example because no key
 decrypts it. The properties of a batch are in its payload: if that cannot be read, nobody knows
 them. A delayed entry that is rejected before it waits has no effect.
@@ -20,7 +20,8 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.reference import unread_row
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.operators.scheduled import find_in_messages
+from ledgerlake.operators.schedule_events import ScheduleEvents
+from ledgerlake.operators.scheduled import find_in_frames, find_in_messages, schedule_at_once
 from ledgerlake.reasons import CANCEL_REFUSED
 from ledgerlake.schedules.cancel_messages import TaskCancels
 from ledgerlake.wire.schedules import CANCEL_PROPERTY, SENDER_PROPERTIES
@@ -28,10 +29,10 @@ from ledgerlake.wire.schedules import CANCEL_PROPERTY, SENDER_PROPERTIES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ledgerlake.assembly.assembler import Entry
-    from ledgerlake.decode.messages import Decoded
+    from ledgerlake.assembly.assembler import Assembled, Entry
+    from ledgerlake.decode.messages import BatchRange, Decoded, TopicPartition
     from ledgerlake.decode.reference import Row
-    from ledgerlake.operators.schedule_events import ScheduleEvents
+    from ledgerlake.operators.scheduled import DelayedFrames
     from ledgerlake.schedules.cancels import Cancel
 
 _NAMES = re.compile(
@@ -50,24 +51,30 @@ class Effects:
     rejects: list[RejectedEntry]
 
 
-class EffectsInTask:
-    """Finds what the entries of one topic partition say in a task.
-
-    Args:
-        schedules: gets what they say of schedules.
+class TaskControls:
+    """The schedules, pauses and cancels of one topic partition in a task: what its entries say of
+    other messages. ``rows`` hands the events of schedules and pauses on to the stateful stage.
     """
 
-    def __init__(self, schedules: ScheduleEvents, *, delays_messages: bool) -> None:
-        self._schedules = schedules
+    def __init__(self, *, delays_messages: bool) -> None:
         self._delays_messages = delays_messages
+        self._at_once, self._arriving = ScheduleEvents(), ScheduleEvents()
         self._cancels = TaskCancels()
 
-    def take(self, decoded: Decoded, frames: Entry) -> Effects:
-        """Take entries that came in some frames."""
+    def arriving(self, frames: memoryview, first_entry: BatchRange) -> DelayedFrames:
+        """Take delayed entries, which wait from now on."""
+        return find_in_frames(frames, first_entry, self._arriving)
+
+    def at_once(self, decoded: Decoded, frames: Entry) -> Effects:
+        """Take entries that are delivered at once.
+
+        Args:
+            frames: the ``MESSAGE`` frames that they came in.
+        """
         rejected = decoded.rejects.select(["ledger_id", "entry_id", "entry"]).to_pydict().values()
         return self._take(decoded.messages, list(self._unread(zip(*rejected, strict=True))), frames)
 
-    def take_rejected(self, rejected: RejectedEntry) -> Effects:
+    def rejected(self, rejected: RejectedEntry) -> Effects:
         """Take an entry that was rejected when it was read."""
         none = pa.RecordBatch.from_pylist([], schema.MESSAGES)
         position = rejected.position
@@ -77,10 +84,27 @@ class EffectsInTask:
             effects, rejects=[replace(reject, entry=rejected.entry) for reject in effects.rejects]
         )
 
+    def accepts(self, message: Assembled) -> bool:
+        """Take a large message; return False if there is no room for the event of its schedule."""
+        scheduled = schedule_at_once(message)
+        return scheduled is None or self._at_once.add(scheduled)
+
+    def rows(
+        self, topic_partition: TopicPartition, *, all_events: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield rows for the stateful stage; see ``ScheduleEvents.rows``."""
+        for events in (self._at_once, self._arriving):
+            yield from events.rows(topic_partition, all_events=all_events)
+
+    @property
+    def has_events(self) -> bool:
+        """Return whether an entry says something of a schedule or a pause."""
+        return self._at_once.is_any or self._arriving.is_any
+
     def _take(self, messages: pa.RecordBatch, unread: list[Row], frames: Entry | None) -> Effects:
         together = _in_order(messages, unread) if unread else messages
         delivered, rejects = find_in_messages(
-            together, frames, self._schedules, delays_messages=self._delays_messages
+            together, frames, self._at_once, delays_messages=self._delays_messages
         )
         cancels, refused = self._cancels.take(delivered)
         rejects += [RejectedEntry(position, None, CANCEL_REFUSED) for position in refused]
