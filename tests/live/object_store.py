@@ -106,6 +106,9 @@ class ObjectStore:
                     "-filer",
                     "-s3",
                     "-s3.autoCreateBucket=false",
+                    # They would listen on fixed ports.
+                    "-s3.port.iceberg=0",
+                    "-s3.port.lance=0",
                     f"-s3.config={config}",
                     *ports,
                 ],
