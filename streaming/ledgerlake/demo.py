@@ -202,7 +202,7 @@ def _show(
         print(f"{outcome}, {expected:,} messages were sent and the table has {verdict.sentence()}")
         print(f"{seconds:.0f} s from the start until all messages were in the table")
         print(
-            "the demo's broker and tables are gone now; for those of your own: ledgerlake broker "
+            "the demo's broker and tables are gone now; to start your own: ledgerlake broker "
             "start, ledgerlake init"
         )
     return clean

@@ -211,7 +211,9 @@ def test_a_pattern_names_its_namespace() -> None:
 def test_a_topic_that_is_not_stored_is_refused_at_once(
     read: Callable[[str], str], name: str
 ) -> None:
-    with pytest.raises(UsageError, match=r"brokers store nothing.*name a persistent:// topic"):
+    with pytest.raises(
+        UsageError, match=r"brokers store no entries of .*name a persistent:// topic"
+    ):
         read(name)
 
 

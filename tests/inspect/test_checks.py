@@ -89,7 +89,7 @@ def test_a_table_of_another_schema(tmp_path: Path) -> None:
 def test_a_table_of_records_is_compared_and_not_changed(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "messages"), pa.table({"id": [1]}))
     before = sorted(tmp_path.rglob("*"))
-    assert "none of records" in problem(found(tmp_path, delta={"shape": "record"})["tables"])
+    assert "no table of records" in problem(found(tmp_path, delta={"shape": "record"})["tables"])
     assert sorted(tmp_path.rglob("*")) == before
 
 

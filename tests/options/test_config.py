@@ -356,7 +356,9 @@ def test_repetition_has_a_limit_and_can_be_forbidden() -> None:
 
 
 def test_due_messages_need_delays() -> None:
-    with pytest.raises(UsageError, match=r"\[deliver\] publishes what was held back"):
+    with pytest.raises(
+        UsageError, match=r"\[deliver\] publishes delayed messages when they are due"
+    ):
         parse_config(data(delay={"enabled": False}, deliver={"topic": "due"}))
 
 

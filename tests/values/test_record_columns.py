@@ -63,7 +63,7 @@ def test_a_schema_has_a_column_for_each_field_and_other_kinds_have_one() -> None
     [
         (
             [("Pulsar", "long")],
-            "has a field Pulsar, and the table keeps what is Pulsar's in a column of that name",
+            "has a field Pulsar, and the table has the metadata of Pulsar in a column of that name",
         ),
         ([("id", "long"), ("ID", "long")], "has two fields 'ID' that differ in case at most"),
         (

@@ -51,6 +51,6 @@ def _cancel(options: argparse.Namespace) -> int:
 def _sentence(by: str, target: str, names: list[str]) -> str:
     """Return the confirmation. The topic stores a cancel even if no message waits for it."""
     return (
-        f"cancel of {by} {target} stored in {', '.join(names)}; it holds for what waits there "
-        "by then, if anything does"
+        f"cancel of {by} {target} stored in {', '.join(names)}; it applies to the delayed messages "
+        "that were stored before it"
     )

@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--topic",
         metavar="NAME",
-        help="only those of a topic, or a topic partition, that the configuration no longer names; "
+        help="only for a topic, or a topic partition, that the configuration no longer names; "
         "the checkpoint may stay",
     )
 

@@ -22,7 +22,7 @@ def add(commands: Commands) -> None:
         commands,
         "state",
         _state,
-        "show what waits: incomplete large messages, delayed ones",
+        "show the messages in state: incomplete large ones, delayed ones",
         "ledgerlake state orders.toml",
     )
     command.add_argument("config", metavar="CONFIG", help="the TOML file")

@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--retention-hours",
         type=int,
-        help="leave what is younger, at least 1; without it, [upkeep] retention and the tables' "
+        help="leave younger files, at least 1; without it, [upkeep] retention and the tables' "
         "own retention hold",
     )
     command.add_argument("--dry-run", action="store_true", help="only say which")

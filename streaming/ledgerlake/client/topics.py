@@ -124,8 +124,8 @@ def full_name(topic: str) -> str:
 def _check_is_stored(name: str) -> None:
     if name.startswith(_NOT_STORED):
         raise UsageError(
-            f"'{name}' is a topic of which brokers store nothing: there is nothing to read again "
-            "and no position in it; name a persistent:// topic"
+            f"brokers store no entries of '{name}', so it has no positions and nothing can be read "
+            "again; name a persistent:// topic"
         )
 
 

@@ -307,7 +307,7 @@ class _Broker:
                     "checkpoint",
                     "warning",
                     f"the checkpoint {checkpoint.folder} has read {min(left)}, which the "
-                    "configuration does not name any more, and what waits there goes on; for "
+                    "configuration does not name any more; its delayed messages still come; for "
                     "another stream, set another [stream] name, checkpoint and table",
                 )
             last = checkpoint.log.last_committed()

@@ -244,8 +244,8 @@ class RowTransform:
         for field in columns:
             if folded(field.name) == PULSAR_COLUMN and not field.type.equals(_PULSAR):
                 raise SetupError(
-                    f"{self._table.section} sql has a column {field.name}, and the table keeps "
-                    "what is Pulsar's in a column of that name; name it otherwise"
+                    f"{self._table.section} sql has a column {field.name}, and the table has the "
+                    "metadata of Pulsar in a column of that name; name it otherwise"
                 )
         return pa.struct([field for field in columns if folded(field.name) != PULSAR_COLUMN])
 

@@ -936,7 +936,8 @@ def _deliver(data: dict[str, Any], source: SourceOptions, delay: DelayConfig) ->
     deliver = from_toml(DeliverConfig, "deliver", data)
     if not delay.enabled:
         raise UsageError(
-            "[deliver] publishes what was held back, and [delay] enabled = false holds nothing back"
+            "[deliver] publishes delayed messages when they are due, and with [delay] enabled = "
+            "false none waits; remove one of them"
         )
     deliver = replace(deliver, topic=full_name(deliver.topic))
     if source.topics.overlaps(deliver.topic):

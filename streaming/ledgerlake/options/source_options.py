@@ -239,7 +239,7 @@ class SourceOptions(ClientOptions):
     fail_on_data_loss: bool = option(
         FLAG,
         True,
-        "Fail if the topic no longer holds what was to be read next. `false` makes a reject of it "
+        "Fail if the topic has lost the next entries. `false` makes a reject of the loss "
         "and reads on.",
         spark="failOnDataLoss",
         toml="source.fail_on_data_loss",

@@ -292,7 +292,8 @@ class TableOptions(RowsConfig):
             raise UsageError(f"{self.section} partition_by has one column twice")
         if not _UNKNOWN_YET.isdisjoint(names):
             raise UsageError(
-                f"{self.section} partition_by names what is known only when a row is written"
+                f"{self.section} partition_by names late or delivered_at, which are known only "
+                "when a row is written; leave them out"
             )
         for query, key in (
             (self.condition(), "where"),

@@ -63,7 +63,7 @@ def warn_of_left_topics(config: Config, cluster: Cluster, checkpoint: Checkpoint
     if there:
         _log.warning(
             "the stream %s no longer reads %s, and its subscription %s stays there, so that the "
-            "broker keeps what is unread; to remove it: ledgerlake forget CONFIG --topic %s",
+            "broker keeps its unread entries; to remove it: ledgerlake forget CONFIG --topic %s",
             config.stream.name,
             _some(there),
             config.subscription,
@@ -94,7 +94,7 @@ def check_topics(config: Config, cluster: Cluster, checkpoint: Checkpoint) -> No
         raise SetupError(
             f"the checkpoint {checkpoint.folder} is of a stream that reads {_some(there)}, and the "
             "configuration selects none of its topics; for another stream, set another [stream] "
-            "name, checkpoint and table; if the stream is to leave what is unread there, run: "
+            "name, checkpoint and table; to leave the unread entries there, run: "
             f"ledgerlake forget CONFIG --topic {min(there)}"
         )
 

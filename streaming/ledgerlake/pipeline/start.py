@@ -454,7 +454,7 @@ class Start:
         return CheckpointError(
             f"the table at {seen.path} had batch {seen.batch_id} of the stream "
             f"{self._config.stream.name} by the checkpoint {self._config.stream.checkpoint}, and "
-            f"{state}, {anew}or choose a new folder for what comes from here on, or begin anew: "
+            f"{state}, {anew}or choose a new folder for the messages from here on, or begin anew: "
             "remove the checkpoint and both tables, then run: ledgerlake forget CONFIG"
         )
 

@@ -490,7 +490,7 @@ class _Sender:
             _log.warning(
                 "another producer has used the name %s on %s, with the sequence id %d; messages of "
                 "%s are sent there under another name from now on, and none is lost: either the "
-                "checkpoint was restored from a copy, and what was sent since the copy comes "
+                "checkpoint was restored from a copy, and the messages sent since the copy come "
                 "again; or look at who may write to that topic",
                 self._producer_name(*key),
                 target,

@@ -173,7 +173,7 @@ def parse_repetition(properties: Mapping[str, object]) -> Repetition | None:
     if EXPIRES_PROPERTY in properties:
         raise bad_schedule(
             f"{EXPIRES_PROPERTY} is on a message that repeats; {UNTIL_PROPERTY} ends a repetition, "
-            f"and {CATCH_UP_PROPERTY} says what is delivered late"
+            f"and {CATCH_UP_PROPERTY} says which late occurrences are delivered"
         )
     is_short = sum(map(len, texts.values())) <= _LONGEST_KEPT
     return (_parsed if is_short else _parsed.__wrapped__)(tuple(texts.items()))

@@ -369,7 +369,7 @@ class Planner:
         if not ends:
             return ends
         _log.warning(
-            "%s ends before what was read; it is looked up again for %g s",
+            "%s ends before the last entry that was read; it is looked up again for %g s",
             ", ".join(ends),
             LOST_TOPIC_S,
         )

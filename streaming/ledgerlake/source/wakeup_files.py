@@ -139,7 +139,7 @@ def _read_extended(folder: Place, batch_id: int | None) -> WakeupTimes | None:
             return WakeupTimes(times_ms, {name: due_spans[name] for name in times_ms})
         if batch_id is None or file.extends >= batch_id:
             raise OffsetError(
-                f"the wake-up times of micro-batch {batch_id} extend those of {file.extends}; "
+                f"the wake-up times of micro-batch {batch_id} extend the times of {file.extends}; "
                 "restore them"
             )
         batch_id = file.extends

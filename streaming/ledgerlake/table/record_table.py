@@ -122,9 +122,9 @@ class RecordTable(MetadataCommits):
         types = {field.name: field.type for field in columns}
         if types.get(PULSAR_COLUMN) != own.field(PULSAR_COLUMN).type:
             raise TableError(
-                f"the table at {self.path} is none of records: it has no column {PULSAR_COLUMN} "
-                "with what is Pulsar's; use another "
-                'path, or set [delta] shape = "messages"'
+                f"the table at {self.path} has no column {PULSAR_COLUMN} for the metadata of "
+                "Pulsar, so it is no table of records; use another path, or set [delta] shape = "
+                '"messages"'
             )
         changed = [field.name for field in own if not _like(types.get(field.name), field.type)]
         if changed:

@@ -78,7 +78,7 @@ def record_of(schema: ValueSchema) -> pa.StructType:
     for field in record:
         if folded(field.name) == PULSAR_COLUMN:
             raise SetupError(
-                f"a schema has a field {field.name}, and the table keeps what is Pulsar's in a "
+                f"a schema has a field {field.name}, and the table has the metadata of Pulsar in a "
                 f"column of that name; {_OTHER_SHAPE}"
             )
     check_columns(record, "a schema")
