@@ -660,9 +660,22 @@ def _with_relations(
     except UnicodeDecodeError as error:
         # DuckDB quotes a value in its error, and cuts it within a character.
         raise ValueError(error.object.decode(errors="replace")) from None
+    except Exception as error:
+        if _has_ended(error):
+            # The next query must not fail for this value.
+            del _of_thread.connection
+        raise
     finally:
-        for name in relations:
-            connection.unregister(name)
+        if hasattr(_of_thread, "connection"):
+            for name in relations:
+                connection.unregister(name)
+
+
+def _has_ended(error: Exception) -> bool:
+    """Return whether a connection takes no more queries after an error of its own."""
+    import duckdb
+
+    return isinstance(error, duckdb.FatalException | duckdb.InternalException)
 
 
 def _with_line(error: Exception, query: str) -> str:
