@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ledgerlake.decode import schema
+from ledgerlake.errors import UsageError
 from ledgerlake.operators.decoded_rows import RowOutput, open_rows
 from ledgerlake.operators.ingest_source import ingest
 from ledgerlake.operators.results import StageSettings
@@ -26,6 +27,9 @@ def messages(spark: SparkSession, config: Config) -> DataFrame:
     Incomplete large messages and delayed messages are kept in the state of the query that uses the
     DataFrame. So that they are released in time, an idle topic has a micro-batch every second.
     Entries that cannot become messages are not in it, but in ``rejects``.
+
+    Raises:
+        UsageError: the configuration starts at a cursor, which such a stream does not have.
     """
     return (
         _messages_and_rejects(spark, config)
@@ -40,6 +44,11 @@ def rejects(spark: SparkSession, config: Config) -> DataFrame:
 
 
 def _messages_and_rejects(spark: SparkSession, config: Config) -> DataFrame:
+    if config.starting == "cursor":
+        raise UsageError(
+            "[source] starting is cursor, and messages() and rejects() have no cursor; set it to "
+            "earliest, latest, an id or a time"
+        )
     set_up_state(spark)
     settings = StageSettings(config.chunks.limits, config.delay.of_messages, config.source)
     rows = ingest(spark, config.source_options() | {"wakes": "always"}, settings)
