@@ -331,6 +331,39 @@ def test_a_number_fits_if_it_stays_the_same(
     assert fit(values, kind, column) == (fitted, misfits)
 
 
+_NUMBERS = [None, *map(Decimal, ("0", "7", "-1", "1.5", "99", "-128", "2147483648", "1E10"))]
+_KINDS = [
+    *(pa.int8(), pa.int32(), pa.int64(), pa.decimal128(4, 2), pa.decimal128(10, 2)),
+    *(pa.decimal128(38, 0), pa.decimal128(38, 10)),
+]
+
+
+def has_room(kind: pa.DataType, number: Decimal | None) -> bool:
+    """Whether a type of whole or decimal numbers has a number as it is."""
+    if number is None:
+        return True
+    if pa.types.is_decimal(kind):
+        whole = kind.precision - kind.scale
+        return abs(number) < 10**whole and number == round(number, kind.scale)
+    return number == int(number) and -(2 ** (kind.bit_width - 1)) <= number < 2 ** (
+        kind.bit_width - 1
+    )
+
+
+@pytest.mark.parametrize("kind", _KINDS, ids=str)
+@pytest.mark.parametrize("column", _KINDS, ids=str)
+def test_a_whole_or_decimal_number_fits_each_column_that_has_room_for_it(
+    kind: pa.DataType, column: pa.DataType
+) -> None:
+    numbers = [number for number in _NUMBERS if has_room(kind, number)]
+    values = [
+        number if number is None or pa.types.is_decimal(kind) else int(number) for number in numbers
+    ]
+    fitted, misfits = fit(values, kind, column)
+    assert fitted == [number if has_room(column, number) else None for number in numbers]
+    assert [*misfits] == [row for row, number in enumerate(numbers) if not has_room(column, number)]
+
+
 def test_a_number_that_is_none_fits_floating_columns_only() -> None:
     fitted, misfits = fit([math.nan], pa.float64(), pa.float32())
     assert math.isnan(fitted[0])

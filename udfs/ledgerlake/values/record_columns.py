@@ -320,6 +320,9 @@ def _exact(values: pa.Array, target: pa.DataType) -> pa.Array:
     """
     wide = values.cast(_WIDE_DECIMAL) if pa.types.is_integer(values.type) else values
     fitted = wide.cast(target)
+    if pa.types.is_integer(target):
+        # Arrow casts whole numbers back only to decimals that have room for all of them.
+        wide = wide.cast(pa.decimal256(76, wide.type.scale))
     # Arrow rounds floating numbers without a word.
     if not pc.all(pc.equal(fitted.cast(wide.type), wide)).as_py() and wide.null_count < len(wide):
         raise pa.ArrowInvalid("a number would change")
