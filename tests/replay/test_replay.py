@@ -23,6 +23,7 @@ from ledgerlake.errors import CheckpointError, OffsetError, SetupError, TableErr
 from ledgerlake.inspect.reject_counts import count_rejects
 from ledgerlake.options.config import Config, parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.pipeline.batch_ends import BatchEnds, LastRun
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.replay import replay as module
 from ledgerlake.replay import replay_messages, replay_rejects
@@ -30,6 +31,7 @@ from ledgerlake.replay.replay import REPLAYABLE, replay
 from ledgerlake.replay.replay_parts import Parts
 from ledgerlake.replay.replay_rejects import FoundReject, RejectsToReplay
 from ledgerlake.stored.offsets import PartitionOffset, to_json
+from ledgerlake.table.batch_record import SeenBatch
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.open_table import existing_table
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
@@ -820,3 +822,14 @@ def test_a_table_that_is_not_made_yet_holds_up_no_replay_into_others(tmp_path: P
     assert replay(settings).replayed == {"no_table": 1}
     assert values(tmp_path, "others") == [b"1"]
     assert not (tmp_path / "waits/_delta_log").exists()
+
+
+def test_a_replay_makes_no_table_in_place_of_one_that_was_there(tmp_path: Path) -> None:
+    settings = config(tmp_path, path=str(tmp_path / "messages"))
+    reject(settings, 1)
+    seen = {"messages": SeenBatch(str(settings.messages_place), 0)}
+    BatchEnds(Checkpoint(settings.checkpoint_place)).add(LastRun(0, None), {}, seen)
+    with pytest.raises(TableError, match="there is no table"):
+        replay(settings)
+    assert not (tmp_path / "messages/_delta_log").exists()
+    assert [left.reason for left in count_rejects(settings)] == ["no_table"]

@@ -38,6 +38,7 @@ from ledgerlake.operators.results import BatchSettings
 from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.options.config import REJECTS_TABLE
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.known_tables import is_missed
 from ledgerlake.pipeline.record_schemas import RecordSchemas
 from ledgerlake.pipeline.tables import Tables
 from ledgerlake.reasons import (
@@ -54,7 +55,7 @@ from ledgerlake.replay.replay_rejects import RejectsToReplay
 from ledgerlake.source.planning import entry_range
 from ledgerlake.source.range_reader import batch_ranges
 from ledgerlake.stored.offsets import PartitionOffset
-from ledgerlake.table.open_table import not_readable, open_delta
+from ledgerlake.table.open_table import no_table, not_readable, open_delta
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder, packed
 from ledgerlake.table.spark_table import SparkTable
 from ledgerlake.values.record_columns import PULSAR_COLUMN
@@ -251,7 +252,11 @@ class _Replay:
                     f"rejects cannot be replayed into the table at {table.path}, which delta-spark "
                     "writes"
                 )
-        self._tables.check(None)
+        existing = self._tables.check(None)
+        for name, table in self._tables.by_name.items():
+            # A new one in its place would not be the table that the user restores.
+            if table not in existing and is_missed(self._config, name, table.path):
+                raise no_table(table.path)
 
     def _write(
         self, rejects: list[dict[str, Any]], source: TopicPartition, writers: TableWriters
