@@ -417,7 +417,7 @@ def test_a_number_that_somebody_else_used_under_the_producers_name_hides_no_mess
     ] == [
         f"another producer has used the name {key[1]} on {key[0]}, with the sequence id {number}; "
         "messages of t are sent there under another name from now on, and none is lost: either the "
-        "checkpoint was restored from a copy, and what was sent since the copy comes again; or "
+        "checkpoint was restored from a copy, and the messages sent since the copy come again; or "
         "look at who may write to that topic"
     ]
 
