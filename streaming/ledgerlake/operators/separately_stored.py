@@ -84,12 +84,12 @@ class SeparateMessages:
         self._kept_entries = kept_entries
 
     def load(self, position: Position) -> SeparatelyStored | None:
-        """Return the record of a position; None if there is none."""
+        """Return the record of a position; None if it has no record."""
         row = self._state.getValue((position.ledger_id, position.entry_id))
         return None if row is None else separately_stored_from_json(row[0])
 
     def waiting(self, position: Position) -> SeparatelyStored | None:
-        """Return the message that waits at a position; None if there is none."""
+        """Return the message that waits at a position; None if no message waits there."""
         message = self.load(position)
         return None if message is None or message.is_delivered else message
 

@@ -395,7 +395,7 @@ class RowMaker:
 
     Args:
         table: without placeholders.
-        obstacle: why the table takes no rows; its messages are misfits. Empty if there is none.
+        obstacle: why the table takes no rows; its messages are misfits. Empty if it takes rows.
     """
 
     def __init__(

@@ -69,8 +69,8 @@ class Finding(Enum):
 
 @dataclass(frozen=True)
 class Span:
-    """The entries that were read of a topic partition: the first one, None if there is none, and
-    the last one.
+    """The entries that were read of a topic partition: the first one, None if no entry was
+    read, and the last one.
     """
 
     first: RowPlace | None
@@ -177,7 +177,7 @@ def judge_key(messages: Sequence[Any], row: Any, spans: Mapping[int, Span]) -> F
 
     Args:
         messages: the last ones of each topic partition.
-        row: the table's row; None if there is none.
+        row: the table's row; None if the table has no row of the key.
     """
     is_trimmed = row is not None and _is_trimmed(row, spans)
     if row is not None and not is_trimmed and _place(row) > spans[int(row["partition"])].end:
