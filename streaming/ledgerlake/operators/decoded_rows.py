@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ledgerlake.decode.messages import TopicPartition, as_view, rejects_as_view
-from ledgerlake.operators.outcomes import OutcomeDecoder
+from ledgerlake.operators.outcomes import OutcomeDecoder, decode_into
 from ledgerlake.operators.stage_output import data_frame
 from ledgerlake.operators.stage_rows import STAGE_ROWS, RowKind, StateSummary, stage_row
 from ledgerlake.schedules.cancels import Cancels
@@ -80,14 +80,8 @@ class OutcomeRows:
         if isinstance(outcome, Cancels):
             self._rows.decoder.cancels = outcome
             return
-        for decoded in self._rows.decoder.decode(outcome):
-            rows = (
-                self._rows.take_rejects(decoded)
-                if isinstance(decoded, list)
-                else self._rows.take_messages(decoded)
-            )
-            for row in rows:
-                yield row.to_pandas()
+        for row in decode_into(self._rows, outcome):
+            yield row.to_pandas()
 
     def finish(self, _summary: StateSummary) -> Iterator[pd.DataFrame]:
         return (row.to_pandas() for row in self._rows.finish())

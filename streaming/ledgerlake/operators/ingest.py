@@ -12,7 +12,7 @@ is delayed, but only a few times in a range: beyond, the last stage merges the f
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -26,7 +26,7 @@ from ledgerlake.decode.split import PieceKind
 from ledgerlake.operators.decoded_rows import DecodedRows
 from ledgerlake.operators.local_assembly import LocalAssembly
 from ledgerlake.operators.outcome_types import Outcome
-from ledgerlake.operators.outcomes import rejected_large
+from ledgerlake.operators.outcomes import decode_into, rejected_large
 from ledgerlake.operators.partition_writer import PartitionWriter, SharedFiles
 from ledgerlake.operators.results import PartitionResult, results_to_json
 from ledgerlake.operators.scheduled import REFUSED_DETAIL
@@ -50,7 +50,7 @@ from ledgerlake.stored.fields import fields_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ledgerlake.operators.outcomes import OutcomeDecoder
+    from ledgerlake.operators.outcomes import DecodedSink
     from ledgerlake.operators.results import (
         BatchSettings,
         StageSettings,
@@ -112,26 +112,6 @@ def decode_ranges(ranges: RangesOfTask, settings: StageSettings) -> Iterator[pa.
         yield ingested.report({})
 
 
-class _Sink(Protocol):
-    """Takes the messages and rejects of a range. What its methods return goes on to the stateful
-    stage.
-    """
-
-    decoder: OutcomeDecoder
-
-    def take_messages(self, messages: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        """Take rows of ``schema.MESSAGES``."""
-
-    def take_rejects(self, rejected: list[RejectedEntry]) -> Iterable[pa.RecordBatch]:
-        """Take entries that are rejected. If they have no bytes, the sink reads them again."""
-
-    def take_reject_rows(self, rejects: pa.Table) -> Iterable[pa.RecordBatch]:
-        """Take rows of ``schema.REJECTS``."""
-
-    def make_place(self) -> None:
-        """Make a place behind the last message for one that the stateful stage completes."""
-
-
 class _IngestedRange:
     """The range of one topic partition in a task of the first stage."""
 
@@ -139,7 +119,7 @@ class _IngestedRange:
         self,
         span: EntryRange,
         topic_partition: TopicPartition,
-        sink: _Sink,
+        sink: DecodedSink,
         settings: StageSettings,
     ) -> None:
         self._topic_partition = topic_partition
@@ -241,7 +221,7 @@ class _IngestedRange:
                 yield from self._sink.take_rejects(rejected)
                 continue
             if not isinstance(outcome, Assembled) or outcome.deliver_ms is None:
-                yield from self._decode(outcome)
+                yield from decode_into(self._sink, outcome)
                 continue
             delayed = self._local.delayed_event(outcome)
             if delayed is None:
@@ -250,10 +230,3 @@ class _IngestedRange:
             self._local.events.append(delayed)
             for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
                 yield stage_row(self._topic_partition, RowKind.CHUNK, position, entry=entry)
-
-    def _decode(self, outcome: Outcome) -> Iterator[pa.RecordBatch]:
-        for decoded in self._sink.decoder.decode(outcome):
-            if isinstance(decoded, list):
-                yield from self._sink.take_rejects(decoded)
-            else:
-                yield from self._sink.take_messages(decoded)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Reversible
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -351,6 +351,39 @@ class OutcomeDecoder:
             positions,
             self._gone,
         )
+
+
+class DecodedSink(Protocol):
+    """Takes the messages and rejects of one topic partition. The rows that its methods return go on
+    in the stream.
+    """
+
+    decoder: OutcomeDecoder
+
+    def take_messages(self, messages: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        """Take rows of ``schema.MESSAGES``."""
+
+    def take_rejects(self, rejected: list[RejectedEntry]) -> Iterable[pa.RecordBatch]:
+        """Take entries that are rejected. If they have no bytes, the sink reads them again."""
+
+    def take_reject_rows(self, rejects: pa.Table) -> Iterable[pa.RecordBatch]:
+        """Take rows of ``schema.REJECTS``."""
+
+    def make_place(self) -> None:
+        """Make a place behind the last message for one that the stateful stage completes."""
+
+
+def decode_into(sink: DecodedSink, outcome: Outcome) -> Iterator[pa.RecordBatch]:
+    """Hand the messages and rejects of an outcome to a sink; yield the rows that go on.
+
+    Raises:
+        As ``OutcomeDecoder.decode``.
+    """
+    for decoded in sink.decoder.decode(outcome):
+        if isinstance(decoded, list):
+            yield from sink.take_rejects(decoded)
+        else:
+            yield from sink.take_messages(decoded)
 
 
 def rejected_large(
