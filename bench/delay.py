@@ -62,8 +62,6 @@ from ledgerlake.operators.stage_rows import (
     TaskReport,
     report_to_json,
     stage_row,
-    summary_from_json,
-    summary_to_json,
 )
 from ledgerlake.operators.stateful import Processor, set_up_state, stateful
 from ledgerlake.options.delay_options import DelayOptions
@@ -72,6 +70,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.batch_ends import BatchEnds, LastRun
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.wakeups import Wakeups
+from ledgerlake.stored.fields import fields_of, stored
 from ledgerlake.stored.files import load_json, save_json
 from ledgerlake.stored.places import Place
 from ledgerlake.wire import commands
@@ -296,7 +295,7 @@ class _Run:
         for row in rows.collect():
             self.released += row.released
             if row.summary is not None:
-                self._record(batch_id, summary_from_json(row.summary))
+                self._record(batch_id, stored(StateSummary, json.loads(row.summary)))
         self._done.release()
 
     def _record(self, batch_id: int, summary: StateSummary) -> None:
@@ -374,7 +373,9 @@ class _Counted:
         return iter(())
 
     def finish(self, summary: StateSummary) -> Iterator[pd.DataFrame]:
-        yield data_frame(["released", "summary"], [self._released, summary_to_json(summary)])
+        yield data_frame(
+            ["released", "summary"], [self._released, json.dumps(summary, default=fields_of)]
+        )
 
     def pass_on(self, rows: list[StageRow]) -> Iterator[pd.DataFrame]:
         raise AssertionError(f"unexpected rows: {rows}")

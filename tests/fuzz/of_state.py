@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.assembly.rules import (
@@ -43,8 +43,6 @@ from ledgerlake.operators.stage_rows import (
     TaskReport,
     report_from_json,
     report_to_json,
-    summary_from_json,
-    summary_to_json,
 )
 from ledgerlake.operators.state_variables import StateVariables
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
@@ -65,7 +63,7 @@ from ledgerlake.schedules.schedules import (
     waiting_to_json,
 )
 from ledgerlake.source import wakeup_files
-from ledgerlake.stored.fields import parse_stored
+from ledgerlake.stored.fields import fields_of, parse_stored, stored
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.wire.chunks import Marker
@@ -185,9 +183,14 @@ def _judge_report(data: bytes) -> int:
     return 1
 
 
+def _read_summary(text: str) -> StateSummary:
+    summary: StateSummary = parse_stored(text, "state summary", partial(stored, StateSummary))
+    return summary
+
+
 def _judge_summary(data: bytes) -> int:
-    summary = summary_from_json(_text(data))
-    assert summary_from_json(summary_to_json(summary)) == summary
+    summary = _read_summary(_text(data))
+    assert _read_summary(json.dumps(summary, default=fields_of)) == summary
     return 1
 
 
@@ -437,7 +440,7 @@ TARGETS = [
     _document("offset", "source.offsets", (_OFFSET,), _judge_offset),
     _document("open-set", "open sets in state", (incomplete_to_json(_OPEN),), _judge_set),
     _document("report", "rows to the stateful stage: reports", (report_to_json(_REPORT),), _judge_report),
-    _document("summary", "rows from the stateful stage: state summaries", (summary_to_json(_SUMMARY),), _judge_summary),
+    _document("summary", "rows from the stateful stage: state summaries", (json.dumps(_SUMMARY, default=fields_of),), _judge_summary),
     _document("cancels", "cancels in state", (cancels_to_json([event for event in _REPORT.events if isinstance(event, Cancel)], _marked()),), _judge_cancels),
     _document("schedules", "messages that repeat, in state", (_WAITING,), _judge_waiting),
     Target("schedule-block", "a block of the table of schedules", _any_of(_schedule_block), _judge_schedule_block, _REFUSED),

@@ -5,6 +5,7 @@ to do.
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,8 +26,6 @@ from ledgerlake.operators.stage_rows import (
     TaskReport,
     report_from_json,
     report_to_json,
-    summary_from_json,
-    summary_to_json,
 )
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
 from ledgerlake.schedules.cancels import Cancel, cancels_from_json, cancels_to_json
@@ -37,6 +36,7 @@ from ledgerlake.schedules.schedules import (
     waiting_from_json,
     waiting_to_json,
 )
+from ledgerlake.stored.fields import fields_of, parse_stored, stored
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.wire.message_id import Position
 
@@ -85,8 +85,10 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
         report_to_json(TaskReport(PLACES[0], 5, {}, [MessageStarted(KEY)])),
     ),
     "summary": (
-        summary_from_json,
-        summary_to_json(StateSummary([{}], PLACES[0], 5, due_spans=[DueSpan(5, 1000, 1)])),
+        lambda text: parse_stored(text, "state summary", partial(stored, StateSummary)),
+        json.dumps(
+            StateSummary([{}], PLACES[0], 5, due_spans=[DueSpan(5, 1000, 1)]), default=fields_of
+        ),
     ),
     "offset": (
         lambda text: from_json(json.loads(text)),

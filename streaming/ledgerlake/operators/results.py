@@ -19,7 +19,6 @@ from ledgerlake.operators.outcome_digest import OutcomeDigest
 from ledgerlake.operators.stage_rows import (
     Released,
     StateSummary,
-    summary_from_dict,
 )
 from ledgerlake.stored.fields import fields_of, stored
 from ledgerlake.table.ordered_files import DataFile
@@ -258,7 +257,7 @@ def results_from_json(text: str) -> list[PartitionResult]:
     return [
         PartitionResult(
             task_result_from_dict(fields["written"]),
-            summary_from_dict(fields["summary"]),
+            stored(StateSummary, fields["summary"]),
             fields["replaced"],
             stored(list[DataFile], fields["outbox"]),
             stored(Released, fields["released"]),

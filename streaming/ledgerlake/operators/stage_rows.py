@@ -262,24 +262,6 @@ def _report(data: dict[str, Any]) -> TaskReport:
     )
 
 
-def summary_to_json(summary: StateSummary) -> str:
-    return json.dumps(summary, default=fields_of)
-
-
-def summary_from_json(text: str) -> StateSummary:
-    """Read a summary that ``summary_to_json`` wrote.
-
-    Raises:
-        OffsetError: the text is no such summary.
-    """
-    return parse_stored(text, "state summary of a topic partition", summary_from_dict, advice=_BUG)
-
-
-def summary_from_dict(data: dict[str, Any]) -> StateSummary:
-    summary: StateSummary = stored(StateSummary, data)
-    return summary
-
-
 def incomplete_from_dict(data: dict[str, Any]) -> IncompleteMessage:
     message: IncompleteMessage = stored(IncompleteMessage, data)
     if not message.positions:
