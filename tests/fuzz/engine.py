@@ -254,7 +254,7 @@ class Memory:
     def measured(self, traced: bool) -> Iterator[None]:
         before = self._resident_bytes()
         if before > self._least_bytes + _GIVE_BACK_BYTES:
-            _give_back()
+            give_back()
             before = self._resident_bytes()
             self._least_bytes = max(self._least_bytes, before - _GIVE_BACK_BYTES // 2)
         pool = pa.default_memory_pool()
@@ -282,7 +282,8 @@ class Memory:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _give_back() -> None:
+def give_back() -> None:
+    """Return the memory that was freed to the system."""
     gc.collect()
     pa.default_memory_pool().release_unused()
     if sys.platform == "linux":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter
+from contextlib import ExitStack
 from itertools import count
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -40,22 +41,15 @@ from ledgerlake.wire.value_schema import ValueSchema
 from tests.chunks import chunk_entries
 from tests.decode.values_limit import values_limit
 from tests.entries import BROKER_TIME_MS, SOURCE, batch, broker, bundle, metadata, single
-from tests.fuzz.engine import MIB, Memory
+from tests.fuzz.engine import MIB
 from tests.growth.counting import Case, check, counted_calls
+from tests.growth.memory import measured
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 # A number of the metadata that no column holds. The entry is decoded by the reference decoder.
 _ODD = 2**63
-
-
-def peak_bytes(work: Callable[[], object]) -> int:
-    """Return how many bytes more than before the process has at most while it does some work."""
-    memory = Memory()
-    with memory.measured(traced=False):
-        work()
-    return memory.peak_bytes
 
 
 def _zipped(plain: bytes, sequence_id: int, index: int) -> bytes:
@@ -63,19 +57,24 @@ def _zipped(plain: bytes, sequence_id: int, index: int) -> bytes:
     return encode_entry(metadata(**fields), compress(pb.ZSTD, plain), broker(index))
 
 
-def test_entries_of_the_reference_decoder_are_expanded_a_few_at_a_time() -> None:
-    plain = bytes(8 * MIB)
+def _odd_entries(plain: bytes) -> Callable[[], list[int]]:
     frames = bundle([_zipped(plain, 1 if index == 20 else _ODD, index) for index in range(40)])
-    ids: list[int] = []
 
-    def decode() -> None:
+    def decode() -> list[int]:
+        ids: list[int] = []
         for part in decode_bundle(frames, SOURCE):
             assert part.messages.nbytes <= DECODED_PIECE_BYTES + len(plain)
             ids.extend(part.messages["entry_id"].to_pylist())
+        return ids
 
-    peak = peak_bytes(decode)
+    return decode
+
+
+def test_entries_of_the_reference_decoder_are_expanded_a_few_at_a_time() -> None:
+    plain = bytes(8 * MIB)
+    ids, peak_bytes = measured(_odd_entries, plain)
     assert ids == list(range(40))
-    assert peak <= DECODING_FACTOR * len(plain) + 10 * DECODED_PIECE_BYTES
+    assert peak_bytes <= DECODING_FACTOR * len(plain) + 10 * DECODED_PIECE_BYTES
 
 
 _PROPERTY = pb.SingleMessageMetadata(payload_size=0, properties=[pb.KeyValue(key="", value="")])
@@ -91,6 +90,22 @@ def _with_properties(messages: int, properties: int, sequence_id: int = 1) -> by
     return encode_entry(entry, compress(pb.ZSTD, plain), broker(0))
 
 
+def _heavy_properties(
+    messages: int, properties: int, sequence_id: int
+) -> Callable[[], tuple[int, list[str]]]:
+    frames = bundle([_with_properties(messages, properties, sequence_id)])
+    list(decode_bundle(bundle([_with_properties(2, 2, sequence_id)]), SOURCE))
+
+    def decode() -> tuple[int, list[str]]:
+        rows, reasons = 0, []
+        for part in decode_bundle(frames, SOURCE):
+            rows += part.messages.num_rows
+            reasons.extend(part.rejects["reason"].to_pylist())
+        return rows, reasons
+
+    return decode
+
+
 @pytest.mark.parametrize("sequence_id", [1, _ODD], ids=["kernels", "reference"])
 @pytest.mark.parametrize(
     ("messages", "properties"), [(1, 20_000_000), (20, 60_000), (1, 1_000_000)]
@@ -98,22 +113,10 @@ def _with_properties(messages: int, properties: int, sequence_id: int = 1) -> by
 def test_properties_of_six_bytes_take_limited_memory(
     messages: int, properties: int, sequence_id: int
 ) -> None:
-    frames = bundle([_with_properties(messages, properties, sequence_id)])
-    list(decode_bundle(bundle([_with_properties(2, 2, sequence_id)]), SOURCE))
-    rows, reasons = 0, []
-
-    def decode() -> None:
-        nonlocal rows
-        for part in decode_bundle(frames, SOURCE):
-            rows += part.messages.num_rows
-            reasons.extend(part.rejects["reason"].to_pylist())
-
-    assert (
-        peak_bytes(decode)
-        <= DECODING_FACTOR * MAX_MESSAGE_METADATA_BYTES + 10 * DECODED_PIECE_BYTES
-    )
+    result, peak_bytes = measured(_heavy_properties, messages, properties, sequence_id)
+    assert peak_bytes <= DECODING_FACTOR * MAX_MESSAGE_METADATA_BYTES + 10 * DECODED_PIECE_BYTES
     is_too_large = properties * 6 > MAX_MESSAGE_METADATA_BYTES
-    assert (rows, reasons) == ((0, ["too_large"]) if is_too_large else (messages, []))
+    assert result == ((0, ["too_large"]) if is_too_large else (messages, []))
 
 
 def test_odd_entries_between_regular_ones_keep_their_order_in_pieces() -> None:
@@ -318,51 +321,62 @@ def _weight(of_schema: ValueSchema, payload: bytes) -> int:
     return int(decoder(of_schema, of_schema).weigh(_encoded(payload))[0])
 
 
-@pytest.fixture
-def small_limit() -> Iterator[int]:
-    """The limit of the values of a message, small so that the largest message is quickly
-    decoded.
-    """
-    limit_bytes = 32 * MIB
-    with values_limit(limit_bytes):
-        yield limit_bytes
+# The limit of the values of a message, small so that the largest message is quickly decoded.
+_SMALL_LIMIT_BYTES = 32 * MIB
+_limit = ExitStack()
 
 
-@pytest.mark.parametrize("name", _HEAVY)
-def test_values_that_stand_for_much_are_refused_before_they_are_decoded(name: str) -> None:
+def _with_small_limit() -> None:
+    """Set the limit for the rest of a process of its own."""
+    _limit.enter_context(values_limit(_SMALL_LIMIT_BYTES))
+
+
+def _refused(name: str) -> Callable[[], int]:
     of_schema, make = _HEAVY[name]
-    payload = make(6_000_000)
+    payload, good = make(6_000_000), make(3)
     decode = decoder(of_schema, of_schema)
-    good = make(3)
-    decode(_encoded(good))
+    # The first call compiles what others share.
+    decode(_encoded(good, payload))
 
-    def refuse() -> None:
+    def refuse() -> int:
         decoded = decode(_encoded(good, payload, good))
         assert decoded.too_large == {1}
         assert f"the limit is {MAX_VALUES_BYTES}" in decoded.bad[1]
         assert decoded.values.null_count == 1
+        return len(payload)
 
-    assert peak_bytes(refuse) <= DECODING_FACTOR * len(payload) // 4 + 16 * MIB
+    return refuse
 
 
 @pytest.mark.parametrize("name", _HEAVY)
-def test_the_largest_value_that_is_decoded_takes_what_the_limit_says(
-    name: str, small_limit: int
-) -> None:
+def test_values_that_stand_for_much_are_refused_before_they_are_decoded(name: str) -> None:
+    payload_bytes, peak_bytes = measured(_refused, name)
+    assert peak_bytes <= DECODING_FACTOR * payload_bytes // 4 + 16 * MIB
+
+
+def _largest(name: str) -> Callable[[], int]:
     of_schema, make = _HEAVY[name]
+    _with_small_limit()
     least, most = 1, 3_000_000
     while most - least > 100:
         middle = (least + most) // 2
-        fits = _weight(of_schema, make(middle)) <= small_limit
+        fits = _weight(of_schema, make(middle)) <= _SMALL_LIMIT_BYTES
         least, most = (middle, most) if fits else (least, middle)
     payload = make(least)
     decode = decoder(of_schema, of_schema)
     decode(_encoded(make(3)))
 
-    def read() -> None:
+    def read() -> int:
         assert decode(_encoded(payload)).bad == {}
+        return len(payload)
 
-    assert peak_bytes(read) <= 2 * small_limit + DECODING_FACTOR * len(payload) + 16 * MIB
+    return read
+
+
+@pytest.mark.parametrize("name", _HEAVY)
+def test_the_largest_value_that_is_decoded_takes_what_the_limit_says(name: str) -> None:
+    payload_bytes, peak_bytes = measured(_largest, name)
+    assert peak_bytes <= 2 * _SMALL_LIMIT_BYTES + DECODING_FACTOR * payload_bytes + 16 * MIB
 
 
 def _messages(payloads: list[bytes]) -> pa.RecordBatch:
@@ -373,46 +387,62 @@ def _messages(payloads: list[bytes]) -> pa.RecordBatch:
     return part.messages.select(schema.MESSAGES.names)
 
 
-def test_an_extension_takes_no_more_than_its_bytes() -> None:
+def _of_an_extension(payload: bytes) -> Callable[[], list[object]]:
     of_schema = _odd_protobuf("extension")
-    decode, payload = decoder(of_schema, of_schema), b"\x2a\0" * 500_000
+    decode = decoder(of_schema, of_schema)
     decode(_encoded(payload[:2]))
 
-    def read() -> None:
-        assert decode(_encoded(payload)).values.to_pylist() == [{"id": None, "more": []}]
+    def read() -> list[object]:
+        return decode(_encoded(payload)).values.to_pylist()
 
-    assert peak_bytes(read) <= DECODING_FACTOR * len(payload)
+    return read
+
+
+def test_an_extension_takes_no_more_than_its_bytes() -> None:
+    payload = b"\x2a\0" * 500_000
+    values, peak_bytes = measured(_of_an_extension, payload)
+    assert values == [{"id": None, "more": []}]
+    assert peak_bytes <= DECODING_FACTOR * len(payload)
+
+
+def _of_unknown_fields(field: bytes) -> Callable[[], int]:
+    of_schema = _odd_protobuf("enum")
+    decode = decoder(of_schema, of_schema)
+    _with_small_limit()
+    payload = field * ((_SMALL_LIMIT_BYTES // _weight(of_schema, field * 10_000)) * 10_000)
+    decode(_encoded(b""))
+    assert _weight(of_schema, payload) <= _SMALL_LIMIT_BYTES
+
+    def read() -> int:
+        decode(_encoded(payload))
+        return len(payload)
+
+    return read
 
 
 @pytest.mark.parametrize(
-    "payload",
+    "field",
     [b"\x5b\x5c", b"\x5b\x58\x01\x5c", b"\x20\x05"],
     ids=["groups", "groups of one", "enum"],
 )
-def test_odd_unknown_fields_take_what_the_limit_says(payload: bytes, small_limit: int) -> None:
-    of_schema = _odd_protobuf("enum")
-    decode = decoder(of_schema, of_schema)
-    payload *= (small_limit // _weight(of_schema, payload * 10_000)) * 10_000
-    decode(_encoded(b""))
-    assert _weight(of_schema, payload) <= small_limit
-    assert (
-        peak_bytes(lambda: decode(_encoded(payload)))
-        <= 2 * small_limit + DECODING_FACTOR * len(payload) + 16 * MIB
-    )
+def test_odd_unknown_fields_take_what_the_limit_says(field: bytes) -> None:
+    payload_bytes, peak_bytes = measured(_of_unknown_fields, field)
+    assert peak_bytes <= 2 * _SMALL_LIMIT_BYTES + DECODING_FACTOR * payload_bytes + 16 * MIB
 
 
-@pytest.mark.parametrize("name", _HEAVY)
-def test_messages_of_one_bundle_become_rows_in_pieces(name: str, small_limit: int) -> None:
+def _in_pieces(name: str) -> Callable[[], tuple[list[int], int]]:
+    """The numbers of rows of the pieces of 12 messages, and the bytes of one message."""
     of_schema, make = _HEAVY[name]
+    _with_small_limit()
     n = 1000
-    while _weight(of_schema, make(n)) < small_limit // 4:
+    while _weight(of_schema, make(n)) < _SMALL_LIMIT_BYTES // 4:
         n *= 2
-    payloads = [make(n)] * 12
-    messages = _messages(payloads)
+    payload = make(n)
+    messages = _messages([payload] * 12)
     record = record_of(of_schema)
-    pieces = []
 
-    def read() -> None:
+    def read() -> tuple[list[int], int]:
+        pieces = []
         for start, stop in record_cuts(messages, lambda _version: of_schema, of_schema, record):
             rows, misfits = record_rows(
                 messages.slice(start, stop - start), lambda _version: of_schema, of_schema, record
@@ -421,13 +451,18 @@ def test_messages_of_one_bundle_become_rows_in_pieces(name: str, small_limit: in
             pieces.append(rows.num_rows)
         for part in typed_parts(messages, of_schema, lambda _version: of_schema, keep_bytes=False):
             assert part["reject_reason"].null_count == part.num_rows
+        return pieces, len(payload)
 
-    peak = peak_bytes(read)
-    assert sum(pieces) == len(payloads)
-    assert max(pieces) < len(payloads)
-    assert (
-        peak <= 2 * (2 * small_limit + DECODING_FACTOR * max(pieces) * len(payloads[0])) + 16 * MIB
-    )
+    return read
+
+
+@pytest.mark.parametrize("name", _HEAVY)
+def test_messages_of_one_bundle_become_rows_in_pieces(name: str) -> None:
+    (pieces, payload_bytes), peak_bytes = measured(_in_pieces, name)
+    assert sum(pieces) == 12
+    assert max(pieces) < 12
+    decoding_bytes = 2 * _SMALL_LIMIT_BYTES + DECODING_FACTOR * max(pieces) * payload_bytes
+    assert peak_bytes <= 2 * decoding_bytes + 16 * MIB
 
 
 def test_a_message_that_is_too_large_is_a_reject_with_its_weight_and_the_limit() -> None:
