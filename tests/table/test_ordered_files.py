@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -368,3 +369,12 @@ def test_a_large_message_that_was_delayed_is_written_without_a_copy(
     due = rows([5], deliver_at=2, delivered_at=9, value=bytes(ordered_files.ROW_GROUP_BYTES))
     writer.write(due)
     assert written == [due["value"].buffers()[2].address]
+
+
+def test_a_file_is_described_without_another_request_to_the_store(tmp_path: Path) -> None:
+    # Another process may have removed the file by then.
+    store = SimpleNamespace(open_output_stream=fs.LocalFileSystem().open_output_stream)
+    writer = OrderedWriter(ParquetFolder(store, str(tmp_path), schema.MESSAGES, "part"), None)
+    writer.write(rows([1, 2, 3]))
+    (file,) = writer.finish()
+    assert file.size_bytes == (tmp_path / file.name).stat().st_size

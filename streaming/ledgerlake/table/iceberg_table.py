@@ -284,8 +284,8 @@ class IcebergTable:
 
         def describe(name: str) -> DataFile:
             place = self.place / name
-            filesystem = place.filesystem()
-            footer = pq.read_metadata(place.root, filesystem=filesystem)
+            with place.filesystem().open_input_file(place.root) as file:
+                size_bytes, footer = file.size(), pq.read_metadata(file)
             missing = partition_columns - set(footer.schema.to_arrow_schema().names)
             if missing:
                 raise TableError(
@@ -305,7 +305,7 @@ class IcebergTable:
                 file_path=self._uri(name),
                 file_format=FileFormat.PARQUET,
                 partition=statistics.partition(table.spec(), table.schema()),
-                file_size_in_bytes=filesystem.get_file_info(place.root).size,
+                file_size_in_bytes=size_bytes,
                 spec_id=table.default_spec_id,
                 **_serialized(statistics),
             )

@@ -155,12 +155,21 @@ def data_folder(path: Place, schema: pa.Schema, prefix: str) -> ParquetFolder:
 @dataclass
 class _OpenFile:
     name: str
+    stream: pa.NativeFile
     writer: pq.ParquetWriter
     footer: list[Any]
     long_texts: dict[str, tuple[str, str]] = field(default_factory=dict)
     bytes_taken: int = 0
     first: Key | None = None
     last: Key | None = None
+
+    def close(self) -> int:
+        """Close the file; return its size in bytes. The store is not asked for it: another process
+        may remove the file at any time.
+        """
+        with self.stream:
+            self.writer.close()
+            return int(self.stream.tell())
 
 
 class FileWriter:
@@ -201,11 +210,8 @@ class FileWriter:
         """Close the open file; later rows go into another."""
         if self._open is None:
             return
-        self._open.writer.close()
+        size_bytes = self._open.close()
         footer = self._open.footer[0]
-        size_bytes = self._folder.filesystem.get_file_info(
-            f"{self._folder.root}/{self._open.name}"
-        ).size
         self._files.append(
             DataFile(
                 self._open.name,
@@ -233,7 +239,7 @@ class FileWriter:
         if self._open is not None:
             names.append(self._open.name)
             with contextlib.suppress(OSError, pa.ArrowException):
-                self._open.writer.close()
+                self._open.close()
         self._open, self._files = None, []
         delete_files(self._folder, names)
 
@@ -241,10 +247,12 @@ class FileWriter:
         name = f"{self._folder.prefix}-{len(self._files):03d}-{uuid.uuid4()}.{codec}.parquet"
         footer: list[Any] = []
         rows = self._folder.schema
+        stream = self._folder.filesystem.open_output_stream(
+            f"{self._folder.root}/{name}", compression=None
+        )
         writer = pq.ParquetWriter(
-            f"{self._folder.root}/{name}",
+            stream,
             file_schema(rows),
-            filesystem=self._folder.filesystem,
             compression=codec,
             compression_level=1 if codec == "zstd" else None,
             use_dictionary=[*_paths_of(rows, _DICTIONARY_COLUMNS), *_text_paths(record_of(rows))],
@@ -255,7 +263,7 @@ class FileWriter:
             store_schema=False,
             metadata_collector=footer,
         )
-        return _OpenFile(name, writer, footer)
+        return _OpenFile(name, stream, writer, footer)
 
 
 class BufferedWriter:
