@@ -150,6 +150,43 @@ def test_what_is_missing_twice_and_in_another_order_is_counted(tmp_path: Path) -
     assert verify(config) == Verdict(messages=120, missing=1, duplicate=1, out_of_order=20)
 
 
+_QUERY = {"shape": "record", "sql": "select 1 as one from messages"}
+_TABLES: list[list[dict[str, Any]]] = [
+    [{"where": "key = 'a'"}],
+    [{"mode": "latest"}],
+    [_QUERY],
+    [{"where": "key = 'a'"}, {"mode": "latest"}, _QUERY],
+]
+
+
+@pytest.mark.parametrize("has_default", [True, False], ids=["with a default table", "without"])
+@pytest.mark.parametrize("tables", _TABLES)
+def test_messages_that_are_not_due_wait_whatever_tables_they_are_for(
+    tables: list[dict[str, Any]],
+    has_default: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    soon, later = BROKER_TIME_MS + 10, BROKER_TIME_MS + MESSAGES + 10
+    entries = [single(b"v", 0, partition_key="a", deliver_at_time=soon)]
+    entries += [single(b"v", number, deliver_at_time=later + number) for number in range(1, 4)]
+    found = [Piece(kind, view) for kind, view, _ in split_bundle(bundle(entries))]
+    monkeypatch.setattr(topic_content, "read_pieces", lambda *_: found)
+    configured(tmp_path)
+    delta = {"path": str(tmp_path / "messages")} if has_default else {}
+    config = parse_config(
+        {
+            "source": {"service_url": "pulsar://nowhere:1", "topics": ["t"]},
+            "stream": {"name": "orders", "checkpoint": str(tmp_path / "checkpoint")},
+            "delta": {"rejects_path": str(tmp_path / "rejects"), **delta},
+            "tables": [
+                {"path": f"{tmp_path}/t{number}", **table} for number, table in enumerate(tables)
+            ],
+        }
+    )
+    assert verify(config).waiting == 3 * len(NAMES)
+
+
 def test_a_replay_beside_it_makes_no_message_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

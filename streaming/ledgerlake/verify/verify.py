@@ -523,15 +523,15 @@ class _TablesOfTopic:
             absent: those that are due, by group.
             waiting: those that are not due, by group.
         """
+        # A message that is not due waits, whatever a query would make of it.
+        verdict.waiting += max(waiting)
         if self._has_whole:
             verdict.missing += sum(absent)
-            verdict.waiting += max(waiting)
         elif self.latest:
             # An absent message may be a row there, or have been one. Those tables are compared by
             # key.
-            verdict.waiting += waiting[0]
+            return
         elif self._leaves_out:
             verdict.left_out += absent[0]
         else:
             verdict.missing += absent[0]
-            verdict.waiting += waiting[0]
