@@ -449,12 +449,12 @@ class RowMaker:
         if self.obstacle:
             misfits = [Misfit(row, TRANSFORM_FAILED, self.obstacle) for row in numbers.tolist()]
             return self._nothing(Taken(numbers, misfits))
-        has_key = _has_key(messages)
-        if not self.table.keeps_latest or has_key.all():
+        keyed = has_key(messages)
+        if not self.table.keeps_latest or keyed.all():
             return self._of_messages(messages, numbers)
         # The table may have a condition that they do not meet.
-        unkeyed = self._of_messages(*_chosen(messages, numbers, ~has_key)).taken.rows
-        made = self._of_messages(*_chosen(messages, numbers, has_key))
+        unkeyed = self._of_messages(*_chosen(messages, numbers, ~keyed)).taken.rows
+        made = self._of_messages(*_chosen(messages, numbers, keyed))
         return _together(made, self._nothing(_without_key(unkeyed)))
 
     def _of_nulls(
@@ -466,15 +466,15 @@ class RowMaker:
             numbers: as ``_of_values``.
             fits: which of them have the schema that the table asks for.
         """
-        is_taken, has_key = fits & self._meet_condition(messages), _has_key(messages)
-        taken = Taken(numbers[is_taken & has_key], [])
+        is_taken, keyed = fits & self._meet_condition(messages), has_key(messages)
+        taken = Taken(numbers[is_taken & keyed], [])
         if self.obstacle:
             misfits = [Misfit(row, TRANSFORM_FAILED, self.obstacle) for row in taken.rows.tolist()]
             deletions = self._nothing(Taken(taken.rows, misfits))
         else:
-            rows, own = _chosen(messages, numbers, has_key)
+            rows, own = _chosen(messages, numbers, keyed)
             deletions = Made(self, self._deletions(rows), own, taken)
-        return _together(deletions, self._nothing(_without_key(numbers[is_taken & ~has_key])))
+        return _together(deletions, self._nothing(_without_key(numbers[is_taken & ~keyed])))
 
     def _meet_condition(self, messages: pa.RecordBatch) -> NDArray[np.bool_]:
         """Return a mask of the messages without a value that meet the table's condition."""
@@ -562,7 +562,7 @@ def _without_empty_values(messages: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=messages.schema)
 
 
-def _has_key(messages: pa.RecordBatch) -> NDArray[np.bool_]:
+def has_key(messages: pa.RecordBatch) -> NDArray[np.bool_]:
     """Return a mask of the messages with a key."""
     mask: NDArray[np.bool_] = pc.or_(
         messages["key"].is_valid(), messages["key_bytes"].is_valid()

@@ -172,8 +172,12 @@ class TableOptions(RowsConfig):
         """Return whether messages of its topics may have no row in it, although nothing is
         wrong.
         """
-        has_matches = bool(self.schema or self.where or self.is_default)
-        return has_matches or self.computes_rows or self.keeps_latest
+        return self.takes_some or self.keeps_latest
+
+    @property
+    def takes_some(self) -> bool:
+        """Return whether some messages of its topics may count for it, and others not."""
+        return bool(self.schema or self.where or self.is_default) or self.computes_rows
 
     @property
     def computes_rows(self) -> bool:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _VERSION_BYTES = 8
+FIRST_VERSION = bytes(_VERSION_BYTES)
 
 # So many versions of a topic are read; messages of earlier ones are rejects.
 _MOST_VERSIONS = 1000

@@ -4,7 +4,8 @@
 The same code as in a task says which messages count, by the configuration of today: which table
 takes a message, and what row it becomes (see ``operators.table_writer.TopicTables``). A large
 message is not joined here, and a message of an entry in ``rejects`` may have been rejected for this
-table or for another one. So those are uncertain.
+table or for another one. So those are uncertain, and so is a message that counted by a schema that
+is not known any more (see ``CountingTables``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 from deltalake import QueryBuilder
 
 from ledgerlake.client.topics import join_partition
+from ledgerlake.operators.table_writer import has_key
 from ledgerlake.table.latest_index import key_hashes
 from ledgerlake.table.open_table import not_readable
 from ledgerlake.values.record_columns import PULSAR_COLUMN
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
     from ledgerlake.operators.table_writer import TopicTables
     from ledgerlake.pipeline.tables import MessagesTable
+    from ledgerlake.values.typed import SchemaOfVersion
     from ledgerlake.verify.hashed_parts import Records
     from ledgerlake.verify.latest_rule import Messages
     from ledgerlake.verify.table_rows import Keys
@@ -177,23 +180,30 @@ class CountingMessages:
         self._rejected = EntrySet(reject_entries)
         self._spill = spill
 
-    def take(self, rows: pa.RecordBatch, *, were_delayed: bool, repeat: bool = False) -> None:
-        """Take rows of the table that are due; see ``CountingTables.take``."""
+    def take(
+        self,
+        rows: pa.RecordBatch,
+        *,
+        were_delayed: bool,
+        repeat: bool = False,
+        may_not_count: bool = False,
+    ) -> None:
+        """Take messages with a key that are due; see ``CountingTables.take``.
+
+        Args:
+            may_not_count: nothing tells whether the table took them.
+        """
         counting = _packed(rows, np.full(rows.num_rows, were_delayed))
         counting["partition"] = self.number
         counting["is_deletion"] = rows["is_null"].to_numpy(zero_copy_only=False)
-        counting["is_uncertain"] = repeat | self._rejected.contains(entries_of(rows))
+        counting["is_uncertain"] = repeat | may_not_count | self.were_rejected(rows)
         if repeat:
             counting["time_us"] = REPEATS_US
         self._add(counting)
 
-    def take_large(self, message: pa.RecordBatch, *, was_delayed: bool) -> None:
-        """Take a large message that is due, by what its last chunk says of it."""
-        if message["key"].null_count and message["key_bytes"].null_count:
-            return
-        counting = _packed(message, np.full(1, was_delayed))
-        counting["partition"], counting["is_uncertain"] = self.number, True
-        self._add(counting)
+    def were_rejected(self, messages: pa.RecordBatch) -> NDArray[np.bool_]:
+        """Return a mask of the messages whose entries have messages in ``rejects``."""
+        return self._rejected.contains(entries_of(messages))
 
     def _add(self, messages: Messages) -> None:
         self.latest.add(messages)
@@ -205,16 +215,49 @@ class CountingMessages:
 class CountingTables:
     """Takes the messages of a topic partition for its tables with the latest messages.
 
+    The schemas of today may not decide which table took a message. A message that names no version
+    was read by the newest one of its time, and a version may have left the registry since. So a
+    message that does not fit a table today, and is not in ``rejects``, did fit. A table that takes
+    all messages has taken it; another table may have.
+
     Args:
         tables: decide which table takes a message.
         counting: by table.
+        of_version: the schemas of the topic that the registry has.
+        had_schemas: the topic has, or had, a schema.
+        others_take_all: one of its other tables takes all messages.
     """
 
-    def __init__(self, tables: TopicTables, counting: Mapping[str, CountingMessages]) -> None:
-        self._tables, self._counting = tables, counting
+    def __init__(
+        self,
+        tables: TopicTables,
+        counting: Mapping[str, CountingMessages],
+        of_version: SchemaOfVersion,
+        *,
+        had_schemas: bool,
+        others_take_all: bool,
+    ) -> None:
+        self._tables, self._counting, self._of_version = tables, counting, of_version
+        self._had_schemas, self._others_take_all = had_schemas, others_take_all
+        options = [maker.table for maker in tables.makers]
+        # They may have taken a message whose schema of its time is not known, or not.
+        unsure = [
+            table
+            for table in options
+            if table.schema or (table.has_record_shape and (table.where or table.computes_rows))
+        ]
+        self._is_choice_unsure = any(table.schema or table.where for table in unsure)
+        self._unsure = {
+            table.name
+            for table in options
+            if table in unsure or (table.is_default and self._is_choice_unsure)
+        }
 
-    def take(self, messages: pa.RecordBatch, *, were_delayed: bool, repeat: bool = False) -> None:
-        """Take messages that are due.
+    def take(
+        self, messages: pa.RecordBatch, *, were_delayed: bool, repeat: bool = False
+    ) -> NDArray[np.bool_]:
+        """Take messages that are due; return a mask of those that other tables, or ``rejects``,
+        have to have.
 
         Args:
             were_delayed: they were held back until they were due.
@@ -223,15 +266,76 @@ class CountingTables:
         Raises:
             BrokerError, TransportError: a version of the schema cannot be read.
         """
+        lacks_schema = self._lack_schema(messages)
+        in_latest, in_others = np.zeros((2, messages.num_rows), dtype=bool)
         for made in self._tables.of(messages):
-            counting = None if made.maker is None else self._counting.get(made.maker.table.name)
-            if counting is not None:
-                counting.take(made.rows, were_delayed=were_delayed, repeat=repeat)
+            if made.maker is None or not made.maker.table.keeps_latest:
+                in_others[made.taken.rows] = True
+                continue
+            in_latest[made.taken.rows] = True
+            table = made.maker.table
+            counting = self._counting[table.name]
+            is_unsure = lacks_schema & (table.name in self._unsure)
+            counting.take(
+                made.rows.filter(pa.array(~is_unsure[made.numbers])),
+                were_delayed=were_delayed,
+                repeat=repeat,
+            )
+            misfits = np.zeros_like(lacks_schema)
+            misfits[[misfit.row for misfit in made.taken.misfits]] = True
+            counting.take(
+                _with_key(messages, misfits & ~is_unsure & ~counting.were_rejected(messages)),
+                were_delayed=were_delayed,
+                repeat=repeat,
+                may_not_count=table.takes_some,
+            )
+        for name in self._unsure & self._counting.keys():
+            self._counting[name].take(
+                _with_key(messages, lacks_schema),
+                were_delayed=were_delayed,
+                repeat=repeat,
+                may_not_count=True,
+            )
+        if self._others_take_all:
+            return np.ones(messages.num_rows, dtype=bool)
+        decided: NDArray[np.bool_] = (in_others | ~in_latest) & ~(
+            lacks_schema & self._is_choice_unsure
+        )
+        return decided
 
-    def take_large(self, message: pa.RecordBatch, *, was_delayed: bool) -> None:
-        """Take a large message that is due, by what its last chunk says of it."""
+    def take_large(self, message: pa.RecordBatch, *, was_delayed: bool) -> bool:
+        """Take a large message that is due, by what its last chunk says of it; return whether other
+        tables, or ``rejects``, have to have it. Without its value nothing tells which tables do.
+        """
         for counting in self._counting.values():
-            counting.take_large(message, was_delayed=was_delayed)
+            counting.take(
+                _with_key(message, np.ones(1, dtype=bool)),
+                were_delayed=was_delayed,
+                may_not_count=True,
+            )
+        return self._others_take_all
+
+    def _lack_schema(self, messages: pa.RecordBatch) -> NDArray[np.bool_]:
+        """Return a mask of the messages whose schema of their time is not known. One without a
+        version and a value needs none.
+        """
+        if not self._unsure:
+            return np.zeros(messages.num_rows, dtype=bool)
+        codes = messages["schema_version"].dictionary_encode(null_encoding="encode")
+        versions = codes.dictionary.to_pylist()
+        numbers = codes.indices.to_numpy()
+        is_unknown = [bool(name) and self._of_version(name) is None for name in versions]
+        names_none = [not name and self._had_schemas for name in versions]
+        has_value = ~messages["is_null"].to_numpy(zero_copy_only=False)
+        mask: NDArray[np.bool_] = np.array(is_unknown, dtype=bool)[numbers] | (
+            np.array(names_none, dtype=bool)[numbers] & has_value
+        )
+        return mask
+
+
+def _with_key(messages: pa.RecordBatch, mask: NDArray[np.bool_]) -> pa.RecordBatch:
+    """Return the messages of a mask that have a key."""
+    return messages.filter(pa.array(mask & has_key(messages)))
 
 
 def _packed(rows: pa.RecordBatch, were_delayed: NDArray[np.bool_]) -> Messages:

@@ -156,9 +156,13 @@ def read_topic(
             try:
                 for ended in chunks.take(piece.kind, entry, position):
                     is_due = ended.deliver_ms <= (reached_ms or 0)
-                    expected.add_large(ended.positions, is_waiting=not is_due)
+                    is_expected = True
                     if is_due and ended.message is not None and counting is not None:
-                        counting.take_large(ended.message, was_delayed=ended.deliver_ms > 0)
+                        is_expected = counting.take_large(
+                            ended.message, was_delayed=ended.deliver_ms > 0
+                        )
+                    if is_expected:
+                        expected.add_large(ended.positions, is_waiting=not is_due)
             except CorruptEntryError:
                 content.bad_entries += expected.count_missing(_entries([position]))
             continue
@@ -178,17 +182,19 @@ def read_topic(
                         decoded.messages["properties"], [CRON_PROPERTY, EVERY_PROPERTY]
                     )
                 ] = True
-            if counting is not None:
-                counting.take(
-                    decoded.messages.filter(pa.array(~is_delayed & ~repeats)),
-                    were_delayed=were_delayed,
-                )
-                if repeats.any():
-                    is_due = pa.array(~is_delayed & repeats)
-                    counting.take(decoded.messages.filter(is_due), were_delayed=True, repeat=True)
+            # When messages that repeat are due is known to their rule alone.
+            is_waiting = is_delayed | repeats
+            are_expected = is_waiting.copy()
+            for repeat, are_due in ((False, ~is_waiting), (True, repeats & ~is_delayed)):
+                due = decoded.messages.filter(pa.array(are_due))
+                if counting is None:
+                    are_expected |= are_due
+                elif due.num_rows:
+                    are_expected[are_due] |= counting.take(
+                        due, were_delayed=were_delayed, repeat=repeat
+                    )
             message_keys, bad = keys_of(decoded.messages), entries_of(decoded.rejects)
-            # When they are due is known to their rule alone.
-            expected.add(message_keys, is_delayed | repeats)
+            expected.add(message_keys[are_expected], is_waiting[are_expected])
             content.bad_entries += expected.count_missing(bad)
             content.first = content.first or _first_of(message_keys, bad)
     content.incomplete_chunks = chunks.count_incomplete()

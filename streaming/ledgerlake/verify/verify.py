@@ -14,8 +14,9 @@ certain. Rows have an order in each partition of a table.
 A table with the latest messages is compared by key, by position and not by content: it has to have
 the latest message that counts for it by the configuration of today, as far as the topic still has
 messages of the key (see ``latest_rule``). The pipeline's own code decides which table takes a
-message. Keys without a row are ``missing``, rows beyond the first of a key are ``duplicate``, and
-rows of keys that the topic does not have are ``not_checked``.
+message, and so which messages the other tables have to have. Keys without a row are ``missing``,
+rows beyond the first of a key are ``duplicate``, and rows of keys that the topic does not have are
+``not_checked``.
 
 Topics and tables are read a piece at a time. Messages and rows become records, which are compared
 part by part (see ``hashed_parts`` and ``key_comparison``). So memory does not grow with messages
@@ -38,7 +39,8 @@ incomplete large messages.
     outdated       rows of a table with the latest messages that are not the latest of their key, or
                    whose key was deleted
     undecided      keys of such a table that nothing can decide. The latest message may be a large
-                   one, one of an entry in rejects, or one that repeats; the micro-batches decided
+                   one, one of an entry in rejects, one that repeats, or one that counted by a
+                   schema that is not known any more; the micro-batches decided
                    between two topic partitions; or a topic partition of another stream may have
                    deleted a key without a row
 """
@@ -48,6 +50,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,11 +66,13 @@ from ledgerlake.operators.table_writer import TopicTables
 from ledgerlake.options.table_options import tables_of_topic
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.known_tables import is_missed
+from ledgerlake.pipeline.record_schemas import FIRST_VERSION
 from ledgerlake.pipeline.start import query_name
 from ledgerlake.pipeline.tables import Tables
 from ledgerlake.pipeline.wakeups import wakeup_folder
 from ledgerlake.reasons import REPLAYED
 from ledgerlake.source.planning import entry_range
+from ledgerlake.source.value_schemas import schemas_of
 from ledgerlake.source.wakeup_files import load_times_ms
 from ledgerlake.stored.offsets import Offset, PartitionOffset
 from ledgerlake.table.open_table import existing_table, no_table
@@ -90,7 +95,7 @@ from ledgerlake.verify.topic_content import ExpectedMessages, read_topic
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
     from deltalake import DeltaTable
 
@@ -250,12 +255,13 @@ class _Comparison:
         is_entry = rejected[:, 2] < 0
         entries, messages = EntrySet(rejected[is_entry, :2]), EntrySet(rejected[~is_entry, :3])
         expected = ExpectedMessages(partition.number, entries, self._records, messages, chunks)
+        make_counting = partition.tables.counting
         content = read_topic(
             options,
             partition.span,
             partition.reached_ms,
             expected,
-            partition.tables.counting({name: counting for name, (_, counting) in latest.items()}),
+            make_counting and make_counting({name: found for name, (_, found) in latest.items()}),
         )
         partition.first, end = content.first, partition.span.end
         first = None if content.first is None else (content.first.ledger_id, content.first.entry_id)
@@ -432,36 +438,56 @@ class _Tables:
 
     def of_topic(self, topic: str) -> _TablesOfTopic:
         """Return the tables that take messages of a topic."""
-        taking = tables_of_topic(self._config.table_options, topic)
-        leaves_out = any(table.computes_rows or table.keeps_latest for table in taking)
-        latest = {
-            table.name: self._latest[table.name] for table in taking if table.name in self._latest
-        }
-        deciding = self._deciding(topic, taking) if latest else None
-        taking = [table for table in taking if not table.keeps_latest]
-        opened = [(options, self._open(options)) for options in taking]
-        there = [(options, rows) for options, rows in opened if rows is not None]
-        whole = [rows for options, rows in there if not options.drops_messages]
-        parts = [rows for options, rows in there if options.drops_messages]
-        return _TablesOfTopic(whole, parts, latest, deciding, leaves_out=leaves_out)
+        latest: dict[str, LatestComparison] = {}
+        whole: list[TableRows] = []
+        parts: list[TableRows] = []
+        # A table that does not exist has taken nothing.
+        there: list[TableOptions] = []
+        for table in tables_of_topic(self._config.table_options, topic):
+            if table.name in self._latest:
+                latest[table.name] = self._latest[table.name]
+            elif table.keeps_latest or (rows := self._open(table)) is None:
+                continue
+            else:
+                (parts if table.drops_messages else whole).append(rows)
+            there.append(table)
+        counting = self._counting(topic, there, has_whole=bool(whole)) if latest else None
+        leaves_out = any(table.computes_rows for table in there if not table.keeps_latest)
+        return _TablesOfTopic(whole, parts, latest, counting, leaves_out=leaves_out)
 
-    def _deciding(self, topic: str, tables: Sequence[TableOptions]) -> TopicTables:
-        """Return what decides which messages count for the tables with the latest messages. The
-        others matter only if one of those gets what no other table takes.
+    def _counting(
+        self, topic: str, tables: Sequence[TableOptions], *, has_whole: bool
+    ) -> Callable[[Mapping[str, CountingMessages]], CountingTables]:
+        """Return what takes messages for the tables with the latest messages, by today's schemas.
+
+        Args:
+            tables: those that exist.
+            has_whole: one of the others takes all messages. Then the others matter only if a table
+                with the latest messages gets what no other one takes.
 
         Raises:
             BrokerError, TransportError: the registry of schemas cannot be asked.
         """
         latest = [table for table in tables if table.keeps_latest]
-        (newest,) = with_retries(
-            lambda: self._cluster.schemas([(topic, None)]), self._cluster.settings.give_up_after_s
+        # A newest version may have been deleted, and the first one still be there.
+        newest, oldest = with_retries(
+            lambda: self._cluster.schemas([(topic, None), (topic, FIRST_VERSION)]),
+            self._cluster.settings.give_up_after_s,
         )
         schemas = TopicSchemas.of({} if newest is None else {topic: newest})
-        return TopicTables(
-            tables if any(table.is_default for table in latest) else latest,
+        client = self._config.source.client
+        deciding = TopicTables(
+            latest if has_whole and not any(table.is_default for table in latest) else tables,
             topic,
-            self._config.source.client,
+            client,
             BatchSettings(0, self._settings, [], schemas),
+        )
+        return partial(
+            CountingTables,
+            deciding,
+            of_version=schemas_of(client, topic, schemas.asked),
+            had_schemas=newest is not None or oldest is not None,
+            others_take_all=has_whole,
         )
 
     def opened(self) -> list[TableRows]:
@@ -489,8 +515,8 @@ class _TablesOfTopic:
         whole: they take all messages.
         parts: they take some of them.
         latest: by name.
-        deciding: decides which messages count for ``latest``; None if there are none.
-        leaves_out: messages may be in none.
+        counting: takes messages for ``latest``, by what counts for each; None if there are none.
+        leaves_out: a query or a function may leave out messages of ``parts``.
     """
 
     def __init__(
@@ -498,23 +524,15 @@ class _TablesOfTopic:
         whole: list[TableRows],
         parts: list[TableRows],
         latest: dict[str, LatestComparison],
-        deciding: TopicTables | None,
+        counting: Callable[[Mapping[str, CountingMessages]], CountingTables] | None,
         *,
         leaves_out: bool,
     ) -> None:
-        self.latest, self._deciding = latest, deciding
+        self.latest, self.counting = latest, counting
         self._has_whole, self._leaves_out = bool(whole), leaves_out
         self.groups = {table: number for number, table in enumerate(whole)}
         self.groups |= dict.fromkeys(parts, -1 if whole else 0)
         self.group_count = len(whole) or 1
-
-    def counting(self, latest: Mapping[str, CountingMessages]) -> CountingTables | None:
-        """Return what takes messages for the tables with the latest ones; None if there are none.
-
-        Args:
-            latest: by table.
-        """
-        return None if self._deciding is None else CountingTables(self._deciding, latest)
 
     def count_absent(self, verdict: Verdict, absent: Sequence[int], waiting: Sequence[int]) -> None:
         """Count the messages of a topic partition that the tables of a group do not have.
@@ -525,13 +543,7 @@ class _TablesOfTopic:
         """
         # A message that is not due waits, whatever a query would make of it.
         verdict.waiting += max(waiting)
-        if self._has_whole:
-            verdict.missing += sum(absent)
-        elif self.latest:
-            # An absent message may be a row there, or have been one. Those tables are compared by
-            # key.
-            return
-        elif self._leaves_out:
+        if self._leaves_out and not self._has_whole:
             verdict.left_out += absent[0]
         else:
-            verdict.missing += absent[0]
+            verdict.missing += sum(absent)
