@@ -29,8 +29,8 @@ incomplete large messages.
                    message that repeats
     out_of_order   rows that come after a later one, inside a file, or in a file whose range
                    overlaps another's (rows marked ``late`` are not counted)
-    not_checked    rows of positions that the topic no longer has, or that are before the start of
-                   the checkpoint
+    not_checked    rows before the first message that the topic still has, or before the start of
+                   the checkpoint; a later row without a message is not found
     incomplete_chunks
                    chunks of incomplete large messages
     waiting        delayed messages that were not due when the last micro-batch was planned, and
