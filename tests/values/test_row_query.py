@@ -418,6 +418,46 @@ def test_a_whole_row_has_nothing_of_ours() -> None:
     assert list(json.loads(found[0]["row"])) == MESSAGES.names
 
 
+NAMING_MESSAGES = [
+    "select to_json(messages) as row from messages",
+    "select messages.name, MESSAGES.pulsar.key as k from messages where messages.id > 0",
+    "select to_json(pulsar) as row, pulsar.name from messages as pulsar where pulsar.id > 0",
+    "select to_json(m) as row, pulsar.key as k, M.id from messages m where m is not null",
+    "select m.* exclude (m.tags, value) from messages m where list_contains(m.tags, 'x')",
+    "select * replace (name || m.id as name) from messages m where hash(m) is not null",
+    "select list_transform(tags, lambda messages: messages || id) as tags from messages",
+]
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.struct([("key", pa.int64()), ("id", pa.int64())])])
+@pytest.mark.parametrize("text", NAMING_MESSAGES)
+def test_no_field_that_a_schema_gets_changes_what_a_query_gives(
+    text: str, kind: pa.DataType
+) -> None:
+    before, query = answer(text, 1, 2)[0], RowQuery(text, "sql")
+    names = {name.lower() for name in re.findall(r"\w+", text)} | {"main", "the"}
+    for name in sorted(names - {*MESSAGES.names, "row", "k"}):
+        more = batch(1, 2).append_column(pa.field(name, kind), pa.nulls(2, kind))
+        found = query.of(more).values.to_pylist()
+        assert [_without(name, row) for row in found] == before, name
+
+
+def _without(field: str, row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row without a field, which the whole row and a star have."""
+    return {
+        name: value.replace(f',"{field}":null', "") if name == "row" else value
+        for name, value in row.items()
+        if name != field
+    }
+
+
+def test_a_column_of_the_name_of_the_messages_is_behind_that_name() -> None:
+    rows = batch(1).append_column("messages", pa.array([7]))
+    query = RowQuery("select messages.messages as n, to_json(messages) as row from messages", "sql")
+    (found,) = query.of(rows).values.to_pylist()
+    assert found["n"] == json.loads(found["row"])["messages"] == 7
+
+
 def test_what_fails_for_any_message_is_found_without_one() -> None:
     with pytest.raises(
         SetupError, match=r"fails for any message: .*Could not convert string 'abc'"

@@ -41,6 +41,10 @@ _NUMBERS = "__ledgerlake_numbers"
 _ROW = "__ledgerlake_row"
 _OURS = "__ledgerlake"
 
+# The name of the messages in the query that runs. No table has a column with a space in its name.
+# So the name that the query gives them cannot be taken for a column, whatever a schema has.
+_WHOLE_ROW = "the messages"
+
 # The nodes of a parsed query that are no expression of one row, and what they are called.
 _FORBIDDEN_NODES = {
     "SUBQUERY": "a query in a query",
@@ -188,6 +192,7 @@ class RowQuery:
         node = _parsed(text, where)
         _check(node, where)
         parts = list(_nodes([node["select_list"], node["where_clause"]]))
+        _name_messages(node, parts)
         self.references = [
             tuple(part["column_names"]) for part in parts if part.get("class") == "COLUMN_REF"
         ]
@@ -508,20 +513,37 @@ def _steady_functions() -> frozenset[str]:
     )
 
 
+def _name_messages(node: dict[str, Any], parts: Iterable[dict[str, Any]]) -> None:
+    """Give the messages another name in a query, and wherever it names them: alone, as the whole
+    row, or before a column. DuckDB takes a name alone for a column rather than for the whole row.
+
+    Args:
+        parts: all nodes of the query's expressions.
+    """
+    name = (node["from_table"]["alias"] or RELATION).lower()
+    node["from_table"]["alias"] = _WHOLE_ROW
+    for part in parts:
+        if part.get("class") == "COLUMN_REF" and part["column_names"][0].lower() == name:
+            part["column_names"][0] = _WHOLE_ROW
+        elif part.get("class") == "STAR":
+            is_of_all = not part["relation_name"] and not part["columns"]
+            if is_of_all or part["relation_name"].lower() == name:
+                part["relation_name"] = _WHOLE_ROW
+        elif "column" in part and part["table"].lower() == name:
+            # A column that a star leaves out or names otherwise.
+            part["table"] = _WHOLE_ROW
+
+
 def _numbered(node: dict[str, Any]) -> str:
     """Return a query that selects the number of the row too. The number stands in a relation of its
     own, so no star and no whole row has it.
     """
-    alias = node["from_table"]["alias"] or RELATION
-    for star in _nodes(node["select_list"]):
-        if star.get("class") == "STAR" and not star["relation_name"] and not star["columns"]:
-            star["relation_name"] = alias
     selected = [*node["select_list"], _parsed(f"select {_NUMBERS}.{_ROW}", "")["select_list"][0]]
     condition = node["where_clause"]
     if condition is not None:
         text = f"select 1 where {_when(condition, 'true', 'false')}"
         condition = _parsed(text, "")["where_clause"]
-    parts = {"select_list": selected, "from_table": _source(alias), "where_clause": condition}
+    parts = {"select_list": selected, "from_table": _source(), "where_clause": condition}
     return _text({**node, **parts})
 
 
@@ -549,7 +571,6 @@ def _failing(node: dict[str, Any]) -> str:
     row alone, and makes null of a failure; nothing else makes null of a hash. DuckDB knows without
     computing it that a list or a struct is not null, but it must compute all parts for a hash.
     """
-    alias = node["from_table"]["alias"] or RELATION
     expressions = [
         part for part in node["select_list"] if part["class"] not in ("STAR", "COLUMN_REF")
     ]
@@ -563,14 +584,14 @@ def _failing(node: dict[str, Any]) -> str:
     if node["where_clause"] is not None:
         computed = _when(node["where_clause"], computed, "0")
     text = f"select {_NUMBERS}.{_ROW} from {RELATION} where try({computed}) is null"
-    return _text({**_parsed(text, ""), "from_table": _source(alias)})
+    return _text({**_parsed(text, ""), "from_table": _source()})
 
 
-def _source(alias: str) -> dict[str, Any]:
+def _source() -> dict[str, Any]:
     """Return the relations of a query: the messages, and beside them the numbers of the rows."""
     source = _parsed(f"select 1 from {_BATCH} as m positional join {_NUMBERS}", "")
     joined: dict[str, Any] = source["from_table"]
-    joined["left"]["alias"] = alias
+    joined["left"]["alias"] = _WHOLE_ROW
     return joined
 
 
