@@ -19,6 +19,8 @@ class Declared:
     Args:
         cause: the fault. cure: the action that repairs it. can_be_replayed: the entry may fit
             later.
+        is_mismatch: the message does not fit its table, and `[delta] on_mismatch` decides whether
+            the stream ends.
         is_of_a_table: it depends on a table's rows, so that one table may take a message that
         another rejects.
         may_change: it depends on more than the entry and the options, such as keys and what the
@@ -30,6 +32,7 @@ class Declared:
     cause: str
     cure: str
     can_be_replayed: bool = False
+    is_mismatch: bool = False
     is_of_a_table: bool = False
     may_change: bool = False
     may_precede_due: bool = False
@@ -241,6 +244,7 @@ SCHEMA_MISMATCH = _declare(
     "The value does not fit the columns of a table of records without loss.",
     "Correct the producer, or the declared fields (`json_fields`); then replay.",
     can_be_replayed=True,
+    is_mismatch=True,
     is_of_a_table=True,
 )
 VALUE_TOO_LARGE = _declare(
@@ -249,6 +253,7 @@ VALUE_TOO_LARGE = _declare(
     "array of millions of items. `detail` has the bytes that it would take.",
     "Write smaller messages, or read the topic with `schema = bytes`; then replay.",
     can_be_replayed=True,
+    is_mismatch=True,
     is_of_a_table=True,
 )
 UNKNOWN_SCHEMA = _declare(
@@ -256,6 +261,7 @@ UNKNOWN_SCHEMA = _declare(
     "The registry does not have the version of the schema that wrote the value.",
     "Restore the version in the registry, then replay.",
     can_be_replayed=True,
+    is_mismatch=True,
     is_of_a_table=True,
 )
 UNDECODABLE_VALUE = _declare(
@@ -270,6 +276,7 @@ TRANSFORM_FAILED = _declare(
     "message has too many or impossible partition values.",
     "Correct the query (`try_cast` gives null), then replay.",
     can_be_replayed=True,
+    is_mismatch=True,
     is_of_a_table=True,
 )
 NO_TABLE = _declare(

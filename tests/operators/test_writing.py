@@ -16,6 +16,7 @@ from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.split import split_bundle
+from ledgerlake.errors import SetupError
 from ledgerlake.operators.ingest import decode_ranges, write_ranges
 from ledgerlake.operators.outcome_digest import OutcomeDigest
 from ledgerlake.operators.outcome_files import OutcomeFiles
@@ -35,7 +36,7 @@ from ledgerlake.stored.places import Place
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
-from tests.entries import batch, bundle
+from tests.entries import batch, bundle, single
 from tests.operators.stage import SOURCE, Stage
 from tests.pipeline_tables import messages_table
 
@@ -98,6 +99,41 @@ def report_of(rows: list[pa.RecordBatch]) -> TaskReport:
         row for batch in rows for row in batch.to_pylist() if row["kind"] == RowKind.REPORT
     )
     return report_from_json(report["header"])
+
+
+@pytest.mark.parametrize(
+    ("reason", "ends", "table", "message"),
+    [
+        ("transform_failed", True, {"where": "cast(key as int) > 5"}, {"partition_key": "no"}),
+        ("no_table", False, {"where": "cast(key as int) > 5"}, {"partition_key": "3"}),
+        ("no_table", False, {"where": "key = '5'"}, {"partition_key": "3", "null_value": True}),
+        (
+            "no_table",
+            False,
+            {"where": "key = '5'", "mode": "latest"},
+            {"partition_key": "3", "null_value": True},
+        ),
+        ("no_key", False, {"mode": "latest"}, {}),
+    ],
+)
+def test_only_a_message_that_does_not_fit_its_table_can_end_a_stream(
+    reason: str, ends: bool, table: dict[str, str], message: dict[str, Any], tmp_path: Path
+) -> None:
+    entries = [single(b"v", **message)]
+    settings = replace(task_settings(tmp_path), tables=(messages_table(tmp_path, **table),))
+
+    def rejected(settings: TaskSettings) -> dict[str, int]:
+        rows = write_ranges([(span(entries, None), pieces(entries))], settings, BatchSettings(0))
+        reasons: dict[str, int] = report_of(list(rows)).result["reasons"]
+        return reasons
+
+    assert rejected(settings) == {reason: 1}
+    stopping = replace(settings, stops_at_misfits=True)
+    if ends:
+        with pytest.raises(SetupError, match=reason):
+            rejected(stopping)
+    else:
+        assert rejected(stopping) == {reason: 1}
 
 
 @pytest.mark.parametrize("task", [written, decoded])

@@ -97,8 +97,9 @@ class PartitionWriter:
         check_broker_metadata(self._options.require_broker_metadata, messages, self.topic_partition)
         self._digest += OutcomeDigest(rows=message_tally(messages))
         misfits = self._tables.write(messages)
-        if misfits and self._stops_at_misfits:
-            raise self._misfit_error(misfits[0], messages.slice(misfits[0].row, 1))
+        mismatch = next((misfit for misfit in misfits if misfit.is_mismatch), None)
+        if mismatch is not None and self._stops_at_misfits:
+            raise self._misfit_error(mismatch, messages.slice(mismatch.row, 1))
         if misfits:
             self.take_rejects(misfit_rejects(messages, misfits))
         return ()

@@ -624,7 +624,8 @@ def _chosen(
 
 
 def _with_another(first: Misfit, other: Misfit, section: str) -> Misfit:
-    return replace(first, detail=f"{first.detail}; {section}: {other.reason}: {other.detail}")
+    detail = f"{first.detail}; {section}: {other.reason}: {other.detail}"
+    return replace(first, detail=detail, also=(*first.also, other.reason))
 
 
 def _renumbered(misfits: list[Misfit], numbers: NDArray[np.int64]) -> list[Misfit]:

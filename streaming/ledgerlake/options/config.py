@@ -197,7 +197,9 @@ class DeltaConfig(RowsConfig):
         "reject",
         "What happens to a message that does not fit the columns of a table of records, or for "
         "which `sql`, `where` or `function` "
-        "cannot compute a value: it becomes a row of rejects, or the stream ends with an error.",
+        "cannot compute a value: it becomes a row of rejects, or the stream ends with an error. A "
+        "message that no table takes, or without the key that its table needs, is a reject either "
+        "way.",
         toml="delta.on_mismatch",
     )
     fail_on_second_stream: bool = option(

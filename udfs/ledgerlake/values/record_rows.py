@@ -17,7 +17,13 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.columns import Encoded, halved
 from ledgerlake.decode.weights import cuts, fixed_bytes
 from ledgerlake.errors import SetupError
-from ledgerlake.reasons import SCHEMA_MISMATCH, UNKNOWN_SCHEMA, VALUE_TOO_LARGE, Reason
+from ledgerlake.reasons import (
+    REASONS,
+    SCHEMA_MISMATCH,
+    UNKNOWN_SCHEMA,
+    VALUE_TOO_LARGE,
+    Reason,
+)
 from ledgerlake.values.record_columns import as_records, record_of
 from ledgerlake.values.schemas import decoder
 from ledgerlake.values.typed import (
@@ -45,11 +51,21 @@ PULSAR_FIELDS = [field for field in schema.MESSAGES if field.name != "value"]
 
 @dataclass(frozen=True)
 class Misfit:
-    """A message without a record: its row, and the reason and the detail of the reject."""
+    """A message without a record: its row, and the reason and the detail of the reject.
+    ``also`` has the reasons of other tables.
+    """
 
     row: int
     reason: Reason
     detail: str
+    also: tuple[Reason, ...] = ()
+
+    @property
+    def is_mismatch(self) -> bool:
+        """Return whether the message does not fit a table that takes it; else no table takes it,
+        or it has no key.
+        """
+        return any(REASONS[reason].is_mismatch for reason in (self.reason, *self.also))
 
 
 def rows_schema(record: pa.StructType) -> pa.Schema:
