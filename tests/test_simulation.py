@@ -1265,3 +1265,40 @@ def test_what_was_trimmed_of_a_micro_batch_that_is_run_again_stops_nothing(
     assert {app.ended for app in history.apps} == {"ended", ""}
     table_payloads = [payload for payload, _ in history.oracle._in_table]
     assert len(table_payloads) == len(set(table_payloads)) == 17
+
+
+class Delivering(DueSoon):
+    """A history with steps that set ``[deliver]`` or remove it."""
+
+    def _deliver(self, args: dict[str, Any]) -> None:
+        sections = {"deliver": {"topic": DUE_TOPIC, **args}} if args else {}
+        self.settings = config([TOPIC], None, starting="earliest", **sections)
+
+
+@pytest.mark.parametrize("meanwhile", ["soon", "reminder"])
+@pytest.mark.parametrize("starting", ["earliest", "latest"])
+def test_a_delivery_that_is_removed_for_a_run_goes_on_where_it_was(
+    starting: str, meanwhile: str, edges: Edges
+) -> None:
+    stop = {"back_s": 1.0}
+    script = scripted(
+        put(1.0, "reminder"),
+        Step(2.5, "stop", stop),
+        Step(2.7, "deliver", {"starting": starting}),
+        put(5.0, "reminder"),
+        put(5.5, "soon"),
+        Step(9.0, "stop", stop),
+        Step(9.2, "deliver", {}),
+        put(12.0, meanwhile),
+        Step(16.0, "stop", stop),
+        Step(16.2, "deliver", {"starting": starting}),
+        put(19.0, "soon"),
+        put(19.5, "reminder"),
+        duration_s=90.0,
+    )
+    history = Delivering(script, edges)
+    assert history.play().violations == []
+    sent = sorted(history.oracle.sent.values(), key=lambda one: one.positions[0])
+    published = {payload for payload, _ in history.oracle._published}
+    kept = [one.payload in published for one in sent]
+    assert kept == [starting == "earliest", True, True, meanwhile != "soon", True, True]

@@ -275,9 +275,6 @@ class DelayedTracker:
         """
         self.outputs.setdefault(output, mark_delete)
 
-    def remove_output(self, output: str) -> None:
-        self.outputs.pop(output, None)
-
     def forget_marks_beyond(self, read: Position) -> None:
         """Forget the mark-delete positions beyond the position up to which the topic was read
         before: it was created again, and they are of the former topic. A message that was read in

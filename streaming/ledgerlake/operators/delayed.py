@@ -398,9 +398,8 @@ class DelayedMessages:
             record = record_from_json(self._stored_record) if self._stored_record else Record()
             self._tracker = DelayedTracker(self._storage(record), self._options.settings, record)
             self._tracker.add_output(TABLE, BEFORE_ALL)
-            if self._options.republish is None:
-                self._tracker.remove_output(TOPIC)
-            else:
+            # It stays while ``[deliver]`` is removed: set again, the delivery goes on.
+            if self._options.republish is not None:
                 self._tracker.add_output(
                     TOPIC, BEFORE_ALL if self._options.republish == "earliest" else record.reached
                 )
