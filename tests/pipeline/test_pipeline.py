@@ -537,6 +537,26 @@ def test_a_table_holds_what_the_checkpoint_saw_in_it_or_is_a_new_one(
         pipeline._components.start.check_tables_are_newest(tables)
 
 
+@pytest.mark.parametrize("former", ["another folder", "no table"])
+@pytest.mark.parametrize(("had", "is_refused"), [(4, False), (5, True)])
+def test_a_table_has_to_have_what_another_section_had_in_its_folder_and_no_more(
+    tmp_path: Path, former: str, had: int, is_refused: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline, table = with_a_table(tmp_path, range(9), BatchRecord("s", "ledgerlake:s:q", 4, 111))
+    seen = {"some": SeenBatch(str(tmp_path / "messages"), had)}
+    if former == "another folder":
+        seen["messages"] = SeenBatch(str(tmp_path / "rest"), 8)
+    pipeline._components.cursors.add(LastRun(8, None), {}, seen)
+    if is_refused:
+        with pytest.raises(
+            CheckpointError, match=r"\S*messages had batch 5 .* has batch 4: it is an older copy"
+        ):
+            pipeline._components.start.check_tables_are_newest([table])
+    else:
+        assert pipeline._components.start.check_tables_are_newest([table]) == []
+    assert ("its rows so far are in the one at" in caplog.text) == (former == "another folder")
+
+
 PREFIX = "persistent://public/default/dev-"
 
 

@@ -15,6 +15,7 @@ import json
 import logging
 import time
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
@@ -367,7 +368,8 @@ class Start:
         gone too.
 
         A folder that the checkpoint never saw, and that has no batch of the stream, is a new table,
-        which the user chose.
+        which the user chose. A folder may have been the table of another section: it has to have
+        what the checkpoint saw there.
 
         Raises:
             CheckpointError: a table is older or missing.
@@ -377,18 +379,21 @@ class Start:
             return []
         seen_batches, removed = seen_tables(self._checkpoint), []
         for name, table in self._tables.by_name.items():
-            seen = seen_batches.get(name)
+            former, path = seen_batches.get(name), str(table.path)
+            of_folder = [seen for seen in seen_batches.values() if seen.path == path]
+            seen = max(of_folder, key=attrgetter("batch_id"), default=former)
             if seen is None:
                 continue
             recorded = table.recorded(self._query_name(query_id)) if table in tables else None
-            was_moved = str(table.path) != seen.path
-            if recorded is None and was_moved:
+            was_moved = former is not None and former.path != path
+            if former is not None and was_moved and (recorded is None or of_folder):
                 _log.warning(
                     "the table %s is at %s now, and its rows so far are in the one at %s",
                     name,
                     table.path,
-                    seen.path,
+                    former.path,
                 )
+            if recorded is None and was_moved:
                 continue
             if recorded and recorded.batch_id >= seen.batch_id:
                 continue
