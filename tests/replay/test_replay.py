@@ -18,13 +18,17 @@ from deltalake import DeltaTable, write_deltalake
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.decode import schema
+from ledgerlake.decode.large import decode_large
+from ledgerlake.decode.messages import TopicPartition, decode_entries
 from ledgerlake.decode.single_entry import single_entries
 from ledgerlake.errors import CheckpointError, OffsetError, SetupError, TableError
 from ledgerlake.inspect.reject_counts import count_rejects
+from ledgerlake.operators.partition_writer import misfit_rejects
 from ledgerlake.options.config import Config, parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.batch_ends import BatchEnds, LastRun
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.reasons import REASONS, Reason
 from ledgerlake.replay import replay as module
 from ledgerlake.replay import replay_messages, replay_rejects
 from ledgerlake.replay.replay import REPLAYABLE, replay
@@ -35,8 +39,9 @@ from ledgerlake.table.batch_record import SeenBatch
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.open_table import existing_table
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
+from ledgerlake.values.record_rows import Misfit
 from ledgerlake.verify.key_comparison import Kind
-from ledgerlake.wire.entry import encode_batch, encode_entry
+from ledgerlake.wire.entry import encode_batch, encode_entry, parse_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.chunks import chunk_entries
 from tests.entries import batch, metadata, single
@@ -119,6 +124,38 @@ def reject_entries(
     )
     writer.write(pa.Table.from_pylist(rejected, schema=schema.REJECTS))
     table._append(writer.finish(), {"test": len(entries)}, None, "test")
+
+
+def reject_misfit(settings: Config, message: pa.RecordBatch, reason: str) -> None:
+    """Put a message that did not fit its table into the table of rejects."""
+    (misfit,) = misfit_rejects(message, [Misfit(0, Reason(reason), "d")])
+    assert misfit.entry is not None
+    place = misfit.position
+    entries = {place.entry_id: bytes(misfit.entry)}
+    reject_entries(settings, entries, reason, ledger_id=place.ledger_id)
+
+
+def large(entries: list[bytes], first: int) -> pa.RecordBatch:
+    """The row of a large message whose chunks have entry ids from one on."""
+    positions = tuple(Position(1, first + number) for number in range(len(entries)))
+    return decode_large(entries, positions, TopicPartition(TOPIC, -1), 1 << 20)
+
+
+def put_large(
+    settings: Config, form: str, first: int, value: bytes = b"large", uuid: str = "p-1"
+) -> None:
+    """Put a large message into the table of rejects, as one that did not fit, or as chunks."""
+    entries = chunk_entries(value, 2, uuid, publish_time=1)
+    if form == "misfit":
+        reject_misfit(settings, large(entries, first), "no_table")
+    elif form == "chunks":
+        reject_entries(settings, dict(enumerate(entries, first)), "encrypted")
+    else:
+        reject_entries(settings, {first: entries[0]}, "chunk_expired")
+        reject_entries(settings, {first + 1: entries[1]}, "chunk_orphan")
+
+
+FORMS = ("misfit", "chunks", "orphan")
 
 
 def values(folder: Path, name: str) -> list[bytes]:
@@ -416,20 +453,26 @@ def test_a_delayed_message_that_may_have_been_rejected_before_it_was_due_stays(
         "chunk_expired",
         "chunk_evicted",
     )
-    reject_entries(settings, dict(enumerate(chunk_entries(b"large at once", 2, "p-1"), 10)), reason)
-    large = chunk_entries(b"large delayed", 2, "p-2", deliver_at_time=due_ms, properties=scheduled)
-    reject_entries(settings, dict(enumerate(large, 20)), reason)
+    delay: dict[str, Any] = {"sequence_id": 2, "deliver_at_time": due_ms, "properties": scheduled}
+    late = chunk_entries(b"large delayed", 2, "p-2", **delay)
+    count = 1 if REASONS[Reason(reason)].is_of_a_table else 2
+    for first, chunks in ((10, chunk_entries(b"large at once", 2, "p-1")), (20, late)):
+        if count == 1:
+            reject_misfit(settings, large(chunks, first), reason)
+        else:
+            reject_entries(settings, dict(enumerate(chunks, first)), reason)
     reject_entries(
         settings, {1: single(b"at once"), 2: single(b"delayed", deliver_at_time=due_ms)}, reason
     )
     result = replay(settings)
+    half = {reason: 1 + count}
     assert (result.replayed, result.left) == (
-        ({reason: 3}, {reason: 3}) if is_withheld else ({reason: 6}, {})
+        (half, half) if is_withheld else ({reason: 2 + 2 * count}, {})
     )
     if is_withheld:
         assert "before it was due" in result.why[reason]
-    late = [] if is_withheld else [b"delayed", b"large delayed"]
-    assert values(tmp_path, "t") == sorted([b"at once", b"large at once", *late])
+    delayed = [] if is_withheld else [b"delayed", b"large delayed"]
+    assert values(tmp_path, "t") == sorted([b"at once", b"large at once", *delayed])
 
 
 def test_chunks_that_were_rejected_when_and_before_they_were_due_make_no_delayed_message(
@@ -521,19 +564,77 @@ def test_a_message_that_no_table_gets_anew_stays_a_reject(tmp_path: Path) -> Non
     assert values(tmp_path, "all") == [b"1"]
 
 
+@pytest.mark.parametrize("form", ["small", *FORMS])
 def test_a_message_that_fits_one_table_and_not_another_is_in_the_one_alone_or_with_others(
-    tmp_path: Path,
+    tmp_path: Path, form: str
 ) -> None:
-    settings = config(
-        tmp_path, {"path": "a"}, {"path": "b", "where": "cast(decode(value) as int) < 2"}
-    )
+    strict = {"path": "b", "where": "cast(decode(value) as int) < 2"}
+    settings = config(tmp_path, {"path": "a"}, strict)
     reject(settings, 1)
-    reject(settings, 2, value=b"x")
+    if form == "small":
+        reject(settings, 2, value=b"x")
+    else:
+        put_large(settings, form, 2, b"x")
     result = replay(settings)
-    assert result.replayed == {"no_table": 2}
+    assert result.replayed
+    assert result.left == {}
     assert (values(tmp_path, "a"), values(tmp_path, "b")) == ([b"1", b"x"], [b"1"])
-    reasons = DeltaTable(str(tmp_path / "rejects")).to_pyarrow_table()["reason"].to_pylist()
-    assert sorted(reasons) == ["no_table", "no_table", "replayed", "replayed", "transform_failed"]
+    assert [left.reason for left in count_rejects(settings)] == ["transform_failed"]
+    lenient = strict | {"where": "coalesce(try_cast(decode(value) as int), 0) < 2"}
+    result = replay(config(tmp_path, {"path": "a"}, lenient))
+    assert (result.replayed, result.left) == ({"transform_failed": 1}, {})
+    assert (values(tmp_path, "a"), values(tmp_path, "b")) == ([b"1", b"x"], [b"1", b"x"])
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_the_row_of_a_message_that_did_not_fit_lacks_nothing(tmp_path: Path, chunks: int) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    fields: dict[str, Any] = {
+        "publish_time": 5,
+        "event_time": 6,
+        "deliver_at_time": 7,
+        "partition_key": "k",
+        "ordering_key": b"o",
+        "schema_version": b"v",
+        "properties": [pb.KeyValue(key="a", value="b")],
+    }
+    broker = pb.BrokerEntryMetadata(broker_timestamp=8, index=9)
+    source = TopicPartition(TOPIC, -1)
+    if chunks > 1:
+        parts = [parse_entry(entry) for entry in chunk_entries(b"value", chunks, **fields)]
+        entries = [encode_entry(part.metadata, bytes(part.payload), broker) for part in parts]
+        message = large(entries, 1)
+    else:
+        raw = pa.array([encode_entry(metadata(**fields), b"value", broker)], pa.binary())
+        (part,) = decode_entries(raw, np.array([1]), np.array([1]), source)
+        message = part.messages.select(schema.MESSAGES.names)
+    (expected,) = message.to_pylist()
+    reject_misfit(settings, message, "no_table")
+    assert replay(settings).replayed == {"no_table": 1}
+    (row,) = DeltaTable(str(tmp_path / "t")).to_pyarrow_table().to_pylist()
+    of_the_replay = ("late", "delivered_at")
+    assert {name: row[name] for name in expected if name not in of_the_replay} == {
+        name: value for name, value in expected.items() if name not in of_the_replay
+    }
+    lacking = {name for name, value in row.items() if value is None}
+    assert lacking == {"key_bytes"} | ({"chunk_count", "first_chunk_id"} if chunks == 1 else set())
+
+
+@pytest.mark.parametrize("forms", [*product(FORMS, repeat=2)])
+@pytest.mark.parametrize("uuid", ["p-1", "p-1-again"])
+@pytest.mark.parametrize("replays", [1, 2])
+def test_a_large_message_comes_once_in_whatever_forms_it_was_rejected(
+    tmp_path: Path, forms: tuple[str, str], uuid: str, replays: int
+) -> None:
+    """Its producer has sent it several times."""
+    settings = config(tmp_path, {"path": "t"})
+    put_large(settings, forms[0], 10)
+    if replays == 2:
+        assert replay(settings).replayed
+    put_large(settings, forms[1], 20, uuid=uuid)
+    replay(settings)
+    replay(settings)
+    assert values(tmp_path, "t") == [b"large"]
 
 
 def test_a_message_that_is_rejected_again_for_the_same_reason_is_replayed_again(

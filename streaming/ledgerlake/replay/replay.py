@@ -20,6 +20,7 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ from ledgerlake.values.record_rows import Misfit
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -80,8 +81,17 @@ REPLAYABLE = tuple(reason for reason, declared in REASONS.items() if declared.ca
 
 _POSITION = ("ledger_id", "entry_id", "batch_index")
 
-# What the chunks of a large message have in common, however often they are sent.
+# What the rows of a large message have in common, however often its chunks are sent.
 _SENT = ("producer_name", "sequence_id", "publish_time")
+_Sent = tuple[str, int | None, datetime | None]
+
+# A topic partition, and what ``replay_rejects.FoundReject`` has as ``large_message``.
+_LargeKey = tuple[TopicPartition, tuple[str, str, int]]
+
+_NO_LARGE = (
+    "not all of its chunks are here, they are larger than a message may be or cannot be joined, or "
+    "it is delayed, and was rejected before it was due, is not due yet or has expired"
+)
 
 _PREFIX = "part-00000000-00000"
 
@@ -155,7 +165,8 @@ class _Replay:
         self._schemas = RecordSchemas(cluster, self._tables)
         self._parts = Parts(folder, self._tables, config.stream.name)
         # The large messages that were replayed. Other chunks that say they are of one follow it.
-        self._large: set[tuple[TopicPartition, tuple[str, str, int]]] = set()
+        self._large: set[_LargeKey] = set()
+        self._sent: set[tuple[TopicPartition, _Sent]] = set()
         self._start: Offset = {}
         self._end: Offset = {}
         self.result = Replayed()
@@ -273,16 +284,10 @@ class _Replay:
         partly = self._partly_read(join_partition(source.topic, source.partition))
         for part in by_plain_size(entries):
             messages, numbers = messages_of_entries(self._config, part, source, partly)
-            yield from self._write_messages(messages, numbers, part, source, writers)
-        for message, of_message in chunks.items():
-            why = self._write_large(of_message, source, writers)
-            if why is None:
-                self._large.add((source, message))
-            if (source, message) in self._large:
-                self.result.replayed.update(reject["reason"] for reject in of_message)
-                yield _marks(of_message)
-            else:
-                self._leave(of_message, why or "")
+            alone = [[reject] for reject in part]
+            yield from self._write_messages(messages, numbers, alone, source, writers)
+        for key, of_message in chunks.items():
+            yield from self._write_large((source, key), of_message, writers)
 
     def _partly_read(self, name: str) -> dict[Position, BatchRange]:
         """Return the entries of a topic partition that the stream has read in part."""
@@ -291,67 +296,73 @@ class _Replay:
         return batch_ranges(entry_range(name, start, end))
 
     def _write_large(
-        self, chunks: list[dict[str, Any]], source: TopicPartition, writers: TableWriters
-    ) -> str | None:
-        """Write a large message; return why not, or None if it was written.
+        self, key: _LargeKey, rejects: list[dict[str, Any]], writers: TableWriters
+    ) -> Iterator[pa.Table]:
+        """Write a large message.
 
         Args:
-            chunks: those with an entry are the message.
+            rejects: those with an entry are the message.
         """
-        whole = [chunk for chunk in chunks if chunk["entry"] is not None]
+        source, _ = key
+        whole = [reject for reject in rejects if reject["entry"] is not None]
         message = large_message(self._config, whole, source) if whole else None
+        if message is None and key in self._large:
+            yield from self._done([rejects])
+            return
         if message is None:
-            return (
-                "not all of its chunks are here, they are larger than a message may be or cannot "
-                "be joined, or it is "
-                "delayed, and was rejected before it was due, is not due yet or has expired"
-            )
-        # Its message was given up, or delivered at the position of another last chunk.
-        has_orphan = any(chunk["reason"] == CHUNK_ORPHAN for chunk in whole)
-        present = self._present(message, writers, _is_of_sender if has_orphan else _is_at_place)
-        misfits = self._put(message, writers, present)
-        return _why(misfits) if misfits or not writers.is_new.all() else None
+            self._leave(rejects, _NO_LARGE)
+            return
+        sent = source, _sent(message)
+        # No table shows yet what this part has written.
+        if sent in self._sent:
+            self._leave(rejects, _why([]))
+            return
+        first = np.zeros(1, dtype=np.int64)
+        for rows in self._write_messages(message, first, [rejects], source, writers):
+            self._large.add(key)
+            self._sent.add(sent)
+            yield rows
 
     def _write_messages(
         self,
         messages: pa.RecordBatch,
         numbers: NDArray[np.int64],
-        rejects: list[dict[str, Any]],
+        groups: Sequence[list[dict[str, Any]]],
         source: TopicPartition,
         writers: TableWriters,
     ) -> Iterator[pa.Table]:
         """
         Args:
-            numbers: for each message, which of the rejects it comes from. Those without messages
-                stay.
+            messages: any number of small messages, or a large one.
+            numbers: for each message, which of the groups of rejects it comes from. Those without
+                messages stay.
         """
         once, first_of = _once(messages)
-        misfits = (
-            self._put(once, writers, self._present(once, writers, _is_at_place))
-            if once.num_rows
-            else []
-        )
+        misfits = self._put(once, writers, _present(once, writers)) if once.num_rows else []
         is_new = writers.is_new[first_of] if once.num_rows else np.empty(0, dtype=bool)
         fitting = set(numbers[is_new].tolist())
         by_row = {misfit.row: misfit for misfit in misfits}
-        for number, reject in enumerate(rejects):
+        for number, rejects in enumerate(groups):
             if number not in fitting:
-                of_reject = [
+                of_group = [
                     by_row[row] for row in first_of[numbers == number].tolist() if row in by_row
                 ]
-                self._leave([reject], _why(of_reject))
+                self._leave(rejects, _why(of_group))
         if not fitting:
             return
-        done = [reject for number, reject in enumerate(rejects) if number in fitting]
-        self.result.replayed.update(reject["reason"] for reject in done)
-        yield _marks(done)
-        # The others of a batch become rejects of their own.
+        yield from self._done([groups[number] for number in sorted(fitting)])
+        # What else is in them becomes rejects of its own.
         own = {
             int(first_of[row]) for row in np.flatnonzero(np.isin(numbers, list(fitting))).tolist()
         }
         others = [misfit for misfit in misfits if misfit.row in own]
         if others:
             yield reject_rows(misfit_rejects(once, others), source)
+
+    def _done(self, groups: Iterable[list[dict[str, Any]]]) -> Iterator[pa.Table]:
+        rejects = [reject for group in groups for reject in group]
+        self.result.replayed.update(reject["reason"] for reject in rejects)
+        yield _marks(rejects)
 
     def _put(
         self,
@@ -374,19 +385,21 @@ class _Replay:
             self.result.left[reject["reason"]] += 1
             self.result.why[reject["reason"]] = why
 
-    @staticmethod
-    def _present(
-        messages: pa.RecordBatch,
-        writers: TableWriters,
-        is_in: Callable[[pa.RecordBatch, TableOptions], NDArray[np.bool_]],
-    ) -> dict[str, NDArray[np.bool_]]:
-        """Return which messages of a topic partition the tables have already: one that did not fit
-        one of them is in the others.
 
-        Raises:
-            TableError: a table cannot be read.
-        """
-        return {writer.table.name: is_in(messages, writer.table) for writer in writers.with_rows}
+def _present(messages: pa.RecordBatch, writers: TableWriters) -> dict[str, NDArray[np.bool_]]:
+    """Return which messages of a topic partition the tables have already: one that did not fit one
+    of them is in the others. This alone decides which messages are the same: small ones have the
+    same position. The rejects of a large one may be of several times that its producer sent it, so
+    a table has it wherever it stands.
+
+    Args:
+        messages: small messages, or a large one.
+
+    Raises:
+        TableError: a table cannot be read.
+    """
+    is_in = _is_at_place if messages["chunk_count"][0].as_py() is None else _is_of_sender
+    return {writer.table.name: is_in(messages, writer.table) for writer in writers.with_rows}
 
 
 def _is_at_place(messages: pa.RecordBatch, table: TableOptions) -> NDArray[np.bool_]:
@@ -404,15 +417,21 @@ def _is_at_place(messages: pa.RecordBatch, table: TableOptions) -> NDArray[np.bo
 
 
 def _is_of_sender(message: pa.RecordBatch, table: TableOptions) -> NDArray[np.bool_]:
-    """Return whether a table has a large message wherever it stands, by what its sender says."""
-    sent = message.select(_SENT)
-    (own,) = sent.to_pylist()
+    """Return whether a table has a large message, by what its sender says."""
+    producer_name, sequence_id, _ = sent = _sent(message)
     where = [
-        f"{{}}producer_name = {_quoted(own['producer_name'])}",
-        f"{{}}sequence_id = {own['sequence_id']}",
+        f"{{}}producer_name = {_quoted(producer_name)}",
+        "{}sequence_id " + ("is null" if sequence_id is None else f"= {sequence_id}"),
         "{}chunk_count > 1",
     ]
-    return np.array([own in _rows_of(message, table, _SENT, where).to_pylist()])
+    rows = _rows_of(message, table, _SENT, where).to_pylist()
+    return np.array([sent in [tuple(row.values()) for row in rows]])
+
+
+def _sent(message: pa.RecordBatch) -> _Sent:
+    """Return what the sender of a large message says about it, however often it is sent."""
+    (row,) = message.select(_SENT).to_pylist()
+    return row["producer_name"], row["sequence_id"], row["publish_time"]
 
 
 def _rows_of(

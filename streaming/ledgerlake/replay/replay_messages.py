@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.large import decode_large
 from ledgerlake.decode.messages import decode_entries
 from ledgerlake.decode.payloads import process_entry
+from ledgerlake.decode.single_entry import chunks_of
 from ledgerlake.errors import CorruptEntryError, DecryptionError
 from ledgerlake.operators.scheduled import find_in_due
 from ledgerlake.reasons import (
@@ -62,6 +63,7 @@ _OF_STORED_ENTRIES = (
 )
 
 _Reject = dict[str, Any]
+_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 
 def by_plain_size(rejects: list[_Reject]) -> Iterator[list[_Reject]]:
@@ -193,9 +195,11 @@ def _processed(source: SourceOptions, reject: _Reject) -> bytes:
 def large_message(
     config: Config, chunks: list[_Reject], source: TopicPartition
 ) -> pa.RecordBatch | None:
-    """Return the large message of all of its chunks; None if they cannot be joined, or it must not
-    be delivered.
+    """Return the large message of all of its chunks, or of the entry that has it whole; None if it
+    cannot be joined, or must not be delivered.
     """
+    if REASONS[chunks[0]["reason"]].is_of_a_table:
+        return _whole_message(config, chunks[:1], source)
     ordered = sorted(
         chunks, key=lambda chunk: int(peek_metadata(memoryview(chunk["entry"])).chunk_id)
     )
@@ -221,6 +225,19 @@ def large_message(
         return None
     (batch,) = _delivered(config, rows).to_batches()
     return batch
+
+
+def _whole_message(
+    config: Config, reject: list[_Reject], source: TopicPartition
+) -> pa.RecordBatch | None:
+    """Return the large message of a reject that has it whole."""
+    messages, _ = messages_of_entries(config, reject, source, {})
+    if not messages.num_rows:
+        return None
+    chunk_count, first_chunk_id = chunks_of(peek_metadata(memoryview(reject[0]["entry"])))
+    for name, value in (("chunk_count", chunk_count), ("first_chunk_id", first_chunk_id)):
+        messages = _with(messages, name, pa.array([value], schema.MESSAGES.field(name).type))
+    return messages
 
 
 def _delivered(config: Config, messages: pa.Table) -> pa.Table:
@@ -298,7 +315,7 @@ def _in_place(messages: pa.Table, rejects: list[_Reject]) -> pa.Table:
     return messages
 
 
-def _with(messages: pa.Table, name: str, column: pa.Array) -> pa.Table:
+def _with(messages: _Rows, name: str, column: pa.Array) -> _Rows:
     return messages.set_column(
         messages.schema.get_field_index(name), schema.MESSAGES.field(name), column
     )

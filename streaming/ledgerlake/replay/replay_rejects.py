@@ -23,8 +23,9 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from ledgerlake.decode import schema
+from ledgerlake.decode.single_entry import chunks_of
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.reasons import REPLAYED
+from ledgerlake.reasons import REASONS, REPLAYED, Reason
 from ledgerlake.table.deletion_vectors import live_part, live_rows
 from ledgerlake.table.open_table import not_readable, open_delta
 from ledgerlake.table.ordered_files import data_folder, read_row_groups
@@ -46,6 +47,9 @@ _PART_BYTES = 64 * 1024 * 1024
 # Columns that are in each row of a message.
 _OF_A_MESSAGE = ("topic", "partition", "ledger_id", "entry_id", "message_id")
 
+# No publish time is negative.
+_WHOLE = -1
+
 # Topic, partition, place and reason.
 Key = tuple[Any, ...]
 
@@ -55,8 +59,10 @@ class FoundReject:
     """Where a reject is: its topic partition and position; the file, the row group and the row in
     it; and the bytes of its entry. If it is a chunk, ``large_message`` has producer, uuid and
     publish time of its message: a restarted producer may use uuids again. ``chunk_id`` and
-    ``chunk_count`` are what the chunk says. Without ``needs_entry``, its row is read without the
-    entry. There may be millions of them, so they share their texts and have no keys.
+    ``chunk_count`` are what the chunk says. A large message that did not fit a table is one chunk;
+    it has the id of its first chunk as uuid, and ``_WHOLE`` as publish time. Without
+    ``needs_entry``, its row is read without the entry. There may be millions of them, so they
+    share their texts and have no keys.
     """
 
     topic: str
@@ -215,7 +221,7 @@ def _rejects(
         *columns, numbers.tolist(), _buffers(rows["entry"]), strict=True
     ):
         place = (ledger_id, entry_id, batch_index_of(message_id))
-        large = _large_message_of(entry)
+        large = _large_message_of(entry, Reason(reason))
         source = intern(topic), partition, place, file, row_group, number
         yield FoundReject(*source, len(entry), *large, reason=intern(reason))
 
@@ -302,12 +308,21 @@ def batch_index_of(message_id: str) -> int:
     return int(index[0]) if index else -1
 
 
-def _large_message_of(entry: memoryview) -> tuple[tuple[str, str, int] | None, int, int]:
-    """Return the message that an entry is a chunk of, if it is a chunk, and its id and count."""
+def _large_message_of(
+    entry: memoryview, reason: Reason
+) -> tuple[tuple[str, str, int] | None, int, int]:
+    """Return the large message that an entry is or is a chunk of, if it is, and the chunk's id and
+    count.
+    """
     try:
         metadata = peek_metadata(entry)
     except CorruptEntryError:
         return None, 0, 0
+    if REASONS[reason].is_of_a_table:
+        _, first_chunk_id = chunks_of(metadata)
+        if first_chunk_id is None:
+            return None, 0, 0
+        return (metadata.producer_name, first_chunk_id, _WHOLE), 0, 1
     if metadata.num_chunks_from_msg <= 1:
         return None, 0, 0
     message = metadata.producer_name, metadata.uuid, metadata.publish_time

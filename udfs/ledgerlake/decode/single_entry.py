@@ -2,7 +2,8 @@
 
 The entry of a batch may have thousands of messages, and each could become a reject. So each gets an
 entry that has that message alone, with its metadata and the broker's. Times have milliseconds, as
-in Pulsar.
+in Pulsar. A large message is whole in its entry, and is decoded as any message, since there is no
+``num_chunks_from_msg``. ``uuid`` has the id of its first chunk, ``chunk_id`` the number of chunks.
 """
 
 from __future__ import annotations
@@ -35,6 +36,13 @@ def single_entries(messages: pa.RecordBatch) -> list[bytes]:
     return [_entry_of(row) for row in messages.to_pylist()]
 
 
+def chunks_of(metadata: pb.MessageMetadata) -> tuple[int | None, str | None]:
+    """Return ``chunk_count`` and ``first_chunk_id`` of the message of an entry of its own."""
+    if not metadata.HasField("uuid"):
+        return None, None
+    return metadata.chunk_id, metadata.uuid
+
+
 def _entry_of(row: Mapping[str, Any]) -> bytes:
     outside, properties = _outside(row)
     metadata = pb.MessageMetadata(
@@ -52,6 +60,8 @@ def _entry_of(row: Mapping[str, Any]) -> bytes:
         metadata.partition_key_b64_encoded = True
     elif row["key"] is not None:
         metadata.partition_key = row["key"]
+    if row["chunk_count"] is not None:
+        metadata.uuid, metadata.chunk_id = row["first_chunk_id"], row["chunk_count"]
     for name, value in properties:
         metadata.properties.add(key=name, value=value)
     return encode_entry(metadata, row["value"] or b"", _broker_metadata(row))
