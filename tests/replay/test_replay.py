@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import combinations, count, product
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,8 @@ from ledgerlake.options.config import Config, parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.batch_ends import BatchEnds, LastRun
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.components import make_components
+from ledgerlake.pipeline.start import query_name
 from ledgerlake.reasons import REASONS, Reason
 from ledgerlake.replay import replay as module
 from ledgerlake.replay import replay_messages, replay_rejects
@@ -35,7 +39,7 @@ from ledgerlake.replay.replay import REPLAYABLE, replay
 from ledgerlake.replay.replay_parts import Parts
 from ledgerlake.replay.replay_rejects import FoundReject, RejectsToReplay
 from ledgerlake.stored.offsets import PartitionOffset, to_json
-from ledgerlake.table.batch_record import SeenBatch
+from ledgerlake.table.batch_record import BatchRecord, SeenBatch
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.open_table import existing_table
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
@@ -49,6 +53,13 @@ from tests.verify.test_topic_content import read
 
 TOPIC = "persistent://public/default/orders"
 
+# The number of the checkpoint, and the name of its query in the tables.
+NUMBER = 7
+QUERY = query_name("orders", "q")
+
+# Makes a configuration whose table of some name a start refuses.
+Fault = Callable[[Config, str, Table], None]
+
 
 def config(folder: Path, *tables: dict[str, Any], **delta: Any) -> Config:
     settings = parse_config(
@@ -59,7 +70,10 @@ def config(folder: Path, *tables: dict[str, Any], **delta: Any) -> Config:
             "tables": [{**table, "path": str(folder / table["path"])} for table in tables],
         }
     )
-    Checkpoint(settings.checkpoint_place).save_start({})
+    checkpoint = Checkpoint(settings.checkpoint_place)
+    checkpoint.save_stream("orders", NUMBER)
+    checkpoint.save_start({})
+    (folder / "checkpoint/metadata").write_text('{"id": "q"}')
     return settings
 
 
@@ -814,7 +828,7 @@ def test_what_is_kept_of_a_reject_until_its_part_is_read_is_small(tmp_path: Path
         kept_bytes, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert rejects.topics == [TOPIC]
+    assert rejects.sources == [(TOPIC, -1)]
     assert kept_bytes < 300 * count
     # The columns of the row group in work are plain Python too.
     assert peak_bytes < 700 * count
@@ -925,12 +939,121 @@ def test_a_table_that_is_not_made_yet_holds_up_no_replay_into_others(tmp_path: P
     assert not (tmp_path / "waits/_delta_log").exists()
 
 
-def test_a_replay_makes_no_table_in_place_of_one_that_was_there(tmp_path: Path) -> None:
+def plan_batch(settings: Config, number: int) -> BatchRecord:
+    """Let the running stream plan a micro-batch."""
+    checkpoint = Checkpoint(settings.checkpoint_place)
+    offset = json.dumps(to_json({TOPIC: PartitionOffset(Position(1, number))}))
+    offsets = Path(checkpoint.folder.uri) / "offsets"
+    offsets.mkdir(exist_ok=True)
+    (offsets / f"{number}").write_text(f"v1\n{{}}\n{offset}")
+    return checkpoint.log.record("orders", QUERY, number, NUMBER)
+
+
+def finish_batch(settings: Config, number: int) -> None:
+    commits = Path(settings.checkpoint_place.uri) / "commits"
+    commits.mkdir(exist_ok=True)
+    (commits / f"{number}").write_text("v1\n{}")
+
+
+def see(settings: Config, name: str, path: str, batch_id: int) -> None:
+    seen = {name: SeenBatch(path, batch_id)}
+    BatchEnds(Checkpoint(settings.checkpoint_place)).add(LastRun(batch_id, None), {}, seen)
+
+
+def of_another_stream(settings: Config, _name: str, _table: Table) -> None:
+    Checkpoint(settings.checkpoint_place).save_stream("other", NUMBER)
+
+
+def written_by_another_stream(_settings: Config, _name: str, table: Table) -> None:
+    table.begin_stream("other", [TOPIC])
+
+
+def written_by_a_later_checkpoint(_settings: Config, _name: str, table: Table) -> None:
+    table.commit(BatchRecord("orders", "later", 0, 1, checkpoint=NUMBER + 1), [], {})
+
+
+def newer_than_the_checkpoint(_settings: Config, _name: str, table: Table) -> None:
+    table.commit(BatchRecord("orders", QUERY, 0, 1, checkpoint=NUMBER), [], {})
+
+
+def with_another_batch(settings: Config, _name: str, table: Table) -> None:
+    plan_batch(settings, 0)
+    finish_batch(settings, 0)
+    table.commit(BatchRecord("orders", QUERY, 0, 1, checkpoint=NUMBER), [], {})
+
+
+def older_than_the_checkpoint(settings: Config, name: str, table: Table) -> None:
+    table.commit(plan_batch(settings, 0), [], {})
+    finish_batch(settings, 0)
+    see(settings, name, str(table.path), 1)
+
+
+def unknown_to_the_table(settings: Config, name: str, table: Table) -> None:
+    see(settings, name, str(table.path), 0)
+
+
+def an_older_copy_at_another_path(settings: Config, name: str, table: Table) -> None:
+    older_than_the_checkpoint(settings, name, table)
+    see(settings, name, f"{table.path}-moved", 1)
+
+
+def removed(settings: Config, name: str, table: Table) -> None:
+    see(settings, name, str(table.path), 0)
+    rmtree(table.path.uri)
+
+
+FAULTS: list[Fault] = [
+    of_another_stream,
+    written_by_another_stream,
+    written_by_a_later_checkpoint,
+    newer_than_the_checkpoint,
+    with_another_batch,
+    older_than_the_checkpoint,
+    unknown_to_the_table,
+    an_older_copy_at_another_path,
+]
+
+
+# Without a table of rejects there is nothing to replay.
+@pytest.mark.parametrize(
+    ("fault", "name"), [*product(FAULTS, ["messages", "rejects"]), (removed, "messages")]
+)
+def test_a_replay_refuses_the_tables_that_a_start_refuses(
+    tmp_path: Path, fault: Fault, name: str
+) -> None:
     settings = config(tmp_path, path=str(tmp_path / "messages"))
     reject(settings, 1)
-    seen = {"messages": SeenBatch(str(settings.messages_place), 0)}
-    BatchEnds(Checkpoint(settings.checkpoint_place)).add(LastRun(0, None), {}, seen)
-    with pytest.raises(TableError, match="there is no table"):
+    assert replay(settings).replayed
+    reject(settings, 2)
+    fault(settings, name, make_components(settings).tables.by_name[name])
+    with pytest.raises(CheckpointError):
         replay(settings)
-    assert not (tmp_path / "messages/_delta_log").exists()
-    assert [left.reason for left in count_rejects(settings)] == ["no_table"]
+    if fault is removed:
+        assert not (tmp_path / "messages/_delta_log").exists()
+    else:
+        assert values(tmp_path, "messages") == [b"1"]
+    assert [left.rejects for left in count_rejects(settings)] == [1]
+
+
+def test_a_stream_that_goes_on_beside_a_replay_is_no_reason_to_refuse_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(tmp_path, path=str(tmp_path / "messages"))
+    reject(settings, 1)
+    assert replay(settings).replayed
+    reject(settings, 2)
+    recorded, batches = Table.recorded, count()
+
+    def after_another_batch(table: Table, query: str) -> Any:
+        number = next(batches)
+        batch = plan_batch(settings, number)
+        for known in make_components(settings).tables.by_name.values():
+            known.commit(batch, [], {})
+            see(settings, "messages", str(settings.messages_place), number)
+        finish_batch(settings, number)
+        return recorded(table, query)
+
+    monkeypatch.setattr(Table, "recorded", after_another_batch)
+    assert replay(settings).replayed == {"no_table": 1}
+    assert next(batches) > 1
+    assert values(tmp_path, "messages") == [b"1", b"2"]

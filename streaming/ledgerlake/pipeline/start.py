@@ -44,6 +44,8 @@ from ledgerlake.table.open_table import existing_table
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ledgerlake.options.bounds import Bound
     from ledgerlake.options.config import Config
     from ledgerlake.pipeline.checkpoint import Checkpoint
@@ -148,10 +150,28 @@ class Start:
             in_table = table.outbox_messages(name) if is_there and name is not None else None
             self._compare_with_outbox(outbox, committed, in_table)
 
+    def compare_beside_a_run(self, names: Iterable[str], tables: list[Table]) -> list[str]:
+        """Check all that a start checks about tables to which messages of topic partitions are to
+        be added, while the stream may run. Return as ``check_tables_are_newest``.
+
+        Args:
+            tables: the tables that exist.
+
+        Raises:
+            CheckpointError: the checkpoint is of another stream, another stream writes the
+                messages, or checkpoint and tables do not belong together.
+        """
+        self._checkpoint.check_stream(self._config.stream.name)
+        self._tables.check_writers(names, tables)
+        return self._compare_tables(tables)
+
+    def _compare_tables(self, tables: list[Table]) -> list[str]:
+        self.compare_with_tables(tables)
+        return self.check_tables_are_newest(tables)
+
     def _compare(self, start: Offset | None, tables: list[Table]) -> list[str]:
         """Compare all; return the tables that ``check_tables_are_newest`` returns."""
-        self.compare_with_tables(tables)
-        removed = self.check_tables_are_newest(tables)
+        removed = self._compare_tables(tables)
         self.compare_settings(tables)
         if start is not None:
             self._compare_with_cursors(start)
@@ -324,10 +344,10 @@ class Start:
             CheckpointError: it is older, a later checkpoint has written to a table, or the tables
                 have batches of another run.
         """
+        has_batches = self._checkpoint.log.last_planned() is not None
         query_id = self._checkpoint.log.query_id()
-        planned = self._checkpoint.log.last_planned()
         if query_id is None:
-            if planned is not None:
+            if has_batches:
                 raise CheckpointError(
                     f"the checkpoint {self._config.stream.checkpoint} lacks its file 'metadata'; "
                     "restore it from a complete copy"
@@ -335,9 +355,11 @@ class Start:
             self._check_not_begun(tables)
             return
         query, number = self._query_name(query_id), self._checkpoint.number()
-        for table in tables:
+        of_tables = [(table, table.recorded(query)) for table in tables]
+        # After the tables, since a stream that runs goes on meanwhile.
+        planned = self._checkpoint.log.last_planned()
+        for table, recorded in of_tables:
             self._check_last_writer(table, number)
-            recorded = table.recorded(query)
             if recorded is None:
                 continue
             if planned is None or recorded.batch_id > planned:

@@ -28,7 +28,6 @@ import numpy as np
 import pyarrow as pa
 from deltalake import QueryBuilder
 
-from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
@@ -38,10 +37,7 @@ from ledgerlake.operators.partition_writer import misfit_rejects
 from ledgerlake.operators.results import BatchSettings
 from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.options.config import REJECTS_TABLE
-from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.pipeline.known_tables import is_missed
-from ledgerlake.pipeline.record_schemas import RecordSchemas
-from ledgerlake.pipeline.tables import Tables
+from ledgerlake.pipeline.components import make_components
 from ledgerlake.reasons import (
     CHUNK_EVICTED,
     CHUNK_EXPIRED,
@@ -71,6 +67,7 @@ if TYPE_CHECKING:
     from ledgerlake.decode.messages import BatchRange
     from ledgerlake.options.config import Config
     from ledgerlake.options.table_options import TableOptions
+    from ledgerlake.pipeline.components import Components
     from ledgerlake.stored.offsets import Offset
     from ledgerlake.wire.message_id import Position
 
@@ -136,11 +133,11 @@ def replay(config: Config, reasons: Sequence[str] = ()) -> Replayed:
             f"rejects of {unknown[0]} cannot be replayed; the reasons that can are "
             f"{', '.join(REPLAYABLE)}"
         )
-    cluster = Cluster(config.source.client)
+    components = make_components(config)
     try:
-        return _Replay(config, cluster).run(_with_late_chunks(reasons) or REPLAYABLE)
+        return _Replay(config, components).run(_with_late_chunks(reasons) or REPLAYABLE)
     finally:
-        cluster.close()
+        components.cluster.close()
 
 
 def _with_late_chunks(reasons: Sequence[str]) -> tuple[str, ...]:
@@ -150,20 +147,19 @@ def _with_late_chunks(reasons: Sequence[str]) -> tuple[str, ...]:
 
 
 class _Replay:
-    def __init__(self, config: Config, cluster: Cluster) -> None:
+    def __init__(self, config: Config, components: Components) -> None:
         self._config = config
         # A row of an earlier message would take the place of a later one.
         self._options = [table for table in config.table_options if not table.keeps_latest]
         self._unwritten = [table for table in config.table_options if table.keeps_latest]
-        checkpoint = Checkpoint(config.checkpoint_place)
+        self._checkpoint = checkpoint = components.checkpoint
         # It alone tells of a micro-batch that is not finished.
         checkpoint.existing_start()
-        folder = checkpoint.folder / "ledgerlake"
-        self._checkpoint = checkpoint
         self._log = checkpoint.log
-        self._tables = Tables(config, folder / "staging")
-        self._schemas = RecordSchemas(cluster, self._tables)
-        self._parts = Parts(folder, self._tables, config.stream.name)
+        self._tables = components.tables
+        self._schemas = components.schemas
+        self._compare = components.start.compare_beside_a_run
+        self._parts = Parts(checkpoint.folder / "ledgerlake", self._tables, config.stream.name)
         # The large messages that were replayed. Other chunks that say they are of one follow it.
         self._large: set[_LargeKey] = set()
         self._sent: set[tuple[TopicPartition, _Sent]] = set()
@@ -186,10 +182,11 @@ class _Replay:
         self.result.left_out = rejects.left_out
         self._await_last_batch()
         self._start, self._end = self._checkpoint.committed_range()
-        if rejects.topics:
+        topics_with_rejects = sorted({topic for topic, _ in rejects.sources})
+        if topics_with_rejects:
             # What a start of the pipeline refuses is refused here too, before a table gets columns.
-            self._open(rejects.topics)
-            self._schemas.learn(rejects.topics)
+            self._open(topics_with_rejects, [join_partition(*source) for source in rejects.sources])
+            self._schemas.learn(topics_with_rejects)
         for rows in rejects.parts():
             self._replay(rows)
         return self.result
@@ -255,7 +252,14 @@ class _Replay:
             writer.write(table)
         return writer.finish()
 
-    def _open(self, topics: Iterable[str]) -> None:
+    def _open(self, topics: Iterable[str], topic_partitions: Iterable[str] = ()) -> None:
+        """Open the tables of topics.
+
+        Raises:
+            As ``Start.compare_beside_a_run``.
+            SetupError: delta-spark writes a table.
+            TableError: a table cannot be opened, or was removed.
+        """
         self._tables.add_for_topics(topics)
         for table in self._tables.by_name.values():
             if isinstance(table, SparkTable):
@@ -263,11 +267,10 @@ class _Replay:
                     f"rejects cannot be replayed into the table at {table.path}, which delta-spark "
                     "writes"
                 )
-        existing = self._tables.check(None)
-        for name, table in self._tables.by_name.items():
-            # A new one in its place would not be the table that the user restores.
-            if table not in existing and is_missed(self._config, name, table.path):
-                raise no_table(table.path)
+        removed = self._compare(topic_partitions, self._tables.check(None))
+        if removed:
+            # Only a start may forget it, and would refuse a new one.
+            raise no_table(self._tables.by_name[removed[0]].path)
 
     def _write(
         self, rejects: list[dict[str, Any]], source: TopicPartition, writers: TableWriters

@@ -110,9 +110,9 @@ class RejectsToReplay:
             raise not_readable(place, error) from None
 
     @property
-    def topics(self) -> list[str]:
-        """Return the topics of the rejects."""
-        return sorted({reject.topic for reject in self._found})
+    def sources(self) -> list[tuple[str, int]]:
+        """Return the topics of the rejects, each with its partitions."""
+        return sorted({(reject.topic, reject.partition) for reject in self._found})
 
     def parts(self) -> Iterator[list[dict[str, Any]]]:
         """Yield the rows of rejects in parts, in the order of topic partitions and positions. The
