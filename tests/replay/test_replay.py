@@ -458,6 +458,8 @@ def test_a_delayed_message_that_may_have_been_rejected_before_it_was_due_stays(
 ) -> None:
     """It did not wait, so no cancel and no replacement of it is known."""
     settings = config(tmp_path, {"path": "t"})
+    if reason == "payload_processor":
+        settings = by_lines(settings)
     due_ms = 1_700_000_000_000
     scheduled = [pb.KeyValue(key="ledgerlake.schedule", value="a")]
     is_withheld = reason in (
@@ -870,6 +872,17 @@ def test_entries_in_a_format_of_the_users_are_read_by_its_function_and_their_mes
         {"payload_processor": 2},
     )
     assert values(tmp_path, "t") == [b"1", b"2", b"lines:c=3"]
+
+
+def test_what_a_function_could_not_read_stays_until_there_is_one_that_can(tmp_path: Path) -> None:
+    """No table gets the bytes of a format that nothing has read."""
+    settings = config(tmp_path, {"path": "t"})
+    reject_entries(settings, {1: single(b"lines:a=1"), 2: single(b"plain")}, "payload_processor")
+    result = replay(settings)
+    assert (result.replayed, result.left) == ({}, {"payload_processor": 2})
+    assert "message_payload_processor" in result.why["payload_processor"]
+    assert replay(by_lines(settings)).replayed == {"payload_processor": 2}
+    assert values(tmp_path, "t") == [b"1", b"plain"]
 
 
 @pytest.mark.parametrize(

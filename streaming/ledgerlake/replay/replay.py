@@ -468,8 +468,9 @@ def _rows_of(
 def _why(misfits: Sequence[Misfit]) -> str:
     if not misfits:
         return (
-            "it cannot be decoded, was rejected before it was due, is not due yet, has expired, "
-            "repeats, or no table gets it anew"
+            "it cannot be decoded, lacks the message_payload_processor that is to read it, was "
+            "rejected before it was due, is not due yet, has expired, repeats, or no table gets it "
+            "anew"
         )
     return f"{misfits[0].reason}: {misfits[0].detail}"
 

@@ -175,9 +175,12 @@ def _processed(source: SourceOptions, reject: _Reject) -> bytes:
     function had returned its messages.
 
     Raises:
-        CorruptEntryError: the function failed, or found no message.
+        CorruptEntryError: the function failed or found no message, or the one that failed is no
+            longer there: nothing else knows the format.
     """
     entry: bytes = reject["entry"]
+    if source.message_payload_processor is None and reject["reason"] == PAYLOAD_PROCESSOR:
+        raise CorruptEntryError("there is no function to read it", reason=PAYLOAD_PROCESSOR)
     if source.message_payload_processor is None or reject["reason"] not in _OF_STORED_ENTRIES:
         return entry
     if reject["reason"] == TOO_LARGE and not peek_metadata(memoryview(entry)).compression:
