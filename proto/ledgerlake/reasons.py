@@ -22,7 +22,7 @@ class Declared:
         is_mismatch: the message does not fit its table, and `[delta] on_mismatch` decides whether
             the stream ends.
         is_of_a_table: it depends on a table's rows, so that one table may take a message that
-        another rejects.
+        another rejects. Such a reject has that message alone.
         may_change: it depends on more than the entry and the options, such as keys and what the
             topic still has, so a repeated micro-batch may give another outcome.
         may_precede_due: a delayed message may be rejected for it before it waits, so that no cancel

@@ -24,19 +24,15 @@ from ledgerlake.decode.single_entry import chunks_of
 from ledgerlake.errors import CorruptEntryError, DecryptionError
 from ledgerlake.operators.scheduled import find_in_due
 from ledgerlake.reasons import (
-    BAD_COMPRESSION,
-    ENCRYPTED,
     PAYLOAD_PROCESSOR,
     REASONS,
     TOO_LARGE,
-    UNDECRYPTABLE,
-    UNKNOWN_CODEC,
 )
 from ledgerlake.replay.replay_rejects import batch_index_of
 from ledgerlake.runtime.plugins import load
 from ledgerlake.schedules.cancel_messages import rows_with_property
 from ledgerlake.wire.entry import peek_metadata
-from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.message_id import MessageId, Position
 from ledgerlake.wire.schedules import CRON_PROPERTY, EVERY_PROPERTY
 
 if TYPE_CHECKING:
@@ -51,16 +47,6 @@ if TYPE_CHECKING:
 
 # Entries that may take so much memory when they are decoded are decoded together.
 _PLAIN_BYTES = 64 * 1024 * 1024
-
-# The reasons of rejects whose entry is as it was stored. Others have a single message.
-_OF_STORED_ENTRIES = (
-    ENCRYPTED,
-    UNDECRYPTABLE,
-    PAYLOAD_PROCESSOR,
-    UNKNOWN_CODEC,
-    BAD_COMPRESSION,
-    TOO_LARGE,
-)
 
 _Reject = dict[str, Any]
 _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
@@ -181,7 +167,7 @@ def _processed(source: SourceOptions, reject: _Reject) -> bytes:
     entry: bytes = reject["entry"]
     if source.message_payload_processor is None and reject["reason"] == PAYLOAD_PROCESSOR:
         raise CorruptEntryError("there is no function to read it", reason=PAYLOAD_PROCESSOR)
-    if source.message_payload_processor is None or reject["reason"] not in _OF_STORED_ENTRIES:
+    if source.message_payload_processor is None or REASONS[reject["reason"]].is_of_a_table:
         return entry
     if reject["reason"] == TOO_LARGE and not peek_metadata(memoryview(entry)).compression:
         # The function has returned the messages, together too large.
@@ -264,9 +250,9 @@ def _may_precede_due(source: SourceOptions, reject: _Reject) -> bool:
     """Return whether a delayed message may have been rejected before it was due: as all that the
     user's function was to read.
     """
-    if source.message_payload_processor is not None and reject["reason"] in _OF_STORED_ENTRIES:
-        return True
-    return REASONS[reject["reason"]].may_precede_due
+    reason = REASONS[reject["reason"]]
+    has_function = source.message_payload_processor is not None
+    return reason.may_precede_due or (has_function and not reason.is_of_a_table)
 
 
 def _withheld(messages: pa.Table) -> set[int]:
@@ -303,15 +289,15 @@ def _in_place(messages: pa.Table, rejects: list[_Reject]) -> pa.Table:
         own if _is_of_entry(reject) else batch_index_of(reject["message_id"])
         for reject, own in zip(rejects, of_batch, strict=True)
     ]
-    positions = [f"{reject['ledger_id']}:{reject['entry_id']}" for reject in rejects]
+    ids = [
+        MessageId(reject["ledger_id"], reject["entry_id"], index)
+        for reject, index in zip(rejects, indexes, strict=True)
+    ]
     columns: dict[str, list[Any]] = {
         "ledger_id": [reject["ledger_id"] for reject in rejects],
         "entry_id": [reject["entry_id"] for reject in rejects],
         "batch_index": indexes,
-        "message_id": [
-            text if index < 0 else f"{text}:{index}"
-            for text, index in zip(positions, indexes, strict=True)
-        ],
+        "message_id": [str(message_id) for message_id in ids],
     }
     for name, values in columns.items():
         messages = _with(messages, name, pa.array(values, schema.MESSAGES.field(name).type))
