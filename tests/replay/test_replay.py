@@ -701,6 +701,18 @@ def test_chunks_that_were_given_up_and_an_orphan_are_no_message_that_the_table_h
     assert rows == (2 if other else 1)
 
 
+@pytest.mark.parametrize("beyond", [{"sequence_id": 2**63}, {"publish_time": 2**62}])
+def test_a_large_message_with_a_number_that_no_column_can_hold_comes_once(
+    tmp_path: Path, beyond: dict[str, Any]
+) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    entries = chunk_entries(b"large", 2, **{"publish_time": 1} | beyond)
+    for first in (1, 11):
+        reject_entries(settings, dict(enumerate(entries, first)), "encrypted")
+        replay(settings)
+    assert values(tmp_path, "t") == [b"large"]
+
+
 def test_chunks_in_any_order_are_the_messages_that_a_comparison_with_the_topic_expects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,6 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +79,7 @@ _POSITION = ("ledger_id", "entry_id", "batch_index")
 
 # What the rows of a large message have in common, however often its chunks are sent.
 _SENT = ("producer_name", "sequence_id", "publish_time")
-_Sent = tuple[str, int | None, datetime | None]
+_Sent = tuple[str, int | None, int | None]
 
 # A topic partition, and what ``replay_rejects.FoundReject`` has as ``large_message``.
 _LargeKey = tuple[TopicPartition, tuple[str, str, int]]
@@ -421,20 +420,30 @@ def _is_at_place(messages: pa.RecordBatch, table: TableOptions) -> NDArray[np.bo
 
 def _is_of_sender(message: pa.RecordBatch, table: TableOptions) -> NDArray[np.bool_]:
     """Return whether a table has a large message, by what its sender says."""
-    producer_name, sequence_id, _ = sent = _sent(message)
+    producer_name, sequence_id, publish_us = _sent(message)
+    # Files of other times are not read.
+    published = None if publish_us is None else f"to_timestamp_micros({publish_us})"
     where = [
         f"{{}}producer_name = {_quoted(producer_name)}",
-        "{}sequence_id " + ("is null" if sequence_id is None else f"= {sequence_id}"),
+        _equals("sequence_id", sequence_id),
+        _equals("publish_time", published),
         "{}chunk_count > 1",
     ]
-    rows = _rows_of(message, table, _SENT, where).to_pylist()
-    return np.array([sent in [tuple(row.values()) for row in rows]])
+    return np.array([_rows_of(message, table, _SENT, where).num_rows > 0])
+
+
+def _equals(name: str, literal: str | int | None) -> str:
+    return f"{{}}{name} " + ("is null" if literal is None else f"= {literal}")
 
 
 def _sent(message: pa.RecordBatch) -> _Sent:
     """Return what the sender of a large message says about it, however often it is sent."""
-    (row,) = message.select(_SENT).to_pylist()
-    return row["producer_name"], row["sequence_id"], row["publish_time"]
+    publish_us = message["publish_time"].cast(pa.int64())
+    return (
+        message["producer_name"][0].as_py(),
+        message["sequence_id"][0].as_py(),
+        publish_us[0].as_py(),
+    )
 
 
 def _rows_of(
