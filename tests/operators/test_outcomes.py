@@ -4,6 +4,8 @@ has them.
 
 from __future__ import annotations
 
+from itertools import product
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -14,15 +16,19 @@ from ledgerlake.assembly.rules import ChunkedMessageKey, Limits
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.rejects import RejectedEntry
+from ledgerlake.delay.segment import index_rows
 from ledgerlake.operators import outcomes
+from ledgerlake.operators.due_outcomes import DueOutcomes, Release
 from ledgerlake.operators.outcome_types import Delivery, DueEntries, DuePositions, RejectedPositions
 from ledgerlake.operators.outcomes import OutcomeDecoder
+from ledgerlake.operators.repeating import Repeated
 from ledgerlake.operators.results import StageSettings
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.reasons import Reason
 from ledgerlake.schedules.cancels import Cancel, Cancels
+from ledgerlake.schedules.schedules import MarkedPositions, Schedules
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position
@@ -370,6 +376,39 @@ def test_messages_between_occurrences_become_what_they_become_alone(is_in_topic:
     assert [row for row in rows if row["entry_id"] == 0] == occurrences
     assert [row["entry_id"] for row in rows] == [0, 1, 0, 0, 3, 3, 0, 0, 0, 6]
     assert rejects == expected_rejects
+
+
+@pytest.mark.parametrize("kinds", [*product(["repeats", "kept", "in the topic"], repeat=3)])
+def test_each_message_that_is_due_has_its_own_bytes_wherever_they_are(
+    kinds: tuple[str, ...],
+) -> None:
+    """The bytes of any message may be in the state: it was stored when bytes were kept."""
+    entries = [single(name, deliver_at_time=DUE_MS) for name in (b"a", b"b", b"c")]
+    due: list[pa.RecordBatch | Repeated] = []
+    for number, kind in enumerate(kinds):
+        kept = commands.message(1, 7, number, entries[number])
+        if kind == "repeats":
+            due.append(Repeated(Position(7, number), kept, Delivery(DUE_MS, {"is": "repeated"})))
+        else:
+            due.append(index_rows([(DUE_MS, 7, number)], [kept if kind == "kept" else None]))
+    nothing_separate: Any = SimpleNamespace(waiting=lambda _position: None)
+    nothing: Any = None
+    release = Release(DUE_MS + 5, {}, DUE_MS + 5)
+    with Peer() as peer:
+        peer.add(*entries)
+        judge = decoder(peer)
+        released = DueOutcomes(
+            nothing_separate, nothing, Schedules(nothing, MarkedPositions()), release
+        ).in_order(due)
+        rows, rejects = _content_of(part for outcome in released for part in judge.decode(outcome))
+    assert rejects == []
+    found = [
+        (row["entry_id"], row["value"], ("is", "repeated") in row["properties"]) for row in rows
+    ]
+    assert found == [
+        (number, value, kind == "repeats")
+        for number, (value, kind) in enumerate(zip((b"a", b"b", b"c"), kinds, strict=True))
+    ]
 
 
 def _content_of(

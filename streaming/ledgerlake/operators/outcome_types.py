@@ -56,7 +56,8 @@ class DueEntries:
 class DuePositions:
     """Delayed entries whose bytes only the topic has, in the order in which they are due, with the
     times of the index at which they are. If messages that repeat are among them, ``deliveries`` has
-    an item for each position, None for the others, and ``frames`` has their entries.
+    an item for each position, None for the others, and ``frames`` has the entries that are known,
+    which are found by their positions.
     """
 
     positions: list[Position]

@@ -417,11 +417,13 @@ def _with_delivery(messages: pa.RecordBatch, delivered_ms: int) -> pa.RecordBatc
 
 
 def _known_entries(outcome: DuePositions) -> list[_Due]:
-    """Return due messages with the entries that need not be read."""
-    known = iter(placed_entries(outcome.frames) if outcome.deliveries else [])
+    """Return due messages with the entries that need not be read: any message may have been kept in
+    the state, and occurrences of one message share its entry.
+    """
+    known = dict(placed_entries(outcome.frames) if outcome.deliveries else [])
     deliveries = outcome.deliveries or [None] * len(outcome.positions)
     return [
-        _Due(position, None, due_ms=due_ms) if delivery is None else _Due(*next(known), delivery)
+        _Due(position, known.get(position), delivery, due_ms)
         for position, due_ms, delivery in zip(
             outcome.positions, outcome.due_ms, deliveries, strict=True
         )
