@@ -249,8 +249,8 @@ def test_a_subscription_is_seen_without_being_made(peer: Peer) -> None:
         assert cursor.exists()
 
 
-def test_a_stream_that_runs_is_no_problem_and_neither_is_its_port(
-    peer: Peer, tmp_path: Path
+def test_a_stream_that_runs_is_no_problem_and_neither_is_its_port_and_its_end_is_not_awaited(
+    peer: Peer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     peer.subscriptions["ledgerlake-orders"] = True
     Checkpoint(Place(str(tmp_path / "checkpoint"))).save_start({TOPIC: PartitionOffset(BEFORE_ALL)})
@@ -260,6 +260,7 @@ def test_a_stream_that_runs_is_no_problem_and_neither_is_its_port(
     assert "the subscription of the stream orders, so it runs now" in findings["checkpoint"].text
     assert findings["metrics"] == Finding("metrics", "skipped", "see checkpoint")
     assert "problem" not in [finding.state for finding in findings.values()]
+    assert "waiting up to" not in caplog.text
 
 
 def test_a_stream_of_that_name_runs_with_another_checkpoint(peer: Peer, tmp_path: Path) -> None:

@@ -63,14 +63,18 @@ class DurableCursor:
         # The last entry that the broker sent to the open consumer.
         self._sent: Position | None = None
 
-    def ensure(self, from_earliest: bool) -> None:
+    def ensure(self, from_earliest: bool, busy_for_s: float | None = None) -> None:
         """Open it; create it if it does not exist. An existing cursor is not moved.
+
+        Args:
+            busy_for_s: how long to wait for a consumer that holds it; None for as long as that may
+                be one of our own that has disappeared.
 
         Raises:
             ConsumerBusyError: another pipeline of this name holds it.
             TopicNotFoundError, BrokerError, TransportError: as for a reader.
         """
-        self._retrying(lambda: self._opened(from_earliest))
+        self._retrying(lambda: self._opened(from_earliest), busy_for_s)
 
     def try_to_open(self, from_earliest: bool) -> None:
         """Open it, or create it, as ``ensure`` does, without another try.
@@ -87,7 +91,7 @@ class DurableCursor:
             ConsumerBusyError: it is held, and so exists.
             TopicNotFoundError, BrokerError, TransportError: as for a reader.
         """
-        self._retrying(lambda: self._opened(from_earliest), busy_for_s=0.0)
+        self.ensure(from_earliest, busy_for_s=0.0)
         self.close()
 
     def exists(self) -> bool:

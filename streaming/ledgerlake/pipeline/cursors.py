@@ -93,9 +93,17 @@ class CursorKeeper:
         self._unopened: dict[str, _Unopened] = {}
         self._left: Ends = {}
 
-    def acquire(self, topic_partitions: Iterable[str], from_earliest: bool) -> None:
+    def acquire(
+        self,
+        topic_partitions: Iterable[str],
+        from_earliest: bool,
+        busy_for_s: float | None = None,
+    ) -> None:
         """Acquire the subscriptions, in order, so that one of two processes gets all of them;
         create those that are missing.
+
+        Args:
+            busy_for_s: how long to wait for another process, as ``DurableCursor.ensure`` has it.
 
         Raises:
             ConsumerBusyError: another process holds one; no subscription was created before the
@@ -105,15 +113,15 @@ class CursorKeeper:
         for name in sorted(topic_partitions):
             cursor = DurableCursor(self._cluster, name, self.subscription)
             self._cursors[name] = cursor
-            cursor.ensure(from_earliest)
+            cursor.ensure(from_earliest, busy_for_s)
 
     def acquire_existing(self, topic_partitions: Iterable[str]) -> None:
-        """Acquire the subscriptions that exist, and create none.
+        """Acquire the subscriptions that exist, and create none; wait for no other process.
 
         Raises:
             As ``acquire``.
         """
-        self.acquire(self.existing(topic_partitions), from_earliest=True)
+        self.acquire(self.existing(topic_partitions), from_earliest=True, busy_for_s=0.0)
 
     def existing(self, topic_partitions: Iterable[str]) -> list[str]:
         """Return the topic partitions that have the subscription, whoever holds it.
