@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from socketserver import BaseServer
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,6 +36,10 @@ settings.load_profile("ledgerlake")
 os.environ.setdefault("PULSAR_EXTRA_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1")
+
+# A server of the standard library looks twice a second whether it is to end, and tests start
+# hundreds.
+BaseServer.serve_forever.__defaults__ = (0.02,)
 
 
 @pytest.fixture(autouse=True)

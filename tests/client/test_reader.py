@@ -303,9 +303,10 @@ def test_a_question_for_the_last_message_that_an_unload_swallows_is_repeated_at_
         assert last.answer.last_message_id.entry_id == 2
 
 
-def test_where_the_broker_cannot_read_the_last_entry_a_cursor_is_before_the_first_one_that_it_gets() -> (
-    None
-):
+def test_where_the_broker_cannot_read_the_last_entry_a_cursor_is_before_the_first_one_that_it_gets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ledgerlake.client.cursor._UNREAD_S", 1.0)
     with Peer(unreadable_last=True) as peer:
         peer.add(*[single(b"x")] * 4)
         cursor = DurableCursor(cluster_of(peer), TOPIC, "s")
