@@ -33,7 +33,7 @@ from tests.ageing import make_older
 TOPIC = "persistent://public/default/orders"
 
 
-def message(entry_id: int, key: str, value: bytes | None, **other: Any) -> dict[str, Any]:
+def message(entry_id: int, key: str | None, value: bytes | None, **other: Any) -> dict[str, Any]:
     return {
         "topic": TOPIC,
         "partition": -1,
@@ -517,3 +517,34 @@ def test_a_file_that_a_vacuum_removed_while_the_process_was_suspended_is_not_com
     written.restart()
     written.batch([message(100, "k0-0", b"w")])
     assert written.values() == known | {"k0-0": b"w"}
+
+
+FAR_US = 32_503_680_000_000_000
+
+
+def test_times_beyond_nanoseconds_stay_though_another_writer_stores_them_as_int96(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latest_table, "_MOST_SMALL_FILES", 1)
+    written.batch([message(1, "a", b"1", event_time=FAR_US), message(2, "b", b"2")])
+    (path,) = DeltaTable(written.path.uri).file_uris()
+    # In the place of the file, as Spark writes it.
+    pq.write_table(pq.read_table(path), path, use_deprecated_int96_timestamps=True)
+    written.restart()
+    written.batch([message(3, "b", b"3")])
+    written.batch([message(4, "c", b"4")])
+    assert written.values() == {"a": b"1", "b": b"3", "c": b"4"}
+    rows = pl.read_delta(written.path.uri)
+    times_us = rows.select(pl.col("key"), pl.col("event_time").cast(pl.Int64)).rows()
+    assert sorted(times_us) == [("a", FAR_US), ("b", None), ("c", None)]
+
+
+def test_rows_without_a_key_that_another_writer_adds_stay(written: Written) -> None:
+    written.batch([message(1, "a", b"1")])
+    others = [message(number, None, b"%d" % number) for number in range(100, 103)]
+    write_deltalake(written.path.uri, rows_of(others), mode="append")
+    written.batch([message(2, "a", b"2")])
+    written.restart()
+    written.batch([message(3, "a", b"3")])
+    values = pl.read_delta(written.path.uri)["value"].to_list()
+    assert sorted(values) == [b"100", b"101", b"102", b"3"]

@@ -51,6 +51,7 @@ from ledgerlake.table.ordered_files import (
     in_order,
     key_of,
     merge_sorted,
+    open_file,
     read_row_groups,
     with_named_statistics,
 )
@@ -488,9 +489,7 @@ class _Reader:
         of them.
         """
         try:
-            with pq.ParquetFile(
-                f"{self._folder.root}/{name}", filesystem=self._folder.filesystem
-            ) as file:
+            with open_file(self._folder.filesystem, f"{self._folder.root}/{name}") as file:
                 present = [
                     path for path in paths if path.partition(".")[0] in file.schema_arrow.names
                 ]

@@ -11,6 +11,7 @@ Within a micro-batch, the later of two messages of a key is the one with the gre
 from __future__ import annotations
 
 import hashlib
+import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -203,7 +204,7 @@ def _is_last(hashes: Hashes) -> NDArray[np.bool_]:
 
 def key_hashes(rows: pa.Table) -> Hashes:
     """Return the hash of each message's key. A text and the same bytes are two keys, as they are to
-    Pulsar; another writer's row may have none.
+    Pulsar. Another writer's row may have none: no other row is of its key.
     """
     texts, others = (rows[name].to_pylist() for name in ("key", "key_bytes"))
     digests = [
@@ -216,7 +217,7 @@ def key_hashes(rows: pa.Table) -> Hashes:
 def _packed(text: str | None, other: bytes | None) -> bytes:
     if other is not None:
         return b"b" + other
-    return b"" if text is None else b"t" + text.encode()
+    return secrets.token_bytes(HASH_BYTES) if text is None else b"t" + text.encode()
 
 
 def ranks(rows: pa.Table) -> Numbers:

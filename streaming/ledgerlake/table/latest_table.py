@@ -34,7 +34,13 @@ from ledgerlake.table.latest_index import FileRows, LatestIndex, key_hashes, ran
 from ledgerlake.table.layout import log_text, path_in_file, record_of
 from ledgerlake.table.log_commit import OwnCommit
 from ledgerlake.table.log_state import read_log_state
-from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder, read_row_groups
+from ledgerlake.table.ordered_files import (
+    BufferedWriter,
+    DataFile,
+    data_folder,
+    open_file,
+    read_row_groups,
+)
 from ledgerlake.table.own_commits import OwnCommits
 from ledgerlake.table.properties import is_on
 from ledgerlake.table.record_table import RecordTable
@@ -222,7 +228,7 @@ class _LatestCommits(OwnCommits):
 
     def _read_columns(self, name: str, columns: Sequence[str]) -> pa.Table:
         """Read columns of a file's rows, in the order in which they are in it."""
-        with pq.ParquetFile((self.path / name).root, filesystem=self.path.filesystem()) as file:
+        with open_file(self.path.filesystem(), (self.path / name).root) as file:
             rows = file.read([path_in_file(self.schema, column) for column in columns])
         found = (
             pa.Table.from_struct_array(rows[PULSAR_COLUMN])

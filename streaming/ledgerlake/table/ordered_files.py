@@ -545,6 +545,18 @@ def delete_files(folder: ParquetFolder, names: Iterable[str]) -> None:
             folder.filesystem.delete_file(f"{folder.root}/{name}")
 
 
+def open_file(filesystem: FileSystem, path: str) -> pq.ParquetFile:
+    """Open a file of a table.
+
+    Another writer, such as Spark, may have written times as INT96. By default Arrow reads these in
+    nanoseconds, which no time beyond the year 2262 has.
+
+    Raises:
+        OSError, ArrowException: it cannot be read.
+    """
+    return pq.ParquetFile(path, filesystem=filesystem, coerce_int96_timestamp_unit="us")
+
+
 def read_row_groups(
     folder: ParquetFolder, name: str, *, use_threads: bool = True
 ) -> Iterator[pa.Table]:
@@ -553,7 +565,7 @@ def read_row_groups(
     Raises:
         OSError, ArrowException: it cannot be read, or has other columns.
     """
-    with pq.ParquetFile(f"{folder.root}/{name}", filesystem=folder.filesystem) as file:
+    with open_file(folder.filesystem, f"{folder.root}/{name}") as file:
         for index in range(file.num_row_groups):
             yield from_file(file.read_row_group(index, use_threads=use_threads), folder.schema)
 
