@@ -25,6 +25,7 @@ class Declared:
         another rejects. Such a reject has that message alone.
         may_change: it depends on more than the entry and the options, such as keys and what the
             topic still has, so a repeated micro-batch may give another outcome.
+        is_beside_its_message: the message has its row all the same.
         may_precede_due: a delayed message may be rejected for it before it waits, so that no cancel
             and no replacement meets it.
     """
@@ -35,6 +36,7 @@ class Declared:
     is_mismatch: bool = False
     is_of_a_table: bool = False
     may_change: bool = False
+    is_beside_its_message: bool = False
     may_precede_due: bool = False
 
 
@@ -323,6 +325,7 @@ CANCEL_REFUSED = _declare(
     "[schedules](schedules.md) have no such limit.",
     "Give the messages ids of schedules, keep messages with long delays on another topic, or, "
     "if one range had too many cancels, set `max_rows_per_trigger` and send them again.",
+    is_beside_its_message=True,
 )
 PAUSE_REFUSED = _declare(
     "pause_refused",
@@ -330,6 +333,7 @@ PAUSE_REFUSED = _declare(
     "because occurrences wait that were due before the ends of these pauses, or will be.",
     "Wait until the pipeline has caught up, or, on a broker without timestamps, correct the "
     "clocks of the senders; and send the pause again.",
+    is_beside_its_message=True,
 )
 DATA_LOSS = _declare(
     "data_loss",

@@ -16,7 +16,7 @@ from ledgerlake.verify.entry_set import EntrySet
 from ledgerlake.verify.hashed_parts import HashedParts
 from ledgerlake.verify.key_comparison import RECORD, Kind, entry_hashes
 from ledgerlake.verify.topic_content import ExpectedMessages, TopicContent, read_topic
-from ledgerlake.wire.message_id import BEFORE_ALL, Position
+from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.entries import batch, bundle, single
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pytest
 
 NO_ENTRIES = np.empty((0, 2), dtype=np.int64)
+BEFORE_FIRST = Position(7, -1)
 NO_MESSAGES = np.empty((0, 3), dtype=np.int64)
 
 
@@ -33,6 +34,7 @@ def read(
     rejects: np.ndarray = NO_ENTRIES,
     messages: np.ndarray = NO_MESSAGES,
     chunks: np.ndarray | None = None,
+    after: Position = BEFORE_FIRST,
 ) -> tuple[TopicContent, list[tuple[int, int, int]]]:
     """Read a topic with these entries; return its content, and kind, entry and batch index of each
     record.
@@ -43,7 +45,7 @@ def read(
     with HashedParts(RECORD, entry_hashes) as records:
         were_rejects = None if chunks is None else EntrySet(chunks)
         expected = ExpectedMessages(0, EntrySet(rejects), records, EntrySet(messages), were_rejects)
-        content = read_topic(options, EntryRange("t", BEFORE_ALL, Position(7, 99)), None, expected)
+        content = read_topic(options, EntryRange("t", after, Position(7, 99)), None, expected)
         found = [part[["kind", "entry_id", "batch_index"]].tolist() for part in records.parts()]
     return content, sorted(record for part in found for record in part)
 
@@ -82,6 +84,16 @@ def test_a_chunk_of_no_message_is_expected_in_rejects_alone(
     orphans = [chunk_entries(b"large", 2, f"p-{number}")[1] for number in range(3)]
     _, records = read(monkeypatch, orphans, np.array([[7, 1]]))
     assert records == [(Kind.CHUNK, 0, 0), (Kind.CHUNK, 2, 0)]
+
+
+def test_a_last_chunk_is_not_compared_if_the_topic_may_have_lost_the_chunks_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    orphans = [
+        entry for number in range(3) for entry in chunk_entries(b"large", 3, f"p-{number}")[1:]
+    ]
+    content, records = read(monkeypatch, orphans, np.array([[7, 3]]), after=Position(6, 4))
+    assert (content.not_checked, records) == (2, [])
 
 
 def test_there_may_be_more_large_messages_than_a_task_can_report(

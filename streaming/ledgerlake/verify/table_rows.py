@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from numpy.typing import NDArray
 
@@ -23,7 +22,7 @@ from ledgerlake.table.compaction import CLUSTERED_PREFIX
 from ledgerlake.table.deletion_vectors import live_part, live_rows
 from ledgerlake.table.features import PARTITIONED, special_features
 from ledgerlake.table.open_table import no_table, not_readable, open_delta
-from ledgerlake.table.ordered_files import sort_keys
+from ledgerlake.table.ordered_files import open_file, sort_keys
 from ledgerlake.table.vacuum import is_own_file
 from ledgerlake.values.record_columns import PULSAR_COLUMN
 
@@ -126,9 +125,7 @@ class TableRows:
     def _read(self, name: str) -> Iterator[pa.Table]:
         live, first = self._live.get(name.rpartition("/")[2]), 0
         try:
-            with pq.ParquetFile(
-                (self._path / name).root, filesystem=self._path.filesystem()
-            ) as file:
+            with open_file(self._path.filesystem(), (self._path / name).root) as file:
                 present = set(file.schema_arrow.names)
                 if PULSAR_COLUMN in present:
                     columns = [f"{PULSAR_COLUMN}.{name}" for name in self._columns]
@@ -278,7 +275,8 @@ class _FileOrder:
 
 class RowOrder:
     """Finds rows that come after a later row: inside each file, and between the files of a lane in
-    the order of their first rows. Rows that are marked late are not looked at.
+    the order of their first rows. Rows that are marked late are not looked at. The watermark of a
+    topic partition is a time, so two commits may have rows of one time in any order.
 
     A lane is one whose rows have an order: a topic partition in a place of the table.
     """
@@ -305,24 +303,23 @@ class RowOrder:
             before.last, before.lowest = last, min(before.lowest, lowest)
         self.descents += descents
 
-    def overlaps(self) -> dict[Hashable, dict[Hashable, OrderKey]]:
-        """Return the files with rows before the last row of an earlier file of their lane; for each
-        lane the latest such row.
+    def overlaps(self) -> dict[Hashable, dict[Hashable, int]]:
+        """Return the files with rows before the time of the last row of an earlier file of their
+        lane; for each lane the latest such time.
         """
-        overlaps: dict[Hashable, dict[Hashable, OrderKey]] = {}
+        overlaps: dict[Hashable, dict[Hashable, int]] = {}
         for lane, files in self._lanes.items():
-            reached: OrderKey = ()
+            reached_us = -1
             for name, file in sorted(files.items(), key=lambda item: item[1].first):
-                if file.lowest < reached:
-                    overlaps.setdefault(name, {})[lane] = reached
-                reached = max(reached, file.last)
+                if file.lowest[0] < reached_us:
+                    overlaps.setdefault(name, {})[lane] = reached_us
+                reached_us = max(reached_us, file.last[0])
         return overlaps
 
 
-def rows_before(rows: pa.Table, reached: OrderKey) -> int:
-    """Return the number of rows that come before a row with a sort key, without late ones."""
-    keys = _order_keys(rows)
-    return int(_descends(np.broadcast_to(np.array(reached), keys.shape), keys).sum())
+def rows_before(rows: pa.Table, reached_us: int) -> int:
+    """Return the number of rows with an earlier effective time, without late ones."""
+    return int((_order_keys(rows)[:, 0] < reached_us).sum())
 
 
 def _order_keys(rows: pa.Table) -> Keys:

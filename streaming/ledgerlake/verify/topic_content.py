@@ -56,11 +56,13 @@ _NO_LIMITS = Limits(
 @dataclass
 class TopicContent:
     """The content of a range of a topic partition beside its messages: entries that can be no
-    messages and are not in rejects, chunks of incomplete large messages, and the first entry.
+    messages and are not in rejects, chunks of incomplete large messages, last chunks of messages
+    that may have begun before the first entry of the topic, and that entry.
     """
 
     bad_entries: int = 0
     incomplete_chunks: int = 0
+    not_checked: int = 0
     first: Position | None = None
 
 
@@ -109,12 +111,20 @@ class ExpectedMessages:
         """
         entries = _entries(positions)
         is_message = len(positions) > 1
-        accounted = self._rejects if is_message else self._chunks
-        if not accounted.contains(entries)[-1]:
+        is_absent = (
+            not self._rejects.contains(entries)[-1]
+            if is_message
+            else self.lacks_chunk(positions[-1])
+        )
+        if is_absent:
             kind = Kind.LARGE if is_message else Kind.CHUNK
             self._records.add(
                 chunk_record(kind, self._partition, entries[-1:], is_waiting=is_waiting), 1
             )
+
+    def lacks_chunk(self, position: Position) -> bool:
+        """Return whether a chunk that belongs to no message was never in rejects."""
+        return not self._chunks.contains(_entries([position])).item()
 
     def count_missing(self, entries: Keys) -> int:
         """Return how many of the entries are not in rejects."""
@@ -155,6 +165,9 @@ def read_topic(
             content.first = content.first or position
             try:
                 for ended in chunks.take(piece.kind, entry, position):
+                    if len(ended.positions) == 1 and content.first != _next(span.after):
+                        content.not_checked += ended.is_last and expected.lacks_chunk(position)
+                        continue
                     is_due = ended.deliver_ms <= (reached_ms or 0)
                     is_expected = True
                     if is_due and ended.message is not None and counting is not None:
@@ -204,10 +217,12 @@ def read_topic(
 @dataclass(frozen=True)
 class _Ended:
     """The chunks of a complete large message, or one rejected chunk, and when they are due.
-    ``message`` is the row of the message without its value, if rows are made.
+    ``message`` is the row of the message without its value, if rows are made. ``is_last``: the
+    rejected chunk is the last one of its message, which has just been read.
     """
 
     positions: tuple[Position, ...]
+    is_last: bool = False
     deliver_ms: int = 0
     message: pa.RecordBatch | None = None
 
@@ -235,8 +250,10 @@ class _Chunks:
             CorruptEntryError: it is none.
         """
         event = read_alone(kind, entry, position)
+        is_last = False
         if isinstance(event, Chunk):
-            if self._makes_rows and event.chunk_id == event.chunk_count - 1:
+            is_last = event.chunk_id == event.chunk_count - 1
+            if self._makes_rows and is_last:
                 # A message whose metadata makes no row becomes rejects.
                 with suppress(CorruptEntryError):
                     self._rows[position] = large_message(entry, position, self._source)
@@ -247,13 +264,19 @@ class _Chunks:
         for outcome in outcomes or ():
             if isinstance(outcome, Assembled):
                 message = self._rows.pop(outcome.positions[-1], None)
-                ended.append(_Ended(outcome.positions, outcome.deliver_ms or 0, message))
+                due_ms = outcome.deliver_ms or 0
+                ended.append(_Ended(outcome.positions, deliver_ms=due_ms, message=message))
             elif isinstance(outcome, Rejected):
-                ended += [_Ended((rejected,)) for rejected, _ in outcome.entries]
+                ended += [
+                    _Ended((rejected,), is_last and rejected == position)
+                    for rejected, _ in outcome.entries
+                ]
         # Nothing before the range is known here. So a chunk for the stateful stage belongs to no
         # message.
         ended += [
-            _Ended((left.position,)) for left in self._assembly.events if isinstance(left, Chunk)
+            _Ended((left.position,), is_last and left.position == position)
+            for left in self._assembly.events
+            if isinstance(left, Chunk)
         ]
         self._assembly.events.clear()
         self._assembly.budget = EventBudget()
@@ -262,6 +285,11 @@ class _Chunks:
     def count_incomplete(self) -> int:
         """Return the number of chunks of messages that are still incomplete."""
         return len(list(self._assembly.drain_pending()))
+
+
+def _next(position: Position) -> Position:
+    """Return the position of the next entry, if the ledger has one."""
+    return Position(position.ledger_id, position.entry_id + 1)
 
 
 def _entries(positions: Sequence[Position]) -> Keys:

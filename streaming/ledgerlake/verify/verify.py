@@ -27,10 +27,11 @@ incomplete large messages.
     left_out       in the topic, and in no table, because a query or a function makes the rows
     duplicate      rows beyond the first of one position in a table, but for the occurrences of a
                    message that repeats
-    out_of_order   rows that come after a later one, inside a file, or in a file whose range
-                   overlaps another's (rows marked ``late`` are not counted)
+    out_of_order   rows that come after a later one, inside a file, or, by their times, in a file
+                   whose range overlaps another's (rows marked ``late`` are not counted)
     not_checked    rows before the first message that the topic still has, or before the start of
-                   the checkpoint; a later row without a message is not found
+                   the checkpoint; a later row without a message is not found. And large messages
+                   whose last chunk the topic has and whose first chunk it may have had
     incomplete_chunks
                    chunks of incomplete large messages
     waiting        delayed messages that were not due when the last micro-batch was planned, and
@@ -70,7 +71,7 @@ from ledgerlake.pipeline.record_schemas import FIRST_VERSION
 from ledgerlake.pipeline.start import query_name
 from ledgerlake.pipeline.tables import Tables
 from ledgerlake.pipeline.wakeups import wakeup_folder
-from ledgerlake.reasons import REPLAYED
+from ledgerlake.reasons import REASONS, REPLAYED
 from ledgerlake.source.planning import entry_range
 from ledgerlake.source.value_schemas import schemas_of
 from ledgerlake.source.wakeup_files import load_times_ms
@@ -111,6 +112,12 @@ if TYPE_CHECKING:
 # How long a micro-batch that Spark is about to record is waited for.
 _TRIES = 50
 _POLL_S = 0.1
+
+
+# The codes of reasons whose messages have their rows all the same.
+_BESIDE_THEIR_MESSAGES = [
+    code for code, reason in enumerate(REASONS.values()) if reason.is_beside_its_message
+]
 
 
 @dataclass
@@ -252,6 +259,7 @@ class _Comparison:
         }
         chunks = EntrySet(rejected[rejected[:, 2] < 0, :2])
         rejected, rejects = not_replayed(rejected, replayed)
+        rejected = rejected[~np.isin(rejected[:, 3], _BESIDE_THEIR_MESSAGES)]
         is_entry = rejected[:, 2] < 0
         entries, messages = EntrySet(rejected[is_entry, :2]), EntrySet(rejected[~is_entry, :3])
         expected = ExpectedMessages(partition.number, entries, self._records, messages, chunks)
@@ -270,6 +278,7 @@ class _Comparison:
         self._verdict.rejects += rejects
         self._verdict.missing += content.bad_entries
         self._verdict.incomplete_chunks += content.incomplete_chunks
+        self._verdict.not_checked += content.not_checked
 
     def read_table(self, number: int, table: TableRows) -> None:
         """Read the rows of a table; a second time those files whose rows overlap an earlier one's.
@@ -286,9 +295,9 @@ class _Comparison:
         overlaps = order.overlaps()
         if overlaps:
             for file, partition, rows in self._rows(table, overlaps):
-                reached = overlaps[file].get((file.place, partition.number))
-                if reached is not None:
-                    self._verdict.out_of_order += rows_before(rows, reached)
+                reached_us = overlaps[file].get((file.place, partition.number))
+                if reached_us is not None:
+                    self._verdict.out_of_order += rows_before(rows, reached_us)
 
     def judge(self) -> Verdict:
         """Compare all records; return the result."""
