@@ -59,6 +59,7 @@ class Topic:
     name: str
     owner: Broker
     ledgers: list[Ledger]
+    trimmed: list[Ledger] = field(default_factory=list)
     cursors: dict[str, Cursor] = field(default_factory=dict)
     consumers: list[Consumer] = field(default_factory=list)
     next_index: int = 0
@@ -223,6 +224,8 @@ class Cluster:
         while len(topic.ledgers) > 1 and topic.ledgers[0].ledger_id < slowest:
             self.trimmed += 1
             gone = topic.ledgers.pop(0)
+            if topic.had_cursor:
+                topic.trimmed.append(gone)
             self.on_trim(topic, gone)
             self.world.say(
                 f"{_short(topic.name)}: ledger {gone.ledger_id} ({len(gone.entries)} entries) is "

@@ -48,6 +48,13 @@ class Disk:
         self.files[path] = data
         self.world.access(f"written {path}")
 
+    def create(self, path: str, data: Any) -> bool:
+        """Put a file there in one step, unless it is there."""
+        if path in self.files:
+            return False
+        self.write(path, data)
+        return True
+
     def below(self, folder: str) -> dict[str, Any]:
         """All files below a folder."""
         return {path: data for path, data in self.files.items() if path.startswith(folder + "/")}

@@ -42,6 +42,7 @@ from ledgerlake.pipeline.failures import cause_of
 from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.publish import republisher
 from ledgerlake.publish.target_client import Receipt
+from ledgerlake.replay import replay
 from ledgerlake.schedules import cancel_messages
 from ledgerlake.source import pieces, planning, range_reader
 from ledgerlake.stored.places import Place
@@ -51,7 +52,7 @@ from ledgerlake.table.ordered_files import FileWriter
 from ledgerlake.wire.limits import MAX_TASK_CANCELS
 from tests.simulation import world
 from tests.simulation.broker import MemoryTransport
-from tests.simulation.lake import MemoryTable
+from tests.simulation.lake import MemoryTable, Sql
 from tests.simulation.spark import Rows, Session
 from tests.simulation.world import EPOCH_S, Carrier, Event, Lock
 
@@ -120,6 +121,9 @@ class Edges:
                     if id(value) in replaced:
                         self.replace(module, attribute, replaced[id(value)])
         self.replace(Place, "filesystem", lambda _place: self.disk.filesystem)
+        self.replace(
+            Place, "create_file", lambda place, content: self.disk.create(place.root, content)
+        )
         self.replace(session, "Transport", MemoryTransport)
         self.replace(
             delta_table,
@@ -150,6 +154,7 @@ class Edges:
             "files_added_at",
             lambda path, version: list(MemoryTable.lake.tables[path.uri].commits[version].files),
         )
+        self.replace(replay, "QueryBuilder", lambda: Sql(self.disk))
         self.replace(delta_table.Table, "_is_newest", lambda _table, opened: opened.is_newest())
         self.replace(session, "_keep_alive", lambda _session: None)
         self.replace(pieces, "prefetched", lambda source, _most: source)

@@ -15,6 +15,7 @@ from ledgerlake.schedules import cancel_messages
 from ledgerlake.stored.offsets import from_json
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import Position
+from tests.simulation.afterwards import Afterwards
 from tests.simulation.broker import Cluster, Ledger, Topic
 from tests.simulation.disk import Disk
 from tests.simulation.driver import CHECKPOINT, TABLES, Application, DueTopic, Edges, config
@@ -146,6 +147,10 @@ class Script:
     cores: tuple[int, ...] = (1, 2, 4)
     has_index: bool = True
     changes_options: bool = False
+    # Whether the commands that judge and mend tables run at the end, and whether the topics still
+    # have all their ledgers then.
+    has_commands: bool = False
+    keeps_ledgers: bool = False
 
     def __str__(self) -> str:
         head = ", ".join(f"{name} {value}" for name, value in vars(self).items() if name != "steps")
@@ -205,6 +210,8 @@ def write_script(seed: int) -> Script:
         has_index=seed % 11 != 5,
         changes_keys=changes_keys,
         changes_options=seed % 9 == 5,
+        has_commands=True,
+        keeps_ledgers=seed % 2 == 0,
     )
 
 
@@ -484,6 +491,11 @@ class History:
             self._stop_all()
         if not self._is_over():
             self._check_end(app)
+        if self.script.has_commands and not self._is_over():
+            if self.script.keeps_ledgers:
+                for topic in self.topics:
+                    topic.ledgers[:0] = topic.trimmed
+            Afterwards(self).check()
 
     def _stop_all(self) -> None:
         for app in self.apps:

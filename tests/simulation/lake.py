@@ -12,12 +12,15 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import deltalake
+import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.simulation.disk import Disk
     from tests.simulation.world import World
 
 
@@ -106,7 +109,10 @@ class MemoryTable:
         ]
         return commits[: self._version + 1][::-1][:limit]
 
-    def get_add_actions(self) -> pa.Table:
+    def deletion_vectors(self) -> pa.Table:
+        return pa.table({"filepath": [], "selection_vector": []})
+
+    def get_add_actions(self, flatten: bool = False) -> pa.Table:
         files = [
             (name, commit)
             for commit in self._stored.commits[: self._version + 1]
@@ -119,6 +125,13 @@ class MemoryTable:
                 "modification_time": pa.array(times_ms, pa.int64()),
             }
         )
+
+    def rows(self, disk: Disk) -> pa.Table:
+        """The rows of all files, as the store has them."""
+        paths = [f"{self._path}/{name}" for name in self.get_add_actions()["path"].to_pylist()]
+        parts = [pq.read_table(pa.BufferReader(disk.files[path])) for path in paths]
+        none = pa.schema(self._stored.schema.to_arrow()).empty_table()
+        return pa.concat_tables([none, *parts], promote_options="permissive")
 
     def transaction_version(self, app_id: str) -> int | None:
         for commit in reversed(self._stored.commits[: self._version + 1]):
@@ -152,6 +165,24 @@ class MemoryTable:
         self.lake.on_commit(stored, commit)
         if world.access(f"committed {kind}") == "fail":
             raise CommitFailedError("the answer was lost")
+
+
+class Sql:
+    """As much of ``deltalake.QueryBuilder`` as is used; DuckDB answers."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._rows = pa.table({})
+
+    def register(self, name: str, table: MemoryTable) -> Sql:
+        assert name == "rows"
+        self._rows = table.rows(self._disk)
+        return self
+
+    def execute(self, query: str) -> pa.Table:
+        with duckdb.connect() as connection:
+            connection.register("rows", self._rows)
+            return connection.sql(query).to_arrow_table()
 
 
 def _kind(path: str) -> str:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
-from ledgerlake.reasons import CANCEL_REFUSED, PAUSE_REFUSED
+from ledgerlake.reasons import CANCEL_REFUSED, PAUSE_REFUSED, REPLAYED
 from ledgerlake.wire.message_id import Position
 from tests.simulation.driver import COPY, REJECTS, UNDECRYPTABLE
 
@@ -298,7 +298,7 @@ class Oracle:
                     # It stays there if a run that found the key has the message too.
                     one.is_rejected = True
                     self.settle(one)
-                elif row["reason"] in (CANCEL_REFUSED, PAUSE_REFUSED):
+                elif row["reason"] in (CANCEL_REFUSED, PAUSE_REFUSED, REPLAYED):
                     # The message is a row all the same.
                     continue
                 elif position == one.positions[-1] and not one.is_excused:
