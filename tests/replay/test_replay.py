@@ -729,7 +729,7 @@ def test_chunks_in_any_order_are_the_messages_that_a_comparison_with_the_topic_e
     were_rejects = np.array([[7, number] for number in range(len(entries))])
     _, records = read(monkeypatch, entries, chunks=were_rejects)
     assert records
-    assert {kind for kind, _, _ in records} == {Kind.LARGE}
+    assert {kind for kind, _, _ in records} == {Kind.ENTRY}
     assert {entry_id for _, entry_id, _ in records} <= set(rows)
 
 

@@ -182,10 +182,14 @@ def write_script(seed: int) -> Script:
         args = {"kind": kind, "count": rng.randint(1, 5), "partition": rng.randrange(6)}
         steps.append(Step(round(rng.uniform(0.0, duration_s), 3), "produce", args))
     steps += [one for _ in range(rng.randint(1, 4)) for one in _disturbance(rng, duration_s)]
-    has_tables, has_schedules, limits_cancels = seed % 5 == 2, seed % 6 == 0, seed % 7 == 3
+    # Each independent of the others, so that any of them meet.
+    features = random.Random(f"features {seed}")
+    has_tables, has_schedules = features.random() < 0.2, features.random() < 0.25
+    limits_cancels, changes_options = features.random() < 0.15, features.random() < 0.2
+    changes_keys = features.random() < 0.15 and not has_tables
+    has_index, keeps_ledgers = features.random() < 0.9, features.random() < 0.5
     if limits_cancels:
         steps += _cancels(random.Random(seed), duration_s)
-    changes_keys = seed % 8 == 5 and not has_tables
     if changes_keys:
         steps += _keys(random.Random(seed), duration_s)
     if has_tables:
@@ -207,11 +211,11 @@ def write_script(seed: int) -> Script:
         tuple(sorted(steps, key=lambda one: one.at_s)),
         has_tables=has_tables,
         limits_cancels=limits_cancels,
-        has_index=seed % 11 != 5,
+        has_index=has_index,
         changes_keys=changes_keys,
-        changes_options=seed % 9 == 5,
+        changes_options=changes_options,
         has_commands=True,
-        keeps_ledgers=seed % 2 == 0,
+        keeps_ledgers=keeps_ledgers,
     )
 
 

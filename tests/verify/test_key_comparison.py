@@ -20,9 +20,9 @@ from ledgerlake.verify.hashed_parts import HashedParts
 from ledgerlake.verify.key_comparison import (
     RECORD,
     Kind,
-    chunk_record,
     compare,
     entry_hashes,
+    entry_records,
     message_records,
     row_records,
 )
@@ -42,7 +42,7 @@ def message(*keys: Key, waits: bool = False) -> np.ndarray:
 
 def chunk(kind: Kind) -> np.ndarray:
     """Of the first entry."""
-    return chunk_record(kind, 0, np.array([FIRST[:2]]), is_waiting=False)
+    return entry_records(kind, 0, np.array([FIRST[:2]]), is_waiting=False)
 
 
 def row(
@@ -83,7 +83,7 @@ def test_a_message_that_is_not_due_is_not_missing() -> None:
 
 
 def test_a_large_message_is_there_if_a_row_has_the_entry_of_its_last_chunk() -> None:
-    large = chunk(Kind.LARGE)
+    large = chunk(Kind.ENTRY)
     assert compared(large, row(SECOND)) == (0, [[0]], [[0]])
     assert compared(large, row((1, 2, -1, 5))) == (0, [[1]], [[0]])
 

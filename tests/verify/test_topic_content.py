@@ -65,17 +65,17 @@ def test_messages_and_complete_large_messages_are_expected_without_those_in_reje
         (Kind.MESSAGE, 0, -1),
         (Kind.MESSAGE, 1, 0),
         (Kind.MESSAGE, 1, 1),
-        (Kind.LARGE, 3, 0),
+        (Kind.ENTRY, 3, 0),
     ]
-    assert (content.first, content.incomplete_chunks, content.bad_entries) == (Position(7, 0), 2, 0)
+    assert (content.first, content.incomplete_chunks) == (Position(7, 0), 2)
 
 
 def test_entries_that_are_no_messages_have_to_be_in_rejects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     damaged = single(b"a")[:-1] + b"b"
-    content, records = read(monkeypatch, [damaged, damaged], np.array([[7, 1]]))
-    assert (content.bad_entries, records) == (1, [])
+    _, records = read(monkeypatch, [damaged, damaged], np.array([[7, 1]]))
+    assert records == [(Kind.ENTRY, 0, 0)]
 
 
 def test_a_chunk_of_no_message_is_expected_in_rejects_alone(
@@ -102,7 +102,7 @@ def test_there_may_be_more_large_messages_than_a_task_can_report(
     monkeypatch.setattr(in_task, "MAX_TASK_EVENT_BYTES", 2000)
     entries = [entry for number in range(9) for entry in chunk_entries(b"large", 2, f"p-{number}")]
     _, records = read(monkeypatch, entries)
-    assert records == [(Kind.LARGE, 2 * number + 1, 0) for number in range(9)]
+    assert records == [(Kind.ENTRY, 2 * number + 1, 0) for number in range(9)]
 
 
 def test_a_message_of_a_batch_in_rejects_accounts_for_itself_alone(

@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 
 
 class Kind(IntEnum):
-    """A row of a table; a message; a large message, which has the position of its last chunk and no
-    more of a key; or a chunk that no table can have.
+    """A row of a table; a message; an entry whose messages have its position and no more of a key,
+    with the last chunk of a large message, or one that cannot be decoded today; or a chunk that no
+    table can have.
     """
 
     ROW = 0
     MESSAGE = 1
-    LARGE = 2
+    ENTRY = 2
     CHUNK = 3
 
 
@@ -88,21 +89,17 @@ def message_records(partition: int, keys: Keys, *, is_waiting: bool) -> Records:
     return records
 
 
-def chunk_record(kind: Kind, partition: int, entry: Keys, *, is_waiting: bool) -> Records:
-    """Return the record of a large message or a chunk.
+def entry_records(kind: Kind, partition: int, entries: Keys, *, is_waiting: bool) -> Records:
+    """Return the records of entries or chunks.
 
     Args:
-        entry: its ledger and entry.
+        entries: the ledger and the entry of each.
     """
-    record = np.zeros(1, dtype=RECORD)
-    record["kind"], record["partition"], record["is_waiting"], record["count"] = (
-        kind,
-        partition,
-        is_waiting,
-        1,
-    )
-    record["ledger_id"], record["entry_id"] = entry[:, 0], entry[:, 1]
-    return record
+    records = np.zeros(len(entries), dtype=RECORD)
+    records["kind"], records["partition"], records["is_waiting"] = kind, partition, is_waiting
+    records["count"] = 1
+    records["ledger_id"], records["entry_id"] = entries.T
+    return records
 
 
 def row_records(
@@ -167,7 +164,7 @@ def compare(records: Records, groups: NDArray[np.int64]) -> Compared:
     for group in range(most):
         counts = is_row & (records["group"] == group)
         has_row = _has_any(runs, counts) & (records["kind"] != Kind.CHUNK)
-        is_there = np.where(records["kind"] == Kind.LARGE, _has_any(entries, counts), has_row)
+        is_there = np.where(records["kind"] == Kind.ENTRY, _has_any(entries, counts), has_row)
         lacks = ~is_row & ~is_there & (groups[records["partition"]] > group)
         absent[group] = _by_partition(records[lacks & ~records["is_waiting"]], len(groups))
         waiting[group] = _by_partition(records[lacks & records["is_waiting"]], len(groups))

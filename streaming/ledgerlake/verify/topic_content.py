@@ -27,8 +27,9 @@ from ledgerlake.operators.local_assembly import EventBudget, LocalAssembly
 from ledgerlake.reasons import DATA_LOSS
 from ledgerlake.schedules.cancel_messages import rows_with_property
 from ledgerlake.source.pieces import read_pieces
-from ledgerlake.verify.key_comparison import Kind, chunk_record, message_records
+from ledgerlake.verify.key_comparison import Kind, entry_records, message_records
 from ledgerlake.verify.table_rows import entries_of, keys_of
+from ledgerlake.wire.entry import delivery_time_ms, parse_entry
 from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.schedules import CRON_PROPERTY, EVERY_PROPERTY
 
@@ -55,12 +56,11 @@ _NO_LIMITS = Limits(
 
 @dataclass
 class TopicContent:
-    """The content of a range of a topic partition beside its messages: entries that can be no
-    messages and are not in rejects, chunks of incomplete large messages, last chunks of messages
-    that may have begun before the first entry of the topic, and that entry.
+    """The content of a range of a topic partition beside its messages: chunks of incomplete large
+    messages, last chunks of messages that may have begun before the first entry of the topic, and
+    that entry.
     """
 
-    bad_entries: int = 0
     incomplete_chunks: int = 0
     not_checked: int = 0
     first: Position | None = None
@@ -117,18 +117,21 @@ class ExpectedMessages:
             else self.lacks_chunk(positions[-1])
         )
         if is_absent:
-            kind = Kind.LARGE if is_message else Kind.CHUNK
-            self._records.add(
-                chunk_record(kind, self._partition, entries[-1:], is_waiting=is_waiting), 1
-            )
+            self._add_entries(Kind.ENTRY if is_message else Kind.CHUNK, entries[-1:], is_waiting)
 
     def lacks_chunk(self, position: Position) -> bool:
         """Return whether a chunk that belongs to no message was never in rejects."""
         return not self._chunks.contains(_entries([position])).item()
 
-    def count_missing(self, entries: Keys) -> int:
-        """Return how many of the entries are not in rejects."""
-        return int((~self._rejects.contains(entries)).sum())
+    def add_unreadable(self, entries: Keys, *, is_waiting: bool = False) -> None:
+        """Add entries that cannot be decoded. Those that are not in rejects may have been decoded
+        with another key or limit.
+        """
+        self._add_entries(Kind.ENTRY, entries[~self._rejects.contains(entries)], is_waiting)
+
+    def _add_entries(self, kind: Kind, entries: Keys, is_waiting: bool) -> None:
+        records = entry_records(kind, self._partition, entries, is_waiting=is_waiting)
+        self._records.add(records, len(records))
 
 
 def read_topic(
@@ -158,7 +161,7 @@ def read_topic(
         if piece.kind == PieceKind.REJECT:
             rejected = read_reject(piece.frames)
             if rejected.reason != DATA_LOSS:
-                content.bad_entries += expected.count_missing(_entries([rejected.position]))
+                expected.add_unreadable(_entries([rejected.position]))
             continue
         if piece.kind not in (PieceKind.ENTRIES, PieceKind.DELAYED):
             position, entry = only_entry(piece.frames)
@@ -177,7 +180,7 @@ def read_topic(
                     if is_expected:
                         expected.add_large(ended.positions, is_waiting=not is_due)
             except CorruptEntryError:
-                content.bad_entries += expected.count_missing(_entries([position]))
+                expected.add_unreadable(_entries([position]))
             continue
         for decoded in decode_bundle(
             piece.frames, source, first_entry=piece.first_entry, **options.decoding
@@ -207,8 +210,10 @@ def read_topic(
                         due, were_delayed=were_delayed, repeat=repeat
                     )
             message_keys, bad = keys_of(decoded.messages), entries_of(decoded.rejects)
+            waits = _wait(decoded.rejects["entry"], reached_ms if were_delayed else None)
             expected.add(message_keys[are_expected], is_waiting[are_expected])
-            content.bad_entries += expected.count_missing(bad)
+            expected.add_unreadable(bad[~waits])
+            expected.add_unreadable(bad[waits], is_waiting=True)
             content.first = content.first or _first_of(message_keys, bad)
     content.incomplete_chunks = chunks.count_incomplete()
     return content
@@ -285,6 +290,16 @@ class _Chunks:
     def count_incomplete(self) -> int:
         """Return the number of chunks of messages that are still incomplete."""
         return len(list(self._assembly.drain_pending()))
+
+
+def _wait(entries: pa.Array, reached_ms: int | None) -> NDArray[np.bool_]:
+    """Return a mask of the entries that are due after a time; none of them if it is None."""
+    mask = np.zeros(len(entries), dtype=bool)
+    if reached_ms is not None:
+        for row, entry in enumerate(entries):
+            with suppress(CorruptEntryError):
+                mask[row] = (delivery_time_ms(parse_entry(entry.as_py())) or 0) > reached_ms
+    return mask
 
 
 def _next(position: Position) -> Position:

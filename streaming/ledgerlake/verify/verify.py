@@ -276,7 +276,6 @@ class _Comparison:
         for table, counting in latest.values():
             table.end(counting, Span(first, (end.ledger_id, end.entry_id)))
         self._verdict.rejects += rejects
-        self._verdict.missing += content.bad_entries
         self._verdict.incomplete_chunks += content.incomplete_chunks
         self._verdict.not_checked += content.not_checked
 
