@@ -29,7 +29,16 @@ from ledgerlake.pipeline.forget import forget_topic
 from ledgerlake.table.batch_record import number_of
 from tests.simulation.by_hand import by_hand, put
 from tests.simulation.driver import CHECKPOINT, MESSAGES, REJECTS, Edges, config
-from tests.simulation.history import DUE_TOPIC, TOPIC, History, Script, Step, Verdict, write_script
+from tests.simulation.history import (
+    DUE_TOPIC,
+    TOPIC,
+    Features,
+    History,
+    Script,
+    Step,
+    Verdict,
+    write_script,
+)
 from tests.simulation.lake import Commit
 from tests.simulation.many import play_many
 from tests.simulation.mutations import MUTATIONS
@@ -101,10 +110,24 @@ def test_no_history_loses_doubles_reorders_or_stops() -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [906, 36586, 110885, 114963, 128830, 129265, 146987, 1043914, 2063878]
+    ("seed", "features"),
+    [
+        (906, Features(has_schedules=True, limits_cancels=True)),
+        (36586, Features()),
+        (100061, Features(changes_keys=True, has_index=False, limits_cancels=True)),
+        (110885, Features(changes_keys=True, has_index=False, changes_options=True)),
+        (114963, Features()),
+        (128830, Features()),
+        (129265, Features(limits_cancels=True)),
+        (146987, Features(has_tables=True, has_index=False)),
+        (1043914, Features()),
+        (2063878, Features()),
+    ],
 )
-def test_a_history_that_failed_once_does_not_fail_again(seed: int, edges: Edges) -> None:
-    assert play(write_script(seed), edges).violations == []
+def test_a_history_that_failed_once_does_not_fail_again(
+    seed: int, features: Features, edges: Edges
+) -> None:
+    assert play(write_script(seed, features), edges).violations == []
 
 
 def test_a_batch_that_fails_while_the_pipeline_is_stopped_is_said(edges: Edges) -> None:

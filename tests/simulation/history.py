@@ -142,6 +142,7 @@ class Script:
     steps: tuple[Step, ...]
     goes_on: bool = False
     has_tables: bool = False
+    has_schedules: bool = False
     limits_cancels: bool = False
     changes_keys: bool = False
     cores: tuple[int, ...] = (1, 2, 4)
@@ -171,9 +172,41 @@ class Verdict:
     refused: str = ""
 
 
-def write_script(seed: int) -> Script:
-    """The script of a seed."""
+@dataclass(frozen=True)
+class Features:
+    """What a history has beside messages and disturbances."""
+
+    has_tables: bool = False
+    has_schedules: bool = False
+    limits_cancels: bool = False
+    changes_options: bool = False
+    changes_keys: bool = False
+    has_index: bool = True
+    keeps_ledgers: bool = False
+
+
+def _draw_features(rng: random.Random) -> Features:
+    """Each independent of the others, so that any of them meet."""
+    has_tables = rng.random() < 0.2
+    return Features(
+        has_tables,
+        has_schedules=rng.random() < 0.25,
+        limits_cancels=rng.random() < 0.15,
+        changes_options=rng.random() < 0.2,
+        changes_keys=rng.random() < 0.15 and not has_tables,
+        has_index=rng.random() < 0.9,
+        keeps_ledgers=rng.random() < 0.5,
+    )
+
+
+def write_script(seed: int, features: Features | None = None) -> Script:
+    """The script of a seed.
+
+    Args:
+        features: by default, they are drawn too.
+    """
     rng = random.Random(seed)
+    features = features or _draw_features(random.Random(f"features {seed}"))
     duration_s = rng.uniform(6.0, 14.0)
     partitions = rng.choice([0, 0, 0, 2])
     steps = []
@@ -182,19 +215,13 @@ def write_script(seed: int) -> Script:
         args = {"kind": kind, "count": rng.randint(1, 5), "partition": rng.randrange(6)}
         steps.append(Step(round(rng.uniform(0.0, duration_s), 3), "produce", args))
     steps += [one for _ in range(rng.randint(1, 4)) for one in _disturbance(rng, duration_s)]
-    # Each independent of the others, so that any of them meet.
-    features = random.Random(f"features {seed}")
-    has_tables, has_schedules = features.random() < 0.2, features.random() < 0.25
-    limits_cancels, changes_options = features.random() < 0.15, features.random() < 0.2
-    changes_keys = features.random() < 0.15 and not has_tables
-    has_index, keeps_ledgers = features.random() < 0.9, features.random() < 0.5
-    if limits_cancels:
+    if features.limits_cancels:
         steps += _cancels(random.Random(seed), duration_s)
-    if changes_keys:
+    if features.changes_keys:
         steps += _keys(random.Random(seed), duration_s)
-    if has_tables:
+    if features.has_tables:
         steps += _between_tables(random.Random(seed), duration_s)
-    if has_schedules:
+    if features.has_schedules:
         steps += _schedules(random.Random(seed), duration_s)
     return Script(
         seed,
@@ -206,16 +233,11 @@ def write_script(seed: int) -> Script:
         rng.choice([0, 0, 0, 3, 6]),
         rng.choice([0, 0, 3]),
         rng.random() < 0.25,
-        rng.random() < 0.3 or changes_keys,
+        rng.random() < 0.3 or features.changes_keys,
         duration_s,
         tuple(sorted(steps, key=lambda one: one.at_s)),
-        has_tables=has_tables,
-        limits_cancels=limits_cancels,
-        has_index=has_index,
-        changes_keys=changes_keys,
-        changes_options=changes_options,
         has_commands=True,
-        keeps_ledgers=keeps_ledgers,
+        **vars(features),
     )
 
 
