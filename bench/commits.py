@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 
 from ledgerlake.decode.schema import MESSAGES
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.ordered_files import DataFile
 
@@ -42,7 +42,7 @@ def main(most: int) -> None:
             ]
             for file in files:
                 Path(path, file.name).touch()
-            record = BatchRecord("bench", "bench", number, number)
+            record = BatchCommit("bench", "bench", number, number)
             table.contains(record)
             table.commit(record, files, {_TOPIC: number})
             if number + 1 == 100 or (number + 1) % 1000 == 0:

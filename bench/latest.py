@@ -23,7 +23,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from ledgerlake.decode import schema
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.latest_table import LatestTable
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 
@@ -113,7 +113,7 @@ def write(table: LatestTable, number: int, rows: pa.Table) -> list[DataFile]:
 
 
 def commit(table: LatestTable, number: int, files: list[DataFile]) -> None:
-    record = BatchRecord("bench", "bench", number, number)
+    record = BatchCommit("bench", "bench", number, number)
     assert not table.contains(record)
     table.commit(record, files, {})
 

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from ledgerlake.decode import schema
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.open_table import open_delta
@@ -64,7 +64,7 @@ class _Lake:
         writer.write(rows)
         files = writer.finish()
         began_s = time.perf_counter()
-        record = BatchRecord("bench", "bench", number, number)
+        record = BatchCommit("bench", "bench", number, number)
         self.table.contains(record)
         self.table.commit(record, files, {"topic-partition": number})
         self.commit_s.append(time.perf_counter() - began_s)

@@ -211,7 +211,7 @@ def _decode_and_write(entries: list[bytes], folder: Path) -> list[dict[str, Any]
         | {row["entry_id"] for row in rejects}
     )
     writer = OrderedWriter(
-        ParquetFolder(LocalFileSystem(), str(folder), schema.MESSAGES, "part"), reached_us=1
+        ParquetFolder(LocalFileSystem(), str(folder), schema.MESSAGES, "part"), watermark_us=1
     )
     rows = []
     for message in messages:

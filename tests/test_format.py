@@ -24,7 +24,7 @@ from ledgerlake.assembly.rules import IncompleteMessage
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.delay import snapshot
-from ledgerlake.delay.bucket import Record, record_to_json
+from ledgerlake.delay.bucket import IndexRecord, record_to_json
 from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.delay.segment import index_rows
 from ledgerlake.errors import TableError
@@ -52,7 +52,7 @@ from ledgerlake.source.wakeup_files import WakeupTimes, save_wakeup_times
 from ledgerlake.stored.offsets import PartitionOffset, to_json
 from ledgerlake.stored.places import Place
 from ledgerlake.table import compaction, delta_table, iceberg_table, record_table
-from ledgerlake.table.batch_record import BatchRecord, SeenBatch
+from ledgerlake.table.batch_commit import BatchCommit, SeenBatch
 from ledgerlake.table.clustered_table import ClusteredTable
 from ledgerlake.table.delta_table import EFFECTIVE_TIMES, OUTBOX, Table
 from ledgerlake.table.latest_table import LatestTable
@@ -297,10 +297,10 @@ def offset() -> dict[str, PartitionOffset]:
     return {TOPIC: filled(PartitionOffset)}
 
 
-def batch_record(batch_id: int) -> BatchRecord:
+def batch_commit(batch_id: int) -> BatchCommit:
     read = to_json(offset())["positions"][TOPIC]
     return replace(
-        filled(BatchRecord),
+        filled(BatchCommit),
         stream="orders",
         query=QUERY,
         batch_id=batch_id,
@@ -315,7 +315,7 @@ def state_values() -> dict[str, str]:
     marked.mark(Position(3, 4), REPLACED)
     return {
         "sets": incomplete_to_json(filled(IncompleteMessage)),
-        "index": record_to_json(replace(filled(Record), outputs={"table": Position(3, 4)})),
+        "index": record_to_json(replace(filled(IndexRecord), outputs={"table": Position(3, 4)})),
         "separate": separately_stored_to_json(filled(SeparatelyStored)),
         "cancels": cancels_to_json([filled(Cancel)], marked, filled(Pauses)),
         "schedules": waiting_to_json([filled(ScheduledMessage)]),
@@ -387,7 +387,7 @@ def write_outbox(folder: Path) -> None:
     outbox.begin(None, None)
     for batch_id in range(3):
         (file,) = write_file(folder, f"part-{batch_id:08}-00000")
-        outbox.add(batch_record(batch_id), {TOPIC: [file]})
+        outbox.add(batch_commit(batch_id), {TOPIC: [file]})
         if batch_id < 2:
             outbox.commit(batch_id)
     first, second = outbox.ready()
@@ -434,9 +434,9 @@ def write_tables(folder: Path) -> None:
     latest.check(cast(Any, None))
     latest.create({"delta.logRetentionDuration": "interval 168 hours"})
     for batch_id, keys in enumerate((("a", "b", "c"), ("a",))):
-        assert not latest.contains(batch_record(batch_id))
+        assert not latest.contains(batch_commit(batch_id))
         latest.commit(
-            batch_record(batch_id),
+            batch_commit(batch_id),
             write_file(folder / "latest", f"part-{batch_id:08}-00000", *keys),
             {},
         )
@@ -445,7 +445,7 @@ def write_tables(folder: Path) -> None:
     partitioned = Table(place, columns, {"day": "date(broker_timestamp)"})
     partitioned.create()
     partitioned.begin_stream("orders", [TOPIC])
-    for record, outbox in ((batch_record(0), {"1a1825d3": 1}), (batch_record(0).more(1), {})):
+    for record, outbox in ((batch_commit(0), {"1a1825d3": 1}), (batch_commit(0).more(1), {})):
         assert not partitioned.contains(record)
         partitioned.commit(record, [], {TOPIC: 1}, outbox)
     partitioned.append_once("ledgerlake.replay:orders", 1, None, [])
@@ -543,7 +543,7 @@ def documents(archive: Written, made: Written) -> list[tuple[str, Any]]:
             ]
     # As delta-spark's commits have it.
     by_spark = {EFFECTIVE_TIMES: {TOPIC: 1}, OUTBOX: {"1a1825d3": 1}}
-    found.append(("batch record", json.loads(batch_record(1).to_json()) | by_spark))
+    found.append(("batch record", json.loads(batch_commit(1).to_json()) | by_spark))
     found.append(("offset", json.loads((GOLDEN / "offset-v1.json").read_text())))
     found.append(("incomplete message", json.loads((GOLDEN / "open-set-v1.json").read_text())))
     found.append(

@@ -33,7 +33,7 @@ from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.record_schemas import RecordSchemas
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.open_table import open_delta
 from ledgerlake.wire.chunks import encode_chunks, encode_marker, promise
 from ledgerlake.wire.entry import encode_batch, encode_entry, index_count
@@ -413,7 +413,7 @@ class SchemaPlay:
         writers.write(pa.RecordBatch.from_pylist(rows, schema=schema.MESSAGES))
         (writer,) = writers.writers
         files = writer.finish(None).files
-        commit = BatchRecord("stream", "query", self.batches, self.batches)
+        commit = BatchCommit("stream", "query", self.batches, self.batches)
         assert not table.table.contains(commit)
         table.table.commit(commit, files, {})
         self.batches += 1
@@ -538,7 +538,7 @@ def test_good_messages_come_after_a_topic_of_any_name(
         misfits = writers.write(messages_of(topic, 3))
         for writer in writers.with_rows:
             table = tables.by_name[writer.table.name]
-            commit = BatchRecord("stream", "query", number, number)
+            commit = BatchCommit("stream", "query", number, number)
             assert not table.contains(commit)
             table.commit(commit, writer.finish(None).files, {})
         storage = open_folder(Place(str(tmp_path / "delayed")), source, "query", {})

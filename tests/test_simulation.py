@@ -26,7 +26,7 @@ from ledgerlake.pipeline import left_topics
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
 from ledgerlake.pipeline.components import make_components
 from ledgerlake.pipeline.forget import forget_topic
-from ledgerlake.table.batch_record import number_of
+from ledgerlake.table.batch_commit import number_of
 from tests.simulation.by_hand import by_hand, put
 from tests.simulation.driver import CHECKPOINT, MESSAGES, REJECTS, Edges, config
 from tests.simulation.history import (
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from ledgerlake.operators.results import PartitionResult
     from ledgerlake.options.config import Config
-    from ledgerlake.table.batch_record import BatchRecord
+    from ledgerlake.table.batch_commit import BatchCommit
     from tests.simulation.broker import Topic
 
 _IS_LONG = os.environ.get("LEDGERLAKE_CAMPAIGN") == "long"
@@ -134,7 +134,7 @@ def test_a_batch_that_fails_while_the_pipeline_is_stopped_is_said(edges: Edges) 
     commit = DeltaSink.commit
     history = History(by_hand(put(1.0), put(3.2), Step(5.0, "stop", {"back_s": 100.0})), edges)
 
-    def slow(sink: DeltaSink, batch: BatchRecord, partitions: list[PartitionResult]) -> BatchResult:
+    def slow(sink: DeltaSink, batch: BatchCommit, partitions: list[PartitionResult]) -> BatchResult:
         if batch.batch_id != 2:
             return commit(sink, batch, partitions)
         history.world.sleep(2.5)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
+from ledgerlake.delay.bucket import IndexRecord, record_from_json, record_to_json
 from ledgerlake.delay.due_times import DueSpan, DueTimes
 from ledgerlake.delay.segment import Key, index_rows, key_at
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
@@ -225,7 +225,7 @@ def test_the_two_neighbours_with_the_fewest_messages_are_merged() -> None:
 
 def test_small_parts_of_the_mutable_bucket_become_larger_ones() -> None:
     storage = MemoryStorage()
-    record = Record()
+    record = IndexRecord()
     for entry_id in range(1000):
         tracker = DelayedTracker(storage, DelaySettings(), record)
         add(tracker, (5000 - entry_id, 1, entry_id))
@@ -325,7 +325,7 @@ def test_what_every_output_has_passed_is_trimmed() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_position_to_reread_from_is_that_of_the_first_message_that_waits(seed: int) -> None:
     rng = random.Random(seed)
-    storage, record = MemoryStorage(), Record()
+    storage, record = MemoryStorage(), IndexRecord()
     waiting: set[Key] = set()
     for step in range(1, 40):
         tracker = DelayedTracker(storage, SMALL, record)
@@ -371,7 +371,7 @@ def test_a_newer_record_is_refused_with_advice() -> None:
     with pytest.raises(
         OffsetError, match=r"newer Ledgerlake \(delayed index of version 2.*upgrade"
     ):
-        record_from_json(record_to_json(Record()).replace('"version": 1', '"version": 2'))
+        record_from_json(record_to_json(IndexRecord()).replace('"version": 1', '"version": 2'))
 
 
 def test_the_golden_index_is_read_and_written() -> None:

@@ -17,7 +17,7 @@ from ledgerlake.assembly.rules import (
     Limits,
 )
 from ledgerlake.decode.messages import BatchRange
-from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
+from ledgerlake.delay.bucket import IndexRecord, record_from_json, record_to_json
 from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.delay.segment import index_rows
 from ledgerlake.delay.snapshot import (
@@ -369,7 +369,7 @@ def _an_index(rng: Rng) -> bytes:
 
 def _judge_tracker(data: bytes) -> int:
     parts = mutate.unpacked(data)
-    record = record_from_json(_text(parts[0])) if parts else Record()
+    record = record_from_json(_text(parts[0])) if parts else IndexRecord()
     storage = MemoryStorage()
     for part in parts[1:]:
         bucket_id, number, value = mutate.unpacked(part)

@@ -25,7 +25,7 @@ from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.wakeups import Wakeups
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.ordered_files import DataFile, OrderedWriter, data_folder
 from ledgerlake.table.record_table import RecordTable
 from ledgerlake.values.record_rows import PULSAR_FIELDS
@@ -118,7 +118,7 @@ def _commit_of_records(n: int) -> Callable[[], Mapping[str, int]]:
     writer = OrderedWriter(data_folder(place, table.schema, "part-00000000-00000"), None)
     columns = [*(messages[field.name] for field in PULSAR_FIELDS), records]
     writer.write(pa.RecordBatch.from_arrays(columns, schema=table.schema))
-    files, batch = writer.finish(), BatchRecord("stream", "query", 0, 0)
+    files, batch = writer.finish(), BatchCommit("stream", "query", 0, 0)
 
     def work() -> Mapping[str, int]:
         assert not table.contains(batch)

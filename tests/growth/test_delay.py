@@ -34,7 +34,7 @@ from tests.operators.stage import SOURCE, DictState, Stage, stage_settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ledgerlake.delay.bucket import Record
+    from ledgerlake.delay.bucket import IndexRecord
 
 TIME_MS = 1_700_000_000_000
 
@@ -56,7 +56,7 @@ def _releases(n: int) -> Callable[[], Mapping[str, int]]:
     """Prepare messages of 1 kB that are due, and one of the same bucket that is due in a year."""
     state, record = DictState(), None
 
-    def micro_batch(cutoff_ms: int, count: int = 0) -> Record:
+    def micro_batch(cutoff_ms: int, count: int = 0) -> IndexRecord:
         tracker = DelayedTracker(StateStorage(state), DelaySettings(), record)
         keys = [(TIME_MS + number, 1, number) for number in range(count)] + [
             (2 * TIME_MS, 1, count)

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.split import entries_of
-from ledgerlake.delay.bucket import Bucket, Record
+from ledgerlake.delay.bucket import Bucket, IndexRecord
 from ledgerlake.delay.segment import INDEX_SCHEMA, index_rows
 from ledgerlake.delay.snapshot import segment_to_bytes
 from ledgerlake.inspect.delayed_messages import _Decoder
@@ -37,7 +37,10 @@ def test_of_messages_whose_bytes_are_elsewhere_the_positions_are_listed_but_for_
     cancels = Cancels([Cancel("id", "1:1", Position(1, 9), 100, 10**9)])
     decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
     decoder = _Decoder(
-        {SOURCE: Record([bucket])}, {SOURCE: (cancels, MarkedPositions(), Pauses())}, decoding, 7000
+        {SOURCE: IndexRecord([bucket])},
+        {SOURCE: (cancels, MarkedPositions(), Pauses())},
+        decoding,
+        7000,
     )
     rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
     listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
@@ -53,7 +56,7 @@ def test_a_message_that_was_replaced_is_left_out() -> None:
     marked.mark(Position(1, 1), REPLACED)
     decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
     decoder = _Decoder(
-        {SOURCE: Record([bucket])}, {SOURCE: (Cancels(), marked, Pauses())}, decoding, 7000
+        {SOURCE: IndexRecord([bucket])}, {SOURCE: (Cancels(), marked, Pauses())}, decoding, 7000
     )
     rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
     listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
@@ -66,7 +69,7 @@ def test_of_a_message_that_cannot_be_decrypted_here_the_position_is_listed() -> 
     frames = [commands.message(0, 7, number, entry) for number, entry in enumerate(stored, 1)]
     segment = segment_to_bytes(index_rows([(5000, 7, 1), (6000, 7, 2)], frames))
     decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
-    decoder = _Decoder({SOURCE: Record([bucket])}, {}, decoding, 7000)
+    decoder = _Decoder({SOURCE: IndexRecord([bucket])}, {}, decoding, 7000)
     rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
     listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
     assert [(row["message_id"], row["value"]) for row in listed] == [
@@ -87,7 +90,7 @@ def test_of_a_message_that_repeats_the_next_occurrence_is_listed_and_its_entry_i
     cancels = Cancels([Cancel("id", "7:1", Position(7, 9), 100, 10**9)])
     decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
     decoder = _Decoder(
-        {SOURCE: Record([bucket])}, {SOURCE: (cancels, marked, Pauses())}, decoding, 7000
+        {SOURCE: IndexRecord([bucket])}, {SOURCE: (cancels, marked, Pauses())}, decoding, 7000
     )
     rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
     listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
@@ -103,7 +106,7 @@ def test_an_entry_that_a_cancel_by_key_or_message_id_hits_is_not_found_by_its_id
     decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
     cancels = Cancels([Cancel("id", "7:1", Position(7, 9), 100, 10**9)])
     decoder = _Decoder(
-        {SOURCE: Record()}, {SOURCE: (cancels, MarkedPositions(), Pauses())}, decoding, 7000
+        {SOURCE: IndexRecord()}, {SOURCE: (cancels, MarkedPositions(), Pauses())}, decoding, 7000
     )
     rows = index_rows(
         [(5000, 7, 1), (5000, 7, 2)], [frame(number, 5000, schedule="a") for number in (1, 2)]

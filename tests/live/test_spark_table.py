@@ -17,7 +17,7 @@ from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, OwnershipError, TableError, UsageError
 from ledgerlake.options.config import parse_config
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord, Recorded
+from ledgerlake.table.batch_commit import BatchCommit, Recorded
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder
 from ledgerlake.table.repeated_rejects import add_missing
@@ -134,7 +134,7 @@ def test_a_batch_without_rows_is_recorded(spark: SparkSession, tmp_path: Path) -
     assert not table.check(spark)
     table.create()
     spark.sql(f"alter table delta.`{path}` {CHANGES['columnMapping']}")
-    record = BatchRecord("s", "ledgerlake:s:q", 4, 7)
+    record = BatchCommit("s", "ledgerlake:s:q", 4, 7)
     assert not table.contains(record)
     table.commit(record, [], {})
     assert table.recorded("ledgerlake:s:q") == Recorded(4, 7)
@@ -174,7 +174,7 @@ def test_a_micro_batch_is_found_however_often_another_stream_has_committed_since
         table.commit(record, staged(table, range(2 * number, 2 * number + 2)), {})
     other = Table(path, schema.REJECTS)
     for number in range(4):
-        unlike = BatchRecord("other", "ledgerlake:other:q", number, 1)
+        unlike = BatchCommit("other", "ledgerlake:other:q", number, 1)
         assert not other.contains(unlike)
         other.commit(unlike, [], {})
     again = SparkTable(path, schema.REJECTS, Place(str(tmp_path / "staging")))
@@ -213,7 +213,7 @@ def test_what_a_start_records_is_between_the_commits_of_delta_spark(
     table.begin()
     for number in range(12):
         table.begin_stream("s", [f"t-partition-{number}"])
-        record = BatchRecord("s", "ledgerlake:s:q", number, 7)
+        record = BatchCommit("s", "ledgerlake:s:q", number, 7)
         assert not table.contains(record)
         table.commit(
             record, staged(table, range(number, number + 1)), {f"t-partition-{number}": number}
@@ -281,7 +281,7 @@ def test_an_unknown_writer_is_named(runtime: Runtime, tmp_path: Path) -> None:
         parse_config(data)
 
 
-REJECTS_BATCH = BatchRecord("s", "ledgerlake:s:q", 4, 7, checkpoint=1)
+REJECTS_BATCH = BatchCommit("s", "ledgerlake:s:q", 4, 7, checkpoint=1)
 
 
 def staged(table: Table, entries: range) -> list[DataFile]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ledgerlake.delay.bucket import Record, SegmentRange, record_from_json, record_to_json
+from ledgerlake.delay.bucket import IndexRecord, SegmentRange, record_from_json, record_to_json
 from ledgerlake.delay.segment import Key, index_rows, key_at
 from ledgerlake.delay.storage import METADATA
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
@@ -98,7 +98,7 @@ class Life:
         self.storage = FailingStorage(rng)
         self.killed = False
         self.clock_ms = 0
-        self.ended, self.record = Reference(), record_to_json(Record())
+        self.ended, self.record = Reference(), record_to_json(IndexRecord())
         self.start()
 
     def start(self) -> None:

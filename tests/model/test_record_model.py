@@ -27,7 +27,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.record_schemas import RecordSchemas
 from ledgerlake.source import value_schemas
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.layout import record_of
 from ledgerlake.table.open_table import open_delta
 from ledgerlake.wire.value_schema import ValueSchema
@@ -235,7 +235,7 @@ class History:
             (writer,) = writers.writers
             files += writer.finish(None).files
         self.maybe_kill()
-        record = BatchRecord("stream", "query", self.batches, self.batches)
+        record = BatchCommit("stream", "query", self.batches, self.batches)
         if not table.table.contains(record):
             table.table.commit(record, files, {})
         self.maybe_kill()

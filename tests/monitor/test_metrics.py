@@ -15,7 +15,7 @@ from ledgerlake.operators.stage_rows import Incomplete, Released
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.upkeep import TableUpkeep, UpkeepReport
 from ledgerlake.stored.offsets import PartitionOffset, to_json
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.open_table import TableSize
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
@@ -230,7 +230,7 @@ def test_what_a_micro_batch_reads_is_lag_until_it_ends() -> None:
         "start": {"ledger": 1, "entry": 4, "index": 9},
         "end": {"ledger": 1, "entry": 80, "index": 59},
     }
-    batch = BatchRecord(
+    batch = BatchCommit(
         "orders", "q", 0, 1, {NAME: span, "persistent://public/default/other": span}
     )
     readings = iter([Reading(batch, 0.0), None])

@@ -28,7 +28,7 @@ from ledgerlake.monitor.progress_screen import ProgressScreen
 from ledgerlake.operators.stage_rows import Incomplete
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.stored.offsets import PartitionOffset, to_json
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.wire.message_id import Position
 from tests.waiting import wait_until
 
@@ -126,7 +126,7 @@ def test_messages_that_a_running_micro_batch_reads_are_lag_until_it_ends() -> No
         "end": {"ledger": 1, "entry": 990, "index": 5_700},
     }
     old = {"start": None, "end": {"ledger": 1, "entry": 2, "index": 30}}
-    batch = BatchRecord(
+    batch = BatchCommit(
         "s", "q", 1, 1, {name: span, "persistent://public/default/orders-partition-0": old}
     )
     screen = screen_after_a_batch()

@@ -95,7 +95,7 @@ def table(folder: Path, name: str, **options: Any) -> TableOptions:
 
 def known(columns: pa.StructType, record: pa.StructType | None = None, **other: Any) -> TableBatch:
     made = TableBatch.of({}, record if record is not None else columns, columns)
-    return TableBatch(made.reached_us, made.record, made.columns, **other)
+    return TableBatch(made.watermark_us, made.record, made.columns, **other)
 
 
 @pytest.fixture

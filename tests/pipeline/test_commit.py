@@ -24,7 +24,7 @@ from ledgerlake.operators.stage_rows import StateSummary
 from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.open_table import batch_at
 from ledgerlake.table.ordered_files import DataFile
@@ -76,7 +76,7 @@ def taken_over() -> None:
 
 def test_a_process_that_lost_the_stream_while_its_tasks_ran_commits_nothing(tmp_path: Path) -> None:
     sink = DeltaSink(tables_in(tmp_path))
-    batch = BatchRecord("s", "ledgerlake:s:q", 0, 1, _RANGE)
+    batch = BatchCommit("s", "ledgerlake:s:q", 0, 1, _RANGE)
     frame: Any = Frame()
     with pytest.raises(OwnershipError):
         sink.write(frame, batch, None, taken_over, TopicSchemas())
@@ -90,7 +90,7 @@ def test_results_of_two_runs_of_a_task_that_do_not_fit_together_are_not_committe
     rows: list[list[str]], tmp_path: Path
 ) -> None:
     sink = DeltaSink(tables_in(tmp_path))
-    batch = BatchRecord("s", "ledgerlake:s:q", 0, 1, _RANGE, frozenset("ab"))
+    batch = BatchCommit("s", "ledgerlake:s:q", 0, 1, _RANGE, frozenset("ab"))
     frame: Any = Frame(*rows)
     with pytest.raises(ProcessLostError, match="the loss of an executor"):
         sink.write(frame, batch, None, lambda: None, TopicSchemas())
@@ -106,7 +106,7 @@ def test_due_messages_that_no_table_can_have_are_sent_after_a_restart_too(tmp_pa
     outbox.begin(None, None)
     for name in ("outbox/due.parquet", "rejects/reject.parquet"):
         (tmp_path / name).write_bytes(b"rows")
-    batch = BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
+    batch = BatchCommit("s", "ledgerlake:s:q", 3, 1, _RANGE)
     written = TaskResult("t", -1, Position(1, 5), {}, [DataFile("reject.parquet", 4, 1, "{}")])
     DeltaSink(tables, outbox).commit(
         batch,
@@ -133,7 +133,7 @@ def test_the_topic_gets_what_the_table_has_whatever_other_runs_have(
     dies_at: list[type], sent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(str(tmp_path / "outbox"))
-    batch = BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
+    batch = BatchCommit("s", "ledgerlake:s:q", 3, 1, _RANGE)
     tables_in(tmp_path)
 
     def run(count: int) -> Outbox:
@@ -198,7 +198,7 @@ def result_of(
 def test_a_repeat_with_another_outcome_is_refused_before_anything_changes(
     first: PartitionResult, repeat: PartitionResult, difference: str, tmp_path: Path
 ) -> None:
-    tables, batch = tables_in(tmp_path), BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
+    tables, batch = tables_in(tmp_path), BatchCommit("s", "ledgerlake:s:q", 3, 1, _RANGE)
     DeltaSink(tables).commit(batch, [first])
     outbox = Outbox(Place(str(tmp_path / "outbox")))
     outbox.begin(None, None)
@@ -212,7 +212,7 @@ def test_a_repeat_with_another_outcome_is_refused_before_anything_changes(
 def test_a_repeat_with_the_same_outcome_or_one_that_the_topic_explains_goes_on(
     repeat: PartitionResult, tmp_path: Path
 ) -> None:
-    batch = BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
+    batch = BatchCommit("s", "ledgerlake:s:q", 3, 1, _RANGE)
     DeltaSink(tables_in(tmp_path)).commit(batch, [result_of(4, 2)])
     assert DeltaSink(opened_tables(tmp_path)).commit(batch, [repeat]).repeated
 
@@ -220,7 +220,7 @@ def test_a_repeat_with_the_same_outcome_or_one_that_the_topic_explains_goes_on(
 def test_a_repeat_without_rejects_is_compared_with_the_rejects_of_the_first_run(
     tmp_path: Path,
 ) -> None:
-    batch = BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
+    batch = BatchCommit("s", "ledgerlake:s:q", 3, 1, _RANGE)
     tables = tables_in(tmp_path)
     (tmp_path / "rejects" / "reject.parquet").write_bytes(b"rows")
     first = result_of(4, 2)
@@ -237,7 +237,7 @@ def test_a_repeat_without_rejects_is_compared_with_the_rejects_of_the_first_run(
 def test_a_suspended_process_does_not_commit_rows_of_a_micro_batch_that_another_one_had_only_rejects_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables, batch = tables_in(tmp_path), BatchRecord("s", "ledgerlake:s:q", 3, 1)
+    tables, batch = tables_in(tmp_path), BatchCommit("s", "ledgerlake:s:q", 3, 1)
     for name in ("messages/row.parquet", "rejects/reject.parquet"):
         (tmp_path / name).write_bytes(b"rows")
     may_differ = OutcomeDigest(may_differ=True)
@@ -270,7 +270,7 @@ def test_a_suspended_process_does_not_commit_rows_of_a_micro_batch_that_another_
 def commits_of_another_stream(path: Place, count: int = 4) -> None:
     other = Table(path, schema.MESSAGES)
     for number in range(count):
-        record = BatchRecord("other", "ledgerlake:other:q", number, 1)
+        record = BatchCommit("other", "ledgerlake:other:q", number, 1)
         assert not other.contains(record)
         other.commit(record, [], {})
 
@@ -296,7 +296,7 @@ def test_a_repeat_is_compared_however_often_another_stream_has_committed_since(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: int
 ) -> None:
     monkeypatch.setattr("ledgerlake.table.delta_table.HISTORY_COMMITS", 3)
-    tables, batch = tables_in(tmp_path), BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
+    tables, batch = tables_in(tmp_path), BatchCommit("s", "ledgerlake:s:q", 3, 1, _RANGE)
     DeltaSink(tables).commit(batch, [result_of(4, 2, waited=2)])
     commits_of_another_stream(tables.main.table.path, others)
     version = DeltaTable(str(tmp_path / "messages")).version()
@@ -323,7 +323,7 @@ def test_a_repeat_is_compared_however_often_another_stream_has_committed_since(
 def test_a_repeat_whose_commit_the_log_has_no_more_goes_on_only_with_the_same_outcome(
     tmp_path: Path,
 ) -> None:
-    tables, batch = tables_in(tmp_path), BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
+    tables, batch = tables_in(tmp_path), BatchCommit("s", "ledgerlake:s:q", 3, 1, _RANGE)
     DeltaSink(tables).commit(batch, [result_of(4, 2)])
     commits_of_another_stream(tables.main.table.path, 1)
     newest = DeltaTable(str(tmp_path / "messages"))
@@ -342,7 +342,7 @@ def test_a_table_without_the_numbers_of_outcomes_is_searched_and_what_is_not_fou
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("ledgerlake.table.delta_table.HISTORY_COMMITS", 3)
-    tables, batch = tables_in(tmp_path), BatchRecord("s", "ledgerlake:s:q", 3, 1, _RANGE)
+    tables, batch = tables_in(tmp_path), BatchCommit("s", "ledgerlake:s:q", 3, 1, _RANGE)
     table = tables.main.table
     append = table._append
 

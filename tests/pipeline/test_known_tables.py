@@ -15,7 +15,7 @@ from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.known_tables import known_tables
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import SeenBatch
+from ledgerlake.table.batch_commit import SeenBatch
 from ledgerlake.verify.verify import _Tables
 from ledgerlake.wire.message_id import BEFORE_ALL
 

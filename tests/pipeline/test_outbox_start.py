@@ -14,7 +14,7 @@ from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.start import Start
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord, Recorded
+from ledgerlake.table.batch_commit import BatchCommit, Recorded
 from ledgerlake.table.ordered_files import DataFile
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def test_an_outbox_is_opened_before_the_main_table_is_made(tmp_path: Path) -> No
 def test_what_waits_to_be_sent_before_the_main_table_is_made_is_sent(tmp_path: Path) -> None:
     outbox = begin(tmp_path)
     (tmp_path / "ledgerlake/outbox/a.parquet").write_bytes(b"rows")
-    outbox.add(BatchRecord("s", "q", 0, 1), {"t": [DataFile("a.parquet", 4, 2, "{}")]})
+    outbox.add(BatchCommit("s", "q", 0, 1), {"t": [DataFile("a.parquet", 4, 2, "{}")]})
     outbox.commit(0)
     for folder in ("offsets", "commits"):
         (tmp_path / folder).mkdir()
@@ -80,7 +80,7 @@ def commit_batches(checkpoint: Path, outbox: Outbox, last: int, sent: int) -> No
     for number in range(last + 1):
         name = f"part-{number:08d}-00000.parquet"
         (checkpoint / "ledgerlake/outbox" / name).write_bytes(b"rows")
-        outbox.add(BatchRecord("s", "q", number, 1), {"t": [DataFile(name, 4, 1, "{}")]})
+        outbox.add(BatchCommit("s", "q", number, 1), {"t": [DataFile(name, 4, 1, "{}")]})
         outbox.commit(number)
         if number <= sent:
             outbox.sent(outbox.ready()[0])
@@ -143,7 +143,7 @@ def test_an_outbox_that_has_sent_more_than_the_checkpoint_planned_is_refused(
 ) -> None:
     outbox = begin(tmp_path)
     (tmp_path / "ledgerlake/outbox/a.parquet").write_bytes(b"rows")
-    outbox.add(BatchRecord("s", "q", 5, 1), {"t": [DataFile("a.parquet", 4, 2, "{}")]})
+    outbox.add(BatchCommit("s", "q", 5, 1), {"t": [DataFile("a.parquet", 4, 2, "{}")]})
     outbox.commit(5)
     outbox.sent(outbox.ready()[0])
     (tmp_path / "offsets").mkdir()

@@ -43,7 +43,7 @@ from ledgerlake.pipeline.start import check_reachable
 from ledgerlake.source import topic_list
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord, SeenBatch
+from ledgerlake.table.batch_commit import BatchCommit, SeenBatch
 from ledgerlake.verify.verify import Verdict
 from ledgerlake.wire.lookup import refused
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
@@ -285,7 +285,7 @@ def test_a_micro_batch_that_runs_for_long_is_told_of_with_what_it_reads() -> Non
         "end": {"ledger": 1, "entry": 800, "index": 2_009},
     }
     first = {"start": None, "end": {"ledger": 1, "entry": 8, "index": 99}}
-    reading = Reading(BatchRecord("s", "q", 0, 1, {"a": span, "b": first}), 100.0)
+    reading = Reading(BatchCommit("s", "q", 0, 1, {"a": span, "b": first}), 100.0)
     assert reading.messages == 2_100
     assert reading.text(102.0) == ""
     progress = Progress("orders", Totals(), Details(), [], {}, {}, 0, reading.text(112.4))
@@ -293,9 +293,9 @@ def test_a_micro_batch_that_runs_for_long_is_told_of_with_what_it_reads() -> Non
         "rejects 0  a micro-batch of 2,100 new messages has been running for 12 s"
     )
     unknown = {"start": None, "end": {"ledger": 1, "entry": 8}}
-    of_unknown = Reading(BatchRecord("s", "q", 0, 1, {"a": span, "b": unknown}), 100.0)
+    of_unknown = Reading(BatchCommit("s", "q", 0, 1, {"a": span, "b": unknown}), 100.0)
     assert of_unknown.text(105.0) == "a micro-batch has been running for 5 s"
-    of_nothing = Reading(BatchRecord("s", "q", 0, 1, {}), 100.0)
+    of_nothing = Reading(BatchCommit("s", "q", 0, 1, {}), 100.0)
     assert of_nothing.text(105.0) == "a micro-batch has been running for 5 s"
 
 
@@ -467,7 +467,7 @@ def test_a_batch_is_compared_as_long_as_sparks_log_reaches_back_to_it(
     tmp_path: Path, planned: range, batch_id: int, is_compared: bool
 ) -> None:
     pipeline, table = with_a_table(
-        tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", batch_id, 111)
+        tmp_path, planned, BatchCommit("s", "ledgerlake:s:q", batch_id, 111)
     )
     assert pipeline._components.checkpoint.log.keeps(batch_id) == is_compared
     if not is_compared:
@@ -484,7 +484,7 @@ def test_a_batch_is_compared_as_long_as_sparks_log_reaches_back_to_it(
 def test_a_start_is_refused_if_a_later_checkpoint_has_written_to_a_table_or_its_own_batches_are_lost(
     tmp_path: Path, checkpoint: int, is_begun: bool, is_refused: bool
 ) -> None:
-    record = BatchRecord("s", "ledgerlake:s:other", 40, 111, checkpoint=checkpoint)
+    record = BatchCommit("s", "ledgerlake:s:other", 40, 111, checkpoint=checkpoint)
     pipeline, table = with_a_table(tmp_path, range(3), record)
     if not is_begun:
         pipeline._components.checkpoint.save_start(START)
@@ -502,7 +502,7 @@ def test_a_start_is_refused_if_a_later_checkpoint_has_written_to_a_table_or_its_
 
 def test_a_hole_in_sparks_log_is_an_incomplete_copy(tmp_path: Path) -> None:
     planned = [*range(3), *range(90, 101)]
-    pipeline, table = with_a_table(tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", 60, 111))
+    pipeline, table = with_a_table(tmp_path, planned, BatchCommit("s", "ledgerlake:s:q", 60, 111))
     with pytest.raises(
         CheckpointError, match="lacks the offsets of batch 59; restore it from a complete copy"
     ):
@@ -523,7 +523,7 @@ def test_a_hole_in_sparks_log_is_an_incomplete_copy(tmp_path: Path) -> None:
 def test_a_table_holds_what_the_checkpoint_saw_in_it_or_is_a_new_one(
     tmp_path: Path, path: str, held_batch_id: int, is_there: bool, message: str | None
 ) -> None:
-    pipeline, table = with_a_table(tmp_path, range(6), BatchRecord("s", "ledgerlake:s:q", 4, 111))
+    pipeline, table = with_a_table(tmp_path, range(6), BatchCommit("s", "ledgerlake:s:q", 4, 111))
     pipeline._components.cursors.add(
         LastRun(held_batch_id, None),
         {},
@@ -542,7 +542,7 @@ def test_a_table_holds_what_the_checkpoint_saw_in_it_or_is_a_new_one(
 def test_a_table_has_to_have_what_another_section_had_in_its_folder_and_no_more(
     tmp_path: Path, former: str, had: int, is_refused: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pipeline, table = with_a_table(tmp_path, range(9), BatchRecord("s", "ledgerlake:s:q", 4, 111))
+    pipeline, table = with_a_table(tmp_path, range(9), BatchCommit("s", "ledgerlake:s:q", 4, 111))
     seen = {"some": SeenBatch(str(tmp_path / "messages"), had)}
     if former == "another folder":
         seen["messages"] = SeenBatch(str(tmp_path / "rest"), 8)
@@ -639,7 +639,7 @@ def test_a_removed_table_of_a_topic_stops_the_stream_only_if_the_topic_is_still_
 def test_a_path_that_is_changed_back_is_refused_with_the_path_that_has_the_rows(
     tmp_path: Path,
 ) -> None:
-    pipeline, table = with_a_table(tmp_path, range(6), BatchRecord("s", "ledgerlake:s:q", 4, 111))
+    pipeline, table = with_a_table(tmp_path, range(6), BatchCommit("s", "ledgerlake:s:q", 4, 111))
     pipeline._components.cursors.add(
         LastRun(5, None), {}, {"messages": SeenBatch(str(tmp_path / "second"), 5)}
     )
@@ -650,7 +650,7 @@ def test_a_path_that_is_changed_back_is_refused_with_the_path_that_has_the_rows(
 
 
 def with_a_table(
-    folder: Path, planned: Iterable[int], record: BatchRecord
+    folder: Path, planned: Iterable[int], record: BatchCommit
 ) -> tuple[Pipeline, Table]:
     """A pipeline with a checkpoint that has planned those batches, and a table that holds one."""
     data = {

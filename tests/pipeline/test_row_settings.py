@@ -20,7 +20,7 @@ from ledgerlake.pipeline.row_settings import changed, row_settings
 from ledgerlake.pipeline.start import Start, query_name
 from ledgerlake.source.wakeup_files import WakeupTimes, save_wakeup_times
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.open_table import existing_table
 from tests.pipeline_tables import opened_tables
 
@@ -203,7 +203,7 @@ def killed(tmp_path: Path) -> Tables:
     checkpoint = checkpoint_of(tmp_path / "checkpoint", tables._config, planned=4, committed=3)
     checkpoint.save_tables(tables.places)
     for table in tables.by_name.values():
-        record = BatchRecord("orders", query_name("orders", "q"), 4, 7)
+        record = BatchCommit("orders", query_name("orders", "q"), 4, 7)
         assert not table.contains(record)
         table.commit(record, [], {})
     return tables

@@ -33,7 +33,7 @@ from ledgerlake.pipeline.row_settings import changed, row_settings
 from ledgerlake.pipeline.tables import Tables
 from ledgerlake.stored.places import Place
 from ledgerlake.table import open_table
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.delta_table import PARTITION_BY
 from ledgerlake.table.open_table import open_delta
 from ledgerlake.table.ordered_files import DataFile
@@ -613,7 +613,7 @@ def test_a_topic_that_comes_again_goes_on_in_its_table_unless_a_later_checkpoint
     def write(tables: Tables, checkpoint: int, batch_id: int, topic: str) -> None:
         span = {"start": {"ledger": 1, "entry": -1}, "end": {"ledger": 1, "entry": 4}}
         query = f"ledgerlake:orders:{checkpoint}"
-        batch = BatchRecord("orders", query, batch_id, 1, {topic: span}, checkpoint=checkpoint)
+        batch = BatchCommit("orders", query, batch_id, 1, {topic: span}, checkpoint=checkpoint)
         tables.add_for_topics([topic])
         tables.check(None)
         tables.open_for(batch)
@@ -652,9 +652,9 @@ def test_a_topic_partition_that_joins_in_a_run_is_late_by_the_time_that_its_tabl
             "start": {"ledger": 1, "entry": batch_id - 1},
             "end": {"ledger": 1, "entry": batch_id},
         }
-        batch = BatchRecord(stream, f"ledgerlake:{stream}:id", batch_id, 1, {topic: span})
+        batch = BatchCommit(stream, f"ledgerlake:{stream}:id", batch_id, 1, {topic: span})
         tables.open_for(batch)
-        times_us = dict(tables.main.reached_us)
+        times_us = dict(tables.main.watermark_us)
         (tmp_path / "messages" / f"{stream}{batch_id}").write_bytes(b"rows")
         written = TableResult([DataFile(f"{stream}{batch_id}", 4, 1, "{}")], time_us)
         task = TaskResult(topic, -1, Position(1, batch_id), {"messages": written}, [])

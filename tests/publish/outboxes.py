@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from ledgerlake.decode import schema
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.ordered_files import DataFile
 
 if TYPE_CHECKING:
@@ -63,6 +63,6 @@ def filled(
             [list(properties.items())] * rows, columns["properties"].type
         )
     pq.write_table(pa.table(columns, schema=schema.MESSAGES), folder / "part.parquet")
-    outbox.add(BatchRecord("s", "q", 0, 1), {"t": [DataFile("part.parquet", 4, rows, "{}")]})
+    outbox.add(BatchCommit("s", "q", 0, 1), {"t": [DataFile("part.parquet", 4, rows, "{}")]})
     outbox.commit(0)
     return outbox

@@ -16,7 +16,7 @@ from ledgerlake.publish.outbox import Outbox, OutboxBatch, Sending
 from ledgerlake.publish.routing import java_hash
 from ledgerlake.stored.files import load_stored
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.wire.message_id import Position
 
@@ -34,8 +34,8 @@ def of(*positions: int) -> dict[str, Any]:
     return {"t": {"outbox": str(Tally.of(np.array(positions)))}} if positions else {}
 
 
-def batch(number: int, *positions: int) -> BatchRecord:
-    return BatchRecord("stream", "query", number, 1, outcomes=of(*positions))
+def batch(number: int, *positions: int) -> BatchCommit:
+    return BatchCommit("stream", "query", number, 1, outcomes=of(*positions))
 
 
 def begun(folder: Path, committed: int | None = None) -> Outbox:

@@ -26,7 +26,7 @@ from ledgerlake.publish.outbox import Outbox
 from ledgerlake.publish.republisher import Republisher
 from ledgerlake.publish.target_client import Receipt
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.wire.entry import parse_entry
 from ledgerlake.wire.message_id import Position
@@ -405,7 +405,7 @@ def test_a_topic_that_takes_few_producers_gets_the_messages_of_all_topic_partiti
             columns["message_id"] = pa.array(["1:1"] * 3)
             pq.write_table(pa.table(columns, schema=schema.MESSAGES), tmp_path / name)
             files.setdefault(source, []).append(DataFile(name, 4, 3, "{}"))
-        outbox.add(BatchRecord("s", "q", batch_id, 1), files)
+        outbox.add(BatchCommit("s", "q", batch_id, 1), files)
         outbox.commit(batch_id)
     with Peer(most_producers=most_producers) as peer, caplog.at_level(logging.WARNING):
         settings = ClientSettings(peer.url, give_up_after_s=0.5)

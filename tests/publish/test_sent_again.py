@@ -25,7 +25,7 @@ from ledgerlake.publish.republisher import Republisher
 from ledgerlake.publish.target_client import Receipt
 from ledgerlake.publish.target_reader import TargetReader
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import single
@@ -162,7 +162,7 @@ def add(outbox: Outbox, batch_id: int, values: list[bytes]) -> None:
     columns["is_null"] = pa.array([False] * count)
     name = f"{batch_id}.parquet"
     pq.write_table(pa.table(columns, schema=schema.MESSAGES), f"{outbox.folder}/{name}")
-    outbox.add(BatchRecord("s", "q", batch_id, 1), {"t": [DataFile(name, 4, count, "{}")]})
+    outbox.add(BatchCommit("s", "q", batch_id, 1), {"t": [DataFile(name, 4, count, "{}")]})
     outbox.commit(batch_id)
 
 

@@ -20,7 +20,7 @@ from ledgerlake.operators.results import BatchSettings
 from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.record_schemas import RecordSchemas
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.open_table import open_delta
 from ledgerlake.wire.value_schema import ValueSchema
@@ -87,7 +87,7 @@ def write(recipe: Recipe, folder: Path) -> Place:
         topics = schemas.learn([TOPIC], [TOPIC])
         settings = BatchSettings(number, {"messages": tables.main.settings()}, None, topics)
         files = _files(registry, tables.main, settings, _decoded(number, first, recipe, messages))
-        record = BatchRecord("stream", "query", number, number)
+        record = BatchCommit("stream", "query", number, number)
         assert not table.contains(record)
         table.commit(record, files, {})
         first += len(messages)

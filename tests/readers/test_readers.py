@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from ledgerlake.errors import UsageError
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
 from ledgerlake.table.record_table import RecordTable
 from tests.pipeline_tables import opened_tables
@@ -129,7 +129,7 @@ def test_a_nested_record_grows_unless_it_is_in_a_map_which_a_reader_could_not_re
         row = {"topic": "t", "ledger_id": 1, "entry_id": number, "batch_index": -1}
         writer = BufferedWriter(data_folder(table.path, table.schema, f"part-{number:08}-00000"))
         writer.write(pa.Table.from_pylist([row | {NUMBER: number, "record": record}], table.schema))
-        batch = BatchRecord("stream", "query", number, number)
+        batch = BatchCommit("stream", "query", number, number)
         assert not table.contains(batch)
         table.commit(batch, writer.finish(), {})
     types = {field.name: field.type for field in table.record}

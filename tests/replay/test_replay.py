@@ -39,7 +39,7 @@ from ledgerlake.replay.replay import REPLAYABLE, replay
 from ledgerlake.replay.replay_parts import Parts
 from ledgerlake.replay.replay_rejects import FoundReject, RejectsToReplay
 from ledgerlake.stored.offsets import PartitionOffset, to_json
-from ledgerlake.table.batch_record import BatchRecord, SeenBatch
+from ledgerlake.table.batch_commit import BatchCommit, SeenBatch
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.open_table import existing_table
 from ledgerlake.table.ordered_files import BufferedWriter, data_folder
@@ -964,7 +964,7 @@ def test_a_table_that_is_not_made_yet_holds_up_no_replay_into_others(tmp_path: P
     assert not (tmp_path / "waits/_delta_log").exists()
 
 
-def plan_batch(settings: Config, number: int) -> BatchRecord:
+def plan_batch(settings: Config, number: int) -> BatchCommit:
     """Let the running stream plan a micro-batch."""
     checkpoint = Checkpoint(settings.checkpoint_place)
     offset = json.dumps(to_json({TOPIC: PartitionOffset(Position(1, number))}))
@@ -994,17 +994,17 @@ def written_by_another_stream(_settings: Config, _name: str, table: Table) -> No
 
 
 def written_by_a_later_checkpoint(_settings: Config, _name: str, table: Table) -> None:
-    table.commit(BatchRecord("orders", "later", 0, 1, checkpoint=NUMBER + 1), [], {})
+    table.commit(BatchCommit("orders", "later", 0, 1, checkpoint=NUMBER + 1), [], {})
 
 
 def newer_than_the_checkpoint(_settings: Config, _name: str, table: Table) -> None:
-    table.commit(BatchRecord("orders", QUERY, 0, 1, checkpoint=NUMBER), [], {})
+    table.commit(BatchCommit("orders", QUERY, 0, 1, checkpoint=NUMBER), [], {})
 
 
 def with_another_batch(settings: Config, _name: str, table: Table) -> None:
     plan_batch(settings, 0)
     finish_batch(settings, 0)
-    table.commit(BatchRecord("orders", QUERY, 0, 1, checkpoint=NUMBER), [], {})
+    table.commit(BatchCommit("orders", QUERY, 0, 1, checkpoint=NUMBER), [], {})
 
 
 def older_than_the_checkpoint(settings: Config, name: str, table: Table) -> None:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.decode.sorted_runs import count_through
+from ledgerlake.decode.split import placed_entries
 from ledgerlake.delay.segment import key_at, key_columns, shared_queue
 from ledgerlake.delay.tracker import DelayedTracker
+from ledgerlake.operators import outcomes
 from ledgerlake.operators.results import PartitionResult
 from ledgerlake.pipeline import commit, wakeups
 from ledgerlake.pipeline.commit import DeltaSink
@@ -36,6 +38,7 @@ from ledgerlake.wire.message_id import BEFORE_ALL
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ledgerlake.operators.outcome_types import DuePositions
     from ledgerlake.stored.places import Place
     from tests.simulation.driver import Edges
 
@@ -266,6 +269,24 @@ def _first_run_of_a_batch_is_sent(edges: Edges) -> None:
     edges.replace(Outbox, "add", add_first)
 
 
+def _bytes_by_their_order(edges: Edges) -> None:
+    """The bytes that the state has of due messages are those of the messages that repeat."""
+
+    def in_order(outcome: DuePositions) -> list[outcomes._Due]:
+        known = iter(placed_entries(outcome.frames) if outcome.deliveries else [])
+        deliveries = outcome.deliveries or [None] * len(outcome.positions)
+        return [
+            outcomes._Due(position, None, due_ms=due_ms)
+            if delivery is None
+            else outcomes._Due(*next(known), delivery)
+            for position, due_ms, delivery in zip(
+                outcome.positions, outcome.due_ms, deliveries, strict=True
+            )
+        ]
+
+    edges.replace(outcomes, "_known_entries", in_order)
+
+
 MUTATIONS: dict[str, Callable[[Edges], None]] = {
     "cursors-before-spark": _cursors_before_spark,
     "batches-by-number": _batches_by_number,
@@ -285,4 +306,5 @@ MUTATIONS: dict[str, Callable[[Edges], None]] = {
     "clock-ahead-of-what-is-read": _clock_ahead_of_what_is_read,
     "cut-for-the-cores-of-this-process": _cut_for_the_cores_of_this_process,
     "first-run-of-a-batch-is-sent": _first_run_of_a_batch_is_sent,
+    "bytes-by-their-order": _bytes_by_their_order,
 }

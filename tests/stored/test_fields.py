@@ -12,7 +12,7 @@ import pytest
 
 from ledgerlake.assembly.rules import ChunkedMessageKey, IncompleteMessage
 from ledgerlake.decode.messages import BatchRange
-from ledgerlake.delay.bucket import Bucket, Record, record_from_json, record_to_json
+from ledgerlake.delay.bucket import Bucket, IndexRecord, record_from_json, record_to_json
 from ledgerlake.delay.due_times import DueSpan
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators.separately_stored import (
@@ -50,7 +50,7 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     "delayed index": (
         record_from_json,
         record_to_json(
-            Record(
+            IndexRecord(
                 [Bucket(1, *PLACES, 2, 5, 10, 20, True, None)],
                 7,
                 PLACES[1],

@@ -17,7 +17,7 @@ from ledgerlake.decode import schema
 from ledgerlake.errors import TableError
 from ledgerlake.stored.places import Place
 from ledgerlake.table import compaction, file_groups
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.clustered_table import ClusteredRecordTable, ClusteredTable
 from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.log_state import clustering_columns
@@ -50,7 +50,7 @@ def commit(table: Table, number: int) -> None:
     for position, key in enumerate(KEYS):
         entry_id = number * len(KEYS) + position
         writer.write(pa.Table.from_batches([rows([entry_id], entry_id, key=key)]))
-    record = BatchRecord("stream", "query", number, number)
+    record = BatchCommit("stream", "query", number, number)
     assert not table.contains(record)
     table.commit(record, writer.finish(), {"t": number})
     assert table.contains(record)
@@ -128,7 +128,7 @@ def test_an_answer_that_is_lost_is_no_second_commit(
 
 def test_the_same_micro_batch_by_two_processes_lands_once(tmp_path: Path) -> None:
     first, second = opened(tmp_path), opened(tmp_path)
-    record = BatchRecord("stream", "query", 0, 0)
+    record = BatchCommit("stream", "query", 0, 0)
     for table in (first, second):
         assert not table.contains(record)
     commit(first, 0)
@@ -203,12 +203,12 @@ def test_a_field_with_a_time_without_zone_brings_its_feature(tmp_path: Path) -> 
 
 def test_no_commit_lands_where_old_ones_were_removed(tmp_path: Path) -> None:
     suspended, other = opened(tmp_path), opened(tmp_path)
-    record = BatchRecord("stream", "query", 0, 0)
+    record = BatchCommit("stream", "query", 0, 0)
     writer = BufferedWriter(data_folder(suspended.path, suspended.schema, "part-00000000-00000"))
     writer.write(pa.Table.from_batches([rows([0], 0, key="k")]))
     assert not suspended.contains(record)
     for number in range(12):
-        of_other = BatchRecord("other", "other", number, number)
+        of_other = BatchCommit("other", "other", number, number)
         another = BufferedWriter(data_folder(other.path, other.schema, f"part-{number:08}-00001"))
         another.write(pa.Table.from_batches([rows([number], 1000 + number, key="k")]))
         assert not other.contains(of_other)

@@ -17,7 +17,7 @@ from ledgerlake.errors import TableError
 from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.stored.places import Place
 from ledgerlake.table import compaction, file_groups, log_commit, replacement
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.open_table import open_delta, read_commit
@@ -48,7 +48,7 @@ class Writer:
         self.table.create()
         self.batches = 0
 
-    def commit(self, *, reached_us: int | None = None, times_ms: list[int] | None = None) -> None:
+    def commit(self, *, watermark_us: int | None = None, times_ms: list[int] | None = None) -> None:
         """Commit a micro-batch with a file of each partition."""
         number, files = self.batches, []
         self.batches += 1
@@ -57,10 +57,10 @@ class Writer:
             folder = data_folder(
                 self.table.path, schema.MESSAGES, f"part-{number:08}-{partition:05}"
             )
-            writer = OrderedWriter(folder, reached_us)
+            writer = OrderedWriter(folder, watermark_us)
             writer.write(rows(times_ms, number * ROWS, partition=partition, ledger_id=partition))
             files += writer.finish()
-        batch = BatchRecord("stream", "query", number, number)
+        batch = BatchCommit("stream", "query", number, number)
         assert not self.table.contains(batch)
         self.table.commit(batch, files, {})
 
@@ -130,7 +130,7 @@ def test_the_pipeline_commits_on_after_a_compaction_and_the_next_one_takes_what_
 def test_late_rows_keep_their_mark_and_get_their_place_in_time(writer: Writer) -> None:
     for _ in range(3):
         writer.commit()
-    writer.commit(reached_us=60_000, times_ms=[5])
+    writer.commit(watermark_us=60_000, times_ms=[5])
     before = content(writer.table.path)
     writer.compaction().run()
     assert content(writer.table.path) == before
@@ -591,7 +591,7 @@ def test_rejects_stay_in_the_order_of_their_files(tmp_path: Path) -> None:
             "entry": b"x",
         }
         writer.write(pa.Table.from_pylist([reject], schema=schema.REJECTS))
-        batch = BatchRecord("stream", "query", number, number)
+        batch = BatchCommit("stream", "query", number, number)
         assert not table.contains(batch)
         table.commit(batch, writer.finish(), {})
     assert Compaction(table.path, schema.REJECTS).run() == 9

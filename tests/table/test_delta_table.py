@@ -20,7 +20,7 @@ from ledgerlake.errors import CheckpointError, OffsetError, OwnershipError, Tabl
 from ledgerlake.stored.places import Place
 from ledgerlake.stored.stores import StorageSettings
 from ledgerlake.table import delta_table
-from ledgerlake.table.batch_record import BatchRecord, Recorded
+from ledgerlake.table.batch_commit import BatchCommit, Recorded
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.features import HONOURED_FEATURES
 from ledgerlake.table.ordered_files import DataFile
@@ -45,7 +45,7 @@ def test_expired_entries_of_the_log_are_removed_though_not_looked_for_at_each_co
     for number in range(COMMITS):
         put(
             table,
-            BatchRecord("stream", "query", number, number),
+            BatchCommit("stream", "query", number, number),
             data_file(table, f"part-{number}.parquet"),
         )
         most = max(most, len(os.listdir(f"{path}/_delta_log")))
@@ -410,14 +410,14 @@ def data_file(table: Table, name: str) -> DataFile:
     return DataFile(name, path.stat().st_size, 1, json.dumps({"numRecords": 1}))
 
 
-def put(table: Table, record: BatchRecord, file: DataFile) -> None:
+def put(table: Table, record: BatchCommit, file: DataFile) -> None:
     assert not table.contains(record)
     table.commit(record, [file], {})
 
 
-def batch(number: int, digest: int = 7) -> BatchRecord:
+def batch(number: int, digest: int = 7) -> BatchCommit:
     ranges = {"t": {"start": None, "end": {"ledger": 3, "entry": 9}}}
-    return BatchRecord("orders", "ledgerlake:orders:id", number, digest, ranges, checkpoint=1)
+    return BatchCommit("orders", "ledgerlake:orders:id", number, digest, ranges, checkpoint=1)
 
 
 def test_a_batch_that_the_table_holds_is_known_by_its_number_and_its_offsets(
@@ -440,7 +440,7 @@ def test_a_batch_that_the_table_holds_is_known_by_its_number_and_its_offsets(
 
 @pytest.mark.parametrize("other", [batch(4, digest=8), batch(3)])
 def test_another_batch_of_the_same_number_or_an_earlier_one_is_refused(
-    tmp_path: Path, other: BatchRecord
+    tmp_path: Path, other: BatchCommit
 ) -> None:
     table = new_table(tmp_path / "table")
     put(table, batch(4), data_file(table, "a"))
@@ -586,10 +586,10 @@ def test_a_commit_of_which_nothing_is_known_is_not_done(
 def test_a_commit_of_another_stream_does_not_stand_in_the_way(tmp_path: Path) -> None:
     table = new_table(tmp_path / "table")
     other = Table(Place(str(tmp_path / "table")), SCHEMA)
-    assert not other.contains(BatchRecord("payments", "ledgerlake:payments:id", 4, 1))
+    assert not other.contains(BatchCommit("payments", "ledgerlake:payments:id", 4, 1))
     put(table, batch(4), data_file(table, "a"))
     other.commit(
-        BatchRecord("payments", "ledgerlake:payments:id", 4, 1), [data_file(other, "b")], {}
+        BatchCommit("payments", "ledgerlake:payments:id", 4, 1), [data_file(other, "b")], {}
     )
     assert len(DeltaTable(str(tmp_path / "table")).file_uris()) == 2
 
@@ -629,7 +629,7 @@ def test_a_table_that_forgets_its_batches_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_clock_alone_reads_nothing(start: object, end: object, reads: bool) -> None:
-    assert BatchRecord("s", "q", 1, 1, {"t": {"start": start, "end": end}}).reads == reads
+    assert BatchCommit("s", "q", 1, 1, {"t": {"start": start, "end": end}}).reads == reads
 
 
 def test_a_file_that_a_vacuum_removed_while_the_process_was_suspended_is_not_committed(
@@ -858,5 +858,5 @@ def test_a_table_whose_path_is_a_file_is_told_so(tmp_path: Path) -> None:
 def test_a_range_that_only_notes_where_a_topic_begins_has_no_messages(
     start: object, end: object, has_messages: bool
 ) -> None:
-    batch = BatchRecord("s", "q", 1, 1, {"t": {"start": start, "end": end}})
+    batch = BatchCommit("s", "q", 1, 1, {"t": {"start": start, "end": end}})
     assert batch.with_messages == (["t"] if has_messages else [])

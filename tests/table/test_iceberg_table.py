@@ -27,7 +27,7 @@ from ledgerlake.errors import TableError
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline import iceberg as pipeline_iceberg
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.iceberg_table import IcebergTable
@@ -287,7 +287,7 @@ def committed(
     for part in parts:
         writer.write(part)
         writer.flush()
-    record = BatchRecord("stream", "query", 0, 0)
+    record = BatchCommit("stream", "query", 0, 0)
     assert not table.contains(record)
     table.commit(record, writer.finish(), {})
 
@@ -322,7 +322,7 @@ def test_any_texts_are_followed_and_found_by_their_bounds(tmp_path: Path, seed: 
             parquet.write(pa.Table.from_batches([rows_of_messages([1], len(keys), key=key)]))
             keys.append(key)
         files += parquet.finish()
-    record = BatchRecord("stream", "query", 0, 0)
+    record = BatchCommit("stream", "query", 0, 0)
     assert not writer.table.contains(record)
     writer.table.commit(record, files, {})
     assert follower(tmp_path).follow() == 1

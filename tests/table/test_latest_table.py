@@ -21,7 +21,7 @@ from ledgerlake.decode import schema
 from ledgerlake.errors import TableError
 from ledgerlake.stored.places import Place
 from ledgerlake.table import latest_table, log_commit
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.latest_index import FileRows, LatestIndex, key_hashes, ranks
 from ledgerlake.table.latest_table import LatestTable
@@ -76,7 +76,7 @@ class Written:
         return files
 
     def batch(self, *parts: list[dict[str, Any]]) -> None:
-        record = BatchRecord(self.stream, f"query of {self.stream}", self.batches, self.batches)
+        record = BatchCommit(self.stream, f"query of {self.stream}", self.batches, self.batches)
         assert not self.table.contains(record)
         self.table.commit(record, self.files(*parts), {})
         assert self.table.contains(record)
@@ -174,7 +174,7 @@ def test_the_same_micro_batch_by_two_processes_lands_once(
 ) -> None:
     other = LatestTable(written.path, schema.MESSAGES)
     other.check(None)
-    record = BatchRecord("stream", "query of stream", 0, 0)
+    record = BatchCommit("stream", "query of stream", 0, 0)
     assert not other.contains(record)
     files = written.files([message(1, "a", b"1")])
     written.batch([message(1, "a", b"1")])

@@ -13,7 +13,7 @@ from deltalake import DeltaTable, QueryBuilder
 from ledgerlake.decode import schema
 from ledgerlake.errors import SetupError
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.clustered_table import ClusteredRecordTable
 from ledgerlake.table.latest_table import LatestRecordTable, LatestTable
 from ledgerlake.table.open_table import existing_table
@@ -108,7 +108,7 @@ def test_a_table_of_any_types_is_opened_and_read(
         parts = [*(messages[field.name] for field in PULSAR_FIELDS), pa.nulls(1, table.record)]
         writer = BufferedWriter(data_folder(table.path, table.schema, f"part-{number:08}-00000"))
         writer.write(pa.Table.from_arrays(parts, schema=table.schema))
-        record = BatchRecord("stream", "query", number, number)
+        record = BatchCommit("stream", "query", number, number)
         assert not table.contains(record)
         table.commit(record, writer.finish(), {})
         read = pa.table(

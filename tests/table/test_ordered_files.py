@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def writer_in(folder: Path, reached_us: int | None = None) -> OrderedWriter:
+def writer_in(folder: Path, watermark_us: int | None = None) -> OrderedWriter:
     return OrderedWriter(
-        ParquetFolder(fs.LocalFileSystem(), str(folder), schema.MESSAGES, "part"), reached_us
+        ParquetFolder(fs.LocalFileSystem(), str(folder), schema.MESSAGES, "part"), watermark_us
     )
 
 
@@ -168,8 +168,8 @@ def test_a_message_without_a_time_stands_first_and_is_late_where_the_table_has_r
         [1, 1, 1],
         [0, 1, 2],
     ]
-    for reached_us, late in ((None, [False, False, False]), (1, [True, False, False])):
-        writer = writer_in(tmp_path, reached_us)
+    for watermark_us, late in ((None, [False, False, False]), (1, [True, False, False])):
+        writer = writer_in(tmp_path, watermark_us)
         writer.write(batch)
         files = writer.finish()
         assert entries_of(tmp_path, files) == [1, 2, 0]
@@ -216,7 +216,7 @@ def test_delayed_messages_are_ordered_by_when_they_were_due_or_stored_if_that_is
 
 
 def test_what_is_earlier_than_the_table_had_reached_is_marked_late(tmp_path: Path) -> None:
-    writer = writer_in(tmp_path, reached_us=3000)
+    writer = writer_in(tmp_path, watermark_us=3000)
     writer.write(rows([4, 1, 3, 2]))
     files = writer.finish()
     assert read(tmp_path, files)["late"].to_pylist() == [True, True, False, False]

@@ -16,7 +16,7 @@ from ledgerlake.decode import schema
 from ledgerlake.errors import TableError
 from ledgerlake.stored.places import Place
 from ledgerlake.table import ordered_files
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.table.clustered_table import ClusteredTable
 from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.delta_table import Table
@@ -58,7 +58,7 @@ def write(table: RecordTable, number: int) -> list[DataFile]:
 
 
 def commit(table: Table, number: int, files: list[DataFile]) -> None:
-    record = BatchRecord("stream", "query", number, number)
+    record = BatchCommit("stream", "query", number, number)
     assert not table.contains(record)
     table.commit(record, files, {})
 
@@ -69,7 +69,7 @@ def test_columns_that_another_writer_adds_between_read_and_commit_do_not_stop_a_
     table = created(place)
     commit(table, 0, write(table, 0))
     files = write(table, 1)
-    record = BatchRecord("stream", "query", 1, 1)
+    record = BatchCommit("stream", "query", 1, 1)
     assert not table.contains(record)
     DeltaTable(place.uri).alter.add_columns([Field("checked", "boolean")])
     table.commit(record, files, {})
@@ -177,7 +177,7 @@ def test_readers_that_take_missing_bounds_for_none_find_all_rows(place: Place) -
     columns = [*(messages[field.name] for field in PULSAR_FIELDS), records]
     writer.write(pa.RecordBatch.from_arrays(columns, schema=table.schema))
     table.begin()
-    table.commit(BatchRecord("stream", "query", 0, 0), writer.finish(), {})
+    table.commit(BatchCommit("stream", "query", 0, 0), writer.finish(), {})
     read = DeltaTable(place.uri).to_pyarrow_dataset()
     for condition in (
         pc.field("number") == 1.5,
@@ -323,7 +323,7 @@ def test_a_property_that_a_user_sets_meanwhile_does_not_stop_a_table_of_messages
 ) -> None:
     table = Table(place, schema.MESSAGES)
     table.create()
-    record = BatchRecord("stream", "query", 0, 0)
+    record = BatchCommit("stream", "query", 0, 0)
     assert not table.contains(record)
     DeltaTable(place.uri).alter.set_table_properties({"delta.appendOnly": "true"})
     table.commit(record, [], {})
@@ -335,7 +335,7 @@ def test_a_column_that_a_user_adds_meanwhile_to_a_table_of_messages_is_an_error_
 ) -> None:
     table = Table(place, schema.MESSAGES)
     table.create()
-    record = BatchRecord("stream", "query", 0, 0)
+    record = BatchCommit("stream", "query", 0, 0)
     assert not table.contains(record)
     DeltaTable(place.uri).alter.add_columns([Field("checked", "boolean")])
     with pytest.raises(TableError, match="it has checked"):

@@ -17,7 +17,7 @@ from ledgerlake.operators.results import PartitionResult, TableResult, TaskResul
 from ledgerlake.operators.stage_rows import StateSummary
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord, SeenBatch
+from ledgerlake.table.batch_commit import BatchCommit, SeenBatch
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder
 from ledgerlake.table.repeated_rejects import add_missing
@@ -26,7 +26,7 @@ from tests.pipeline_tables import opened_tables
 
 TOPIC = "persistent://public/default/orders"
 SPAN = {"start": None, "end": {"ledger": 3, "entry": 9}}
-BATCH = BatchRecord("orders", "ledgerlake:orders:id", 4, 7, {TOPIC: SPAN})
+BATCH = BatchCommit("orders", "ledgerlake:orders:id", 4, 7, {TOPIC: SPAN})
 
 
 def rejected(
@@ -60,7 +60,7 @@ def run(
     tables: dict[str, Table],
     rejects: list[dict[str, Any]],
     messages: int = 0,
-    batch: BatchRecord = BATCH,
+    batch: BatchCommit = BATCH,
 ) -> BatchResult:
     """One run of a micro-batch by a process of its own, from the tasks' files on."""
     here = opened_tables(Path(tables["messages"].path.uri).parent)
@@ -76,7 +76,7 @@ def run(
 
 
 def killed_behind_rejects(
-    tables: dict[str, Table], rejects: list[dict[str, Any]], batch: BatchRecord = BATCH
+    tables: dict[str, Table], rejects: list[dict[str, Any]], batch: BatchCommit = BATCH
 ) -> None:
     """A run that ends between the two commits."""
     table = Table(tables["rejects"].path, schema.REJECTS)
@@ -148,10 +148,10 @@ def test_messages_of_one_batch_entry_are_told_apart(tables: dict[str, Table]) ->
 
 
 def test_rows_of_other_batches_and_streams_do_not_count(tables: dict[str, Table]) -> None:
-    killed_behind_rejects(tables, [rejected(5)], BatchRecord("orders", BATCH.query, 3, 6))
+    killed_behind_rejects(tables, [rejected(5)], BatchCommit("orders", BATCH.query, 3, 6))
     killed_behind_rejects(tables, [rejected(1)])
     killed_behind_rejects(
-        tables, [rejected(5)], BatchRecord("payments", "ledgerlake:payments:id", 4, 7)
+        tables, [rejected(5)], BatchCommit("payments", "ledgerlake:payments:id", 4, 7)
     )
     run(tables, [rejected(1), rejected(5)], messages=1)
     assert [row[0] for row in stored_rows(tables)] == [1, 5, 5, 5]
@@ -167,7 +167,7 @@ def test_rows_that_a_user_has_deleted_meanwhile_do_not_come_again(tables: dict[s
 def test_files_that_an_optimize_joined_meanwhile_are_compared_all_the_same(
     tables: dict[str, Table],
 ) -> None:
-    killed_behind_rejects(tables, [rejected(8)], BatchRecord("orders", BATCH.query, 3, 6))
+    killed_behind_rejects(tables, [rejected(8)], BatchCommit("orders", BATCH.query, 3, 6))
     killed_behind_rejects(tables, [rejected(1)])
     DeltaTable(tables["rejects"].path.uri).optimize.compact()
     run(tables, [rejected(1), rejected(5)], messages=1)
@@ -199,7 +199,7 @@ def commits_of_another_stream(path: Place, count: int) -> None:
     """Commits to a table of rejects by a stream that shares it, more than are searched."""
     other = Table(path, schema.REJECTS)
     for number in range(count):
-        record = BatchRecord("payments", "ledgerlake:payments:id", number, 7)
+        record = BatchCommit("payments", "ledgerlake:payments:id", number, 7)
         assert not other.contains(record)
         other.commit(record, [], {})
 

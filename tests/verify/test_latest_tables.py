@@ -26,7 +26,7 @@ from ledgerlake.source import value_schemas
 from ledgerlake.source.pieces import Piece
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 from ledgerlake.verify import topic_content
 from ledgerlake.verify import verify as verify_module
 from ledgerlake.verify.verify import Verdict, verify
@@ -144,7 +144,7 @@ class Stream:
                 pa.Table.from_pylist(rejects, schema=schema.REJECTS),
                 mode="append",
             )
-        record = BatchRecord(self.config.stream.name, self.topic, self._batches, self._batches)
+        record = BatchCommit(self.config.stream.name, self.topic, self._batches, self._batches)
         for writer in writers.with_rows:
             table = self.tables.by_name[writer.table.name]
             assert not table.contains(record)

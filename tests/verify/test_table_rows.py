@@ -172,11 +172,11 @@ def naive(files: list[list[Row]]) -> int:
         for file in files
     ]
     count = 0
-    reached_us = -1
+    watermark_us = -1
     for file in sorted((file for file in on_time if file), key=lambda file: file[0]):
         count += sum(after < before for before, after in pairwise(file))
-        count += sum(time_us < reached_us for time_us, _ in file)
-        reached_us = max(reached_us, file[-1][0])
+        count += sum(time_us < watermark_us for time_us, _ in file)
+        watermark_us = max(watermark_us, file[-1][0])
     return count
 
 
@@ -202,10 +202,10 @@ def test_order_by_batches_is_that_of_whole_files() -> None:
         count = order.descents
         for lane, files in enumerate(lanes):
             for number, file in enumerate(files):
-                reached_us = overlaps.get((lane, number), {}).get(lane)
-                if reached_us is not None:
+                watermark_us = overlaps.get((lane, number), {}).get(lane)
+                if watermark_us is not None:
                     count += sum(
-                        rows_before(table_of(file[begin : begin + 3]), reached_us)
+                        rows_before(table_of(file[begin : begin + 3]), watermark_us)
                         for begin in range(0, len(file), 3)
                     )
         expected = sum(map(naive, lanes))

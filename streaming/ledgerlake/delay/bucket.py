@@ -55,7 +55,7 @@ class SegmentRange:
 
 
 @dataclass(frozen=True)
-class Record:
+class IndexRecord:
     """A topic partition's delayed index between micro-batches.
 
     ``buckets`` are in the order in which they were written. ``range_end`` is the last ledger of the
@@ -73,11 +73,11 @@ class Record:
     finished: list[SegmentRange] = field(default_factory=list)
 
 
-def record_to_json(record: Record) -> str:
+def record_to_json(record: IndexRecord) -> str:
     return json.dumps({"version": VERSION, **fields_of(record)}, default=fields_of)
 
 
-def record_from_json(text: str) -> Record:
+def record_from_json(text: str) -> IndexRecord:
     """Read the record of an index.
 
     Raises:
@@ -86,8 +86,8 @@ def record_from_json(text: str) -> Record:
     return parse_stored(text, "delayed index", _record, VERSION)
 
 
-def _record(fields: dict[str, Any]) -> Record:
-    record: Record = stored(Record, fields)
+def _record(fields: dict[str, Any]) -> IndexRecord:
+    record: IndexRecord = stored(IndexRecord, fields)
     ids = [bucket.bucket_id for bucket in record.buckets]
     reached = {bucket.bucket_id: bucket.segment for bucket in record.buckets}
     are_finished = all(

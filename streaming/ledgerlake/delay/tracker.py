@@ -37,7 +37,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from ledgerlake.decode.sorted_runs import count_through
-from ledgerlake.delay.bucket import Bucket, Record, SegmentRange, smallest_neighbours
+from ledgerlake.delay.bucket import Bucket, IndexRecord, SegmentRange, smallest_neighbours
 from ledgerlake.delay.due_times import FEW_SEGMENTS, DueTimes, due_spans, due_times
 from ledgerlake.delay.segment import (
     DEFAULT_MAX_INDEXES,
@@ -104,9 +104,9 @@ class DelayedTracker:
     """
 
     def __init__(
-        self, storage: SnapshotStorage, settings: DelaySettings, record: Record | None = None
+        self, storage: SnapshotStorage, settings: DelaySettings, record: IndexRecord | None = None
     ) -> None:
-        record = record or Record()
+        record = record or IndexRecord()
         self._storage = storage
         self._settings = settings
         self._buckets = list(record.buckets)
@@ -289,7 +289,7 @@ class DelayedTracker:
         for bucket in [bucket for bucket in self._buckets if bucket.last <= through]:
             self._replace([bucket], [])
 
-    def save(self) -> Record:
+    def save(self) -> IndexRecord:
         """Store fresh messages and drop empty buckets; return the record of the buckets."""
         if self.outputs:
             self._trim(min(self.outputs.values()))
@@ -302,7 +302,7 @@ class DelayedTracker:
         self._finished += self._newly_finished()
         self._saved, self._saved_buckets = self._reached, tuple(self._buckets)
         self._forget_passed_marks()
-        return Record(
+        return IndexRecord(
             list(self._buckets),
             self._range_end,
             self._reached,

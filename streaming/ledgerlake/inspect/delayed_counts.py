@@ -10,7 +10,7 @@ from pyspark.sql import functions as f
 
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.delay.bucket import Record, record_from_json
+from ledgerlake.delay.bucket import IndexRecord, record_from_json
 from ledgerlake.delay.due_times import DueTimes, due_times, needed
 from ledgerlake.delay.storage import METADATA, missing
 from ledgerlake.inspect.stored_state import last_batch, read_state
@@ -99,7 +99,7 @@ def waiting_messages(spark: SparkSession, config: Config) -> list[DelayedCounts]
 
 def stored_records(
     spark: SparkSession, config: Config, batch_id: int | None
-) -> dict[TopicPartition, Record]:
+) -> dict[TopicPartition, IndexRecord]:
     """Return the records of the buckets in the state.
 
     Raises:
@@ -121,12 +121,15 @@ def stored_cancels(
     return {source_of(row): cancels_from_json(row.value["cancels"]) for row in rows}
 
 
-def _waiting_buckets(record: Record) -> list[Bucket]:
+def _waiting_buckets(record: IndexRecord) -> list[Bucket]:
     return [bucket for bucket in record.buckets if bucket.waiting]
 
 
 def _due_times(
-    spark: SparkSession, config: Config, batch_id: int | None, records: dict[TopicPartition, Record]
+    spark: SparkSession,
+    config: Config,
+    batch_id: int | None,
+    records: dict[TopicPartition, IndexRecord],
 ) -> dict[int, DueTimes]:
     """Return when the messages of the buckets are due, by the bucket's id."""
     buckets = {source: _waiting_buckets(record) for source, record in records.items()}
@@ -180,7 +183,7 @@ def _due_times_in_state(
 
 def _describe(
     source: TopicPartition,
-    record: Record,
+    record: IndexRecord,
     times: dict[int, DueTimes],
     cancels: int,
     now_ms: int,

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from ledgerlake.delay.bucket import Bucket, Record
+    from ledgerlake.delay.bucket import Bucket, IndexRecord
     from ledgerlake.options.config import Config
     from ledgerlake.options.source_options import Decoding
     from ledgerlake.stored.places import Place
@@ -164,7 +164,7 @@ class _Decoder:
         until_ms: messages that are due then or later are left out.
     """
 
-    records: dict[TopicPartition, Record]
+    records: dict[TopicPartition, IndexRecord]
     cancels: dict[TopicPartition, tuple[Cancels, MarkedPositions, Pauses]]
     decoding: Decoding
     until_ms: int

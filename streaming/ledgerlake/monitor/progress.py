@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ledgerlake.operators.stage_rows import Incomplete
     from ledgerlake.pipeline.commit import BatchResult
-    from ledgerlake.table.batch_record import BatchRecord
+    from ledgerlake.table.batch_commit import BatchCommit
 
 
 _SHOWN_COMMITS = 5
@@ -87,7 +87,7 @@ class Details:
 class Reading:
     """A micro-batch that runs, and since when by a clock that does not jump."""
 
-    batch: BatchRecord
+    batch: BatchCommit
     begun_s: float
 
     @cached_property

@@ -37,7 +37,7 @@ import pyarrow as pa
 
 from ledgerlake.assembly.assembler import Rejected
 from ledgerlake.decode.split import entries_of, read_delayed
-from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
+from ledgerlake.delay.bucket import IndexRecord, record_from_json, record_to_json
 from ledgerlake.delay.due_times import DueSpan, DueTimes
 from ledgerlake.delay.segment import (
     INDEX_SCHEMA,
@@ -395,7 +395,7 @@ class DelayedMessages:
 
     def _open(self) -> DelayedTracker:
         if self._tracker is None:
-            record = record_from_json(self._stored_record) if self._stored_record else Record()
+            record = record_from_json(self._stored_record) if self._stored_record else IndexRecord()
             self._tracker = DelayedTracker(self._storage(record), self._options.settings, record)
             self._tracker.add_output(TABLE, BEFORE_ALL)
             # It stays while ``[deliver]`` is removed: set again, the delivery goes on.
@@ -405,7 +405,7 @@ class DelayedMessages:
                 )
         return self._tracker
 
-    def _storage(self, record: Record) -> StateStorage | FolderStorage:
+    def _storage(self, record: IndexRecord) -> StateStorage | FolderStorage:
         if self._options.folder is None:
             return StateStorage(self._state.snapshots)
         used = {bucket.bucket_id: bucket.segment for bucket in record.buckets}

@@ -36,7 +36,7 @@ from ledgerlake.operators.stage_rows import (
     StateSummary,
     TaskReport,
     delayed_rows,
-    latest,
+    max_time_ms,
     report_to_json,
     stage_row,
 )
@@ -129,7 +129,7 @@ class _IngestedRange:
         self._local = LocalAssembly(settings.limits, delays_messages=settings.delay.enabled)
         self._controls = TaskControls(delays_messages=settings.delay.enabled)
         self._after, self.end = span.after, span.through
-        self._now_ms = latest((span.clock_ms, span.end_ms))
+        self._now_ms = max_time_ms((span.clock_ms, span.end_ms))
         self.stored_bytes = 0
         self._saw_chunks = self._saw_delayed = False
 
@@ -137,7 +137,7 @@ class _IngestedRange:
         """Take the range; yield rows for the stateful stage."""
         for piece in pieces:
             self.stored_bytes += len(piece.frames)
-            self._now_ms = latest((self._now_ms, piece.broker_ms))
+            self._now_ms = max_time_ms((self._now_ms, piece.broker_ms))
             yield from self._take(piece)
             yield from self._controls.rows(self._topic_partition)
         yield from self._controls.rows(self._topic_partition, all_events=True)

@@ -90,13 +90,14 @@ class TopicSchemas:
 class TableBatch:
     """The values of a table that a micro-batch's tasks need.
 
-    ``reached_us`` is the greatest time in the table by topic partition. ``record`` has the columns
-    into which values are decoded, and ``columns`` those that the table has beside ``pulsar``, or
-    beside the columns of messages: both as Arrow serializes a schema, in base64. ``section`` is
-    what the configuration calls it, and ``obstacle`` says why it takes no rows, empty if it does.
+    ``watermark_us`` is the greatest time in the table by topic partition. ``record`` has the
+    columns into which values are decoded, and ``columns`` those that the table has beside
+    ``pulsar``, or beside the columns of messages: both as Arrow serializes a schema, in base64.
+    ``section`` is what the configuration calls it, and ``obstacle`` says why it takes no rows,
+    empty if it does.
     """
 
-    reached_us: dict[str, int] = field(default_factory=dict)
+    watermark_us: dict[str, int] = field(default_factory=dict)
     record: str = ""
     columns: str = ""
     section: str = ""
@@ -104,9 +105,9 @@ class TableBatch:
 
     @classmethod
     def of(
-        cls, reached_us: dict[str, int], record: pa.StructType, columns: pa.StructType
+        cls, watermark_us: dict[str, int], record: pa.StructType, columns: pa.StructType
     ) -> TableBatch:
-        return cls(reached_us, _to_text(record), _to_text(columns))
+        return cls(watermark_us, _to_text(record), _to_text(columns))
 
     @cached_property
     def record_type(self) -> pa.StructType:

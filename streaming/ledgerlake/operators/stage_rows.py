@@ -272,7 +272,7 @@ def incomplete_from_dict(data: dict[str, Any]) -> IncompleteMessage:
 _EVENTS: dict[str, type[TaskEvent]] = {kind.__name__: kind for kind in get_args(TaskEvent)}
 
 
-def latest(times_ms: Iterable[int | None]) -> int | None:
+def max_time_ms(times_ms: Iterable[int | None]) -> int | None:
     """Return the latest time that is not None; None if there is none."""
     return max((time_ms for time_ms in times_ms if time_ms is not None), default=None)
 

@@ -53,7 +53,7 @@ from ledgerlake.operators.stage_rows import (
     StateSummary,
     TaskReport,
     incomplete_from_dict,
-    latest,
+    max_time_ms,
     report_from_json,
 )
 from ledgerlake.operators.state_variables import StateVariables
@@ -187,7 +187,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
             yield from output.take(outcome)
         after = min(report.after for report in reports)
         end = max(report.end for report in reports)
-        for due in delayed.release(latest(report.now_ms for report in reports), after, end):
+        for due in delayed.release(max_time_ms(report.now_ms for report in reports), after, end):
             yield from output.take(due)
         kept_entries.store_fresh()
         incomplete = assembly.pending.messages
@@ -340,7 +340,7 @@ def _apply_reports(
                 delayed.controls.add_cancel(event)
             else:
                 yield from _delay_large_messages(_apply(assembly, event), delayed)
-    now_ms = latest(report.now_ms for report in reports)
+    now_ms = max_time_ms(report.now_ms for report in reports)
     if now_ms is not None:
         yield from assembly.expire(now_ms)
 

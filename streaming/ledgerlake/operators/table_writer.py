@@ -148,7 +148,7 @@ class TableWriter:
         # The latest message of a key is never late.
         name = join_partition(topic_partition.topic, topic_partition.partition)
         known = batch.table(table.name)
-        self._reached_us = None if table.keeps_latest else known.reached_us.get(name)
+        self._watermark_us = None if table.keeps_latest else known.watermark_us.get(name)
         self._partition_columns = table.partition_columns
         self._writers: dict[PartitionKey, OrderedWriter] = {}
 
@@ -206,15 +206,15 @@ class TableWriter:
             return TableResult(files), []
         ordered, replaced = merge_overlapping(self.folder, files)
         times_us = [result.max_effective_us for result in results]
-        reached_us = max((time_us for time_us in times_us if time_us is not None), default=None)
-        return TableResult(ordered, reached_us), replaced
+        watermark_us = max((time_us for time_us in times_us if time_us is not None), default=None)
+        return TableResult(ordered, watermark_us), replaced
 
     def _writer(self, key: PartitionKey) -> OrderedWriter | None:
         """Return the writer for a partition of the table; None if there are too many of them."""
         if key not in self._writers:
             if len(self._writers) >= _MOST_PARTITIONS:
                 return None
-            self._writers[key] = OrderedWriter(self._folder_of(key), self._reached_us)
+            self._writers[key] = OrderedWriter(self._folder_of(key), self._watermark_us)
         return self._writers[key]
 
     def _folder_of(self, key: PartitionKey) -> ParquetFolder:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.stored.fields import exactly, stored
 from ledgerlake.stored.files import load_stored, save_json
-from ledgerlake.table.batch_record import SeenBatch
+from ledgerlake.table.batch_commit import SeenBatch
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ from ledgerlake.operators.results import (
 )
 from ledgerlake.operators.stage_rows import Incomplete, Released, sum_of
 from ledgerlake.options.config import REJECTS_TABLE
-from ledgerlake.table.batch_record import SeenBatch
+from ledgerlake.table.batch_commit import SeenBatch
 from ledgerlake.table.repeated_rejects import add_losses, add_missing
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from ledgerlake.operators.results import TopicSchemas
     from ledgerlake.pipeline.tables import MessagesTable, Tables
     from ledgerlake.publish.outbox import Outbox
-    from ledgerlake.table.batch_record import BatchRecord
+    from ledgerlake.table.batch_commit import BatchCommit
     from ledgerlake.table.delta_table import Table
     from ledgerlake.table.ordered_files import DataFile
     from ledgerlake.wire.message_id import Position
@@ -144,7 +144,7 @@ class DeltaSink:
     def write(
         self,
         written: DataFrame,
-        batch: BatchRecord,
+        batch: BatchCommit,
         with_state: list[str] | None,
         check_owner: Callable[[], None],
         schemas: TopicSchemas,
@@ -185,7 +185,7 @@ class DeltaSink:
         result.commit_s = time.monotonic() - begun_s
         return result
 
-    def commit(self, batch: BatchRecord, partitions: list[PartitionResult]) -> BatchResult:
+    def commit(self, batch: BatchCommit, partitions: list[PartitionResult]) -> BatchResult:
         """Commit what the tasks of a micro-batch wrote; see ``write``. Each topic partition has one
         result, with all that was written for it.
         """
@@ -242,7 +242,7 @@ class DeltaSink:
             result.add(partition)
         return result
 
-    def _tables_of(self, batch: BatchRecord) -> list[MessagesTable]:
+    def _tables_of(self, batch: BatchCommit) -> list[MessagesTable]:
         """Return the tables that messages of the micro-batch may come into, the main one last."""
         names = {
             table.options.name
@@ -255,13 +255,13 @@ class DeltaSink:
             if table.options.name in names or table is self._tables.main
         ]
 
-    def _commit_rejects(self, batch: BatchRecord, files: list[DataFile], is_in_table: bool) -> None:
+    def _commit_rejects(self, batch: BatchCommit, files: list[DataFile], is_in_table: bool) -> None:
         if is_in_table:
             add_missing(self._tables.rejects, batch, files)
         else:
             self._tables.rejects.commit(batch, files, {})
 
-    def _with_batch(self, batch: BatchRecord, parts: list[_TablePart]) -> set[_TablePart]:
+    def _with_batch(self, batch: BatchCommit, parts: list[_TablePart]) -> set[_TablePart]:
         """Return the parts whose tables contain the micro-batch.
 
         Raises:
@@ -296,23 +296,23 @@ class _TablePart:
     def rows(self) -> int:
         return sum(file.rows for file in self.files)
 
-    def contains(self, batch: BatchRecord) -> bool:
+    def contains(self, batch: BatchCommit) -> bool:
         """Return whether the table contains the micro-batch."""
         is_there = self._table.table.contains(batch)
         if is_there:
             # Another process may have committed it, so only the table has its times.
-            self._table.reached_us |= self._table.table.effective_times_us(list(self._written))
+            self._table.watermark_us |= self._table.table.effective_times_us(list(self._written))
         return is_there
 
-    def seen(self, batch: BatchRecord) -> SeenBatch:
+    def seen(self, batch: BatchCommit) -> SeenBatch:
         """Return the record for the checkpoint of a batch that the table contains."""
         return SeenBatch(str(self._table.table.path), batch.batch_id)
 
-    def commit(self, batch: BatchRecord, outbox: dict[str, int] | None = None) -> None:
+    def commit(self, batch: BatchCommit, outbox: dict[str, int] | None = None) -> None:
         begun_s = time.monotonic()
         later_us = self._later_times()
         self._table.table.commit(batch, self.files, later_us, outbox)
-        self._table.reached_us |= later_us
+        self._table.watermark_us |= later_us
         taken_s = time.monotonic() - begun_s
         if taken_s > _SLOW_COMMIT_S:
             _log.warning(
@@ -334,7 +334,7 @@ class _TablePart:
         times_us = {name: written.max_effective_us for name, written in self._written.items()}
         reached = {name: time_us for name, time_us in times_us.items() if time_us is not None}
         return {
-            name: max(time_us, self._table.reached_us.get(name, time_us))
+            name: max(time_us, self._table.watermark_us.get(name, time_us))
             for name, time_us in reached.items()
         }
 
@@ -347,7 +347,7 @@ def _outcomes(partitions: list[PartitionResult]) -> dict[str, Any]:
     return {name: digest for name, digest in digests.items() if digest}
 
 
-def _check_repeat(batch: BatchRecord, tables: list[Table]) -> None:
+def _check_repeat(batch: BatchCommit, tables: list[Table]) -> None:
     """Check that a micro-batch has the outcome with which a table has it already. All tables have
     that of one run, so the first one that knows it decides.
 
@@ -379,7 +379,7 @@ def _check_repeat(batch: BatchRecord, tables: list[Table]) -> None:
         )
 
 
-def _check_outcomes(batch: BatchRecord, table: Table, committed: dict[str, Any]) -> None:
+def _check_outcomes(batch: BatchCommit, table: Table, committed: dict[str, Any]) -> None:
     for name in sorted({*committed, *batch.outcomes}):
         first = OutcomeDigest.from_json(committed.get(name, {}))
         difference = first.difference(OutcomeDigest.from_json(batch.outcomes.get(name, {})))
@@ -387,7 +387,7 @@ def _check_outcomes(batch: BatchRecord, table: Table, committed: dict[str, Any])
             raise _another_outcome(batch, table, f"of {name} it had {difference}")
 
 
-def _another_outcome(batch: BatchRecord, table: Table, difference: str) -> CheckpointError:
+def _another_outcome(batch: BatchCommit, table: Table, difference: str) -> CheckpointError:
     return CheckpointError(
         f"batch {batch.batch_id} of the stream {batch.stream} is in the table at {table.path}, and "
         f"was run again with another outcome: {difference}; nothing was changed, since messages "
@@ -396,7 +396,7 @@ def _another_outcome(batch: BatchRecord, table: Table, difference: str) -> Check
     )
 
 
-def _check_complete(batch: BatchRecord, partitions: list[PartitionResult]) -> None:
+def _check_complete(batch: BatchCommit, partitions: list[PartitionResult]) -> None:
     """Check that each topic partition has one result. If an executor is lost, Spark may use rows of
     two runs of one task, and the second run may have found less in a topic.
     """

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ledgerlake.client.topics import TopicSelection
     from ledgerlake.pipeline.batch_ends import Ends, LastRun
     from ledgerlake.pipeline.checkpoint import Checkpoint
-    from ledgerlake.table.batch_record import SeenBatch
+    from ledgerlake.table.batch_commit import SeenBatch
 
 _log = logging.getLogger(__name__)
 

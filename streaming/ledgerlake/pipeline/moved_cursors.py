@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from ledgerlake.pipeline.cursors import CursorKeeper
     from ledgerlake.source.planning import EntryRange
-    from ledgerlake.table.batch_record import BatchRecord
+    from ledgerlake.table.batch_commit import BatchCommit
     from ledgerlake.wire.message_id import Position
 
 _log = logging.getLogger(__name__)
 
 
-def moved_cursors(cursors: CursorKeeper, batch: BatchRecord) -> dict[str, Position]:
+def moved_cursors(cursors: CursorKeeper, batch: BatchCommit) -> dict[str, Position]:
     """Return the positions of cursors that were moved from outside past entries of a micro-batch.
     Only cursors that are needed to find a loss are asked.
 
@@ -47,7 +47,7 @@ def moved_cursors(cursors: CursorKeeper, batch: BatchRecord) -> dict[str, Positi
     return moved
 
 
-def _without_index(batch: BatchRecord) -> Iterator[EntryRange]:
+def _without_index(batch: BatchCommit) -> Iterator[EntryRange]:
     """Yield the ranges of a micro-batch without the broker's index at one end."""
     ranges = {name: span for name, span in batch.ranges.items() if span["start"] is not None}
     starts, ends = ({name: span[end] for name, span in ranges.items()} for end in ("start", "end"))

@@ -24,7 +24,7 @@ from ledgerlake.source.planning import ranges
 from ledgerlake.stored.files import load_json
 from ledgerlake.stored.offsets import Offset, from_json, to_json
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.batch_commit import BatchCommit
 
 # In version 2 each run of a micro-batch writes state files of its own, and the commit names those
 # that count. So a process that was suspended in the middle of a batch cannot overwrite the state of
@@ -106,7 +106,7 @@ class SparkLog:
         last = self.last_committed()
         return None if last is None else self.offset(last)
 
-    def record(self, stream: str, query: str, batch_id: int, checkpoint: int) -> BatchRecord:
+    def record(self, stream: str, query: str, batch_id: int, checkpoint: int) -> BatchCommit:
         """Describe a planned micro-batch for the table.
 
         Args:
@@ -122,7 +122,7 @@ class SparkLog:
         number = int.from_bytes(digest[:8], "big") >> 1
         reporting = frozenset(span.topic_partition for span in ranges(before.offset, after.offset))
         spans = _ranges(before.json, after.json)
-        return BatchRecord(stream, query, batch_id, number, spans, reporting, checkpoint=checkpoint)
+        return BatchCommit(stream, query, batch_id, number, spans, reporting, checkpoint=checkpoint)
 
     def _before(self, batch_id: int) -> _Planned:
         """Return the source's offset before a micro-batch."""

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from ledgerlake.pipeline.tables import Tables
     from ledgerlake.publish.outbox import Outbox
     from ledgerlake.stored.offsets import Offset
-    from ledgerlake.table.batch_record import Recorded, SeenBatch
+    from ledgerlake.table.batch_commit import Recorded, SeenBatch
     from ledgerlake.wire.message_id import Position
 
 _NOTHING = PartitionOffset(BEFORE_ALL)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ledgerlake.options.config import Config
     from ledgerlake.options.table_options import TableOptions
     from ledgerlake.stored.places import Place
-    from ledgerlake.table.batch_record import BatchRecord
+    from ledgerlake.table.batch_commit import BatchCommit
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class MessagesTable:
 
     def __init__(self, options: TableOptions, writer: str, staging: Place) -> None:
         self.options = options
-        self.reached_us: dict[str, int] = {}
+        self.watermark_us: dict[str, int] = {}
         # The topic partitions whose times were looked up.
         self._looked_up: set[str] = set()
         self._transform = RowTransform(options)
@@ -93,7 +93,7 @@ class MessagesTable:
         """
         unknown = [name for name in topic_partitions if name not in self._looked_up]
         if unknown:
-            self.reached_us |= self.table.effective_times_us(unknown)
+            self.watermark_us |= self.table.effective_times_us(unknown)
             self._looked_up.update(unknown)
 
     @property
@@ -247,7 +247,7 @@ class MessagesTable:
             columns = pa.struct(
                 [field for field in self.table.schema if field.name not in schema.MESSAGES.names]
             )
-        known = TableBatch.of(self.reached_us, record, columns)
+        known = TableBatch.of(self.watermark_us, record, columns)
         return replace(known, section=self.options.section, obstacle=self.obstacle)
 
     @property
@@ -633,7 +633,7 @@ class Tables:
                 table.begin()
                 self._begun.add(name)
 
-    def open_for(self, batch: BatchRecord) -> bool:
+    def open_for(self, batch: BatchCommit) -> bool:
         """Open the tables that a micro-batch needs and that are not open yet; its topics are
         expected, and their schemas are learned. Return whether one was opened.
 

@@ -74,7 +74,7 @@ from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from ledgerlake.stored.places import Place
-    from ledgerlake.table.batch_record import BatchRecord
+    from ledgerlake.table.batch_commit import BatchCommit
     from ledgerlake.table.ordered_files import DataFile
 
 VERSION = 1
@@ -239,7 +239,7 @@ class Outbox:
         ]
         return max(sum((nexts | of_run).values()) for of_run in [{}, *unsettled])
 
-    def add(self, batch: BatchRecord, new_files: dict[str, list[DataFile]]) -> int:
+    def add(self, batch: BatchCommit, new_files: dict[str, list[DataFile]]) -> int:
         """Record the files of a run of a micro-batch that is about to be committed, by topic
         partition.
 
@@ -265,7 +265,7 @@ class Outbox:
 
         Args:
             outcomes: the digests with which the table had the micro-batch when it was run again
-                (see ``BatchRecord``); None if this run has committed it, or they are not known.
+                (see ``BatchCommit``); None if this run has committed it, or they are not known.
 
         Raises:
             CheckpointError: the record of the run that has committed is missing.

@@ -228,7 +228,9 @@ class _Replay:
                 reject for reject in rejects if (reject["topic"], reject["partition"]) == source
             ]
             late = {join_partition(*source): _LATEST_US}
-            tables = {name: replace(settings, reached_us=late) for name, settings in known.items()}
+            tables = {
+                name: replace(settings, watermark_us=late) for name, settings in known.items()
+            }
             batch = BatchSettings(0, tables, [], schemas)
             writers = TableWriters(
                 self._options,

@@ -5,9 +5,9 @@ numbers that the pipeline needs. ``<query>`` names the stream and its checkpoint
 
     <query>                              the last micro-batch of that query which is in the table
     <query>:range                        the digest of a micro-batch's offsets (see
-                                         ``batch_record``)
+                                         ``batch_commit``)
     <query>:outcomes                     a hash of what that micro-batch made of its offsets (see
-                                         ``batch_record``)
+                                         ``batch_commit``)
     <query>:since                        its commit is the first one of the micro-batch in this
                                          version or a later one
     <query>:more:<number>                a micro-batch to which a repeat has added rows (see
@@ -65,7 +65,7 @@ from ledgerlake.errors import (
     refuse_newer,
 )
 from ledgerlake.stored.fields import stored
-from ledgerlake.table.batch_record import Recorded, number_of
+from ledgerlake.table.batch_commit import Recorded, number_of
 from ledgerlake.table.creation import create_table
 from ledgerlake.table.features import (
     CLUSTERED,
@@ -101,7 +101,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ledgerlake.stored.places import Place
-    from ledgerlake.table.batch_record import BatchRecord
+    from ledgerlake.table.batch_commit import BatchCommit
     from ledgerlake.table.repeated_rejects import RowKey
 
 _TIME_PREFIX = "ledgerlake.effective_time_us:"
@@ -508,7 +508,7 @@ class Table:
         counts.append(self._number(table, _OUTBOX_PREFIX + outbox))
         return max((int(count) for count in counts if count is not None), default=None)
 
-    def contains(self, batch: BatchRecord) -> bool:
+    def contains(self, batch: BatchCommit) -> bool:
         """Return whether the table contains a micro-batch.
 
         Raises:
@@ -534,7 +534,7 @@ class Table:
             "of the checkpoint"
         )
 
-    def _check_writer(self, table: DeltaTable, batch: BatchRecord) -> None:
+    def _check_writer(self, table: DeltaTable, batch: BatchCommit) -> None:
         # Numbers only grow. So a commit of delta-spark, which the history alone has, lets in nobody
         # whom the number refuses.
         if (self._recorded_writer(table, batch.stream) or 0) <= batch.checkpoint:
@@ -545,7 +545,7 @@ class Table:
             "began; let only one process run it, with the newest checkpoint"
         )
 
-    def _check_not_taken_over(self, table: DeltaTable, batch: BatchRecord) -> None:
+    def _check_not_taken_over(self, table: DeltaTable, batch: BatchCommit) -> None:
         # The table takes the messages of some topics only, and may have others from other streams.
         names = [name for name in batch.with_messages if name in self._begun]
         other = self._other_stream(table, batch.stream, names)
@@ -560,7 +560,7 @@ class Table:
 
     def commit(
         self,
-        batch: BatchRecord,
+        batch: BatchCommit,
         files: list[DataFile],
         times_us: dict[str, int],
         outbox: dict[str, int] | None = None,
@@ -591,7 +591,7 @@ class Table:
         attempt = f"batch {batch.batch_id} could not be committed to {self.path}"
         self._append(files, numbers, {"ledgerlake": batch.to_json()}, attempt)
 
-    def _check_present(self, batch: BatchRecord, files: list[DataFile]) -> None:
+    def _check_present(self, batch: BatchCommit, files: list[DataFile]) -> None:
         """Check that all files exist: while a process is suspended, a vacuum may remove its files.
 
         Raises:
@@ -620,14 +620,14 @@ class Table:
             ) from None
         return [file.base_name for file in found if file.type == fs.FileType.NotFound]
 
-    def version_of(self, batch: BatchRecord) -> int | None:
+    def version_of(self, batch: BatchCommit) -> int | None:
         """Return the version of the commit of a micro-batch, the last one of its query; None if the
         log does not have it any more.
         """
         found = self._commit_of(batch)
         return None if found is None else found[0]
 
-    def outcomes_of(self, batch: BatchRecord) -> dict[str, Any] | None:
+    def outcomes_of(self, batch: BatchCommit) -> dict[str, Any] | None:
         """Return the ``outcomes`` with which a micro-batch was committed, the last one of its
         query; None if the log does not have them any more.
         """
@@ -635,14 +635,14 @@ class Table:
         outcomes = None if found is None else found[1].get("outcomes")
         return outcomes if isinstance(outcomes, dict) else None
 
-    def _commit_of(self, batch: BatchRecord) -> tuple[int, dict[str, Any]] | None:
+    def _commit_of(self, batch: BatchCommit) -> tuple[int, dict[str, Any]] | None:
         """Return the version and the metadata of the commit of a micro-batch, the last one of its
         query; None if the log does not have it any more.
         """
         found = self._find(self._current(), batch.query, batch.batch_id)
         return found if found is not None and batch.is_of(found[1]) else None
 
-    def outcome_digest_of(self, batch: BatchRecord) -> int | None:
+    def outcome_digest_of(self, batch: BatchCommit) -> int | None:
         """Return the ``outcome_digest`` with which a micro-batch was committed, the last one of its
         query; None if the table does not have it, as from delta-spark.
         """
@@ -650,7 +650,7 @@ class Table:
         is_valid = self._number(table, _numbered(batch.query)) == batch.batch_id
         return self._number(table, _outcomes_of(batch.query)) if is_valid else None
 
-    def keys_of(self, batch: BatchRecord, version: int) -> Counter[RowKey]:
+    def keys_of(self, batch: BatchCommit, version: int) -> Counter[RowKey]:
         """Return the keys of the rows that a version added of a micro-batch; only for a table of
         rejects.
 
@@ -670,7 +670,7 @@ class Table:
             raise self.not_comparable(batch, self.path.reason(error)) from None
         return keys
 
-    def not_comparable(self, batch: BatchRecord, reason: str) -> CheckpointError:
+    def not_comparable(self, batch: BatchCommit, reason: str) -> CheckpointError:
         """Return the error of a repeat whose rows cannot be compared with the rows of the first
         run.
         """
@@ -968,7 +968,7 @@ def _outcomes_of(query: str) -> str:
     return f"{query}:outcomes"
 
 
-def writer_numbers(batch: BatchRecord) -> dict[str, int]:
+def writer_numbers(batch: BatchCommit) -> dict[str, int]:
     """Return the numbers that say who commits for the stream of a micro-batch."""
     return {
         _STREAM_PREFIX + batch.stream: batch.batch_id,

@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow import fs
 
 from ledgerlake.errors import TableAccessError, TableError, refuse_newer
-from ledgerlake.table.batch_record import VERSION
+from ledgerlake.table.batch_commit import VERSION
 
 if TYPE_CHECKING:
     from ledgerlake.stored.places import Place

@@ -323,12 +323,12 @@ class OrderedWriter:
     in order.
 
     Args:
-        reached_us: the greatest effective time in the table; earlier rows are marked ``late``.
+        watermark_us: the greatest effective time in the table; earlier rows are marked ``late``.
     """
 
-    def __init__(self, folder: ParquetFolder, reached_us: int | None) -> None:
+    def __init__(self, folder: ParquetFolder, watermark_us: int | None) -> None:
         self._folder = folder
-        self._reached_us = reached_us
+        self._watermark_us = watermark_us
         self._buffer: list[pa.RecordBatch] = []
         self._buffered_bytes = 0
         self._runs = [FileWriter(folder)]
@@ -414,8 +414,8 @@ class OrderedWriter:
             if (order[1:] < order[:-1]).any():
                 table, times = table.take(pa.array(order)), times[order]
         self._stepped_back = False
-        if self._reached_us is not None and times[0] < self._reached_us:
-            table = _mark_late(table, times < self._reached_us)
+        if self._watermark_us is not None and times[0] < self._watermark_us:
+            table = _mark_late(table, times < self._watermark_us)
         last_us = int(times[-1])
         self.max_effective_us = max(last_us, self.max_effective_us or last_us)
         return table

@@ -14,7 +14,7 @@ from ledgerlake.table.properties import checkpoint_interval
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from ledgerlake.table.batch_record import BatchRecord
+    from ledgerlake.table.batch_commit import BatchCommit
     from ledgerlake.table.ordered_files import DataFile
 
 _ATTEMPTS = 20
@@ -23,7 +23,7 @@ _ATTEMPTS = 20
 class OwnCommits(Table):
     """How files come into such a table; a subclass makes the commit."""
 
-    def _check_present(self, batch: BatchRecord, files: list[DataFile]) -> None:
+    def _check_present(self, batch: BatchCommit, files: list[DataFile]) -> None:
         """Leave it to the commit, which checks all files that it adds (see ``log_commit``)."""
 
     def _try_to_append(

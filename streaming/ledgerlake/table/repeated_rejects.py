@@ -34,7 +34,7 @@ from ledgerlake.table.ordered_files import DataFile, copy_rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ledgerlake.table.batch_record import BatchRecord
+    from ledgerlake.table.batch_commit import BatchCommit
     from ledgerlake.table.delta_table import Table
 
 KEY_COLUMNS = ("topic", "partition", "ledger_id", "entry_id", "message_id", "reason", "detail")
@@ -44,7 +44,7 @@ _REASON = KEY_COLUMNS.index("reason")
 RowKey = tuple[Any, ...]
 
 
-def add_missing(table: Table, batch: BatchRecord, files: list[DataFile]) -> None:
+def add_missing(table: Table, batch: BatchCommit, files: list[DataFile]) -> None:
     """Commit those rows of a repeat that the commits of its micro-batch lack; remove the repeat's
     files.
 
@@ -59,7 +59,7 @@ def add_missing(table: Table, batch: BatchRecord, files: list[DataFile]) -> None
     _add(table, batch, files, True, lambda _reason: True)
 
 
-def add_losses(table: Table, batch: BatchRecord, files: list[DataFile], is_in_table: bool) -> None:
+def add_losses(table: Table, batch: BatchCommit, files: list[DataFile], is_in_table: bool) -> None:
     """Commit those losses and trimmed delayed messages of a repeat that the commits of its
     micro-batch lack; remove the repeat's files.
 
@@ -76,7 +76,7 @@ def add_losses(table: Table, batch: BatchRecord, files: list[DataFile], is_in_ta
 
 def _add(
     table: Table,
-    batch: BatchRecord,
+    batch: BatchCommit,
     files: list[DataFile],
     is_in_table: bool,
     is_wanted: Callable[[str], bool],
@@ -94,7 +94,7 @@ def _add(
     table.remove_files([file.name for file in files])
 
 
-def _additions(table: Table, batch: BatchRecord) -> int:
+def _additions(table: Table, batch: BatchCommit) -> int:
     """Return how many additions to a micro-batch the table has."""
     is_there = (table.number(batch.more(number).query) == batch.batch_id for number in count(1))
     return sum(takewhile(bool, is_there))

@@ -32,7 +32,7 @@ from ledgerlake.client.topics import join_partition, split_partition
 from ledgerlake.errors import SetupError, TableAccessError, TableError
 from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.runtime.java_errors import root_cause
-from ledgerlake.table.batch_record import Recorded
+from ledgerlake.table.batch_commit import Recorded
 from ledgerlake.table.delta_table import EFFECTIVE_TIMES, OUTBOX, Table, since_of, writer_numbers
 from ledgerlake.table.features import (
     PARTITIONED,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from ledgerlake.stored.places import Place
-    from ledgerlake.table.batch_record import BatchRecord
+    from ledgerlake.table.batch_commit import BatchCommit
     from ledgerlake.table.ordered_files import DataFile
     from ledgerlake.table.repeated_rejects import RowKey
 
@@ -191,7 +191,7 @@ class SparkTable(OwnCommits):
     def _keep_up_log(self, table: DeltaTable, version: int) -> None:
         """Leave the checkpoint to delta-spark: delta-rs may drop what it does not know."""
 
-    def keys_of(self, batch: BatchRecord, version: int) -> Counter[RowKey]:
+    def keys_of(self, batch: BatchCommit, version: int) -> Counter[RowKey]:
         # Spark applies the column mapping and the deletion vectors of the table.
         try:
             names = [name.rpartition("/")[2] for name in files_added_at(self.path, version)]
@@ -215,7 +215,7 @@ class SparkTable(OwnCommits):
 
     def commit(
         self,
-        batch: BatchRecord,
+        batch: BatchCommit,
         files: list[DataFile],
         times_us: dict[str, int],
         outbox: dict[str, int] | None = None,
@@ -248,7 +248,7 @@ class SparkTable(OwnCommits):
             ) from None
         self.remove_files([file.name for file in files])
 
-    def _record_place(self, batch: BatchRecord) -> None:
+    def _record_place(self, batch: BatchCommit) -> None:
         """Record from which version on the commit of a micro-batch is found, and who writes for the
         stream. This is a commit of its own, so it is made only once the commit could be too far
         behind what the table has recorded.

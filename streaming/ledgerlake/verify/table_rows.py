@@ -309,17 +309,17 @@ class RowOrder:
         """
         overlaps: dict[Hashable, dict[Hashable, int]] = {}
         for lane, files in self._lanes.items():
-            reached_us = -1
+            watermark_us = -1
             for name, file in sorted(files.items(), key=lambda item: item[1].first):
-                if file.lowest[0] < reached_us:
-                    overlaps.setdefault(name, {})[lane] = reached_us
-                reached_us = max(reached_us, file.last[0])
+                if file.lowest[0] < watermark_us:
+                    overlaps.setdefault(name, {})[lane] = watermark_us
+                watermark_us = max(watermark_us, file.last[0])
         return overlaps
 
 
-def rows_before(rows: pa.Table, reached_us: int) -> int:
+def rows_before(rows: pa.Table, watermark_us: int) -> int:
     """Return the number of rows with an earlier effective time, without late ones."""
-    return int((_order_keys(rows)[:, 0] < reached_us).sum())
+    return int((_order_keys(rows)[:, 0] < watermark_us).sum())
 
 
 def _order_keys(rows: pa.Table) -> Keys:

@@ -294,9 +294,9 @@ class _Comparison:
         overlaps = order.overlaps()
         if overlaps:
             for file, partition, rows in self._rows(table, overlaps):
-                reached_us = overlaps[file].get((file.place, partition.number))
-                if reached_us is not None:
-                    self._verdict.out_of_order += rows_before(rows, reached_us)
+                watermark_us = overlaps[file].get((file.place, partition.number))
+                if watermark_us is not None:
+                    self._verdict.out_of_order += rows_before(rows, watermark_us)
 
     def judge(self) -> Verdict:
         """Compare all records; return the result."""

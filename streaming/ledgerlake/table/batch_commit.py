@@ -18,7 +18,7 @@ _MORE = ":more:"
 
 
 @dataclass(frozen=True)
-class BatchRecord:
+class BatchCommit:
     """A micro-batch as the table records it.
 
     Args:
@@ -60,7 +60,7 @@ class BatchRecord:
             and not (_is_unread(span["start"]) and _is_before_first(span["end"]))
         ]
 
-    def more(self, number: int) -> BatchRecord:
+    def more(self, number: int) -> BatchCommit:
         """Return the record of an addition to this micro-batch (see ``table.repeated_rejects``);
         the first has the number 1.
         """
@@ -127,7 +127,7 @@ class Recorded:
     batch_id: int
     range_digest: int | None
 
-    def is_batch(self, batch: BatchRecord) -> bool:
+    def is_batch(self, batch: BatchCommit) -> bool:
         """Return whether it is this very micro-batch."""
         return self.batch_id == batch.batch_id and self.range_digest in (None, batch.range_digest)
 
