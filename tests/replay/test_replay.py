@@ -410,9 +410,13 @@ def test_a_message_that_was_rejected_twice_comes_once(tmp_path: Path) -> None:
     assert replay(settings).replayed == {}
 
 
-def test_occurrences_of_a_message_that_repeats_stay(tmp_path: Path) -> None:
-    """They have one position, by which a replay knows what a table has."""
+@pytest.mark.parametrize("enabled", [True, False])
+def test_occurrences_of_a_message_that_repeats_stay(tmp_path: Path, enabled: bool) -> None:
+    """They have one position, by which a replay knows what a table has. What waits goes on
+    repeating if the delay is disabled.
+    """
     settings = config(tmp_path, {"path": "t"})
+    settings = replace(settings, delay=replace(settings.delay, enabled=enabled))
     for number, name in ((1, "every"), (2, "cron")):
         for occurrence in ("1", "2"):
             properties = [(f"ledgerlake.{name}", "PT1S"), ("ledgerlake.occurrence", occurrence)]

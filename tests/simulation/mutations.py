@@ -166,7 +166,8 @@ def _replaced_is_delivered(edges: Edges) -> None:
         self: Schedules, schedule_id: str, position: Any, time_ms: int, reason: Reason
     ) -> Any:
         if reason == REPLACED:
-            return self._store.load(schedule_id)
+            waiting = self._store.load(schedule_id)
+            return waiting, len(waiting)
         return hit(self, schedule_id, position, time_ms, reason)
 
     edges.replace(Schedules, "_hit", without_replacing)

@@ -33,7 +33,7 @@ from ledgerlake.runtime.plugins import load
 from ledgerlake.schedules.cancel_messages import rows_with_property
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import MessageId, Position
-from ledgerlake.wire.schedules import CRON_PROPERTY, EVERY_PROPERTY
+from ledgerlake.wire.schedules import CRON_PROPERTY, EVERY_PROPERTY, OCCURRENCE_PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -115,6 +115,7 @@ def messages_of_entries(
     messages = pa.concat_tables(parts)
     messages = messages.filter(pa.array(_are_read(messages, rejects, partly)))
     numbers = messages["entry_id"].to_numpy()
+    bad.update(numbers[_have_one_position(messages)].tolist())
     if config.delay.enabled:
         bad.update(numbers[_early(messages) | _repeat(messages)].tolist())
         bad.update(_withheld(messages))
@@ -266,16 +267,24 @@ def _withheld(messages: pa.Table) -> set[int]:
     return withheld
 
 
-def _repeat(messages: pa.Table) -> NDArray[np.bool_]:
-    """Return a mask of the messages that repeat. Their occurrences have one position, by which a
-    replay knows messages.
+def _have_one_position(messages: pa.Table) -> NDArray[np.bool_]:
+    """Return a mask of the occurrences of messages that repeat. Those of one message have one
+    position, by which a replay knows messages.
     """
-    repeats = np.zeros(messages.num_rows, dtype=bool)
-    repeats[
-        rows_with_property(messages["properties"].combine_chunks(), [CRON_PROPERTY, EVERY_PROPERTY])
-    ] = True
+    return _are_delayed_with(messages, [OCCURRENCE_PROPERTY])
+
+
+def _repeat(messages: pa.Table) -> NDArray[np.bool_]:
+    """Return a mask of the messages that repeat: a replay cannot deliver their occurrences."""
+    return _are_delayed_with(messages, [CRON_PROPERTY, EVERY_PROPERTY])
+
+
+def _are_delayed_with(messages: pa.Table, names: list[str]) -> NDArray[np.bool_]:
+    """Return a mask of the delayed messages with one of some properties."""
+    mask = np.zeros(messages.num_rows, dtype=bool)
+    mask[rows_with_property(messages["properties"].combine_chunks(), names)] = True
     is_delayed: NDArray[np.bool_] = messages["deliver_at"].is_valid().to_numpy()
-    return repeats & is_delayed
+    return mask & is_delayed
 
 
 def _now_us() -> int:
