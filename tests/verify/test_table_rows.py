@@ -173,7 +173,8 @@ def naive(files: list[list[Row]]) -> int:
     ]
     count = 0
     watermark_us = -1
-    for file in sorted((file for file in on_time if file), key=lambda file: file[0]):
+    in_order = sorted(filter(None, on_time), key=lambda file: (file[0][0], file[-1][0]))
+    for file in in_order:
         count += sum(after < before for before, after in pairwise(file))
         count += sum(time_us < watermark_us for time_us, _ in file)
         watermark_us = max(watermark_us, file[-1][0])
@@ -212,6 +213,14 @@ def test_order_by_batches_is_that_of_whole_files() -> None:
         assert count == expected
         found += expected > 0
     assert 50 < found < 150
+
+
+def test_two_commits_may_have_rows_of_one_time_in_any_order() -> None:
+    order = RowOrder()
+    order.add("lane", "first", table_of([(4, 9, False), (5, 9, False)]))
+    order.add("lane", "second", table_of([(5, 1, False), (8, 2, False)]))
+    order.add("lane", "third", table_of([(8, 1, False)]))
+    assert order.overlaps() == {}
 
 
 def test_a_file_is_looked_at_again_only_if_it_overlaps_an_earlier_one() -> None:

@@ -272,10 +272,14 @@ class _FileOrder:
     last: OrderKey
     lowest: OrderKey
 
+    @property
+    def times_us(self) -> tuple[int, int]:
+        return self.first[0], self.last[0]
+
 
 class RowOrder:
     """Finds rows that come after a later row: inside each file, and between the files of a lane in
-    the order of their first rows. Rows that are marked late are not looked at. The watermark of a
+    the order of their times. Rows that are marked late are not looked at. The watermark of a
     topic partition is a time, so two commits may have rows of one time in any order.
 
     A lane is one whose rows have an order: a topic partition in a place of the table.
@@ -310,7 +314,7 @@ class RowOrder:
         overlaps: dict[Hashable, dict[Hashable, int]] = {}
         for lane, files in self._lanes.items():
             watermark_us = -1
-            for name, file in sorted(files.items(), key=lambda item: item[1].first):
+            for name, file in sorted(files.items(), key=lambda item: item[1].times_us):
                 if file.lowest[0] < watermark_us:
                     overlaps.setdefault(name, {})[lane] = watermark_us
                 watermark_us = max(watermark_us, file.last[0])
