@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 import time
+from contextlib import closing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ from ledgerlake.pipeline.checkpoint import Checkpoint, as_option
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.cursors import CursorKeeper
 from ledgerlake.pipeline.failures import cause_of
+from ledgerlake.pipeline.left_topics import is_gone
 from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.pipeline.start import check_reachable
 from ledgerlake.source import topic_list
@@ -634,6 +636,19 @@ def test_a_removed_table_of_a_topic_stops_the_stream_only_if_the_topic_is_still_
         again.tables.add_for_topics([PREFIX + "b"])
         again.tables.create()
         assert (tmp_path / "lake/dev-b/_delta_log").exists()
+
+
+def test_a_topic_is_forgotten_if_all_partitions_that_were_read_are(tmp_path: Path) -> None:
+    partitions = [f"{PREFIX}b-partition-{number}" for number in range(2)]
+    with Peer() as peer, closing(Cluster(ClientSettings(peer.url))) as cluster:
+        checkpoint = Checkpoint(Place(str(tmp_path)))
+        checkpoint.save_stream("s", 7)
+        checkpoint.save_start({name: PartitionOffset(Position(1, 0)) for name in partitions})
+        are_gone = []
+        for count in range(3):
+            checkpoint.save_forgotten_topics(set(partitions[:count]))
+            are_gone.append(is_gone(cluster, checkpoint, f"{PREFIX}b"))
+    assert are_gone == [False, False, True]
 
 
 def test_a_path_that_is_changed_back_is_refused_with_the_path_that_has_the_rows(

@@ -110,14 +110,20 @@ def left_topics(config: Config, checkpoint: Checkpoint) -> set[str]:
     return {split_partition(name)[0] for name in known if not config.source.topics.includes(name)}
 
 
+def _of_topic(names: set[str], topic: str) -> set[str]:
+    return {name for name in names if split_partition(name)[0] == topic}
+
+
 def is_gone(cluster: Cluster, checkpoint: Checkpoint, topic: str) -> bool:
-    """Return whether a topic is deleted, or the user has told the stream to forget it.
+    """Return whether a topic is deleted, or the user has told the stream to forget all that it has
+    read of it.
 
     Raises:
-        OffsetError, SetupError: as the checkpoint.
+        OffsetError, CheckpointError, SetupError: as the checkpoint.
     """
-    is_forgotten = topic in {split_partition(name)[0] for name in checkpoint.forgotten_topics()}
-    return is_forgotten or not _is_there(cluster, topic, if_unknown=True)
+    forgotten = _of_topic(checkpoint.forgotten_topics(), topic)
+    is_forgotten = forgotten and forgotten >= _of_topic(known_topic_partitions(checkpoint), topic)
+    return bool(is_forgotten) or not _is_there(cluster, topic, if_unknown=True)
 
 
 def _is_there(cluster: Cluster, topic: str, *, if_unknown: bool) -> bool:
