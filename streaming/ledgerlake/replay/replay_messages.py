@@ -268,8 +268,8 @@ def _withheld(messages: pa.Table) -> set[int]:
 
 
 def _have_one_position(messages: pa.Table) -> NDArray[np.bool_]:
-    """Return a mask of the occurrences of messages that repeat. Those of one message have one
-    position, by which a replay knows messages.
+    """Return a mask of the occurrences of messages that repeat. All occurrences of a message have
+    its position, by which a replay knows messages.
     """
     return _are_delayed_with(messages, [OCCURRENCE_PROPERTY])
 
