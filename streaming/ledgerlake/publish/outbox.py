@@ -500,16 +500,17 @@ class Outbox:
 
         Files of a later micro-batch are kept. They may belong to a process that was suspended and
         still commits it: that process owns the stream again if its successor loses its connection
-        first.
+        first. So may files of the last micro-batch, until it is recorded which run has committed.
         """
         recorded = {
             file.name
             for batch in [*self._batches.values(), *self._unsettled]
             for file in batch.files
         }
-        self._remove(
-            [name for name in self._names() - recorded if _batch_of_file(name) <= self._committed]
-        )
+        for name in self._names() - recorded:
+            number = _batch_of_file(name)
+            if number <= self._committed and not self._may_have_committed(number):
+                self._remove([name])
 
     def _names(self, below: str = "") -> set[str]:
         selector = fs.FileSelector(self._root + below, allow_not_found=True)
