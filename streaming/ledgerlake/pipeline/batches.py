@@ -55,8 +55,18 @@ class BatchWriter:
         self._on_batch = on_batch
         self._at_work = threading.Lock()
         self._last: int | None = None
+        # The greatest number that the next micro-batch may have.
+        self._next = 0
         self.failure: Exception | None = None
         self.reading: Reading | None = None
+
+    def begin(self) -> None:
+        """Note how far the stream has come. What this process reads from the checkpoint after this
+        is right only if no other process runs a micro-batch before the query begins.
+        """
+        log = self._components.checkpoint.log
+        committed, planned = log.last_committed(), log.last_planned()
+        self._next = max(0 if committed is None else committed + 1, planned or 0)
 
     def write(self, written: DataFrame, batch_id: int) -> None:
         """Run the plan of a micro-batch and commit what it wrote.
@@ -90,6 +100,9 @@ class BatchWriter:
 
     def _write(self, written: DataFrame, batch_id: int) -> None:
         components = self._components
+        if batch_id > self._next:
+            # It was suspended between its start and its query.
+            raise self._run_by_another(batch_id - 1)
         query = query_name(self._stream, _query_id(written))
         batch = components.checkpoint.log.record(
             self._stream, query, batch_id, components.start.number
@@ -114,16 +127,19 @@ class BatchWriter:
         # A process that was suspended must not overwrite its successor's files in the checkpoint.
         components.cursors.check_owner()
         if components.checkpoint.log.has_committed(batch_id):
-            raise OwnershipError(
-                f"another process has run batch {batch_id} of the stream {self._stream}; let only "
-                "one process run it"
-            )
+            raise self._run_by_another(batch_id)
         components.wakeups.update(batch_id, result.wakeup_times_ms, result.due_spans)
         components.cursors.add(
             LastRun(batch_id, components.wakeups.batch_id), result.ends, result.tables
         )
-        self._last = batch_id
+        self._last, self._next = batch_id, batch_id + 1
         self._on_batch(result)
+
+    def _run_by_another(self, batch_id: int) -> OwnershipError:
+        return OwnershipError(
+            f"another process has run batch {batch_id} of the stream {self._stream}; let only one "
+            "process run it"
+        )
 
     def _with_state(self, batch_id: int) -> list[str] | None:
         """Return the topic partitions with messages in state before a micro-batch; None if they are

@@ -160,6 +160,7 @@ class Pipeline:
         }
         tables.add_for_topics(sorted(topics))
         start = components.start.acquire(names, tables.check(self._spark))
+        self._batches.begin()
         tables.leave_out_missing({split_partition(name)[0] for name in names})
         components.schemas.learn([split_partition(name)[0] for name in names])
         with ThreadPoolExecutor(1) as executor:
