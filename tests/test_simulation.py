@@ -113,6 +113,8 @@ def test_no_history_loses_doubles_reorders_or_stops() -> None:
     ("seed", "features"),
     [
         (906, Features(has_schedules=True, limits_cancels=True)),
+        (10044, Features(limits_cancels=True, changes_keys=True)),
+        (10144, Features(has_schedules=True, changes_keys=True, keeps_ledgers=True)),
         (36586, Features()),
         (100061, Features(changes_keys=True, has_index=False, limits_cancels=True)),
         (110885, Features(changes_keys=True, has_index=False, changes_options=True)),

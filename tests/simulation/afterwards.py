@@ -79,7 +79,7 @@ class Afterwards:
         lost = {
             place
             for place in self._places_in(f"{path}/{name}")
-            if self._is_stored(place) and not self._message(place).repeats
+            if self._is_stored(place) and not self._is_accounted(place)
         }
         with self._changed(path, commit, lambda files: tuple(one for one in files if one != name)):
             verdict = self._run("verify of a loss", lambda: verify(self._history.settings))
@@ -220,6 +220,13 @@ class Afterwards:
         return all(
             self._has(place, number) for number in range(len(self._message(place).positions))
         )
+
+    def _is_accounted(self, place: _Place) -> bool:
+        """Whether a message is not missed: one occurrence stands for all, and a reject beside the
+        row for the message.
+        """
+        message = self._message(place)
+        return message.repeats or message.is_rejected
 
     def _has(self, place: _Place, number: int) -> bool:
         """Whether the topic has an entry of a message."""
