@@ -533,6 +533,9 @@ class History:
     def _check_end(self, app: Application) -> None:
         if app.is_running:
             self.oracle.complain("a stop by signal does not end the pipeline")
+        elif self._choices and "set it back" in app.ended:
+            self.refused = app.ended
+            return
         elif self.was_restored and app.was_refused:
             # Everything was in the table when it came; what the checkpoint lacks is said.
             self.refused = app.ended
