@@ -55,7 +55,7 @@ from tests.model.test_record_model import Registry, version_of
 from tests.pipeline_tables import opened_tables
 from tests.simulation.by_hand import by_hand, put
 from tests.simulation.driver import Application, Edges
-from tests.simulation.history import History, Script
+from tests.simulation.history import Features, History, Script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -233,7 +233,8 @@ def test_good_messages_come_after_a_bad_entry(edges: Edges, seed: int) -> None:
     good = [put(at_s, kind) for at_s in (1.0, 2.4, 4.0) for kind in goods]
     bad = [put(2.0, "bad"), put(random.Random(seed).choice([2.2, 3.0]), "bad")]
     script = by_hand(*sorted([*good, *bad], key=lambda step: step.at_s), has_metadata=seed % 4 != 3)
-    script = replace(script, seed=seed, delivers=True, duration_s=6.0, has_tables=seed % 3 == 1)
+    features = Features(has_tables=seed % 3 == 1)
+    script = replace(script, seed=seed, delivers=True, duration_s=6.0, features=features)
     history = OneBad(script, edges)
     verdict = history.play()
     assert verdict.violations == [], [entry.hex() for entry in history.bad]

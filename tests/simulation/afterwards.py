@@ -53,7 +53,7 @@ class Afterwards:
         self._check_verdict("verify")
         self._check_loss()
         self._check_repeat()
-        if self._history.script.changes_keys:
+        if self._history.script.features.changes_keys:
             self._check_replay()
 
     def _check_verdict(self, when: str) -> None:
@@ -72,7 +72,7 @@ class Afterwards:
 
     def _check_loss(self) -> None:
         """A file of a table with all messages is gone."""
-        path = COPY if self._history.script.has_tables else MESSAGES
+        path = COPY if self._history.script.features.has_tables else MESSAGES
         commit, name = self._some_file(path)
         if not name:
             return
@@ -149,11 +149,13 @@ class Afterwards:
     # The tables
 
     def _tables(self) -> list[str]:
-        paths = [*ROUTED, COPY] if self._history.script.has_tables else [MESSAGES]
+        paths = [*ROUTED, COPY] if self._history.script.features.has_tables else [MESSAGES]
         return [path for path in paths if path in self._lake.tables]
 
     def _some_file(self, path: str) -> tuple[int, str]:
-        """The number of a commit and one of its files; an empty name if there is none."""
+        """Return the number of a commit and the name of one of its files; 0 and an empty name if the
+        table has no files.
+        """
         stored = self._lake.tables.get(path)
         found = [
             (number, name)

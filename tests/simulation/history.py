@@ -125,6 +125,21 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Features:
+    """What a history has beside messages and disturbances. ``keeps_ledgers``: at its end the topics
+    still have all ledgers.
+    """
+
+    has_tables: bool = False
+    has_schedules: bool = False
+    limits_cancels: bool = False
+    changes_options: bool = False
+    changes_keys: bool = False
+    has_index: bool = True
+    keeps_ledgers: bool = False
+
+
+@dataclass(frozen=True)
 class Script:
     """A history before it is played."""
 
@@ -141,17 +156,10 @@ class Script:
     duration_s: float
     steps: tuple[Step, ...]
     goes_on: bool = False
-    has_tables: bool = False
-    has_schedules: bool = False
-    limits_cancels: bool = False
-    changes_keys: bool = False
     cores: tuple[int, ...] = (1, 2, 4)
-    has_index: bool = True
-    changes_options: bool = False
-    # Whether the commands that judge and mend tables run at the end, and whether the topics still
-    # have all their ledgers then.
+    features: Features = Features()
+    # Whether the commands that judge and mend tables run at the end.
     has_commands: bool = False
-    keeps_ledgers: bool = False
 
     def __str__(self) -> str:
         head = ", ".join(f"{name} {value}" for name, value in vars(self).items() if name != "steps")
@@ -170,19 +178,6 @@ class Verdict:
     accesses: int = 0
     messages: int = 0
     refused: str = ""
-
-
-@dataclass(frozen=True)
-class Features:
-    """What a history has beside messages and disturbances."""
-
-    has_tables: bool = False
-    has_schedules: bool = False
-    limits_cancels: bool = False
-    changes_options: bool = False
-    changes_keys: bool = False
-    has_index: bool = True
-    keeps_ledgers: bool = False
 
 
 def _draw_features(rng: random.Random) -> Features:
@@ -236,8 +231,8 @@ def write_script(seed: int, features: Features | None = None) -> Script:
         rng.random() < 0.3 or features.changes_keys,
         duration_s,
         tuple(sorted(steps, key=lambda one: one.at_s)),
+        features=features,
         has_commands=True,
-        **vars(features),
     )
 
 
@@ -400,7 +395,7 @@ class History:
         self.brokers = Cluster(
             self.world, script.brokers, script.entries_per_ledger, script.has_metadata
         )
-        self.brokers.has_index = script.has_index
+        self.brokers.has_index = script.features.has_index
         self.disk = Disk(self.world)
         self.lake = Lake(self.world)
         # If the broker's clock is set back, the pipeline's own clock still decides which messages
@@ -413,7 +408,7 @@ class History:
         self.brokers.on_trim = self._trimmed
         edges.enter(self.world, self.disk, self.brokers, self.lake)
         self.edges = edges
-        vars(cancel_messages)["MAX_TASK_CANCELS"] = 1 if script.limits_cancels else 20_000
+        vars(cancel_messages)["MAX_TASK_CANCELS"] = 1 if script.features.limits_cancels else 20_000
         self.brokers.add_topic(TOPIC, script.partitions)
         sections: dict[str, Any] = {}
         if script.max_rows:
@@ -424,7 +419,7 @@ class History:
             sections.setdefault("source", {})["fail_on_data_loss"] = False
         if script.delivers:
             sections["deliver"] = {"topic": DUE_TOPIC}
-        if script.has_tables:
+        if script.features.has_tables:
             sections["tables"] = TABLES
         pattern = f"{TOPIC}.*" if script.by_pattern else None
         self.settings = config([TOPIC], pattern, starting=script.starting, **sections)
@@ -433,12 +428,12 @@ class History:
             config(
                 [TOPIC], pattern, starting=script.starting, **sections | _changed(sections, change)
             )
-            for change in (_OPTIONS if script.changes_options else [])
+            for change in (_OPTIONS if script.features.changes_options else [])
         ]
         self._earlier: list[Config] = []
         edges.due = DueTopic(self.world, self.oracle.published)
         self.oracle.awaits_publishing = script.delivers
-        self.oracle.has_copy = script.has_tables
+        self.oracle.has_copy = script.features.has_tables
         self.apps: list[Application] = []
         self.resume_s = 0.0
         self.calm_s = float("inf")
@@ -518,7 +513,7 @@ class History:
         if not self._is_over():
             self._check_end(app)
         if self.script.has_commands and not self._is_over():
-            if self.script.keeps_ledgers:
+            if self.script.features.keeps_ledgers:
                 for topic in self.topics:
                     topic.ledgers[:0] = topic.trimmed
             Afterwards(self).check()
@@ -994,7 +989,7 @@ class History:
                     self._end_repetition(one, time_ms, own_ms, reason)
                 continue
             # A cancel that a task refuses is in rejects, and hits nothing.
-            is_sure = one.deliver_ms > own_ms and not self.script.limits_cancels
+            is_sure = one.deliver_ms > own_ms and not self.script.features.limits_cancels
             if one.deliver_ms > time_ms or not is_sure:
                 one.is_cancelled |= is_sure
                 one.may_be_cancelled.add(reason)

@@ -271,7 +271,9 @@ def _first_run_of_a_batch_is_sent(edges: Edges) -> None:
 
 
 def _bytes_by_their_order(edges: Edges) -> None:
-    """The bytes that the state has of due messages are those of the messages that repeat."""
+    """Messages that repeat get the bytes that are kept in the state by their order, not by their
+    positions.
+    """
 
     def in_order(outcome: DuePositions) -> list[outcomes._Due]:
         known = iter(placed_entries(outcome.frames) if outcome.deliveries else [])
