@@ -330,6 +330,27 @@ def test_a_chunk_that_a_replay_has_left_over_is_not_missing(
     assert verify(config) == Verdict(messages=1, rejects=1)
 
 
+@pytest.mark.parametrize("is_rejected", [True, False])
+def test_a_chunk_in_rejects_is_of_no_incomplete_message(
+    is_rejected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(tmp_path)
+    entries = [
+        Piece(kind, view) for kind, view, _ in split_bundle(bundle(chunk_entries(b"large", 3)[:2]))
+    ]
+    monkeypatch.setattr(topic_content, "read_pieces", lambda *_: entries)
+    end = {NAMES[0]: PartitionOffset(Position(7, 1))}
+    monkeypatch.setattr(Checkpoint, "committed_range", lambda _: ({}, end))
+    rejects = [reject(number, "chunk_expired") for number in range(2 * is_rejected)]
+    write_deltalake(
+        str(tmp_path / "rejects"),
+        pa.Table.from_pylist(rejects, schema=schema.REJECTS),
+        mode="append",
+    )
+    incomplete = 0 if is_rejected else 2
+    assert verify(config) == Verdict(rejects=len(rejects), incomplete_chunks=incomplete)
+
+
 def test_what_was_replayed_has_to_be_in_the_table(tmp_path: Path) -> None:
     config = configured(tmp_path)
     first, second = map(messages, NAMES)

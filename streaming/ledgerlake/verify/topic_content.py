@@ -120,7 +120,7 @@ class ExpectedMessages:
             self._add_entries(Kind.ENTRY if is_message else Kind.CHUNK, entries[-1:], is_waiting)
 
     def lacks_chunk(self, position: Position) -> bool:
-        """Return whether a chunk that belongs to no message was never in rejects."""
+        """Return whether a chunk that belongs to no whole message was never in rejects."""
         return not self._chunks.contains(_entries([position])).item()
 
     def add_unreadable(self, entries: Keys, *, is_waiting: bool = False) -> None:
@@ -215,7 +215,7 @@ def read_topic(
             expected.add_unreadable(bad[~waits])
             expected.add_unreadable(bad[waits], is_waiting=True)
             content.first = content.first or _first_of(message_keys, bad)
-    content.incomplete_chunks = chunks.count_incomplete()
+    content.incomplete_chunks = sum(map(expected.lacks_chunk, chunks.incomplete()))
     return content
 
 
@@ -287,9 +287,9 @@ class _Chunks:
         self._assembly.budget = EventBudget()
         return ended
 
-    def count_incomplete(self) -> int:
-        """Return the number of chunks of messages that are still incomplete."""
-        return len(list(self._assembly.drain_pending()))
+    def incomplete(self) -> list[Position]:
+        """Return the chunks of messages that are still incomplete."""
+        return [position for position, _ in self._assembly.drain_pending()]
 
 
 def _wait(entries: pa.Array, reached_ms: int | None) -> NDArray[np.bool_]:

@@ -33,7 +33,7 @@ incomplete large messages.
                    the checkpoint; a later row without a message is not found. And large messages
                    whose last chunk the topic has and whose first chunk it may have had
     incomplete_chunks
-                   chunks of incomplete large messages
+                   chunks of incomplete large messages that are not in rejects
     waiting        delayed messages that were not due when the last micro-batch was planned, and
                    messages that repeat without an occurrence in the table
     early          rows that were delivered before they were due
