@@ -66,7 +66,8 @@ _OUTBOX_AT = [
     "moved /sim/checkpoint/ledgerlake/outbox/0",
 ]
 # Options that a user may change between two starts, and each promise holds.
-_OPTIONS: list[dict[str, dict[str, Any]]] = [
+_CHUNK_LIMITS: list[dict[str, Any]] = [{}, {"max_pending": 1}, {"max_pending_bytes": 1}]
+_OPTIONS: list[dict[str, Any]] = [
     {},
     {"source": {"max_rows_per_trigger": 2}},
     {"source": {"min_partitions": 3}},
@@ -74,6 +75,13 @@ _OPTIONS: list[dict[str, dict[str, Any]]] = [
     {"chunks": {"max_pending_bytes": 1}},
     {"delay": {"payloads": "reread"}},
     {"delay": {"payloads": "kept"}, "source": {"max_rows_per_trigger": 5, "min_partitions": 2}},
+]
+
+# Sections that a user may switch off for a run.
+_OFF: list[dict[str, Any]] = [
+    {},
+    {"delay": {"enabled": False}, "deliver": None},
+    {"deliver": None},
 ]
 
 # The parts of a checkpoint, which a copy may take at different moments.
@@ -122,7 +130,7 @@ class Step:
 @dataclass(frozen=True)
 class Features:
     """What a history has beside messages and disturbances. ``keeps_ledgers``: at its end the topics
-    still have all ledgers.
+    still have all ledgers. ``turns_off``: some runs lack ``[deliver]``, or hold no messages back.
     """
 
     has_tables: bool = False
@@ -132,6 +140,9 @@ class Features:
     changes_keys: bool = False
     has_index: bool = True
     keeps_ledgers: bool = False
+    has_pauses: bool = False
+    has_lost_chunks: bool = False
+    turns_off: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,14 +189,18 @@ class Verdict:
 def _draw_features(rng: random.Random) -> Features:
     """Each independent of the others, so that any of them meet."""
     has_tables = rng.random() < 0.2
+    has_schedules = rng.random() < 0.4
     return Features(
         has_tables,
-        has_schedules=rng.random() < 0.25,
+        has_schedules,
         limits_cancels=rng.random() < 0.15,
-        changes_options=rng.random() < 0.2,
+        changes_options=rng.random() < 0.3,
         changes_keys=rng.random() < 0.15 and not has_tables,
         has_index=rng.random() < 0.9,
         keeps_ledgers=rng.random() < 0.5,
+        has_pauses=rng.random() < 0.4 and has_schedules,
+        has_lost_chunks=rng.random() < 0.25,
+        turns_off=rng.random() < 0.1,
     )
 
 
@@ -213,6 +228,11 @@ def write_script(seed: int, features: Features | None = None) -> Script:
         steps += _between_tables(random.Random(seed), duration_s)
     if features.has_schedules:
         steps += _schedules(random.Random(seed), duration_s)
+    if features.has_pauses:
+        kinds = ["pause", "resume", "repeating"]
+        steps += _of_kinds(random.Random(f"pauses {seed}"), duration_s, kinds, 2)
+    if features.has_lost_chunks:
+        steps += _of_kinds(random.Random(f"chunks {seed}"), duration_s, ["lost", "slow"], 3)
     return Script(
         seed,
         partitions,
@@ -260,6 +280,21 @@ def _schedules(rng: random.Random, duration_s: float) -> list[Step]:
         args = {"kind": kind, "count": rng.randint(1, 3), "partition": rng.randrange(6)}
         steps.append(Step(round(rng.uniform(0.0, duration_s), 3), "produce", args))
     return steps
+
+
+def _of_kinds(rng: random.Random, duration_s: float, kinds: list[str], most: int) -> list[Step]:
+    return [
+        Step(
+            round(rng.uniform(0.0, duration_s), 3),
+            "produce",
+            {
+                "kind": rng.choice(kinds),
+                "count": rng.randint(1, most),
+                "partition": rng.randrange(6),
+            },
+        )
+        for _ in range(rng.randint(3, 9))
+    ]
 
 
 def _keys(rng: random.Random, duration_s: float) -> list[Step]:
@@ -377,8 +412,12 @@ def _disturbance(rng: random.Random, duration_s: float) -> list[Step]:
     return [Step(at_s, "backup", {"takes_s": torn_s}), Step(later_s, "restore", {"back_s": back_s})]
 
 
-def _changed(sections: dict[str, Any], change: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    return {name: sections.get(name, {}) | options for name, options in change.items()}
+def _changed(sections: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """The sections with other options; without a section if it is None in the change."""
+    changed = {
+        name: options and sections.get(name, {}) | options for name, options in change.items()
+    }
+    return {name: options for name, options in (sections | changed).items() if options is not None}
 
 
 class History(Producers):
@@ -417,18 +456,19 @@ class History(Producers):
             sections["deliver"] = {"topic": DUE_TOPIC}
         if script.features.has_tables:
             sections["tables"] = TABLES
-        pattern = f"{TOPIC}.*" if script.by_pattern else None
-        self.settings = config([TOPIC], pattern, starting=script.starting, **sections)
+        if script.features.has_lost_chunks:
+            limits = random.Random(f"limits {script.seed}").choice(_CHUNK_LIMITS)
+            sections["chunks"] = {"expire_after": "5 seconds", **limits}
+        self._sections = sections
+        self.settings = self.configured()
         # With other options, and what earlier runs had.
-        self._choices = [
-            config(
-                [TOPIC], pattern, starting=script.starting, **sections | _changed(sections, change)
-            )
-            for change in (_OPTIONS if script.features.changes_options else [])
-        ]
+        changes = _OPTIONS if script.features.changes_options else []
+        changes = changes + (_OFF if script.features.turns_off else [])
+        self._choices = [self.configured(change) for change in changes]
         self._earlier: list[Config] = []
         edges.due = DueTopic(self.world, self.oracle.published)
-        self.oracle.awaits_publishing = script.delivers
+        self.oracle.awaits_publishing = script.delivers and not script.features.turns_off
+        self.oracle.may_come_at_once = script.features.turns_off
         self.oracle.has_copy = script.features.has_tables
         self.apps: list[Application] = []
         self.resume_s = 0.0
@@ -439,6 +479,12 @@ class History(Producers):
         self._copied: list[str] = []
         self._refusals = 0
         self._commits_at_start = 0
+
+    def configured(self, change: dict[str, Any] | None = None) -> Config:
+        """The configuration with some options changed."""
+        pattern = f"{TOPIC}.*" if self.script.by_pattern else None
+        sections = _changed(self._sections, change or {})
+        return config([TOPIC], pattern, starting=self.script.starting, **sections)
 
     @property
     def topics(self) -> list[Topic]:

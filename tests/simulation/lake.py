@@ -181,6 +181,8 @@ class Sql:
 
     def execute(self, query: str) -> pa.Table:
         with duckdb.connect() as connection:
+            # The engine of delta-rs calls it so.
+            connection.execute("create macro to_timestamp_micros(us) as make_timestamptz(us)")
             connection.register("rows", self._rows)
             return connection.sql(query).to_arrow_table()
 

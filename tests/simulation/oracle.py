@@ -6,11 +6,13 @@ once              no message twice in the table, by payload and by (topic partit
                   that was sent after a copy of the checkpoint was made may come once more if that
                   copy is restored
 nothing missing   each confirmed message is in the table at the end. A message that was cancelled or
-                  replaced in time is in ``rejects``. If one table gets all messages and others
-                  get parts, they have the same
+                  replaced in time is in ``rejects``, and so is each chunk that is of no whole
+                  message, once. If one table gets all messages and others get parts, they have
+                  the same
 in order          within a topic partition every commit holds a later stretch than the one before,
                   except for rows that are marked late
-never early       no message in the table before its time, by the broker's clock
+never early       no message in the table before its time, by the broker's clock, unless a run holds
+                  none back; no occurrence that was due in a pause
 nothing unpinned  a cursor has not passed messages that are neither in a table nor in state that
                   Spark has committed
 lost is said      a run ends with an error only if a checkpoint was lost or restored from a copy, or
@@ -29,7 +31,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
-from ledgerlake.reasons import CANCEL_REFUSED, PAUSE_REFUSED, REPLAYED
+from ledgerlake.reasons import (
+    CANCEL_REFUSED,
+    CHUNK_EXPIRED,
+    CHUNK_ORPHAN,
+    PAUSE_REFUSED,
+    REPLAYED,
+)
 from ledgerlake.wire.message_id import Position
 from tests.simulation.driver import COPY, REJECTS, UNDECRYPTABLE
 
@@ -48,13 +56,37 @@ _COLUMNS = [
     "batch_index",
     "properties",
 ]
+_CHUNK_REASONS = (CHUNK_EXPIRED, CHUNK_ORPHAN)
+
 # Effective time, ledger, entry, batch index.
 Key = tuple[int, int, int, int]
 
 _TIMES = ["broker_timestamp", "publish_time", "deliver_at", "delivered_at"]
 
+_NEVER_MS = 1 << 60
+
 # A payload and the number of its occurrence, 0 of a message that does not repeat.
 Delivery = tuple[bytes, int]
+
+
+@dataclass(eq=False)
+class Pause:
+    """A pause of what repeats. It begins and ends between two times each; they differ if clocks
+    do.
+    """
+
+    begins_ms: tuple[int, int]
+    ends_ms: tuple[int, int] = (_NEVER_MS, _NEVER_MS)
+
+    @property
+    def is_open(self) -> bool:
+        return self.ends_ms[0] == _NEVER_MS
+
+    def may_hold(self, due_ms: int) -> bool:
+        return self.begins_ms[0] < due_ms <= self.ends_ms[1]
+
+    def must_hold(self, due_ms: int) -> bool:
+        return self.begins_ms[1] < due_ms <= self.ends_ms[0]
 
 
 @dataclass(eq=False)
@@ -84,6 +116,15 @@ class Sent:
     # It is encrypted, so that without its key it is a reject.
     is_encrypted: bool = False
     is_rejected: bool = False
+    # The pauses of its id, if it repeats.
+    pauses: list[Pause] = field(default_factory=list)
+    # Its chunks may come too late, so that each becomes a reject; or must, if it is a chunk of no
+    # whole message.
+    may_expire: bool = False
+    must_be_rejected: bool = False
+    rejected: set[Position] = field(default_factory=set)
+    # More of its chunks are to come.
+    is_sending: bool = False
     is_held: bool = False
     is_excused: bool = False
 
@@ -105,6 +146,10 @@ class Oracle:
     awaits_publishing: bool = False
     unpublished: set[Delivery] = field(default_factory=set)
     has_copy: bool = False
+    # Some runs do not hold messages back.
+    may_come_at_once: bool = False
+    # A message may have a row beside the rejects of its chunks.
+    is_replayed: bool = False
 
     def __post_init__(self) -> None:
         self._not_owed: set[tuple[str, Position]] = set()
@@ -120,22 +165,39 @@ class Oracle:
         self.commits = 0
         # A broker's clock may be set back; due messages stay due.
         self.latest_ms = 0
+        # Of all that repeat, by topic.
+        self.pauses: dict[str, list[Pause]] = {}
 
     def confirm(self, one: Sent) -> None:
         self.latest_ms = max(self.latest_ms, one.stored_ms)
         self.sent[one.payload] = one
-        one.is_excused = any((one.topic, position) in self._not_owed for position in one.positions)
-        if not one.is_excused:
-            self.unsettled.add(one.payload)
+        self.unsettled.add(one.payload)
         for position in one.positions:
-            self._by_position.setdefault((one.topic, position), []).append(one)
+            self._place(one, position)
+        if one.repeats:
+            # All of its occurrences may be in a pause.
+            self.settle(one)
+
+    def add_chunk(self, one: Sent, position: Position, is_last: bool) -> None:
+        """A large message has another chunk."""
+        one.positions += (position,)
+        one.is_sending = not is_last
+        self._place(one, position)
+
+    def _place(self, one: Sent, position: Position) -> None:
+        self._by_position.setdefault((one.topic, position), []).append(one)
+        if (one.topic, position) in self._not_owed:
+            self._excuse(one)
+
+    def _excuse(self, one: Sent) -> None:
+        one.is_excused = True
+        self.unsettled.discard(one.payload)
 
     def excuse(self, topic: str, position: Position) -> None:
         """What stands there is not owed."""
         self._not_owed.add((topic, position))
         for one in self._by_position.get((topic, position), ()):
-            one.is_excused = True
-            self.unsettled.discard(one.payload)
+            self._excuse(one)
 
     def waiting_before(
         self, topic: str, position: Position, time_ms: int, **target: str
@@ -258,14 +320,19 @@ class Oracle:
             self.complain(f"once: {one} stands in the table as {own}")
         if one.is_cancelled:
             self.complain(f"nothing early: {one} was cancelled or replaced and is in the table")
-        if one.repeats and occurrence not in one.may:
+        at_once = self.may_come_at_once and row["delivered_at"] is None
+        if one.repeats and occurrence not in one.may and not at_once:
             self.complain(
                 f"once: the occurrence {occurrence} of {one} must not be, it has {one.may}"
             )
+        if one.rejected and not self.is_replayed:
+            self.complain(f"once: {one} is in the table, and its chunks are in rejects")
         due_ms = one.may.get(occurrence, one.deliver_ms)
+        if one.repeats and not at_once and self._is_paused(one, due_ms, Pause.must_hold):
+            self.complain(f"never early: {one}, due at {due_ms}, was paused and came")
         if occurrence and row["deliver_at"] != due_ms * 1000:
             self.complain(f"in order: {one}, due at {due_ms}, says {row['deliver_at']}")
-        if one.deliver_ms:
+        if one.deliver_ms and not at_once:
             if row["delivered_at"] is None or int(str(row["delivered_at"])) // 1000 < due_ms:
                 self.complain(f"never early: {one}, due at {due_ms}, says {row['delivered_at']}")
             if max(self.clock_ms(), self.latest_ms) < due_ms:
@@ -294,6 +361,8 @@ class Oracle:
                         self.complain(f"once: {one} is in rejects twice, or in both")
                     one.is_rejected = True
                     self.settle(one)
+                elif one.must_be_rejected or (one.may_expire and row["reason"] in _CHUNK_REASONS):
+                    self._take_chunk(one, position)
                 elif row["reason"] == UNDECRYPTABLE and one.is_encrypted:
                     # It stays there if a run that found the key has the message too.
                     one.is_rejected = True
@@ -303,6 +372,15 @@ class Oracle:
                     continue
                 elif position == one.positions[-1] and not one.is_excused:
                     self.complain(f"nothing missing: {one} is rejected: {row['reason']}")
+
+    def _take_chunk(self, one: Sent, position: Position) -> None:
+        if position in one.rejected or one.delivered:
+            self.complain(f"once: {one}, {position} is in rejects twice, or in both")
+        one.rejected.add(position)
+        self.settle(one)
+
+    def _is_paused(self, one: Sent, due_ms: int, holds: Callable[[Pause, int], bool]) -> bool:
+        return any(holds(pause, due_ms) for pause in [*one.pauses, *self.pauses.get(one.topic, ())])
 
     def published(self, payload: bytes, properties: dict[str, str]) -> None:
         """The topic of due messages has stored one."""
@@ -328,11 +406,22 @@ class Oracle:
         self._forgotten = self._published - self._published_at_copy
 
     def settle(self, one: Sent) -> None:
-        """Nothing is owed of a message any more if it is in rejects, or has been delivered: of one
-        that repeats, all occurrences that must be, and the reject if it has to be one.
+        """Nothing is owed of a message any more if it, or each of its chunks, is in rejects, or has
+        been delivered: of one that repeats, all occurrences that must be, and the reject if it has
+        to be one.
         """
-        is_done = one.is_rejected or (not one.is_cut and (one.repeats or bool(one.delivered)))
-        if is_done and one.must <= one.delivered:
+        is_done = (
+            one.is_rejected
+            or (not one.is_cut and (one.repeats or bool(one.delivered)))
+            or (one.rejected >= set(one.positions) and not one.is_sending)
+        )
+        came_at_once = self.may_come_at_once and 0 in one.delivered
+        owed = {
+            number
+            for number in one.must - one.delivered
+            if not self._is_paused(one, one.may[number], Pause.may_hold)
+        }
+        if (is_done and not owed) or came_at_once:
             self.unsettled.discard(one.payload)
 
     def passed(

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 from ledgerlake.decode.codecs import compress
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_batch, encode_entry
-from tests.simulation.oracle import Sent
+from tests.simulation.oracle import Pause, Sent
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ledgerlake.wire.message_id import Position
     from tests.simulation.broker import Cluster, Topic
     from tests.simulation.history import Script
@@ -91,6 +93,22 @@ class Producers:
         self._confirm(topic, payload, position, deliver_ms=deliver_ms, is_encrypted=True)
 
     def _send_chunked(self, topic: Topic) -> None:
+        self._send_pieces(topic, [0.0, 0.0, 0.3, 1.5])
+
+    def _send_slow(self, topic: Topic) -> None:
+        """A large message whose chunks may come too late."""
+        self._send_pieces(topic, [0.0, 2.0, 4.0, 7.0])
+
+    def _send_pieces(
+        self, topic: Topic, pauses_s: list[float], order: Callable[[int], list[int]] | None = None
+    ) -> None:
+        """Send the chunks of a large message.
+
+        Args:
+            order: from the count of chunks, which of them are sent; by default each once. The
+                message is whole if the last ones are all of them, each in its place or again
+                behind it.
+        """
         count = self.world.rng.randint(2, 4)
         payload = self._payload().ljust(8 * count, b".")
         uuid, size = f"p-{self._numbers}", -(-len(payload) // count)
@@ -98,20 +116,52 @@ class Producers:
         # As clients do: one time for all chunks of a message.
         own["publish_time"] = self._metadata().publish_time
         metadata = [self._metadata(chunk_id=number, **own) for number in range(count)]
-        positions: list[Position] = []
+        may_expire = self.script.features.has_lost_chunks
+        one = Sent(
+            payload, topic.name, (), self.brokers.clock_ms, may_expire=may_expire, is_sending=True
+        )
+        numbers = list(range(count)) if order is None else order(count)
+        whole = _whole(numbers, count)
         self._sending += 1
 
-        def send(number: int) -> None:
+        def send(place: int) -> None:
+            number = numbers[place]
             piece = payload[number * size : (number + 1) * size]
-            positions.append(self._store(topic, metadata[number], piece))
-            if number + 1 == count:
-                self._confirm(topic, payload, *positions)
+            position = self._store(topic, metadata[number], piece)
+            if place in whole:
+                if place == whole[0]:
+                    self.oracle.confirm(one)
+                self.oracle.add_chunk(one, position, place == whole[-1])
+            else:
+                stray = b"%d of %s" % (place, uuid.encode())
+                self._confirm(topic, stray, position, must_be_rejected=True)
+            if place + 1 == len(numbers):
                 self._sending -= 1
             else:
-                pause_s = self.world.rng.choice([0.0, 0.0, 0.3, 1.5])
-                self.world.at(self.world.now_s + pause_s, lambda: send(number + 1))
+                pause_s = self.world.rng.choice(pauses_s)
+                self.world.at(self.world.now_s + pause_s, lambda: send(place + 1))
 
         send(0)
+
+    def _send_lost(self, topic: Topic) -> None:
+        """Chunks of a producer that ends within a large message, or begins it again, or sends a
+        chunk twice or not at all.
+        """
+        rng = self.world.rng
+
+        def order(count: int) -> list[int]:
+            way = rng.choice(["ends", "begins again", "twice", "not at all"])
+            every = list(range(count))
+            if way == "ends":
+                return every[: rng.randint(1, count - 1)]
+            if way == "begins again":
+                return every[: rng.randint(1, count - 1)] + every
+            place = rng.randrange(1, count)
+            if way == "twice":
+                return every[:place] + every[place - 1 :]
+            return [0, *every[place + 1 :]]
+
+        self._send_pieces(topic, [0.0, 0.0, 0.3, 1.5], order)
 
     def _send_cancel(self, topic: Topic) -> None:
         payload, key = self._payload(), self.world.rng.choice(["a", "b", "c"])
@@ -129,34 +179,39 @@ class Producers:
         """What waits under a key, or an id, is cancelled or replaced by a message that stands
         there.
         """
-        # Messages that are due by our own clock may be released before a cancel is read, if the
-        # broker's clock was set back.
-        stored_ms = max(time_ms, self.brokers.clock_ms)
-        own_ms = max(stored_ms + max(0, -self.brokers.skew_ms), self.oracle.latest_ms)
-        for one in self.oracle.waiting_before(
-            topic.name, position, time_ms - _CLOCKS_AGREE_MS, **target
-        ):
+        least_ms, own_ms = self._between(time_ms)
+        for one in self.oracle.waiting_before(topic.name, position, least_ms, **target):
             if one.repeats:
                 if "schedule" in target:
                     self._end_repetition(one, time_ms, own_ms, reason)
                 continue
             # A cancel that a task refuses is in rejects, and hits nothing.
-            is_sure = one.deliver_ms > own_ms and not self.script.features.limits_cancels
+            is_sure = one.deliver_ms > own_ms and not (
+                self.script.features.limits_cancels or self.oracle.may_come_at_once
+            )
             if one.deliver_ms > time_ms or not is_sure:
                 one.is_cancelled |= is_sure
                 one.may_be_cancelled.add(reason)
 
+    def _between(self, time_ms: int) -> tuple[int, int]:
+        """The times between which a message of a time has its effect."""
+        # Messages that are due by our own clock may be released before a cancel is read, if the
+        # broker's clock was set back.
+        stored_ms = max(time_ms, self.brokers.clock_ms)
+        own_ms = max(stored_ms + max(0, -self.brokers.skew_ms), self.oracle.latest_ms)
+        return time_ms - _CLOCKS_AGREE_MS, own_ms
+
     def _end_repetition(self, one: Sent, time_ms: int, own_ms: int, reason: str) -> None:
         """The first message that hits one that repeats ends it."""
         later = {number for number, due_ms in one.may.items() if due_ms > own_ms}
-        if not one.is_ended:
+        if not one.is_ended and not self.oracle.may_come_at_once:
             one.is_cut = bool(later)
             for number in later:
                 del one.may[number]
         one.is_ended = True
-        one.must -= {
+        one.must -= later | {
             number for number, due_ms in one.may.items() if due_ms > time_ms - _CLOCKS_AGREE_MS
-        } | later
+        }
         one.may_be_cancelled.add(reason)
         self.oracle.settle(one)
 
@@ -221,3 +276,56 @@ class Producers:
             topic, self._metadata(deliver_at_time=deliver_ms, partition_key="a"), payload
         )
         self._confirm(topic, payload, position, deliver_ms=deliver_ms, key="a")
+
+    def _send_pause(self, topic: Topic) -> None:
+        self._change_pause(topic, "pause")
+
+    def _send_resume(self, topic: Topic) -> None:
+        self._change_pause(topic, "resume")
+
+    def _change_pause(self, topic: Topic, word: str) -> None:
+        """Pause what repeats, all or under an id, or end the pause."""
+        payload, name = self._payload(), self.world.rng.choice(["a", "b", "c", None, None])
+        value = "all" if name is None else f"schedule={name}"
+        metadata = self._metadata(properties=[pb.KeyValue(key=f"ledgerlake.{word}", value=value)])
+        time_ms = self._stored_ms(metadata)
+        between_ms = self._between(time_ms)
+        position = self._store(topic, metadata, payload)
+        pauses = self._pauses(topic, position, name)
+        is_open = bool(pauses) and pauses[-1].is_open
+        if word == "resume":
+            if is_open:
+                pauses[-1].ends_ms = between_ms
+        elif is_open:
+            began_ms = pauses[-1].begins_ms
+            pauses[-1].begins_ms = tuple(map(min, began_ms, between_ms))  # type: ignore[assignment]
+        else:
+            pauses.append(Pause(between_ms))
+        for one in self.oracle.sent.values():
+            if one.topic == topic.name and one.repeats:
+                self.oracle.settle(one)
+        self._confirm(topic, payload, position)
+
+    def _pauses(self, topic: Topic, position: Position, name: str | None) -> list[Pause]:
+        """The pauses that a message changes: of all, or of the last one with an id before it."""
+        if name is None:
+            return self.oracle.pauses.setdefault(topic.name, [])
+        found = [
+            one
+            for one in self.oracle.sent.values()
+            if one.topic == topic.name and one.schedule == name and one.positions[-1] < position
+        ]
+        return max(found, key=lambda one: one.positions[-1]).pauses if found else []
+
+
+def _whole(numbers: list[int], count: int) -> list[int]:
+    """Which of the chunks that are sent make the message: the first of each number, from the last
+    beginning on; none if one is missing.
+    """
+    start = max(place for place, number in enumerate(numbers) if number == 0)
+    places = [
+        start + numbers[start:].index(number)
+        for number in range(count)
+        if number in numbers[start:]
+    ]
+    return places if len(places) == count else []
