@@ -3,7 +3,7 @@ what stands in the tables and on the topics.
 
 verify    says that nothing is wrong, and counts the rows and rejects that are there
 damage    if a file of a table is gone, or is there twice, verify counts its rows as missing, or as
-          duplicate
+          duplicate; a key of a lost row is missing or undecided
 replay    with all keys there, and time for all chunks, each encrypted message that is in rejects gets
           a row, once, and so does each large one whose chunks came too late, if the topic has them;
           a second replay does nothing
@@ -24,7 +24,7 @@ from ledgerlake.errors import LedgerlakeError
 from ledgerlake.replay.replay import replay
 from ledgerlake.verify.verify import verify
 from ledgerlake.wire.message_id import Position
-from tests.simulation.driver import COPY, MESSAGES, REJECTS, ROUTED
+from tests.simulation.driver import COPY, LATEST, MESSAGES, REJECTS, ROUTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,6 +54,7 @@ class Afterwards:
         self._check_verdict("verify")
         self._check_loss()
         self._check_repeat()
+        self._check_loss_of_latest()
         features = self._history.script.features
         if features.changes_keys or features.has_lost_chunks:
             self._check_replay()
@@ -76,9 +77,11 @@ class Afterwards:
         )
         self._compare(when, verdict, clean=True, waiting=waiting, left_out=0, incomplete_chunks=0)
         if not self._history.was_restored:
-            self._compare(when, verdict, messages=rows, rejects=self._rejects())
-            if not self._oracle.is_replayed:
-                # A replay may leave chunks over, so its large messages cannot be told.
+            latest = self._latest_rows()
+            self._compare(when, verdict, messages=rows + latest, rejects=self._rejects())
+            if not self._oracle.is_replayed and not latest:
+                # A replay may leave chunks over, so its large messages cannot be told; and whether
+                # a row of the latest messages can be compared depends on its key.
                 self._compare(when, verdict, not_checked=gone)
 
     def _check_loss(self) -> None:
@@ -96,6 +99,33 @@ class Afterwards:
             verdict = self._run("verify of a loss", lambda: verify(self._history.settings))
         if verdict is not None and not self._history.was_restored:
             self._compare("verify of a loss", verdict, missing=len(lost), duplicate=0)
+
+    def _check_loss_of_latest(self) -> None:
+        """A file of the table with the latest messages is gone, and so are the keys in it."""
+        stored = self._lake.tables.get(LATEST)
+        newest = -1 if stored is None else len(stored.commits) - 1
+        if stored is None or not stored.files(newest):
+            return
+        name = self._rng.choice(sorted(stored.files(newest)))
+        gone = stored.deleted(newest).get(name, ())
+        lost = [
+            place
+            for number, place in enumerate(self._places_in(f"{LATEST}/{name}"))
+            if number not in gone and self._is_stored(place)
+        ]
+        before = stored.commits[-1]
+        stored.commits[-1] = replace(
+            before,
+            files=tuple(one for one in before.files if one != name),
+            removed=before.removed | {name},
+        )
+        verdict = self._run("verify of lost keys", lambda: verify(self._history.settings))
+        stored.commits[-1] = before
+        if verdict is not None and verdict.missing + verdict.undecided < len(lost):
+            self._oracle.complain(
+                f"verify of lost keys: {verdict.missing} are missing and {verdict.undecided} "
+                f"undecided of {len(lost)}"
+            )
 
     def _check_repeat(self) -> None:
         """A file of a table is there twice."""
@@ -170,6 +200,14 @@ class Afterwards:
     def _tables(self) -> list[str]:
         paths = [*ROUTED, COPY] if self._history.script.features.has_tables else [MESSAGES]
         return [path for path in paths if path in self._lake.tables]
+
+    def _latest_rows(self) -> int:
+        stored = self._lake.tables.get(LATEST)
+        if stored is None:
+            return 0
+        newest = len(stored.commits) - 1
+        rows = sum(len(self._places_in(f"{LATEST}/{name}")) for name in stored.files(newest))
+        return rows - sum(map(len, stored.deleted(newest).values()))
 
     def _some_file(self, path: str) -> tuple[int, str]:
         """Return the number of a commit and the name of one of its files; 0 and an empty name if the

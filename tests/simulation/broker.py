@@ -544,6 +544,16 @@ class Cluster:
     def _error(self, link: Link, request_id: int, code: int, text: str) -> None:
         self._answer(link, commands.error(request_id, cast(pb.ServerError, code), text))
 
+    def _on_getschema(self, link: Link, event: pb.CommandGetSchema) -> None:
+        """No topic has a schema."""
+        self._encode(
+            link,
+            "GET_SCHEMA_RESPONSE",
+            request_id=event.request_id,
+            error_code=pb.TopicNotFound,
+            error_message="Topic not found",
+        )
+
     def _encode(self, link: Link, kind: str, **fields: Any) -> None:
         number = pb.BaseCommand.Type.Value(kind)
         command = pb.BaseCommand(type=kind)

@@ -55,6 +55,11 @@ class Disk:
         self.write(path, data)
         return True
 
+    def check_exists(self, path: str) -> None:
+        self.world.access(f"look at {path}")
+        if path not in self.files:
+            raise FileNotFoundError(path)
+
     def below(self, folder: str) -> dict[str, Any]:
         """All files below a folder."""
         return {path: data for path, data in self.files.items() if path.startswith(folder + "/")}

@@ -28,7 +28,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyspark
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 
 import ledgerlake
 from ledgerlake.client import cluster, session
@@ -42,7 +42,6 @@ from ledgerlake.pipeline.failures import cause_of
 from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.publish import republisher
 from ledgerlake.publish.target_client import Receipt
-from ledgerlake.replay import replay
 from ledgerlake.schedules import cancel_messages
 from ledgerlake.source import pieces, planning, range_reader
 from ledgerlake.stored.places import Place
@@ -77,11 +76,13 @@ UNDECRYPTABLE = "undecryptable"
 # to the copy. Nothing is left for the table of messages, which records micro-batches.
 ROUTED = ("/sim/even", "/sim/odd")
 COPY = "/sim/copy"
-TABLES = [
+LATEST = "/sim/latest"
+TABLES: list[dict[str, Any]] = [
     {"path": ROUTED[0], "where": "entry_id % 2 = 0"},
     {"path": ROUTED[1], "where": "entry_id % 2 <> 0"},
     {"path": COPY},
 ]
+LATEST_TABLE = {"path": LATEST, "mode": "latest", "where": "key is not null"}
 
 
 class Edges:
@@ -114,6 +115,7 @@ class Edges:
             id(secrets): _Secrets(self),
             id(ThreadPoolExecutor): _Executor,
             id(DeltaTable): MemoryTable,
+            id(QueryBuilder): Sql,
         }
         for name, module in list(sys.modules.items()):
             if name.startswith("ledgerlake."):
@@ -122,8 +124,11 @@ class Edges:
                         self.replace(module, attribute, replaced[id(value)])
         self.replace(Place, "filesystem", lambda _place: self.disk.filesystem)
         self.replace(
-            Place, "create_file", lambda place, content: self.disk.create(place.root, content)
+            Place,
+            "create_file",
+            lambda place, content: MemoryTable.lake.create_file(place.root, content),
         )
+        self.replace(Place, "check_exists", lambda place: self.disk.check_exists(place.root))
         self.replace(session, "Transport", MemoryTransport)
         self.replace(
             delta_table,
@@ -154,7 +159,6 @@ class Edges:
             "files_added_at",
             lambda path, version: list(MemoryTable.lake.tables[path.uri].commits[version].files),
         )
-        self.replace(replay, "QueryBuilder", lambda: Sql(self.disk))
         self.replace(delta_table.Table, "_is_newest", lambda _table, opened: opened.is_newest())
         self.replace(session, "_keep_alive", lambda _session: None)
         self.replace(pieces, "prefetched", lambda source, _most: source)

@@ -15,7 +15,15 @@ from ledgerlake.wire.message_id import Position
 from tests.simulation.afterwards import Afterwards
 from tests.simulation.broker import Cluster, Ledger, Topic
 from tests.simulation.disk import Disk
-from tests.simulation.driver import CHECKPOINT, TABLES, Application, DueTopic, Edges, config
+from tests.simulation.driver import (
+    CHECKPOINT,
+    LATEST_TABLE,
+    TABLES,
+    Application,
+    DueTopic,
+    Edges,
+    config,
+)
 from tests.simulation.lake import Lake
 from tests.simulation.oracle import Oracle
 from tests.simulation.producers import Producers
@@ -143,6 +151,7 @@ class Features:
     has_pauses: bool = False
     has_lost_chunks: bool = False
     turns_off: bool = False
+    has_latest: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,6 +210,7 @@ def _draw_features(rng: random.Random) -> Features:
         has_pauses=rng.random() < 0.4 and has_schedules,
         has_lost_chunks=rng.random() < 0.25,
         turns_off=rng.random() < 0.1,
+        has_latest=rng.random() < 0.5 and has_tables,
     )
 
 
@@ -225,7 +235,8 @@ def write_script(seed: int, features: Features | None = None) -> Script:
     if features.changes_keys:
         steps += _keys(random.Random(seed), duration_s)
     if features.has_tables:
-        steps += _between_tables(random.Random(seed), duration_s)
+        tables = ["even", "odd", "copy", "messages", "rejects"] + ["latest"] * features.has_latest
+        steps += _between_tables(random.Random(seed), duration_s, tables)
     if features.has_schedules:
         steps += _schedules(random.Random(seed), duration_s)
     if features.has_pauses:
@@ -251,14 +262,11 @@ def write_script(seed: int, features: Features | None = None) -> Script:
     )
 
 
-def _between_tables(rng: random.Random, duration_s: float) -> list[Step]:
+def _between_tables(rng: random.Random, duration_s: float, tables: list[str]) -> list[Step]:
     """Kills and failures between the commits of a pipeline with many tables."""
     steps = []
     for _ in range(rng.randint(1, 3)):
-        label = (
-            f"{rng.choice(['commit', 'committed'])} "
-            f"{rng.choice(['even', 'odd', 'copy', 'messages', 'rejects'])}"
-        )
+        label = f"{rng.choice(['commit', 'committed'])} {rng.choice(tables)}"
         do = rng.choice(["kill", "kill", "verdict"])
         args: dict[str, Any] = {
             "back_s": round(rng.uniform(0.1, 2.0), 2),
@@ -432,7 +440,7 @@ class History(Producers):
         )
         self.brokers.has_index = script.features.has_index
         self.disk = Disk(self.world)
-        self.lake = Lake(self.world)
+        self.lake = Lake(self.world, self.disk)
         # If the broker's clock is set back, the pipeline's own clock still decides which messages
         # are due on an idle topic.
         self.oracle = Oracle(
@@ -455,7 +463,7 @@ class History(Producers):
         if script.delivers:
             sections["deliver"] = {"topic": DUE_TOPIC}
         if script.features.has_tables:
-            sections["tables"] = TABLES
+            sections["tables"] = TABLES + [LATEST_TABLE] * script.features.has_latest
         if script.features.has_lost_chunks:
             limits = random.Random(f"limits {script.seed}").choice(_CHUNK_LIMITS)
             sections["chunks"] = {"expire_after": "5 seconds", **limits}
@@ -577,6 +585,8 @@ class History(Producers):
             return
         elif app.ended != "ended" and app.was_alone:
             self.oracle.complain(f"lost is said: the last run ended with {app.ended}")
+        if self.script.features.has_latest:
+            self.oracle.check_latest(self.lake)
         for topic in self.topics:
             for name, cursor in topic.cursors.items():
                 if cursor.mark_delete < topic.last:

@@ -2,11 +2,15 @@
 conflicts between writers.
 
 A commit that begins from an older version than the newest conflicts with those in between where
-they carry one of its app ids; else it lands behind them, as Delta's own writers do it.
+they carry one of its app ids; else it lands behind them, as Delta's own writers do it. A commit
+that the product writes itself is a file of the log, which is created only if there is none of that
+version.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
+from ledgerlake.stored.places import Place
+from ledgerlake.table.deletion_vectors import read_vector
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -24,14 +31,22 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
+# The property of a table whose commits the product writes itself.
+_OWN_COMMITS = "delta.enableDeletionVectors"
+
+_LOG_FILE = re.compile(r"(.+)/_delta_log/(\d{20})\.json")
+
+
 @dataclass(frozen=True)
 class Commit:
-    """One version of a table."""
+    """One version of a table. ``vectors`` says which files have rows that are deleted."""
 
     files: tuple[str, ...]
     transactions: dict[str, int]
     time_s: float
     metadata: dict[str, str] = field(default_factory=dict)
+    removed: frozenset[str] = frozenset()
+    vectors: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -42,6 +57,27 @@ class StoredTable:
     schema: deltalake.Schema
     commits: list[Commit] = field(default_factory=list)
     properties: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def has_own_commits(self) -> bool:
+        return _OWN_COMMITS in self.properties
+
+    def files(self, version: int) -> dict[str, Commit]:
+        """The files of a version, each with the commit that added it."""
+        found: dict[str, Commit] = {}
+        for commit in self.commits[: version + 1]:
+            for name in commit.removed:
+                found.pop(name, None)
+            found |= dict.fromkeys(commit.files, commit)
+        return found
+
+    def deleted(self, version: int) -> dict[str, Any]:
+        """The bitmaps of deleted rows by file."""
+        return {
+            name: read_vector(Place(self.path), commit.vectors[name])
+            for name, commit in self.files(version).items()
+            if name in commit.vectors
+        }
 
     def transactions(self, version: int) -> dict[str, int]:
         """The app transactions of a version."""
@@ -56,6 +92,7 @@ class Lake:
     """All tables by path. ``on_commit`` hears of every commit that landed."""
 
     world: World
+    disk: Disk
     tables: dict[str, StoredTable] = field(default_factory=dict)
     on_commit: Callable[[StoredTable, Commit], None] = lambda _table, _commit: None
 
@@ -64,7 +101,40 @@ class Lake:
         if path not in self.tables:
             first = Commit((), {}, self.world.now_s)
             self.tables[path] = StoredTable(path, _delta_schema(schema), [first], properties)
+            if self.tables[path].has_own_commits:
+                self.disk.files[f"{path}/_delta_log/{0:020}.json"] = b"{}"
         self.world.access(f"created {_kind(path)}")
+
+    def create_file(self, path: str, data: bytes) -> bool:
+        """Create a file unless it is there; if it is one of a log, that is a commit."""
+        matched = _LOG_FILE.fullmatch(path)
+        if matched is None:
+            return self.disk.create(path, data)
+        kind = _kind(matched[1])
+        if self.world.access(f"commit {kind}") == "fail" or self.disk.is_full:
+            raise OSError("the store said no")
+        if path in self.disk.files:
+            return False
+        self.disk.files[path] = data
+        self._land(self.tables[matched[1]], list(map(json.loads, data.splitlines())))
+        if self.world.access(f"committed {kind}") == "fail":
+            raise OSError("the answer was lost")
+        return True
+
+    def _land(self, stored: StoredTable, actions: list[dict[str, Any]]) -> None:
+        added = [action["add"] for action in actions if "add" in action]
+        commit = Commit(
+            tuple(one["path"] for one in added),
+            {one["txn"]["appId"]: one["txn"]["version"] for one in actions if "txn" in one},
+            self.world.now_s,
+            next(one["commitInfo"] for one in actions if "commitInfo" in one),
+            frozenset(one["remove"]["path"] for one in actions if "remove" in one),
+            {one["path"]: one["deletionVector"] for one in added if "deletionVector" in one},
+        )
+        stored.commits.append(commit)
+        version = len(stored.commits) - 1
+        self.world.say(f"{_kind(stored.path)}: version {version} with {len(added)} files lands")
+        self.on_commit(stored, commit)
 
 
 class MemoryTable:
@@ -101,7 +171,8 @@ class MemoryTable:
         )
 
     def protocol(self) -> Any:
-        return SimpleNamespace(writer_features=[], min_writer_version=2)
+        features = ["deletionVectors"] if self._stored.has_own_commits else []
+        return SimpleNamespace(writer_features=features, min_writer_version=2)
 
     def history(self, limit: int) -> list[dict[str, Any]]:
         commits = [
@@ -110,14 +181,23 @@ class MemoryTable:
         return commits[: self._version + 1][::-1][:limit]
 
     def deletion_vectors(self) -> pa.Table:
-        return pa.table({"filepath": [], "selection_vector": []})
+        deleted = self._stored.deleted(self._version)
+        masks = [[row not in rows for row in range(max(rows) + 1)] for rows in deleted.values()]
+        return pa.table(
+            {
+                "filepath": pa.array([f"{self._path}/{name}" for name in deleted], pa.string()),
+                "selection_vector": pa.array(masks, pa.list_(pa.bool_())),
+            }
+        )
+
+    def create_checkpoint(self) -> None:
+        """The log is read from its beginning, so it needs none."""
+
+    def cleanup_metadata(self) -> None:
+        """Nothing of the log is old enough."""
 
     def get_add_actions(self, flatten: bool = False) -> pa.Table:
-        files = [
-            (name, commit)
-            for commit in self._stored.commits[: self._version + 1]
-            for name in commit.files
-        ]
+        files = list(self._stored.files(self._version).items())
         times_ms = [int(commit.time_s * 1000) for _, commit in files]
         return pa.table(
             {
@@ -126,12 +206,15 @@ class MemoryTable:
             }
         )
 
-    def rows(self, disk: Disk) -> pa.Table:
-        """The rows of all files, as the store has them."""
-        paths = [f"{self._path}/{name}" for name in self.get_add_actions()["path"].to_pylist()]
-        parts = [pq.read_table(pa.BufferReader(disk.files[path])) for path in paths]
-        none = pa.schema(self._stored.schema.to_arrow()).empty_table()
-        return pa.concat_tables([none, *parts], promote_options="permissive")
+    def rows(self) -> pa.Table:
+        """The rows of all files that are not deleted, as the store has them."""
+        deleted = self._stored.deleted(self._version)
+        parts = [pa.schema(self._stored.schema.to_arrow()).empty_table()]
+        for name in self.get_add_actions()["path"].to_pylist():
+            rows = pq.read_table(pa.BufferReader(self.lake.disk.files[f"{self._path}/{name}"]))
+            gone = deleted.get(name, ())
+            parts.append(rows.take([row for row in range(rows.num_rows) if row not in gone]))
+        return pa.concat_tables(parts, promote_options="permissive")
 
     def transaction_version(self, app_id: str) -> int | None:
         for commit in reversed(self._stored.commits[: self._version + 1]):
@@ -170,21 +253,16 @@ class MemoryTable:
 class Sql:
     """As much of ``deltalake.QueryBuilder`` as is used; DuckDB answers."""
 
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
-        self._rows = pa.table({})
-
     def register(self, name: str, table: MemoryTable) -> Sql:
-        assert name == "rows"
-        self._rows = table.rows(self._disk)
+        self._name, self._rows = name, table.rows()
         return self
 
-    def execute(self, query: str) -> pa.Table:
+    def execute(self, query: str) -> pa.RecordBatchReader:
         with duckdb.connect() as connection:
             # The engine of delta-rs calls it so.
             connection.execute("create macro to_timestamp_micros(us) as make_timestamptz(us)")
-            connection.register("rows", self._rows)
-            return connection.sql(query).to_arrow_table()
+            connection.register(self._name, self._rows)
+            return connection.sql(query).to_arrow_table().to_reader()
 
 
 def _kind(path: str) -> str:

@@ -15,6 +15,9 @@ never early       no message in the table before its time, by the broker's clock
                   none back; no occurrence that was due in a pause
 nothing unpinned  a cursor has not passed messages that are neither in a table nor in state that
                   Spark has committed
+latest            a table with the latest messages has one row of each key: that of the last
+                  micro-batch with the key, and in it the last one, by position or, if it was
+                  delayed, by the time of its delivery
 lost is said      a run ends with an error only if a checkpoint was lost or restored from a copy, or
                   while a fault lasts, or if an option was changed that has to be set back once; the
                   error is one of ours and says what to do, and a run that was refused has changed
@@ -39,13 +42,13 @@ from ledgerlake.reasons import (
     REPLAYED,
 )
 from ledgerlake.wire.message_id import Position
-from tests.simulation.driver import COPY, REJECTS, UNDECRYPTABLE
+from tests.simulation.driver import COPY, LATEST, REJECTS, UNDECRYPTABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.simulation.disk import Disk
-    from tests.simulation.lake import Commit, StoredTable
+    from tests.simulation.lake import Commit, Lake, StoredTable
 
 _COLUMNS = [
     "topic",
@@ -226,9 +229,9 @@ class Oracle:
                 self.complain(f"files: {name} is committed and is not there")
             elif table.path == REJECTS:
                 self._take_rejects(data)
-            else:
+            elif table.path != LATEST:
                 self._take_messages(data, table.path)
-        if table.path != REJECTS:
+        if table.path not in (REJECTS, LATEST):
             for name, time_us in self._stretch.items():
                 place = (table.path, name)
                 self._reached[place] = max(time_us, self._reached.get(place, time_us))
@@ -261,14 +264,8 @@ class Oracle:
         self._copied.add(delivery)
 
     def _take_messages(self, data: bytes, path: str) -> None:
-        table = pq.ParquetFile(io.BytesIO(data)).read(
-            [*_COLUMNS, *_TIMES, "late", "value"], use_threads=False
-        )
-        for name in _TIMES:
-            place = table.schema.get_field_index(name)
-            table = table.set_column(place, name, table.column(place).cast("int64"))
         stretches: dict[str, tuple[Key, Key]] = {}
-        for row in table.to_pylist():
+        for row in _rows(data):
             topic = (
                 row["topic"]
                 if row["partition"] < 0
@@ -405,6 +402,28 @@ class Oracle:
         """The checkpoint is the copy now."""
         self._forgotten = self._published - self._published_at_copy
 
+    def check_latest(self, lake: Lake) -> None:
+        """Compare the table with the latest messages with what the copy has got."""
+        expected: dict[str, Delivery] = {}
+        for commit in lake.tables[COPY].commits:
+            files = [self.disk.files[f"{COPY}/{name}"] for name in commit.files]
+            rows = [row for data in files for row in _rows(data)]
+            for row in sorted(_with_times(rows), key=lambda row: row["place"]):
+                if row["key"] is not None:
+                    expected[row["key"]] = row["value"], _occurrence(row)
+        stored = lake.tables[LATEST]
+        newest = len(stored.commits) - 1
+        deleted = stored.deleted(newest)
+        found: dict[str, list[Delivery]] = {}
+        for name in stored.files(newest):
+            for number, row in enumerate(_rows(self.disk.files[f"{LATEST}/{name}"])):
+                if number not in deleted.get(name, ()):
+                    delivery = row["value"], _occurrence(row)
+                    found.setdefault(row["key"], []).append(delivery)
+        for key in expected.keys() | found.keys():
+            if found.get(key) != [expected.get(key)]:
+                self.complain(f"latest: {key} has {found.get(key)}, not {expected.get(key)}")
+
     def settle(self, one: Sent) -> None:
         """Nothing is owed of a message any more if it, or each of its chunks, is in rejects, or has
         been delivered: of one that repeats, all occurrences that must be, and the reject if it has
@@ -453,6 +472,37 @@ class Oracle:
             if not one.is_held
             and not all(still_there(one.topic, position) for position in one.positions)
         ]
+
+
+def _rows(data: bytes) -> list[dict[str, Any]]:
+    """The rows of a file, with their times in microseconds."""
+    table = pq.ParquetFile(io.BytesIO(data)).read(
+        [*_COLUMNS, *_TIMES, "late", "value", "key"], use_threads=False
+    )
+    for name in _TIMES:
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, name, table.column(place).cast("int64"))
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def _with_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a micro-batch, each with its place among them: on a topic partition, a message
+    that was not delayed is behind all that stand before it.
+    """
+    reached_us: dict[tuple[str, int], int] = {}
+    positions = ["ledger_id", "entry_id", "batch_index"]
+    for row in rows:
+        row["position"] = tuple(-1 if row[name] is None else row[name] for name in positions)
+    for row in sorted(rows, key=lambda row: row["position"]):
+        topic = row["topic"], row["partition"]
+        time_us = row["broker_timestamp"] or 0
+        if row["delivered_at"] is not None:
+            time_us = max(row["broker_timestamp"] or row["publish_time"], row["deliver_at"])
+        else:
+            time_us = reached_us[topic] = max(time_us, reached_us.get(topic, 0))
+        row["place"] = time_us, row["position"]
+    return rows
 
 
 def _occurrence(row: dict[str, Any]) -> int:

@@ -48,6 +48,12 @@ class Producers:
         }
         return pb.MessageMetadata(**own | fields)
 
+    def _key(self) -> dict[str, str]:
+        """A key, if a table has the latest message of each."""
+        if not self.script.features.has_latest:
+            return {}
+        return {"partition_key": self.world.rng.choice(["a", "b", "c", "d"])}
+
     def _store(
         self, topic: Topic, metadata: pb.MessageMetadata, payload: bytes, count: int = 1
     ) -> Position:
@@ -58,7 +64,7 @@ class Producers:
 
     def _send_plain(self, topic: Topic) -> None:
         payload = self._payload()
-        self._confirm(topic, payload, self._store(topic, self._metadata(), payload))
+        self._confirm(topic, payload, self._store(topic, self._metadata(**self._key()), payload))
 
     def _send_batch(self, topic: Topic) -> None:
         payloads = [self._payload() for _ in range(self.world.rng.randint(1, 4))]
@@ -221,7 +227,9 @@ class Producers:
     def _send_schedule(self, topic: Topic) -> None:
         payload, name = self._payload(), self.world.rng.choice(["a", "b", "c"])
         deliver_ms = self.brokers.clock_ms + self.world.rng.choice([0, 1, 500, 2000, 5000, 9000])
-        metadata = self._metadata(properties=[pb.KeyValue(key="ledgerlake.schedule", value=name)])
+        metadata = self._metadata(
+            properties=[pb.KeyValue(key="ledgerlake.schedule", value=name)], **self._key()
+        )
         # Without a time it is delivered at once.
         deliver_ms = 0 if self.world.rng.random() < 0.1 else deliver_ms
         if deliver_ms:
@@ -242,6 +250,7 @@ class Producers:
                 pb.KeyValue(key=f"ledgerlake.{key}", value=value)
                 for key, value in properties.items()
             ],
+            **self._key(),
         )
         time_ms = self._stored_ms(metadata)
         position = self._store(topic, metadata, payload)
