@@ -235,7 +235,14 @@ def write_script(seed: int, features: Features | None = None) -> Script:
     if features.changes_keys:
         steps += _keys(random.Random(seed), duration_s)
     if features.has_tables:
-        tables = ["even", "odd", "copy", "messages", "rejects"] + ["latest"] * features.has_latest
+        tables = [
+            "even",
+            "odd",
+            "copy",
+            "messages",
+            "rejects",
+            *["latest"] * 5 * features.has_latest,
+        ]
         steps += _between_tables(random.Random(seed), duration_s, tables)
     if features.has_schedules:
         steps += _schedules(random.Random(seed), duration_s)

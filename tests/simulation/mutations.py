@@ -32,8 +32,9 @@ from ledgerlake.source.bounds import resolve_start
 from ledgerlake.source.planner import Planner
 from ledgerlake.source.planning import parts_of_long
 from ledgerlake.stored.files import load_stored, save_json
+from ledgerlake.table import latest_table
 from ledgerlake.table.delta_table import Table
-from ledgerlake.table.latest_table import LatestTable
+from ledgerlake.table.ordered_files import effective_times
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
@@ -291,21 +292,9 @@ def _bytes_by_their_order(edges: Edges) -> None:
     edges.replace(outcomes, "_known_entries", in_order)
 
 
-def _index_of_a_failed_commit(edges: Edges) -> None:
-    """After a commit that failed, a table with the latest messages goes on with the index that has
-    its rows.
-    """
-    append = LatestTable._try_to_append
-
-    def keeps(self: Any, table: Any, *args: Any) -> Any:
-        state = self._current_state(table)
-        try:
-            return append(self, table, *args)
-        except OSError:
-            self._state = state
-            raise
-
-    edges.replace(LatestTable, "_try_to_append", keeps)
+def _latest_by_time(edges: Edges) -> None:
+    """Within a micro-batch, times alone say which message of a key is the latest."""
+    edges.replace(latest_table, "ranks", effective_times)
 
 
 MUTATIONS: dict[str, Callable[[Edges], None]] = {
@@ -328,5 +317,5 @@ MUTATIONS: dict[str, Callable[[Edges], None]] = {
     "cut-for-the-cores-of-this-process": _cut_for_the_cores_of_this_process,
     "first-run-of-a-batch-is-sent": _first_run_of_a_batch_is_sent,
     "bytes-by-their-order": _bytes_by_their_order,
-    "index-of-a-failed-commit": _index_of_a_failed_commit,
+    "latest-by-time": _latest_by_time,
 }
