@@ -99,7 +99,10 @@ class Controls:
         Args:
             next_due_ms: when the first of the messages that wait is due; None if none waits.
         """
-        self._pauses.forget_before(sys.maxsize if next_due_ms is None else next_due_ms)
+        # A later message is due at ``cutoff_ms`` at the earliest.
+        self._pauses.forget_before(
+            cutoff_ms if next_due_ms is None else min(next_due_ms, cutoff_ms)
+        )
         if self._has_schedules and not self._marked:
             self._stored_schedules.clear()
         elif self._has_schedules:
@@ -108,7 +111,7 @@ class Controls:
         needed = self.cancels.needed_after(released_ms)
         if self._content(needed) == self._stored:
             return
-        if needed or self._marked or self._pauses.since_ms is not None:
+        if needed or self._marked or self._pauses != Pauses():
             self._stored_cancels.update((cancels_to_json(needed, self._marked, self._pauses),))
         else:
             self._stored_cancels.clear()

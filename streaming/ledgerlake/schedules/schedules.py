@@ -26,8 +26,9 @@ Rules kept here:
     is delivered, with all others up to the time of the hit.
   - A pause holds back the occurrences that are due after the time when it was stored, up to the
     time when its end was stored. They are not delivered later. A pause that has ended is kept while
-    an occurrence waits that was due before its end. If ``MOST_PAUSES`` are kept, no other one
-    begins.
+    an occurrence may come that is due by its end: one that waits, or, in a pause of all, one of a
+    message that is stored later, which is due at the time of the micro-batch at the earliest. If
+    ``MOST_PAUSES`` are kept, no other one begins.
   - A pause of an id is of the last message before it: those before that one have ended.
 
 A large message that its marker completes may come after a message that stands behind its chunks.
@@ -99,7 +100,7 @@ MOST_PAUSES = 1_000
 @dataclass(slots=True)
 class Pauses:
     """The pauses of a message that repeats, or of all: when the one began that has not ended, and
-    begins and ends of earlier ones, in order, as long as an occurrence waits that was due within.
+    begins and ends of earlier ones, in order, as long as an occurrence may come that is due within.
     """
 
     since_ms: int | None = None
