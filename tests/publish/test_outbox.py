@@ -337,6 +337,17 @@ def test_micro_batches_that_wait_cost_the_sending_of_each_nothing(
     assert len(made) == 1 + 3 * 20
 
 
+def test_a_record_of_a_sending_that_a_killed_process_had_half_written_does_not_count(
+    tmp_path: Path,
+) -> None:
+    outbox = begun(tmp_path)
+    run(outbox, 1, written(tmp_path, "a.parquet", 3))
+    (waiting,) = outbox.ready()
+    assert outbox.begin_sending(waiting, Sending(2)) == (Sending(2), False)
+    (tmp_path / "0000000001.begun" / "3.json#1").write_text("{")
+    assert outbox.begin_sending(waiting, Sending(3)) == (Sending(2), True)
+
+
 def test_a_file_that_is_missing_does_not_count_as_sent(tmp_path: Path) -> None:
     outbox = begun(tmp_path)
     outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})

@@ -42,18 +42,32 @@ class Disk:
         Raises:
             OSError: the disk is full.
         """
+        self._reach(path)
+        self._put(path, data)
+
+    def create(self, path: str, data: Any) -> bool:
+        """Put a file there in one step, unless it is there.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        if path in self.files:
+            return False
+        self._reach(path)
+        # Another process may have made it meanwhile.
+        if path in self.files:
+            return False
+        self._put(path, data)
+        return True
+
+    def _reach(self, path: str) -> None:
         verdict = self.world.access(f"write {path}")
         if self.is_full or verdict == "full":
             raise OSError(errno.ENOSPC, "No space left on device")
+
+    def _put(self, path: str, data: Any) -> None:
         self.files[path] = data
         self.world.access(f"written {path}")
-
-    def create(self, path: str, data: Any) -> bool:
-        """Put a file there in one step, unless it is there."""
-        if path in self.files:
-            return False
-        self.write(path, data)
-        return True
 
     def check_exists(self, path: str) -> None:
         self.world.access(f"look at {path}")

@@ -69,7 +69,7 @@ from pyarrow import fs
 
 from ledgerlake.errors import CheckpointError, SetupError
 from ledgerlake.stored.fields import exactly, reader_of, stored
-from ledgerlake.stored.files import load_stored, save_json
+from ledgerlake.stored.files import create_json, load_stored, save_json
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -214,9 +214,12 @@ class Outbox:
 
     def _open(self, name: str | None) -> None:
         found = self._record(name)
-        self.folder.make()
-        self.name = found or secrets.token_hex(4)
-        save_json(self.folder / "outbox.json", {"version": VERSION, "name": self.name})
+        if found is None:
+            made = {"version": VERSION, "name": secrets.token_hex(4)}
+            create_json(self.folder / "outbox.json", made)
+            found = self._record(name)
+        assert found is not None
+        self.name = found
         self._load()
         self._remove_unknown()
 
@@ -275,14 +278,26 @@ class Outbox:
             run, self._run, self._unsettled = self._run, None, []
             if batch_id <= self._newest or run is None:
                 return
-            settled = self._stored(batch_id) or self._of_outcome(run, outcomes)
-            if settled is not None and settled.files:
-                save_json(self._path(batch_id), {"version": VERSION, **asdict(settled)})
+            settled = self._settled(run, outcomes)
+            if settled is not None:
                 self._take(settled)
             if run.batch.files:
                 kept = {file.name for file in settled.files} if settled is not None else set()
                 self._remove([file.name for file in run.batch.files if file.name not in kept])
                 self._remove([self._run_path(batch_id, run.outcome).root.rpartition("/")[2]])
+
+    def _settled(self, run: _Run, outcomes: dict[str, Any] | None) -> OutboxBatch | None:
+        """Return the record of a micro-batch's messages that are to be sent, and make it if no
+        process has; None if there are none, or they were sent.
+        """
+        batch_id = run.batch.batch_id
+        if (recorded := self._stored(batch_id)) is not None:
+            return recorded
+        settled = self._of_outcome(run, outcomes)
+        if settled is None or not settled.files:
+            return None
+        is_made = create_json(self._path(batch_id), {"version": VERSION, **asdict(settled)})
+        return settled if is_made else self._stored(batch_id)
 
     def _of_outcome(self, run: _Run, outcomes: dict[str, Any] | None) -> OutboxBatch | None:
         """Return what the run with this outcome has for the topic; None if it has nothing."""
@@ -335,7 +350,7 @@ class Outbox:
         """
         if (begun := self._begun(batch.batch_id)) is not None:
             return begun, True
-        save_json(
+        create_json(
             self._begun_path(batch.batch_id, now.partitions),
             {"version": BEGUN_VERSION, **asdict(now)},
         )
@@ -378,7 +393,9 @@ class Outbox:
             for number in sent:
                 self._sent_sequences |= self._batches[number].next_sequences
             record = _Sent(self._sent_sequences)
-            save_json(self._sent_path(batch.batch_id), {"version": SENT_VERSION, **asdict(record)})
+            create_json(
+                self._sent_path(batch.batch_id), {"version": SENT_VERSION, **asdict(record)}
+            )
             before, self._sent_up_to = self._sent_up_to, batch.batch_id
             self._sent = max(self._sent, batch.batch_id)
             self._remove([file.name for file in batch.files])
@@ -458,7 +475,8 @@ class Outbox:
 
     def _begun(self, batch_id: int) -> Sending | None:
         """Return how the sending of a micro-batch began; None if it did not."""
-        counts = [name.partition(".")[0] for name in self._names(f"/{_number(batch_id)}.begun")]
+        names = self._names(f"/{_number(batch_id)}.begun")
+        counts = [name.removesuffix(".json") for name in names]
         partitions = max((int(count) for count in counts if count.isdigit()), default=None)
         return (
             None if partitions is None else self._load_begun(self._begun_path(batch_id, partitions))

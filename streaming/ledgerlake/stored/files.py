@@ -1,4 +1,8 @@
-"""Small JSON files that are replaced as a whole, on this machine or in an object store."""
+"""Small JSON files that are made, or replaced, as a whole, on this machine or in an object store.
+
+A process that was suspended may write late. So what a successor relies on is in a file that is
+created once (``create_json``), and not in one that is replaced.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +64,18 @@ def save_json(file: Place, data: Any) -> bytes:
         stream.write(content)
     filesystem.move(new, name)
     return content
+
+
+def create_json(file: Place, data: Any) -> bool:
+    """Create a file in one step; its folder is made if it is missing. Return False if it exists
+    already: then it stays as it is.
+
+    Raises:
+        OSError: it cannot be created; a store may have done it all the same.
+    """
+    if file.is_local:
+        file.filesystem().create_dir(file.root.rpartition("/")[0], recursive=True)
+    return file.create_file(json.dumps(data).encode())
 
 
 def load_bytes(file: Place) -> bytes | None:
