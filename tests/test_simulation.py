@@ -472,7 +472,7 @@ def test_a_copy_of_a_forgotten_stream_s_first_moments_is_refused(edges: Edges) -
         put(1.5, count=2),
         Step(4.0, "lose", {"back_s": 6.0}),
         Step(6.0, "forget"),
-        Step(7.0, "backup", {"takes_s": 0.0}, "moved /sim/checkpoint/ledgerlake/start"),
+        Step(7.0, "backup", {"takes_s": 0.0}, "written /sim/checkpoint/ledgerlake/start"),
         put(14.0, count=2),
         Step(17.0, "restore", {"back_s": 1.0}),
         put(19.0),
@@ -548,6 +548,29 @@ def test_a_process_that_is_suspended_while_it_starts_commits_nothing_beside_anot
         violation for violation in history.play().violations if violation.startswith("once")
     ] == []
     assert "Error: " in history.apps[1].ended
+
+
+@pytest.mark.parametrize("name", ["first_ends", "settings", "start", "stream", "tables", "ends"])
+def test_a_process_that_records_its_first_start_late_changes_nothing_of_its_successor(
+    edges: Edges, name: str
+) -> None:
+    script = by_hand(
+        put(1.5, count=2),
+        Step(
+            0.0,
+            "suspend",
+            {"for_s": 12.0, "noticed_s": 0.2},
+            f"write {CHECKPOINT}/ledgerlake/{name}",
+            1,
+        ),
+        put(8.0, count=2),
+        Step(16.0, "stop", {"back_s": 2.0}),
+        put(19.0),
+        starting="latest",
+    )
+    history = History(script, edges)
+    assert history.play().violations == []
+    assert len(history.apps) > 1
 
 
 class Unsubscribed(History):

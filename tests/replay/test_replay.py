@@ -38,6 +38,7 @@ from ledgerlake.replay import replay_messages, replay_rejects
 from ledgerlake.replay.replay import REPLAYABLE, replay
 from ledgerlake.replay.replay_parts import Parts
 from ledgerlake.replay.replay_rejects import FoundReject, RejectsToReplay
+from ledgerlake.stored.files import save_json
 from ledgerlake.stored.offsets import PartitionOffset, to_json
 from ledgerlake.table.batch_commit import BatchCommit, SeenBatch
 from ledgerlake.table.delta_table import Table
@@ -86,7 +87,7 @@ def by_lines(settings: Config) -> Config:
 def committed(settings: Config, start: PartitionOffset, end: PartitionOffset) -> None:
     """Let the stream have read the topic from one offset to another."""
     checkpoint = settings.checkpoint_place
-    Checkpoint(checkpoint).save_start({TOPIC: start})
+    save_json(checkpoint / "ledgerlake" / "start.json", to_json({TOPIC: start}))
     for log, content in (("offsets", json.dumps(to_json({TOPIC: end}))), ("commits", "{}")):
         folder = Path(checkpoint.uri) / log
         folder.mkdir(exist_ok=True)
@@ -990,7 +991,8 @@ def see(settings: Config, name: str, path: str, batch_id: int) -> None:
 
 
 def of_another_stream(settings: Config, _name: str, _table: Table) -> None:
-    Checkpoint(settings.checkpoint_place).save_stream("other", NUMBER)
+    record = settings.checkpoint_place / "ledgerlake" / "stream.json"
+    save_json(record, {"version": 1, "stream": "other", "number": NUMBER})
 
 
 def written_by_another_stream(_settings: Config, _name: str, table: Table) -> None:

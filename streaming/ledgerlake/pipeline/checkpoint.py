@@ -24,7 +24,8 @@
 
 If Spark restarts before the first micro-batch was committed, it asks the source for its first
 offset again, and ``latest`` would then be another position. So the first start is resolved once,
-recorded, and handed to the source as positions.
+recorded, and handed to the source as positions. The record of the stream, and then that of the
+start, is created and never replaced: a process that was suspended takes its successor's.
 
 A checkpoint that began later has a greater number than an earlier one of its stream. So any table,
 also one that comes years later, tells whether a later checkpoint has written to it. The number is
@@ -44,7 +45,7 @@ from ledgerlake.pipeline.row_settings import VERSION as SETTINGS_VERSION
 from ledgerlake.pipeline.row_settings import RowSettings, read_settings
 from ledgerlake.pipeline.spark_log import SparkLog, damaged, load_file, not_readable, not_writable
 from ledgerlake.stored.fields import exactly, reader_of, stored
-from ledgerlake.stored.files import load_stored, save_json
+from ledgerlake.stored.files import create_json, load_stored, save_json
 from ledgerlake.stored.offsets import Offset, from_json, to_json
 from ledgerlake.stored.places import Place
 from ledgerlake.wire.message_id import Position
@@ -106,14 +107,15 @@ class Checkpoint:
         start = self.existing_start()
         return start, self.log.committed_offset() or start
 
-    def save_start(self, start: Offset) -> None:
-        """Record the start of a new pipeline.
+    def save_start(self, start: Offset) -> Offset:
+        """Record the start of a new pipeline, unless another process has; return the record.
 
         Raises:
             SetupError: the folder cannot be written.
         """
-        self._save("start", to_json(start))
+        self._create("start", to_json(start))
         self.remove_first_ends()
+        return self.existing_start()
 
     def first_ends(self) -> dict[str, Position]:
         """Return the ends that a first start at the latest message has recorded and not finished.
@@ -170,11 +172,15 @@ class Checkpoint:
                 "the new stream a checkpoint folder and tables of its own"
             )
 
-    def save_stream(self, stream: str, number: int) -> None:
-        """Record the stream of a checkpoint that begins, and the number of the checkpoint."""
-        save_json(
-            self._own("stream"), {"version": _STREAM_VERSION, **asdict(_Stream(stream, number))}
-        )
+    def save_stream(self, stream: str, number: int) -> int:
+        """Record the stream of a checkpoint that begins, and the number of the checkpoint, unless
+        another process has; return the number in the record.
+
+        Raises:
+            SetupError: the folder cannot be written.
+        """
+        self._create("stream", {"version": _STREAM_VERSION, **asdict(_Stream(stream, number))})
+        return self.number()
 
     def number(self) -> int:
         """Return the number of the checkpoint, which has begun.
@@ -310,6 +316,12 @@ class Checkpoint:
     def _save(self, name: str, content: dict[str, Any]) -> None:
         try:
             save_json(self._own(name), content)
+        except OSError as error:
+            raise not_writable(self.folder, error) from None
+
+    def _create(self, name: str, content: dict[str, Any]) -> None:
+        try:
+            create_json(self._own(name), content)
         except OSError as error:
             raise not_writable(self.folder, error) from None
 

@@ -116,11 +116,14 @@ class Start:
             self._checkpoint.save_settings(row_settings(self._config))
             self.number = self._checkpoint.number()
             return start
-        start = self._first_start(bound, ends)
-        self.number = max(time.time_ns() // 1000, self._last_writer(tables) + 1)
-        self._checkpoint.save_stream(self._config.stream.name, self.number)
+        first_start = self._first_start(bound, ends)
+        number = max(time.time_ns() // 1000, self._last_writer(tables) + 1)
+        self.number = self._checkpoint.save_stream(self._config.stream.name, number)
+        for table in tables:
+            # The record may be of a start that was killed before another checkpoint began.
+            self._check_last_writer(table, self.number)
         self._checkpoint.save_settings(row_settings(self._config))
-        self._checkpoint.save_start(start)
+        start = self._checkpoint.save_start(first_start)
         self._cursors.advance({name: offset.position for name, offset in start.items()})
         return start
 
