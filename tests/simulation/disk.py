@@ -60,6 +60,11 @@ class Disk:
         self._put(path, data)
         return True
 
+    def check_exists(self, path: str) -> None:
+        self.world.access(f"look at {path}")
+        if path not in self.files:
+            raise FileNotFoundError(path)
+
     def _reach(self, path: str) -> None:
         verdict = self.world.access(f"write {path}")
         if self.is_full or verdict == "full":
@@ -68,11 +73,6 @@ class Disk:
     def _put(self, path: str, data: Any) -> None:
         self.files[path] = data
         self.world.access(f"written {path}")
-
-    def check_exists(self, path: str) -> None:
-        self.world.access(f"look at {path}")
-        if path not in self.files:
-            raise FileNotFoundError(path)
 
     def below(self, folder: str) -> dict[str, Any]:
         """All files below a folder."""
