@@ -372,6 +372,72 @@ def test_who_waits_until_everything_is_sent_may_look_around_meanwhile(tmp_path: 
         assert len(peer.stored) == 20
 
 
+class Uses(threading.Event):
+    """An event that, at a use of the sender's, lets others act before the sender goes on."""
+
+    def __init__(self, at: int, act: Callable[[], None]) -> None:
+        super().__init__()
+        self._at, self._act, self.uses = at, act, 0
+        self.was_set = threading.Event()
+
+    def _use(self) -> None:
+        if threading.current_thread().name == "ledgerlake-republish":
+            self.uses += 1
+            if self.uses == self._at:
+                self._act()
+
+    def clear(self) -> None:
+        super().clear()
+        self._use()
+
+    def set(self) -> None:
+        super().set()
+        self.was_set.set()
+
+    def is_set(self) -> bool:
+        result = super().is_set()
+        self._use()
+        return result
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._use()
+        return super().wait(timeout)
+
+
+@pytest.mark.parametrize("at", range(1, 4))
+def test_what_comes_at_any_moment_is_sent_when_everything_is_said_to_be(
+    tmp_path: Path, broker: Broker, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = filled(tmp_path, 20)
+    ready, is_there = outbox.ready, threading.Event()
+    monkeypatch.setattr(outbox, "ready", lambda: ready() if is_there.is_set() else [])
+    due_publisher = Republisher(
+        outbox, ClientSettings("pulsar://broker"), "due", "s", lambda: True, lambda _error: None
+    )
+    seen: list[int] = []
+
+    def drain() -> None:
+        due_publisher.drain(20.0)
+        seen.append(len(broker.stored))
+
+    drainer = threading.Thread(target=drain)
+
+    def come() -> None:
+        is_there.set()
+        wake.was_set.clear()
+        drainer.start()
+        wake.was_set.wait(5.0)
+
+    wake = due_publisher._wake = Uses(at, come)
+    due_publisher.start()
+    # Its sender looks again and again until the moment is there.
+    while not drainer.ident:
+        due_publisher.notify()
+    drainer.join()
+    due_publisher.stop()
+    assert seen == [20]
+
+
 def test_a_topic_that_stores_slowly_is_waited_for_as_long_as_it_stores(tmp_path: Path) -> None:
     outbox = filled(tmp_path, 20)
     with Peer(store_pause_s=0.1) as peer:

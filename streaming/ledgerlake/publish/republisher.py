@@ -154,7 +154,9 @@ class Republisher:
         self._name = f"ledgerlake-{stream}-{outbox.name}"
         self._wake = threading.Event()
         self._stopping = threading.Event()
-        self._idle = threading.Event()
+        # What was asked for last, and what the sender has answered; ``_answer`` is set with each.
+        self._asked, self._answered = object(), object()
+        self._answer = threading.Event()
         self._drain_began_s: float | None = None
         self._trouble = ""
         self._failure: CheckpointError | None = None
@@ -167,7 +169,7 @@ class Republisher:
 
     def notify(self) -> None:
         """Wake up the sender: there may be messages to send."""
-        self._idle.clear()
+        self._asked = object()
         self._wake.set()
 
     def drain(self, give_up_after_s: float, timeout_s: float | None = None) -> bool:
@@ -183,7 +185,7 @@ class Republisher:
             self._drain_began_s = time.monotonic()
             self.notify()
         until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        while self._failure is None and not self._idle.is_set():
+        while not self._is_answered():
             give_up_s = max(self._drain_began_s, self._known.receipt_s) + give_up_after_s
             now_s = time.monotonic()
             if now_s >= give_up_s:
@@ -195,11 +197,16 @@ class Republisher:
                 )
             if now_s >= until_s:
                 return False
-            self._idle.wait(min(give_up_s, until_s) - now_s)
+            self._answer.wait(min(give_up_s, until_s) - now_s)
         self._drain_began_s = None
         if self._failure is not None:
             raise self._failure
         return True
+
+    def _is_answered(self) -> bool:
+        """Return whether all is sent that there was when the sender was woken up last."""
+        self._answer.clear()
+        return self._failure is not None or self._answered is self._asked
 
     def stop(self) -> None:
         self._stopping.set()
@@ -217,11 +224,12 @@ class Republisher:
         pause_s = _RETRY_FIRST_S
         while not self._stopping.is_set():
             self._wake.clear()
+            asked = self._asked
             try:
                 self._send_ready()
             except CheckpointError as error:
                 self._failure = error
-                self._idle.set()
+                self._answer.set()
                 self._on_failure(error)
                 return
             except Exception as error:  # whatever it is, the messages stay in the outbox
@@ -236,8 +244,8 @@ class Republisher:
                 pause_s = min(pause_s * 2, _RETRY_MOST_S)
                 continue
             pause_s, self._trouble = _RETRY_FIRST_S, ""
-            if not self._wake.is_set():
-                self._idle.set()
+            self._answered = asked
+            self._answer.set()
             if not self._wake.wait(_KEPT_S):
                 self._close_sender()
                 self._wake.wait()
