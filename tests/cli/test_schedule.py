@@ -34,10 +34,15 @@ def rescheduling(
     monkeypatch: pytest.MonkeyPatch,
     entries: list[tuple[TopicPartition, bytes]],
     processor: str | None = None,
+    *,
+    delays: bool = True,
 ) -> Namespace:
     """The options of a command, of whose id these entries wait."""
-    source = SimpleNamespace(client=None, message_payload_processor=processor)
-    stream = SimpleNamespace(stream=SimpleNamespace(name="orders"), source=source)
+    stream = SimpleNamespace(
+        stream=SimpleNamespace(name="orders"),
+        source=SimpleNamespace(message_payload_processor=processor),
+        delay=SimpleNamespace(enabled=delays),
+    )
     monkeypatch.setattr(config, "load_config", lambda _: stream)
     monkeypatch.setattr(schedule, "start_spark", lambda *_: None)
     monkeypatch.setattr(waiting_rows, "scheduled_entries", lambda *_: entries)
@@ -60,12 +65,20 @@ def test_a_message_that_is_moved_is_due_or_repeats_from_then_on(
     assert capsys.readouterr().out.startswith(f"schedule a {says} 2030-05-02T09:00:00.000Z")
 
 
-def test_what_the_users_function_made_of_a_message_is_not_published(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("processor", "delays", "why"),
+    [
+        ("own.formats:lines", True, "send the message anew under its id"),
+        (None, False, "enabled = false"),
+    ],
+    ids=["the user's function made it", "nothing waits"],
+)
+def test_a_message_that_cannot_be_moved_is_refused_before_spark_starts(
+    processor: str | None, delays: bool, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = rescheduling(monkeypatch, [(SOURCE, entry())], "own.formats:lines")
-    monkeypatch.setattr(schedules, "move", None)
-    with pytest.raises(UsageError, match="send the message anew under the id a"):
+    options = rescheduling(monkeypatch, [(SOURCE, entry())], processor, delays=delays)
+    monkeypatch.setattr(schedule, "start_spark", None)
+    with pytest.raises(UsageError, match=why):
         schedule._reschedule(options)
 
 

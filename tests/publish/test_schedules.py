@@ -15,11 +15,12 @@ import pytest
 
 from ledgerlake.api import Schedules
 from ledgerlake.client.cluster import Cluster
+from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.errors import BrokerError, UsageError
-from ledgerlake.options.config import parse_config
+from ledgerlake.options.config import Config, parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.cancel import cancel
-from ledgerlake.publish.schedules import moved
+from ledgerlake.publish.schedules import move, moved
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.limits import MAX_TIME_MS
 from tests.live.pipelines import ledgerlake
@@ -489,3 +490,80 @@ def test_a_message_is_not_moved_behind_its_last_occurrence() -> None:
     moved(encode_entry(metadata, b""), 4_000_000_000_000, 2, "q")
     with pytest.raises(UsageError, match="no occurrence"):
         moved(encode_entry(metadata, b""), 4_000_000_000_001, 2, "q")
+
+
+def _waiting_entry(**properties: str) -> bytes:
+    metadata = pb.MessageMetadata(
+        producer_name="p", sequence_id=1, publish_time=1, deliver_at_time=9
+    )
+    for name, value in {"schedule": "a", **properties}.items():
+        metadata.properties.add(key=f"ledgerlake.{name}", value=value)
+    return encode_entry(metadata, b"v", pb.BrokerEntryMetadata(broker_timestamp=3))
+
+
+def _stream(url: str, **changes: dict[str, Any]) -> Config:
+    source = {"service_url": url, "topics": [TOPIC], **changes.pop("source", {})}
+    own = {"stream": {"name": "s", "checkpoint": "c"}, "delta": {"path": "d"}}
+    return parse_config({"source": source, **own, **changes})
+
+
+_ONCE, _REPEATED = _waiting_entry(), _waiting_entry(every="PT1S")
+_FUTURE = "2100-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("changes", "entry", "why"),
+    [
+        pytest.param({}, _ONCE, None, id="as it is"),
+        pytest.param({}, _REPEATED, None, id="repeats"),
+        pytest.param({"source": {"ending": _FUTURE}}, _ONCE, None, id="ends later"),
+        pytest.param(
+            {"source": {"topics": ["other"]}}, _ONCE, "does not read the topic", id="left"
+        ),
+        pytest.param({"delay": {"enabled": False}}, _ONCE, "enabled = false", id="no delay"),
+        pytest.param(
+            {"source": {"ending": "2020-01-01T00:00:00Z"}}, _ONCE, r"\[source\] ending", id="ended"
+        ),
+        pytest.param({"source": {"ending": "3:4"}}, _ONCE, r"\[source\] ending", id="ends at 3:4"),
+        pytest.param(
+            {"source": {"message_payload_processor": "own:lines"}},
+            _ONCE,
+            "message_payload_processor",
+            id="processor",
+        ),
+        pytest.param({"delay": {"max_repetitions_per_second": 0}}, _ONCE, None, id="none, once"),
+        pytest.param(
+            {"delay": {"max_repetitions_per_second": 0}},
+            _REPEATED,
+            "max_repetitions_per_second",
+            id="none may repeat",
+        ),
+        pytest.param(
+            {"delay": {"max_repeated_bytes_per_second": 1}},
+            _REPEATED,
+            "max_repeated_bytes_per_second",
+            id="too many bytes",
+        ),
+    ],
+)
+def test_a_message_is_moved_only_if_the_stream_reads_it_and_lets_it_wait(
+    changes: dict[str, Any], entry: bytes, why: str | None
+) -> None:
+    with Peer() as peer:
+        config = _stream(peer.url, **changes)
+        if why is None:
+            move(config, TopicPartition(TOPIC, -1), entry, 4_000_000_000_000)
+            assert len(peer.received) == 1
+            return
+        with pytest.raises(UsageError, match=why):
+            move(config, TopicPartition(TOPIC, -1), entry, 4_000_000_000_000)
+        assert peer.received == []
+
+
+def test_a_cancel_that_a_stream_does_not_read_is_refused() -> None:
+    with Peer() as peer:
+        with pytest.raises(UsageError, match=r"\[source\] ending"):
+            cancel(_stream(peer.url, source={"ending": "3:4"}), "schedule", "a")
+        assert peer.received == []
+        # What waits from before still waits, and can be cancelled.
+        assert cancel(_stream(peer.url, delay={"enabled": False}), "schedule", "a") == [TOPIC]

@@ -119,19 +119,15 @@ def _reschedule(options: argparse.Namespace) -> int:
     from ledgerlake.client.topics import full_name, join_partition
     from ledgerlake.inspect.delayed_messages import scheduled_entries
     from ledgerlake.options.config import load_config
+    from ledgerlake.publish.effects import check_delays
     from ledgerlake.publish.schedules import move
     from ledgerlake.wire.entry import peek_metadata
     from ledgerlake.wire.schedules import parse_schedule, properties_of
 
-    # A wrong option is told before Spark starts.
+    # A fault that needs no checkpoint is told before Spark starts.
     _due_ms(options)
     config = load_config(options.config)
-    if config.source.message_payload_processor is not None:
-        raise UsageError(
-            "the checkpoint has what [source] message_payload_processor made of the message, "
-            "decrypted, which does not belong on the topic; send the message anew under the id "
-            f"{options.id}"
-        )
+    check_delays(config)
     spark = start_spark(f"ledgerlake reschedule {config.stream.name}", config, options)
     wanted = None if options.topic is None else full_name(options.topic)
     found = scheduled_entries(spark, config, options.id)
@@ -150,7 +146,7 @@ def _reschedule(options: argparse.Namespace) -> int:
     source, entry = max(entries, key=lambda found: read_stamp(memoryview(found[1])).time_ms)
     # Spark's start has taken a while.
     at_ms = _due_ms(options)
-    message_id = move(config.source.client, source, entry, at_ms)
+    message_id = move(config, source, entry, at_ms)
     repeats = parse_schedule(properties_of(peek_metadata(memoryview(entry)))).repeats
     _tell_stored(
         options, message_id, join_partition(source.topic, source.partition), at_ms, repeats=repeats

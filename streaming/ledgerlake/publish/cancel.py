@@ -9,6 +9,7 @@ from ledgerlake.client.missing_topics import find_topic_partitions
 from ledgerlake.client.topics import full_name, split_partition
 from ledgerlake.errors import UsageError
 from ledgerlake.publish.each_partition import send_to_each
+from ledgerlake.publish.effects import check_reads
 from ledgerlake.publish.large_messages import LargeMessageProducer
 from ledgerlake.schedules.cancels import parse_cancel
 from ledgerlake.wire.message_id import BEFORE_ALL
@@ -35,7 +36,7 @@ def cancel(
 
     Raises:
         UsageError: the target is no message id, or no id of a schedule; or the configuration does
-            not read the topic.
+            not read the topic, or reads it up to an end that has passed.
         BrokerError, TransportError, TopicNotFoundError: some topic partitions did not store it, and
             the error names them; the others did. Sending it again is harmless.
     """
@@ -50,6 +51,8 @@ def cancel(
             names = [name for name in names if full_name(topic) in (name, split_partition(name)[0])]
         if topic is not None and not names:
             raise UsageError(f"the configuration does not read the topic {topic}")
+        for name in names:
+            check_reads(config, name)
         send_to_each(names, lambda name: _send(cluster, name, value))
     finally:
         cluster.close()

@@ -25,6 +25,7 @@ from ledgerlake.client.topics import full_name, join_partition
 from ledgerlake.errors import CorruptEntryError, LedgerlakeError, TopicNotFoundError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.each_partition import send_to_each
+from ledgerlake.publish.effects import check_moves
 from ledgerlake.publish.large_messages import LargeMessageProducer
 from ledgerlake.publish.routing import java_hash
 from ledgerlake.schedules.repetition import occurrences, parse_repetition
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ledgerlake.decode.messages import TopicPartition
+    from ledgerlake.options.config import Config
     from ledgerlake.wire.message_id import AnyMessageId
 
 # A topic may get more partitions.
@@ -93,15 +95,16 @@ def moved(entry: bytes, at_ms: int, sequence_id: int, producer_name: str) -> byt
     return encode_entry(metadata, bytes(parsed.payload))
 
 
-def move(settings: ClientSettings, waiting: TopicPartition, entry: bytes, at_ms: int) -> MessageId:
+def move(config: Config, waiting: TopicPartition, entry: bytes, at_ms: int) -> MessageId:
     """Publish an entry that waits with another delivery time, on its topic partition: it replaces
-    the one that waits.
+    the one that waits in the configuration's stream.
 
     Raises:
-        As ``moved``.
+        UsageError: as ``moved`` and ``check_moves``.
         BrokerError, TransportError, DeadlineError: it may or may not be stored.
     """
-    cluster = Cluster(settings)
+    check_moves(config, waiting, entry)
+    cluster = Cluster(config.source.client)
     try:
         producer = EntryProducer(cluster, join_partition(waiting.topic, waiting.partition))
         (position,) = producer.send_and_wait([moved(entry, at_ms, 0, producer.name)])
