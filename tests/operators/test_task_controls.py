@@ -14,6 +14,7 @@ from ledgerlake.decode.payloads import process_entry
 from ledgerlake.decode.rejects import RejectedEntry, reject_frame
 from ledgerlake.decode.split import PieceKind, split_bundle
 from ledgerlake.operators import outcomes
+from ledgerlake.operators.decoded_rows import open_rows
 from ledgerlake.operators.ingest import decode_ranges, write_ranges
 from ledgerlake.operators.results import BatchSettings, StageSettings
 from ledgerlake.operators.schedule_events import ScheduleEvents
@@ -24,8 +25,10 @@ from ledgerlake.reasons import PAYLOAD_PROCESSOR
 from ledgerlake.schedules import cancel_messages
 from ledgerlake.source.pieces import Piece
 from ledgerlake.wire import commands
+from ledgerlake.wire.chunks import encode_chunks, encode_marker, promise
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import Position
+from tests.chunks import chunk_entries
 from tests.encryption import encrypted
 from tests.entries import broker, bundle, metadata
 from tests.entries import decoded as decode_rows
@@ -213,3 +216,55 @@ def test_which_cancels_a_task_refuses_does_not_depend_on_the_cut_of_bundles(
         ]
         accepted.append([event.target for event in heard(decoded(tmp_path, pieces, 9))])
     assert accepted == [list("01234")] * 4
+
+
+FAULTS: list[dict[str, str]] = [
+    {"schedule": ""},
+    {"schedule": "x" * 201},
+    {"expires": "tomorrow"},
+    {"schedule": "a", "expires": "9" * 99},
+    {"schedule": "a", "pause": "all"},
+    {"pause": "all", "resume": "all"},
+    {"pause": "everything"},
+    {"resume": "schedule="},
+    {"cron": "0 9 * * *"},
+    {"jitter": "PT1S"},
+]
+
+
+def in_one_entry(said: dict[str, str], fields: dict[str, Any]) -> list[bytes]:
+    return [entry(said, **fields)]
+
+
+def in_chunks(said: dict[str, str], fields: dict[str, Any]) -> list[bytes]:
+    own = [pb.KeyValue(key=f"ledgerlake.{name}", value=text) for name, text in said.items()]
+    return chunk_entries(b"value", 2, properties=own, **fields)
+
+
+def in_chunks_with_a_marker(said: dict[str, str], fields: dict[str, Any]) -> list[bytes]:
+    own = metadata(uncompressed_size=5, **fields)
+    own.properties.add().CopyFrom(promise())
+    for name, text in said.items():
+        own.properties.add(key=f"ledgerlake.{name}", value=text)
+    chunks = list(encode_chunks(own, b"value", 3))
+    return [*chunks, encode_marker(own, 2, [Position(7, 0), Position(7, 1)])]
+
+
+@pytest.mark.parametrize("form", [in_one_entry, in_chunks, in_chunks_with_a_marker])
+@pytest.mark.parametrize("due_ms", [None, DUE_MS])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_bad_schedule_is_rejected_in_every_form_if_messages_are_delayed_and_else_in_none(
+    form: Any, due_ms: int | None, enabled: bool, tmp_path: Path
+) -> None:
+    for said in FAULTS:
+        entries = form(said, {} if due_ms is None else {"deliver_at_time": due_ms})
+        rows = decoded(tmp_path, pieces_of(entries), len(entries), enabled=enabled)
+        shown = [
+            row
+            for batch in open_rows(one for one in rows if one["kind"][0].as_py() == RowKind.ROWS)
+            for row in batch.to_pylist()
+        ]
+        assert {row["reject_reason"] for row in shown} == {"bad_schedule" if enabled else None}
+        assert RowKind.DELAYED not in [one["kind"][0].as_py() for one in rows], said
+        value = b"v" if form is in_one_entry else b"value"
+        assert enabled or [row["value"] for row in shown] == [value], said

@@ -11,10 +11,10 @@ from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.schedules import (
     PauseRequest,
     ScheduleProperties,
+    fault_of_large,
     occurrence_properties,
     parse_schedule,
     properties_of,
-    schedule_id_of_large,
 )
 
 
@@ -136,5 +136,6 @@ def test_a_message_with_the_number_of_an_occurrence_is_no_schedule() -> None:
 @pytest.mark.parametrize("name", ["cron", "jitter", "pause", "resume"])
 def test_a_message_in_chunks_does_not_repeat_or_pause(name: str) -> None:
     metadata = pb.MessageMetadata(properties=[pb.KeyValue(key=f"ledgerlake.{name}", value="all")])
-    with pytest.raises(CorruptEntryError, match="not sent in chunks"):
-        schedule_id_of_large(metadata)
+    fault = fault_of_large(metadata)
+    assert fault is not None
+    assert "not sent in chunks" in fault.message

@@ -210,7 +210,7 @@ def parse_marker(raw: bytes | memoryview) -> Marker:
 
     Raises:
         CorruptEntryError: the checksum is wrong, or the marker is malformed or has an unknown
-            version, or names a bad schedule.
+            version.
     """
     entry = parse_entry(raw)
     metadata = entry.metadata

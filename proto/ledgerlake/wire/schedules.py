@@ -139,17 +139,28 @@ def properties_of(metadata: pb.MessageMetadata) -> dict[str, object]:
 
 
 def schedule_id_of_large(metadata: pb.MessageMetadata) -> str | None:
-    """Return the id of the schedule of a large message, by the metadata of its chunk or marker.
-
-    Raises:
-        CorruptEntryError: ``bad_schedule``, and why.
+    """Return the id of the schedule of a large message, by the metadata of its chunk or marker;
+    None also if its properties cannot be used (``fault_of_large``).
     """
-    schedule = parse_schedule(properties_of(metadata))
+    try:
+        return parse_schedule(properties_of(metadata)).schedule_id
+    except CorruptEntryError:
+        return None
+
+
+def fault_of_large(metadata: pb.MessageMetadata) -> CorruptEntryError | None:
+    """Return why the properties of a large message cannot be used, ``bad_schedule``; None if they
+    can. Whether it is rejected then depends on whether messages are delayed.
+    """
+    try:
+        schedule = parse_schedule(properties_of(metadata))
+    except CorruptEntryError as fault:
+        return fault
     if schedule.repeats or schedule.pause:
-        raise bad_schedule(
+        return bad_schedule(
             "a message that repeats, pauses or resumes is not sent in chunks; send a smaller one"
         )
-    return schedule.schedule_id
+    return None
 
 
 def checked_schedule_id(schedule_id: object) -> str:

@@ -34,8 +34,7 @@ def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
     """Return the chunk in an entry.
 
     Raises:
-        CorruptEntryError: bad checksum, malformed, with a name that is too long, or with a bad
-        schedule.
+        CorruptEntryError: bad checksum, malformed, or with a name that is too long.
     """
     entry = parse_entry(raw)
     metadata = entry.metadata

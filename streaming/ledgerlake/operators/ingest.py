@@ -193,6 +193,8 @@ class _IngestedRange:
         if isinstance(single, RejectedEntry):
             yield from self._sink.take_rejects([single])
             yield from self._take_effects(self._controls.rejected(single))
+        elif (refused := self._controls.refused(single)) is not None:
+            yield from self._sink.take_rejects([refused])
         elif isinstance(single.content, Chunk):
             # A small chunk must not keep the whole bundle in memory that it came with.
             entry = bytes(single.entry) if len(single.entry) < BUNDLE_BYTES else single.entry

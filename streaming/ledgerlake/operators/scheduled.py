@@ -39,6 +39,7 @@ from ledgerlake.wire.schedules import (
     SCHEDULE_PROPERTY,
     SENDER_PROPERTIES,
     bad_schedule,
+    fault_of_large,
     occurrence_properties,
     parse_schedule,
     properties_of,
@@ -150,8 +151,8 @@ def find_in_messages(
     delays_messages: bool,
 ) -> tuple[pa.RecordBatch, list[RejectedEntry]]:
     """Return messages that are delivered at once, without those that are rejected, and add their
-    schedules. Without ``delays_messages`` none is rejected for a bad schedule, since nothing new
-    waits; but what waits from before can be replaced, paused and cancelled.
+    schedules. Also without ``delays_messages`` a message that waits from before can be replaced,
+    paused and cancelled.
 
     Args:
         frames: the ``MESSAGE`` frames that they came in; None if rejects need no bytes of them.
@@ -160,14 +161,27 @@ def find_in_messages(
     def take(message: _Message) -> tuple[Reason, str] | None:
         try:
             events = _events(message, delays_messages=delays_messages)
-        except CorruptEntryError:
-            if delays_messages:
-                raise
-            return None
+        except CorruptEntryError as fault:
+            return _verdict(fault, delays_messages=delays_messages)
         is_full = any(not schedules.add(event, message.batch_index) for event in events)
         return (SCHEDULE_REFUSED, REFUSED_DETAIL) if is_full else None
 
     return _without_rejects(messages, frames, [*SENDER_PROPERTIES, CANCEL_PROPERTY], take)
+
+
+def refusal_of_large(entry: Entry, *, delays_messages: bool) -> tuple[Reason, str] | None:
+    """Return the reason and detail of the reject of a chunk or a marker; None if its properties can
+    be used.
+    """
+    fault = fault_of_large(peek_metadata(memoryview(entry)))
+    return None if fault is None else _verdict(fault, delays_messages=delays_messages)
+
+
+def _verdict(fault: CorruptEntryError, *, delays_messages: bool) -> tuple[Reason, str] | None:
+    """Return the reason and detail of the reject of a message with a bad schedule. Without
+    ``delays_messages`` no new message waits, so none is rejected for what it says of that.
+    """
+    return (fault.reason, fault.message) if delays_messages else None
 
 
 def _events(message: _Message, *, delays_messages: bool) -> list[ScheduleEvent]:

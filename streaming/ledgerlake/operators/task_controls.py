@@ -21,7 +21,12 @@ from ledgerlake.decode.reference import unread_row
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.schedule_events import ScheduleEvents
-from ledgerlake.operators.scheduled import find_in_frames, find_in_messages, schedule_at_once
+from ledgerlake.operators.scheduled import (
+    find_in_frames,
+    find_in_messages,
+    refusal_of_large,
+    schedule_at_once,
+)
 from ledgerlake.reasons import CANCEL_REFUSED
 from ledgerlake.schedules.cancel_messages import TaskCancels
 from ledgerlake.wire.schedules import CANCEL_PROPERTY, SENDER_PROPERTIES
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
     from ledgerlake.decode.reference import Row
     from ledgerlake.operators.scheduled import DelayedFrames
     from ledgerlake.schedules.cancels import Cancel
+    from ledgerlake.source.pieces import SingleEntry
 
 _NAMES = re.compile(
     b"|".join(re.escape(name.encode()) for name in (*SENDER_PROPERTIES, CANCEL_PROPERTY))
@@ -83,6 +89,11 @@ class TaskControls:
         return replace(
             effects, rejects=[replace(reject, entry=rejected.entry) for reject in effects.rejects]
         )
+
+    def refused(self, single: SingleEntry) -> RejectedEntry | None:
+        """Return the reject of a chunk or a marker whose properties cannot be used."""
+        refusal = refusal_of_large(single.entry, delays_messages=self._delays_messages)
+        return None if refusal is None else RejectedEntry(single.position, single.entry, *refusal)
 
     def accepts(self, message: Assembled) -> bool:
         """Take a large message; return False if there is no room for the event of its schedule."""

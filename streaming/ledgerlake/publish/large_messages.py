@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.decode.codecs import compress
-from ledgerlake.errors import CorruptEntryError, UsageError
+from ledgerlake.errors import UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.chunks import (
     CHUNK_BYTES,
@@ -26,7 +26,7 @@ from ledgerlake.wire.chunks import (
 )
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import AnyMessageId, ChunkMessageId, MessageId, Position
-from ledgerlake.wire.schedules import schedule_id_of_large
+from ledgerlake.wire.schedules import fault_of_large
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,14 +99,13 @@ class LargeMessageProducer:
         if len(packed) <= self._most_bytes(metadata, packed):
             (position,) = self._producer.send_and_wait([encode_entry(metadata, packed)])
             return _plain(position)
-        try:
-            schedule_id_of_large(metadata)
-        except CorruptEntryError as error:
+        fault = fault_of_large(metadata)
+        if fault is not None:
             # The pipeline would reject it.
             raise UsageError(
-                f"{error.message}: the value has {len(packed):,} bytes, and "
+                f"{fault.message}: the value has {len(packed):,} bytes, and "
                 f"{self._most_bytes(metadata, packed):,} fit into one entry"
-            ) from None
+            )
         metadata.properties.append(promise())
         chunks = encode_chunks(metadata, packed, self._most_bytes(metadata, packed))
         positions = self._producer.send_and_wait(chunks)

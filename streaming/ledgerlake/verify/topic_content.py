@@ -24,6 +24,7 @@ from ledgerlake.decode.rejects import read_reject
 from ledgerlake.decode.split import PieceKind, only_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.local_assembly import EventBudget, LocalAssembly
+from ledgerlake.operators.scheduled import refusal_of_large
 from ledgerlake.reasons import DATA_LOSS
 from ledgerlake.schedules.cancel_messages import rows_with_property
 from ledgerlake.source.pieces import read_pieces
@@ -241,6 +242,7 @@ class _Chunks:
     """
 
     def __init__(self, source: TopicPartition, *, delays_messages: bool, makes_rows: bool) -> None:
+        self._delays_messages = delays_messages
         self._assembly = LocalAssembly(_NO_LIMITS, delays_messages=delays_messages)
         self._source = source
         self._makes_rows = makes_rows
@@ -252,9 +254,13 @@ class _Chunks:
         complete message come together, rejected ones one by one.
 
         Raises:
-            CorruptEntryError: it is none.
+            CorruptEntryError: it is none, or is refused.
         """
         event = read_alone(kind, entry, position)
+        refusal = refusal_of_large(entry, delays_messages=self._delays_messages)
+        if refusal is not None:
+            reason, detail = refusal
+            raise CorruptEntryError(detail, reason=reason)
         is_last = False
         if isinstance(event, Chunk):
             is_last = event.chunk_id == event.chunk_count - 1
