@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from cronsim import CronSim
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ledgerlake.errors import CorruptEntryError
@@ -434,6 +434,8 @@ def test_a_rule_is_kept_and_a_text_as_long_as_a_message_is_not() -> None:
         ({"cron": "30 */5 * * * *"}, 288),
         ({"cron": "0 0 9-17 * * *"}, 24),
         ({"cron": "0 9,18 * * *"}, 3),
+        ({"cron": "0,55 9 * * *"}, 27),
+        ({"cron": "0,59 0 9 * * *"}, 1_465),
         ({"cron": "0 9 L * *"}, 1),
         ({"cron": "0 0 29 2 *"}, 1),
     ],
@@ -446,17 +448,31 @@ def test_a_message_counts_as_if_it_always_came_as_often_as_it_may(
     assert rate_of(rule, 1_000) == RepetitionRate(a_day, 1_000 * a_day)
 
 
-@given(
-    st.lists(st.integers(0, 59), min_size=1, max_size=5, unique=True),
-    st.sampled_from(["*", "3", "7,9"]),
-)
-def test_no_occurrences_are_nearer_than_a_cron_expression_counts(
-    seconds: list[int], minute: str
+def lists(most: int) -> st.SearchStrategy[str]:
+    """Fields of a cron expression, up to a number."""
+    numbers = st.lists(st.integers(0, most), min_size=1, max_size=5, unique=True)
+    steps = st.integers(1, most).map(lambda step: f"*/{step}")
+    return st.one_of(st.just("*"), steps, numbers.map(lambda few: ",".join(map(str, sorted(few)))))
+
+
+@given(lists(59), lists(59), lists(23), st.sampled_from(["*", "*/3", "MON-FRI"]))
+@example("0", "0,55", "9", "*")
+@example("0,59", "0", "9", "*")
+@example("0", "0,50", "0,12", "*")
+@example("30", "59", "0,23", "*")
+@example("0", "0", "0", "*")
+def test_occurrences_are_as_near_as_a_cron_expression_counts_and_never_nearer(
+    seconds: str, minutes: str, hours: str, weekdays: str
 ) -> None:
-    rule = parse_repetition(
-        {"ledgerlake.cron": f"{','.join(map(str, sorted(seconds)))} {minute} * * * *"}
-    )
+    rule = parse_repetition({"ledgerlake.cron": f"{seconds} {minutes} {hours} * * {weekdays}"})
     assert rule is not None
-    times_ms = [each.nominal_ms for each in islice(occurrences(rule, "a", NEW_YEAR_MS), 20)]
-    shortest_ms = min(later - earlier for earlier, later in pairwise(times_ms))
-    assert rate_of(rule, 0).occurrences >= 86_400_000 // shortest_ms
+    # Two days say it all, and three weeks if they are few.
+    times_ms = [
+        each.nominal_ms
+        for each in islice(occurrences(rule, "a", NEW_YEAR_MS), 5_000)
+        if each.nominal_ms < NEW_YEAR_MS + 21 * 86_400_000
+    ]
+    really_ms = min([later - earlier for earlier, later in pairwise(times_ms)] + [86_400_000])
+    counted_ms = repetition_rules._shortest_ms(rule)
+    assert counted_ms <= really_ms
+    assert counted_ms == really_ms or weekdays != "*"

@@ -24,6 +24,7 @@ from calendar import monthrange
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from cronsim import CronSim
@@ -162,19 +163,19 @@ def cron_times_ms(cron: str, zone: ZoneInfo, after_ms: int) -> Iterator[int]:
 
 @lru_cache(maxsize=10_000)
 def shortest_cron_ms(cron: str) -> int:
-    """Return the shortest time between two occurrences of a valid cron expression; a day if it has
-    one occurrence on each of its days.
+    """Return the shortest time between two occurrences of a valid cron expression, as if each day
+    matched and no clock were changed: a day if it has one time of the day.
     """
     rule = cron_rule(cron)
-    units = ((rule.seconds, 60, 1_000), (rule.minutes, 60, 60_000), (rule.hours, 24, 3_600_000))
-    for values, count, unit_ms in units:
-        if len(values) > 1:
-            # From the last one to the first of the next minute, hour or day, too.
-            following = [*values[1:], values[0] + count]
-            return unit_ms * min(
-                later - earlier for earlier, later in zip(values, following, strict=True)
-            )
-    return DAY_MS
+    units = ((rule.seconds, 1_000), (rule.minutes, 60_000), (rule.hours, 3_600_000))
+    shortest_ms, span_ms = DAY_MS, 0
+    for values, unit_ms in (*units, ([0, 1], DAY_MS)):
+        # From the last time of a minute, an hour or a day to the first one of the next that has
+        # times.
+        gaps_ms = [(later - earlier) * unit_ms - span_ms for earlier, later in pairwise(values)]
+        shortest_ms = min([shortest_ms, *gaps_ms])
+        span_ms += (values[-1] - values[0]) * unit_ms
+    return shortest_ms
 
 
 def _appointments_ms(cron: str, zone: ZoneInfo, after_ms: int) -> Iterator[int]:

@@ -8,8 +8,8 @@
     ledgerlake.until      milliseconds since 1970, or ISO-8601 with a zone: no occurrence is later
     ledgerlake.count      1 to 1,000,000,000: no more occurrences, whether or not they are delivered
     ledgerlake.jitter     a duration up to one day: an occurrence is due up to so much later; not
-                          longer than the shortest time between two occurrences, or they would come
-                          closer than the rule allows
+                          longer than the shortest time between two occurrences, changes of the
+                          clock aside, or they would come closer than the rule allows
     ledgerlake.catchup    all, last or none of the occurrences that a stop delayed are delivered;
                           all if it is missing
 
