@@ -134,7 +134,7 @@ _REPORT = TaskReport(
     Position(7, 9), 1_700_000_000_000, {"f": 1},
     [
         Chunk(_KEY, Position(7, 1), 0, 3, 900, 300, 320, 1_700_000_000_000, 1_700_000_000_000), MessageStarted(_KEY), _OPEN,
-        Marker("p", "p-1", _PLACES, 1_700_000_000_000), DelayedLargeMessage(_PLACES, 1_800_000_000_000, True),
+        Marker("p", "p-1", _PLACES, 1_700_000_000_000, 1_700_000_000_000), DelayedLargeMessage(_PLACES, 1_800_000_000_000, True),
         Cancel("key", "k", Position(7, 5), 1_700_000_000_000),
     ],
 )  # fmt: skip

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from ledgerlake.assembly.rules import ChunkedMessageKey
+from ledgerlake.assembly.assembler import Assembled, Assembly
+from ledgerlake.assembly.chunk_entries import read_chunk
+from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, Limits
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange, decode_bundle
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.tracker import DelaySettings
+from ledgerlake.operators.local_assembly import MemoryEntries
 from ledgerlake.operators.schedule_events import (
     PauseChanged,
     Scheduled,
@@ -31,7 +34,9 @@ from ledgerlake.schedules.cancel_messages import TaskCancels
 from ledgerlake.schedules.cancels import Cancel
 from ledgerlake.schedules.repetition import RepetitionRate
 from ledgerlake.wire import commands
+from ledgerlake.wire.chunks import Marker, encode_chunks, encode_marker, parse_marker, promise
 from ledgerlake.wire.entry import encode_batch, encode_entry
+from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.operators.stage import SOURCE
@@ -245,6 +250,52 @@ def test_cancels_of_schedules_are_found_beside_the_schedules_and_have_no_limit_o
         Cancel("schedule", "c", Position(7, 0), STORED_MS),
     ]
     assert [cancel.by for cancel in TaskCancels().take(decoded(frames))[0]] == ["key"]
+
+
+@pytest.mark.parametrize("broker_ms", [None, 5, STORED_MS])
+@pytest.mark.parametrize("publish_ms", [0, 7, STORED_MS - 9, MAX_TIME_MS])
+def test_a_message_is_stored_at_the_same_time_in_every_form(
+    publish_ms: int, broker_ms: int | None
+) -> None:
+    own = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=publish_ms)
+    own.properties.extend([promise(), *properties({"schedule": "a"})])
+    broker = None if broker_ms is None else pb.BrokerEntryMetadata(broker_timestamp=broker_ms)
+    places = [Position(7, number) for number in range(3)]
+    stamp = encode_entry(own, b"", broker).removesuffix(encode_entry(own, b""))
+    chunks = [
+        read_chunk(stamp + raw, place)
+        for raw, place in zip(encode_chunks(own, b"123456789", 3), places, strict=True)
+    ]
+    marker = parse_marker(stamp + encode_marker(own, 2, places))
+
+    def assembled(*events: Chunk | Marker) -> int:
+        assembly = Assembly(Limits(), MemoryEntries())
+        (message,) = [
+            outcome
+            for event in events
+            for outcome in (
+                assembly.apply_marker(event)
+                if isinstance(event, Marker)
+                else assembly.arrive(event)
+            )
+        ]
+        assert isinstance(message, Assembled)
+        return message.stored_ms
+
+    del own.properties[0]
+    small = commands.message(1, 7, 0, encode_entry(own, b"v", broker))
+    own.deliver_at_time = MAX_TIME_MS
+    delayed = commands.message(1, 7, 0, encode_entry(own, b"v", broker))
+    (event,), (waiting,) = in_messages(small)[1], in_frames(delayed)[1]
+    assert isinstance(event, Scheduled)
+    assert isinstance(waiting, Scheduled)
+    stored_ms = publish_ms if broker_ms is None else broker_ms
+    assert {
+        event.time_ms,
+        waiting.time_ms,
+        assembled(*chunks),
+        assembled(*chunks[1:], marker),
+    } == {stored_ms}
 
 
 def test_a_replaced_message_of_which_only_the_topic_has_the_bytes_is_rejected_by_its_position() -> (

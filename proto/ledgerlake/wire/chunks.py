@@ -39,6 +39,7 @@ from ledgerlake.wire.entry import (
     delivery_time_ms,
     encode_entry,
     parse_entry,
+    publish_time_ms,
     text_of,
 )
 from ledgerlake.wire.limits import MAX_CHUNK_NAME_BYTES, MAX_CHUNKS
@@ -59,14 +60,16 @@ CHUNK_BYTES = 4 * 1024 * 1024
 class Marker:
     """The chunks of one message, in order, as its producer listed them.
 
-    ``time_ms`` is the broker's time of the marker, None if unknown. ``deliver_ms`` is the delivery
-    time of the message, None if it has none, and ``schedule_id`` the id of its schedule, if any.
+    ``time_ms`` is the broker's time of the marker, None if unknown, and ``publish_ms`` the
+    producer's, which is any number. ``deliver_ms`` is the delivery time of the message, None if it
+    has none, and ``schedule_id`` the id of its schedule, if any.
     """
 
     producer_name: str
     uuid: str
     positions: tuple[Position, ...]
     time_ms: int | None
+    publish_ms: int
     deliver_ms: int | None = None
     schedule_id: str | None = None
 
@@ -235,9 +238,14 @@ def parse_marker(raw: bytes | memoryview) -> Marker:
             "a marker lists two chunks at least, each once", reason=MALFORMED_MARKER
         )
     producer_name, uuid = chunk_names(metadata, MALFORMED_MARKER)
-    schedule_id = schedule_id_of_large(metadata)
     return Marker(
-        producer_name, uuid, positions, broker_time_ms(entry), delivery_time_ms(entry), schedule_id
+        producer_name,
+        uuid,
+        positions,
+        broker_time_ms(entry),
+        publish_time_ms(entry),
+        delivery_time_ms(entry),
+        schedule_id_of_large(metadata),
     )
 
 

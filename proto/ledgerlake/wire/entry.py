@@ -217,6 +217,14 @@ def broker_time_ms(entry: RawEntry) -> int | None:
     return None
 
 
+def publish_time_ms(entry: RawEntry) -> int:
+    """Return the producer's time of an entry, any number: an unsigned 64-bit one as a signed one,
+    because numbers in a checkpoint are signed.
+    """
+    publish_ms: int = entry.metadata.publish_time
+    return publish_ms - 2**64 if publish_ms >= 2**63 else publish_ms
+
+
 def _in_range(publish_ms: int) -> int:
     if publish_ms > MAX_TIME_MS:
         raise CorruptEntryError(

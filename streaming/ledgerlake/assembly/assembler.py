@@ -208,8 +208,7 @@ def _stored_ms(completed_by: Chunk | Marker | None) -> int:
         return 0
     if completed_by.time_ms is not None:
         return completed_by.time_ms
-    publish_ms = completed_by.publish_ms if isinstance(completed_by, Chunk) else 0
-    return publish_ms if 0 <= publish_ms <= MAX_TIME_MS else 0
+    return completed_by.publish_ms if 0 <= completed_by.publish_ms <= MAX_TIME_MS else 0
 
 
 def _takes_entries(effect: Effect) -> bool:

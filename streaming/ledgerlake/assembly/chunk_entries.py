@@ -8,7 +8,7 @@ from ledgerlake.decode.split import PieceKind
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.reasons import CHUNK_INVALID, MALFORMED_MARKER
 from ledgerlake.wire.chunks import Marker, chunk_names, has_promise, parse_marker
-from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, parse_entry
+from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, parse_entry, publish_time_ms
 from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.schedules import schedule_id_of_large
 
@@ -49,15 +49,8 @@ def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
         size_bytes=len(entry.payload) - tag_bytes,
         entry_bytes=len(raw),
         time_ms=broker_time_ms(entry),
-        publish_ms=_signed(metadata.publish_time),
+        publish_ms=publish_time_ms(entry),
         has_marker=has_promise(metadata),
         deliver_ms=delivery_time_ms(entry),
         schedule_id=schedule_id_of_large(metadata),
     )
-
-
-def _signed(number: int) -> int:
-    """Return an unsigned 64-bit number as a signed one, because numbers in a checkpoint are
-    signed.
-    """
-    return number - 2**64 if number >= 2**63 else number
