@@ -15,6 +15,9 @@
 the same. No topic is created. A string need not be UTF-8: a value is sent as it is, and a key as a
 binary one. Only properties and topics must be UTF-8.
 
+A message has what its row has, or the row is an error: for example a property that is null, or a
+time that means "none" in a message. Only times are rounded, to milliseconds.
+
 A message goes to the partition of its topic that its key selects (by Java's string hash, as
 Pulsar's clients do by default); without a key, to each partition in turn, a hundred rows at a time.
 
@@ -182,14 +185,15 @@ class TopicWriter:
 
         Raises:
             UsageError: neither a row nor an option names a topic; or a message or a batch is too
-                large for the broker; or properties or a topic are not UTF-8.
+                large for the broker; or a row has what a message cannot have.
             CheckpointError: the broker has messages of a later micro-batch, or of another plan of
                 this one.
             ProducerNameError: somebody else has used the producer's name meanwhile.
             TopicNotFoundError, BrokerError, TransportError: a message could not be stored.
         """
         for row in _rows(rows, self.messages):
-            topic = row.pop("topic", None) or self._settings.topic
+            topic = row.pop("topic", None)
+            topic = self._settings.topic if topic is None else topic
             if topic is None:
                 raise UsageError("a row has no topic, and there is no option 'topic'")
             self._target(topic).add(row)
@@ -332,8 +336,7 @@ class _TargetPartition:
         metadata = self._metadata(self._next_sequence_id(), len(payload))
         _fill(metadata, row)
         if row.get("deliver_at") is not None:
-            # Rounded up: a message is never early.
-            metadata.deliver_at_time = -(-row["deliver_at"] // 1000)
+            metadata.deliver_at_time = row["deliver_at"]
         sequence_id = metadata.sequence_id
         packed = compress(self._settings.codec, payload)
         if len(packed) <= self._chunk_bytes(metadata, packed):
@@ -418,13 +421,13 @@ class _TargetPartition:
 
 
 def _rows(rows: pa.RecordBatch, first: int) -> Iterator[dict[str, Any]]:
-    """Yield rows, with values as bytes and times in microseconds, as Spark has them.
+    """Yield rows, with values as bytes and times in milliseconds.
 
     Args:
         first: the number of the first row in its task, for errors.
 
     Raises:
-        UsageError: a text that a message has as text alone is not UTF-8.
+        UsageError: a message cannot have a value; the message names row and column.
     """
     names = [CONNECTOR_COLUMNS.get(name, name) for name in rows.schema.names]
     columns = (
@@ -441,12 +444,42 @@ def _values(name: str, column: pa.Array, first: int) -> list[Any]:
     if name == "value":
         column = column.cast(pa.large_binary())
     elif pa.types.is_timestamp(column.type):
-        column = column.cast(pa.int64())
+        times_us = column.cast(pa.int64()).to_pylist()
+        return [_time_ms(name, time_us, row) for row, time_us in enumerate(times_us, first)]
     try:
         values: list[Any] = column.to_pylist()
     except UnicodeDecodeError:
-        return [_value(name, scalar, row) for row, scalar in enumerate(column, first)]
+        values = [_value(name, scalar, row) for row, scalar in enumerate(column, first)]
+    if name == "properties" and column.items.null_count:
+        for row, properties in enumerate(values, first):
+            _check_properties(properties, row)
     return values
+
+
+def _check_properties(properties: list[tuple[str, str | None]] | None, row: int) -> None:
+    nulls = [name for name, text in properties or () if text is None]
+    if nulls:
+        raise UsageError(
+            f"row {row} of a task has null as the property '{nulls[0]}' in the column "
+            "'properties', and a message has texts there; leave it out, for example with "
+            "map_filter, or write an empty text"
+        )
+
+
+def _time_ms(name: str, time_us: int | None, row: int) -> int | None:
+    """Return the time of a row in milliseconds. A message has none before 1970, and 0 means that it
+    has no time.
+    """
+    if time_us is None:
+        return None
+    # A message is never early.
+    time_ms = -(-time_us // 1000) if name == "deliver_at" else round(time_us, -3) // 1000
+    if time_ms <= 0:
+        raise UsageError(
+            f"row {row} of a task has a time in the column '{name}' that a message cannot have: "
+            f"{time_ms} milliseconds since 1970, and they begin at 1; make it null"
+        )
+    return time_ms
 
 
 def _value(name: str, scalar: pa.Scalar, row: int) -> Any:
@@ -474,9 +507,9 @@ def _fill(metadata: pb.MessageMetadata | pb.SingleMessageMetadata, row: dict[str
     if row.get("ordering_key") is not None:
         metadata.ordering_key = row["ordering_key"]
     if row.get("event_time") is not None:
-        metadata.event_time = max(_milliseconds(row["event_time"]), 0)
+        metadata.event_time = row["event_time"]
     for name, text in row.get("properties") or ():
-        metadata.properties.add(key=name, value=text or "")
+        metadata.properties.add(key=name, value=text)
 
 
 def _key_text(key: str | bytes | None) -> tuple[str | None, bool]:
@@ -489,8 +522,4 @@ def _key_text(key: str | bytes | None) -> tuple[str | None, bool]:
 def _size_of(row: dict[str, Any]) -> int:
     """Return about how many bytes a message's keys and properties take."""
     keys = len(row.get("key") or "") + len(row.get("ordering_key") or b"")
-    return keys + sum(len(name) + len(text or "") for name, text in row.get("properties") or ())
-
-
-def _milliseconds(time_us: int) -> int:
-    return round(time_us, -3) // 1000
+    return keys + sum(len(name) + len(text) for name, text in row.get("properties") or ())
