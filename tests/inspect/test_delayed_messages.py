@@ -44,8 +44,42 @@ def test_of_messages_whose_bytes_are_elsewhere_the_positions_are_listed_but_for_
     )
     rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
     listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
-    assert [row["message_id"] for row in listed] == ["1:2"]
+    assert [(row["message_id"], row["may_be_cancelled"]) for row in listed] == [("1:2", False)]
     assert listed[0]["deliver_at"].timestamp() == 6.0
+
+
+def test_of_a_message_whose_key_is_not_known_it_is_said_that_a_cancel_by_key_may_hit_it() -> None:
+    """A cancel by key hits what stands before it and is due after it."""
+    cancels = Cancels([Cancel("key", "k", Position(7, 3), 5500, 10**9)])
+    decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
+    decoder = _Decoder(
+        {SOURCE: IndexRecord()}, {SOURCE: (cancels, MarkedPositions(), Pauses())}, decoding, 9000
+    )
+    stored = {
+        1: single(b"v", partition_key="k", deliver_at_time=6000),
+        2: single(b"v", partition_key="l", deliver_at_time=6000),
+        5: encrypted(single(b"v", partition_key="l", deliver_at_time=6000), "theirs"),
+    }
+    frames = [commands.message(0, 7, number, entry) for number, entry in stored.items()]
+    known = index_rows([(6000, 7, number) for number in stored], frames)
+    places = [(5000, 7, 1), (6000, 7, 1), (6000, 7, 2), (6000, 7, 4)]
+    columns = [pa.array(column) for column in zip(*places, strict=True)]
+    unknown = pa.RecordBatch.from_arrays([*columns, pa.nulls(4, pa.binary())], schema=INDEX_SCHEMA)
+
+    def listed(rows: pa.RecordBatch) -> list[tuple[float, str, bool]]:
+        return [
+            (row["deliver_at"].timestamp(), row["message_id"], row["may_be_cancelled"])
+            for batch in decoder.messages(SOURCE, rows)
+            for row in batch.to_pylist()
+        ]
+
+    assert listed(known) == [(6.0, "7:2", False), (6.0, "7:5", False)]
+    assert listed(unknown) == [
+        (5.0, "7:1", False),
+        (6.0, "7:1", True),
+        (6.0, "7:2", True),
+        (6.0, "7:4", False),
+    ]
 
 
 def test_a_message_that_was_replaced_is_left_out() -> None:

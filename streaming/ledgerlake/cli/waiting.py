@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ledgerlake.delay.due_times import DueSpan
 
 _SPANS_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
-_SHOWN = ("deliver_at", "topic", "partition", "message_id", "key", "properties")
+_SHOWN = ("deliver_at", "topic", "partition", "message_id", "key", "properties", "may_be_cancelled")
 _BAR = 40
 
 
@@ -119,6 +119,7 @@ def _print_row(row: dict[str, Any], paused_since_ms: int | None, as_json: bool) 
             "topic": topic,
             "message_id": row["message_id"],
             "key": row["key"],
+            "may_be_cancelled": row["may_be_cancelled"],
         }
         print(
             json.dumps(
@@ -129,7 +130,12 @@ def _print_row(row: dict[str, Any], paused_since_ms: int | None, as_json: bool) 
     paused = "" if paused_since is None else f"  paused since {paused_since}"
     properties = " ".join(f"{name}={value}" for name, value in (row["properties"] or {}).items())
     key = "" if row["key"] is None else f"  key {row['key']}"
-    print(printable(f"{due}  {topic} {row['message_id']}{key}{paused}  {properties}".rstrip()))
+    cancelled = "  a cancel by key may hit it" if row["may_be_cancelled"] else ""
+    print(
+        printable(
+            f"{due}  {topic} {row['message_id']}{key}{cancelled}{paused}  {properties}".rstrip()
+        )
+    )
 
 
 def _print_counts(spans: list[DueSpan], by: str, as_json: bool) -> None:

@@ -8,7 +8,8 @@ Rows have the columns of messages, without those that are known only at delivery
 repeats has the time of its next occurrence in ``deliver_at``. If the bytes of a
 message are not in its bucket, because it is large, was cut in two by a range, or stays in the topic
 (``payloads = "reread"``), only its position and its time are known; of a large message it is the
-position of the last chunk. A cancel by key of such a message cannot be seen here.
+position of the last chunk. Its key is not known, so a cancel by key may hit it or not, and
+``may_be_cancelled`` says whether there is such a cancel.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ if TYPE_CHECKING:
     from ledgerlake.stored.places import Place
 
 _UNKNOWN_YET = ("late", "delivered_at")
-WAITING = pa.schema([field for field in schema.MESSAGES if field.name not in _UNKNOWN_YET])
+_COLUMNS = [field for field in schema.MESSAGES if field.name not in _UNKNOWN_YET]
+WAITING = pa.schema([*_COLUMNS, ("may_be_cancelled", pa.bool_())])
 
 _ENTRIES = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("entry", pa.binary())])
 
@@ -228,10 +230,11 @@ class _Decoder:
         yield from _positions(source, segment.filter(pc.invert(has_frame)), cancels)
         frames = b"".join(segment.column(3).drop_null().to_pylist())
         for decoded in decode_bundle(frames, source, **self.decoding) if frames else ():
-            messages, repeating = _apart(decoded.messages.select(WAITING.names), next_ms)
+            messages, repeating = _apart(_known(decoded.messages), next_ms)
             messages = messages.filter(pa.array(~cancelled_rows(messages, cancels)))
             yield from (rows for rows in (messages, repeating) if rows.num_rows)
-            yield from _positions(source, _undecoded(segment, decoded.rejects, cancels), cancels)
+            undecoded = _undecoded(segment, decoded.rejects, cancels)
+            yield from _positions(source, undecoded, Cancels())
 
     def entries(
         self, source: TopicPartition, segment: pa.RecordBatch, schedule_id: str
@@ -264,6 +267,13 @@ def _next_ms(segment: pa.RecordBatch, marked: MarkedPositions) -> dict[tuple[int
     return {(int(ledger_ids[row]), int(entry_ids[row])): int(due_ms[row]) for row in rows}
 
 
+def _known(messages: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows of messages whose keys are known."""
+    columns = [messages[field.name] for field in _COLUMNS]
+    never = pa.repeat(pa.scalar(False), messages.num_rows)
+    return pa.RecordBatch.from_arrays([*columns, never], schema=WAITING)
+
+
 def _apart(
     messages: pa.RecordBatch, next_ms: dict[tuple[int, int], int]
 ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
@@ -285,8 +295,8 @@ def _apart(
 def _undecoded(
     segment: pa.RecordBatch, rejects: pa.RecordBatch, cancels: Cancels
 ) -> pa.RecordBatch:
-    """Return the rows of a segment whose entries are rejects here, for example without their key.
-    They may be messages where the pipeline runs.
+    """Return the rows of a segment whose entries are rejects here, for example without their key,
+    and are not cancelled. They may be messages where the pipeline runs.
     """
     placed = [
         (Position(row["ledger_id"], row["entry_id"]), row["entry"]) for row in rejects.to_pylist()
@@ -307,7 +317,11 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
 def _positions(
     source: TopicPartition, messages: pa.RecordBatch, cancels: Cancels
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of messages with nothing but a position and a time."""
+    """Yield the rows of messages with nothing but a position and a time.
+
+    Args:
+        cancels: those that may hit one of them; one by key may, whatever the key is.
+    """
     due_ms, ledger_ids, entry_ids = (column.tolist() for column in key_columns(messages))
     known = [
         {
@@ -318,6 +332,7 @@ def _positions(
             "entry_id": entry_id,
             "batch_index": -1,
             "deliver_at": time_ms * 1000,
+            "may_be_cancelled": cancels.may_hit(Position(ledger_id, entry_id), time_ms),
         }
         for time_ms, ledger_id, entry_id in zip(due_ms, ledger_ids, entry_ids, strict=True)
         if not cancels.is_cancelled(Position(ledger_id, entry_id), -1, None, time_ms)
