@@ -355,11 +355,9 @@ def test_repetition_has_a_limit_and_can_be_forbidden() -> None:
     assert not forbidden.allows(RepetitionRate(1, 1))
 
 
-def test_due_messages_need_delays() -> None:
-    with pytest.raises(
-        UsageError, match=r"\[deliver\] publishes delayed messages when they are due"
-    ):
-        parse_config(data(delay={"enabled": False}, deliver={"topic": "due"}))
+def test_what_waits_is_delivered_while_no_more_is_held_back() -> None:
+    config = parse_config(data(delay={"enabled": False}, deliver={"topic": "due"}))
+    assert (config.delay.enabled, config.deliver is not None) == (False, True)
 
 
 @pytest.mark.parametrize(

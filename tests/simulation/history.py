@@ -88,6 +88,7 @@ _OPTIONS: list[dict[str, Any]] = [
 # Sections that a user may switch off for a run.
 _OFF: list[dict[str, Any]] = [
     {},
+    {"delay": {"enabled": False}},
     {"delay": {"enabled": False}, "deliver": None},
     {"deliver": None},
 ]

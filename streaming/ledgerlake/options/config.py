@@ -307,7 +307,11 @@ class DelayConfig:
     """
 
     enabled: bool = option(
-        FLAG, True, "Hold delayed messages back. `false` writes them at once.", toml="delay.enabled"
+        FLAG,
+        True,
+        "Hold delayed messages back. `false` writes those that come at once, and not to the topic "
+        "of `[deliver]`.",
+        toml="delay.enabled",
     )
     storage: str = option(
         PATH,
@@ -745,7 +749,7 @@ def parse_config(data: dict[str, Any]) -> Config:
         delta=delta,
         chunks=_chunks(data),
         delay=delay,
-        deliver=_deliver(data, source, delay) if "deliver" in data else None,
+        deliver=_deliver(data, source) if "deliver" in data else None,
         metrics=_metrics(data) if "metrics" in data else None,
         tables=tables,
         upkeep=_upkeep(data),
@@ -934,13 +938,8 @@ def _chunks(data: dict[str, Any]) -> ChunksConfig:
     return chunks
 
 
-def _deliver(data: dict[str, Any], source: SourceOptions, delay: DelayConfig) -> DeliverConfig:
+def _deliver(data: dict[str, Any], source: SourceOptions) -> DeliverConfig:
     deliver = from_toml(DeliverConfig, "deliver", data)
-    if not delay.enabled:
-        raise UsageError(
-            "[deliver] publishes delayed messages when they are due, and with [delay] enabled = "
-            "false none waits; remove one of them"
-        )
     deliver = replace(deliver, topic=full_name(deliver.topic))
     if source.topics.overlaps(deliver.topic):
         raise UsageError(
