@@ -318,12 +318,7 @@ def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path: Path) -> None:
 
 def test_delays_are_held_unless_told_otherwise() -> None:
     options = parse_config(data()).pipeline_delay
-    assert (options.enabled, options.folder, options.reread, options.republish) == (
-        True,
-        None,
-        False,
-        None,
-    )
+    assert (options.enabled, options.folder, options.reread) == (True, None, False)
 
 
 def test_how_delayed_messages_wait_can_be_told() -> None:
@@ -333,12 +328,8 @@ def test_how_delayed_messages_wait_can_be_told() -> None:
         "time_step_per_segment": "1 hour",
         "max_buckets": 1,
     }
-    options = parse_config(data(delay=delay, deliver={"topic": "due"})).pipeline_delay
-    assert (options.folder, options.reread, options.republish) == (
-        Place("s3://bucket/delayed"),
-        True,
-        "earliest",
-    )
+    options = parse_config(data(delay=delay)).pipeline_delay
+    assert (options.folder, options.reread) == (Place("s3://bucket/delayed"), True)
     assert (options.settings.time_step_per_segment_ms, options.settings.max_buckets) == (
         3_600_000,
         1,

@@ -16,7 +16,7 @@ from ledgerlake.options.config import SECTION_CLASSES, parse_config
 from ledgerlake.options.declared import declared
 from ledgerlake.pipeline.batch_ends import BatchEnds, LastRun
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.pipeline.row_settings import changed, row_settings
+from ledgerlake.pipeline.row_settings import changed, delivery_of, row_settings
 from ledgerlake.pipeline.start import Start, query_name
 from ledgerlake.source.wakeup_files import WakeupTimes, save_wakeup_times
 from ledgerlake.stored.places import Place
@@ -69,7 +69,6 @@ DECISIVE: dict[str, Any] = {
     "delay.max_repetitions_per_second": 0,
     "delay.max_repeated_bytes_per_second": 0,
     "deliver.topic": "public/default/due",
-    "deliver.starting": "latest",
     "delta.shape": "record",
     "delta.json_fields": {"page": "string"},
     "delta.sql": "select 1 as one from messages",
@@ -100,6 +99,7 @@ OTHERS: dict[str, str] = {
         source.fail_on_data_loss source.require_broker_metadata delta.on_mismatch delta.fail_on_second_stream""",
     "the checkpoint has the stream, and the former tables are asked": """
         stream.name stream.checkpoint delta.path delta.table delta.rejects_path delta.rejects_table tables.path""",
+    "the checkpoint has the beginning of the delivery": "deliver.starting",
     "the same rows are laid out or copied otherwise": """
         delta.cluster_by delta.iceberg_table delta.writer tables.cluster_by tables.iceberg_table upkeep.enabled
         upkeep.interval upkeep.busy_percent upkeep.retention iceberg.catalog iceberg.settings iceberg.interval
@@ -118,7 +118,6 @@ OTHERS: dict[str, str] = {
 _NEEDS: dict[str, dict[str, Any]] = {
     name: {"shape": "record"} for name in ("json_fields", "sql", "function")
 }
-_NEEDS["starting"] = {"topic": "public/default/due"}
 
 
 def with_option(folder: Path, name: str, value: Any = None) -> Config:
@@ -338,13 +337,22 @@ _DELIVERIES = [
 ]
 
 
+def run_with(checkpoint: Checkpoint, config: Config) -> None:
+    """Record the settings of another run."""
+    checkpoint.save_settings(row_settings(config, checkpoint.settings()))
+
+
 @pytest.mark.parametrize("now", _DELIVERIES)
+@pytest.mark.parametrize("between", [0, 1, 2])
 @pytest.mark.parametrize("before", _DELIVERIES)
 def test_what_waited_when_delivery_began_at_latest_is_promised_to_no_other_topic(
-    tmp_path: Path, before: dict[str, Any] | None, now: dict[str, Any] | None
+    tmp_path: Path, before: dict[str, Any] | None, between: int, now: dict[str, Any] | None
 ) -> None:
+    """Also not after runs without ``[deliver]``."""
     folder = tmp_path / "checkpoint"
     checkpoint = checkpoint_of(folder, delivering(folder, before), planned=4, committed=4)
+    for _ in range(between):
+        run_with(checkpoint, delivering(folder, None))
     save_wakeups(checkpoint, 4, {"t": 1000})
     starts = [None if deliver is None else deliver["starting"] for deliver in (before, now)]
     if starts == ["latest", "earliest"]:
@@ -353,6 +361,22 @@ def test_what_waited_when_delivery_began_at_latest_is_promised_to_no_other_topic
         assert refused.value.message.startswith('[deliver] starting was "latest"')
         save_wakeups(checkpoint, 5, {})
     compare(checkpoint, delivering(folder, now), table_batch=4)
+    run_with(checkpoint, delivering(folder, now))
+    begins = starts[1] if starts[0] != "earliest" and starts[1] else starts[0]
+    assert delivery_of(checkpoint.settings() or {}) == begins
+
+
+def test_a_checkpoint_of_a_release_that_recorded_no_more_than_the_option_goes_on(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "checkpoint"
+    for starting in ("latest", None):
+        now = delivering(folder, {"topic": "public/default/a", "starting": "latest"})
+        older = {
+            name: value for name, value in row_settings(now).items() if name != "[deliver]"
+        } | {"[deliver] starting": starting}
+        assert changed(older, row_settings(now, older)) == ["[deliver] starting"] * (not starting)
+        assert delivery_of(row_settings(now, older)) == "latest"
 
 
 @pytest.mark.parametrize(

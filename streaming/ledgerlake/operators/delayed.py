@@ -398,7 +398,8 @@ class DelayedMessages:
             record = record_from_json(self._stored_record) if self._stored_record else IndexRecord()
             self._tracker = DelayedTracker(self._storage(record), self._options.settings, record)
             self._tracker.add_output(TABLE, BEFORE_ALL)
-            # It stays while ``[deliver]`` is removed: set again, the delivery goes on.
+            # What waited when the delivery began is what the record has: each run since has this
+            # option, also without ``[deliver]``, so the first one that opens the record adds it.
             if self._options.republish is not None:
                 self._tracker.add_output(
                     TOPIC, BEFORE_ALL if self._options.republish == "earliest" else record.reached

@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,10 @@ class TaskSettings(StageSettings):
     rejects_folder: Place
     outbox: Place | None = None
     stops_at_misfits: bool = False
+
+    def with_delivery(self, beginning: str | None) -> TaskSettings:
+        """Return the settings with the beginning of the delivery (see ``DelayOptions``)."""
+        return replace(self, delay=replace(self.delay, republish=beginning))
 
 
 @dataclass(frozen=True)

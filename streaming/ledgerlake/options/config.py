@@ -544,18 +544,13 @@ class Config:
 
     @property
     def pipeline_delay(self) -> DelayOptions:
-        """Return the options of the pipeline's delayed messages: also the folder of the index, and
-        whether due messages are published.
-        """
+        """Return the options of the pipeline's delayed messages: also the folder of the index."""
         folder = (
             None
             if self.delay.storage == "state"
             else self._place(self.delay.storage, "[delay] storage")
         )
-        republish = self.deliver.starting if self.deliver else None
-        return replace(
-            self.delay.of_messages, folder=folder, republish=republish, most_due=MOST_DUE
-        )
+        return replace(self.delay.of_messages, folder=folder, most_due=MOST_DUE)
 
     @property
     def plain_text_warning(self) -> str:

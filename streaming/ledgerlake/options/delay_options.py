@@ -23,8 +23,9 @@ class DelayOptions:
             already still waits.
         folder: where buckets are kept instead of the state store.
         reread: keep positions only.
-        republish: the start of an output beside the table: ``earliest`` (all waiting messages) or
-            ``latest`` (messages that are published from now on); None without such an output.
+        republish: where an output beside the table began: ``earliest`` (with all messages that
+            waited then) or ``latest`` (with the messages published from then on); None before that.
+            It stays while the output is switched off.
         max_repetitions_per_s, max_repeated_bytes_per_s: of the messages of a topic partition that
             repeat; None without a limit.
         most_due: after so many due messages a micro-batch releases no more of a topic partition.

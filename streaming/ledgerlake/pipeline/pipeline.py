@@ -213,7 +213,7 @@ class Pipeline:
         return plan(
             self._spark,
             self.config.source_options() | pipeline_options,
-            self._components.task_settings,
+            self._components.task_settings.with_delivery(self._components.start.delivery),
         )
 
     def _begin_delivery(self, outbox: Outbox) -> None:

@@ -10,6 +10,10 @@ them in ``ledgerlake/settings.json``, by their names in the configuration file:
 If the file lacks a setting, the release that wrote it did not have or record it. A place has many
 spellings, and one in the checkpoint moves with it. So ``[delay] storage`` is compared as a place,
 and ``storage in the checkpoint`` says where below the checkpoint it is, null if it is elsewhere.
+
+The delivery has one beginning: ``[deliver] starting`` as it was at the first start with
+``[deliver]``. It stays while ``[deliver]`` is removed, and is handed to the tasks of every run. So
+a topic partition whose delayed messages are first touched later begins there too.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from ledgerlake.stored.fields import exactly, stored
 from ledgerlake.stored.places import Place, parse_place
 
 if TYPE_CHECKING:
-    from ledgerlake.options.config import Config
+    from ledgerlake.options.config import Config, DeliverConfig
 
 VERSION = 1
 
@@ -31,13 +35,18 @@ RowSettings = dict[str, Setting]
 STORAGE = "[delay] storage"
 PAYLOADS = "[delay] payloads"
 STARTING = "[deliver] starting"
+_DELIVERS = "[deliver]"
 TABLES = "[[tables]]"
 _BELOW = "storage in the checkpoint"
 _STATE = "state"
 
 
-def row_settings(config: Config) -> RowSettings:
-    """Return the settings of a configuration."""
+def row_settings(config: Config, before: RowSettings | None = None) -> RowSettings:
+    """Return the settings of a configuration.
+
+    Args:
+        before: the settings that the checkpoint has.
+    """
     return {
         "[source] read_compacted": config.source.read_compacted,
         "[source] max_uncompressed_bytes": config.source.max_uncompressed_bytes,
@@ -56,11 +65,25 @@ def row_settings(config: Config) -> RowSettings:
         "[delay] max_repetitions_per_second": config.delay.max_repetitions_per_second,
         "[delay] max_repeated_bytes_per_second": config.delay.max_repeated_bytes_per_second,
         # Messages for the target topic are part of a micro-batch's outcome too, and depend on the
-        # start of the delivery.
-        STARTING: None if config.deliver is None else config.deliver.starting,
+        # beginning of the delivery.
+        _DELIVERS: None if config.deliver is None else "set",
+        STARTING: _beginning(config.deliver, (before or {}).get(STARTING)),
         TABLES: ", ".join(table.name for table in config.table_options),
         **{table.section: table.row_settings for table in config.table_options},
     }
+
+
+def _beginning(deliver: DeliverConfig | None, former: Setting) -> Setting:
+    """Return where the delivery begins; None before the first start with ``[deliver]``. From
+    ``latest`` it goes to ``earliest`` once nothing waits, and all that comes is for the topic.
+    """
+    return former if deliver is None or former == "earliest" else deliver.starting
+
+
+def delivery_of(settings: RowSettings) -> str | None:
+    """Return where the delivery begins, by the settings of a run."""
+    beginning = settings[STARTING]
+    return None if beginning is None else str(beginning)
 
 
 def changed(before: RowSettings, now: RowSettings) -> list[str]:

@@ -32,7 +32,7 @@ from ledgerlake.pipeline.left_topics import (
     warn_of_left_topics,
 )
 from ledgerlake.pipeline.moved_state import adopt_state, former_place
-from ledgerlake.pipeline.row_settings import changed, is_needed_in_state, row_settings
+from ledgerlake.pipeline.row_settings import changed, delivery_of, is_needed_in_state, row_settings
 from ledgerlake.pipeline.wakeups import known_wakeup_times
 from ledgerlake.source.bounds import end_position, first_available, resolve_start
 from ledgerlake.source.latest_offset import describe
@@ -79,8 +79,9 @@ class Start:
         self._checkpoint = checkpoint
         self._cursors = cursors
         self._tables = tables
-        # That of the checkpoint, once it is acquired.
+        # Of the checkpoint, once it is acquired: its number, and where the delivery begins.
         self.number = 0
+        self.delivery: str | None = None
 
     def acquire(self, names: list[str], tables: list[Table]) -> Offset:
         """Acquire the right to run the stream; return the pipeline's first position, which is
@@ -113,7 +114,7 @@ class Start:
         if start is not None:
             warn_of_left_topics(self._config, self._cluster, self._checkpoint)
             adopt_state(self._checkpoint.folder)
-            self._checkpoint.save_settings(row_settings(self._config))
+            self._save_settings()
             self.number = self._checkpoint.number()
             return start
         first_start = self._first_start(bound, ends)
@@ -122,10 +123,15 @@ class Start:
         for table in tables:
             # The record may be of a start that was killed before another checkpoint began.
             self._check_last_writer(table, self.number)
-        self._checkpoint.save_settings(row_settings(self._config))
+        self._save_settings()
         start = self._checkpoint.save_start(first_start)
         self._cursors.advance({name: offset.position for name, offset in start.items()})
         return start
+
+    def _save_settings(self) -> None:
+        settings = row_settings(self._config, self._checkpoint.settings())
+        self._checkpoint.save_settings(settings)
+        self.delivery = delivery_of(settings)
 
     def examine(self, names: list[str], tables: list[Table], outbox: Outbox | None) -> None:
         """Check what ``acquire`` and ``open_outbox`` check, and change nothing: only subscriptions
@@ -496,7 +502,8 @@ class Start:
             CheckpointError: such a setting was changed.
         """
         self._check_former_tables(tables)
-        before, now = self._checkpoint.settings() or {}, row_settings(self._config)
+        before = self._checkpoint.settings() or {}
+        now = row_settings(self._config, before)
         names = changed(before, now)
         if not names:
             return
