@@ -1,16 +1,24 @@
 """Sections of the configuration that are switched off for a run and on again, in the simulated
 world: what happens to what waited is judged by a model of what the pages promise.
+
+[deliver]   the topic gets what is due while it is set, but for what waited when it began at `latest`
+[delay]     while `enabled = false`, what comes is in a table at once; what waits stays waiting
+[[tables]]  a message goes to the table that takes it when it is due
+keys        a message that cannot be decoded when it is due is a reject, and never on the topic
 """
 
 from __future__ import annotations
 
+import io
 import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 
-from tests.simulation.driver import Edges, config
+from ledgerlake.pb import pulsar_pb2 as pb
+from tests.simulation.driver import MESSAGES, ROUTED, TABLES, Edges, config
 from tests.simulation.history import DUE_TOPIC, TOPIC, History, Script, Step
 
 if TYPE_CHECKING:
@@ -19,6 +27,8 @@ if TYPE_CHECKING:
     from tests.simulation.broker import Topic
 
 _PARTITIONS = 3
+# Messages of this topic partition are encrypted.
+_ENCRYPTED = 2
 _FIRST_STOP_S = 4.0
 _RUN_S = 7.0
 # All that waits for long is due then.
@@ -40,13 +50,20 @@ class Run:
 
     deliver: str | None = None
     delays: bool = True
+    has_table: bool = False
+    has_keys: bool = True
     long: tuple[int, ...] = ()
     soon: tuple[int, ...] = ()
 
     @property
     def sections(self) -> dict[str, Any]:
         deliver = {"topic": DUE_TOPIC, "starting": self.deliver}
-        return {"delay": {"enabled": self.delays}, **({"deliver": deliver} if self.deliver else {})}
+        tables = {"tables": TABLES[:1]} if self.has_table else {}
+        return {
+            "delay": {"enabled": self.delays},
+            **({"deliver": deliver} if self.deliver else {}),
+            **tables,
+        }
 
 
 # Names of messages: the number of the run, the kind and the topic partition.
@@ -55,7 +72,7 @@ Name = tuple[int, str, int]
 
 @dataclass
 class Model:
-    """What `docs/write-to-topics.md` promises of the topic, in words of sets."""
+    """What the pages promise. ``released`` has the run that takes each message out."""
 
     began: str | None = None
     waiting: set[Name] = field(default_factory=set)
@@ -63,6 +80,7 @@ class Model:
     published: set[Name] = field(default_factory=set)
     unread: set[Name] = field(default_factory=set)
     refused: list[int] = field(default_factory=list)
+    released: dict[Name, Run] = field(default_factory=dict)
 
     def run(self, number: int, run: Run) -> None:
         self.unread |= {(number, "long", partition) for partition in run.long}
@@ -75,14 +93,25 @@ class Model:
         if run.deliver and self.began != "earliest":
             self.began = run.deliver
         came, self.unread = self.unread, set()
-        if run.delays:
-            self.waiting |= {name for name in came if name[1] == "long"}
-            if run.deliver:
-                self.published |= {name for name in came if name[1] == "soon"}
+        later = {name for name in came if name[1] == "long"} if run.delays else set()
+        self.waiting |= later
+        self._release(came - later, run, are_due=run.delays)
 
     def all_become_due(self, run: Run) -> None:
-        if run.deliver:
-            self.published |= self.waiting - self.for_no_topic
+        self._release(self.waiting, run, are_due=True)
+
+    def _release(self, names: set[Name], run: Run, *, are_due: bool) -> None:
+        self.released |= dict.fromkeys(names, run)
+        if run.deliver and are_due:
+            decoded = {name for name in names if run.has_keys or name[2] != _ENCRYPTED}
+            self.published |= decoded - self.for_no_topic
+
+    def place(self, name: Name, entry_id: int) -> str:
+        """Return the table that gets a message."""
+        run = self.released[name]
+        if name[2] == _ENCRYPTED and not run.has_keys:
+            return "rejects"
+        return ROUTED[0] if run.has_table and entry_id % 2 == 0 else MESSAGES
 
 
 class Switching(History):
@@ -92,22 +121,47 @@ class Switching(History):
         super().__init__(script, edges)
         self._runs = runs
         self.names: dict[bytes, Name] = {}
+        self.entry_ids: dict[Name, int] = {}
         self.began_with: list[int] = []
         self.oracle.may_come_at_once = True
         self._configure({"run": 0})
 
     def _configure(self, args: dict[str, Any]) -> None:
         self.began_with.append(len(self.apps))
-        self.settings = config([TOPIC], **self._runs[args["run"]].sections)
+        run = self._runs[args["run"]]
+        self.settings, self.edges.has_keys = config([TOPIC], **run.sections), run.has_keys
 
     def _arrive(self, args: dict[str, Any]) -> None:
         topic: Topic = self.topics[args["partition"]]
         payload = self._payload()
-        self.names[payload] = (args["run"], args["kind"], args["partition"])
+        name = self.names[payload] = (args["run"], args["kind"], args["partition"])
+        is_encrypted = args["partition"] == _ENCRYPTED
+        keys = [pb.EncryptionKeys(key="k", value=b"v")] if is_encrypted else []
         wait_s = 0.3 if args["kind"] == "soon" else _DUE_S - self.world.now_s
         due_ms = self.brokers.clock_ms + int(wait_s * 1000)
-        position = self._store(topic, self._metadata(deliver_at_time=due_ms), payload)
-        self._confirm(topic, payload, position, deliver_ms=due_ms)
+        metadata = self._metadata(deliver_at_time=due_ms, encryption_keys=keys)
+        position = self._store(topic, metadata, payload)
+        self.entry_ids[name] = position.entry_id
+        self._confirm(topic, payload, position, deliver_ms=due_ms, is_encrypted=is_encrypted)
+
+    @property
+    def places(self) -> dict[Name, str]:
+        """The tables that have the messages."""
+        found = {
+            self.names[payload]: "rejects"
+            for payload, one in self.oracle.sent.items()
+            if one.is_rejected
+        }
+        for path in (MESSAGES, ROUTED[0]):
+            table = self.lake.tables.get(path)
+            for name in (
+                [name for commit in table.commits for name in commit.files] if table else []
+            ):
+                data = pq.read_table(
+                    io.BytesIO(self.disk.files[f"{path}/{name}"]), columns=["value"]
+                )
+                found |= {self.names[value]: path for value in data.column(0).to_pylist()}
+        return found
 
     @property
     def refused_runs(self) -> list[int]:
@@ -147,11 +201,22 @@ def draw(rng: random.Random) -> list[Run]:
         return tuple(number for number in range(_PARTITIONS) if rng.random() < often)
 
     runs = [
-        Run(rng.choice(delivers), rng.random() < 0.7, partitions(0.4), partitions(0.2))
+        Run(
+            rng.choice(delivers),
+            rng.random() < 0.7,
+            rng.random() < 0.4,
+            rng.random() < 0.7,
+            partitions(0.4),
+            partitions(0.2),
+        )
         for _ in range(rng.randint(3, 6))
     ]
     last = rng.choice(["earliest", "latest"])
-    return [*runs, Run(last, rng.random() < 0.7), Run("latest", rng.random() < 0.7)]
+    return [
+        *runs,
+        Run(last, rng.random() < 0.7),
+        Run("latest", rng.random() < 0.7, rng.random() < 0.4, rng.random() < 0.7),
+    ]
 
 
 WRITTEN = {
@@ -195,6 +260,9 @@ def check(runs: list[Run], edges: Edges) -> None:
     assert history.play().violations == []
     published = {history.names[payload] for payload, _ in history.oracle._published}
     assert (published, history.refused_runs) == (model.published, model.refused)
+    assert history.places == {
+        name: model.place(name, entry_id) for name, entry_id in history.entry_ids.items()
+    }
 
 
 @pytest.mark.parametrize("runs", WRITTEN.values(), ids=WRITTEN)
@@ -203,7 +271,7 @@ def test_the_beginning_of_the_delivery_is_decided_once(runs: list[Run], edges: E
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_topic_gets_what_is_promised_however_sections_are_switched(
+def test_tables_and_topic_get_what_is_promised_however_sections_are_switched(
     seed: int, edges: Edges
 ) -> None:
     check(draw(random.Random(seed)), edges)
