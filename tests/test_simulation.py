@@ -56,20 +56,33 @@ if TYPE_CHECKING:
 _IS_LONG = os.environ.get("LEDGERLAKE_CAMPAIGN") == "long"
 _HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "3000" if _IS_LONG else "100"))
 
-# The first seed that finds each fault; after a change of the scripts: ``make simulate-faults``.
+# A history that finds each fault; ``make simulate-faults`` finds others.
 _FOUND_BY = {
-    "cursors-before-spark": 2,
-    "batches-by-number": 350,
-    "clock-ahead-of-what-is-read": 216,
-    "cut-for-the-cores-of-this-process": 9,
-    "first-run-of-a-batch-is-sent": 82,
-    "latest-without-question": 3,
-    "new-topics-at-latest": 101,
-    "outbox-before-ownership": 14,
-    "one-table-for-all": 6,
-    "replaced-is-delivered": 11,
-    "repeats-after-a-cancel": 11,
-    "rest-waits-for-a-message": 5,
+    "cursors-before-spark": (2, Features(has_index=False, keeps_ledgers=True)),
+    "batches-by-number": (350, Features(has_schedules=True, limits_cancels=True)),
+    "clock-ahead-of-what-is-read": (
+        219,
+        Features(has_tables=True, changes_options=True, has_index=False, keeps_ledgers=True),
+    ),
+    "cut-for-the-cores-of-this-process": (9, Features(limits_cancels=True, keeps_ledgers=True)),
+    "first-run-of-a-batch-is-sent": (82, Features(changes_keys=True, keeps_ledgers=True)),
+    "latest-without-question": (
+        3,
+        Features(limits_cancels=True, changes_options=True, keeps_ledgers=True),
+    ),
+    "new-topics-at-latest": (101, Features(has_index=False)),
+    "outbox-before-ownership": (14, Features(changes_keys=True)),
+    "one-table-for-all": (6, Features(has_tables=True, has_index=False)),
+    "replaced-is-delivered": (
+        11,
+        Features(has_schedules=True, changes_keys=True, keeps_ledgers=True),
+    ),
+    "repeats-after-a-cancel": (
+        11,
+        Features(has_schedules=True, changes_keys=True, keeps_ledgers=True),
+    ),
+    "latest-by-time": (5, Features(has_tables=True, has_latest=True)),
+    "rest-waits-for-a-message": (6, Features()),
 }
 
 
@@ -385,7 +398,7 @@ def test_a_topic_of_another_stream_that_a_pattern_comes_to_match_ends_the_stream
 
 @pytest.mark.parametrize("fault", sorted(_FOUND_BY))
 def test_a_known_fault_is_found(fault: str, edges: Edges) -> None:
-    script = write_script(_FOUND_BY[fault])
+    script = write_script(*_FOUND_BY[fault])
     assert play(script, edges).violations == []
     with edges.changed(MUTATIONS[fault]):
         assert play(script, edges).violations
