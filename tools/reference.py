@@ -138,7 +138,8 @@ def columns_page() -> str:
         (
             "The table of rejects",
             "The dead-letter table `rejects` has one row for each entry that could not become a "
-            "message. One bad entry\nnever stops the stream.",
+            "message. One bad entry\nnever stops the stream. If a range ends inside such an entry, "
+            "the range with its last\nmessage has the row.",
             schema.REJECTS,
             COLUMNS,
         ),

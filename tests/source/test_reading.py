@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
+from itertools import chain, combinations_with_replacement
 from typing import Any
 
 import pytest
@@ -23,17 +25,18 @@ from ledgerlake.source.bounds import first_available, resolve_end, resolve_start
 from ledgerlake.source.latest_offset import LatestOffset
 from ledgerlake.source.loss import NO_INDEX_YET
 from ledgerlake.source.pieces import read_pieces
-from ledgerlake.source.planning import EntryRange
+from ledgerlake.source.planning import EntryRange, entry_range
 from ledgerlake.source.read_until import next_until
 from ledgerlake.source.reread import read_again
 from ledgerlake.source.views import read_entries, read_messages
 from ledgerlake.stored.offsets import PartitionOffset, from_json
 from ledgerlake.values.schemas import column_type
 from ledgerlake.wire.chunks import encode_marker
-from ledgerlake.wire.entry import encode_entry, parse_entry
+from ledgerlake.wire.entry import encode_batch, encode_entry, message_count, parse_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, MessageId, Position
 from ledgerlake.wire.value_schema import ValueSchema
 from tests.chunks import chunk_entries
+from tests.encryption import encrypted
 from tests.entries import BROKER_TIME_MS, batch, metadata, single
 from tests.peer import TOPIC, Peer
 from tests.waiting import wait_until
@@ -162,6 +165,66 @@ def test_both_ends_of_a_read_can_lie_in_the_same_batch() -> None:
         span = EntryRange(TOPIC, Position(7, -1), Position(7, 0), 0, end_batch_index=2)
         rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
         assert [row["value"] for row in rows] == [b"1", b"2"]
+
+
+def cut_topic() -> list[bytes]:
+    """Entries of each kind, with and without messages."""
+    damaged = batch([b"x", b"y", b"z"])
+    short = encode_batch(
+        [(pb.SingleMessageMetadata(payload_size=0), value) for value in (b"good", b"bad")]
+    )[:-1]
+    return [
+        single(b"alone"),
+        batch([b"0", b"1", b"2"]),
+        damaged[:-1] + bytes([damaged[-1] ^ 1]),
+        batch([b"3", b"4"], pb.ZSTD),
+        encode_entry(metadata(num_messages_in_batch=2, uncompressed_size=len(short)), short),
+        *chunk_entries(b"large", 2),
+        encrypted(single(b"hidden"), "key"),
+        encrypted(batch([b"5", b"6"]), "key"),
+    ]
+
+
+@pytest.mark.parametrize("view", [read_messages, read_entries])
+def test_ranges_one_after_the_other_give_what_one_gives_wherever_they_are_cut(view: Any) -> None:
+    entries = cut_topic()
+    cuts: list[tuple[int, int | None]] = [(-1, None)]
+    for number, entry in enumerate(entries):
+        cuts += [(number - 1, index) for index in range(message_count(memoryview(entry)))]
+        cuts.append((number, None))
+    offsets = [PartitionOffset(Position(7, before), index) for before, index in cuts]
+    with Peer() as peer:
+        peer.add(*entries)
+        options = options_for(peer)
+
+        @cache
+        def rows(first: int, last: int) -> list[tuple[Any, ...]]:
+            span = entry_range(TOPIC, offsets[first], offsets[last])
+            return [
+                (row["entry_id"], row.get("message_id"), row["reject_reason"])
+                for part in view(options, span)
+                for row in part.to_pylist()
+            ]
+
+        end = len(offsets) - 1
+        # Messages come before the rejects among them.
+        expected = sorted(rows(0, end), key=str)
+        assert {row[0] for row in expected} == set(range(len(entries)))
+        for first, second in combinations_with_replacement(range(1, end), 2):
+            pieces = [rows(0, first), rows(second, end)]
+            if first < second:
+                pieces.insert(1, rows(first, second))
+            assert sorted(chain(*pieces), key=str) == expected, (offsets[first], offsets[second])
+
+
+@pytest.mark.parametrize("number", [2, 4, 8])
+def test_a_read_that_begins_inside_a_batch_without_messages_names_it(number: int) -> None:
+    with Peer() as peer:
+        peer.add(*cut_topic())
+        span = EntryRange(TOPIC, Position(7, number - 1), Position(7, number), after_batch_index=0)
+        (part,) = (rows for rows in read_messages(options_for(peer), span) if rows.num_rows)
+        assert part["entry_id"].to_pylist() == [number]
+        assert part["reject_reason"].null_count == 0
 
 
 def test_entries_have_their_bytes_and_both_kinds_of_metadata() -> None:

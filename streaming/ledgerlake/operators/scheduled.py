@@ -109,16 +109,17 @@ def find_in_frames(
     for row, (position, entry) in enumerate(entries_of(frames).items()):
         if _NAMES.search(entry) is None:
             continue
+        is_read = row > 0 or first_entry.includes_whole(entry)
         try:
             metadata = peek_metadata(memoryview(entry))
             schedule_id, rule = _schedule_of_delayed(metadata)
             time_ms = read_stamp(memoryview(entry)).time_ms
         except CorruptEntryError as error:
             refused.add(row)
-            rejects.append(RejectedEntry(position, entry, error.reason, error.message))
+            if is_read:
+                rejects.append(RejectedEntry(position, entry, error.reason, error.message))
             continue
-        if rule is not None and row == 0 and first_entry.after is not None:
-            # It was sent alone, so it is the message that was read before.
+        if rule is not None and not is_read:
             refused.add(row)
             continue
         if rule is not None and row == 0:
@@ -132,7 +133,8 @@ def find_in_frames(
         rate = None if rule is None else rate_of(rule, size_bytes)
         if not schedules.add(Scheduled(schedule_id, position, time_ms, start_ms, rate)):
             refused.add(row)
-            rejects.append(RejectedEntry(position, entry, SCHEDULE_REFUSED, REFUSED_DETAIL))
+            if is_read:
+                rejects.append(RejectedEntry(position, entry, SCHEDULE_REFUSED, REFUSED_DETAIL))
     if not refused:
         return DelayedFrames(frames, first_entry)
     spans = zip([0, *ends], ends, strict=False)

@@ -81,7 +81,12 @@ def _pieces(bundles: Iterable[Bundle | RejectedEntry]) -> Iterator[Piece]:
             continue
         frames, first_entry = bundle
         for number, (kind, piece, broker_ms) in enumerate(split_bundle(frames)):
-            yield Piece(kind, piece, first_entry if number == 0 else WHOLE_BATCH, broker_ms)
+            part = first_entry if number == 0 else WHOLE_BATCH
+            if kind in (PieceKind.CHUNK, PieceKind.MARKER) and part != WHOLE_BATCH:
+                if not part.includes_whole(only_entry(piece)[1]):
+                    continue
+                part = WHOLE_BATCH
+            yield Piece(kind, piece, part, broker_ms)
 
 
 def read_single(piece: Piece) -> SingleEntry | RejectedEntry:

@@ -88,7 +88,8 @@ def _read_range(
             frames = entries.frames if process is None else process(entries.first_entry)
             if isinstance(frames, RejectedEntry):
                 yield from buffer.take()
-                yield frames
+                if batch_range.includes_whole(frames.entry or b""):
+                    yield frames
             elif frames:
                 buffer.add(frames, batch_range)
             if buffer.size >= BUNDLE_BYTES:

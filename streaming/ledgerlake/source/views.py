@@ -123,7 +123,7 @@ def read_entries(options: SourceOptions, span: EntryRange) -> Iterator[pa.Record
         if piece.kind == PieceKind.REJECT:
             yield rejected_row(read_reject(piece.frames), source)
         else:
-            yield entry_rows(piece.frames, source)
+            yield entry_rows(piece.frames, source, piece.first_entry)
 
 
 def check_broker_metadata(required: bool, messages: pa.RecordBatch, source: TopicPartition) -> None:

@@ -8,7 +8,12 @@ import pyarrow as pa
 
 from ledgerlake.decode import kernels as k
 from ledgerlake.decode import schema
-from ledgerlake.decode.messages import TopicPartition, read_entry_table
+from ledgerlake.decode.messages import (
+    WHOLE_BATCH,
+    BatchRange,
+    TopicPartition,
+    read_entry_table,
+)
 from ledgerlake.decode.reference import once_each
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -20,17 +25,26 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 
-def entry_rows(frames: pa.Buffer | memoryview | bytes, source: TopicPartition) -> pa.RecordBatch:
+def entry_rows(
+    frames: pa.Buffer | memoryview | bytes,
+    source: TopicPartition,
+    first_entry: BatchRange = WHOLE_BATCH,
+) -> pa.RecordBatch:
     """Return rows of ``schema.ENTRIES`` in order; an entry that does not parse has a
     ``reject_reason`` and its bytes.
+
+    Args:
+        first_entry: the messages of the first entry that belong to the read.
     """
     buffer, entries = read_entry_table(frames)
     view = buffer.data
     rows = []
-    for start, end, ledger_id, entry_id in entries[
-        :, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]
-    ].tolist():
+    for number, (start, end, ledger_id, entry_id) in enumerate(
+        entries[:, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]].tolist()
+    ):
         raw = view[start:end]
+        if number == 0 and not first_entry.includes_whole(raw):
+            continue
         place = {
             "topic": source.topic,
             "partition": source.partition,

@@ -30,7 +30,7 @@ from ledgerlake.decode.crypto import NO_KEYS, CryptoSettings, open_entry
 from ledgerlake.decode.reference import Row, decode_base64_key, decode_entry
 from ledgerlake.errors import CorruptEntryError, MalformedFrameError
 from ledgerlake.reasons import CHUNK_PART, Reason
-from ledgerlake.wire.entry import encode_entry, parse_entry
+from ledgerlake.wire.entry import encode_entry, message_count, parse_entry
 from ledgerlake.wire.fields import property_of
 from ledgerlake.wire.limits import DECODED_PIECE_BYTES, MAX_BATCH_MESSAGES, MAX_TIME_MS
 
@@ -91,6 +91,15 @@ class BatchRange:
         if self.until is not None:
             is_included &= batch_indexes <= self.until
         return is_included
+
+    def includes_whole(self, entry: bytes | memoryview) -> bool:
+        """Return whether the read gets an entry that is one thing and not its messages: a reject, a
+        chunk, a marker, or a row of the stored entry. Its place is that of its last message. So of
+        several reads, one after the other, one gets it, and a read that begins inside it too.
+        """
+        place = message_count(memoryview(entry)) - 1
+        is_read_before = self.after is not None and place <= self.after
+        return not is_read_before and (self.until is None or place <= self.until)
 
 
 WHOLE_BATCH = BatchRange()
@@ -377,10 +386,12 @@ def _decode_slice(
                 [fields[k.M_ENTRY, run.start : run.stop], run.odd_entries]
             )
             messages = _put_back(messages, run.odd_rows, entry_numbers, source)
-        if first_entry != WHOLE_BATCH and messages.num_rows:
+        rejects = run.rejects
+        if first_entry != WHOLE_BATCH:
             messages = _keep_part(messages, part.entries[0], first_entry)
+            rejects = _keep_rejects(rejects, part.entries[0], first_entry)
         yield Decoded(
-            messages, _to_batch(run.rejects, source, schema.REJECTS) if run.rejects else _NO_REJECTS
+            messages, _to_batch(rejects, source, schema.REJECTS) if rejects else _NO_REJECTS
         )
 
 
@@ -553,6 +564,15 @@ def _keep_part(messages: pa.RecordBatch, first_entry: Matrix, part: BatchRange) 
     )
     is_included = part.includes(messages["batch_index"].to_numpy())
     return messages.filter(pa.array(~of_first | is_included))
+
+
+def _keep_rejects(rejects: list[Row], first_entry: Matrix, part: BatchRange) -> list[Row]:
+    return [
+        reject
+        for reject in rejects
+        if (reject["ledger_id"], reject["entry_id"]) != _place(first_entry)
+        or part.includes_whole(reject["entry"])
+    ]
 
 
 _NO_MESSAGES = pa.RecordBatch.from_arrays(
