@@ -62,17 +62,6 @@ def test_a_topic_without_the_entry_that_was_read_is_named_so(
         assert lag == Lag(TOPIC, "3:1", "3:1", 0, 0)
 
 
-def test_a_compacted_topic_may_end_before_what_was_read() -> None:
-    with Peer() as peer:
-        peer.add(single(b"a", index=0), single(b"b", index=1), ledger_id=3)
-        cluster = Cluster(ClientSettings(peer.url, read_compacted=True))
-        try:
-            lag = _lag(cluster, TOPIC, PartitionOffset(Position(7, 5), time_ms=1, index=9))
-        finally:
-            cluster.close()
-    assert (lag.messages, lag.is_another_topic) == (0, False)
-
-
 @pytest.mark.parametrize("command", [find_lags, verify, replay])
 def test_a_command_in_another_folder_names_the_checkpoint_that_is_not_there(
     command: Callable[[Config], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

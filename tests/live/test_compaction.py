@@ -23,6 +23,7 @@ from ledgerlake.source.planning import entry_range
 from ledgerlake.source.topic_end import last_message
 from ledgerlake.source.views import read_messages
 from ledgerlake.stored.offsets import PartitionOffset
+from ledgerlake.verify.verify import verify
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, MessageId, Position
 from tests.encryption import crypto_key_reader
@@ -265,6 +266,35 @@ def test_a_compaction_between_a_kill_and_the_repeat_of_its_batch_stops_no_stream
     run_once(spark, data)
     values = [row["value"] for row in table_rows(tmp_path)]
     assert values == [b"%d" % value for value in range(4) for _ in range(5)] + [b"4"]
+
+
+def latest_rows(spark: SparkSession, folder: Path) -> dict[str, bytes]:
+    rows = spark.read.format("delta").load(str(folder / "messages")).collect()
+    assert len({row.key for row in rows}) == len(rows)
+    return {row.key: bytes(row.value) for row in rows}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("limits", [{}, {"max_rows_per_trigger": 1}])
+def test_a_deletion_that_was_compacted_before_a_restart_reaches_a_table_of_the_latest(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, limits: dict[str, Any]
+) -> None:
+    topic = Topic(runtime)
+    data = runtime.config(tmp_path, topic.name, read_compacted=True, **limits)
+    data["delta"]["mode"] = "latest"
+    for value in (b"1", b"2"):
+        topic.send(("alice", value), ("bob", value))
+    topic.send(("dora", b"1"))
+    topic.tombstone("dora")
+    topic.compact()
+    run_once(spark, data)
+    assert latest_rows(spark, tmp_path) == {"alice": b"2", "bob": b"2"}
+    topic.tombstone("alice")
+    topic.send(("carol", b"1"))
+    topic.compact()
+    config = run_once(spark, data)
+    assert latest_rows(spark, tmp_path) == {"bob": b"2", "carol": b"1"}
+    assert verify(config).clean
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ def test_their_words_for_what_no_key_opens(action: tuple[str, str]) -> None:
 
 
 def test_a_compacted_read_by_their_name() -> None:
-    assert parsed(pulsar_reader_readCompacted="true").client.read_compacted
+    assert parsed(pulsar_reader_readCompacted="true").first_client.read_compacted
 
 
 def test_how_long_to_wait_for_an_entry_and_for_a_topic() -> None:

@@ -42,7 +42,7 @@ def at(ledger_id: int, entry_id: int, batch_index: int | None = None) -> Partiti
         pytest.param(
             {},
             {"a": at(1, 0)},
-            [EntryRange("a", BEFORE_ALL, Position(1, 0))],
+            [EntryRange("a", BEFORE_ALL, Position(1, 0), is_first=True)],
             id="new topic partition",
         ),
         pytest.param(

@@ -540,15 +540,17 @@ class _LoneReader(EntryReader):
         self._ready.append((received, False))
 
 
-def open_together(cluster: Cluster, readers: Sequence[EntryReader]) -> None:
+def open_together(readers: Sequence[EntryReader]) -> None:
     """Open many readers with few round trips; readers that cannot be opened so open at their first
     use.
     """
-    sessions = cluster.sessions_for([reader.topic_partition for reader in readers])
     by_session: dict[Session, list[EntryReader]] = {}
-    for reader in readers:
-        if reader.topic_partition in sessions:
-            by_session.setdefault(sessions[reader.topic_partition], []).append(reader)
+    for cluster in {reader.cluster for reader in readers}:
+        of_cluster = [reader for reader in readers if reader.cluster is cluster]
+        sessions = cluster.sessions_for([reader.topic_partition for reader in of_cluster])
+        for reader in of_cluster:
+            if reader.topic_partition in sessions:
+                by_session.setdefault(sessions[reader.topic_partition], []).append(reader)
     requests = []
     for session, together in by_session.items():
         with contextlib.suppress(LedgerlakeError), session.together():

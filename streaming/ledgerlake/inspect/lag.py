@@ -85,10 +85,7 @@ def _is_another_topic(cluster: Cluster, name: str, taken: PartitionOffset, end: 
 
 def _lag(cluster: Cluster, name: str, taken: PartitionOffset) -> Lag:
     latest = latest_offset(cluster, name)
-    # A compacted topic may end before the position that was read.
-    if not cluster.settings.read_compacted and _is_another_topic(
-        cluster, name, taken, latest.position
-    ):
+    if _is_another_topic(cluster, name, taken, latest.position):
         lag = _lag(cluster, name, PartitionOffset(BEFORE_ALL))
         return replace(lag, taken=str(taken.position), is_another_topic=True)
     position = taken.next_position if taken.position != BEFORE_ALL else BEFORE_ALL

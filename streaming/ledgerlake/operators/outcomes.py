@@ -38,7 +38,7 @@ from ledgerlake.operators.scheduled import (
 from ledgerlake.operators.stage_rows import in_groups
 from ledgerlake.reasons import CANCELLED, ENTRY_TRIMMED, MALFORMED_MARKER, Reason
 from ledgerlake.schedules.cancels import Cancels
-from ledgerlake.source.reread import GoneEntries, read_again
+from ledgerlake.source.reread import GoneEntries, read_again_by
 from ledgerlake.wire.entry import delivery_time_ms, parse_entry
 from ledgerlake.wire.message_id import MessageId, Position
 
@@ -345,8 +345,8 @@ class OutcomeDecoder:
             yield reject_rows(group, self._topic_partition)
 
     def _read_again(self, positions: Iterable[Position]) -> Iterator[bytes | None]:
-        return read_again(
-            self._options.client,
+        return read_again_by(
+            self._options,
             join_partition(self._topic_partition.topic, self._topic_partition.partition),
             positions,
             self._gone,

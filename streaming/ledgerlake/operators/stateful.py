@@ -59,7 +59,7 @@ from ledgerlake.operators.stage_rows import (
 from ledgerlake.operators.state_variables import StateVariables
 from ledgerlake.reasons import MALFORMED_MARKER
 from ledgerlake.schedules.cancels import Cancel
-from ledgerlake.source.reread import GoneEntries, read_again
+from ledgerlake.source.reread import GoneEntries, read_again_by
 from ledgerlake.stored.fields import parse_stored
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import Position
@@ -203,7 +203,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         self, topic_partition: TopicPartition, gone: GoneEntries, message: DelayedLargeMessage
     ) -> Iterator[Entry]:
         name = join_partition(topic_partition.topic, topic_partition.partition)
-        entries = read_again(self.settings.options.client, name, message.positions, gone)
+        entries = read_again_by(self.settings.options, name, message.positions, gone)
         sender = None if message.key is None else (message.key.producer_name, message.key.uuid)
         for entry, _ in read_chunks(
             entries, len(message.positions), self.settings.limits.max_message_bytes, sender

@@ -7,7 +7,7 @@ field says together with others, such as the topics or a bound, is a property.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypedDict, cast
@@ -214,7 +214,7 @@ class SourceOptions(ClientOptions):
     read_compacted: bool = option(
         FLAG,
         False,
-        "Of the compacted part of a topic, read only the latest message of each key.",
+        "Begin with the latest message of each key of the compacted part of a topic.",
         spark="readCompacted",
         toml="source.read_compacted",
         same_as=("pulsar.reader.readCompacted",),
@@ -332,17 +332,23 @@ class SourceOptions(ClientOptions):
 
     @cached_property
     def client(self) -> ReadSettings:
-        """Return the client's settings."""
+        """Return the client's settings. They read all that a topic has, also if it is compacted."""
         return ReadSettings(
             **vars(self.connection)
             | {
                 "poll_timeout_s": self.poll_timeout_ms / 1000,
                 "waits_for_topics": self.waits_for_topics,
-                "read_compacted": self.read_compacted,
             },
             converter=self.payload_to_message_id_converter,
             crypto=self._crypto(),
         )
+
+    @cached_property
+    def first_client(self) -> ReadSettings:
+        """Return the client's settings for where the read of a topic partition begins, and for its
+        first range: they read what compaction has left, if the read is to begin with that.
+        """
+        return replace(self.client, read_compacted=self.read_compacted)
 
     @cached_property
     def topics(self) -> TopicSelection:

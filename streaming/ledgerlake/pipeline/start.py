@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from contextlib import closing
 from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -249,8 +250,9 @@ class Start:
             DataLossError: it no longer has it, and the options forbid that.
             As ``resolve_start``.
         """
-        start = resolve_start(self._cluster, name, bound)
-        if start.was_gone and self._options.fail_on_data_loss:
+        start = self._resolved([name], bound)[name]
+        may_be_gone = self._options.read_compacted or not self._options.fail_on_data_loss
+        if start.was_gone and not may_be_gone:
             raise DataLossError(
                 f"{name} no longer has the messages to start at, after {start}: they were removed; "
                 "correct starting, or, to record that in rejects and go on, set failOnDataLoss "
@@ -303,9 +305,11 @@ class Start:
                 name: describe(self._cluster, name, position)
                 for name, position in positions.items()
             }
-        return {
-            name: resolve_start(self._cluster, name, bound, is_pinned=True) for name in positions
-        }
+        return self._resolved(positions, bound)
+
+    def _resolved(self, names: Iterable[str], bound: Bound) -> Offset:
+        with closing(Cluster(self._options.first_client)) as cluster:
+            return {name: resolve_start(cluster, name, bound, is_pinned=True) for name in names}
 
     def _check_cursors_are_new(
         self, positions: dict[str, Position], bound: Bound, ends: dict[str, Position]

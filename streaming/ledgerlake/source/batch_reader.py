@@ -39,7 +39,7 @@ class LedgerlakeBatchReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        cluster = Cluster(options.client)
+        cluster = Cluster(options.first_client)
         try:
             names = find_topic_partitions(cluster, options.topics)
             for _, by_topic in (options.starts, options.ends):

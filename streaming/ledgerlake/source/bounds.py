@@ -79,7 +79,8 @@ def resolve_start(
     is_pinned: bool = False,
     is_bounded: bool = False,
 ) -> PartitionOffset:
-    """Return the position after which a read begins.
+    """Return the position after which a read begins. If the cluster's settings read what compaction
+    has left, the read begins with that.
 
     Args:
         is_pinned: whether a durable cursor of the reader keeps unread entries.
@@ -93,6 +94,14 @@ def resolve_start(
             message that its entry does not have. Or a time or an index that the topic has not
             reached.
     """
+    start = _resolve_start(cluster, topic_partition, bound, is_pinned, is_bounded)
+    # Entries behind it may be left by compaction alone, and no cursor keeps these.
+    return replace(start, was_gone=True) if cluster.settings.read_compacted else start
+
+
+def _resolve_start(
+    cluster: Cluster, topic_partition: str, bound: Bound, is_pinned: bool, is_bounded: bool
+) -> PartitionOffset:
     _check_partition(topic_partition, bound)
     if isinstance(bound, PartitionOffset):
         return _if_gone(cluster, topic_partition, replace(bound, clock_ms=None))
@@ -111,8 +120,7 @@ def _if_gone(cluster: Cluster, topic_partition: str, start: PartitionOffset) -> 
     """Return a start that a user named; it says so if the topic has lost it. A cursor that is
     created for this read does not keep entries from before its creation (see ``loss``).
     """
-    # The ledgers before and after a compacted entry may be gone.
-    if start.position.ledger_id < 0 or cluster.settings.read_compacted:
+    if start.position.ledger_id < 0:
         return start
     first = first_available(cluster, topic_partition)
     return replace(start, was_gone=start.position.ledger_id < first.ledger_id)

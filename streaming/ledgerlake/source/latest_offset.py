@@ -212,13 +212,7 @@ def refresh_all(offsets: Collection[LatestOffset]) -> None:
     If a broker does not answer for one of them, its ``get`` asks again.
     """
     due = [offset for offset in offsets if offset._is_due]
-    for cluster in {offset._cluster for offset in due}:
-        closed = [
-            offset._reader
-            for offset in due
-            if offset._cluster is cluster and offset._reader.session is None
-        ]
-        open_together(cluster, closed)
+    open_together([offset._reader for offset in due if offset._reader.session is None])
     due = [offset for offset in due if offset._reader.session is not None]
     with suppress(LedgerlakeError), ExitStack() as requests:
         for session in {offset._reader.session for offset in due}:
@@ -294,7 +288,7 @@ def entries_at(
     }
     found: set[str] = set()
     try:
-        open_together(cluster, list(readers.values()))
+        open_together(list(readers.values()))
         by_session: dict[Session, list[Wanted]] = {}
         for name, reader in readers.items():
             if reader.session is not None:

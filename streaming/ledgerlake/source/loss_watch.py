@@ -103,7 +103,7 @@ class LossWatch:
         self._span = span
         # Entries that compaction removed are not lost, and the ledgers before and after a compacted
         # entry may be gone.
-        self._is_enabled = not options.client.read_compacted
+        self._is_enabled = not (options.read_compacted and span.is_first)
         self._ledger_id = span.after.ledger_id
         self._last: Received | None = None
         self._topic_end: Position | None = None

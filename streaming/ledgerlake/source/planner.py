@@ -20,6 +20,8 @@ Rules kept here:
     the position of that, so that a removal before its first read is noticed. If it has messages, a
     batch that another one follows at once only notes the position too: that of a pipeline, and one
     of ``Trigger.AvailableNow``.
+  - With ``read_compacted``, the first batch of a topic partition has all that compaction has left,
+    and later ones are read as published. So no compaction removes a deletion before it is read.
   - Into how many parts a range is cut depends on the sizes of entries and on how many tasks can
     run, so the offset has it: a batch that is run again is cut in the same places.
   - A position that did not move keeps its JSON unchanged, because Spark takes a changed offset for
@@ -30,6 +32,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -144,7 +147,10 @@ class Planner:
         position = self._cursors.position(name) if bound == "cursor" else None
         if position is not None:
             return PartitionOffset(position)
-        return resolve_start(self._cluster, name, bound, is_pinned=self._cursors.is_pinned)
+        if bound == "latest":
+            return resolve_start(self._cluster, name, bound)
+        with closing(Cluster(self._options.first_client)) as cluster:
+            return resolve_start(cluster, name, bound, is_pinned=self._cursors.is_pinned)
 
     def _refresh_topics(self) -> None:
         """Ask for the list of topic partitions, if it is time to. A new topic partition is read
@@ -331,9 +337,6 @@ class Planner:
         """Return the topic partitions whose name another topic has taken, each with what
         proves it.
         """
-        # A compacted topic may end before the position that was read.
-        if self._options.client.read_compacted:
-            return {}
         ends = self._lasting_earlier_ends(start)
         proofs = {name: f"the topic ends before that, at {end}" for name, end in ends.items()}
         return proofs | dict.fromkeys(
@@ -568,17 +571,16 @@ class Planner:
         result = dict(start)
         is_followed, has_noted_unread = self._is_followed_at_once, False
         for name, end in list(ends.items()):
-            begin, is_empty = (
-                start.get(name, PartitionOffset(BEFORE_ALL)),
-                end.position == BEFORE_ALL,
-            )
+            begin = start.get(name, PartitionOffset(BEFORE_ALL))
+            is_empty = not end.is_beyond(begin)
             is_there = name in self._latest and not self._latest[name].is_gone
-            if not is_there or begin.position != BEFORE_ALL or not (is_empty or is_followed):
+            is_unread = begin.position == BEFORE_ALL or self._begins_compacted(begin)
+            if not is_there or not is_unread or not (is_empty or is_followed):
                 continue
             noted = self._beginning(name, is_empty=is_empty)
             # Entries that were removed since the end was known are a loss, which the range up to it
             # reports.
-            if noted.position != BEFORE_ALL and (is_empty or noted.position <= end.position):
+            if noted.is_beyond(begin) and (is_empty or noted.position <= end.position):
                 result[name] = replace(noted, clock_ms=begin.clock_ms)
                 del ends[name]
                 has_noted_unread |= end.is_beyond(noted)
@@ -587,12 +589,16 @@ class Planner:
         self._has_noted_unread = has_noted_unread and not self._has_noted_unread
         return result
 
+    def _begins_compacted(self, begin: PartitionOffset) -> bool:
+        """Return whether a batch begins with what compaction has left of a topic partition."""
+        return self._options.read_compacted and begin.is_first
+
     @property
     def _is_followed_at_once(self) -> bool:
-        """Return whether a batch that leaves entries is followed by one that does not wait. Losses
-        of compacted topics are not known, so nothing of them is noted.
+        """Return whether a batch that leaves entries is followed by one that does not wait. A read
+        that begins with what compaction has left begins with all of that.
         """
-        return not self._options.client.read_compacted and (
+        return not self._options.read_compacted and (
             self._trigger is not None or self._fixed_end is not None
         )
 
@@ -622,7 +628,12 @@ class Planner:
     ) -> PartitionOffset:
         """Return the end of the micro-batch on a topic partition by its limits. If the topic was
         deleted, that is its end: the tasks report the loss.
+
+        What compaction has left is one batch. Otherwise a compaction after the first part would
+        remove deletions of the keys in it from the second part.
         """
+        if self._begins_compacted(begin):
+            return end
         try:
             return self._limit_planners[name].advance(
                 begin.position, end, max_rows, max_bytes, ahead_bytes

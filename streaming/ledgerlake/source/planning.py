@@ -46,7 +46,8 @@ class EntryRange:
     only carries that. ``end_ms`` is the broker's time of the entry at ``end``, if it gives one: a
     batch that is run again has reached that time even if the entry is gone. ``is_end_stored``: the
     topic had an entry at ``end`` or after it when the range was planned. ``parts`` is into how many
-    ranges ``split`` cuts it at most.
+    ranges ``split`` cuts it at most. ``is_first``: the read of the topic partition begins here, and
+    nobody has kept what follows. With ``read_compacted`` it is what compaction has left.
     """
 
     topic_partition: str
@@ -61,6 +62,7 @@ class EntryRange:
     end_ms: int | None = None
     is_end_stored: bool = False
     parts: int = 1
+    is_first: bool = False
 
     @property
     def has_entries(self) -> bool:
@@ -134,6 +136,7 @@ def entry_range(
         # The offset of an entry that was there has a time, and that of another position has none.
         is_end_stored=after.time_ms is not None,
         parts=after.parts,
+        is_first=before.is_first,
     )
 
 

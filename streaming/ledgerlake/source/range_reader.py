@@ -49,13 +49,19 @@ def read_ranges(
     Raises:
         DataLossError: a topic no longer has some of them, and the options say so.
     """
-    cluster = shared_cluster(options.client)
-    readers = [EntryReader(cluster, span.topic_partition, span.after, scan=scan) for span in spans]
+    readers = [
+        EntryReader(
+            shared_cluster(options.first_client if span.is_first else options.client),
+            span.topic_partition,
+            span.after,
+            scan=scan,
+        )
+        for span in spans
+    ]
     try:
         if len(spans) > 1:
             open_together(
-                cluster,
-                [reader for reader, span in zip(readers, spans, strict=True) if span.has_entries],
+                [reader for reader, span in zip(readers, spans, strict=True) if span.has_entries]
             )
         for span, reader in zip(spans, readers, strict=True):
             yield span, None

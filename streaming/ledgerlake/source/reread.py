@@ -6,6 +6,7 @@ loses entries by the million, so each such answer is used for all positions that
 
 from __future__ import annotations
 
+from itertools import tee
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import shared_cluster
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ledgerlake.client.cluster import ClientSettings
+    from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.wire.connection import EntryReceived
     from ledgerlake.wire.message_id import Position
 
@@ -57,6 +59,23 @@ class GoneEntries:
     def add_all(self) -> None:
         """Note that the topic is gone."""
         self._gap = (BEFORE_ALL, AFTER_ALL)
+
+
+def read_again_by(
+    options: SourceOptions, topic_partition: str, positions: Iterable[Position], gone: GoneEntries
+) -> Iterator[bytes | None]:
+    """Yield entries as ``read_again``. An entry that is gone may still be among what compaction has
+    left, with which the read began.
+    """
+    positions, same = tee(positions)
+    entries = read_again(options.client, topic_partition, positions, gone)
+    gone_compacted = GoneEntries()
+    for position, entry in zip(same, entries, strict=True):
+        if entry is None and options.read_compacted:
+            (left,) = read_again(options.first_client, topic_partition, [position], gone_compacted)
+            yield left
+        else:
+            yield entry
 
 
 def read_again(

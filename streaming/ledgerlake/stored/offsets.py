@@ -12,8 +12,8 @@ were taken. ``time`` is the broker's, of that entry, where it is one that can be
 planner's time. A micro-batch without new entries, or without a time by the broker, needs it to
 release messages that are due and to expire incomplete ones. ``parts``, if present, is into how many
 ranges the entries before the position are cut, if they are cut. ``gone``, if present, says that
-the topic had lost the position before the read began there, so that no cursor has kept what came
-behind it.
+a read begins there, and that no cursor has kept what came behind it: the topic had lost the
+position before, or the read begins with what compaction has left.
 
 Rules kept here:
   - A newer version is refused with advice. An unknown field of a known version is an error too.
@@ -29,7 +29,7 @@ from typing import Any
 from ledgerlake.errors import OffsetError
 from ledgerlake.stored.fields import check_version, exactly, stored
 from ledgerlake.wire.limits import MAX_TIME_MS
-from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 VERSION = 1
 
@@ -54,6 +54,11 @@ class PartitionOffset:
             if self.batch_index is None
             else f"{self.next_position}:{self.batch_index}"
         )
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether a read begins here, and nobody has kept what follows."""
+        return self.was_gone or self.position == BEFORE_ALL
 
     @property
     def next_position(self) -> Position:
