@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -425,6 +426,26 @@ def test_the_log_is_read_without_its_hint_and_with_files_of_others_without_stati
     written.batch([message(501, "y", b"501")])
     assert written.values()["x"] == b"500"
     assert set(written.values()) == {"k0", "k1", "k2", "x", "y"}
+
+
+def test_a_file_of_another_writer_without_statistics_gets_the_number_of_its_rows_with_a_vector(
+    written: Written,
+) -> None:
+    written.batch([message(1, "a", b"1")])
+    name = "part-00000-foreign.parquet"
+    rows = rows_of([message(number, f"f{number}", b"x") for number in range(4)])
+    pq.write_table(rows, Path(written.path.uri) / name)
+    table = DeltaTable(written.path.uri)
+    action = AddAction(name, (Path(written.path.uri) / name).stat().st_size, {}, 1, True, "{}")
+    table.create_write_transaction([action], "append", table.schema())
+    written.batch([message(9, "f1", b"new")])
+    log = (
+        Path(written.path.uri) / "_delta_log" / f"{DeltaTable(written.path.uri).version():020}.json"
+    )
+    added = [json.loads(line).get("add") for line in log.read_text().splitlines()]
+    (foreign,) = [entry for entry in added if entry and entry["path"] == name]
+    assert foreign["deletionVector"]["cardinality"] == 1
+    assert json.loads(foreign["stats"])["numRecords"] == 4
 
 
 def _delete_earlier(written: Written, earlier_ms: int) -> None:

@@ -286,13 +286,15 @@ class _Change:
         """Return the log's entries of new and changed files."""
         now_ms = int(time.time() * 1000)
         sizes = {
-            file.name: (file.size_bytes, file.rows, file.stats)
+            file.name: (file.size_bytes, file.rows, json.loads(file.stats))
             for file in (*self._new.values(), *written)
         }
         for name in self._touched:
             entry = self._state.entries.get(name)
             if entry is not None:
-                sizes[name] = entry["size"], self._rows(entry), entry.get("stats") or "{}"
+                rows = self._rows(entry)
+                # Another writer may have left the number out, which a vector needs.
+                sizes[name] = entry["size"], rows, _stats(entry) | {"numRecords": rows}
         live = {
             name: sizes[name]
             for name in sizes
@@ -312,9 +314,7 @@ class _Change:
                 "size": size_bytes,
                 "modificationTime": now_ms,
                 "dataChange": True,
-                "stats": log_text(
-                    json.loads(stats) | ({"tightBounds": False} if name in descriptors else {})
-                ),
+                "stats": log_text(stats | ({"tightBounds": False} if name in descriptors else {})),
                 **({"deletionVector": descriptors[name]} if name in descriptors else {}),
             }
             for name, (size_bytes, _, stats) in live.items()
@@ -353,7 +353,7 @@ class _Change:
         """Return the number of rows of a file, with the deleted ones; the log of another writer
         need not have it.
         """
-        count = json.loads(entry.get("stats") or "{}").get("numRecords")
+        count = _stats(entry).get("numRecords")
         if count is None:
             place = self._table.path
             count = pq.read_metadata(
@@ -439,6 +439,11 @@ def _removed(entry: Action, now_ms: int) -> Action:
         "size": entry["size"],
         **({"deletionVector": vector} if vector else {}),
     }
+
+
+def _stats(entry: Action) -> dict[str, Any]:
+    stats: dict[str, Any] = json.loads(entry.get("stats") or "{}")
+    return stats
 
 
 def _vector(entry: Action) -> Action | None:
