@@ -70,7 +70,7 @@ class Written:
         files: list[DataFile] = []
         for part in parts:
             writer = BufferedWriter(
-                data_folder(self.path, schema.MESSAGES, f"part-{self.batches:08}-{self.stream}")
+                data_folder(self.path, schema.MESSAGES, f"part-{self.batches:08}-00000")
             )
             writer.write(rows_of(part))
             files += writer.finish()

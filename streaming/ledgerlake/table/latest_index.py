@@ -3,6 +3,7 @@ out.
 
 A key is known by 16 bytes of a hash over the message's key. The index is three arrays in the order
 of the hashes: hash, file, row. It has 24 bytes for each key, so ten million keys take 240 MB.
+Another writer's row may have no key. It is in no index, so no message ever hides it.
 
 Within a micro-batch, the later of two messages of a key is the one with the greater rank (see
 ``ranks``). A message of a later micro-batch is later than all of an earlier one.
@@ -11,7 +12,6 @@ Within a micro-batch, the later of two messages of a key is the one with the gre
 from __future__ import annotations
 
 import hashlib
-import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ HASH_BYTES = 16
 # So many names of files that are gone are kept.
 _MOST_NAMES = 1000
 _HASH = np.dtype(f"S{HASH_BYTES}")
+_NO_KEY = bytes(HASH_BYTES)
 
 
 @dataclass
@@ -120,11 +121,22 @@ class LatestIndex:
         self._hashes, self._file, self._row = self._hashes[kept], self._file[kept], self._row[kept]
         self.remove_files(gone)
 
-    def move(self, name: str, hashes: Hashes) -> None:
-        """Take a new file that has, in this order, the latest rows of these keys."""
-        places = np.searchsorted(self._hashes, hashes)
-        self._file[places] = len(self.files)
-        self._row[places] = np.arange(len(hashes))
+    def move(self, live: Mapping[str, int], name: str) -> None:
+        """Take a new file that has the live rows of others, one file after another.
+
+        Args:
+            live: how many rows the new file has of each of the others, in this order.
+        """
+        numbers = {name: number for number, name in enumerate(self.files)}
+        changed = np.flatnonzero(np.isin(self._file, [numbers[old] for old in live]))
+        files, rows = self._file[changed], self._row[changed]
+        first = 0
+        for old, count in live.items():
+            of_file = files == numbers[old]
+            before = np.searchsorted(np.array(self.deleted[old], dtype=np.int32), rows[of_file])
+            self._row[changed[of_file]] = first + rows[of_file] - before
+            first += count
+        self._file[changed] = len(self.files)
         self.files.append(name)
         self.deleted[name] = BitMap()
 
@@ -146,6 +158,14 @@ class LatestIndex:
         later than all rows that the index has. Return the names of the files that have deleted
         rows.
         """
+        # They come first.
+        keyless = np.searchsorted(hashes, _NO_KEY, side="right")
+        hashes, files, rows, is_deletion = (
+            hashes[keyless:],
+            files[keyless:],
+            rows[keyless:],
+            is_deletion[keyless:],
+        )
         is_last = _is_last(hashes)
         touched = self._delete(files[~is_last], rows[~is_last])
         hashes, files, rows, is_deletion = (
@@ -204,20 +224,18 @@ def _is_last(hashes: Hashes) -> NDArray[np.bool_]:
 
 def key_hashes(rows: pa.Table) -> Hashes:
     """Return the hash of each message's key. A text and the same bytes are two keys, as they are to
-    Pulsar. Another writer's row may have none: no other row is of its key.
+    Pulsar. The hash of none is zero.
     """
     texts, others = (rows[name].to_pylist() for name in ("key", "key_bytes"))
-    digests = [
-        hashlib.blake2b(_packed(text, other), digest_size=HASH_BYTES).digest()
-        for text, other in zip(texts, others, strict=True)
-    ]
-    return np.frombuffer(b"".join(digests), dtype=_HASH)
+    hashes = [_hash(text, other) for text, other in zip(texts, others, strict=True)]
+    return np.frombuffer(b"".join(hashes), dtype=_HASH)
 
 
-def _packed(text: str | None, other: bytes | None) -> bytes:
-    if other is not None:
-        return b"b" + other
-    return secrets.token_bytes(HASH_BYTES) if text is None else b"t" + text.encode()
+def _hash(text: str | None, other: bytes | None) -> bytes:
+    if text is None and other is None:
+        return _NO_KEY
+    packed = b"b" + other if other is not None else b"t" + (text or "").encode()
+    return hashlib.blake2b(packed, digest_size=HASH_BYTES).digest()
 
 
 def ranks(rows: pa.Table) -> Numbers:

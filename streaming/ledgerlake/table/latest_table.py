@@ -7,7 +7,8 @@ changes, and the commit carries the micro-batch's numbers as every table's does 
 ``delta_table``).
 
 The same commit writes files again if most of their rows are deleted, and merges small ones, as far
-as that is little work. Nobody else has to: upkeep leaves such a table alone.
+as that is little work. Nobody else has to: upkeep leaves such a table alone. Files of other writers
+only get deletion vectors: their rows may lack a key, a position, or whole columns.
 
 delta-rs commits no deletion vectors from Python, so the commit is written here (see
 ``log_commit``). The index is read from the table when a query starts. It follows what other writers
@@ -44,6 +45,7 @@ from ledgerlake.table.ordered_files import (
 from ledgerlake.table.own_commits import OwnCommits
 from ledgerlake.table.properties import is_on
 from ledgerlake.table.record_table import RecordTable
+from ledgerlake.table.vacuum import is_own_file
 from ledgerlake.values.record_columns import PULSAR_COLUMN
 
 if TYPE_CHECKING:
@@ -230,14 +232,18 @@ class _LatestCommits(OwnCommits):
         """Read columns of a file's rows, in the order in which they are in it."""
         with open_file(self.path.filesystem(), (self.path / name).root) as file:
             rows = file.read([path_in_file(self.schema, column) for column in columns])
-        found = (
-            pa.Table.from_struct_array(rows[PULSAR_COLUMN])
-            if record_of(self.schema) is not None
-            else rows
-        )
-        # Other writers have other types of Arrow for the same columns of Delta.
-        return found.select(columns).cast(
-            pa.schema([self.schema.field(column) for column in columns])
+            count = file.metadata.num_rows
+        if record_of(self.schema) is not None and rows.num_columns:
+            rows = pa.Table.from_struct_array(rows[PULSAR_COLUMN])
+        # Other writers have other types of Arrow for the same columns of Delta, and may leave out
+        # columns.
+        present = set(rows.column_names)
+        types = {column: self.schema.field(column).type for column in columns}
+        return pa.table(
+            {
+                column: rows[column].cast(kind) if column in present else pa.nulls(count, kind)
+                for column, kind in types.items()
+            }
         )
 
 
@@ -321,12 +327,14 @@ class _Change:
         }
 
     def _rewrite(self) -> tuple[list[str], list[DataFile]]:
-        """Write the live rows of some files to new ones; return the names of the old ones, and the
-        new ones.
+        """Write the live rows of some of our files to a new one; return the names of the old ones,
+        and the new one.
         """
         files = {file.name: (file.rows, file.size_bytes) for file in self._new.values()}
         files |= {
-            name: (self._rows(entry), entry["size"]) for name, entry in self._state.entries.items()
+            name: (self._rows(entry), entry["size"])
+            for name, entry in self._state.entries.items()
+            if is_own_file(name)
         }
         names = _to_rewrite(
             [_Sized(name, *sizes, len(self._index.deleted[name])) for name, sizes in files.items()]
@@ -336,18 +344,14 @@ class _Change:
         writer = BufferedWriter(
             data_folder(self._table.path, self._table.schema, _PREFIX), makes_one_file=True
         )
-        parts: list[Any] = []
+        live = dict.fromkeys(names, 0)
         for name in names:
             for part in self._live_rows(name):
                 writer.write(part)
-                parts.append(key_hashes(part))
-        written = writer.finish()
-        hashes = np.concatenate(parts) if parts else np.empty(0, dtype="S16")
-        start = 0
-        for file in written:
-            self._index.move(file.name, hashes[start : start + file.rows])
-            start += file.rows
-        return names, written
+                live[name] += part.num_rows
+        (written,) = writer.finish()
+        self._index.move(live, written.name)
+        return names, [written]
 
     def _rows(self, entry: Action) -> int:
         """Return the number of rows of a file, with the deleted ones; the log of another writer

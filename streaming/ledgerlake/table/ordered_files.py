@@ -177,12 +177,15 @@ class FileWriter:
 
     Args:
         makes_one_file: write one file, whatever its size.
+        is_ordered: the rows come in order, if they have one.
     """
 
-    def __init__(self, folder: ParquetFolder, *, makes_one_file: bool = False) -> None:
+    def __init__(
+        self, folder: ParquetFolder, *, makes_one_file: bool = False, is_ordered: bool = True
+    ) -> None:
         self._folder = folder
         self._makes_one_file = makes_one_file
-        self._is_ordered = has_order(folder.schema)
+        self._is_ordered = is_ordered and has_order(folder.schema)
         self._statistics_paths = bounded_paths(folder.schema)
         self._open: _OpenFile | None = None
         self._files: list[DataFile] = []
@@ -274,7 +277,7 @@ class BufferedWriter:
     """
 
     def __init__(self, folder: ParquetFolder, *, makes_one_file: bool = False) -> None:
-        self._files = FileWriter(folder, makes_one_file=makes_one_file)
+        self._files = FileWriter(folder, makes_one_file=makes_one_file, is_ordered=False)
         self._buffer: list[pa.Table] = []
         self._buffered_bytes = 0
 
