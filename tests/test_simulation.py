@@ -145,6 +145,14 @@ def test_a_history_that_failed_once_does_not_fail_again(
     assert play(write_script(seed, features), edges).violations == []
 
 
+@pytest.mark.parametrize("seed", [10, 11, 12])
+def test_the_latest_of_two_topic_partitions_is_known_without_times_of_the_broker(
+    seed: int, edges: Edges
+) -> None:
+    script = write_script(seed, Features(has_tables=True, has_latest=True))
+    assert play(replace(script, has_metadata=False), edges).violations == []
+
+
 def test_a_batch_that_fails_while_the_pipeline_is_stopped_is_said(edges: Edges) -> None:
     commit = DeltaSink.commit
     history = History(by_hand(put(1.0), put(3.2), Step(5.0, "stop", {"back_s": 100.0})), edges)

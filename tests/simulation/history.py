@@ -225,6 +225,9 @@ def write_script(seed: int, features: Features | None = None) -> Script:
     features = features or _draw_features(random.Random(f"features {seed}"))
     duration_s = rng.uniform(6.0, 14.0)
     partitions = rng.choice([0, 0, 0, 2])
+    if features.has_latest:
+        # Topic partitions share keys.
+        partitions = 2
     steps = []
     for _ in range(rng.randint(6, 14)):
         kind = rng.choices(["plain", "batch", "delayed", "chunked", "cancel"], [6, 3, 3, 2, 1])[0]

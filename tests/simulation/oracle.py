@@ -16,8 +16,9 @@ never early       no message in the table before its time, by the broker's clock
 nothing unpinned  a cursor has not passed messages that are neither in a table nor in state that
                   Spark has committed
 latest            a table with the latest messages has one row of each key: that of the last
-                  micro-batch with the key, and in it the last one, by position or, if it was
-                  delayed, by the time of its delivery
+                  micro-batch with the key, and in it the last one: by position on a topic
+                  partition, by the time between two, and by the time of its delivery if it was
+                  delayed
 lost is said      a run ends with an error only if a checkpoint was lost or restored from a copy, or
                   while a fault lasts, or if an option was changed that has to be set back once; the
                   error is one of ours and says what to do, and a run that was refused has changed
@@ -488,7 +489,8 @@ def _rows(data: bytes) -> list[dict[str, Any]]:
 
 def _with_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of a micro-batch, each with its place among them: on a topic partition, a message
-    that was not delayed is behind all that stand before it.
+    that was not delayed is behind all that stand before it. A delayed one without a time of the
+    broker is behind all others.
     """
     reached_us: dict[tuple[str, int], int] = {}
     positions = ["ledger_id", "entry_id", "batch_index"]
@@ -496,12 +498,14 @@ def _with_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         row["position"] = tuple(-1 if row[name] is None else row[name] for name in positions)
     for row in sorted(rows, key=lambda row: row["position"]):
         topic = row["topic"], row["partition"]
-        time_us = row["broker_timestamp"] or 0
-        if row["delivered_at"] is not None:
-            time_us = max(row["broker_timestamp"] or row["publish_time"], row["deliver_at"])
+        time_us = row["broker_timestamp"] or row["publish_time"] or 0
+        is_delayed = row["delivered_at"] is not None
+        if is_delayed:
+            time_us = max(time_us, row["deliver_at"])
         else:
             time_us = reached_us[topic] = max(time_us, reached_us.get(topic, 0))
-        row["place"] = time_us, row["position"]
+        is_behind_all = is_delayed and row["broker_timestamp"] is None
+        row["place"] = is_behind_all, time_us, row["position"]
     return rows
 
 

@@ -219,7 +219,18 @@ def test_on_a_topic_partition_the_position_counts_and_a_delayed_message_from_its
         message(number, "a", b"", broker_timestamp=time_us)
         for number, time_us in ((1, 5_000), (2, 12_000))
     ]
-    assert np.argsort(ranks(rows_of([*stored, delayed]))).tolist() == [0, 2, 1]
+    timed = delayed | {"broker_timestamp": 1_000}
+    assert np.argsort(ranks(rows_of([*stored, timed]))).tolist() == [0, 2, 1]
+
+
+def test_between_topic_partitions_the_effective_time_counts_also_without_times_of_the_broker() -> (
+    None
+):
+    old = message(0, "k", b"", ledger_id=900, publish_time=36_000)
+    new = message(0, "k", b"", topic=f"{TOPIC}-2", ledger_id=100, publish_time=39_600)
+    assert np.argsort(ranks(rows_of([new, old]))).tolist() == [1, 0]
+    delayed = message(1, "k", b"", ledger_id=50, deliver_at=1_000, delivered_at=2_000)
+    assert np.argsort(ranks(rows_of([delayed, new, old]))).tolist() == [2, 1, 0]
 
 
 def test_the_index_keeps_no_names_of_files_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,12 +244,9 @@ def ranks(rows: pa.Table) -> Numbers:
 
     On a topic partition the position counts, whatever the producers' clocks said. A delayed message
     counts from its delivery on, or as later than all others if the broker gives no times. Between
-    topic partitions the time counts.
+    topic partitions the effective time counts.
     """
     times = effective_times(rows).copy()
-    times[
-        (rows["broker_timestamp"].is_null().to_numpy()) & rows["delivered_at"].is_null().to_numpy()
-    ] = 0
     position = [rows[name].to_numpy() for name in ("ledger_id", "entry_id", "batch_index")]
     names = pc.binary_join_element_wise(rows["topic"], rows["partition"].cast(pa.string()), "\0")
     partitions = (
@@ -262,5 +259,6 @@ def ranks(rows: pa.Table) -> Numbers:
         of_partition = plain[partitions[plain] == number]
         times[of_partition] = np.maximum.accumulate(times[of_partition])
     result = np.empty(len(times), dtype=np.int64)
-    result[np.lexsort((*reversed(position), times))] = np.arange(len(times))
+    is_behind_all = ~is_plain & rows["broker_timestamp"].is_null().to_numpy()
+    result[np.lexsort((*reversed(position), times, is_behind_all))] = np.arange(len(times))
     return result
