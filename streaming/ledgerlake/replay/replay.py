@@ -409,15 +409,17 @@ def _present(messages: pa.RecordBatch, writers: TableWriters) -> dict[str, NDArr
 def _is_at_place(messages: pa.RecordBatch, table: TableOptions) -> NDArray[np.bool_]:
     """Return a mask of the messages whose positions are in a table."""
     ledgers = messages["ledger_id"].to_numpy()
-    rows = _rows_of(
-        messages, table, _POSITION, [f"{{}}ledger_id between {ledgers.min()} and {ledgers.max()}"]
-    )
-    here, there = (
-        np.stack([batch[name].to_numpy() for name in _POSITION], axis=1)
-        for batch in (messages, rows)
-    )
-    is_in: NDArray[np.bool_] = np.isin(packed(here), packed(there))
+    where = [f"{{}}ledger_id between {ledgers.min()} and {ledgers.max()}"]
+    here, is_in = _places(messages), np.zeros(messages.num_rows, dtype=bool)
+    for rows in _rows_of(messages, table, _POSITION, where):
+        # Rows of another writer may have no position.
+        is_in |= np.isin(here, _places(rows.drop_null()))
     return is_in
+
+
+def _places(messages: pa.RecordBatch) -> NDArray[np.void]:
+    """Return the position of each message as a single comparable value."""
+    return packed(np.stack([messages[name].to_numpy() for name in _POSITION], axis=1))
 
 
 def _is_of_sender(message: pa.RecordBatch, table: TableOptions) -> NDArray[np.bool_]:
@@ -431,7 +433,7 @@ def _is_of_sender(message: pa.RecordBatch, table: TableOptions) -> NDArray[np.bo
         _equals("publish_time", published),
         "{}chunk_count > 1",
     ]
-    return np.array([_rows_of(message, table, _SENT, where).num_rows > 0])
+    return np.array([any(rows.num_rows for rows in _rows_of(message, table, _SENT, where))])
 
 
 def _equals(name: str, literal: str | int | None) -> str:
@@ -450,8 +452,9 @@ def _sent(message: pa.RecordBatch) -> _Sent:
 
 def _rows_of(
     messages: pa.RecordBatch, table: TableOptions, names: Sequence[str], where: Sequence[str]
-) -> pa.Table:
-    """Return some columns of the rows of a table that are of a topic partition.
+) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of the rows of a table that are of a topic partition. They may be the
+    whole table, so they come in small batches.
 
     Args:
         messages: messages of the topic partition.
@@ -470,7 +473,7 @@ def _rows_of(
             .register("rows", open_delta(table.place))
             .execute(f"select {columns} from rows where {' and '.join(conditions)}")
         )
-        return pa.table(found)
+        yield from pa.RecordBatchReader.from_stream(found)
     # Errors while the answer comes have no type of their own.
     except Exception as error:
         raise not_readable(table.place, error) from None
@@ -490,8 +493,7 @@ def _once(messages: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
     """Return each message once, and for each row of the batch which of those it is: an entry may
     have been rejected for two reasons.
     """
-    keys = packed(np.stack([messages[name].to_numpy() for name in _POSITION], axis=1))
-    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    _, first, inverse = np.unique(_places(messages), return_index=True, return_inverse=True)
     order = np.argsort(first)
     place = np.empty(len(first), dtype=np.int64)
     place[order] = np.arange(len(first))
