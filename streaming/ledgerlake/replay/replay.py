@@ -5,7 +5,8 @@ A row of ``rejects`` with its entry is decoded as the pipeline would decode it n
 go into the tables that take them and lack them, marked ``late``. Then a row of the reason
 ``replayed`` says so in ``rejects``, with the former reason in ``detail``. A reject that still does
 not fit stays as it is. If only some messages of a batch fit, each other one becomes a reject of its
-own.
+own, unless a query or a function leaves it out: as in a run, such a message is done. But an entry
+stays a reject if no table gets a row from it.
 
 Rejects are replayed in parts (see ``replay_rejects``). Each part is committed to all of its tables
 or to none (see ``replay_parts``).
@@ -20,7 +21,6 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +41,6 @@ from ledgerlake.reasons import (
     CHUNK_EVICTED,
     CHUNK_EXPIRED,
     CHUNK_ORPHAN,
-    NO_TABLE,
     REASONS,
     REPLAYED,
 )
@@ -55,7 +54,6 @@ from ledgerlake.table.open_table import no_table, not_readable, open_delta
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, data_folder, packed
 from ledgerlake.table.spark_table import SparkTable
 from ledgerlake.values.record_columns import PULSAR_COLUMN
-from ledgerlake.values.record_rows import Misfit
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
@@ -68,6 +66,7 @@ if TYPE_CHECKING:
     from ledgerlake.options.table_options import TableOptions
     from ledgerlake.pipeline.components import Components
     from ledgerlake.stored.offsets import Offset
+    from ledgerlake.values.record_rows import Misfit
     from ledgerlake.wire.message_id import Position
 
 _log = logging.getLogger(__name__)
@@ -87,6 +86,11 @@ _LargeKey = tuple[TopicPartition, tuple[str, str, int]]
 _NO_LARGE = (
     "not all of its chunks are here, they are larger than a message may be or cannot be joined, or "
     "it is delayed, and was rejected before it was due, is not due yet or has expired"
+)
+
+_NO_ROW = (
+    "it cannot be decoded, lacks the message_payload_processor that is to read it, was rejected "
+    "before it was due, is not due yet, has expired, repeats, or no table gets it anew"
 )
 
 _PREFIX = "part-00000000-00000"
@@ -319,7 +323,7 @@ class _Replay:
         sent = source, _sent(message)
         # No table shows yet what this part has written.
         if sent in self._sent:
-            self._leave(rejects, _why([]))
+            self._leave(rejects, _NO_ROW)
             return
         first = np.zeros(1, dtype=np.int64)
         for rows in self._write_messages(message, first, [rejects], source, writers):
@@ -342,20 +346,17 @@ class _Replay:
                 messages stay.
         """
         once, first_of = _once(messages)
-        misfits = self._put(once, writers, _present(once, writers)) if once.num_rows else []
+        misfits, why = self._put(once, writers) if once.num_rows else ([], {})
         is_new = writers.is_new[first_of] if once.num_rows else np.empty(0, dtype=bool)
         fitting = set(numbers[is_new].tolist())
-        by_row = {misfit.row: misfit for misfit in misfits}
         for number, rejects in enumerate(groups):
             if number not in fitting:
-                of_group = [
-                    by_row[row] for row in first_of[numbers == number].tolist() if row in by_row
-                ]
-                self._leave(rejects, _why(of_group))
+                of_group = first_of[numbers == number].tolist()
+                self._leave(rejects, next((why[row] for row in of_group if row in why), _NO_ROW))
         if not fitting:
             return
         yield from self._done([groups[number] for number in sorted(fitting)])
-        # What else is in them becomes rejects of its own.
+        # What else does not fit becomes rejects of its own.
         own = {
             int(first_of[row]) for row in np.flatnonzero(np.isin(numbers, list(fitting))).tolist()
         }
@@ -369,20 +370,18 @@ class _Replay:
         yield _marks(rejects)
 
     def _put(
-        self,
-        messages: pa.RecordBatch,
-        writers: TableWriters,
-        present: dict[str, NDArray[np.bool_]],
-    ) -> list[Misfit]:
+        self, messages: pa.RecordBatch, writers: TableWriters
+    ) -> tuple[list[Misfit], dict[int, str]]:
         """Write messages into the tables that take them and lack them; return those that do not
-        fit, or that no table has afterwards.
+        fit, and why messages are in no table afterwards, by their rows.
         """
-        misfits = {misfit.row: misfit for misfit in writers.write(messages, present)}
+        present = _present(messages, writers)
+        misfits = writers.write(messages, present)
         has_row = np.logical_or.reduce([writers.is_new, *present.values()])
-        left_out = {
-            row: Misfit(row, NO_TABLE, _LEFT_OUT) for row in np.flatnonzero(~has_row).tolist()
+        why = dict.fromkeys(np.flatnonzero(~has_row).tolist(), _LEFT_OUT)
+        return misfits, why | {
+            misfit.row: f"{misfit.reason}: {misfit.detail}" for misfit in misfits
         }
-        return sorted((left_out | misfits).values(), key=attrgetter("row"))
 
     def _leave(self, rejects: Iterable[dict[str, Any]], why: str) -> None:
         for reject in rejects:
@@ -477,16 +476,6 @@ def _rows_of(
     # Errors while the answer comes have no type of their own.
     except Exception as error:
         raise not_readable(table.place, error) from None
-
-
-def _why(misfits: Sequence[Misfit]) -> str:
-    if not misfits:
-        return (
-            "it cannot be decoded, lacks the message_payload_processor that is to read it, was "
-            "rejected before it was due, is not due yet, has expired, repeats, or no table gets it "
-            "anew"
-        )
-    return f"{misfits[0].reason}: {misfits[0].detail}"
 
 
 def _once(messages: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
