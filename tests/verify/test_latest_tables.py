@@ -217,6 +217,21 @@ def test_tables_that_the_pipeline_has_written_are_right_and_each_lost_key_is_mis
             assert stream.verify(monkeypatch).missing == lost
 
 
+def test_rows_without_a_key_that_another_program_has_added_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "latest")
+    stream = Stream(tmp_path, "s", {"path": path, "mode": "latest"})
+    stream.write(("a", b"1"), ("b", b"2"))
+    before = stream.verify(monkeypatch)
+    copied = QueryBuilder().register("t", DeltaTable(path)).execute("select * from t")
+    rows = pa.table(copied).cast(schema.MESSAGES)
+    place = rows.schema.get_field_index("key")
+    keyless = rows.set_column(place, "key", pa.nulls(2, pa.string()))
+    write_deltalake(path, keyless, mode="append")
+    assert stream.verify(monkeypatch) == before
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_message_that_is_lost_from_the_one_other_table_that_took_it_is_missing(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -136,9 +136,10 @@ class LatestComparison:
         are_own = " and ".join(
             f"{inside}{name} is not null" for name in ("topic", "partition", *_POSITION)
         )
+        has_key = f"({inside}key is not null or {inside}key_bytes is not null)"
         query = (
             f"select {', '.join(f'{inside}{name} as {name}' for name in _COLUMNS)} from t "
-            f"where {are_own}"
+            f"where {are_own} and {has_key}"
         )
         try:
             for part in QueryBuilder().register("t", self._snapshot).execute(query):
