@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.reader import EntryReader
+from ledgerlake.decode.payloads import EntryPayload, PayloadMessage
 from ledgerlake.errors import DataLossError, SetupError, UsageError
 from ledgerlake.options.bounds import After, AtIndex, AtTime, Before, Bound
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source import batch_reader, bounds
 from ledgerlake.source import topic_end as last_entry
+from ledgerlake.source.batch_reader import RangePartition
 from ledgerlake.source.bounds import (
     EndBound,
     latest_offset,
@@ -31,7 +34,8 @@ from ledgerlake.source.views import read_messages
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import ChunkMessageId, MessageId, Position, to_bytes
-from tests.entries import BROKER_TIME_MS, batch, metadata
+from tests.chunks import chunk_entries
+from tests.entries import BROKER_TIME_MS, batch, metadata, single
 from tests.peer import TOPIC, Peer
 
 
@@ -281,6 +285,9 @@ def test_a_start_within_a_batch_knows_the_number_of_the_message_before_it(
     assert start.index == {7: 3, 9: 8}[start.position.ledger_id]
 
 
+NO_MESSAGE = r"has no message \d in the entry (\d:\d): it has \d, .*write \1$"
+
+
 @pytest.mark.parametrize(
     "bound", [MessageId(7, 1, 2), After(MessageId(7, 1, 3)), MessageId(9, 0, 1)]
 )
@@ -293,10 +300,74 @@ def test_a_start_at_a_message_that_its_entry_does_not_have_is_refused(
         (f"{ORDERS}-partition-1", False),
         (f"{ORDERS}-partition-1", True),
     ]:
-        with pytest.raises(
-            UsageError, match=r"has no message \d in the entry (\d:\d) to start at.*write \1$"
-        ):
+        with pytest.raises(UsageError, match=NO_MESSAGE):
             resolve_start(cluster, name, bound, is_bounded=is_bounded)
+
+
+@pytest.mark.parametrize(
+    "bound", [MessageId(7, 1, 2), Before(MessageId(7, 1, 3)), MessageId(9, 0, 1)]
+)
+def test_an_end_at_a_message_that_its_entry_does_not_have_is_refused(
+    peer: Peer, bound: Bound
+) -> None:
+    cluster = cluster_of(peer)
+    with pytest.raises(UsageError, match=NO_MESSAGE):
+        resolve_end(cluster, TOPIC, bound)
+    end = EndBound(cluster, TOPIC, bound)
+    latest = latest_offset(cluster, TOPIC)
+    assert end.cap(at(7, 0)) == at(7, 0)
+    with pytest.raises(UsageError, match=NO_MESSAGE):
+        end.cap(latest)
+
+
+def thirds(entry: EntryPayload) -> list[PayloadMessage] | None:
+    """Three messages of each entry, other than Pulsar's own number; but what is said to stay."""
+    if entry.payload.startswith(b"own"):
+        return None
+    return [PayloadMessage(entry.payload + b"/%d" % third) for third in range(3)]
+
+
+def rows_between(peer: Peer, **edges: str) -> list[tuple[str, bytes]]:
+    options = parse_options({"service.url": peer.url, "topic": TOPIC, **edges})
+    partitions = cast(
+        "list[RangePartition]", batch_reader.LedgerlakeBatchReader(options).partitions()
+    )
+    rows = [
+        (row["message_id"], row["value"])
+        for partition in partitions
+        for part in read_messages(options, partition.span)
+        for row in part.to_pylist()
+    ]
+    return sorted(rows, key=lambda row: [int(number) for number in row[0].split(":")])
+
+
+@pytest.mark.parametrize("processor", [{}, {"messagePayloadProcessor": f"{__name__}:thirds"}])
+def test_the_id_of_each_row_is_a_start_and_an_end_and_reads_that_meet_there_have_each_row_once(
+    processor: dict[str, str],
+) -> None:
+    rng = random.Random(20)
+    with Peer() as peer:
+        kinds: list[Callable[[int], list[bytes]]] = [
+            lambda number: [single(b"%d" % number, index=number)],
+            lambda number: [single(b"own %d" % number, index=number)],
+            lambda number: [batch([b"%d" % number], index=number)],
+            lambda number: [batch([b"%d.%d" % (number, one) for one in range(4)], index=number)],
+            lambda number: chunk_entries(b"%d" % number * 9, 3),
+            lambda _: [bare()],
+            lambda _: [b"no metadata"],
+        ]
+        for number in range(14):
+            new = kinds[number % 7 if number < 7 else rng.randrange(7)](4 * number + 3)
+            peer.add(*new, ledger_id=7 + number // 5, first=10 * (number % 5))
+        rows = rows_between(peer, **processor)
+        assert len({message_id for message_id, _ in rows}) == len(rows) > 15
+        for place, (message_id, _) in enumerate(rows):
+            for first, then, cut in (
+                (message_id, f"after {message_id}", place + 1),
+                (f"before {message_id}", message_id, place),
+            ):
+                assert rows_between(peer, endingOffsets=first, **processor) == rows[:cut]
+                assert rows_between(peer, startingOffsets=then, **processor) == rows[cut:]
 
 
 @pytest.mark.parametrize("bound", [MessageId(50, 0), After(MessageId(9, 7))])

@@ -49,7 +49,8 @@ class ClientSettings:
 
     ``service_url`` may name several brokers. ``poll_timeout_s``: how long to wait for entries that
     the broker has. ``waits_for_topics``: wait for topics that do not exist yet. ``read_compacted``:
-    of the compacted part of a topic, read only the latest message of each key.
+    of the compacted part of a topic, read only the latest message of each key. ``has_own_format``:
+    only a function of the user's knows the messages of an entry.
     """
 
     service_url: str
@@ -59,6 +60,7 @@ class ClientSettings:
     poll_timeout_s: float = 120.0
     waits_for_topics: bool = False
     read_compacted: bool = False
+    has_own_format: bool = False
     authentication: Authentication = NO_AUTHENTICATION
     tls: TlsSettings = DEFAULT_TLS
     listener_name: str | None = None

@@ -338,6 +338,7 @@ class SourceOptions(ClientOptions):
             | {
                 "poll_timeout_s": self.poll_timeout_ms / 1000,
                 "waits_for_topics": self.waits_for_topics,
+                "has_own_format": self.message_payload_processor is not None,
             },
             converter=self.payload_to_message_id_converter,
             crypto=self._crypto(),

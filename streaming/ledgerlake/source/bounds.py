@@ -265,7 +265,7 @@ def resolve_end(cluster: Cluster, topic_partition: str, bound: Bound) -> Partiti
 
     Raises:
         SetupError: an end by index, and the entries have none.
-        UsageError: an id of another partition.
+        UsageError: an id of another partition, or of a message that its entry does not have.
     """
     _check_partition(topic_partition, bound)
     end = _resolve_named_end(cluster, topic_partition, bound) or latest_offset(
@@ -583,24 +583,6 @@ def _check_is_there(
             f"{topic_partition} has no entry {message_id} to start at: {end}; correct starting "
             "(startingOffsets)" + (advice if may_be_of_another else "")
         )
-    _check_has_message(cluster, topic_partition, first)
-
-
-def _check_has_message(cluster: Cluster, topic_partition: str, message_id: MessageId) -> None:
-    """Check that an entry has the message that a start names: an index beyond its messages would
-    skip them all.
-    """
-    entry = (
-        entry_at(cluster, topic_partition, message_id.position)
-        if message_id.batch_index > 0
-        else None
-    )
-    if entry is not None and message_id.batch_index >= (count := message_count(entry.entry)):
-        raise UsageError(
-            f"{topic_partition} has no message {message_id.batch_index} in the entry "
-            f"{message_id.position} to start at: it has {count}, counted from 0; the third number "
-            f"is no partition; write {message_id.position}"
-        )
 
 
 def _may_be_of_another(topic_partition: str, message_id: AnyMessageId) -> bool:
@@ -687,9 +669,7 @@ def _inside(entry: StampedEntry, batch_index: int, index: int) -> PartitionOffse
 
 def _before(cluster: Cluster, topic_partition: str, message_id: MessageId) -> PartitionOffset:
     if message_id.batch_index > 0:
-        return _through_batch(
-            cluster, topic_partition, message_id.position, message_id.batch_index - 1
-        )
+        return _in_batch(cluster, topic_partition, message_id, message_id.batch_index - 1)
     return describe(cluster, topic_partition, message_id.position.before)
 
 
@@ -697,20 +677,38 @@ def _through(cluster: Cluster, topic_partition: str, message_id: AnyMessageId) -
     last = _last_of(message_id)
     if last.batch_index < 0:
         return describe(cluster, topic_partition, last.position)
-    return _through_batch(cluster, topic_partition, last.position, last.batch_index)
+    return _in_batch(cluster, topic_partition, last, last.batch_index)
 
 
-def _through_batch(
-    cluster: Cluster, topic_partition: str, position: Position, batch_index: int
+def _in_batch(
+    cluster: Cluster, topic_partition: str, message_id: MessageId, taken: int
 ) -> PartitionOffset:
-    """Return the offset up to a message of an entry, with the broker's index of that message."""
-    offset = PartitionOffset(position.before, batch_index)
-    entry = entry_at(cluster, topic_partition, position)
-    # A batch of a transaction has one index.
-    if entry is None or index_count(entry.entry) != message_count(entry.entry):
+    """Return the offset up to message ``taken`` of the entry of an id, with the broker's index of
+    that message.
+
+    Raises:
+        UsageError: the entry does not have the message of the id. So an index beyond its messages
+            neither skips nor takes them all.
+    """
+    offset = PartitionOffset(message_id.position.before, taken)
+    if cluster.settings.has_own_format:
+        # Only the user's function knows which messages the entry has.
         return offset
+    entry = entry_at(cluster, topic_partition, message_id.position)
+    if entry is None:
+        return offset
+    count = message_count(entry.entry)
+    if message_id.batch_index >= count:
+        raise UsageError(
+            f"{topic_partition} has no message {message_id.batch_index} in the entry "
+            f"{message_id.position}: it has {count}, counted from 0; the third number is no "
+            f"partition; write {message_id.position}"
+        )
     first = first_index(entry.entry)
-    return offset if first is None else replace(offset, index=first + batch_index)
+    # A batch of a transaction has one index.
+    if first is None or index_count(entry.entry) != count:
+        return offset
+    return replace(offset, index=first + taken)
 
 
 def _last_of(message_id: AnyMessageId) -> MessageId:
