@@ -487,6 +487,9 @@ class Peer:
                 commands.error(event.request_id, cast(pb.ServerError, code), "the test says no")
             )
             return
+        if event.topic in self.missing_topics and event.topic not in self.partitions:
+            connection.send(commands.error(event.request_id, pb.TopicNotFound, "no such topic"))
+            return
         if refusal := self.refuse_topics.get(event.topic):
             connection.send(commands.error(event.request_id, *refusal))
             return

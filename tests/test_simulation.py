@@ -1181,6 +1181,27 @@ def test_a_topic_that_is_deleted_while_something_waits_and_made_again_is_a_new_o
     assert play(script, edges).violations == []
 
 
+@pytest.mark.parametrize("ends", ["kill", "stop"])
+@pytest.mark.parametrize("deleted_s", [4.0, 6.0])
+def test_a_partition_that_is_deleted_and_named_by_the_metadata_stops_no_start(
+    edges: Edges, ends: str, deleted_s: float
+) -> None:
+    script = scripted(
+        produced(0.5, 3),
+        produced(0.6, 3, partition=1),
+        Step(deleted_s, "delete", {"partition": 1}),
+        Step(5.0, ends, {"back_s": 2.0, "noticed_s": 0.0}),
+        produced(8.0, 2),
+        Step(12.0, "topic", {"count": 2}),
+        partitions=2,
+        duration_s=20.0,
+    )
+    history = History(script, edges)
+    assert history.play().violations == []
+    assert [app.ended for app in history.apps if "Error" in app.ended] == []
+    assert len(history.apps) > 1
+
+
 def test_a_topic_that_is_made_again_is_kept_from_its_first_entry_on(edges: Edges) -> None:
     script = scripted(
         produced(0.5, 1),

@@ -16,6 +16,8 @@ from deltalake.exceptions import TableNotFoundError
 
 from ledgerlake.client.topics import TopicSelection, full_pattern
 from ledgerlake.errors import DataLossError, TopicNotFoundError
+from ledgerlake.inspect.checks import check_config
+from ledgerlake.inspect.lag import find_lags
 from ledgerlake.options.config import parse_config
 from ledgerlake.verify.verify import verify
 from tests.live.pipelines import rejects_rows, run_once, running
@@ -163,6 +165,42 @@ def test_partitions_that_are_added_are_read_from_their_beginning(
         producer.close()
     run_once(spark, data)
     assert sorted(value for _, value in row_counts(tmp_path)) == [*range(10), 100, 101, 102]
+
+
+def test_partitions_that_the_metadata_names_and_that_are_not_there_are_left_out_until_they_come(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic(partitions=3)
+    names = [f"{topic}-partition-{number}" for number in range(3)]
+    for name in names:
+        runtime.admin("DELETE", name, "?force=true")
+    data = runtime.config(tmp_path, topic, starting="latest")
+    config, expected = parse_config(data), Counter[tuple[str, int]]()
+    for number, made in enumerate([[], names[1:2], names[:1]]):
+        for name in made:
+            send(runtime, name, range(10 * number, 10 * number + 3))
+            expected.update((topic, 10 * number + value) for value in range(3))
+        problems = [finding for finding in check_config(config) if finding.state == "problem"]
+        assert problems == []
+        run_once(spark, data)
+        assert row_counts(tmp_path) == expected
+        assert [lag.messages for lag in find_lags(config)] == number * [0]
+        assert verify(config).clean
+        read = spark.read.format("ledgerlake").options(
+            **{"service.url": runtime.service_url, "topic": topic, "schema": "bytes"}
+        )
+        assert read.load().count() == 3 * number
+    with running(spark, data) as pipeline:
+        runtime.admin("DELETE", names[1], "?force=true")
+        send(runtime, names[2], range(30, 33))
+        expected.update((topic, value) for value in range(30, 33))
+        wait_for(tmp_path, set(expected), pipeline)
+    run_once(spark, data)
+    send(runtime, names[1], range(40, 43))
+    expected.update((topic, value) for value in range(40, 43))
+    run_once(spark, data)
+    assert row_counts(tmp_path) == expected
+    assert rejects_rows(tmp_path) == []
 
 
 def test_a_deleted_topic_ends_a_pipeline_or_is_left_behind(

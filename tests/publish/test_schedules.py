@@ -356,7 +356,7 @@ def test_a_cancel_goes_to_all_topics_of_a_configuration_or_to_one() -> None:
         assert cancel(config, "schedule", "a") == [TOPIC, other]
         assert cancel(config, "schedule", "a", "other") == [other]
         assert len(peer.received) == 3
-        with pytest.raises(UsageError, match="does not read the topic third"):
+        with pytest.raises(UsageError, match="reads no topic partition of third that"):
             cancel(config, "schedule", "a", "third")
 
 

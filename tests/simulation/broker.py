@@ -176,9 +176,12 @@ class Cluster:
     def clock_ms(self) -> int:
         return int((EPOCH_S + self.world.now_s) * 1000) + self.skew_ms
 
-    def add_topic(self, name: str, partitions: int = 0) -> None:
-        """Make a topic, or as many partitions of it as it does not have yet."""
-        for one in [f"{name}-partition-{number}" for number in range(partitions)] or [name]:
+    def add_topic(self, name: str, partitions: int = 0, made: int | None = None) -> None:
+        """Make a topic, or as many partitions of it as it does not have yet; of those that its
+        metadata names, the first ``made`` ones.
+        """
+        names = [f"{name}-partition-{number}" for number in range(partitions)] or [name]
+        for one in names[:made]:
             if one not in self.topics:
                 owner = self.world.rng.choice(self.brokers)
                 self.topics[one] = Topic(one, owner, [self._new_ledger()])

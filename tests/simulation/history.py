@@ -176,6 +176,8 @@ class Script:
     features: Features = Features()
     # Whether the commands that judge and mend tables run at the end.
     has_commands: bool = False
+    # How many of the partitions are there at the beginning; None for all.
+    made: int | None = None
 
     def __str__(self) -> str:
         head = ", ".join(f"{name} {value}" for name, value in vars(self).items() if name != "steps")
@@ -270,6 +272,7 @@ def write_script(seed: int, features: Features | None = None) -> Script:
         tuple(sorted(steps, key=lambda one: one.at_s)),
         features=features,
         has_commands=True,
+        made=random.Random(f"made {seed}").choice([1, None]),
     )
 
 
@@ -463,7 +466,7 @@ class History(Producers):
         edges.enter(self.world, self.disk, self.brokers, self.lake)
         self.edges = edges
         vars(cancel_messages)["MAX_TASK_CANCELS"] = 1 if script.features.limits_cancels else 20_000
-        self.brokers.add_topic(TOPIC, script.partitions)
+        self.brokers.add_topic(TOPIC, script.partitions, script.made)
         sections: dict[str, Any] = {}
         if script.max_rows:
             sections["source"] = {"max_rows_per_trigger": script.max_rows}
@@ -840,7 +843,7 @@ class History(Producers):
         self.brokers.skew_ms += int(args["by_s"] * 1000)
 
     def _add_topic(self, args: dict[str, Any]) -> None:
-        """A topic of the pattern, or a partition of the topic, that was not there before."""
+        """A topic of the pattern, or partitions of the topic, that were not there before."""
         before = len(self.topics)
         if self.script.by_pattern:
             self.brokers.add_topic(f"{TOPIC}-{before}")

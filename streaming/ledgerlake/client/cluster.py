@@ -32,7 +32,7 @@ from ledgerlake.wire.lookup import Owner, refused, step
 from ledgerlake.wire.value_schema import ValueSchema, from_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ledgerlake.client.channels import Watcher
 
@@ -84,7 +84,8 @@ class Cluster:
         self._service()
 
     def topic_partitions(self, topic: str, creates: bool = False) -> list[str]:
-        """Return the full names of a topic's partitions; the topic itself if it has none.
+        """Return the full names of a topic's partitions, whether they are there or not; the topic
+        itself if it has none.
 
         Args:
             creates: the broker may create the topic, if its settings and the role's rights allow
@@ -94,14 +95,23 @@ class Cluster:
             TopicNotFoundError: the broker knows no such topic.
             BrokerError, TransportError, ProtocolError: see ``Session.request``.
         """
-        return self._partitions([full_name(topic)], creates)
+        return self._asked(partial(self._partitions, [full_name(topic)], creates))
 
-    def all_partitions(self, selection: TopicSelection, may_wait: bool = True) -> list[str]:
-        """Return the current partitions of a selection's topics, after retries if the broker does
-        not answer.
+    def all_partitions(
+        self,
+        selection: TopicSelection,
+        may_wait: bool = True,
+        known: Collection[str] = (),
+    ) -> list[str]:
+        """Return the topic partitions of a selection that are there, after retries if the broker
+        does not answer.
+
+        A topic may have fewer partitions than its metadata names: producers make a partition with
+        its first message, and a broker removes idle ones. Nothing of those can be read.
 
         Args:
             may_wait: wait for topics that do not exist, if the settings say so.
+            known: partitions that have been there; the broker is not asked about them again.
 
         Raises:
             UsageError: the namespace of a pattern has more topics than fit into one answer.
@@ -112,16 +122,17 @@ class Cluster:
         while True:
             try:
                 return with_retries(
-                    lambda: self._partitions(selection.names), self.settings.give_up_after_s
+                    lambda: self._partitions_there(selection.names, known),
+                    self.settings.give_up_after_s,
                 )
             except TopicNotFoundError:
                 if not (may_wait and self.settings.waits_for_topics):
                     raise
             time.sleep(_TOPIC_POLL_S)
 
-    def known_partitions(self, names: Sequence[str]) -> set[str]:
-        """Return the current partitions of those topics that exist, after retries if the broker
-        does not answer.
+    def existing_partitions(self, names: Sequence[str], known: Collection[str]) -> set[str]:
+        """Return the partitions that are there of those topics that exist, after retries if the
+        broker does not answer. ``known``: see ``all_partitions``.
 
         Raises:
             BrokerError, TransportError, ProtocolError: as ``topic_partitions``.
@@ -130,7 +141,10 @@ class Cluster:
         for name in names:
             with contextlib.suppress(TopicNotFoundError):
                 found.update(
-                    with_retries(partial(self._partitions, [name]), self.settings.give_up_after_s)
+                    with_retries(
+                        partial(self._partitions_there, [name], known),
+                        self.settings.give_up_after_s,
+                    )
                 )
         return found
 
@@ -149,31 +163,36 @@ class Cluster:
         except LedgerlakeError:
             return None
 
-    def _partitions(self, names: Sequence[str], creates: bool = False) -> list[str]:
-        """Return the partitions of several topics, each once: a name may be that of a topic or of
-        one of its partitions. All requests are sent at once.
-        """
-        return self._asked(partial(self._partitions_by, names, creates))
+    def _partitions_there(self, names: Sequence[str], known: Collection[str]) -> list[str]:
+        """Return the partitions of several topics that are there."""
+        partitions = self._asked(partial(self._partitions, names, False))
+        told = {*names, *known}
+        unsure = [partition for partition in partitions if partition not in told]
+        missing = self._asked(partial(self._missing, unsure)) if unsure else set()
+        return [partition for partition in partitions if partition not in missing]
 
     @staticmethod
-    def _partitions_by(names: Sequence[str], creates: bool, session: Session) -> list[str]:
-        with session.together():
-            request_ids = [
-                session.start(partial(commands.partition_metadata, name, creates=creates))
-                for name in names
-            ]
-        answers = [
-            session.answer(
-                pb.CommandPartitionedTopicMetadataResponse, f"describe {name}", request_id
-            )
-            for name, request_id in zip(names, request_ids, strict=True)
-        ]
+    def _partitions(names: Sequence[str], creates: bool, session: Session) -> list[str]:
+        """Return the partitions of several topics, each once: a name may be that of a topic or of
+        one of its partitions.
+        """
         partitions = (
             partition
-            for name, answer in zip(names, answers, strict=True)
+            for name, answer in _metadata(names, creates, session)
             for partition in _partitions_of(name, answer)
         )
         return list(dict.fromkeys(partitions))
+
+    @staticmethod
+    def _missing(partitions: Sequence[str], session: Session) -> set[str]:
+        """Return the partitions that the broker says are not there."""
+        missing = set()
+        for partition, answer in _metadata(partitions, False, session):
+            try:
+                _partitions_of(partition, answer)
+            except TopicNotFoundError:
+                missing.add(partition)
+        return missing
 
     def topics_of(self, namespace: str) -> list[str]:
         """Return the topic partitions of a namespace.
@@ -369,6 +388,22 @@ def _schema_of(topic: str, answer: pb.CommandGetSchemaResponse) -> tuple[bytes, 
             return None
         raise refused(f"tell the schema of {topic}", answer.error_code, answer.error_message)
     return answer.schema_version, from_wire(answer.schema)
+
+
+def _metadata(
+    names: Sequence[str], creates: bool, session: Session
+) -> list[tuple[str, pb.CommandPartitionedTopicMetadataResponse]]:
+    """Return the broker's answers about names. All requests are sent at once."""
+    with session.together():
+        request_ids = [
+            session.start(partial(commands.partition_metadata, name, creates=creates))
+            for name in names
+        ]
+    kind = pb.CommandPartitionedTopicMetadataResponse
+    return [
+        (name, session.answer(kind, f"describe {name}", request_id))
+        for name, request_id in zip(names, request_ids, strict=True)
+    ]
 
 
 def _partitions_of(name: str, answer: pb.CommandPartitionedTopicMetadataResponse) -> list[str]:

@@ -43,6 +43,13 @@ class TopicSelection:
         """Return tenant and namespace of the pattern."""
         return "/".join(self._parts[:2])
 
+    @property
+    def nothing_there(self) -> str:
+        """Return the beginning of a sentence that says that there is no topic partition to read."""
+        if self.pattern is not None:
+            return f"no topic matches {self.pattern}"
+        return f"no partition of {', '.join(self.names)} is there"
+
     def includes(self, topic_partition: str) -> bool:
         """Return whether a topic partition is selected."""
         if self.pattern is None:

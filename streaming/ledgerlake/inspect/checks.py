@@ -152,7 +152,7 @@ class _Broker:
         self._names = find_topic_partitions(cluster, selection)
         if not self._names:
             text = (
-                f"no topic matches {selection.pattern}; a run waits for the first one, and with "
+                f"{selection.nothing_there}; a run waits for the first one, and with "
                 "--once it reads nothing"
             )
             return Finding("topics", "warning", text)

@@ -116,7 +116,7 @@ def look_at(settings: ClientSettings, topic: str) -> TopicFacts:
     is_known = len(names) == len(last) and None not in counts
     return TopicFacts(
         topic,
-        partitions=len(names) if split_partition(names[0])[1] >= 0 else 0,
+        partitions=sum(split_partition(name)[1] >= 0 for name in names),
         messages=sum(count or 0 for count in counts) if is_known else None,
         schema="" if schema is None else schema.kind_name,
         fields=() if schema is None else _fields(schema),

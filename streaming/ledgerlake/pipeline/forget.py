@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.client.missing_topics import find_topic_partitions
-from ledgerlake.client.topics import full_name, split_partition
+from ledgerlake.client.topics import TopicSelection, full_name, split_partition
 from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, UsageError
 from ledgerlake.pipeline.checkpoint import Checkpoint
@@ -81,7 +81,7 @@ def forget_topic(config: Config, topic: str) -> list[str]:
     checkpoint = Checkpoint(config.checkpoint_place)
     cluster = Cluster(config.source.client)
     try:
-        names = cluster.topic_partitions(topic)
+        names = cluster.all_partitions(TopicSelection((full_name(topic),)), may_wait=False)
         has_checkpoint = checkpoint.start() is not None
         known = (
             _known_of_left(config, checkpoint, full_name(topic), names) if has_checkpoint else set()

@@ -152,7 +152,7 @@ class Pipeline:
         components.checkpoint.check_stream(stream_name)
         names = components.cluster.all_partitions(self.config.source.topics)
         if not names:
-            _log.warning("no topic matches %s yet", self.config.source.topics.pattern)
+            _log.warning("%s yet", self.config.source.topics.nothing_there)
         tables = components.tables
         topics = {
             split_partition(name)[0]
@@ -193,8 +193,8 @@ class Pipeline:
         )
         # The planner keeps the times of the configured trigger.
         trigger = {"availableNow": True} if once else {"processingTime": "0 milliseconds"}
-        # Topics that match a pattern come and go.
-        most_keys = max(1, topic_partitions) if self.config.source.topics.pattern is None else None
+        # Topics that match a pattern come and go, and so may a topic's first partition.
+        most_keys = topic_partitions or None if self.config.source.topics.pattern is None else None
         with settings_of(self._spark, checkpoint, most_keys):
             self.query = writer.trigger(**trigger).start()
 

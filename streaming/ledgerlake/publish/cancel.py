@@ -50,7 +50,10 @@ def cancel(
         if topic is not None:
             names = [name for name in names if full_name(topic) in (name, split_partition(name)[0])]
         if topic is not None and not names:
-            raise UsageError(f"the configuration does not read the topic {topic}")
+            raise UsageError(
+                f"the configuration reads no topic partition of {topic} that is there; correct "
+                "the name"
+            )
         for name in names:
             check_reads(config, name)
         send_to_each(names, lambda name: _send(cluster, name, value))

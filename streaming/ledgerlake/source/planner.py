@@ -160,9 +160,9 @@ class Planner:
             return
         missing = ""
         try:
-            self._topics.refresh(may_wait=not self._latest)
+            self._topics.refresh(may_wait=not self._has_begun)
         except TopicNotFoundError as error:
-            if not self._latest:
+            if not self._has_begun:
                 raise with_similar(error, self._cluster, self._options.topics.names) from None
             if self._options.fail_on_data_loss:
                 raise

@@ -21,7 +21,9 @@ _REFRESH_WATCHED_S = 30.0
 
 
 class TopicList:
-    """The topic partitions of a selection; ``names`` has the broker's last answer."""
+    """The topic partitions of a selection; ``names`` has the broker's last answer. A partition
+    that has been there stays as long as its topic has it: its reader notices if it is deleted.
+    """
 
     def __init__(self, cluster: Cluster, topics: TopicSelection) -> None:
         self.names: set[str] = set()
@@ -55,10 +57,10 @@ class TopicList:
         if self._watcher is not None:
             self._watcher.changed = False
         try:
-            self.names = set(self._cluster.all_partitions(self._topics, may_wait=may_wait))
+            self.names = set(self._cluster.all_partitions(self._topics, may_wait, self.names))
         except TopicNotFoundError:
             # The others may have more partitions by now.
-            self.names |= self._cluster.known_partitions(self._topics.names)
+            self.names |= self._cluster.existing_partitions(self._topics.names, self.names)
             self._refreshed_s = time.monotonic()
             raise
         self._refreshed_s = time.monotonic()

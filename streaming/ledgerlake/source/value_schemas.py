@@ -45,10 +45,12 @@ def find_value_schema(options: SourceOptions) -> ValueSchema:
     cluster = Cluster(options.client)
     try:
         names = find_topic_partitions(cluster, options.topics)
+        # A topic has its schema also if none of its partitions is there yet.
+        names += options.topics.names
         topics = list(dict.fromkeys(split_partition(name)[0] for name in names))
         if not topics:
             raise SetupError(
-                f"no topic matches {options.topics.pattern} yet, so there is no schema to read by; "
+                f"{options.topics.nothing_there} yet, so there is no schema to read by; "
                 "create one, or read with schema = bytes"
             )
         schemas = {topic: _newest(cluster, topic) for topic in topics}
