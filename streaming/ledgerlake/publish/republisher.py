@@ -154,7 +154,7 @@ class Republisher:
         self._name = f"ledgerlake-{stream}-{outbox.name}"
         self._wake = threading.Event()
         self._stopping = threading.Event()
-        # What was asked for last, and what the sender has answered; ``_answer`` is set with each.
+        # What ``notify`` asked for last, and what the sender has answered, which sets ``_answer``.
         self._asked, self._answered = object(), object()
         self._answer = threading.Event()
         self._drain_began_s: float | None = None
