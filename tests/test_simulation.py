@@ -59,12 +59,12 @@ _HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "3000" if _IS_LONG else 
 # A history that finds each fault; ``make simulate-faults`` finds others.
 _FOUND_BY = {
     "cursors-before-spark": (2, Features(has_index=False, keeps_ledgers=True)),
-    "batches-by-number": (350, Features(has_schedules=True, limits_cancels=True)),
+    "batches-by-number": (11, Features(has_schedules=True, limits_cancels=True)),
     "clock-ahead-of-what-is-read": (
         219,
         Features(has_tables=True, changes_options=True, has_index=False, keeps_ledgers=True),
     ),
-    "cut-for-the-cores-of-this-process": (9, Features(limits_cancels=True, keeps_ledgers=True)),
+    "cut-for-the-cores-of-this-process": (13, Features(limits_cancels=True, keeps_ledgers=True)),
     "first-run-of-a-batch-is-sent": (82, Features(changes_keys=True, keeps_ledgers=True)),
     "latest-without-question": (
         3,
@@ -74,14 +74,14 @@ _FOUND_BY = {
     "outbox-before-ownership": (14, Features(changes_keys=True)),
     "one-table-for-all": (6, Features(has_tables=True, has_index=False)),
     "replaced-is-delivered": (
-        11,
+        12,
         Features(has_schedules=True, changes_keys=True, keeps_ledgers=True),
     ),
     "repeats-after-a-cancel": (
-        11,
+        17,
         Features(has_schedules=True, changes_keys=True, keeps_ledgers=True),
     ),
-    "latest-by-time": (5, Features(has_tables=True, has_latest=True)),
+    "latest-by-time": (57, Features(has_tables=True, has_latest=True)),
     "rest-waits-for-a-message": (6, Features()),
 }
 
