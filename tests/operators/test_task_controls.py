@@ -205,7 +205,9 @@ def test_which_cancels_a_task_refuses_does_not_depend_on_the_cut_of_bundles(
     entries = [entry({"cancel": f"key={number}"}) for number in range(9)]
     entries[1::2] = [encrypted(one, "nobodys") for one in entries[1::2]]
     frames = [commands.message(1, 7, number, one) for number, one in enumerate(entries)]
-    monkeypatch.setattr(outcomes, "read_again", lambda _, __, places, ___: (None for _ in places))
+    monkeypatch.setattr(
+        outcomes, "read_again_by", lambda _, __, places, ___: (None for _ in places)
+    )
     accepted = []
     for cut in (1, 2, 4, 9):
         bundles = [b"".join(frames[first : first + cut]) for first in range(0, 9, cut)]

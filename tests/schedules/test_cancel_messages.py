@@ -123,8 +123,8 @@ def test_a_task_passes_a_bounded_number_on_and_the_others_are_rejects(
         cancels_of([f"{number}-{slot}" for slot in range(4)], pb.ZSTD) for number in range(5)
     ]
     monkeypatch.setattr(
-        "ledgerlake.operators.outcomes.read_again",
-        lambda _client, _topic, positions, _gone: iter(
+        "ledgerlake.operators.outcomes.read_again_by",
+        lambda _options, _topic, positions, _gone: iter(
             [entries[position.entry_id] for position in positions]
         ),
     )
