@@ -227,8 +227,9 @@ class Producers:
     def _send_schedule(self, topic: Topic) -> None:
         payload, name = self._payload(), self.world.rng.choice(["a", "b", "c"])
         deliver_ms = self.brokers.clock_ms + self.world.rng.choice([0, 1, 500, 2000, 5000, 9000])
+        key = self._key()
         metadata = self._metadata(
-            properties=[pb.KeyValue(key="ledgerlake.schedule", value=name)], **self._key()
+            properties=[pb.KeyValue(key="ledgerlake.schedule", value=name)], **key
         )
         # Without a time it is delivered at once.
         deliver_ms = 0 if self.world.rng.random() < 0.1 else deliver_ms
@@ -237,7 +238,14 @@ class Producers:
         time_ms = self._stored_ms(metadata)
         position = self._store(topic, metadata, payload)
         self._hit(topic, position, time_ms, "replaced", schedule=name)
-        self._confirm(topic, payload, position, deliver_ms=deliver_ms, schedule=name)
+        self._confirm(
+            topic,
+            payload,
+            position,
+            deliver_ms=deliver_ms,
+            schedule=name,
+            key=key.get("partition_key"),
+        )
 
     def _send_repeating(self, topic: Topic) -> None:
         payload, name = self._payload(), self.world.rng.choice(["a", "b", "c"])
