@@ -58,7 +58,7 @@ _HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "3000" if _IS_LONG else 
 
 # A history that finds each fault; ``make simulate-faults`` finds others.
 _FOUND_BY = {
-    "cursors-before-spark": (2, Features(has_index=False, keeps_ledgers=True)),
+    "cursors-before-spark": (4, Features(has_index=False, keeps_ledgers=True)),
     "batches-by-number": (11, Features(has_schedules=True, limits_cancels=True)),
     "clock-ahead-of-what-is-read": (
         219,

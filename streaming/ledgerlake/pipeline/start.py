@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from contextlib import closing
 from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -35,7 +34,12 @@ from ledgerlake.pipeline.left_topics import (
 from ledgerlake.pipeline.moved_state import adopt_state, former_place
 from ledgerlake.pipeline.row_settings import changed, delivery_of, is_needed_in_state, row_settings
 from ledgerlake.pipeline.wakeups import known_wakeup_times
-from ledgerlake.source.bounds import end_position, first_available, resolve_start
+from ledgerlake.source.bounds import (
+    end_position,
+    first_available,
+    first_cluster,
+    resolve_start,
+)
 from ledgerlake.source.latest_offset import describe
 from ledgerlake.source.loss import moved_to
 from ledgerlake.stored.offsets import PartitionOffset
@@ -237,20 +241,18 @@ class Start:
             )
         self._checkpoint.check_writable()
         if bound not in ("cursor", "latest", "earliest"):
-            for name in names:
-                self._check_has_start(name, bound)
+            for name, start in self._resolved(names, bound).items():
+                self._check_has_start(name, start)
         return (
             {name: end_position(self._cluster, name) for name in names} if bound == "latest" else {}
         )
 
-    def _check_has_start(self, name: str, bound: Bound) -> None:
+    def _check_has_start(self, name: str, start: PartitionOffset) -> None:
         """Check that a topic partition has the position at which the stream begins.
 
         Raises:
             DataLossError: it no longer has it, and the options forbid that.
-            As ``resolve_start``.
         """
-        start = self._resolved([name], bound)[name]
         may_be_gone = self._options.read_compacted or not self._options.fail_on_data_loss
         if start.was_gone and not may_be_gone:
             raise DataLossError(
@@ -308,7 +310,7 @@ class Start:
         return self._resolved(positions, bound)
 
     def _resolved(self, names: Iterable[str], bound: Bound) -> Offset:
-        with closing(Cluster(self._options.first_client)) as cluster:
+        with first_cluster(self._cluster, self._options) as cluster:
             return {name: resolve_start(cluster, name, bound, is_pinned=True) for name in names}
 
     def _check_cursors_are_new(

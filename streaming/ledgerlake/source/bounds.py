@@ -38,6 +38,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.broker_clocks import BrokerClocks
+from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import partition_name, split_partition
 from ledgerlake.errors import CorruptEntryError, SetupError, TopicNotFoundError, UsageError
@@ -60,15 +61,27 @@ from ledgerlake.wire.message_id import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Mapping, Sequence
+    from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 
-    from ledgerlake.client.cluster import Cluster
     from ledgerlake.options.bounds import Bound
+    from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.wire.connection import EntryReceived
     from ledgerlake.wire.message_id import AnyMessageId
 
 # How many entries without an index are read before a topic counts as one that has none.
 _SKIPPED_MOST = 1024
+
+
+@contextlib.contextmanager
+def first_cluster(cluster: Cluster, options: SourceOptions) -> Iterator[Cluster]:
+    """Yield the cluster by which starts are resolved: ``cluster``, unless a read begins with what
+    compaction has left.
+    """
+    if not options.read_compacted:
+        yield cluster
+        return
+    with contextlib.closing(Cluster(options.first_client)) as compacted:
+        yield compacted
 
 
 def resolve_start(

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -48,7 +47,13 @@ from ledgerlake.errors import (
 )
 from ledgerlake.source.admission import BatchAdmission
 from ledgerlake.source.batch_limits import READ_AHEAD_BYTES, BacklogCounts, LimitPlanner
-from ledgerlake.source.bounds import EndBound, beginning, check_partitions, resolve_start
+from ledgerlake.source.bounds import (
+    EndBound,
+    beginning,
+    check_partitions,
+    first_cluster,
+    resolve_start,
+)
 from ledgerlake.source.latest_offset import LatestOffset, entries_at, refresh_all
 from ledgerlake.source.loss import LOST_TOPIC_S, NO_INDEX_YET, ends_before, is_entry
 from ledgerlake.source.planning import parts_for, parts_of_long, ranges, share
@@ -137,9 +142,10 @@ class Planner:
         for _, by_topic in (self._options.starts, self._options.ends):
             check_partitions(self._topics.names, by_topic)
         names = self._options.starting_by_topic if self._options.pinned_by else self._topics.names
-        return {name: self._start_of(name) for name in sorted(names)}
+        with first_cluster(self._cluster, self._options) as cluster:
+            return {name: self._start_of(cluster, name) for name in sorted(names)}
 
-    def _start_of(self, name: str) -> PartitionOffset:
+    def _start_of(self, first: Cluster, name: str) -> PartitionOffset:
         bound = self._options.starting_of(name, "latest")
         if self._options.pinned_by and isinstance(bound, PartitionOffset):
             # The pipeline resolved it at its first start; its cursor has kept what follows.
@@ -149,8 +155,7 @@ class Planner:
             return PartitionOffset(position)
         if bound == "latest":
             return resolve_start(self._cluster, name, bound)
-        with closing(Cluster(self._options.first_client)) as cluster:
-            return resolve_start(cluster, name, bound, is_pinned=self._cursors.is_pinned)
+        return resolve_start(first, name, bound, is_pinned=self._cursors.is_pinned)
 
     def _refresh_topics(self) -> None:
         """Ask for the list of topic partitions, if it is time to. A new topic partition is read
