@@ -31,11 +31,7 @@ class MoreKinds(History):
 
     def _send_late(self, topic: Topic) -> None:
         """A message that is due in 2.5 s."""
-        payload, deliver_ms = self._payload(), self.brokers.clock_ms + 2500
-        position = self._store(
-            topic, self._metadata(deliver_at_time=deliver_ms, partition_key="a"), payload
-        )
-        self._confirm(topic, payload, position, deliver_ms=deliver_ms, key="a")
+        self._send_due_in(topic, 2500, "a")
 
     def _send_orphan(self, topic: Topic) -> None:
         """A chunk of whose message nobody has seen the beginning: a reject in every run."""

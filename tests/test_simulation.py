@@ -1327,9 +1327,7 @@ def test_locks_and_events_keep_threads_waiting() -> None:
 
 class DueSoon(History):
     def _send_soon(self, topic: Topic) -> None:
-        payload, due_ms = self._payload(), self.brokers.clock_ms + 300
-        position = self._store(topic, self._metadata(deliver_at_time=due_ms), payload)
-        self._confirm(topic, payload, position, deliver_ms=due_ms)
+        self._send_due_in(topic, 300)
 
 
 @pytest.mark.parametrize("kind", ["plain", "soon"])

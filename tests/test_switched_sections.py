@@ -44,8 +44,8 @@ def edges() -> Iterator[Edges]:
 @dataclass(frozen=True)
 class Run:
     """A run of the pipeline. ``deliver`` is the option ``starting``, None without ``[deliver]``.
-    While it runs, messages come to topic partitions: those of ``long`` are due after all runs,
-    those of ``soon`` within the run.
+    While it runs, each topic partition in ``long`` gets a message that is due after all runs, and
+    each one in ``soon`` a message that is due within the run.
     """
 
     deliver: str | None = None

@@ -2,9 +2,9 @@
 conflicts between writers.
 
 A commit that begins from an older version than the newest conflicts with those in between where
-they carry one of its app ids; else it lands behind them, as Delta's own writers do it. A commit
-that the product writes itself is a file of the log, which is created only if there is none of that
-version.
+they carry one of its app ids; else it lands behind them, as Delta's own writers do it. Some commits
+are files that the product writes into the log. Such a file is created only if the log has no commit
+of its version.
 """
 
 from __future__ import annotations

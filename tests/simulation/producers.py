@@ -80,12 +80,8 @@ class Producers:
             self._confirm(topic, payload, position)
 
     def _send_delayed(self, topic: Topic) -> None:
-        payload, key = self._payload(), self.world.rng.choice(["a", "b", "c"])
-        deliver_ms = self.brokers.clock_ms + self.world.rng.choice([1, 500, 2000, 5000, 9000])
-        position = self._store(
-            topic, self._metadata(deliver_at_time=deliver_ms, partition_key=key), payload
-        )
-        self._confirm(topic, payload, position, deliver_ms=deliver_ms, key=key)
+        key = self.world.rng.choice(["a", "b", "c"])
+        self._send_due_in(topic, self.world.rng.choice([1, 500, 2000, 5000, 9000]), key)
 
     def _send_encrypted(self, topic: Topic) -> None:
         payload, deliver_ms = (
@@ -170,13 +166,20 @@ class Producers:
         self._send_pieces(topic, [0.0, 0.0, 0.3, 1.5], order)
 
     def _send_cancel(self, topic: Topic) -> None:
-        payload, key = self._payload(), self.world.rng.choice(["a", "b", "c"])
+        self._cancel(topic, "key")
+
+    def _send_end(self, topic: Topic) -> None:
+        self._cancel(topic, "schedule")
+
+    def _cancel(self, topic: Topic, by: str) -> None:
+        """Cancel what waits under a key, or under the id of a schedule."""
+        payload, target = self._payload(), self.world.rng.choice(["a", "b", "c"])
         metadata = self._metadata(
-            properties=[pb.KeyValue(key="ledgerlake.cancel", value=f"key={key}")]
+            properties=[pb.KeyValue(key="ledgerlake.cancel", value=f"{by}={target}")]
         )
         time_ms = self._stored_ms(metadata)
         position = self._store(topic, metadata, payload)
-        self._hit(topic, position, time_ms, "cancelled", key=key)
+        self._hit(topic, position, time_ms, "cancelled", **{by: target})
         self._confirm(topic, payload, position)
 
     def _hit(
@@ -275,24 +278,15 @@ class Producers:
             may=may,
         )
 
-    def _send_end(self, topic: Topic) -> None:
-        """The cancel of a schedule."""
-        payload, name = self._payload(), self.world.rng.choice(["a", "b", "c"])
-        metadata = self._metadata(
-            properties=[pb.KeyValue(key="ledgerlake.cancel", value=f"schedule={name}")]
-        )
-        time_ms = self._stored_ms(metadata)
-        position = self._store(topic, metadata, payload)
-        self._hit(topic, position, time_ms, "cancelled", schedule=name)
-        self._confirm(topic, payload, position)
-
     def _send_reminder(self, topic: Topic) -> None:
-        """A delayed message that is due in a minute."""
-        payload, deliver_ms = self._payload(), self.brokers.clock_ms + 60_000
-        position = self._store(
-            topic, self._metadata(deliver_at_time=deliver_ms, partition_key="a"), payload
-        )
-        self._confirm(topic, payload, position, deliver_ms=deliver_ms, key="a")
+        self._send_due_in(topic, 60_000, "a")
+
+    def _send_due_in(self, topic: Topic, delay_ms: int, key: str | None = None) -> None:
+        """A delayed message, with a key or without."""
+        payload, deliver_ms = self._payload(), self.brokers.clock_ms + delay_ms
+        metadata = self._metadata(deliver_at_time=deliver_ms, partition_key=key)
+        position = self._store(topic, metadata, payload)
+        self._confirm(topic, payload, position, deliver_ms=deliver_ms, key=key)
 
     def _send_pause(self, topic: Topic) -> None:
         self._change_pause(topic, "pause")
