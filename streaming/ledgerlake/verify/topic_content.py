@@ -254,7 +254,7 @@ class _Chunks:
         complete message come together, rejected ones one by one.
 
         Raises:
-            CorruptEntryError: it is none, or is refused.
+            CorruptEntryError: the entry has no chunk and no marker, or its schedule is bad.
         """
         event = read_alone(kind, entry, position)
         refusal = refusal_of_large(entry, delays_messages=self._delays_messages)
