@@ -264,7 +264,7 @@ _OUTBOX_RECORD = (
     '"next_sequences": {"t": 17}}'
 )
 
-_PRODUCERS = json.dumps({"version": 1, "names": [asdict(outbox.OtherName("t", "due", "4711", 12))]})
+_PRODUCER = json.dumps({"version": 1, **asdict(outbox.OtherName("t", "due", "", "4711", 12))})
 _REPLAY = json.dumps(
     {
         "version": 1,
@@ -458,7 +458,7 @@ TARGETS = [
     _document("stream", "pipeline.checkpoint: its stream", ('{"version": 1, "stream": "orders", '
                                                             '"number": 4711}',), _reads(checkpoint._stream, 1)),
     _document("replay", "replay.replay_parts: a part", (_REPLAY,), _reads(replay_parts._read_part, 1)),
-    _document("outbox-producers", "publish.outbox: names of producers", (_PRODUCERS,), _reads(outbox._producers, 1)),
+    _document("outbox-producer", "publish.outbox: the name of a producer", (_PRODUCER,), _reads(outbox._other_name, 1)),
     _document("outbox-record", "publish.outbox: a micro-batch", (_OUTBOX_RECORD,), _reads(outbox._batch, outbox.VERSION)),
     _document("outbox-sent", "publish.outbox: what was sent", ('{"version": 1, "next_sequences": '
                                                                '{"t": 17}}',), _reads(outbox._sent, outbox.SENT_VERSION)),

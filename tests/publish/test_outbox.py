@@ -12,7 +12,7 @@ import pytest
 
 from ledgerlake.errors import CheckpointError, OffsetError
 from ledgerlake.operators.outcome_digest import Tally
-from ledgerlake.publish.outbox import Outbox, OutboxBatch, Sending
+from ledgerlake.publish.outbox import OtherName, Outbox, OutboxBatch, Sending
 from ledgerlake.publish.routing import java_hash
 from ledgerlake.stored.files import load_stored
 from ledgerlake.stored.places import Place
@@ -627,17 +627,32 @@ def test_keys_are_hashed_as_by_java(text: str, hashed: int) -> None:
     ("text", "message"),
     [
         (
-            '{"version": 2, "names": []}',
-            r"newer Ledgerlake \(outbox record of producers of version 2.*upgrade",
+            '{"version": 2}',
+            r"newer Ledgerlake \(outbox record of a producer of version 2.*upgrade",
         ),
-        ('{"version": 1, "names": [{"target": 5}]}', "damaged outbox record of producers.*restore"),
-        ("{", "damaged outbox record of producers.*restore"),
+        ('{"version": 1, "target": 5}', "damaged outbox record of a producer.*restore"),
+        ("{", "damaged outbox record of a producer.*restore"),
     ],
 )
 def test_names_of_producers_that_cannot_be_read_are_refused_at_the_start(
     tmp_path: Path, text: str, message: str
 ) -> None:
     begun(tmp_path)
-    (tmp_path / "producers.json").write_text(text)
+    (tmp_path / "producers").mkdir()
+    (tmp_path / "producers/a.json").write_text(text)
     with pytest.raises(OffsetError, match=message):
         begun(tmp_path)
+
+
+def test_a_suspended_process_takes_the_name_that_its_successor_gave_a_producer(
+    tmp_path: Path,
+) -> None:
+    suspended, successor = begun(tmp_path), begun(tmp_path)
+    successor.rename(OtherName("t", "due", "", "a", 7))
+    suspended.rename(OtherName("t", "due", "", "b", 5))
+    successor.rename(OtherName("t", "due", "a", "c", 9))
+    suspended.rename(OtherName("u", "due", "", "d", 1))
+    assert suspended.other_names() == {
+        ("t", "due"): OtherName("t", "due", "a", "c", 9),
+        ("u", "due"): OtherName("u", "due", "", "d", 1),
+    }

@@ -12,8 +12,8 @@ after their batch was committed.
                                                            micro-batch are on the topic; JSON with a
                                                            version and the next numbers of all topic
                                                            partitions
-    <checkpoint>/ledgerlake/outbox/producers.json          other names of producers, if somebody
-                                                           else used the first one
+    <checkpoint>/ledgerlake/outbox/producers/<hex>.json    another name of a producer, if somebody
+                                                           else used the name before
     <checkpoint>/ledgerlake/outbox/*.parquet               due messages of one topic partition and
                                                            micro-batch; removed when sent
 
@@ -40,7 +40,8 @@ Rules kept here:
     records the one with the most partitions is the successor's. A record that a suspended process
     writes late changes nothing.
   - A producer's other name is recorded before the first message is sent under it, together with the
-    last number that the topic has under the names before.
+    last number that the topic has under the names before. A name has one successor: of two
+    processes that replace it, the later takes the name of the other.
   - The newest ``.sent`` is kept, and covers all micro-batches up to its own. So a record that a
     suspended process writes after its successor has sent the micro-batch is not sent; the next
     start removes it.
@@ -80,7 +81,7 @@ if TYPE_CHECKING:
 VERSION = 1
 BEGUN_VERSION = 1
 SENT_VERSION = 1
-PRODUCERS_VERSION = 1
+PRODUCER_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -111,12 +112,13 @@ class OutboxBatch:
 class OtherName:
     """Another name of the producer of a topic partition's messages for a partition of the target.
 
-    ``suffix`` is the end of the name. The target has the messages up to number ``stored`` under the
-    names before.
+    ``suffix`` is the end of the name, ``before`` that of the name before, empty if that is the
+    first. The target has the messages up to number ``stored`` under the names before.
     """
 
     topic_partition: str
     target: str
+    before: str
     suffix: str
     stored: int
 
@@ -364,25 +366,30 @@ class Outbox:
         Raises:
             OffsetError: a newer release recorded them, or the record is damaged.
         """
-        record = load_stored(
-            self.folder / "producers.json",
-            "outbox record of producers",
-            _producers,
-            PRODUCERS_VERSION,
-        )
+        names = [
+            load_stored(
+                self.folder / f"producers/{file}",
+                "outbox record of a producer",
+                _other_name,
+                PRODUCER_VERSION,
+            )
+            for file in self._names("/producers")
+        ]
+        records = [name for name in names if name is not None]
+        replaced = {(name.topic_partition, name.target, name.before) for name in records}
         return {
             (name.topic_partition, name.target): name
-            for name in (record.names if record is not None else [])
+            for name in records
+            if (name.topic_partition, name.target, name.suffix) not in replaced
         }
 
     def rename(self, name: OtherName) -> None:
-        """Record another name of a producer, before it sends its first message under it."""
-        with self._lock:
-            names = self.other_names() | {(name.topic_partition, name.target): name}
-            record = _Producers(list(names.values()))
-            save_json(
-                self.folder / "producers.json", {"version": PRODUCERS_VERSION, **asdict(record)}
-            )
+        """Record another name of a producer, before it sends its first message under it. If another
+        process has replaced the name before, that one's record stays.
+        """
+        replaced = json.dumps([name.topic_partition, name.target, name.before]).encode()
+        file = f"producers/{hashlib.sha256(replaced).hexdigest()[:32]}.json"
+        create_json(self.folder / file, {"version": PRODUCER_VERSION, **asdict(name)})
 
     def sent(self, batch: OutboxBatch) -> None:
         """Record that all messages up to a micro-batch are on the topic, then remove files that are
@@ -608,11 +615,6 @@ class _Sent:
     next_sequences: dict[str, int]
 
 
-@dataclass(frozen=True)
-class _Producers:
-    names: list[OtherName]
-
-
 def _name(data: dict[str, Any]) -> str:
     (found,) = exactly(data, "name")
     name: str = stored(str, found)
@@ -632,4 +634,4 @@ def _sending(data: dict[str, Any]) -> Sending:
     return sending
 
 
-_producers = reader_of(_Producers)
+_other_name = reader_of(OtherName)

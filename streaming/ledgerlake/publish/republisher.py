@@ -505,7 +505,10 @@ class _Sender:
                 foreign_number,
                 topic_partition,
             )
-            self._outbox.rename(OtherName(topic_partition, target, secrets.token_hex(4), stored))
+            before = self._other_names[key].suffix if key in self._other_names else ""
+            self._outbox.rename(
+                OtherName(topic_partition, target, before, secrets.token_hex(4), stored)
+            )
             recorded = self._outbox.other_names()
         self._other_names = recorded
         self._last_numbers.pop(target, None)
