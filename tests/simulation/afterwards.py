@@ -76,9 +76,7 @@ class Afterwards:
             for one in self._oracle.sent.values()
         )
         self._compare(when, verdict, waiting=waiting, left_out=0, incomplete_chunks=0)
-        features = self._history.script.features
-        if not (features.has_latest and features.turns_off):
-            # Else the configuration of today does not say which messages were delayed.
+        if self._knows_the_latest():
             self._compare(when, verdict, clean=True)
         if not self._history.was_restored:
             latest = self._latest_rows()
@@ -112,7 +110,7 @@ class Afterwards:
         """A file of the table with the latest messages is gone, and so are the keys in it."""
         stored = self._lake.tables.get(LATEST)
         newest = -1 if stored is None else len(stored.commits) - 1
-        if stored is None or not stored.files(newest):
+        if stored is None or not stored.files(newest) or not self._knows_the_latest():
             return
         name = self._rng.choice(sorted(stored.files(newest)))
         gone = stored.deleted(newest).get(name, ())
@@ -134,6 +132,13 @@ class Afterwards:
                 f"verify of lost keys: {verdict.missing} are missing and {verdict.undecided} "
                 f"undecided of {len(lost)}"
             )
+
+    def _knows_the_latest(self) -> bool:
+        """Return whether the configuration of today says which messages were delayed: the latest
+        message of a key depends on it.
+        """
+        features = self._history.script.features
+        return not (features.has_latest and features.turns_off)
 
     def _check_repeat(self) -> None:
         """A file of a table is there twice."""
